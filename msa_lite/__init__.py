@@ -1,0 +1,27 @@
+"""msa-lite: remove the influence of chosen training data from a finished language model by Model State Arithmetic.
+
+θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), in one call: `msa_lite.run("recipe.yaml")`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msa_lite.merger import merge as merge
+    from msa_lite.pipeline import evaluate as evaluate
+    from msa_lite.pipeline import run as run
+    from msa_lite.train import fit_vector as fit_vector
+
+_HOMES = {"run": "pipeline", "evaluate": "pipeline", "merge": "merger", "fit_vector": "train"}
+
+__all__ = ["evaluate", "fit_vector", "merge", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load the public functions when they are first used: importing msa_lite loads neither torch nor transformers."""
+    import importlib
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'msa_lite' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"msa_lite.{_HOMES[name]}"), name)

@@ -1,0 +1,85 @@
+"""What commands print: results on stdout, progress and warnings on stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from msa_lite.io.progress import Progress
+    from msa_lite.report import Report
+
+
+def set_up_logging(verbose: bool) -> None:
+    """Warnings of msa-lite go to stderr, everything of it with --verbose; other packages stay quiet below errors."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger = logging.getLogger("msa_lite")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    logger.propagate = False
+
+
+def quieten_libraries(verbose: bool) -> None:
+    """Hide the progress bars and warnings of the libraries underneath, unless asked for."""
+    if verbose:
+        return
+    import warnings
+
+    import datasets
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.utils.logging.set_verbosity_error()
+    for name in ("peft", "bitsandbytes", "huggingface_hub", "httpx"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=UserWarning)
+
+
+@contextmanager
+def progress_bars() -> Iterator[Progress]:
+    """Bars on stderr, one a label, in the order in which they appear."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description:<32}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    columns = tuple(c for c in columns if not isinstance(c, MofNCompleteColumn))
+    with Bars(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def progress(label: str, done: int, total: int) -> None:
+            if label not in tasks:
+                tasks[label] = bars.add_task(label, total=total)
+            bars.update(tasks[label], completed=done, total=total)
+
+        yield progress
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on stdout."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_reports(reports: Mapping[str, Report], title: str) -> None:
+    """The table of models side by side on stdout."""
+    from rich.console import Console
+
+    from msa_lite.report import rich_table
+
+    Console().print(rich_table(reports, title))

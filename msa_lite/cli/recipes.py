@@ -1,0 +1,60 @@
+"""msa-lite recipes: what is shipped, what a recipe says, whether it is right, and the schema for editors."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.group()
+def command() -> None:
+    """List, show and check recipes."""
+
+
+@command.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def list_recipes(as_json: bool) -> None:
+    """Recipes that come with msa-lite."""
+    from msa_lite.cli.output import print_json
+    from msa_lite.recipe import shipped_recipes, title_of
+
+    titles = {name: title_of(path) for name, path in shipped_recipes().items()}
+    if as_json:
+        print_json(titles)
+        return
+    width = max(map(len, titles), default=0)
+    for name, title in titles.items():
+        click.echo(f"{name:<{width}}  {title}")
+
+
+@command.command()
+@click.argument("name")
+def show(name: str) -> None:
+    """Print a recipe as it is written, NAME being a shipped one or a file."""
+    from msa_lite.recipe import find_recipe
+
+    click.echo(find_recipe(name).read_text(), nl=False)
+
+
+@command.command()
+@click.argument("path")
+@click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
+@click.option("--json", "as_json", is_flag=True, help="Print the resolved recipe as JSON.")
+def validate(path: str, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Check a recipe against the schema and print it with all defaults filled in."""
+    from msa_lite.cli.output import print_json
+    from msa_lite.recipe import dump_recipe, load_recipe
+
+    recipe = load_recipe(path, overrides)
+    if as_json:
+        print_json(recipe.model_dump(mode="json"))
+    else:
+        click.echo(dump_recipe(recipe), nl=False)
+
+
+@command.command()
+def schema() -> None:
+    """Print the JSON schema, by which editors complete and check recipes."""
+    from msa_lite.cli.output import print_json
+    from msa_lite.recipe import Recipe
+
+    print_json(Recipe.model_json_schema())

@@ -1,0 +1,102 @@
+"""The metrics, as pure functions of one item: arrays in, numbers out.
+
+Notation of the docstrings: an item has answer tokens x_1 … x_n (labels, the end token included) with
+log-probabilities lp_t = log p(x_t | everything before). "Without the last" drops x_n, which is the end token for
+questions with answers, as open-unlearning does for memorization metrics. None stands for "not defined for this item";
+such items are left out of means and counted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+
+def probability(log_probs: np.ndarray) -> float | None:
+    """exp of the mean log-probability over all n answer tokens, end token included; in (0, 1].
+
+    TOFU's "Probability" (Maini et al., 2024). None for an item without answer tokens.
+    """
+    return float(np.exp(np.mean(log_probs, dtype=np.float64))) if len(log_probs) else None
+
+
+def extraction_strength(matches: np.ndarray) -> float:
+    """1 − k*/N, where k* is the shortest prefix after which every teacher-forced argmax is right; in [0, 1].
+
+    matches: (N,) booleans over the answer tokens without the last. Nothing right at the end gives 0. (open-unlearning
+    gives 1/N there, since its loop ends one step early.) N = 0 gives 0, as nothing can be extracted, and counts.
+    Carlini et al., 2021; higher = memorised.
+    """
+    count = len(matches)
+    if not count:
+        return 0.0
+    wrong = np.flatnonzero(~np.asarray(matches, bool))
+    first = int(wrong[-1]) + 1 if len(wrong) else 0
+    return 1.0 - first / count
+
+
+def exact_memorization(matches: np.ndarray) -> float | None:
+    """Share of the answer tokens without the last whose teacher-forced argmax is right; in [0, 1]; None for N = 0."""
+    return float(np.mean(matches)) if len(matches) else None
+
+
+@cache
+def _rouge() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(["rougeL"], use_stemmer=True)
+
+
+def rouge_l_recall(reference: str, generated: str) -> float:
+    """ROUGE-L recall of a generated answer, Porter stemmer, by the rouge-score package; in [0, 1].
+
+    Only [a-z0-9] counts there, so texts in other scripts score 0.
+    """
+    return float(_rouge().score(reference, generated)["rougeL"].recall)
+
+
+def normalise(text: str) -> str:
+    """Lower-case words of letters and digits (of any script) with single blanks between them."""
+    return " ".join(re.findall(r"\w+", text.lower()))
+
+
+def accuracy(reference: str, generated: str) -> float:
+    """1 when the normalised reference stands whole in the normalised generation, otherwise 0.
+
+    Strict on long answers: a paraphrase of the right fact counts as wrong. A reference without any word counts as 0.
+    """
+    wanted = normalise(reference)
+    return float(bool(wanted) and f" {wanted} " in f" {normalise(generated)} ")
+
+
+def mean_and_error(values: Sequence[float | None]) -> tuple[float | None, int, float | None]:
+    """(mean, n, standard error of the mean) over the values that are defined; the error needs n ≥ 2."""
+    known = np.array([v for v in values if v is not None], np.float64)
+    if not len(known):
+        return None, 0, None
+    error = float(np.std(known, ddof=1) / math.sqrt(len(known))) if len(known) > 1 else None
+    return float(np.mean(known)), len(known), error
+
+
+def selection_score(metrics: Mapping[str, float | None], reference: Mapping[str, float | None]) -> float:
+    """How good a point (α, β) is on validation rows, in [0, 1]; higher is better. Needs no ideal model.
+
+    forgetting = (1 − ROUGE-L_f) · (1 − ES_f): falls when the forget answers can still be drawn out. keeping = the
+    least, over ROUGE-L, accuracy and ES on the retain set, of the share of the target's own value that is left, at
+    most 1. The score is forgetting^(1/2) · keeping²: keeping weighs more, since a broken model forgets everything.
+    metrics, reference: means by name of the point and of the target. Without retain rows, keeping is 1.
+    """
+    forgetting = 1.0
+    for name in ("rouge_l_f", "extraction_strength"):
+        forgetting *= 1.0 - (metrics.get(name) or 0.0)
+    kept = [
+        min(1.0, (metrics.get(name) or 0.0) / before)
+        for name in ("rouge_l_r", "accuracy_r", "extraction_strength_r")
+        if (before := reference.get(name))
+    ]
+    return math.sqrt(max(forgetting, 0.0)) * min(kept, default=1.0) ** 2
