@@ -301,9 +301,7 @@ def encode_text(rows: Sequence[Row], tokenizer: Any, max_length: int) -> list[Ex
     return [Example(i, chunk, list(chunk)) for i, chunk in enumerate(chunks) if len(chunk) >= 2]
 
 
-def encode(
-    rows: Sequence[Row], source: DataSource, prompter: Prompter, max_length: int
-) -> list[Example]:
+def encode(rows: Sequence[Row], source: DataSource, prompter: Prompter, max_length: int) -> list[Example]:
     """Examples to train on, of either format. Raises DataError when not one label is left."""
     if source.format == "qa":
         examples = [e for e in encode_qa(rows, prompter, max_length) if any(label != IGNORE for label in e.labels)]

@@ -21,7 +21,15 @@ from msa_lite.io.checkpoint import Checkpoint, TensorEntry, load_checkpoint, rea
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import check_free, check_space, is_finished, load_manifest, stage_folder
 from msa_lite.io.progress import Progress, silent
-from msa_lite.io.writer import copy_range, output_bytes, output_dtype, round_once, shard_header, write_all, write_companions
+from msa_lite.io.writer import (
+    copy_range,
+    output_bytes,
+    output_dtype,
+    round_once,
+    shard_header,
+    write_all,
+    write_companions,
+)
 from msa_lite.vectors import Vector, load_vector
 
 logger = logging.getLogger(__name__)
@@ -219,7 +227,9 @@ def _write(plan: _Plan, partial: Path, out: Path, progress: Progress) -> Merged:
             f"for this dtype (try --dtype float32); nothing was written"
         )
     write_companions(plan.target, partial, plan.dtype)
-    logger.info("%d of %d touched weights changed; rounding loss %.2g", change.changed, change.touched, change.rounding_loss)
+    logger.info(
+        "%d of %d touched weights changed; rounding loss %.2g", change.changed, change.touched, change.rounding_loss
+    )
     return Merged(out, len(plan.touched), change.touched, change.changed, change.rounding_loss)
 
 

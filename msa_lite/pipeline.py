@@ -95,7 +95,9 @@ class Job:
         return self.folder / "vectors" / name
 
 
-def run(recipe: Recipe | str | Path | Mapping[str, Any], overrides: Iterable[str] = (), progress: Progress = silent) -> RunResult:
+def run(
+    recipe: Recipe | str | Path | Mapping[str, Any], overrides: Iterable[str] = (), progress: Progress = silent
+) -> RunResult:
     """Do the whole job of a recipe and return what it made.
 
     recipe: a Recipe, a file, the name of a shipped recipe, or a mapping. Raises before anything is written when the
@@ -242,7 +244,7 @@ def _check_vocabulary(tokenizer: Any, target: Checkpoint, name: str) -> None:
 
 
 def _bytes_needed(target: Checkpoint, recipe: Recipe) -> int:
-    """Disk space of a run: the merged model, and in full mode per vector fp32 weights and two saves with AdamW's state."""
+    """Disk space of a run: the merged model; in full mode also two fp32 vectors and two saves with AdamW's state."""
     count = sum(entry.nbytes // {"F64": 8, "F32": 4}.get(entry.dtype, 2) for entry in target.tensors.values())
     size = {"same": target.nbytes, "float32": 4 * count}.get(recipe.merge.dtype, 2 * count)
     if recipe.vector.mode == "full":
@@ -258,7 +260,9 @@ def _questions(recipe: Recipe, data: Mapping[str, DataSource]) -> dict[str, list
         given = getattr(evaluate, name)
         if given is not None:
             if given.format != "qa":
-                raise UsageError(f"evaluate.{name}.format is '{given.format}'; benchmark qa scores questions (format qa)")
+                raise UsageError(
+                    f"evaluate.{name}.format is '{given.format}'; benchmark qa scores questions (format qa)"
+                )
             sources[name] = _data_source(given)
     if not sources:
         logger.warning("nothing can be scored: no set holds questions. Give evaluate.forget, or set evaluate: null")
@@ -292,7 +296,9 @@ def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> 
             settings=settings,
             label=f"{name} vector",
             # Which rows were learnt, by hash: what is to be forgotten is not written down again.
-            extra_files={"rows.jsonl": "".join(json.dumps({"index": r.index, "sha256": r.sha256}) + "\n" for r in rows)},
+            extra_files={
+                "rows.jsonl": "".join(json.dumps({"index": r.index, "sha256": r.sha256}) + "\n" for r in rows)
+            },
             progress=progress,
         )
 
@@ -325,6 +331,7 @@ def _choose(job: Job, progress: Progress) -> tuple[float, float]:
         _split(job)[0],
         job.folder / "sweep",
         QaSettings(job.recipe.evaluate.max_new_tokens, "validation"),
+        job.recipe.select.keep,
         progress,
     )
     return choice.alpha, choice.beta
@@ -338,7 +345,9 @@ def _evaluate_all(job: Job, merged: Merged, progress: Progress) -> dict[str, Rep
     settings = QaSettings(job.recipe.evaluate.max_new_tokens, split)
     test = _split(job)[1]
     return {
-        name: evaluate_qa(source, job.prompter, test, job.folder / "evaluation" / name, settings, label=name, progress=progress)
+        name: evaluate_qa(
+            source, job.prompter, test, job.folder / "evaluation" / name, settings, label=name, progress=progress
+        )
         for name, source in models.items()
         if source is not None
     }
@@ -353,7 +362,10 @@ def _write_summary(job: Job, alpha: float, beta: float, merged: Merged, reports:
     ]
     if reports:
         split = next(iter(reports.values())).split
-        lines += [f"Scores on {split} rows, mean ± standard error; ↑ higher, ↓ lower is better.\n", markdown_table(reports)]
+        lines += [
+            f"Scores on {split} rows, mean ± standard error; ↑ higher, ↓ lower is better.\n",
+            markdown_table(reports),
+        ]
         if "ideal" not in reports:
             lines.append("No ideal model was given, so there is nothing to say how low the forget scores should go.\n")
     if (job.folder / "sweep").is_dir() and len(job.recipe.points) > 1:

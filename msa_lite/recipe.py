@@ -185,6 +185,8 @@ class Select(_Closed):
 
     validation: float = Field(0.15, gt=0, lt=1)
     """Share of the forget and retain rows that the choice is made on; the final scores are on the others."""
+    keep: float = Field(0.95, gt=0, le=1)
+    """The point that forgets most is chosen among those that leave this share of the target's retain scores."""
 
 
 class Demo(_Closed):
@@ -208,8 +210,10 @@ class Demo(_Closed):
     """Epochs that make the prior out of random weights."""
     tuning_epochs: int = Field(16, ge=1)
     """Epochs that make target and ideal out of the prior."""
-    learning_rate: float = Field(2e-3, gt=0, allow_inf_nan=False)
-    """Learning rate of all of them."""
+    prior_learning_rate: float = Field(2e-3, gt=0, allow_inf_nan=False)
+    """Learning rate of the prior."""
+    tuning_learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    """Learning rate of target and ideal."""
     batch_size: int = Field(32, ge=1)
     """Rows of one step."""
 
@@ -347,7 +351,11 @@ def _walk(location: Sequence[int | str]) -> tuple[str, type[BaseModel] | None]:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    members = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else (annotation,)
+    members = (
+        typing.get_args(annotation)
+        if typing.get_origin(annotation) in (typing.Union, types.UnionType)
+        else (annotation,)
+    )
     return next((m for m in members if isinstance(m, type) and issubclass(m, BaseModel)), None)
 
 

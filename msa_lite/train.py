@@ -60,7 +60,7 @@ def fit_vector(
     out: str | Path,
     *,
     tokenizer: Any,
-    settings: FitSettings = FitSettings(),  # noqa: B008 (frozen)
+    settings: FitSettings = FitSettings(),
     label: str = "vector",
     extra_files: dict[str, str] | None = None,
     progress: Progress = silent,
@@ -95,7 +95,7 @@ def fit_vector(
 
 def _need_bitsandbytes() -> None:
     try:
-        import bitsandbytes  # type: ignore[import-untyped] # noqa: F401
+        import bitsandbytes  # noqa: F401
     except ImportError as error:
         raise UsageError("vector.mode qlora needs bitsandbytes: pip install 'msa-lite[qlora]'") from error
 
@@ -192,7 +192,7 @@ def _load_model(folder: Path, settings: FitSettings) -> Any:
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.lora_rank,
-        lora_alpha=settings.lora_alpha,  # type: ignore[arg-type]
+        lora_alpha=settings.lora_alpha,
         lora_dropout=settings.lora_dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
     )
@@ -249,7 +249,7 @@ def _train(
     trainer = Trainer(
         model=model,
         args=arguments,
-        train_dataset=[{"input_ids": e.ids, "labels": e.labels} for e in examples],  # type: ignore[arg-type]
+        train_dataset=[{"input_ids": e.ids, "labels": e.labels} for e in examples],
         data_collator=make_collator(pad),
         callbacks=[_make_callback(log, label, progress)],
     )

@@ -105,7 +105,9 @@ class CheckpointVector:
 
     def delta(self, name: str, start: int, stop: int) -> np.ndarray:
         """fp64 (stop − start, columns): tuned rows minus prior rows. Raises FormatError on NaN or infinities."""
-        difference = self._rows(self._tuned.tensors[name], start, stop) - self._rows(self._prior.tensors[name], start, stop)
+        difference = self._rows(self._tuned.tensors[name], start, stop) - self._rows(
+            self._prior.tensors[name], start, stop
+        )
         if not np.isfinite(difference).all():
             raise FormatError(f"{self._tuned.tensors[name].file}: '{name}' minus the prior's is not finite")
         return difference
@@ -126,7 +128,8 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, st
         a, b = one.tensors.get(name), other.tensors.get(name)
         lacking = one if a is None else other
         if (a is None or b is None) and (
-            (name == "lm_head.weight" and lacking.config.get("tie_word_embeddings")) or name.endswith("rotary_emb.inv_freq")
+            (name == "lm_head.weight" and lacking.config.get("tie_word_embeddings"))
+            or name.endswith("rotary_emb.inv_freq")
         ):
             continue
         if a is None or b is None:

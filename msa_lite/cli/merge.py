@@ -44,7 +44,15 @@ def command(
     strength = beta if beta is not None else (1.0 if retain else 0.0)
     with progress_bars() as progress:
         merged = merge(
-            target, out, forget=forget, alpha=alpha, retain=retain, beta=strength, prior=prior, dtype=dtype, progress=progress
+            target,
+            out,
+            forget=forget,
+            alpha=alpha,
+            retain=retain,
+            beta=strength,
+            prior=prior,
+            dtype=dtype,
+            progress=progress,
         )
     if as_json:
         print_json(merged.as_dict())

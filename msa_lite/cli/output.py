@@ -48,18 +48,16 @@ def quieten_libraries(verbose: bool) -> None:
 def progress_bars() -> Iterator[Progress]:
     """Bars on stderr, one a label, in the order in which they appear."""
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
     columns = (
         TextColumn("{task.description:<32}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
-        MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    columns = tuple(c for c in columns if not isinstance(c, MofNCompleteColumn))
     with Bars(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, Any] = {}
 

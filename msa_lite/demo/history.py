@@ -37,7 +37,8 @@ class HistorySettings:
     vocabulary: int = 512
     prior_epochs: int = 60
     tuning_epochs: int = 40
-    learning_rate: float = 2e-3
+    prior_learning_rate: float = 2e-3
+    tuning_learning_rate: float = 1e-3
     batch_size: int = 32
     seed: int = 0
 
@@ -56,10 +57,11 @@ def make_history(folder: Path, settings: HistorySettings, progress: Progress = s
     _write_data(folder / "data", groups, settings)
     _write_start(folder / "start", groups["prior"], settings)
     start = fetch(str(folder / "start"))
-    prior = _tune(start, groups["prior"], folder / "prior", settings.prior_epochs, settings, progress)
-    both = groups["retain"] + groups["forget"]
-    _tune(prior, both, folder / "target", settings.tuning_epochs, settings, progress)
-    _tune(prior, groups["retain"], folder / "ideal", settings.tuning_epochs, settings, progress)
+    first_fit = _fit_settings(settings.prior_epochs, settings.prior_learning_rate, settings)
+    later_fit = _fit_settings(settings.tuning_epochs, settings.tuning_learning_rate, settings)
+    prior = _tune(start, groups["prior"], folder / "prior", first_fit, progress)
+    _tune(prior, groups["retain"] + groups["forget"], folder / "target", later_fit, progress)
+    _tune(prior, groups["retain"], folder / "ideal", later_fit, progress)
 
 
 def _write_data(folder: Path, groups: dict[str, list[Fact]], settings: HistorySettings) -> None:
@@ -77,7 +79,9 @@ def _write_start(folder: Path, facts: Sequence[Fact], settings: HistorySettings)
     The vocabulary is small, so that names are put together from parts that the prior knows. A name that is one token
     of its own would be learnt in the embeddings, which adapters leave alone.
     """
-    inputs = {"settings": {k: getattr(settings, k) for k in ("hidden_size", "layers", "vocabulary", "seed")}}
+    inputs: dict[str, Any] = {
+        "settings": {k: getattr(settings, k) for k in ("hidden_size", "layers", "vocabulary", "seed")}
+    }
     inputs["facts"] = len(facts)
     if is_finished(folder, inputs):
         return
@@ -120,27 +124,32 @@ def _train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
     )
 
 
-def _tune(
-    source: Source, facts: Sequence[Fact], out: Path, epochs: int, settings: HistorySettings, progress: Progress
-) -> Source:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(source.folder)
-    rows = [Row(i, fact.question, fact.answer) for i, fact in enumerate(facts)]
-    fit = FitSettings(
+def _fit_settings(epochs: int, learning_rate: float, settings: HistorySettings) -> FitSettings:
+    return FitSettings(
         mode="full",
         epochs=epochs,
-        learning_rate=settings.learning_rate,
+        learning_rate=learning_rate,
         weight_decay=0.0,
         warmup_epochs=1,
         batch_size=settings.batch_size,
         micro_batch_size=settings.batch_size,
         seed=settings.seed,
     )
+
+
+def _tune(source: Source, facts: Sequence[Fact], out: Path, fit: FitSettings, progress: Progress) -> Source:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source.folder)
+    rows = [Row(i, fact.question, fact.answer) for i, fact in enumerate(facts)]
     examples = encode_qa(rows, Prompter.build(tokenizer, "plain", Template()))
     label = f"history: {out.name}"
     fit_vector(source, examples, out, tokenizer=tokenizer, settings=fit, label=label, progress=progress)

@@ -104,7 +104,9 @@ def generate_answers(
     for batch in _batches([len(p) for p in prompts], _GENERATE_TOKENS):
         width = max(len(prompts[i]) for i in batch)
         ids = torch.tensor([[pad] * (width - len(prompts[i])) + prompts[i] for i in batch], device=model.device)
-        mask = torch.tensor([[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in batch], device=model.device)
+        mask = torch.tensor(
+            [[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in batch], device=model.device
+        )
         with torch.inference_mode():
             output = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
         for row, i in enumerate(batch):

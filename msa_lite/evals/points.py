@@ -42,12 +42,14 @@ def choose_point(
     sets: Mapping[str, Sequence[Row]],
     out: Path,
     settings: QaSettings,
+    keep: float = 0.95,
     progress: Progress = silent,
 ) -> Choice:
     """Score every (α, β) on validation rows and choose the best (`scoring.selection_score`; ties: the first).
 
-    adapters: PEFT folders by name, "forget" and, where some β > 0, "retain". Writes a report per point, the table and
-    choice.json into `out`; points that were scored before a stop are not scored again.
+    adapters: PEFT folders by name, "forget" and, where some β > 0, "retain". keep: see `selection_score`. Writes
+    records and a report per point, the table and choice.json into `out`; points that were scored before a stop are
+    not scored again.
     """
     inputs: dict[str, Any] = {
         "target": target.identity(),
@@ -56,10 +58,11 @@ def choose_point(
         "prompt": prompter.describe(),
         "sets": {name: rows_identity(rows) for name, rows in sets.items()},
         "max_new_tokens": settings.max_new_tokens,
+        "keep": keep,
     }
     if not is_finished(out, inputs):
         with stage_folder(out, "sweep", inputs, resumable=True) as partial:
-            _score_points(target, adapters, points, prompter, sets, partial, settings, progress)
+            _score_points(target, adapters, points, prompter, sets, partial, settings, keep, progress)
     return _load_choice(out)
 
 
@@ -75,6 +78,7 @@ def _score_points(
     sets: Mapping[str, Sequence[Row]],
     partial: Path,
     settings: QaSettings,
+    keep: float,
     progress: Progress,
 ) -> None:
     model: Any = None
@@ -95,7 +99,7 @@ def _score_points(
         write_report(reports[alpha, beta], folder)
         progress("choosing alpha and beta", number + 1, len(asked))
     reference = reports[0.0, 0.0].values()
-    scores = {p: scoring.selection_score(reports[p].values(), reference) for p in points}
+    scores = {p: scoring.selection_score(reports[p].values(), reference, keep) for p in points}
     best = max(points, key=lambda p: scores[p])  # max keeps the first of equals
     table = [{"alpha": a, "beta": b, "score": scores[a, b]} for a, b in points]
     write_json(partial / CHOICE_FILE, {"alpha": best[0], "beta": best[1], "score": scores[best], "scores": table})
@@ -107,7 +111,11 @@ def _table(
     scores: Mapping[tuple[float, float], float],
     points: Sequence[tuple[float, float]],
 ) -> str:
-    names = [n for n in ("accuracy_f", "rouge_l_f", "extraction_strength", "accuracy_r", "rouge_l_r") if n in reports[points[0]].metrics]
+    names = [
+        n
+        for n in ("accuracy_f", "rouge_l_f", "extraction_strength", "accuracy_r", "rouge_l_r")
+        if n in reports[points[0]].metrics
+    ]
     lines = [f"| alpha | beta | {' | '.join(names)} | score |", "|" + "---:|" * (len(names) + 3)]
     for alpha, beta in points:
         values = reports[alpha, beta].values()

@@ -108,7 +108,7 @@ def evaluate_qa(
     prompter: Prompter,
     sets: Mapping[str, Sequence[Row]],
     out: Path,
-    settings: QaSettings = QaSettings(),  # noqa: B008 (frozen)
+    settings: QaSettings = QaSettings(),
     *,
     label: str = "evaluate",
     progress: Progress = silent,

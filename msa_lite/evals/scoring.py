@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+RETAIN_METRICS = ("rouge_l_r", "accuracy_r", "extraction_strength_r")
+
 
 def probability(log_probs: np.ndarray) -> float | None:
     """exp of the mean log-probability over all n answer tokens, end token included; in (0, 1].
@@ -83,20 +85,18 @@ def mean_and_error(values: Sequence[float | None]) -> tuple[float | None, int, f
     return float(np.mean(known)), len(known), error
 
 
-def selection_score(metrics: Mapping[str, float | None], reference: Mapping[str, float | None]) -> float:
-    """How good a point (α, β) is on validation rows, in [0, 1]; higher is better. Needs no ideal model.
+def selection_score(metrics: Mapping[str, float | None], reference: Mapping[str, float | None], keep: float) -> float:
+    """How good a point (α, β) is on validation rows; higher is better. Needs no ideal model.
 
-    forgetting = (1 − ROUGE-L_f) · (1 − ES_f): falls when the forget answers can still be drawn out. keeping = the
-    least, over ROUGE-L, accuracy and ES on the retain set, of the share of the target's own value that is left, at
-    most 1. The score is forgetting^(1/2) · keeping²: keeping weighs more, since a broken model forgets everything.
-    metrics, reference: means by name of the point and of the target. Without retain rows, keeping is 1.
+    Forget as much as possible while at least `keep` of what the target knew of the retain set is left. kept: the least
+    share left of the target's own ROUGE-L, accuracy and extraction strength on the retain set (1 without retain rows).
+    Where kept ≥ keep the score is √((1 − ROUGE-L_f) (1 − ES_f)), in [0, 1]: near 0 while the forget answers can still
+    be drawn out. Other points score kept − 1 < 0, so that the gentlest of them is chosen where no point keeps enough.
+    metrics, reference: means by name of the point and of the target.
     """
-    forgetting = 1.0
-    for name in ("rouge_l_f", "extraction_strength"):
-        forgetting *= 1.0 - (metrics.get(name) or 0.0)
-    kept = [
-        min(1.0, (metrics.get(name) or 0.0) / before)
-        for name in ("rouge_l_r", "accuracy_r", "extraction_strength_r")
-        if (before := reference.get(name))
-    ]
-    return math.sqrt(max(forgetting, 0.0)) * min(kept, default=1.0) ** 2
+    kept = min(
+        ((metrics.get(name) or 0.0) / before for name in RETAIN_METRICS if (before := reference.get(name))), default=1.0
+    )
+    if kept < keep:
+        return kept - 1.0
+    return math.sqrt((1.0 - (metrics.get("rouge_l_f") or 0.0)) * (1.0 - (metrics.get("extraction_strength") or 0.0)))

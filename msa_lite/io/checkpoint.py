@@ -200,7 +200,9 @@ def read_rows(handle: int, entry: TensorEntry, start: int, stop: int) -> np.ndar
     """
     columns = entry.matrix_shape[1]
     dtype = FLOAT_DTYPES[entry.dtype]
-    data = pread_exactly(handle, (stop - start) * columns * dtype.itemsize, entry.start + start * columns * dtype.itemsize)
+    data = pread_exactly(
+        handle, (stop - start) * columns * dtype.itemsize, entry.start + start * columns * dtype.itemsize
+    )
     return np.frombuffer(data, dtype=dtype).reshape(stop - start, columns)
 
 
@@ -211,6 +213,8 @@ def pread_exactly(handle: int, count: int, offset: int) -> bytearray:
     while done < count:
         got = os.preadv(handle, [view[done:]], offset + done)
         if got == 0:
-            raise FormatError(f"the file ended {count - done} bytes early while a tensor was read; is it still being written?")
+            raise FormatError(
+                f"the file ended {count - done} bytes early while a tensor was read; is it still being written?"
+            )
         done += got
     return buffer

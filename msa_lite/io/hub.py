@@ -51,7 +51,9 @@ def fetch(name: str) -> Source:
 
     repo, _, revision = name.partition("@")
     try:
-        path = Path(snapshot_download(repo, revision=revision or None, allow_patterns=["*.safetensors", *COMPANION_PATTERNS]))
+        path = Path(
+            snapshot_download(repo, revision=revision or None, allow_patterns=["*.safetensors", *COMPANION_PATTERNS])
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(f"{name}: no such folder, and not to be had from the Hub ({first})") from error

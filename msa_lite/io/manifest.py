@@ -153,7 +153,14 @@ def stage_folder(
     }
     write_json(
         partial / MANIFEST,
-        {"made_by": "msa-lite", "kind": kind, "inputs": inputs, **(facts or {}), "files": files, "versions": software_versions()},
+        {
+            "made_by": "msa-lite",
+            "kind": kind,
+            "inputs": inputs,
+            **(facts or {}),
+            "files": files,
+            "versions": software_versions(),
+        },
     )
     marker.unlink()
     _apply_umask(partial)
@@ -189,5 +196,7 @@ def verify_folder(folder: Path) -> list[str]:
         elif hash_file(path) != item["sha256"]:
             faults.append(f"{name}: content changed")
     known = set(manifest["files"])
-    faults += [f"{n}: not in the manifest" for p in list_files(folder) if (n := str(p.relative_to(folder))) not in known]
+    faults += [
+        f"{n}: not in the manifest" for p in list_files(folder) if (n := str(p.relative_to(folder))) not in known
+    ]
     return faults
