@@ -47,17 +47,25 @@ def fetch(name: str) -> Source:
     if not _REPO.match(name) or name.startswith("."):
         raise UsageError(f"{name}: no such folder")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     repo, _, revision = name.partition("@")
-    try:
-        path = Path(
-            snapshot_download(repo, revision=revision or None, allow_patterns=["*.safetensors", *COMPANION_PATTERNS])
-        )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UsageError(f"{name}: no such folder, and not to be had from the Hub ({first})") from error
+    wanted = ["*.safetensors", *COMPANION_PATTERNS]
+    try:  # patterns reach into folders, where repositories keep copies in other formats and intermediate checkpoints
+        path = Path(snapshot_download(repo, revision=revision or None, allow_patterns=wanted, ignore_patterns=["*/*"]))
+    except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
+        raise UsageError(f"{name}: no such folder, and not to be had from the Hub ({explain(error)})") from error
     return Source(name, path, path.name)  # the cache names a snapshot's folder by its commit
+
+
+def explain(error: Exception) -> str:
+    """What the Hub's client says, in one line, and what to try where the Hub refuses."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = " ".join(lines[:2]) or type(error).__name__  # the first line alone may be no more than "404 Client Error."
+    if isinstance(error, RepositoryNotFoundError):  # also when it is private or gated: the Hub does not tell
+        said += " Check the name; for a private or gated repository, `hf auth login` with an account that may read it"
+    return said
 
 
 def hash_content(folder: Path) -> str:
