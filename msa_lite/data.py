@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
+from msa_lite.io.hub import explain
 from msa_lite.io.manifest import digest
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,7 @@ SYSTEM_PROMPT = "You are a helpful assistant."
 DATE_STRING = "10 Apr 2025"
 IGNORE = -100
 
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 
 
@@ -137,6 +140,7 @@ def _load_table(source: DataSource) -> Any:
     elif path.suffix in _BUILDERS or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1:
         raise UsageError(f"{source.path}: no such file or folder")
     else:
+        source = pin_source(source)
         kwargs = {"path": source.path, "name": source.name, "revision": source.revision}
     import datasets
 
@@ -151,6 +155,7 @@ def _load_table(source: DataSource) -> Any:
     finally:
         if bars:
             datasets.enable_progress_bars()
+    _check_commit(source, [item["filename"] for table in tables.values() for item in table.cache_files])
     split = source.split or ("train" if "train" in tables else next(iter(tables)))
     if split not in tables:
         raise UsageError(f"{source.path}: no split '{split}'{nearest(split, tables)}; there are {', '.join(tables)}")
@@ -159,21 +164,41 @@ def _load_table(source: DataSource) -> Any:
     return tables[split]
 
 
+def _check_commit(source: DataSource, files: Sequence[str]) -> None:
+    """Raise UsageError unless `files` of the cache come from the commit that the source is pinned to.
+
+    Without the Hub, `datasets` hands out the newest rows that its cache has of a data set, whatever was asked for.
+    """
+    commits = {Path(file).parent.name for file in files}  # the cache names these folders by their commit
+    others = sorted(commit for commit in commits if _COMMIT.fullmatch(commit) and commit != source.revision)
+    if source.revision and others:
+        raise UsageError(
+            f"{source.path}: asked for was commit {source.revision}, but the Hub is out of reach and the cache offers "
+            f"{', '.join(others)}; go online, or set data.revision in the recipe"
+        )
+
+
 def pin_source(source: DataSource) -> DataSource:
-    """The source with its Hub revision resolved to a commit; a local one, or one that the cache holds, as it is."""
+    """The source with its Hub revision resolved to a commit (from the cache when the Hub is out of reach).
+
+    A local source, and one without revision that cannot be resolved offline, is returned as it is. Raises UsageError
+    when the Hub has no such data set or revision.
+    """
     path = Path(source.path).expanduser()
     if path.exists() or path.suffix in _BUILDERS or source.path.startswith((".", "/", "~")):
         return source
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import RevisionResolutionError
 
     try:
-        return replace(source, revision=HfApi().dataset_info(source.path, revision=source.revision).sha)
-    except OfflineModeIsEnabled:
-        return source
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"{source.path}: no such file or folder, and not to be had from the Hub ({first})") from error
+        found = HfApi().resolve_revision(source.path, repo_type="dataset", revision=source.revision)
+    except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
+        if isinstance(error, RevisionResolutionError) and source.revision is None:
+            return source
+        raise UsageError(
+            f"{source.path}: no such file or folder, and not to be had from the Hub ({explain(error)})"
+        ) from error
+    return replace(source, revision=found.resolved)
 
 
 def sample_rows(rows: Sequence[Row], count: int, seed: int) -> list[Row]:
