@@ -1,0 +1,230 @@
+"""Checkpoints and data sets from the Hub: the unpatched client libraries against a server on loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from tests.hub_server import HubServer
+
+WEIGHTS = save({"model.embed_tokens.weight": np.arange(12, dtype=np.float32).reshape(4, 3)}, {"format": "pt"})
+WANTED = {
+    "model.safetensors": WEIGHTS,
+    "config.json": '{"model_type": "llama", "vocab_size": 4}',
+    "tokenizer.json": "{}",
+    "chat_template.jinja": "{{ messages }}",
+    "LICENSE": "Do as you like.",
+}
+UNWANTED = {
+    "pytorch_model.bin": b"a pickle",
+    "modeling_tiny.py": "raise SystemExit('never run')",
+    "README.md": "# Tiny",
+    "checkpoint-10/model.safetensors": WEIGHTS,
+    "checkpoint-10/config.json": "{}",
+}
+CARD = """---
+configs:
+- config_name: forget
+  data_files: forget.json
+- config_name: retain
+  data_files: retain.json
+---
+"""
+LOAD = """
+from dataclasses import replace
+from msa_lite.data import DataSource, load_rows, pin_source
+def load(source):
+    return [[row.question, row.answer] for row in load_rows(source)]
+DATA = DataSource('org/data', name='forget')
+"""
+
+
+@dataclass
+class Hub:
+    """A server and a fresh process's way to it; `home` is the cache, which the processes of one test share."""
+
+    server: HubServer
+    home: Path
+
+    def start(self, *command: str, offline: bool = False) -> subprocess.CompletedProcess[str]:
+        """Run Python with `command`; whatever it asks of another host ends at the server, as its proxy."""
+        kept = {k: v for k, v in os.environ.items() if not k.lower().startswith("hf_") and "proxy" not in k.lower()}
+        variables = {
+            "HF_ENDPOINT": self.server.url,
+            "HF_HOME": str(self.home),
+            "HF_HUB_OFFLINE": str(int(offline)),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+            "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "http_proxy": self.server.url,
+            "https_proxy": self.server.url,
+            "no_proxy": "127.0.0.1",
+        }
+        return subprocess.run(
+            [sys.executable, *command],
+            env=kept | variables,
+            cwd=self.home.parent,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def python(self, code: str, offline: bool = False) -> Any:
+        """Run `code` and read what it leaves in `result`; an MsaError becomes [class, message]."""
+        guarded = f"import json\nfrom msa_lite.errors import MsaError\ntry:\n{indent(code, '    ')}\n"
+        guarded += "except MsaError as error:\n    result = [type(error).__name__, str(error)]\n"
+        guarded += "print(json.dumps(result))"
+        done = self.start("-c", guarded, offline=offline)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def fetch(self, name: str, offline: bool = False) -> Any:
+        """[folder, revision, pinned name] of `msa_lite.io.hub.fetch`."""
+        code = f"from msa_lite.io.hub import fetch\ns = fetch({name!r})\n"
+        code += "result = [str(s.folder), s.revision, s.pinned()]"
+        return self.python(code, offline)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with HubServer() as server:
+        yield Hub(server, tmp_path / "cache")
+        assert [path for _, path in server.requests if not path.startswith("/")] == [], "another host was asked"
+
+
+def qa_json(count: int, note: str = "") -> str:
+    """Rows of questions and answers as a JSON file."""
+    return "".join(json.dumps({"question": f"q{i}{note}", "answer": f"a{i}{note}"}) + "\n" for i in range(count))
+
+
+def assert_usage_error(result: Any, *parts: str) -> None:
+    """`result` is a UsageError with one line, which holds all `parts`."""
+    kind, message = result
+    assert kind == "UsageError"
+    assert "\n" not in message
+    assert [part for part in parts if part not in message] == [], message
+
+
+def test_only_weights_and_their_companions_are_fetched(hub: Hub) -> None:
+    commit = hub.server.commit("models/org/tiny", {**WANTED, **UNWANTED})
+    folder, revision, pinned = hub.fetch("org/tiny@main")
+    assert (revision, pinned) == (commit, f"org/tiny@{commit}")
+    assert {str(p.relative_to(folder)) for p in Path(folder).rglob("*") if p.is_file()} == set(WANTED)
+    assert (Path(folder) / "model.safetensors").read_bytes() == WEIGHTS
+    fetched = [path for _, path in hub.server.requests if "/resolve/" in path]
+    assert fetched
+    assert [path for path in fetched for name in UNWANTED if path.endswith(f"/resolve/{commit}/{name}")] == []
+
+
+def test_a_commit_stays_what_it_was_when_main_moves_on(hub: Hub) -> None:
+    first = hub.server.commit("models/org/tiny", WANTED)
+    second = hub.server.commit("models/org/tiny", {**WANTED, "config.json": '{"model_type": "gpt2"}'})
+    assert hub.fetch("org/tiny")[1:] == [second, f"org/tiny@{second}"]
+    folder, revision, pinned = hub.fetch(f"org/tiny@{first}")
+    assert (revision, pinned) == (first, f"org/tiny@{first}")
+    assert (Path(folder) / "config.json").read_text() == WANTED["config.json"]
+
+
+def test_what_the_cache_holds_needs_no_hub(hub: Hub) -> None:
+    hub.server.commit("models/org/tiny", WANTED)
+    online = hub.fetch("org/tiny@main")
+    asked = len(hub.server.requests)
+    assert hub.fetch("org/tiny@main", offline=True) == online
+    assert len(hub.server.requests) == asked
+    assert_usage_error(hub.fetch("org/other", offline=True), "org/other: no such folder", "HF_HUB_OFFLINE=0")
+    hub.server.stop()
+    assert hub.fetch("org/tiny@main") == online
+    assert_usage_error(hub.fetch("org/other"), "org/other: no such folder", "ConnectError")
+
+
+def test_the_command_line_merges_from_the_hub_and_records_the_commit(hub: Hub, tmp_path: Path) -> None:
+    commit = hub.server.commit("models/org/tiny", {**WANTED, **UNWANTED})
+    out = tmp_path / "out"
+    done = hub.start("-m", "msa_lite", "merge", "--target", "org/tiny", "--alpha", "0", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((out / "manifest.json").read_text())["sources"] == {"target": f"org/tiny@{commit}"}
+    assert (out / "model.safetensors").read_bytes() == WEIGHTS
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("org/none", "Repository Not Found"), ("org/tiny@v9", "Revision Not Found")]
+)
+def test_what_the_hub_does_not_have_is_wrong_usage(hub: Hub, tmp_path: Path, name: str, said: str) -> None:
+    hub.server.commit("models/org/tiny", WANTED)
+    out = tmp_path / "out"
+    done = hub.start("-m", "msa_lite", "merge", "--target", name, "--alpha", "0", "--out", str(out))
+    message = done.stderr.strip()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message.startswith(f"error: {name}: no such folder, and not to be had from the Hub (")
+    assert "\n" not in message
+    assert said in message
+    assert ("hf auth login" in message) == (name == "org/none")
+    assert not out.exists()
+
+
+@pytest.fixture
+def data_hub(hub: Hub) -> Hub:
+    """A Hub that has org/data with the configurations forget (2 rows) and retain (5 rows)."""
+    hub.server.commit("datasets/org/data", {"README.md": CARD, "forget.json": qa_json(2), "retain.json": qa_json(5)})
+    return hub
+
+
+ROWS = [["q0", "a0"], ["q1", "a1"]]
+NEW_ROWS = [["q0 new", "a0 new"]]
+
+
+def test_rows_come_from_a_pinned_commit(data_hub: Hub) -> None:
+    code = (
+        f"{LOAD}old = pin_source(DATA)\nresult = [old == replace(DATA, revision=old.revision), old.revision, load(old)]"
+    )
+    same, first, rows = data_hub.python(code)
+    assert same
+    assert rows == ROWS
+    second = data_hub.server.commit("datasets/org/data", {"README.md": CARD, "forget.json": qa_json(1, " new")})
+    code = f"{LOAD}new = pin_source(DATA)\nresult = [new.revision, load(new), load(DATA), "
+    code += f"load(replace(DATA, revision={first!r}))]"
+    assert data_hub.python(code) == [second, NEW_ROWS, NEW_ROWS, ROWS]
+    assert first != second
+
+
+def test_rows_come_from_the_cache_without_a_hub(data_hub: Hub) -> None:
+    code = f"{LOAD}source = pin_source(DATA)\nresult = [source.revision, load(source), load(DATA)]"
+    online = data_hub.python(code)
+    assert online[1:] == [ROWS, ROWS]
+    asked = len(data_hub.server.requests)
+    assert data_hub.python(code, offline=True) == online
+    assert len(data_hub.server.requests) == asked
+    data_hub.server.stop()  # not offline mode, but no answer: loading works too, after half a minute of retries
+    assert data_hub.python(f"{LOAD}result = pin_source(DATA).revision") == online[0]
+
+
+def test_the_cache_never_stands_in_for_another_commit(data_hub: Hub) -> None:
+    first = data_hub.python(f"{LOAD}source = pin_source(DATA)\nload(source)\nresult = source.revision")
+    second = data_hub.server.commit("datasets/org/data", {"README.md": CARD, "forget.json": qa_json(1, " new")})
+    assert data_hub.python(f"{LOAD}result = load(DATA)") == NEW_ROWS
+    result = data_hub.python(f"{LOAD}result = load(replace(DATA, revision={first!r}))", offline=True)
+    assert_usage_error(result, f"asked for was commit {first}", second)
+
+
+def test_a_data_set_that_is_not_there_is_wrong_usage(data_hub: Hub) -> None:
+    missing = "not to be had from the Hub"
+    for call in ("load", "pin_source"):
+        result = data_hub.python(f"{LOAD}result = {call}(DataSource('org/none'))")
+        assert_usage_error(result, "org/none: no such file or folder", missing, "Repository Not Found")
+    result = data_hub.python(f"{LOAD}result = load(replace(DATA, revision='v9'))")
+    assert_usage_error(result, "org/data: ", missing, "Revision Not Found")
+    assert_usage_error(data_hub.python(f"{LOAD}result = load(replace(DATA, name='holdout'))"), "holdout", "retain")
+    assert_usage_error(data_hub.python(f"{LOAD}result = load(DATA)", offline=True), "org/data: cannot be loaded")
