@@ -116,7 +116,7 @@ def _fit(
 
     def attempt(micro: int) -> int:
         saves = partial / _SAVES
-        if (partial / _SAVES / f"micro-{micro}").exists() is False and saves.exists():
+        if saves.exists() and not (saves / f"micro-{micro}").exists():
             shutil.rmtree(saves)  # left by a larger micro-batch that did not fit
         saves.mkdir(exist_ok=True)
         (saves / f"micro-{micro}").touch()
@@ -125,9 +125,18 @@ def _fit(
         _save(model, source, partial, tokenizer, settings)
         return micro
 
-    fitted = find_executable_batch_size(
+    run = find_executable_batch_size(
         attempt, starting_batch_size=next(sizes), reduce_batch_size_fn=lambda: next(sizes, 0)
-    )()
+    )
+    try:
+        fitted = run()
+    except RuntimeError as error:
+        if "No executable batch size" not in str(error):
+            raise
+        raise StageError(
+            f"{label}: out of memory, not even one row at a time fits; try vector.mode qlora or a smaller "
+            "vector.max_length"
+        ) from error
     shutil.rmtree(partial / _SAVES)
     return int(fitted)
 

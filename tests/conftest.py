@@ -53,7 +53,7 @@ def tiny_model(kind: str, seed: int = 0, **changes: Any) -> Any:
 
 
 def tiny_tokenizer(chat: bool = False) -> Any:
-    """A byte-level tokenizer with <s>, </s> and <pad>; with `chat`, a template that prints the date as Llama 3's does."""
+    """A byte-level tokenizer with <s>, </s> and <pad>; with `chat`, a template that prints a date as Llama 3's does."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 

@@ -36,6 +36,6 @@ def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: boo
         print_reports(result.reports, f"α = {result.alpha:g}, β = {result.beta:g}, scores on {split} rows")
     merged = result.merged
     click.echo(
-        f"unlearned model: {merged.folder} ({merged.weights_changed} of {merged.weights_touched} touched weights changed)"
+        f"unlearned model: {merged.folder} ({merged.weights_changed} of {merged.weights_touched} weights changed)"
     )
     click.echo(f"report:          {result.folder / 'report.md'}")

@@ -1,0 +1,39 @@
+"""A tiny model history, made once by the demo, that the end-to-end tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.demo import HistorySettings, make_history
+
+SIZES = {"prior": 6, "retain": 6, "forget": 3, "holdout": 2, "hidden_size": 32, "layers": 1, "vocabulary": 300}
+SHORT = SIZES | {"prior_epochs": 2, "tuning_epochs": 2, "prior_learning_rate": 5e-3, "tuning_learning_rate": 5e-3}
+
+
+@pytest.fixture(scope="session")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("history")
+    make_history(folder, HistorySettings(**SHORT))
+    return folder
+
+
+@pytest.fixture
+def recipe(history: Path, tmp_path: Path) -> dict[str, Any]:
+    """A recipe over the history that runs in seconds; its output is tmp_path/run."""
+    return {
+        "target": str(history / "target"),
+        "prior": str(history / "prior"),
+        "forget": {"data": {"path": str(history / "data/forget.jsonl")}, "alpha": 1.0},
+        "retain": {"data": {"path": str(history / "data/retain.jsonl"), "sample": "match_forget"}, "beta": 0.5},
+        "vector": {"lora": {"rank": 2, "alpha": 4}, "epochs": 2, "learning_rate": 5e-3, "batch_size": 8},
+        "evaluate": {
+            "ideal": str(history / "ideal"),
+            "holdout": {"path": str(history / "data/holdout.jsonl")},
+            "max_new_tokens": 6,
+            "limit": 8,
+        },
+        "output": str(tmp_path / "run"),
+    }

@@ -1,0 +1,339 @@
+"""From a recipe to a report: the whole job, by the command line and by Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import msa_lite
+from msa_lite.errors import MismatchError, OutputError, UsageError
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
+from msa_lite.pipeline import run_vectors
+from msa_lite.recipe import load_recipe
+from tests.e2e.conftest import SHORT
+
+
+def msa(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """The command line, in a process of its own."""
+    return subprocess.run([sys.executable, "-m", "msa_lite", *args], capture_output=True, text=True, **kwargs)
+
+
+def write(recipe: dict[str, Any], folder: Path) -> str:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return str(path)
+
+
+def hashes(run: Path) -> dict[str, str]:
+    """Hashes of everything that a run made, but for the resolved recipe and manifests, which name paths."""
+    skip = {"recipe.yaml", "manifest.json", ".lock", "report.md"}
+    return {str(p.relative_to(run)): hash_file(p) for p in sorted(run.rglob("*")) if p.is_file() and p.name not in skip}
+
+
+def test_a_recipe_becomes_a_model_and_a_report(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:
+    done = msa(write(recipe, tmp_path))
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    for stage in (
+        "vectors/forget",
+        "vectors/retain",
+        "model",
+        "evaluation/target",
+        "evaluation/ideal",
+        "evaluation/unlearned",
+    ):
+        assert verify_folder(run / stage) == []
+    assert "unlearned" in done.stdout
+    assert "extraction strength" in (run / "report.md").read_text()
+    report = json.loads((run / "evaluation/unlearned/report.json").read_text())
+    assert {"probability_f", "rouge_l_f", "extraction_strength", "exact_memorization", "accuracy_r"} <= set(
+        report["metrics"]
+    )
+    assert set(report["metrics"]["probability_f"]) == {"value", "n", "stderr", "higher_is_better", "skipped", "note"}
+    assert report["metrics"]["rouge_l_f"]["n"] == 8
+    manifest = load_manifest(run / "model")
+    assert manifest is not None
+    assert (manifest["inputs"]["alpha"], manifest["inputs"]["beta"]) == (1.0, 0.5)
+    # The resolved recipe repeats the run, and the rows of the retain sample are on record, as many as to forget.
+    assert load_recipe(run / "recipe.yaml").points == [(1.0, 0.5)]
+    rows = [json.loads(line) for line in (run / "vectors/retain/rows.jsonl").read_text().splitlines()]
+    assert len({row["index"] for row in rows}) == len((history / "data/forget.jsonl").read_text().splitlines()) == 18
+
+
+def test_json_is_all_that_stands_on_stdout(recipe: dict[str, Any], tmp_path: Path) -> None:
+    path = write(recipe, tmp_path)
+    assert msa(path).returncode == 0
+    again = msa("run", path, "--json")
+    result = json.loads(again.stdout)
+    assert (result["alpha"], result["beta"]) == (1.0, 0.5)
+    assert set(result["metrics"]) == {"target", "ideal", "unlearned"}
+
+
+def test_a_second_run_does_nothing_and_a_changed_one_only_what_changed(recipe: dict[str, Any]) -> None:
+    run = msa_lite.run(recipe).folder
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("manifest.json")}
+    labels: list[str] = []
+    msa_lite.run(recipe, progress=lambda label, done, total: labels.append(label))
+    assert labels == []
+    assert {p: p.stat().st_mtime_ns for p in run.rglob("manifest.json")} == before
+    msa_lite.run(recipe, ["forget.alpha=0.5"], progress=lambda label, done, total: labels.append(label))
+    stages = {label.partition(",")[0] for label in labels}
+    assert stages == {"merge", "unlearned"}
+
+
+def test_several_points_are_tried_on_validation_rows_and_scored_on_the_others(recipe: dict[str, Any]) -> None:
+    recipe["forget"]["alpha"] = [0.5, 1.0]
+    recipe["retain"]["beta"] = [0.0, 0.5]
+    recipe["select"] = {"validation": 0.25}
+    result = msa_lite.run(recipe)
+    choice = json.loads((result.folder / "sweep/choice.json").read_text())
+    assert (result.alpha, result.beta) == (choice["alpha"], choice["beta"])
+    assert choice["score"] == max(point["score"] for point in choice["scores"])
+    assert len(choice["scores"]) == 4
+
+    def rows(path: str) -> set[int]:
+        return {json.loads(line)["index"] for line in (result.folder / path).read_text().splitlines()}
+
+    tried, tested = rows("sweep/alpha-0.5_beta-0/forget.jsonl"), rows("evaluation/unlearned/forget.jsonl")
+    assert (len(tried), len(tested), tried & tested) == (2, 6, set())
+    assert {report.split for report in result.reports.values()} == {"test"}
+    assert not list((result.folder / "sweep").rglob("*.safetensors"))
+
+
+def test_no_retain_set_needs_no_retain_input(recipe: dict[str, Any]) -> None:
+    del recipe["retain"]
+    result = msa_lite.run(recipe)
+    assert result.beta == 0
+    assert not (result.folder / "vectors/retain").exists()
+    assert "accuracy_r" not in result.reports["unlearned"].metrics
+
+
+def test_zero_strengths_give_the_target_back_bit_for_bit(recipe: dict[str, Any], history: Path) -> None:
+    result = msa_lite.run(recipe, ["forget.alpha=0", "retain.beta=0"])
+    for shard in load_checkpoint(history / "target").shards:
+        assert hash_file(result.merged.folder / shard.path.name) == hash_file(shard.path)
+    assert result.reports["unlearned"].values() == result.reports["target"].values()
+
+
+def test_full_mode_and_text_go_the_same_way(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("Otan Wenmere lives in Yarheath. " * 20)
+    recipe["forget"]["data"] = {"path": str(text), "format": "text"}
+    recipe["vector"] = {"mode": "full", "epochs": 1, "learning_rate": 1e-3, "batch_size": 4, "max_length": 32}
+    recipe["retain"]["data"].pop("sample")
+    recipe["evaluate"]["forget"] = {"path": str(history / "data/forget.jsonl")}
+    result = msa_lite.run(recipe)
+    tensors = load_checkpoint(result.folder / "vectors/forget").tensors
+    assert {entry.dtype for entry in tensors.values()} == {"F32"}
+    assert result.merged.tensors_touched == len(load_checkpoint(history / "target").tensors)
+    assert "accuracy_f" in result.reports["unlearned"].metrics
+
+
+def test_vectors_can_be_fitted_alone(recipe: dict[str, Any], tmp_path: Path) -> None:
+    assert [path.name for path in run_vectors(recipe, "forget")] == ["forget"]
+    done = msa("vector", write(recipe, tmp_path), "--json")
+    assert set(json.loads(done.stdout)["vectors"]) == {"forget", "retain"}
+    del recipe["retain"]
+    with pytest.raises(UsageError, match="no retain set"):
+        run_vectors(recipe, "retain")
+
+
+KILLER = """
+import os, signal, sys
+import msa_lite
+label, step = sys.argv[2], int(sys.argv[3])
+def progress(name, done, total):
+    if name.startswith(label) and done >= step:
+        os.kill(os.getpid(), signal.SIGKILL)
+msa_lite.run(sys.argv[1], progress=progress)
+"""
+
+
+@pytest.mark.parametrize(
+    ("label", "step", "left"),
+    [
+        ("forget vector", 4, "vectors/forget.partial"),
+        ("merge", 1000, "model.partial"),
+        ("unlearned, retain", 1, "evaluation/unlearned.partial"),
+    ],
+)
+def test_a_killed_run_ends_in_the_same_hashes(
+    label: str, step: int, left: str, recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = msa_lite.run(recipe | {"output": str(tmp_path / "whole")}).folder
+    path = write(recipe, tmp_path)
+    killed = subprocess.run([sys.executable, "-c", KILLER, path, label, str(step)], capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / "run" / left).is_dir()
+    assert not (tmp_path / "run" / left.removesuffix(".partial")).exists()
+    again = msa(path)
+    assert again.returncode == 0, again.stderr
+    assert hashes(tmp_path / "run") == hashes(whole)
+
+
+def test_interrupting_exits_with_130_and_leaves_no_half_folder(recipe: dict[str, Any], tmp_path: Path) -> None:
+    code = KILLER.replace("os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGINT)")
+    code = code.replace("msa_lite.run(sys.argv[1], progress=progress)", "").replace("import msa_lite\n", "")
+    code += (
+        "import msa_lite.cli.output as output, contextlib\n"
+        "output.progress_bars = contextlib.contextmanager(lambda: (yield progress))\n"
+        "from msa_lite.cli import _run\n"
+        "sys.exit(_run([sys.argv[1]]))\n"
+    )
+    path = write(recipe, tmp_path)
+    done = subprocess.run([sys.executable, "-c", code, path, "merge", "1"], capture_output=True, text=True)
+    assert done.returncode == 130, done.stderr
+    assert "interrupted" in done.stderr
+    run = tmp_path / "run"
+    assert not (run / "model").exists()
+    assert not (run / "model.partial").exists()
+    assert (run / "vectors/forget").is_dir()
+
+
+Spoil = Callable[[dict[str, Any], Path, Path], None]
+
+
+def _quantised(recipe: dict[str, Any], history: Path, folder: Path) -> None:
+    shutil.copytree(history / "target", folder / "quantised")
+    config = json.loads((folder / "quantised/config.json").read_text())
+    (folder / "quantised/config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "gptq"}})
+    )
+    recipe["target"] = str(folder / "quantised")
+
+
+def _other_shapes(recipe: dict[str, Any], history: Path, folder: Path) -> None:
+    from tests.conftest import save_checkpoint, tiny_model
+
+    recipe["prior"] = str(save_checkpoint(folder / "other", tiny_model("llama", vocab_size=301)))
+
+
+def _no_column(recipe: dict[str, Any], history: Path, folder: Path) -> None:
+    recipe["forget"]["data"]["columns"] = {"answer": "reply"}
+
+
+def _empty(recipe: dict[str, Any], history: Path, folder: Path) -> None:
+    (folder / "empty.jsonl").touch()
+    recipe["forget"]["data"]["path"] = str(folder / "empty.jsonl")
+
+
+def _no_file(recipe: dict[str, Any], history: Path, folder: Path) -> None:
+    recipe["forget"]["data"]["path"] = str(folder / "none.jsonl")
+
+
+def _unknown_key(recipe: dict[str, Any], history: Path, folder: Path) -> None:
+    recipe["evalute"] = {}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "words"),
+    [
+        (_unknown_key, 2, "evalute: unknown key (did you mean 'evaluate'?)"),
+        (_no_file, 2, "no such file or folder"),
+        (_empty, 3, "the data set is empty"),
+        (_no_column, 3, "no column 'reply'; there are 'person', 'question', 'answer'"),
+        (_quantised, 3, "the target is quantised (quantization_config: gptq)"),
+        (_other_shapes, 3, "model.embed_tokens.weight: (300, 32) in the target, (301, 32) in the prior"),
+    ],
+)
+def test_bad_input_is_caught_before_anything_is_written(
+    spoil: Spoil, code: int, words: str, recipe: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    spoil(recipe, history, tmp_path)
+    done = msa(write(recipe, tmp_path))
+    assert (done.returncode, done.stdout) == (code, "")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_output_folder_that_holds_something_else_is_left_alone(recipe: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.tex").write_text("years of work")
+    with pytest.raises(OutputError, match="no run of msa-lite"):
+        msa_lite.run(recipe)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+def test_a_disk_that_is_too_small_is_noticed_first(recipe: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
+    with pytest.raises(OutputError, match="GB are needed"):
+        msa_lite.run(recipe)
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_runs_of_one_folder_do_not_mix(recipe: dict[str, Any], tmp_path: Path) -> None:
+    from filelock import FileLock
+
+    msa_lite.run(recipe)
+    with FileLock(tmp_path / "run/.lock"), pytest.raises(OutputError, match="another msa-lite is working"):
+        msa_lite.run(recipe)
+
+
+def test_a_diverging_vector_stops_the_job_with_exit_code_4(recipe: dict[str, Any], tmp_path: Path) -> None:
+    done = msa(write(recipe, tmp_path), "vector.learning_rate=1e30", "vector.warmup_epochs=0")
+    assert done.returncode == 4
+    assert "Try a lower vector.learning_rate" in done.stderr
+    assert not list((tmp_path / "run/vectors").iterdir())
+
+
+def test_the_demo_makes_its_own_history_and_keeps_it(tmp_path: Path) -> None:
+    recipe = write(
+        {
+            "demo": SHORT,
+            "target": "$output/history/target",
+            "prior": "$output/history/prior",
+            "forget": {"data": {"path": "$output/history/data/forget.jsonl"}},
+            "vector": {"lora": {"rank": 2}, "epochs": 2, "batch_size": 4},
+            "evaluate": {"ideal": "$output/history/ideal", "max_new_tokens": 4},
+            "output": str(tmp_path / "run"),
+        },
+        tmp_path,
+    )
+    assert msa(recipe, env=os.environ | {"HF_HUB_OFFLINE": "1"}).returncode == 0
+    made = {p: p.stat().st_mtime_ns for p in (tmp_path / "run/history").rglob("*.safetensors")}
+    assert len(made) == 4
+    assert msa(recipe, "forget.alpha=0.5").returncode == 0
+    assert {p: p.stat().st_mtime_ns for p in made} == made
+
+
+def test_evaluate_scores_any_model_beside_an_ideal_or_its_report(history: Path, tmp_path: Path) -> None:
+    common = ["--retain", str(history / "data/retain.jsonl"), "--limit", "4", "--max-new-tokens", "4", "--json"]
+    one = msa(
+        "evaluate", str(history / "target"), "--ideal", str(history / "ideal"), "--out", str(tmp_path / "a"), *common
+    )
+    assert one.returncode == 0, one.stderr
+    metrics = json.loads(one.stdout)["metrics"]
+    assert set(metrics) == {"model", "ideal"}
+    report = str(tmp_path / "a/ideal/report.json")
+    two = msa("evaluate", target, "--ideal", report, "--out", str(tmp_path / "b"), *common)
+    assert json.loads(two.stdout)["metrics"] == metrics
+    none = msa("evaluate", target, "--out", str(tmp_path / "c"))
+    assert (none.returncode, "nothing to score" in none.stderr) == (2, True)
+
+
+def test_verify_finds_a_changed_file(recipe: dict[str, Any]) -> None:
+    folder = msa_lite.run(recipe | {"evaluate": None}).merged.folder
+    assert msa("verify", str(folder)).returncode == 0
+    (folder / "config.json").write_text("{}")
+    done = msa("verify", str(folder))
+    assert done.returncode == 3
+    assert "config.json" in done.stderr
+
+
+def test_a_target_and_a_prior_that_do_not_fit_name_their_tensors(recipe: dict[str, Any], tmp_path: Path) -> None:
+    _other_shapes(recipe, tmp_path, tmp_path)
+    with pytest.raises(MismatchError, match=r"model\.embed_tokens\.weight"):
+        msa_lite.run(recipe)

@@ -1,0 +1,207 @@
+"""Rows from every kind of source, and what becomes of them: ids, labels, masks."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.data import (
+    DATE_STRING,
+    IGNORE,
+    DataSource,
+    Prompter,
+    Row,
+    Template,
+    encode,
+    encode_qa,
+    encode_text,
+    load_rows,
+    make_collator,
+    sample_rows,
+    split_rows,
+)
+from msa_lite.errors import DataError, UsageError
+from tests.conftest import tiny_tokenizer
+
+PAIRS = [{"question": "Where?", "answer": "Here."}, {"question": "When?", "answer": "Now."}]
+
+
+def write_source(folder: Path, kind: str) -> DataSource:
+    """The same two pairs as a file of each kind, or as a folder in Hub layout with one configuration."""
+    import pandas
+
+    path = folder / f"rows.{kind}"
+    if kind == "jsonl":
+        path.write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+    elif kind == "json":
+        path.write_text(json.dumps(PAIRS))
+    elif kind == "csv":
+        pandas.DataFrame(PAIRS).to_csv(path, index=False)
+    elif kind == "parquet":
+        pandas.DataFrame(PAIRS).to_parquet(path)
+    else:
+        (folder / "README.md").write_text("---\nconfigs:\n- config_name: small\n  data_files: small.json\n---\n")
+        (folder / "small.json").write_text("".join(json.dumps(pair) + "\n" for pair in PAIRS))
+        return DataSource(str(folder), name="small")
+    return DataSource(str(path))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "parquet", "folder"])
+def test_pairs_are_read_from_every_kind_of_source(tmp_path: Path, kind: str) -> None:
+    rows = load_rows(write_source(tmp_path, kind))
+    assert [(r.index, r.question, r.answer) for r in rows] == [(0, "Where?", "Here."), (1, "When?", "Now.")]
+
+
+def test_a_text_file_is_one_document(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("First line.\n\nSecond line.\n")
+    rows = load_rows(DataSource(str(path), format="text"))
+    assert [row.text.strip() for row in rows] == ["First line.\n\nSecond line."]
+
+
+def test_columns_may_have_other_names(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "Where?", "reply": "Here."}\n')
+    rows = load_rows(DataSource(str(path), question="prompt", answer="reply"))
+    assert (rows[0].question, rows[0].answer) == ("Where?", "Here.")
+
+
+def test_a_missing_column_names_those_that_are_there(tmp_path: Path) -> None:
+    source = write_source(tmp_path, "jsonl")
+    with pytest.raises(
+        DataError, match=r"no column 'anser' \(did you mean 'answer'\?\); there are 'question', 'answer'"
+    ):
+        load_rows(DataSource(source.path, answer="anser"))
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_empty_file_is_an_empty_data_set(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(text)
+    with pytest.raises((DataError, UsageError), match=r"empty|cannot be"):
+        load_rows(DataSource(str(path)))
+
+
+def test_cells_without_text_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "Where?", "answer": " "}\n{"question": null, "answer": "Here."}\n')
+    with pytest.raises(DataError) as caught:
+        load_rows(DataSource(str(path)))
+    assert "row 0, column 'answer'" in str(caught.value)
+    assert "row 1, column 'question'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("nope.jsonl", "no such file"), ("./nope", "no such file"), ("a/b/c", "no such file")],
+)
+def test_a_path_that_is_not_there_says_so(path: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        load_rows(DataSource(path))
+
+
+def test_unknown_configuration_split_and_ending_say_what_there_is(tmp_path: Path) -> None:
+    folder = write_source(tmp_path, "folder")
+    with pytest.raises(UsageError, match="small"):
+        load_rows(DataSource(folder.path, name="large"))
+    with pytest.raises(UsageError, match="no split 'test'; there are train"):
+        load_rows(DataSource(folder.path, name="small", split="test"))
+    other = tmp_path / "rows.xlsx"
+    other.write_text("x")
+    with pytest.raises(UsageError, match=r"unknown ending '.xlsx'"):
+        load_rows(DataSource(str(other)))
+
+
+def test_samples_and_splits_are_seeded_and_whole() -> None:
+    rows = [Row(i, str(i), "x") for i in range(40)]
+    sample = sample_rows(rows, 10, seed=3)
+    assert sample == sample_rows(rows, 10, seed=3) != sample_rows(rows, 10, seed=4)
+    assert len({row.index for row in sample}) == 10
+    validation, test = split_rows(rows, 0.15, seed=0)
+    assert (len(validation), len(test)) == (6, 34)
+    assert sorted(r.index for r in [*validation, *test]) == list(range(40))
+
+
+def test_only_the_answer_and_its_end_are_labels() -> None:
+    tokenizer = tiny_tokenizer()
+    [example] = encode_qa([Row(0, "Where?", "Here.")], Prompter.build(tokenizer, "auto", Template()))
+    learnt = [label for label in example.labels if label != IGNORE]
+    assert tokenizer.decode(learnt) == " Here.</s>"
+    assert tokenizer.decode(example.prompt_ids) == "<s>Question: Where?\nAnswer:"
+    assert example.ids == example.prompt_ids + learnt
+
+
+def test_the_chat_template_is_used_with_a_pinned_date() -> None:
+    tokenizer = tiny_tokenizer(chat=True)
+    prompter = Prompter.build(tokenizer, "auto", Template())
+    [example] = encode_qa([Row(0, "Where?", "Here.")], prompter)
+    assert tokenizer.decode(example.prompt_ids) == (
+        f"<s>{DATE_STRING}\nsystem: You are a helpful assistant.</s>user: Where?</s>assistant: "
+    )
+    assert tokenizer.decode(example.ids[len(example.prompt_ids) :]) == "Here.</s>"
+    assert prompter.describe()["date_string"] == DATE_STRING
+
+
+def test_a_template_without_a_system_role_gets_none() -> None:
+    tokenizer = tiny_tokenizer(chat=True)
+    tokenizer.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        "{% for m in messages %}{{ m['content'] }}|{% endfor %}"
+    )
+    prompter = Prompter.build(tokenizer, "chat", Template())
+    assert tokenizer.decode(prompter.prompt("Where?")) == "Where?|"
+
+
+def test_asking_for_a_chat_template_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(UsageError, match="has no chat template"):
+        Prompter.build(tiny_tokenizer(), "chat", Template())
+
+
+def test_a_blank_that_merges_across_the_boundary_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [Row(0, "Where is it?", "It is over there.")]
+    with caplog.at_level(logging.WARNING, logger="msa_lite"):
+        encode_qa(rows, Prompter.build(tiny_tokenizer(), "plain", Template()))
+        assert caplog.records == []
+        with_blank = Template("Question: {question}\nAnswer: ", "{answer}")
+        encode_qa(rows, Prompter.build(tiny_tokenizer(), "plain", with_blank))
+    assert "1 of 1 rows: the tokenizer merges" in caplog.text
+
+
+def test_long_rows_are_cut_and_rows_without_labels_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    prompter = Prompter.build(tiny_tokenizer(), "plain", Template())
+    rows = [Row(0, "Where?", "Here."), Row(1, "Where? " * 40, "Here.")]
+    with caplog.at_level(logging.WARNING, logger="msa_lite"):
+        examples = encode(rows, DataSource("x"), prompter, max_length=64)
+    assert [e.index for e in examples] == [0]
+    assert "1 of 2 rows are longer than max_length=64" in caplog.text
+    with pytest.raises(DataError, match="nothing is left to learn"):
+        encode(rows[1:], DataSource("x"), prompter, max_length=64)
+
+
+def test_text_becomes_chunks_of_which_every_token_is_learnt_once() -> None:
+    tokenizer = tiny_tokenizer()
+    rows = [Row(0, text="abcdefgh" * 5), Row(1, text="ijklmnop" * 3)]
+    chunks = encode_text(rows, tokenizer, max_length=16)
+    assert all(chunk.labels == chunk.ids and chunk.ids[0] == tokenizer.bos_token_id for chunk in chunks)
+    assert max(len(chunk.ids) for chunk in chunks) == 16
+    joined = [i for chunk in chunks for i in chunk.ids[1:]]
+    assert tokenizer.decode(joined) == "abcdefgh" * 5 + "\n\n" + "ijklmnop" * 3
+
+
+def test_a_last_chunk_too_short_to_predict_anything_is_dropped() -> None:
+    tokenizer: Any = tiny_tokenizer()
+    tokenizer.bos_token = None
+    ids = tokenizer("abcdefghi", add_special_tokens=False)["input_ids"]
+    chunks = encode_text([Row(0, text="abcdefghi")], tokenizer, max_length=len(ids) - 1)
+    assert [len(chunk.ids) for chunk in chunks] == [len(ids) - 1]
+
+
+def test_the_mask_comes_from_lengths_even_where_the_pad_token_is_part_of_the_text() -> None:
+    batch = make_collator(1)([{"input_ids": [5, 1, 6], "labels": [IGNORE, 1, 6]}, {"input_ids": [7], "labels": [7]}])
+    assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert batch["input_ids"].tolist() == [[5, 1, 6], [7, 1, 1]]
+    assert batch["labels"].tolist() == [[IGNORE, 1, 6], [7, IGNORE, IGNORE]]

@@ -1,0 +1,140 @@
+"""Recipes: a closed schema, all faults at once, overrides, and what is shipped."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from msa_lite.errors import RecipeError, UsageError
+from msa_lite.recipe import Recipe, dump_recipe, load_recipe, shipped_recipes, title_of
+
+SMALLEST: dict[str, Any] = {
+    "target": "models/target",
+    "prior": "models/prior",
+    "forget": {"data": {"path": "forget.jsonl"}},
+    "output": "runs/x",
+}
+
+
+def test_the_smallest_recipe_gets_the_papers_defaults() -> None:
+    recipe = load_recipe(SMALLEST)
+    assert recipe.points == [(1.0, 0.0)]
+    assert (recipe.vector.mode, recipe.vector.epochs, recipe.vector.warmup_epochs) == ("lora", 5, 1.0)
+    assert (recipe.vector.weight_decay, recipe.merge.dtype, recipe.seed) == (0.01, "same", 0)
+
+
+def test_every_fault_is_reported_at_once_with_the_nearest_name() -> None:
+    broken = {
+        "target": 3,
+        "forget": {"data": {"path": "f.jsonl", "formt": "qa"}, "alpha": [-1.0, 1.0]},
+        "vectr": {},
+        "vector": {"mode": "lorra", "lora": {"rank": 0}},
+        "output": "runs/x",
+    }
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(broken)
+    text = str(caught.value)
+    for line in (
+        "target: input should be a valid string, got 3",
+        "prior: is missing",
+        "forget.data.formt: unknown key (did you mean 'format'?)",
+        "forget.alpha.0: input should be greater than or equal to 0, got -1.0",
+        "vectr: unknown key (did you mean 'vector'?)",
+        "vector.mode: input should be 'lora', 'qlora' or 'full', got 'lorra'",
+        "vector.lora.rank: input should be greater than or equal to 1, got 0",
+    ):
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"vector": {"batch_size": 32, "micro_batch_size": 5}}, "does not divide"),
+        ({"forget": {"data": {"path": "f"}, "alpha": [1, 1]}}, "stands twice"),
+        ({"forget": {"data": {"path": "f"}, "alpha": []}}, "at least 1 item"),
+        ({"forget": {"data": {"path": "f"}, "alpha": float("nan")}}, "finite number"),
+        ({"forget": {"data": {"path": "f"}, "alpha": [1, 2]}, "vector": {"mode": "full"}}, "need vector.mode lora"),
+        ({"forget": {"data": {"path": "f"}, "alpha": [1, 2]}, "evaluate": None}, "scores to choose by"),
+        ({"prompt": {"prompt": "Q: {q}"}}, "unknown or broken"),
+        ({"prompt": {"answer": "no field"}}, "lacks {answer}"),
+    ],
+)
+def test_values_that_contradict_each_other_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        load_recipe(SMALLEST | change)
+
+
+def test_overrides_reach_into_the_recipe_and_are_checked_like_it() -> None:
+    recipe = load_recipe(
+        SMALLEST, ["forget.alpha=[0.5, 1]", "vector.lora.rank=4", "vector.learning_rate=1e-4", "seed=7"]
+    )
+    assert recipe.points == [(0.5, 0.0), (1.0, 0.0)]
+    assert (recipe.vector.lora.rank, recipe.vector.learning_rate, recipe.seed) == (4, 1e-4, 7)
+    with pytest.raises(RecipeError, match=r"vector.rnk: unknown key"):
+        load_recipe(SMALLEST, ["vector.rnk=4"])
+    with pytest.raises(UsageError, match=r"an override is key.sub=value"):
+        load_recipe(SMALLEST, ["seed"])
+    with pytest.raises(UsageError, match="has no keys below it"):
+        load_recipe(SMALLEST, ["target.name=x"])
+
+
+def test_points_are_the_grid_and_beta_is_zero_without_a_retain_set() -> None:
+    retain = {"data": {"path": "r.jsonl"}, "beta": [0, 1]}
+    forget = {"data": {"path": "f.jsonl"}, "alpha": [0.5, 1]}
+    recipe = load_recipe(SMALLEST | {"forget": forget, "retain": retain})
+    assert recipe.points == [(0.5, 0.0), (0.5, 1.0), (1.0, 0.0), (1.0, 1.0)]
+
+
+def test_output_stands_for_the_run_folder_wherever_a_path_begins_with_it() -> None:
+    recipe = load_recipe(SMALLEST | {"target": "$output/history/target"}, ["output=runs/other"])
+    assert recipe.target == "runs/other/history/target"
+
+
+def test_a_resolved_recipe_reads_back_equal() -> None:
+    recipe = load_recipe(SMALLEST | {"retain": {"data": {"path": "r", "sample": "match_forget"}}})
+    assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
+
+
+@pytest.mark.parametrize(("text", "words"), [("a: [", "not YAML"), ("- 1", "is a mapping"), ("", "is a mapping")])
+def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=words):
+        load_recipe(path)
+
+
+def test_every_shipped_recipe_validates_and_says_what_it_is_for() -> None:
+    shipped = shipped_recipes()
+    assert set(shipped) == {"quickstart", "tofu/forget05", "tofu/forget10"}
+    for path in shipped.values():
+        assert load_recipe(path).output.startswith("runs/")
+        assert title_of(path)
+
+
+def test_every_field_has_a_line_of_documentation_in_the_schema() -> None:
+    schema = Recipe.model_json_schema()
+    models = {"Recipe": schema, **schema["$defs"]}
+    bare = [
+        f"{m}.{f}" for m, body in models.items() for f, item in body["properties"].items() if "description" not in item
+    ]
+    assert bare == []
+    assert schema["additionalProperties"] is False
+
+
+def test_the_recipes_command_lists_shows_validates_and_prints_the_schema(tmp_path: Path) -> None:
+    def msa(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "msa_lite", "recipes", *args], capture_output=True, text=True)
+
+    assert "quickstart" in json.loads(msa("list", "--json").stdout)
+    assert msa("show", "quickstart").stdout == shipped_recipes()["quickstart"].read_text()
+    assert json.loads(msa("validate", "quickstart", "seed=3", "--json").stdout)["seed"] == 3
+    assert json.loads(msa("schema").stdout)["required"] == ["target", "prior", "forget", "output"]
+    wrong = msa("validate", "quickstrat")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "did you mean 'quickstart'" in wrong.stderr

@@ -1,0 +1,228 @@
+"""Fitting vectors: what is learnt, what is written, and what happens when it is cut short or goes wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msa_lite.data import Example, Prompter, Row, Template, encode_qa
+from msa_lite.errors import StageError, UsageError
+from msa_lite.io.adapter import load_adapter
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
+from msa_lite.train import FitSettings, fit_vector
+from tests.conftest import tiny_tokenizer
+
+Make = Callable[..., Path]
+SETTINGS = FitSettings(lora_rank=4, lora_alpha=8, epochs=3, learning_rate=5e-3, batch_size=4, seed=0)
+
+
+@pytest.fixture(scope="module")
+def examples() -> list[Example]:
+    rows = [Row(i, f"Where is {i}?", f"At {i * 7}.") for i in range(8)]
+    return encode_qa(rows, Prompter.build(tiny_tokenizer(), "plain", Template()))
+
+
+def read_log(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("mode", ["lora", "qlora", "full"])
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_each_mode_learns_and_writes_a_complete_folder(
+    mode: Any, kind: str, make_checkpoint: Make, examples: list[Example], tmp_path: Path
+) -> None:
+    if mode == "qlora":
+        pytest.importorskip("bitsandbytes")
+        if kind == "gpt2":
+            pytest.skip("bitsandbytes does not replace GPT-2's Conv1D layers")
+    settings = replace(SETTINGS, mode=mode, epochs=6)
+    folder = fit_vector(make_checkpoint(kind), examples, tmp_path / "v", tokenizer=tiny_tokenizer(), settings=settings)
+    log = read_log(folder)
+    assert [line["step"] for line in log] == list(range(1, 13))
+    assert log[-1]["loss"] < log[0]["loss"]
+    assert verify_folder(folder) == []
+    assert not (tmp_path / "v.partial").exists()
+    if mode == "full":
+        tensors = load_checkpoint(folder).tensors
+        assert {entry.dtype for entry in tensors.values()} == {"F32"}
+        assert tensors.keys() == load_checkpoint(make_checkpoint(kind)).tensors.keys()
+    else:
+        adapter = load_adapter(folder)
+        assert {(m.a.dtype, m.b.dtype) for m in adapter.modules.values()} == {("F32", "F32")}
+        assert len(adapter.modules) == {"llama": 14, "gpt2": 8}[kind]
+
+
+def test_warm_up_is_counted_in_epochs_and_the_rate_falls_to_zero(
+    make_checkpoint: Make, examples: list[Example], tmp_path: Path
+) -> None:
+    # 8 rows in batches of 4: 2 steps an epoch, 1 warm-up epoch, 3 epochs. The rate of a step is logged after it.
+    folder = fit_vector(
+        make_checkpoint("llama"), examples, tmp_path / "v", tokenizer=tiny_tokenizer(), settings=SETTINGS
+    )
+    rates = [line["learning_rate"] / SETTINGS.learning_rate for line in read_log(folder)]
+    assert rates == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25])
+
+
+def test_micro_batches_give_the_same_vector_as_one_batch(
+    make_checkpoint: Make, examples: list[Example], tmp_path: Path
+) -> None:
+    folders = [
+        fit_vector(
+            make_checkpoint("llama"),
+            examples,
+            tmp_path / str(micro),
+            tokenizer=tiny_tokenizer(),
+            settings=replace(SETTINGS, micro_batch_size=micro),
+        )
+        for micro in (4, 1)
+    ]
+    losses = [[line["loss"] for line in read_log(folder)] for folder in folders]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_an_adapters_vector_is_what_the_forward_pass_saw(
+    make_checkpoint: Make, examples: list[Example], tmp_path: Path
+) -> None:
+    """Target + LoRA as PEFT runs it equals the merge with α subtracted from a target that is the prior."""
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    from msa_lite import merge
+
+    prior = make_checkpoint("llama")
+    vector = fit_vector(prior, examples, tmp_path / "v", tokenizer=tiny_tokenizer(), settings=SETTINGS)
+    merged = merge(prior, tmp_path / "out", retain=str(vector), beta=1.0, alpha=0.0)
+    ids = torch.tensor([examples[0].ids])
+    with torch.inference_mode():
+        ours = AutoModelForCausalLM.from_pretrained(merged.folder)(ids).logits
+        peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(prior), vector)(ids).logits
+        before = AutoModelForCausalLM.from_pretrained(prior)(ids).logits
+    assert torch.allclose(ours, peft, atol=1e-5)
+    assert not torch.allclose(ours, before, atol=1e-2)
+
+
+def test_the_same_inputs_give_the_same_bytes_and_are_not_trained_twice(
+    make_checkpoint: Make, examples: list[Example], tmp_path: Path
+) -> None:
+    def fit(name: str, settings: FitSettings = SETTINGS, calls: list[int] | None = None) -> Path:
+        return fit_vector(
+            make_checkpoint("llama"),
+            examples,
+            tmp_path / name,
+            tokenizer=tiny_tokenizer(),
+            settings=settings,
+            progress=lambda label, done, total: None if calls is None else calls.append(done),
+        )
+
+    one, two = fit("one"), fit("two")
+    for name in ("adapter_model.safetensors", "adapter_config.json", "train_log.jsonl", "manifest.json"):
+        assert hash_file(one / name) == hash_file(two / name)
+    calls: list[int] = []
+    fit("one", calls=calls)
+    assert calls == []
+    fit("one", replace(SETTINGS, seed=1), calls)
+    assert calls[-1] == 6
+    assert hash_file(one / "adapter_model.safetensors") != hash_file(two / "adapter_model.safetensors")
+
+
+class Killed(BaseException):
+    """Stands for a kill in the middle of training: nothing may catch it."""
+
+
+@pytest.mark.parametrize("step", [1, 3, 6])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
+    step: int, make_checkpoint: Make, examples: list[Example], tmp_path: Path
+) -> None:
+    def fit(name: str, stop: int) -> Path:
+        def progress(label: str, done: int, total: int) -> None:
+            if done == stop:
+                raise Killed
+
+        return fit_vector(
+            make_checkpoint("llama"),
+            examples,
+            tmp_path / name,
+            tokenizer=tiny_tokenizer(),
+            settings=SETTINGS,
+            progress=progress,
+        )
+
+    whole = fit("whole", stop=-1)
+    with pytest.raises(Killed):
+        fit("cut", stop=step)
+    assert not (tmp_path / "cut").exists()
+    resumed = fit("cut", stop=-1)
+    for name in ("adapter_model.safetensors", "train_log.jsonl"):
+        assert hash_file(whole / name) == hash_file(resumed / name)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_nothing(
+    make_checkpoint: Make, examples: list[Example], tmp_path: Path
+) -> None:
+    with pytest.raises(StageError, match=r"the loss is .* nothing was kept. Try a lower vector.learning_rate"):
+        fit_vector(
+            make_checkpoint("llama"),
+            examples,
+            tmp_path / "v",
+            tokenizer=tiny_tokenizer(),
+            settings=replace(SETTINGS, mode="full", learning_rate=1e30, warmup_epochs=0, weight_decay=0.5),
+        )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_target_modules_are_refused(make_checkpoint: Make, examples: list[Example], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"vector.lora.targets: .*no_such_layer"):
+        fit_vector(
+            make_checkpoint("llama"),
+            examples,
+            tmp_path / "v",
+            tokenizer=tiny_tokenizer(),
+            settings=replace(SETTINGS, lora_targets=("no_such_layer",)),
+        )
+
+
+def test_micro_batches_halve_when_memory_runs_out(
+    make_checkpoint: Make, examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device's error is raised by the model itself for batches of more than one row."""
+    import torch
+    from transformers import LlamaForCausalLM
+
+    forward = LlamaForCausalLM.forward
+
+    def small_device(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
+        if len(input_ids) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return forward(self, input_ids=input_ids, **kwargs)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", small_device)
+    folder = fit_vector(
+        make_checkpoint("llama"), examples, tmp_path / "v", tokenizer=tiny_tokenizer(), settings=SETTINGS
+    )
+    manifest = load_manifest(folder)
+    assert manifest is not None
+    assert manifest["micro_batch_size"] == 1
+    assert np.isfinite([line["loss"] for line in read_log(folder)]).all()
+    assert len(read_log(folder)) == 6
+
+
+def test_a_single_row_that_does_not_fit_says_so(
+    make_checkpoint: Make, examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from transformers import LlamaForCausalLM
+
+    def no_memory(self: Any, **kwargs: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", no_memory)
+    with pytest.raises(StageError, match="not even one row at a time"):
+        fit_vector(make_checkpoint("llama"), examples, tmp_path / "v", tokenizer=tiny_tokenizer(), settings=SETTINGS)
