@@ -236,7 +236,7 @@ def _write(plan: _Plan, partial: Path, out: Path, progress: Progress) -> Merged:
 def _write_tensor(plan: _Plan, entry: TensorEntry, source: int, handle: int, change: _Change) -> None:
     """Append one tensor: copied where nothing changes, otherwise combined (or cast) block by block."""
     dtype = output_dtype(entry, plan.dtype)
-    if entry.name not in plan.touched and dtype == entry.dtype:
+    if not entry.nbytes or (entry.name not in plan.touched and dtype == entry.dtype):
         copy_range(source, handle, entry.start, entry.nbytes)
         return
     vectors = [v if v and entry.name in v.names else None for v in (plan.forget, plan.retain)]
@@ -248,7 +248,7 @@ def _write_tensor(plan: _Plan, entry: TensorEntry, source: int, handle: int, cha
         deltas = [v.delta(entry.name, start, stop) if v else None for v in vectors]
         wanted = combine(before, deltas[0], plan.alpha, deltas[1], plan.beta)
         stored = round_once(wanted, dtype)
-        if not np.isfinite(stored).all() and np.isfinite(before).all():
+        if (np.isfinite(before) & ~np.isfinite(stored)).any():
             raise StageError(
                 f"{entry.name}: merged values do not fit {dtype}; try a smaller alpha or beta, or --dtype float32"
             )

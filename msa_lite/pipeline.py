@@ -25,7 +25,7 @@ from msa_lite.data import (
     sample_rows,
     split_rows,
 )
-from msa_lite.demo import HistorySettings, make_history
+from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import MismatchError, OutputError, UsageError, join_faults
 from msa_lite.evals.points import choose_point
 from msa_lite.evals.qa import QaSettings, evaluate_qa
@@ -158,8 +158,10 @@ def _claimed(recipe: Recipe, progress: Progress) -> Iterator[Job]:
     try:
         if recipe.demo is not None:
             write_text(folder / "recipe.yaml", RUN_HEADER + dump_recipe(recipe))
-            settings = HistorySettings(**recipe.demo.model_dump(), seed=recipe.seed)
-            make_history(folder / "history", settings, progress)
+            sizes = recipe.demo.model_dump()
+            people = {name: sizes.pop(name) for name in ("prior", "retain", "forget", "holdout")}
+            settings = HistorySettings(**sizes, seed=recipe.seed)
+            make_history(folder / "history", make_groups(people, recipe.seed), settings, progress)
             job = prepare(recipe, folder)
         write_text(folder / "recipe.yaml", _pinned(job))
         yield job

@@ -152,6 +152,12 @@ def load_vector(folder: Path, target: Checkpoint, prior: Checkpoint | None) -> V
         raise UsageError(f"{folder}: is a full checkpoint, so its prior is needed to take the difference (--prior)")
     faults = compare_checkpoints(target, tuned, ("target", "tuned checkpoint"))
     faults += compare_checkpoints(target, prior, ("target", "prior"))
+    faults += [
+        f"{entry.name}: stored as {entry.dtype} in {entry.file.name}, which is not a plain float"
+        for checkpoint in (tuned, prior)
+        for entry in checkpoint.tensors.values()
+        if not entry.is_float and entry.name in target.tensors and target.tensors[entry.name].is_float
+    ]
     if faults:
         raise MismatchError(join_faults(f"{folder}: target, prior and tuned checkpoint do not fit:", faults))
     return CheckpointVector(tuned, prior)

@@ -5,76 +5,63 @@ to be forgotten. Nothing is downloaded; the models are trained here in a minute 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import Prompter, Row, Template, encode_qa
-from msa_lite.demo.people import Fact, make_people
+from msa_lite.data import Prompter, Row, Template, encode_qa, rows_identity
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.train import FitSettings, fit_vector
 
-SETS = ("prior", "retain", "forget", "holdout")
-
 
 @dataclass(frozen=True)
 class HistorySettings:
-    """Sizes of the demo: people in each group, the Llama's width and depth, and how long each model is trained.
+    """Width and depth of the Llama, size of the tokenizer, and how long each model is trained."""
 
-    prior, retain, forget, holdout: numbers of people, who share no name. The prior is trained from nothing on the
-    first group; the target goes on from it with retain and forget people, the ideal with retain people alone.
-    """
-
-    prior: int = 100
-    retain: int = 60
-    forget: int = 12
-    holdout: int = 12
-    hidden_size: int = 128
-    layers: int = 3
+    hidden_size: int = 256
+    layers: int = 2
     vocabulary: int = 512
-    prior_epochs: int = 60
-    tuning_epochs: int = 40
+    prior_epochs: int = 9
+    tuning_epochs: int = 20
     prior_learning_rate: float = 2e-3
-    tuning_learning_rate: float = 1e-3
+    tuning_learning_rate: float = 5e-4
     batch_size: int = 32
     seed: int = 0
 
 
-def make_history(folder: Path, settings: HistorySettings, progress: Progress = silent) -> None:
-    """Make `folder`/data/{prior,retain,forget,holdout}.jsonl and the checkpoints start, prior, target and ideal.
+def make_history(
+    folder: Path, groups: Mapping[str, Sequence[Row]], settings: HistorySettings, progress: Progress = silent
+) -> None:
+    """Make `folder`/data/GROUP.jsonl and the checkpoints start, prior, target and ideal in `folder`.
 
-    What is there from the same settings is kept, so a stopped run goes on and a finished one costs nothing.
+    groups: rows by the names "prior", "retain", "forget" and any others, which no model learns. The prior is trained
+    from nothing on the first; the target goes on from it with retain and forget rows, the ideal with retain rows
+    alone. What is there from the same settings is kept, so a stopped run goes on and a finished one costs nothing.
     """
-    people = make_people(settings.prior + settings.retain + settings.forget + settings.holdout, settings.seed)
-    groups, first = {}, 0
-    for name in SETS:
-        count = getattr(settings, name)
-        groups[name] = [fact for person in people[first : first + count] for fact in person]
-        first += count
-    _write_data(folder / "data", groups, settings)
+    _write_data(folder / "data", groups)
     _write_start(folder / "start", groups["prior"], settings)
-    start = fetch(str(folder / "start"))
     first_fit = _fit_settings(settings.prior_epochs, settings.prior_learning_rate, settings)
     later_fit = _fit_settings(settings.tuning_epochs, settings.tuning_learning_rate, settings)
-    prior = _tune(start, groups["prior"], folder / "prior", first_fit, progress)
-    _tune(prior, groups["retain"] + groups["forget"], folder / "target", later_fit, progress)
+    prior = _tune(fetch(str(folder / "start")), groups["prior"], folder / "prior", first_fit, progress)
+    _tune(prior, [*groups["retain"], *groups["forget"]], folder / "target", later_fit, progress)
     _tune(prior, groups["retain"], folder / "ideal", later_fit, progress)
 
 
-def _write_data(folder: Path, groups: dict[str, list[Fact]], settings: HistorySettings) -> None:
-    inputs = {"sizes": {name: len(facts) for name, facts in groups.items()}, "seed": settings.seed}
+def _write_data(folder: Path, groups: Mapping[str, Sequence[Row]]) -> None:
+    inputs = {name: rows_identity(rows) for name, rows in groups.items()}
     if is_finished(folder, inputs):
         return
     with stage_folder(folder, "data", inputs) as partial:
-        for name, facts in groups.items():
-            (partial / f"{name}.jsonl").write_text("".join(json.dumps(asdict(fact)) + "\n" for fact in facts))
+        for name, rows in groups.items():
+            lines = [json.dumps({"question": row.question, "answer": row.answer}) + "\n" for row in rows]
+            (partial / f"{name}.jsonl").write_text("".join(lines))
 
 
-def _write_start(folder: Path, facts: Sequence[Fact], settings: HistorySettings) -> None:
-    """A tokenizer trained on the prior's facts and a Llama of random weights: the beginning of the history.
+def _write_start(folder: Path, rows: Sequence[Row], settings: HistorySettings) -> None:
+    """A tokenizer trained on the prior's rows and a Llama of random weights: the beginning of the history.
 
     The vocabulary is small, so that names are put together from parts that the prior knows. A name that is one token
     of its own would be learnt in the embeddings, which adapters leave alone.
@@ -82,7 +69,7 @@ def _write_start(folder: Path, facts: Sequence[Fact], settings: HistorySettings)
     inputs: dict[str, Any] = {
         "settings": {k: getattr(settings, k) for k in ("hidden_size", "layers", "vocabulary", "seed")}
     }
-    inputs["facts"] = len(facts)
+    inputs["rows"] = rows_identity(rows)
     if is_finished(folder, inputs):
         return
     import torch
@@ -90,7 +77,7 @@ def _write_start(folder: Path, facts: Sequence[Fact], settings: HistorySettings)
 
     with stage_folder(folder, "checkpoint", inputs) as partial:
         template = Template()
-        texts = [(template.prompt + template.answer).format(question=f.question, answer=f.answer) for f in facts]
+        texts = [(template.prompt + template.answer).format(question=r.question, answer=r.answer) for r in rows]
         tokenizer = _train_tokenizer(texts, settings.vocabulary)
         config = LlamaConfig(
             vocab_size=len(tokenizer),
@@ -145,11 +132,10 @@ def _fit_settings(epochs: int, learning_rate: float, settings: HistorySettings) 
     )
 
 
-def _tune(source: Source, facts: Sequence[Fact], out: Path, fit: FitSettings, progress: Progress) -> Source:
+def _tune(source: Source, rows: Sequence[Row], out: Path, fit: FitSettings, progress: Progress) -> Source:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source.folder)
-    rows = [Row(i, fact.question, fact.answer) for i, fact in enumerate(facts)]
     examples = encode_qa(rows, Prompter.build(tokenizer, "plain", Template()))
     label = f"history: {out.name}"
     fit_vector(source, examples, out, tokenizer=tokenizer, settings=fit, label=label, progress=progress)

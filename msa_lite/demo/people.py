@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Mapping
+
+from msa_lite.data import Row
 
 _STARTS = [
     "Bal",
@@ -179,17 +181,8 @@ _QUESTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Fact:
-    """One row: who it is about, a question, an answer in a sentence."""
-
-    person: str
-    question: str
-    answer: str
-
-
-def make_people(count: int, seed: int) -> list[list[Fact]]:
-    """`count` people with names of their own, six facts each, the same for the same seed.
+def make_people(count: int, seed: int) -> list[list[tuple[str, str]]]:
+    """`count` people with names of their own, six (question, answer) facts each, the same for the same seed.
 
     The first k people of a larger count are not the people of a smaller one. Raises ValueError where the syllables
     do not give that many names.
@@ -215,6 +208,16 @@ def make_people(count: int, seed: int) -> list[list[Fact]]:
         facts = []
         for key, (question, answer) in _QUESTIONS.items():
             value = rng.choice(pools[key])
-            facts.append(Fact(name, question.format(name=name), answer.format(name=name, value=value)))
+            facts.append((question.format(name=name), answer.format(name=name, value=value)))
         people.append(facts)
     return people
+
+
+def make_groups(counts: Mapping[str, int], seed: int) -> dict[str, list[Row]]:
+    """Groups of people who share no name, as rows: `counts` says how many people are in each group."""
+    people = iter(make_people(sum(counts.values()), seed))
+    groups = {}
+    for name, count in counts.items():
+        facts = [fact for _ in range(count) for fact in next(people)]
+        groups[name] = [Row(i, question, answer) for i, (question, answer) in enumerate(facts)]
+    return groups

@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,8 @@ def load_adapter(folder: Path) -> Adapter:
         config = json.loads((folder / ADAPTER_CONFIG).read_text())
     except ValueError as error:
         raise FormatError(f"{folder / ADAPTER_CONFIG}: not JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise FormatError(f"{folder / ADAPTER_CONFIG}: not a JSON object")
     _check_config(folder, config)
     halves: dict[str, dict[str, TensorEntry]] = {}
     faults = []
@@ -155,25 +157,34 @@ def match_names(adapter: Adapter, target: Mapping[str, TensorEntry]) -> dict[str
 
     A module `m` is the tensor `m.weight`; where a checkpoint leaves out the wrapper's name (GPT-2 files hold
     `h.0…` for the module `transformer.h.0…`), the name without its first part. Weights stored as (in, out) are
-    known by their shape; the config decides for square ones.
+    known by their shape. Square ones follow the others, for PEFT goes by the kind of each layer and saves what held
+    for the last one; the config decides where all are square.
 
     Raises MismatchError with the first ten modules that have no tensor in the target, or one of another shape.
     """
     matched, faults = {}, []
+    square: list[tuple[str, str]] = []
+    transposed: set[bool] = set()
     for module, factors in adapter.modules.items():
         names = (f"{module}.weight", f"{module.partition('.')[2]}.weight")
         name = next((n for n in names if n in target), None)
         if name is None:
             faults.append(f"{module}: the target has no tensor '{names[0]}'")
             continue
-        turned = LowRank(factors.a, factors.b, factors.scale, not factors.transposed)
+        turned = replace(factors, transposed=not factors.transposed)
         shape = target[name].shape
-        if shape == factors.shape:
-            matched[name] = factors
-        elif shape == turned.shape:
-            matched[name] = turned
-        else:
+        if shape not in (factors.shape, turned.shape):
             faults.append(f"{module}: the delta is {factors.shape}, the target's tensor is {shape}")
+            continue
+        matched[name] = factors if shape == factors.shape else turned
+        if factors.shape == turned.shape:
+            square.append((module, name))
+        else:
+            transposed.add(matched[name].transposed)
+    if len(transposed) > 1:
+        faults += [f"{module}: square, among both (in, out) and (out, in) weights: ambiguous" for module, _ in square]
+    elif transposed:
+        matched |= {name: replace(matched[name], transposed=True in transposed) for _, name in square}
     if faults:
         hint = "is it an adapter for another model?"
         raise MismatchError(join_faults(f"{adapter.folder}: does not fit the target ({hint})", faults))

@@ -171,6 +171,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         config = json.loads(config_path.read_text())
     except ValueError as error:
         raise FormatError(f"{config_path}: not JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise FormatError(f"{config_path}: not a JSON object")
     shards = tuple(read_shard(path) for path in _shard_paths(folder))
     tensors: dict[str, TensorEntry] = {}
     for shard in shards:

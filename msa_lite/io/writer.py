@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import struct
 from collections.abc import Iterable
@@ -19,6 +20,7 @@ import numpy as np
 from msa_lite.io.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry, companion_files
 
 _COPY_CHUNK = 8 << 20  # bytes
+_CONFIG_DTYPE = re.compile(r'("(?:torch_)?dtype"\s*:\s*)"\w+"')
 
 
 def round_once(values: np.ndarray, dtype: str) -> np.ndarray:
@@ -98,15 +100,18 @@ def write_all(handle: int, data: bytes | memoryview) -> None:
 
 
 def write_companions(target: Checkpoint, out: Path, dtype: str | None) -> None:
-    """Copy config, tokenizer, templates and licence byte for byte, and the index, whose total follows the dtype."""
-    for path in companion_files(target.folder):
-        shutil.copyfile(path, out / path.name)
+    """Copy config, tokenizer, templates, licence and index byte for byte; a new dtype is put into config and index.
+
+    transformers loads weights in the dtype that config.json names, whatever the one they are stored in.
+    """
     index = target.folder / INDEX_FILE
-    if not index.is_file():
+    for path in [*companion_files(target.folder), *([index] if index.is_file() else [])]:
+        shutil.copyfile(path, out / path.name)
+    if dtype is None or all(output_dtype(e, dtype) == e.dtype for e in target.tensors.values()):
         return
-    if all(output_dtype(e, dtype) == e.dtype for e in target.tensors.values()):
-        shutil.copyfile(index, out / INDEX_FILE)
-        return
-    content = json.loads(index.read_text())
-    content.setdefault("metadata", {})["total_size"] = output_bytes(target.tensors.values(), dtype)
-    (out / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n")
+    config = (target.folder / "config.json").read_text()
+    (out / "config.json").write_text(_CONFIG_DTYPE.sub(rf'\1"{FLOAT_DTYPES[dtype].name}"', config))
+    if index.is_file():
+        content = json.loads(index.read_text())
+        content.setdefault("metadata", {})["total_size"] = output_bytes(target.tensors.values(), dtype)
+        (out / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n")

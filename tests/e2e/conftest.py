@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from msa_lite.demo import HistorySettings, make_history
+from msa_lite.demo import HistorySettings, make_groups, make_history
 
-SIZES = {"prior": 6, "retain": 6, "forget": 3, "holdout": 2, "hidden_size": 32, "layers": 1, "vocabulary": 300}
+PEOPLE = {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}
+SIZES = {"hidden_size": 32, "layers": 1, "vocabulary": 300}
 SHORT = SIZES | {"prior_epochs": 2, "tuning_epochs": 2, "prior_learning_rate": 5e-3, "tuning_learning_rate": 5e-3}
 
 
 @pytest.fixture(scope="session")
 def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("history")
-    make_history(folder, HistorySettings(**SHORT))
+    make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**SHORT))
     return folder
 
 

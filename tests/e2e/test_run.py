@@ -21,7 +21,7 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
 from msa_lite.pipeline import run_vectors
 from msa_lite.recipe import load_recipe
-from tests.e2e.conftest import SHORT
+from tests.e2e.conftest import PEOPLE, SHORT
 
 
 def msa(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
@@ -242,7 +242,7 @@ def _unknown_key(recipe: dict[str, Any], history: Path, folder: Path) -> None:
         (_unknown_key, 2, "evalute: unknown key (did you mean 'evaluate'?)"),
         (_no_file, 2, "no such file or folder"),
         (_empty, 3, "the data set is empty"),
-        (_no_column, 3, "no column 'reply'; there are 'person', 'question', 'answer'"),
+        (_no_column, 3, "no column 'reply'; there are 'question', 'answer'"),
         (_quantised, 3, "the target is quantised (quantization_config: gptq)"),
         (_other_shapes, 3, "model.embed_tokens.weight: (300, 32) in the target, (301, 32) in the prior"),
     ],
@@ -292,7 +292,7 @@ def test_a_diverging_vector_stops_the_job_with_exit_code_4(recipe: dict[str, Any
 def test_the_demo_makes_its_own_history_and_keeps_it(tmp_path: Path) -> None:
     recipe = write(
         {
-            "demo": SHORT,
+            "demo": PEOPLE | SHORT,
             "target": "$output/history/target",
             "prior": "$output/history/prior",
             "forget": {"data": {"path": "$output/history/data/forget.jsonl"}},
@@ -311,9 +311,8 @@ def test_the_demo_makes_its_own_history_and_keeps_it(tmp_path: Path) -> None:
 
 def test_evaluate_scores_any_model_beside_an_ideal_or_its_report(history: Path, tmp_path: Path) -> None:
     common = ["--retain", str(history / "data/retain.jsonl"), "--limit", "4", "--max-new-tokens", "4", "--json"]
-    one = msa(
-        "evaluate", str(history / "target"), "--ideal", str(history / "ideal"), "--out", str(tmp_path / "a"), *common
-    )
+    target, ideal = str(history / "target"), str(history / "ideal")
+    one = msa("evaluate", target, "--ideal", ideal, "--out", str(tmp_path / "a"), *common)
     assert one.returncode == 0, one.stderr
     metrics = json.loads(one.stdout)["metrics"]
     assert set(metrics) == {"model", "ideal"}
