@@ -306,7 +306,7 @@ def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> 
 
 
 def _split(job: Job) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
-    """(validation, test) rows by set; a single point needs no validation. The holdout set is never chosen by."""
+    """(validation, test) rows by set; a single point needs no validation. Holdout rows are in both, whole."""
     if len(job.recipe.points) == 1:
         return {}, dict(job.questions)
     share, seed = job.recipe.select.validation, job.recipe.seed
@@ -315,9 +315,10 @@ def _split(job: Job) -> tuple[dict[str, list[Row]], dict[str, list[Row]]]:
     if "forget" not in parts or short:
         why = join_faults("too few rows to split:", short) if short else "there are no questions about the forget set"
         raise UsageError(f"several values of alpha or beta need rows to choose by, but {why}")
-    validation = {name: part[0] for name, part in parts.items()}
-    test = {name: part[1] for name, part in parts.items()}
-    return validation, test | {name: rows for name, rows in job.questions.items() if name == "holdout"}
+    whole = {name: rows for name, rows in job.questions.items() if name == "holdout"}
+    return {name: part[0] for name, part in parts.items()} | whole, {
+        name: part[1] for name, part in parts.items()
+    } | whole
 
 
 def _choose(job: Job, progress: Progress) -> tuple[float, float]:

@@ -192,13 +192,13 @@ class Select(_Closed):
 class Demo(_Closed):
     """Make a small model history of fictional people in `$output/history` first: prior, target, ideal and data."""
 
-    prior: int = Field(80, ge=2)
+    prior: int = Field(240, ge=2)
     """People that the prior knows."""
-    retain: int = Field(50, ge=2)
+    retain: int = Field(48, ge=2)
     """People that target and ideal know."""
-    forget: int = Field(10, ge=2)
+    forget: int = Field(8, ge=2)
     """People that only the target knows."""
-    holdout: int = Field(10, ge=2)
+    holdout: int = Field(8, ge=2)
     """People that no model knows."""
     hidden_size: int = Field(256, ge=16, multiple_of=8)
     """Width of the Llama."""
@@ -206,13 +206,13 @@ class Demo(_Closed):
     """Its layers."""
     vocabulary: int = Field(512, ge=300)
     """Size of the tokenizer that is trained on the prior's people."""
-    prior_epochs: int = Field(20, ge=1)
+    prior_epochs: int = Field(9, ge=1)
     """Epochs that make the prior out of random weights."""
-    tuning_epochs: int = Field(16, ge=1)
+    tuning_epochs: int = Field(20, ge=1)
     """Epochs that make target and ideal out of the prior."""
     prior_learning_rate: float = Field(2e-3, gt=0, allow_inf_nan=False)
     """Learning rate of the prior."""
-    tuning_learning_rate: float = Field(1e-3, gt=0, allow_inf_nan=False)
+    tuning_learning_rate: float = Field(5e-4, gt=0, allow_inf_nan=False)
     """Learning rate of target and ideal."""
     batch_size: int = Field(32, ge=1)
     """Rows of one step."""

@@ -47,6 +47,7 @@ def choose_point(
 ) -> Choice:
     """Score every (α, β) on validation rows and choose the best (`scoring.selection_score`; ties: the first).
 
+    sets: validation rows of "forget" and "retain"; "holdout" rows, where there are any, say what unseen data scores.
     adapters: PEFT folders by name, "forget" and, where some β > 0, "retain". keep: see `selection_score`. Writes
     records and a report per point, the table and choice.json into `out`; points that were scored before a stop are
     not scored again.
@@ -91,7 +92,11 @@ def _score_points(
             continue
         model = model if model is not None else load_with_adapters(target.folder, adapters)
         set_strengths(model, {"forget": -alpha, "retain": beta})
-        records = {name: score_rows(model, prompter, rows, settings) for name, rows in sets.items()}
+        records = {
+            name: score_rows(model, prompter, rows, settings)
+            for name, rows in sets.items()
+            if name != "holdout" or number == 0  # what unseen rows score is asked of the target alone
+        }
         reports[alpha, beta] = aggregate(records, "validation")
         folder.mkdir(exist_ok=True)
         for name, items in records.items():

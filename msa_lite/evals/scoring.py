@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-RETAIN_METRICS = ("rouge_l_r", "accuracy_r", "extraction_strength_r")
-
 
 def probability(log_probs: np.ndarray) -> float | None:
     """exp of the mean log-probability over all n answer tokens, end token included; in (0, 1].
@@ -85,18 +83,36 @@ def mean_and_error(values: Sequence[float | None]) -> tuple[float | None, int, f
     return float(np.mean(known)), len(known), error
 
 
+def exposure(metrics: Mapping[str, float | None], reference: Mapping[str, float | None]) -> float:
+    """How much of what the target knows of the forget set can still be drawn out, in [0, 1]; lower is better.
+
+    The mean over ROUGE-L, accuracy and extraction strength of (m − h) / (t − h), clipped to [0, 1], where m is the
+    point's value on the forget set, t the target's, and h the target's on the holdout set (0 without one): rows that
+    it never saw. Going below h counts for nothing, since unseen data is what forgotten data should look like.
+    """
+    shares = []
+    for name in ("rouge_l", "accuracy", "extraction_strength"):
+        key = name if name in reference else f"{name}_f"
+        known, unseen = reference.get(key) or 0.0, reference.get(f"{name}_h") or 0.0
+        if known > unseen:
+            shares.append(min(1.0, max(0.0, ((metrics.get(key) or 0.0) - unseen) / (known - unseen))))
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+def kept_share(metrics: Mapping[str, float | None], reference: Mapping[str, float | None]) -> float:
+    """The least share left of the target's own ROUGE-L, accuracy and extraction strength on the retain set, ≥ 0.
+
+    1 without retain rows; may exceed 1 where a point does better than the target.
+    """
+    names = ("rouge_l_r", "accuracy_r", "extraction_strength_r")
+    return min(((metrics.get(name) or 0.0) / known for name in names if (known := reference.get(name))), default=1.0)
+
+
 def selection_score(metrics: Mapping[str, float | None], reference: Mapping[str, float | None], keep: float) -> float:
     """How good a point (α, β) is on validation rows; higher is better. Needs no ideal model.
 
-    Forget as much as possible while at least `keep` of what the target knew of the retain set is left. kept: the least
-    share left of the target's own ROUGE-L, accuracy and extraction strength on the retain set (1 without retain rows).
-    Where kept ≥ keep the score is √((1 − ROUGE-L_f) (1 − ES_f)), in [0, 1]: near 0 while the forget answers can still
-    be drawn out. Other points score kept − 1 < 0, so that the gentlest of them is chosen where no point keeps enough.
-    metrics, reference: means by name of the point and of the target.
+    1 − `exposure` where `kept_share` ≥ keep, in [0, 1]. Other points score kept_share − 1 < 0, so that the gentlest of
+    them is chosen where no point keeps enough. metrics, reference: means by name of the point and of the target.
     """
-    kept = min(
-        ((metrics.get(name) or 0.0) / before for name in RETAIN_METRICS if (before := reference.get(name))), default=1.0
-    )
-    if kept < keep:
-        return kept - 1.0
-    return math.sqrt((1.0 - (metrics.get("rouge_l_f") or 0.0)) * (1.0 - (metrics.get("extraction_strength") or 0.0)))
+    kept = kept_share(metrics, reference)
+    return 1.0 - exposure(metrics, reference) if kept >= keep else kept - 1.0

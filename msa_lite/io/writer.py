@@ -39,7 +39,7 @@ def round_once(values: np.ndarray, dtype: str) -> np.ndarray:
         np.subtract(bits, away, out=bits)
         np.bitwise_or(bits, inexact.astype(np.uint32), out=bits)
         values = single
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return values.astype(FLOAT_DTYPES[dtype])
 
 

@@ -1,0 +1,234 @@
+"""Reading safetensors by header and by rows: what is read, and what broken files and folders are told."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from msa_lite.errors import FormatError, UsageError
+from msa_lite.io.checkpoint import (
+    FLOAT_DTYPES,
+    INDEX_FILE,
+    SINGLE_FILE,
+    companion_files,
+    load_checkpoint,
+    pread_exactly,
+    read_rows,
+    read_shard,
+)
+
+
+def f32(start: int, stop: int) -> dict[str, Any]:
+    """Header item of a vector of floats in bytes [start, stop)."""
+    return {"dtype": "F32", "shape": [(stop - start) // 4], "data_offsets": [start, stop]}
+
+
+def write_raw(path: Path, header: dict[str, Any] | bytes, data: int = 0, length: int | None = None) -> Path:
+    """A safetensors file from its parts; `length` lies about the header's length."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + bytes(range(data)))
+    return path
+
+
+def write_checkpoint(folder: Path, shards: dict[str, list[str]], mapped: dict[str, str] | None = None) -> Path:
+    """A sharded checkpoint of tiny tensors; `mapped` replaces the right weight_map of the index."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    for file, names in shards.items():
+        save_file({name: np.ones(2, np.float32) for name in names}, folder / file)
+    right = {name: file for file, names in shards.items() for name in names}
+    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": right if mapped is None else mapped}))
+    return folder
+
+
+def test_a_header_gives_tensors_by_offset_and_its_own_bytes(tmp_path: Path) -> None:
+    header = {"__metadata__": {"format": "pt"}, "late": f32(8, 16), "early": f32(0, 8)}
+    path = write_raw(tmp_path / "x.safetensors", header, 16)
+    shard = read_shard(path)
+    start = len(shard.header)
+    assert shard.metadata == {"format": "pt"}
+    assert [(t.name, t.start, t.nbytes, t.shape) for t in shard.tensors] == [
+        ("early", start, 8, (2,)),
+        ("late", start + 8, 8, (2,)),
+    ]
+    assert path.read_bytes() == shard.header + bytes(range(16))
+
+
+@pytest.mark.parametrize(
+    ("shape", "matrix"), [((3, 4), (3, 4)), ((5,), (5, 1)), ((), (1, 1)), ((2, 3, 4), (24, 1)), ((0, 4), (0, 4))]
+)
+def test_every_tensor_is_seen_as_a_matrix(tmp_path: Path, shape: tuple[int, ...], matrix: tuple[int, int]) -> None:
+    save_file({"w": np.zeros(shape, np.float16)}, tmp_path / "x.safetensors")
+    assert read_shard(tmp_path / "x.safetensors").tensors[0].matrix_shape == matrix
+
+
+shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
+kinds = st.sampled_from([*FLOAT_DTYPES.values(), np.dtype(np.int64), np.dtype(np.uint8), np.dtype(np.bool_)])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.text(min_size=1, max_size=8), st.tuples(shapes, kinds), max_size=5), st.data())
+def test_what_safetensors_writes_is_read_back(
+    tmp_path_factory: pytest.TempPathFactory, wanted: dict[str, Any], data: Any
+) -> None:
+    random = np.random.default_rng(len(wanted))
+    arrays = {
+        name: random.integers(0, 2, (*shape, kind.itemsize), np.uint8).view(kind).reshape(shape)
+        for name, (shape, kind) in wanted.items()
+        if name != "__metadata__"
+    }
+    path = tmp_path_factory.mktemp("property") / "x.safetensors"
+    save_file(arrays, path)
+    entries = {entry.name: entry for entry in read_shard(path).tensors}
+    assert entries.keys() == arrays.keys()
+    with open(path, "rb") as stream:
+        for name, array in arrays.items():
+            entry = entries[name]
+            assert entry.shape == array.shape
+            assert pread_exactly(stream.fileno(), entry.nbytes, entry.start) == array.tobytes()
+            if entry.is_float:
+                start, stop = sorted(data.draw(st.tuples(*[st.integers(0, entry.matrix_shape[0])] * 2)))
+                rows = read_rows(stream.fileno(), entry, start, stop)
+                assert rows.dtype == array.dtype
+                assert rows.tobytes() == array.reshape(entry.matrix_shape)[start:stop].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "length", "says"),
+    [
+        (b"", 0, 0, "no safetensors header fits this file"),
+        ({"a": f32(0, 8)}, 8, 10_000, "no safetensors header fits this file of"),
+        ({"a": f32(0, 8)}, 8, 1 << 62, "no safetensors header fits"),
+        ({"a": f32(0, 8)}, 8, 12, "header cannot be read"),
+        (b"[1, 2]", 0, None, "header cannot be read"),
+        (b"\xff\xfe", 0, None, "header cannot be read"),
+        ({"a": {"dtype": "F32", "shape": [2]}}, 8, None, "header cannot be read"),
+        ({"a": "F32"}, 8, None, "header cannot be read"),
+        (b'{"a": %s, "a": %s}' % ((json.dumps(f32(0, 8)).encode(),) * 2), 8, None, "'a' stands twice"),
+        ({"a": f32(0, 8)}, 7, None, "truncated"),
+        ({"a": f32(0, 8)}, 9, None, "trailing bytes"),
+        ({"a": f32(4, 12)}, 12, None, "'a' leaves a gap or overlaps"),
+        ({"a": f32(0, 8), "b": f32(12, 16)}, 16, None, "'b' leaves a gap or overlaps"),
+        ({"a": f32(0, 8), "b": f32(4, 12)}, 12, None, "'b' leaves a gap or overlaps"),
+        ({"a": f32(8, 0)}, 0, None, "'a' leaves a gap or overlaps"),
+        ({"a": f32(0, 8) | {"shape": [3]}}, 8, None, r"'a' has 8 bytes, not what \(3,\) needs"),
+    ],
+)
+def test_a_broken_file_is_named_with_its_fault(
+    tmp_path: Path, header: Any, data: int, length: int | None, says: str
+) -> None:
+    path = write_raw(tmp_path / "x.safetensors", header, data, length)
+    with pytest.raises(FormatError, match=f"x.safetensors: .*{says}"):
+        read_shard(path)
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 20])
+def test_a_file_cut_off_anywhere_in_its_head_is_refused(tmp_path: Path, size: int) -> None:
+    path = write_raw(tmp_path / "x.safetensors", {"a": f32(0, 8)}, 8)
+    os.truncate(path, size)
+    with pytest.raises(FormatError, match="download it again"):
+        read_shard(path)
+
+
+def test_a_file_that_ends_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "x.safetensors", {"a": f32(0, 8)}, 8)
+    entry = read_shard(path).tensors[0]
+    os.truncate(path, path.stat().st_size - 4)
+    with open(path, "rb") as stream, pytest.raises(FormatError, match="ended 4 bytes early"):
+        read_rows(stream.fileno(), entry, 0, 2)
+
+
+def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_raw(tmp_path / "x", b"{}", 100)
+    whole = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda handle, views, offset: whole(handle, [views[0][:7]], offset))
+    with open(path, "rb") as stream:
+        assert pread_exactly(stream.fileno(), 90, 15) == path.read_bytes()[15:105]
+
+
+def test_shards_are_joined_by_name(tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(write_checkpoint(tmp_path, {"1.safetensors": ["a", "b"], "2.safetensors": ["c"]}))
+    assert {n: t.file.name for n, t in checkpoint.tensors.items()} == {
+        "a": "1.safetensors",
+        "b": "1.safetensors",
+        "c": "2.safetensors",
+    }
+    assert checkpoint.nbytes == sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+
+
+def unlink(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def index(content: Any) -> Callable[[Path], None]:
+    text = content if isinstance(content, str) else json.dumps({"weight_map": content})
+    return lambda folder: (folder / INDEX_FILE).write_text(text) and None
+
+
+def pickled(folder: Path) -> None:
+    for path in (folder / INDEX_FILE, *folder.glob("*.safetensors")):
+        path.unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "says"),
+    [
+        (unlink("config.json"), UsageError, "no config.json: not a checkpoint folder"),
+        (lambda f: (f / "config.json").write_text("{"), FormatError, "config.json: not JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), FormatError, "config.json: not a JSON object"),
+        (unlink("2.safetensors"), FormatError, "missing:\n  2.safetensors"),
+        (unlink(INDEX_FILE), UsageError, f"no {SINGLE_FILE} and no {INDEX_FILE}"),
+        (pickled, FormatError, r"only pickled weights; .* save_pretrained"),
+        (index("{"), FormatError, "not a safetensors index"),
+        (index("[]"), FormatError, "not a safetensors index"),
+        (index("{}"), FormatError, "not a safetensors index"),
+        (index({"a": "../1.safetensors"}), FormatError, "outside the folder:\n  ../1.safetensors"),
+        (index({"a": "/etc/passwd"}), FormatError, "outside the folder:\n  /etc/passwd"),
+        (index({"a": 3}), FormatError, "outside the folder:\n  3"),
+        (index({"a": ".."}), FormatError, r"missing:\n  \.\."),
+        (index({"a": "1.safetensors", "b": "2.safetensors"}), FormatError, "disagree about:\n  b\n  c"),
+        (index({"a": "1.safetensors", "c": "1.safetensors"}), FormatError, "disagree about:\n  c"),
+    ],
+)
+def test_a_broken_folder_is_told_what_is_wrong(tmp_path: Path, spoil: Any, error: type, says: str) -> None:
+    folder = write_checkpoint(tmp_path / "m", {"1.safetensors": ["a"], "2.safetensors": ["c"]})
+    spoil(folder)
+    with pytest.raises(error, match=says):
+        load_checkpoint(folder)
+
+
+def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"tensor 'a' is in .*1\.safetensors and .*2\.safetensors"):
+        load_checkpoint(write_checkpoint(tmp_path, {"1.safetensors": ["a", "b"], "2.safetensors": ["a"]}))
+
+
+def test_a_folder_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such folder"):
+        load_checkpoint(tmp_path / "nowhere")
+
+
+def test_companions_are_config_tokenizer_and_licence_but_never_weights_or_pickle(tmp_path: Path) -> None:
+    kept = ["LICENSE", "chat_template.jinja", "config.json", "generation_config.json", "merges.txt", "tokenizer.model"]
+    for name in [*kept, INDEX_FILE, SINGLE_FILE, "manifest.json", "training_args.bin", "run.py", "optimizer.pt"]:
+        (tmp_path / name).touch()
+    assert [path.name for path in companion_files(tmp_path)] == kept
+
+
+def test_bfloat16_is_read_as_itself(tmp_path: Path) -> None:
+    values = np.array([[1.5, -2.25], [3.0e38, 1e-40]], ml_dtypes.bfloat16)
+    save_file({"w": values}, tmp_path / "x.safetensors")
+    with open(tmp_path / "x.safetensors", "rb") as stream:
+        rows = read_rows(stream.fileno(), read_shard(tmp_path / "x.safetensors").tensors[0], 1, 2)
+    assert rows.tolist() == values[1:].tolist()

@@ -1,0 +1,212 @@
+"""Stage folders: whole or not there, resumable on request, checked afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.errors import OutputError, StageError
+from msa_lite.io import manifest
+from msa_lite.io.manifest import (
+    MANIFEST,
+    check_space,
+    discarded,
+    is_finished,
+    load_manifest,
+    stage_folder,
+    verify_folder,
+)
+
+INPUTS = {"seed": 1, "source": {"revision": "sha256:0"}}
+
+
+def build(folder: Path, inputs: dict[str, Any] = INPUTS, text: str = "weights", **options: Any) -> Path:
+    with stage_folder(folder, "model", inputs, **options) as partial:
+        (partial / "sub").mkdir(exist_ok=True)
+        (partial / "sub" / "a.txt").write_text(text)
+        (partial / "b.txt").write_text("b")
+    return folder
+
+
+def fail(folder: Path, error: BaseException, inputs: dict[str, Any] = INPUTS, resumable: bool = False) -> None:
+    def run() -> None:
+        with stage_folder(folder, "model", inputs, resumable=resumable) as partial:
+            (partial / "half.txt").write_text("half")
+            raise error
+
+    with pytest.raises(type(error)):
+        run()
+
+
+def leftovers(folder: Path) -> list[str]:
+    """What a stage has left where `folder` is to be: names beside it and inside its partial folder."""
+    return sorted(str(path.relative_to(folder.parent)) for path in folder.parent.rglob("*"))
+
+
+def test_a_finished_folder_has_its_manifest_and_no_partial(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {}
+    with stage_folder(tmp_path / "out", "model", INPUTS, facts) as partial:
+        assert partial == tmp_path / "out.partial"
+        (partial / "a.txt").write_text("a")
+        facts["change"] = 3
+        assert not (partial / MANIFEST).exists()
+        assert not (tmp_path / "out").exists()
+    assert leftovers(tmp_path / "out") == ["out", "out/a.txt", f"out/{MANIFEST}"]
+    found = load_manifest(tmp_path / "out")
+    assert found is not None
+    assert (found["kind"], found["inputs"], found["change"]) == ("model", INPUTS, 3)
+    assert list(found["files"]) == ["a.txt"]
+    assert found["versions"]["numpy"]
+
+
+@pytest.mark.parametrize("step", ["hash_file", "write_json"])
+def test_a_fault_before_the_manifest_is_written_leaves_no_final_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def broken(path: Path, *rest: Any) -> None:
+        if step == "hash_file" or path.name == MANIFEST:
+            raise OSError("the disk is gone")
+        path.write_text(json.dumps(rest[0]))
+
+    monkeypatch.setattr(manifest, step, broken)
+    with pytest.raises(OSError, match="disk is gone"):
+        build(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    assert verify_folder(build(tmp_path / "out")) == []
+
+
+@pytest.mark.parametrize("error", [StageError("no"), KeyboardInterrupt(), OSError(28, "full")])
+def test_a_raising_stage_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
+    fail(tmp_path / "out", error)
+    assert leftovers(tmp_path / "out") == []
+
+
+def test_a_killed_stage_leaves_only_a_partial_folder_that_the_next_run_throws_away(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom msa_lite.io.manifest import stage_folder\n"
+        "with stage_folder(Path(sys.argv[1]), 'model', {'seed': 0}) as partial:\n"
+        "    (partial / 'half.txt').write_text('half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "out")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "out.partial" / "half.txt").exists()
+    assert not (tmp_path / "out").exists()
+    assert sorted(path.name for path in build(tmp_path / "out").iterdir()) == ["b.txt", MANIFEST, "sub"]
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_resumable_stage_gets_its_partial_folder_back_for_the_same_inputs(tmp_path: Path) -> None:
+    fail(tmp_path / "out", StageError("no"), resumable=True)
+    with stage_folder(tmp_path / "out", "model", dict(reversed(INPUTS.items())), resumable=True) as partial:
+        assert (partial / "half.txt").read_text() == "half"
+    assert verify_folder(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(("kind", "inputs"), [("model", {"seed": 2}), ("vector", INPUTS)])
+def test_a_resumable_stage_starts_afresh_for_other_inputs(tmp_path: Path, kind: str, inputs: dict[str, Any]) -> None:
+    fail(tmp_path / "out", StageError("no"), resumable=True)
+    with stage_folder(tmp_path / "out", kind, inputs, resumable=True) as partial:
+        assert not (partial / "half.txt").exists()
+
+
+def test_a_discarded_error_removes_what_a_resumable_stage_would_keep(tmp_path: Path) -> None:
+    fail(tmp_path / "out", discarded(StageError("diverged")), resumable=True)
+    assert leftovers(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("place", ["out", "out.partial"])
+def test_a_foreign_folder_in_the_way_is_refused_and_left_alone(tmp_path: Path, place: str) -> None:
+    (tmp_path / place).mkdir()
+    (tmp_path / place / "thesis.txt").write_text("years of work")
+    with pytest.raises(OutputError, match="msa-lite"):
+        build(tmp_path / "out")
+    assert leftovers(tmp_path / "out") == [place, f"{place}/thesis.txt"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"made_by": "someone else"}'])
+def test_another_tools_manifest_is_foreign_too(tmp_path: Path, text: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / MANIFEST).write_text(text)
+    with pytest.raises(OutputError, match="did not make"):
+        build(tmp_path / "out")
+    assert (tmp_path / "out" / MANIFEST).read_text() == text
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("notes")
+    with pytest.raises(OutputError, match="a file is in the way"):
+        build(tmp_path / "out")
+    assert (tmp_path / "out").read_text() == "notes"
+
+
+def test_a_folder_of_ours_is_replaced_whole_and_an_empty_one_is_used(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    build(tmp_path / "out")
+    with stage_folder(tmp_path / "out", "model", {"seed": 2}) as partial:
+        (partial / "new.txt").touch()
+        assert (tmp_path / "out" / "b.txt").exists()  # the old one stays until the new one is complete
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [MANIFEST, "new.txt"]
+
+
+def test_a_folder_is_finished_for_its_own_inputs_and_sizes_only(tmp_path: Path) -> None:
+    assert not is_finished(tmp_path / "out", INPUTS)
+    build(tmp_path / "out")
+    assert is_finished(tmp_path / "out", dict(reversed(INPUTS.items())))
+    assert not is_finished(tmp_path / "out", INPUTS | {"seed": 2})
+    (tmp_path / "out" / "b.txt").write_text("longer")
+    assert not is_finished(tmp_path / "out", INPUTS)
+
+
+def test_space_is_asked_of_the_disk_that_will_hold_the_folder(tmp_path: Path) -> None:
+    check_space(tmp_path / "not" / "there" / "yet", 1)
+    with pytest.raises(OutputError, match=r"out: 1000000000000\.00 GB are needed, .* GB are free"):
+        check_space(tmp_path / "out", 10**21)
+
+
+def test_an_untouched_folder_verifies(tmp_path: Path) -> None:
+    assert verify_folder(build(tmp_path / "out")) == []
+
+
+def test_verify_names_every_changed_missing_and_extra_file(tmp_path: Path) -> None:
+    folder = build(tmp_path / "out")
+    (folder / "sub" / "a.txt").write_text("wEights")
+    (folder / "b.txt").unlink()
+    (folder / "sub" / "extra.txt").touch()
+    assert verify_folder(folder) == [
+        "b.txt: missing",
+        "sub/a.txt: content changed",
+        "sub/extra.txt: not in the manifest",
+    ]
+    (folder / "sub" / "a.txt").write_text("w")
+    assert "sub/a.txt: 1 bytes, recorded were 7" in verify_folder(folder)
+
+
+def test_a_folder_without_a_manifest_cannot_be_verified(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=MANIFEST):
+        verify_folder(tmp_path)
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_permissions_follow_the_umask_even_of_files_that_were_made_private(
+    tmp_path: Path, mask: int, mode: int
+) -> None:
+    before = os.umask(mask)
+    try:
+        with stage_folder(tmp_path / "out", "model", INPUTS) as partial:
+            (partial / "a").touch()
+            (partial / "a").chmod(0o600)
+    finally:
+        os.umask(before)
+    assert {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "out").iterdir()} == {
+        "a": mode,
+        MANIFEST: mode,
+    }

@@ -1,0 +1,193 @@
+"""Rounding once, copying byte ranges, and headers of another dtype."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load, save_file
+
+from msa_lite.io.checkpoint import INDEX_FILE, load_checkpoint, read_shard
+from msa_lite.io.writer import copy_range, output_bytes, round_once, shard_header, write_all, write_companions
+
+HALVES = {"BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype(np.float16)}
+
+
+def neighbours(dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """All finite values ≥ 0 of a 16-bit dtype and the next above each, in fp64; the last is what rounds to infinity."""
+    infinity = int(np.array(np.inf, HALVES[dtype]).view(np.uint16))
+    values = np.arange(infinity, dtype=np.uint16).view(HALVES[dtype]).astype(np.float64)
+    return values, np.append(values[1:], 2 * values[-1] - values[-2])
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_every_tie_of_a_half_goes_to_even_and_its_fp64_neighbours_to_their_side(dtype: str, sign: int) -> None:
+    low, high = neighbours(dtype)
+    tie = (low + high) / 2  # exact in fp64
+    even = np.where(np.arange(len(low)) % 2 == 0, low, high)
+    for values, expected in ((tie, even), (np.nextafter(tie, 0), low), (np.nextafter(tie, np.inf), high)):
+        with np.errstate(over="ignore"):
+            rounded = round_once(sign * values, dtype)
+            assert np.array_equal(rounded, (sign * expected).astype(HALVES[dtype]))
+            assert np.array_equal(np.signbit(rounded.astype(np.float32)), np.full(len(low), sign < 0))
+
+
+def test_fp32_cannot_tell_those_neighbours_from_the_tie() -> None:
+    # So the test above would fail for a rounding by way of fp32, which is what numpy does on its own.
+    low, high = neighbours("BF16")
+    above = np.nextafter((low + high) / 2, np.inf)[1 << 10 : -1]
+    twice = above.astype(np.float32).astype(HALVES["BF16"]).astype(np.float64)
+    assert np.count_nonzero(twice == low[1 << 10 : -1]) >= len(above) // 2
+
+
+@given(st.floats(-3.38e38, 3.38e38))
+def test_bfloat16_is_the_nearest_value_in_exact_arithmetic(value: float) -> None:
+    rounded = round_once(np.array([value]), "BF16")[0]
+    distance = abs(Fraction(float(rounded)) - Fraction(value))
+    for direction in (-np.inf, np.inf):
+        other = np.nextafter(rounded, HALVES["BF16"].type(direction))
+        other_distance = abs(Fraction(float(other)) - Fraction(value))
+        even = int(rounded.view(np.uint16)) % 2 == 0
+        assert distance < other_distance or (distance == other_distance and even)
+
+
+@settings(deadline=None)  # the first example imports torch
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50))
+def test_fp32_to_bfloat16_equals_torch(bits: list[int]) -> None:
+    import torch
+
+    values = np.array(bits, np.uint32).view(np.float32)
+    ours = round_once(values, "BF16")
+    theirs = torch.from_numpy(values.copy()).to(torch.bfloat16).view(torch.int16).numpy().view(HALVES["BF16"])
+    assert np.array_equal(ours.astype(np.float32), theirs.astype(np.float32), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
+@pytest.mark.parametrize("work", [np.float32, np.float64])
+def test_special_values_stay_what_they_are(dtype: str, work: type) -> None:
+    rounded = round_once(np.array([np.nan, np.inf, -np.inf, 0.0, -0.0], work), dtype).astype(np.float64)
+    assert np.array_equal(rounded, [np.nan, np.inf, -np.inf, 0, 0], equal_nan=True)
+    assert np.signbit(rounded[1:]).tolist() == [False, True, False, True]
+
+
+def test_rounding_leaves_its_input_alone() -> None:
+    values = np.array([1.0 + 2**-40, 3.3])
+    round_once(values, "BF16")
+    assert values.tolist() == [1.0 + 2**-40, 3.3]
+
+
+def refuse(*args: Any, **kwargs: Any) -> int:
+    raise OSError(errno.EXDEV, "another device")
+
+
+@pytest.mark.parametrize("kernel", ["real", "absent", "refusing", "zero", "short", "fails midway"])
+def test_a_byte_range_is_appended_whatever_the_kernel_can_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
+) -> None:
+    content = np.random.default_rng(0).bytes(100_000)
+    (tmp_path / "in").write_bytes(content)
+    calls = []
+
+    def a_little(source: int, target: int, count: int, offset_src: int) -> int:
+        calls.append(count)
+        if kernel == "fails midway" and len(calls) > 3:
+            raise OSError(errno.EINVAL, "no more")
+        return os.write(target, os.pread(source, min(count, 999), offset_src))
+
+    if kernel == "absent":
+        monkeypatch.delattr(os, "copy_file_range", raising=False)
+    elif kernel != "real":
+        fakes = {"refusing": refuse, "zero": lambda *args, **kwargs: 0}
+        monkeypatch.setattr(os, "copy_file_range", fakes.get(kernel, a_little), raising=False)
+    with open(tmp_path / "in", "rb") as source, open(tmp_path / "out", "wb", buffering=0) as target:
+        write_all(target.fileno(), b"head")
+        copy_range(source.fileno(), target.fileno(), 1234, 90_000)
+        copy_range(source.fileno(), target.fileno(), 0, 10)
+        copy_range(source.fileno(), target.fileno(), 5, 0)
+    assert (tmp_path / "out").read_bytes() == b"head" + content[1234:91_234] + content[:10]
+
+
+def test_a_source_that_ends_early_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"12345")
+    with (
+        open(tmp_path / "in", "rb") as source,
+        open(tmp_path / "out", "wb") as target,
+        pytest.raises(OSError, match="ended 7 bytes early"),
+    ):
+        copy_range(source.fileno(), target.fileno(), 2, 10)
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda handle, view: whole(handle, view[:3]))
+    with open(tmp_path / "out", "wb", buffering=0) as target:
+        write_all(target.fileno(), b"0123456789")
+    assert (tmp_path / "out").read_bytes() == b"0123456789"
+
+
+ARRAYS = {
+    "matrix": np.array([[1.5, -2], [0.25, 3]], np.float16),
+    "half": np.array([1.5, 2.5, -8], HALVES["BF16"]),
+    "empty": np.zeros((0, 4), np.float32),
+    "counts": np.array([7, 8], np.int64),
+}
+
+
+def test_the_same_dtype_keeps_the_header_byte_for_byte(tmp_path: Path) -> None:
+    save_file({"w": ARRAYS["half"], "counts": ARRAYS["counts"]}, tmp_path / "x.safetensors")
+    shard = read_shard(tmp_path / "x.safetensors")
+    assert shard_header(shard, None) == shard_header(shard, "BF16") == shard.header
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16"])
+def test_a_rebuilt_header_loads_with_safetensors(tmp_path: Path, dtype: str) -> None:
+    save_file(ARRAYS, tmp_path / "x.safetensors", {"format": "pt"})
+    shard = read_shard(tmp_path / "x.safetensors")
+    kinds = {
+        name: array.dtype if name == "counts" else {"F32": "f4", "F16": "f2"}[dtype] for name, array in ARRAYS.items()
+    }
+    data = b"".join(ARRAYS[entry.name].astype(kinds[entry.name]).tobytes() for entry in shard.tensors)
+    header = shard_header(shard, dtype)
+    loaded = load(header + data)
+    assert {name: array.dtype for name, array in loaded.items()} == kinds
+    assert all(np.array_equal(loaded[name], ARRAYS[name].astype(kinds[name])) for name in ARRAYS)
+    assert json.loads(header[8:])["__metadata__"] == {"format": "pt"}
+    assert len(header) % 8 == 0
+    assert output_bytes(shard.tensors, dtype) == len(data)
+
+
+CONFIG = """{ "model_type": "llama", "dtype": "bfloat16",
+ "rope": {"x_dtype": "int8"}, "text_config": {"torch_dtype" : "bfloat16"} }"""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "config", "total"),
+    [(None, CONFIG, 1), ("BF16", CONFIG, 1), ("F32", CONFIG.replace('"bfloat16"', '"float32"'), 8)],
+)
+def test_config_and_index_follow_a_new_dtype_and_nothing_else_changes(
+    tmp_path: Path, dtype: str | None, config: str, total: int
+) -> None:
+    # transformers loads weights in the dtype that config.json names, so float32 would be lost again on loading.
+    folder, out = tmp_path / "target", tmp_path / "out"
+    folder.mkdir()
+    out.mkdir()
+    (folder / "config.json").write_text(CONFIG)
+    (folder / "tokenizer.json").write_text('{"dtype": "bfloat16"}')
+    save_file({"w": np.ones(2, HALVES["BF16"])}, folder / "1.safetensors")
+    index = {"metadata": {"total_size": 1, "made": "by hand"}, "weight_map": {"w": "1.safetensors"}}
+    (folder / INDEX_FILE).write_text(json.dumps(index))
+    write_companions(load_checkpoint(folder), out, dtype)
+    assert (out / "config.json").read_text() == config
+    assert (out / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+    index["metadata"]["total_size"] = total
+    assert json.loads((out / INDEX_FILE).read_text()) == index
