@@ -16,7 +16,7 @@ def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: boo
     RECIPE is a YAML file or the name of a shipped recipe. A second run does only what is missing or has changed.
 
     \b
-    msa-lite quickstart.yaml
+    msa-lite quickstart
     msa-lite my.yaml forget.alpha=1.25 output=runs/stronger
     """
     from msa_lite.cli.output import print_json, print_reports, progress_bars, quieten_libraries
