@@ -41,9 +41,9 @@ def edit(folder: Path, out: Path, tensors: Callable[[dict[str, np.ndarray]], Any
         {"lora_alpha": 3, "use_rslora": True},
         {
             "rank_pattern": {"q_proj": 2, "layers.1.mlp.*": 6},
-            "alpha_pattern": {"v_proj": 1, "model.layers.0.*_proj": 5},
+            "alpha_pattern": {"layers.1": 9, "v_proj": 1, "model.layers.0.*_proj": 5},
         },
-        {"rank_pattern": {r"^model\.layers\.0\..*k_proj": 3, "k_proj": 5, ".*_proj": 7}, "use_rslora": True},
+        {"rank_pattern": {".*0.*k_proj": 3, "[^k]_proj": 7, "k_proj": 5}, "use_rslora": True},
         {"alpha_pattern": {"layers.(0|1).mlp.up_proj": 32, "up_proj": 2}},
     ],
     ids=["plain", "rslora", "patterns", "order", "regex"],
