@@ -1,0 +1,256 @@
+"""What a merge leaves alone, what it never opens, and what it refuses without a trace."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from msa_lite.errors import FormatError, MismatchError, MsaError, OutputError, StageError, UsageError
+from msa_lite.io.adapter import ADAPTER_FILE
+from msa_lite.io.checkpoint import SINGLE_FILE, load_checkpoint
+from msa_lite.io.manifest import MANIFEST, load_manifest, verify_folder
+from msa_lite.merger import merge
+
+Make = Callable[..., Path]
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Content of every file by name, the manifest left out."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MANIFEST}
+
+
+def edit_weights(folder: Path, out: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> Path:
+    """A copy of a single-file folder (checkpoint or adapter) with its tensors changed in place by a function."""
+    shutil.copytree(folder, out)
+    path = out / (ADAPTER_FILE if (out / ADAPTER_FILE).exists() else SINGLE_FILE)
+    arrays = load_file(path)
+    change(arrays)
+    save_file(arrays, path, {"format": "pt"})
+    return out
+
+
+def scale(factor: float) -> Callable[[dict[str, np.ndarray]], None]:
+    """Multiply the B factors of an adapter."""
+    return lambda tensors: tensors.update({n: t * np.float32(factor) for n, t in tensors.items() if "lora_B" in n})
+
+
+def refuse(out: Path, error: type[MsaError], says: str, *args: Any, **options: Any) -> None:
+    """Assert that a merge raises and leaves neither `out` nor anything else beside it."""
+    before = sorted(out.parent.iterdir())
+    with pytest.raises(error, match=says):
+        merge(*args, out, **options)
+    assert sorted(out.parent.iterdir()) == before
+
+
+@pytest.fixture
+def full_target(make_checkpoint: Make, tmp_path: Path) -> Path:
+    """A sharded bfloat16 chat model with every kind of file that a Hub repository has beside its weights."""
+    folder = tmp_path / "target"
+    shutil.copytree(make_checkpoint("llama", dtype="bfloat16", shard="40KB", chat=True), folder)
+    config = json.loads((folder / "config.json").read_text()) | {"rope_theta": 5e5, "torch_dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(config, separators=(" ,", " :")))
+    for name in ("generation_config.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "LICENSE", "NOTICE"):
+        (folder / name).write_bytes(b'{"odd":\r\n  1}\x00' + name.encode())
+    return folder
+
+
+@pytest.mark.parametrize("shard", ["5GB", "40KB"])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+def test_strengths_of_zero_return_the_target_byte_for_byte(
+    make_checkpoint: Make, tmp_path: Path, shard: str, stored: str
+) -> None:
+    target = make_checkpoint("llama", dtype=stored, shard=shard)
+    merged = merge(str(target), tmp_path / "out", forget="not/there", alpha=0, retain="nor/this", beta=0, prior="nor")
+    assert (len(load_checkpoint(target).shards) > 1) == (shard == "40KB")
+    assert read_files(tmp_path / "out") == read_files(target)
+    assert (merged.tensors_touched, merged.weights_changed) == (0, 0)
+
+
+def test_only_the_touched_byte_ranges_differ_from_the_target(
+    full_target: Path, make_adapter: Make, tmp_path: Path
+) -> None:
+    merged = merge(str(full_target), tmp_path / "out", forget=str(make_adapter("llama", target_modules=["q_proj"])))
+    old, new = load_checkpoint(full_target), load_checkpoint(tmp_path / "out")
+    assert len(old.shards) > 1
+    assert [(s.path.name, s.header) for s in new.shards] == [(s.path.name, s.header) for s in old.shards]
+    changed = set()
+    for name, entry in old.tensors.items():
+        inside = slice(entry.start, entry.start + entry.nbytes)
+        if entry.file.read_bytes()[inside] != new.tensors[name].file.read_bytes()[inside]:
+            changed.add(name)
+    assert changed == {name for name in old.tensors if "q_proj" in name}
+    assert (merged.tensors_touched, merged.weights_touched) == (2, 2 * 32 * 32)
+    assert 0.9 * 2048 < merged.weights_changed <= 2048
+    assert 0 < merged.rounding_loss < 0.2
+
+
+def test_config_tokenizer_template_licence_and_index_are_the_targets_byte_for_byte(
+    full_target: Path, make_adapter: Make, tmp_path: Path
+) -> None:
+    merge(str(full_target), tmp_path / "out", forget=str(make_adapter("llama")))
+    old, new = read_files(full_target), read_files(tmp_path / "out")
+    assert new.keys() == old.keys()
+    assert len(old) >= 12
+    assert [name for name in old if old[name] != new[name] and not name.endswith(".safetensors")] == []
+    assert verify_folder(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("closed", ["forget", "retain"])
+def test_a_vector_of_strength_zero_is_never_opened(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, closed: str
+) -> None:
+    strengths = {"alpha": 1.0, "beta": 1.0} | {"alpha" if closed == "forget" else "beta": 0.0}
+    vectors = {"forget": str(make_adapter("llama")), "retain": str(make_adapter("llama", 2))} | {closed: "not/there"}
+    merge(str(make_checkpoint("llama")), tmp_path / "with", **vectors, **strengths)
+    merge(str(make_checkpoint("llama")), tmp_path / "without", **(vectors | {closed: None}), **strengths)
+    assert read_files(tmp_path / "with") == read_files(tmp_path / "without")
+
+
+def test_a_second_call_returns_the_finished_folder_and_other_inputs_need_replace(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    target, out, options = str(make_checkpoint("llama")), tmp_path / "out", {"forget": str(make_adapter("llama"))}
+    first = merge(target, out, **options)
+    content, made = read_files(out), (out / SINGLE_FILE).stat().st_mtime_ns
+    assert merge(target, out, **options) == first
+    with pytest.raises(OutputError, match="holds a model made from other inputs"):
+        merge(target, out, **options, alpha=2.0)
+    assert (read_files(out), (out / SINGLE_FILE).stat().st_mtime_ns) == (content, made)
+    merge(target, out, **options, alpha=2.0, replace=True)
+    assert (load_manifest(out) or {})["inputs"]["alpha"] == 2.0
+    assert read_files(out) != content
+
+
+@pytest.mark.parametrize("which", ["target", "forget", "link"])
+def test_an_input_is_never_written_to(make_checkpoint: Make, make_adapter: Make, tmp_path: Path, which: str) -> None:
+    target, forget = make_checkpoint("llama"), make_adapter("llama")
+    (tmp_path / "link").symlink_to(target)
+    out = {"target": target, "forget": forget, "link": tmp_path / "link"}[which]
+    before = read_files(target), read_files(forget)
+    with pytest.raises(OutputError, match="is one of the inputs"):
+        merge(str(target), out, forget=str(forget), replace=True)
+    assert (read_files(target), read_files(forget)) == before
+
+
+def test_a_folder_of_something_else_is_not_written_to(make_checkpoint: Make, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    refuse(tmp_path / "out", OutputError, "did not make", str(make_checkpoint("llama")), alpha=0, replace=True)
+    assert read_files(tmp_path / "out") == {"thesis.txt": b"years of work"}
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
+    make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    refuse(tmp_path / "out", OutputError, "GB are needed", str(make_checkpoint("llama")), alpha=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"alpha": -1}, "alpha is -1; it must be a number ≥ 0"),
+        ({"alpha": float("nan")}, "alpha is nan"),
+        ({"alpha": float("inf")}, "alpha is inf"),
+        ({"beta": -0.5}, "beta is -0.5"),
+        ({"beta": 0.5}, "beta is 0.5, but there is no retain vector"),
+        ({"forget": None}, "alpha is 1.0, but there is no forget vector"),
+        ({"forget": "not/there/at/all"}, "no such folder"),
+        ({"dtype": "bfloat61"}, "did you mean 'bfloat16'"),
+    ],
+)
+def test_wrong_arguments_are_usage_errors(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, options: dict[str, Any], says: str
+) -> None:
+    call = {"forget": str(make_adapter("llama")), **options}
+    refuse(tmp_path / "out", UsageError, says, str(make_checkpoint("llama")), **call)
+
+
+def test_a_quantised_target_is_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    quantised = make_checkpoint("llama", quantization_config={"quant_method": "gptq", "bits": 4})
+    says = r"target is quantised \(quantization_config: gptq\)"
+    refuse(tmp_path / "out", FormatError, says, str(quantised), forget=str(make_adapter("llama")))
+
+
+def test_a_touched_tensor_of_integers_is_refused_and_an_untouched_one_copied(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    target = edit_weights(make_checkpoint("llama"), tmp_path / "t", lambda t: t.update({Q: t[Q].astype(np.int8)}))
+    refuse(tmp_path / "out", FormatError, f"{Q}: stored as I8", str(target), forget=str(make_adapter("llama")))
+    merge(str(target), tmp_path / "out", forget=str(make_adapter("llama", target_modules=["v_proj"])), dtype="float16")
+    out = load_file(tmp_path / "out" / SINGLE_FILE)
+    assert np.array_equal(out[Q], load_file(target / SINGLE_FILE)[Q])
+    assert {array.dtype.str for name, array in out.items() if name != Q} == {"<f2"}
+
+
+@pytest.mark.parametrize(("size", "stored"), [(0.0, "float32"), (1e-9, "bfloat16")])
+def test_vectors_that_change_nothing_are_an_error(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, size: float, stored: str
+) -> None:
+    adapter = edit_weights(make_adapter("llama"), tmp_path / "a", scale(size))
+    target = str(make_checkpoint("llama", dtype=stored))
+    refuse(tmp_path / "out", MismatchError, "change none of the 15360 weights", target, forget=str(adapter))
+    if size:
+        assert merge(target, tmp_path / "out", forget=str(adapter), dtype="float32").weights_changed > 0
+
+
+def test_an_overflow_is_an_error_that_names_the_tensor(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    adapter = edit_weights(make_adapter("llama"), tmp_path / "a", scale(1e7))
+    target = make_checkpoint("llama", dtype="float16")
+    infinite = edit_weights(target, tmp_path / "t", lambda t: t[Q].__setitem__((0, 0), np.inf))
+    for folder in (target, infinite):
+        refuse(
+            tmp_path / "out", StageError, "_proj.weight: merged values do not fit F16", str(folder), forget=str(adapter)
+        )
+    assert merge(str(target), tmp_path / "out", forget=str(adapter), dtype="float32").weights_changed > 0
+
+
+def test_a_broken_factor_stops_the_merge(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    adapter = edit_weights(make_adapter("llama"), tmp_path / "a", scale(np.nan))
+    refuse(tmp_path / "out", FormatError, "holds NaN", str(make_checkpoint("llama")), forget=str(adapter))
+
+
+def test_an_adapter_for_another_model_is_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    target = str(make_checkpoint("llama"))
+    refuse(tmp_path / "out", MismatchError, "adapter for another model", target, forget=str(make_adapter("gpt2")))
+
+
+def test_a_full_checkpoint_needs_its_prior(make_checkpoint: Make, tmp_path: Path) -> None:
+    options = {"forget": str(make_checkpoint("llama", 2))}
+    refuse(tmp_path / "out", UsageError, r"its prior is needed .*\(--prior\)", str(make_checkpoint("llama")), **options)
+    merge(str(make_checkpoint("llama")), tmp_path / "out", **options, prior=str(make_checkpoint("llama", 1)))
+    assert verify_folder(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"vocab_size": 310}, r"model\.embed_tokens\.weight: \(300, 32\) in the target, \(310, 32\) in the prior"),
+        ({"num_hidden_layers": 1}, r"model\.layers\.1\.\S+: in the target, not in the prior"),
+        ({"num_hidden_layers": 3}, r"model\.layers\.2\.\S+: in the prior, not in the target"),
+    ],
+)
+def test_a_prior_of_another_shape_is_told_by_tensor(
+    make_checkpoint: Make, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    prior, tuned = make_checkpoint("llama", 1, **changes), make_checkpoint("llama", 2)
+    refuse(tmp_path / "out", MismatchError, says, str(make_checkpoint("llama")), forget=str(tuned), prior=str(prior))
+
+
+@pytest.mark.parametrize("which", ["forget", "prior"])
+def test_a_checkpoint_of_integers_is_not_subtracted(make_checkpoint: Make, tmp_path: Path, which: str) -> None:
+    spoilt = edit_weights(make_checkpoint("llama", 1), tmp_path / "p", lambda t: t.update({Q: t[Q].astype(np.int8)}))
+    options = {"forget": str(make_checkpoint("llama", 2)), "prior": str(make_checkpoint("llama", 1))}
+    says = f"{Q}: stored as I8 in {SINGLE_FILE}"
+    refuse(tmp_path / "out", MismatchError, says, str(make_checkpoint("llama")), **(options | {which: str(spoilt)}))
