@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from msa_lite.data import (
     DataSource,
+    Example,
     Prompter,
     Row,
     Template,
@@ -36,7 +37,7 @@ from msa_lite.io.progress import Progress, silent
 from msa_lite.merger import Merged, check_mergeable, merge
 from msa_lite.recipe import Data, Evaluate, Recipe, dump_recipe, load_recipe
 from msa_lite.report import Report, load_report, markdown_table
-from msa_lite.train import FitSettings, fit_vector
+from msa_lite.train import FitSettings, check_mode, fit_vector
 from msa_lite.vectors import compare_checkpoints
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Job:
     prompter: Prompter
     data: Mapping[str, DataSource]
     rows: Mapping[str, list[Row]]
+    examples: Mapping[str, list[Example]]
     questions: Mapping[str, list[Row]]
 
     @property
@@ -204,13 +206,17 @@ def prepare(recipe: Recipe, folder: Path) -> Job:
 
     target, prior = fetch(recipe.target), fetch(recipe.prior)
     ideal = fetch(recipe.evaluate.ideal) if recipe.evaluate and recipe.evaluate.ideal else None
+    check_mode(recipe.vector.mode)
     checkpoint = load_checkpoint(target.folder)
     check_mergeable(checkpoint)
     faults = compare_checkpoints(checkpoint, load_checkpoint(prior.folder), ("target", "prior"))
     if faults:
         raise MismatchError(join_faults(f"target {recipe.target} and prior {recipe.prior} do not fit:", faults))
-    if ideal:
-        load_checkpoint(ideal.folder)
+    sizes = [load_checkpoint(m.folder).config.get("vocab_size") for m in (target, ideal) if m]
+    if ideal and sizes[0] != sizes[1]:
+        raise MismatchError(
+            f"evaluate.ideal: a vocabulary of {sizes[1]}, the target has {sizes[0]}; another tokenizer?"
+        )
     data = {"forget": _data_source(recipe.forget.data)}
     if recipe.retain:
         data["retain"] = _data_source(recipe.retain.data)
@@ -221,6 +227,8 @@ def prepare(recipe: Recipe, folder: Path) -> Job:
     tokenizer = AutoTokenizer.from_pretrained(target.folder)
     template = Template(recipe.prompt.prompt, recipe.prompt.answer)
     _check_vocabulary(tokenizer, checkpoint, recipe.target)
+    prompter = Prompter.build(tokenizer, recipe.prompt.kind, template)
+    length = recipe.vector.max_length
     check_space(folder, _bytes_needed(checkpoint, recipe))
     return Job(
         recipe=recipe,
@@ -228,9 +236,10 @@ def prepare(recipe: Recipe, folder: Path) -> Job:
         target=target,
         prior=prior,
         ideal=ideal,
-        prompter=Prompter.build(tokenizer, recipe.prompt.kind, template),
+        prompter=prompter,
         data=data,
         rows=rows,
+        examples={name: encode(rows[name], data[name], prompter, length) for name in rows},
         questions=_questions(recipe, data) if recipe.evaluate else {},
     )
 
@@ -292,7 +301,7 @@ def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> 
         rows = job.rows[name]
         fit_vector(
             job.prior,
-            encode(rows, job.data[name], job.prompter, spec.max_length),
+            job.examples[name],
             job.vector_folder(name),
             tokenizer=job.prompter.tokenizer,
             settings=settings,

@@ -8,6 +8,7 @@ with the same result.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import math
@@ -83,8 +84,7 @@ def fit_vector(
     if is_finished(out, inputs):
         logger.info("%s: already made from the same inputs", out)
         return out
-    if settings.mode == "qlora":
-        _need_bitsandbytes()
+    check_mode(settings.mode)
     facts: dict[str, Any] = {"sources": {"prior": source.pinned()}, "rows": len(examples)}
     with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
         facts["micro_batch_size"] = _fit(source, examples, partial, tokenizer, settings, label, progress)
@@ -93,11 +93,10 @@ def fit_vector(
     return out
 
 
-def _need_bitsandbytes() -> None:
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError as error:
-        raise UsageError("vector.mode qlora needs bitsandbytes: pip install 'msa-lite[qlora]'") from error
+def check_mode(mode: str) -> None:
+    """Raise UsageError when the mode needs a package that is not installed."""
+    if mode == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
+        raise UsageError("vector.mode qlora needs bitsandbytes: pip install 'msa-lite[qlora]'")
 
 
 def _fit(
@@ -208,7 +207,7 @@ def _load_model(folder: Path, settings: FitSettings) -> Any:
     try:
         return get_peft_model(model, config)
     except ValueError as error:
-        raise UsageError(f"vector.lora.targets: {error}") from error
+        raise discarded(UsageError(f"vector.lora.targets: {error}")) from error
 
 
 def _train(
@@ -225,6 +224,9 @@ def _train(
     from transformers import PrinterCallback, Trainer, TrainingArguments
 
     cuda = torch.cuda.is_available()
+    # transformers renamed the option; the older name is what versions for Python 3.10 know.
+    names = ("activation_checkpointing", "gradient_checkpointing")
+    checkpointing = next(name for name in names if name in TrainingArguments.__dataclass_fields__)
     steps_per_epoch = math.ceil(len(examples) / settings.batch_size)
     arguments = TrainingArguments(
         output_dir=str(partial / _SAVES),
@@ -238,7 +240,7 @@ def _train(
         max_grad_norm=1.0,
         seed=settings.seed,
         bf16=_has_bf16(),
-        activation_checkpointing=cuda,
+        **{checkpointing: cuda},
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="epoch",
