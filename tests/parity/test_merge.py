@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from msa_lite import merger
 from msa_lite.io.manifest import verify_folder
 from msa_lite.merger import merge
 
@@ -87,8 +88,14 @@ def test_a_forget_vector_is_pefts_merge_with_minus_alpha(
 
 @pytest.mark.parametrize(("kind", "config"), [("llama", {}), ("gpt2", {"use_rslora": True})])
 def test_forget_and_retain_are_pefts_merges_one_after_the_other(
-    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, kind: str, config: dict[str, Any]
+    make_checkpoint: Make,
+    make_adapter: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    config: dict[str, Any],
 ) -> None:
+    monkeypatch.setattr(merger, "_BLOCK_BYTES", 1000)  # several blocks of rows even for these small tensors
     target, forget, retain = make_checkpoint(kind), make_adapter(kind, 1, **config), make_adapter(kind, 2, r=3)
     merge(str(target), tmp_path / "out", forget=str(forget), alpha=1.0, retain=str(retain), beta=0.5)
     model = merge_with_peft(load_model(target), forget, -1.0, tmp_path / "forget")
@@ -113,9 +120,10 @@ def nearest(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
     [("float32", "same"), ("bfloat16", "same"), ("float16", "same"), ("bfloat16", "float32"), ("float32", "bfloat16")],
 )
 def test_full_checkpoints_are_fp64_arithmetic_rounded_once(
-    make_checkpoint: Make, tmp_path: Path, stored: str, dtype: str
+    make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str, dtype: str
 ) -> None:
     kind = "qwen2"
+    monkeypatch.setattr(merger, "_BLOCK_BYTES", 1000)
     target, prior = make_checkpoint(kind, 0, stored), make_checkpoint(kind, 1, "bfloat16")
     forget, retain = make_checkpoint(kind, 2), make_checkpoint(kind, 3, "float16")
     options = {"forget": str(forget), "alpha": 0.7, "retain": str(retain), "beta": 0.3, "prior": str(prior)}

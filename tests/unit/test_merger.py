@@ -43,7 +43,7 @@ def scale(factor: float) -> Callable[[dict[str, np.ndarray]], None]:
     return lambda tensors: tensors.update({n: t * np.float32(factor) for n, t in tensors.items() if "lora_B" in n})
 
 
-def refuse(out: Path, error: type[MsaError], says: str, *args: Any, **options: Any) -> None:
+def assert_refused(out: Path, error: type[MsaError], says: str, *args: Any, **options: Any) -> None:
     """Assert that a merge raises and leaves neither `out` nor anything else beside it."""
     before = sorted(out.parent.iterdir())
     with pytest.raises(error, match=says):
@@ -144,7 +144,7 @@ def test_an_input_is_never_written_to(make_checkpoint: Make, make_adapter: Make,
 def test_a_folder_of_something_else_is_not_written_to(make_checkpoint: Make, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
-    refuse(tmp_path / "out", OutputError, "did not make", str(make_checkpoint("llama")), alpha=0, replace=True)
+    assert_refused(tmp_path / "out", OutputError, "did not make", str(make_checkpoint("llama")), alpha=0, replace=True)
     assert read_files(tmp_path / "out") == {"thesis.txt": b"years of work"}
 
 
@@ -152,7 +152,7 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
     make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
-    refuse(tmp_path / "out", OutputError, "GB are needed", str(make_checkpoint("llama")), alpha=0)
+    assert_refused(tmp_path / "out", OutputError, "GB are needed", str(make_checkpoint("llama")), alpha=0)
 
 
 @pytest.mark.parametrize(
@@ -172,23 +172,27 @@ def test_wrong_arguments_are_usage_errors(
     make_checkpoint: Make, make_adapter: Make, tmp_path: Path, options: dict[str, Any], says: str
 ) -> None:
     call = {"forget": str(make_adapter("llama")), **options}
-    refuse(tmp_path / "out", UsageError, says, str(make_checkpoint("llama")), **call)
+    assert_refused(tmp_path / "out", UsageError, says, str(make_checkpoint("llama")), **call)
 
 
 def test_a_quantised_target_is_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
     quantised = make_checkpoint("llama", quantization_config={"quant_method": "gptq", "bits": 4})
     says = r"target is quantised \(quantization_config: gptq\)"
-    refuse(tmp_path / "out", FormatError, says, str(quantised), forget=str(make_adapter("llama")))
+    assert_refused(tmp_path / "out", FormatError, says, str(quantised), forget=str(make_adapter("llama")))
 
 
-def test_a_touched_tensor_of_integers_is_refused_and_an_untouched_one_copied(
+def test_integers_are_refused_where_touched_and_copied_elsewhere_as_are_empty_tensors(
     make_checkpoint: Make, make_adapter: Make, tmp_path: Path
 ) -> None:
-    target = edit_weights(make_checkpoint("llama"), tmp_path / "t", lambda t: t.update({Q: t[Q].astype(np.int8)}))
-    refuse(tmp_path / "out", FormatError, f"{Q}: stored as I8", str(target), forget=str(make_adapter("llama")))
+    empty = np.zeros((3, 0), np.float32)
+    target = edit_weights(
+        make_checkpoint("llama"), tmp_path / "t", lambda t: t.update({Q: t[Q].astype(np.int8), "empty": empty})
+    )
+    assert_refused(tmp_path / "out", FormatError, f"{Q}: stored as I8", str(target), forget=str(make_adapter("llama")))
     merge(str(target), tmp_path / "out", forget=str(make_adapter("llama", target_modules=["v_proj"])), dtype="float16")
     out = load_file(tmp_path / "out" / SINGLE_FILE)
     assert np.array_equal(out[Q], load_file(target / SINGLE_FILE)[Q])
+    assert out["empty"].shape == (3, 0)
     assert {array.dtype.str for name, array in out.items() if name != Q} == {"<f2"}
 
 
@@ -198,7 +202,7 @@ def test_vectors_that_change_nothing_are_an_error(
 ) -> None:
     adapter = edit_weights(make_adapter("llama"), tmp_path / "a", scale(size))
     target = str(make_checkpoint("llama", dtype=stored))
-    refuse(tmp_path / "out", MismatchError, "change none of the 15360 weights", target, forget=str(adapter))
+    assert_refused(tmp_path / "out", MismatchError, "change none of the 15360 weights", target, forget=str(adapter))
     if size:
         assert merge(target, tmp_path / "out", forget=str(adapter), dtype="float32").weights_changed > 0
 
@@ -210,7 +214,7 @@ def test_an_overflow_is_an_error_that_names_the_tensor(
     target = make_checkpoint("llama", dtype="float16")
     infinite = edit_weights(target, tmp_path / "t", lambda t: t[Q].__setitem__((0, 0), np.inf))
     for folder in (target, infinite):
-        refuse(
+        assert_refused(
             tmp_path / "out", StageError, "_proj.weight: merged values do not fit F16", str(folder), forget=str(adapter)
         )
     assert merge(str(target), tmp_path / "out", forget=str(adapter), dtype="float32").weights_changed > 0
@@ -218,17 +222,21 @@ def test_an_overflow_is_an_error_that_names_the_tensor(
 
 def test_a_broken_factor_stops_the_merge(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
     adapter = edit_weights(make_adapter("llama"), tmp_path / "a", scale(np.nan))
-    refuse(tmp_path / "out", FormatError, "holds NaN", str(make_checkpoint("llama")), forget=str(adapter))
+    assert_refused(tmp_path / "out", FormatError, "holds NaN", str(make_checkpoint("llama")), forget=str(adapter))
 
 
 def test_an_adapter_for_another_model_is_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
     target = str(make_checkpoint("llama"))
-    refuse(tmp_path / "out", MismatchError, "adapter for another model", target, forget=str(make_adapter("gpt2")))
+    assert_refused(
+        tmp_path / "out", MismatchError, "adapter for another model", target, forget=str(make_adapter("gpt2"))
+    )
 
 
 def test_a_full_checkpoint_needs_its_prior(make_checkpoint: Make, tmp_path: Path) -> None:
     options = {"forget": str(make_checkpoint("llama", 2))}
-    refuse(tmp_path / "out", UsageError, r"its prior is needed .*\(--prior\)", str(make_checkpoint("llama")), **options)
+    assert_refused(
+        tmp_path / "out", UsageError, r"its prior is needed .*\(--prior\)", str(make_checkpoint("llama")), **options
+    )
     merge(str(make_checkpoint("llama")), tmp_path / "out", **options, prior=str(make_checkpoint("llama", 1)))
     assert verify_folder(tmp_path / "out") == []
 
@@ -245,7 +253,9 @@ def test_a_prior_of_another_shape_is_told_by_tensor(
     make_checkpoint: Make, tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
     prior, tuned = make_checkpoint("llama", 1, **changes), make_checkpoint("llama", 2)
-    refuse(tmp_path / "out", MismatchError, says, str(make_checkpoint("llama")), forget=str(tuned), prior=str(prior))
+    assert_refused(
+        tmp_path / "out", MismatchError, says, str(make_checkpoint("llama")), forget=str(tuned), prior=str(prior)
+    )
 
 
 @pytest.mark.parametrize("which", ["forget", "prior"])
@@ -253,4 +263,6 @@ def test_a_checkpoint_of_integers_is_not_subtracted(make_checkpoint: Make, tmp_p
     spoilt = edit_weights(make_checkpoint("llama", 1), tmp_path / "p", lambda t: t.update({Q: t[Q].astype(np.int8)}))
     options = {"forget": str(make_checkpoint("llama", 2)), "prior": str(make_checkpoint("llama", 1))}
     says = f"{Q}: stored as I8 in {SINGLE_FILE}"
-    refuse(tmp_path / "out", MismatchError, says, str(make_checkpoint("llama")), **(options | {which: str(spoilt)}))
+    assert_refused(
+        tmp_path / "out", MismatchError, says, str(make_checkpoint("llama")), **(options | {which: str(spoilt)})
+    )
