@@ -1,8 +1,8 @@
 """A small history on real TOFU rows, then the whole job on it: `python examples/tofu_small.py --data TOFU_FOLDER`.
 
 Trains a prior on some retain authors, a target on others plus the forget set, and an ideal without the forget set, all
-small Llamas made here; writes a recipe beside them and runs it. Takes some minutes on a CPU. With `--data locuslab/TOFU`
-the rows come from the Hub.
+small Llamas made here; writes a recipe beside them and runs it. Takes some minutes on a CPU. `--data locuslab/TOFU`
+takes the rows from the Hub.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROWS_PER_AUTHOR = 20
 
 
 def make_groups(data: str, forget: str, authors: int, limit: int | None) -> dict[str, list[Row]]:
-    """Rows by group: the forget set; `authors` retain authors for the target; the rest for the prior and the holdout."""
+    """Rows by group: the forget set, `authors` retain authors for the target, the others for prior and holdout."""
     retain = load_rows(DataSource(data, name="retain90"))
     kept = authors * ROWS_PER_AUTHOR
     groups = {

@@ -119,20 +119,17 @@ class CheckpointVector:
 def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, str]) -> list[str]:
     """Faults that keep two checkpoints from being subtracted: tensors missing on a side, or of another shape.
 
-    names: what the two are called in the messages, as ("target", "prior"). Not a fault: an lm_head that only one
-    side stores where the other ties it to its embedding (the merge follows the target), and rotary tables that
-    older checkpoints hold although they follow from the config.
+    names: what the two are called in the messages, as ("target", "prior"). Not a fault: an lm_head that one side
+    alone stores where the first ties it to its embedding, so that it is never read, and rotary tables that older
+    checkpoints hold although they follow from the config.
     """
     faults = []
     for name in sorted(one.tensors.keys() | other.tensors.keys()):
         a, b = one.tensors.get(name), other.tensors.get(name)
-        lacking = one if a is None else other
-        if (a is None or b is None) and (
-            (name == "lm_head.weight" and lacking.config.get("tie_word_embeddings"))
-            or name.endswith("rotary_emb.inv_freq")
-        ):
-            continue
         if a is None or b is None:
+            tied = name == "lm_head.weight" and one.config.get("tie_word_embeddings")
+            if tied or name.endswith("rotary_emb.inv_freq"):
+                continue
             here, there = (names[1], names[0]) if a is None else (names[0], names[1])
             faults.append(f"{name}: in the {here}, not in the {there}")
         elif a.shape != b.shape:

@@ -131,6 +131,7 @@ def stage_folder(
     or, for a resumable stage, kept (unless the error was marked by `discarded`) and handed out again with its content
     when the same inputs come back.
     """
+    folder = Path(os.path.abspath(folder))  # a folder such as "." has a name only then
     check_free(folder)
     partial = folder.with_name(folder.name + ".partial")
     marker = partial / _MARKER

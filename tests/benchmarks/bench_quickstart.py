@@ -40,7 +40,8 @@ def main() -> None:
             scores = result["metrics"]
             target, ideal, unlearned = (scores[name] for name in ("target", "ideal", "unlearned"))
             print(
-                f"seed {seed}: α {result['alpha']:g} β {result['beta']:g}; forget accuracy target {target['accuracy_f']:.3f}, "
+                f"seed {seed}: α {result['alpha']:g} β {result['beta']:g}; "
+                f"forget accuracy target {target['accuracy_f']:.3f}, "
                 f"ideal {ideal['accuracy_f']:.3f}, unlearned {unlearned['accuracy_f']:.3f}; retain accuracy target "
                 f"{target['accuracy_r']:.3f}, unlearned {unlearned['accuracy_r']:.3f}"
             )

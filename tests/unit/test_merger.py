@@ -266,3 +266,10 @@ def test_a_checkpoint_of_integers_is_not_subtracted(make_checkpoint: Make, tmp_p
     assert_refused(
         tmp_path / "out", MismatchError, says, str(make_checkpoint("llama")), **(options | {which: str(spoilt)})
     )
+
+
+def test_a_head_that_the_prior_ties_and_the_target_does_not_is_a_fault(make_checkpoint: Make, tmp_path: Path) -> None:
+    untied, tied = make_checkpoint("llama", tie_word_embeddings=False), make_checkpoint("llama")
+    with pytest.raises(MismatchError, match=r"lm_head\.weight: in the target, not in the"):
+        merge(str(untied), tmp_path / "out", forget=str(tied), alpha=1.0, prior=str(tied))
+    assert not (tmp_path / "out").exists()
