@@ -358,7 +358,13 @@ def _evaluate_all(job: Job, merged: Merged, progress: Progress) -> dict[str, Rep
     test = _split(job)[1]
     return {
         name: evaluate_qa(
-            source, job.prompter, test, job.folder / "evaluation" / name, settings, label=name, progress=progress
+            source,
+            job.prompter,
+            test,
+            job.folder / "evaluation" / name,
+            settings,
+            label=f"scores: {name}",
+            progress=progress,
         )
         for name, source in models.items()
         if source is not None
@@ -426,5 +432,7 @@ def evaluate(
     prompter = Prompter.build(AutoTokenizer.from_pretrained(sources["model"].folder), "auto", Template())
     settings = replace(QaSettings(), max_new_tokens=max_new_tokens)
     for name, source in sources.items():
-        reports[name] = evaluate_qa(source, prompter, sets, Path(out) / name, settings, label=name, progress=progress)
+        reports[name] = evaluate_qa(
+            source, prompter, sets, Path(out) / name, settings, label=f"scores: {name}", progress=progress
+        )
     return dict(sorted(reports.items(), reverse=True))

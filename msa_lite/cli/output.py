@@ -58,15 +58,20 @@ def progress_bars() -> Iterator[Progress]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Bars(*columns, console=Console(stderr=True)) as bars:
-        tasks: dict[str, Any] = {}
+    bars = Bars(*columns, console=Console(stderr=True))
+    tasks: dict[str, Any] = {}
 
-        def progress(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                tasks[label] = bars.add_task(label, total=total)
-            bars.update(tasks[label], completed=done, total=total)
+    def progress(label: str, done: int, total: int) -> None:
+        bars.start()  # with the first step, so that nothing is shown where there is nothing to do
+        if label not in tasks:
+            tasks[label] = bars.add_task(label, total=total)
+        bars.update(tasks[label], completed=done, total=total)
 
+    try:
         yield progress
+    finally:
+        if tasks:
+            bars.stop()
 
 
 def print_json(value: Any) -> None:

@@ -50,9 +50,7 @@ def _batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
         order = order[count:]
 
 
-def score_tokens(
-    model: Any, examples: Sequence[Example], *, label: str = "score", progress: Progress = silent
-) -> list[TokenScores]:
+def score_tokens(model: Any, examples: Sequence[Example], progress: Progress = silent) -> list[TokenScores]:
     """Teacher-forced scores of every example, in the order given."""
     import torch
 
@@ -73,7 +71,7 @@ def score_tokens(
                 picked = scores.gather(-1, wanted[:, None])[:, 0]
                 results[i] = TokenScores(picked.cpu().numpy(), (scores.argmax(-1) == wanted).cpu().numpy())
         done += len(batch)
-        progress(label, done, len(examples))
+        progress("score", done, len(examples))
     return [result for result in results if result is not None]
 
 
@@ -83,7 +81,6 @@ def generate_answers(
     prompts: Sequence[list[int]],
     *,
     max_new_tokens: int,
-    label: str = "generate",
     progress: Progress = silent,
 ) -> list[str]:
     """Greedy answers to prompts (token ids), decoded without special tokens and stripped, in the order given.
@@ -112,5 +109,5 @@ def generate_answers(
         for row, i in enumerate(batch):
             answers[i] = tokenizer.decode(output[row, width:], skip_special_tokens=True).strip()
         done += len(batch)
-        progress(label, done, len(prompts))
+        progress("generate", done, len(prompts))
     return answers

@@ -17,7 +17,7 @@ from msa_lite.evals import scoring
 from msa_lite.evals.generate import TokenScores, generate_answers, load_model, score_tokens
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import is_finished, stage_folder, write_text
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.progress import Progress, part_of, silent
 from msa_lite.report import Metric, Report, load_report, write_report
 
 # Record field → (metric name for each set, does a higher value mean a better outcome on the forget set?). The bare
@@ -53,20 +53,21 @@ def score_rows(
     prompter: Prompter,
     rows: Sequence[Row],
     settings: QaSettings,
-    *,
-    label: str = "score",
     progress: Progress = silent,
 ) -> list[dict[str, Any]]:
-    """One record a row: the answer generated and every score. No row is cut: prompts and answers are scored whole."""
+    """One record a row: the answer generated and every score. No row is cut: prompts and answers are scored whole.
+
+    progress counts each row twice: once for the teacher-forced scores, once for its answer.
+    """
     examples = encode_qa(rows, prompter)
-    scores = score_tokens(model, examples, label=label, progress=progress)
+    total = 2 * len(rows)
+    scores = score_tokens(model, examples, part_of(progress, "score", 0, total))
     generated = generate_answers(
         model,
         prompter.tokenizer,
         [prompter.prompt(row.question) for row in rows],
         max_new_tokens=settings.max_new_tokens,
-        label=f"{label}: answers",
-        progress=progress,
+        progress=part_of(progress, "score", len(rows), total),
     )
     return [_record(row, s, text) for row, s, text in zip(rows, scores, generated, strict=True)]
 
@@ -110,7 +111,7 @@ def evaluate_qa(
     out: Path,
     settings: QaSettings = QaSettings(),
     *,
-    label: str = "evaluate",
+    label: str = "scores",
     progress: Progress = silent,
 ) -> Report:
     """Score a model on each set of rows; writes `SET.jsonl` records, report.json and a manifest into `out`.
@@ -129,11 +130,13 @@ def evaluate_qa(
     with stage_folder(out, "evaluation", inputs, {"sources": {"model": source.pinned()}}, resumable=True) as partial:
         model = None
         records: dict[str, list[dict[str, Any]]] = {}
+        total = 2 * sum(map(len, sets.values()))
         for name, rows in sets.items():
             path = partial / f"{name}.jsonl"
             if not path.is_file():
                 model = model if model is not None else load_model(source.folder)
-                found = score_rows(model, prompter, rows, settings, label=f"{label}, {name} set", progress=progress)
+                before = 2 * sum(map(len, records.values()))
+                found = score_rows(model, prompter, rows, settings, part_of(progress, label, before, total))
                 write_records(path, found)
             records[name] = [json.loads(line) for line in path.read_text().splitlines()]
         report = aggregate(records, settings.split)

@@ -10,3 +10,8 @@ Progress = Callable[[str, int, int], None]
 
 def silent(label: str, done: int, total: int) -> None:
     """The default: say nothing."""
+
+
+def part_of(progress: Progress, label: str, before: int, total: int) -> Progress:
+    """A callback for one part of a longer piece of work, of which `before` steps of `total` come first."""
+    return lambda _, done, __: progress(label, before + done, total)
