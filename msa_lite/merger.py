@@ -61,13 +61,16 @@ class _Change:
     touched: int = 0
     changed: int = 0
     wanted: float = 0.0  # Σ (wanted update)²
-    lost: float = 0.0  # Σ (stored − wanted result)²
+    lost: float = 0.0  # Σ (wanted update − stored update)²
+    effective: set[str] = field(default_factory=set)  # vectors with a delta that is not zero
 
-    def add(self, before: np.ndarray, wanted: np.ndarray, stored: np.ndarray) -> None:
+    def add(self, before: np.ndarray, wanted: np.ndarray, stored: np.ndarray, unmerged: np.ndarray) -> None:
+        """stored, unmerged: the block with and without the update, both rounded to the output dtype."""
         self.touched += before.size
-        self.changed += int(np.count_nonzero(stored != before))
-        self.wanted += float(np.sum(np.square(wanted - before, dtype=np.float64)))
-        self.lost += float(np.sum(np.square(wanted - stored, dtype=np.float64)))
+        self.changed += int(np.count_nonzero(stored != unmerged))
+        update = np.subtract(wanted, before, dtype=np.float64)
+        self.wanted += float(np.sum(np.square(update)))
+        self.lost += float(np.sum(np.square(update - np.subtract(stored, unmerged, dtype=np.float64))))
 
     @property
     def rounding_loss(self) -> float:
@@ -134,21 +137,18 @@ def merge(
     (broken files, quantised targets), OutputError (`out` is taken or the disk is too small). While it works:
     StageError when a merged value overflows, MismatchError when the vectors turn out to change nothing.
     """
+    out = Path(out)
+    _check_arguments(forget, alpha, retain, beta, dtype)
+    places = [v.folder if isinstance(v, Source) else Path(v) for v in (target, forget, retain, prior) if v]
+    if any(out.resolve() == place.resolve() for place in places):
+        raise OutputError(f"{out}: is one of the inputs; a merge never overwrites what it reads")
+    check_free(out, "model")
     sources = {"target": _source(target)}
     for name, value, strength in (("forget", forget, alpha), ("retain", retain, beta)):
-        if not (math.isfinite(strength) and strength >= 0):
-            raise UsageError(f"{'alpha' if name == 'forget' else 'beta'} is {strength}; it must be a number ≥ 0")
-        if strength > 0 and value is None:
-            raise UsageError(f"{'alpha' if name == 'forget' else 'beta'} is {strength}, but there is no {name} vector")
         if strength > 0 and value is not None:
             sources[name] = _source(value)
     if prior is not None and len(sources) > 1:
         sources["prior"] = _source(prior)
-    if dtype not in DTYPES:
-        raise UsageError(f"dtype '{dtype}'{nearest(dtype, DTYPES)}: choose from {', '.join(DTYPES)}")
-    out = Path(out)
-    if any(out.resolve() == source.folder.resolve() for source in sources.values()):
-        raise OutputError(f"{out}: is one of the inputs; a merge never overwrites what it reads")
     inputs = {
         **{name: source.identity() for name, source in sources.items()},
         "alpha": float(alpha),
@@ -157,7 +157,6 @@ def merge(
     }
     if is_finished(out, inputs):
         return Merged(folder=out, **(load_manifest(out) or {})["change"])
-    check_free(out)
     if load_manifest(out) and not replace:
         raise OutputError(f"{out}: holds a model made from other inputs; remove it or choose another folder")
     plan = _plan(sources, alpha, beta, DTYPES[dtype])
@@ -167,6 +166,21 @@ def merge(
         merged = _write(plan, partial, out, progress)
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
     return merged
+
+
+def _check_arguments(
+    forget: str | Source | None, alpha: float, retain: str | Source | None, beta: float, dtype: str
+) -> None:
+    """What can be said without looking at a file or the network."""
+    for name, vector, strength in (("alpha", forget, alpha), ("beta", retain, beta)):
+        if not (math.isfinite(strength) and strength >= 0):
+            raise UsageError(f"{name} is {strength}; it must be a number ≥ 0")
+        if strength > 0 and vector is None:
+            raise UsageError(
+                f"{name} is {strength}, but there is no {'forget' if name == 'alpha' else 'retain'} vector"
+            )
+    if dtype not in DTYPES:
+        raise UsageError(f"dtype '{dtype}'{nearest(dtype, DTYPES)}: choose from {', '.join(DTYPES)}")
 
 
 def _source(value: str | Source) -> Source:
@@ -221,10 +235,15 @@ def _write(plan: _Plan, partial: Path, out: Path, progress: Progress) -> Merged:
         finally:
             os.close(handle)
             os.close(source)
+    idle = [n for n, v in (("forget", plan.forget), ("retain", plan.retain)) if v and n not in change.effective]
+    if idle:
+        raise MismatchError(
+            f"{out}: the {' and the '.join(idle)} vector is all zeros and changes nothing; fit it again"
+        )
     if (plan.forget or plan.retain) and not change.changed:
         raise MismatchError(
-            f"{out}: the vectors change none of the {change.touched} weights they touch: they are zero, or too small "
-            f"for this dtype (try --dtype float32); nothing was written"
+            f"{out}: the vectors change none of the {change.touched} weights they touch: they are too small for this "
+            "dtype (try --dtype float32); nothing was written"
         )
     write_companions(plan.target, partial, plan.dtype)
     logger.info(
@@ -253,5 +272,8 @@ def _write_tensor(plan: _Plan, entry: TensorEntry, source: int, handle: int, cha
                 f"{entry.name}: merged values do not fit {dtype}; try a smaller alpha or beta, or --dtype float32"
             )
         if any(vectors):
-            change.add(before, wanted, stored.astype(work))
+            change.add(before, wanted, stored.astype(work), round_once(before, dtype).astype(work))
+            change.effective.update(
+                n for n, d in zip(("forget", "retain"), deltas, strict=True) if d is not None and d.any()
+            )
         write_all(handle, stored.view(np.uint8).data.cast("B"))

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from msa_lite.errors import RecipeError, UsageError, join_faults, nearest
 
 OUTPUT_VARIABLE = "$output"
+MOST_PEOPLE = 400  # of the demo; it has names for no more
 
 
 class _Closed(BaseModel):
@@ -216,6 +217,13 @@ class Demo(_Closed):
     """Learning rate of target and ideal."""
     batch_size: int = Field(32, ge=1)
     """Rows of one step."""
+
+    @model_validator(mode="after")
+    def _enough_names(self) -> Demo:
+        count = self.prior + self.retain + self.forget + self.holdout
+        if count > MOST_PEOPLE:
+            raise ValueError(f"{count} people are too many, there are names for {MOST_PEOPLE}")
+        return self
 
 
 class Recipe(_Closed):

@@ -143,7 +143,13 @@ def load_vector(folder: Path, target: Checkpoint, prior: Checkpoint | None) -> V
     Raises UsageError for a full checkpoint without a prior, MismatchError when names or shapes do not fit.
     """
     if (Path(folder) / ADAPTER_CONFIG).is_file():
-        return LoraVector(match_names(load_adapter(folder), target.tensors))
+        vector = LoraVector(match_names(load_adapter(folder), target.tensors))
+        if target.config.get("tie_word_embeddings") and "lm_head.weight" in vector.names:
+            raise MismatchError(
+                f"{folder}: adapts lm_head, which the target ties to its embedding, so that the merged head would not "
+                "be read; train without lm_head in target_modules"
+            )
+        return vector
     tuned = load_checkpoint(folder)
     if prior is None:
         raise UsageError(f"{folder}: is a full checkpoint, so its prior is needed to take the difference (--prior)")

@@ -124,7 +124,7 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """make_adapter(kind, seed=1, **LoraConfig changes) → folder of an adapter that fits make_checkpoint(kind)."""
 
-    def make(kind: str, seed: int = 1, **config: Any) -> Path:
-        return save_adapter(tmp_path_factory.mktemp(f"{kind}-adapter-{seed}"), tiny_model(kind), seed, **config)
+    def make(kind: str, seed: int = 1, scale: float = 0.05, **config: Any) -> Path:
+        return save_adapter(tmp_path_factory.mktemp(f"{kind}-adapter-{seed}"), tiny_model(kind), seed, scale, **config)
 
     return make

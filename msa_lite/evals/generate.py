@@ -93,8 +93,17 @@ def generate_answers(
     known = model.generation_config.eos_token_id
     ends = {tokenizer.eos_token_id, *(known if isinstance(known, list) else [known])} - {None}
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
+    # What is left out here is taken from the model's own generation config, which may hold penalties.
     settings = GenerationConfig(
-        max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=sorted(ends) or None, pad_token_id=pad
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        num_beams=1,
+        repetition_penalty=1.0,
+        no_repeat_ngram_size=0,
+        min_length=0,
+        min_new_tokens=0,
+        eos_token_id=sorted(ends) or None,
+        pad_token_id=pad,
     )
     answers = [""] * len(prompts)
     done = 0

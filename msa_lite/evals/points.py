@@ -26,12 +26,13 @@ CHOICE_FILE = "choice.json"
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen point, its selection score, and the score of every point in the order tried."""
+    """The chosen point, its selection score, the score of every point in the order tried, and reasons for doubt."""
 
     alpha: float
     beta: float
     score: float
     scores: list[dict[str, float]]
+    doubts: list[str]
 
 
 def choose_point(
@@ -107,8 +108,27 @@ def _score_points(
     scores = {p: scoring.selection_score(reports[p].values(), reference, keep) for p in points}
     best = max(points, key=lambda p: scores[p])  # max keeps the first of equals
     table = [{"alpha": a, "beta": b, "score": scores[a, b]} for a, b in points]
-    write_json(partial / CHOICE_FILE, {"alpha": best[0], "beta": best[1], "score": scores[best], "scores": table})
+    doubts = _doubts(reference, scores[best], keep)
+    choice = {"alpha": best[0], "beta": best[1], "score": scores[best], "scores": table, "doubts": doubts}
+    write_json(partial / CHOICE_FILE, choice)
     write_text(partial / "table.md", _table(reports, scores, points))
+
+
+def _doubts(reference: Mapping[str, float | None], score: float, keep: float) -> list[str]:
+    """Why a choice may mean little; empty when there is no reason."""
+    doubts = []
+    if score < 0:
+        doubts.append(
+            f"no point left {keep:.0%} of the target's retain scores, so the one that left most ({1 + score:.0%}) was "
+            "taken; try smaller alphas"
+        )
+    if "rouge_l_r" not in reference:
+        doubts.append("without questions about a retain set, nothing speaks against the largest alpha")
+    if scoring.exposure(reference, reference) == 0:
+        doubts.append(
+            "the target knows no more of the forget set than of rows it never saw, so there is nothing to choose by"
+        )
+    return doubts
 
 
 def _table(

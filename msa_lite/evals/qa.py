@@ -99,6 +99,16 @@ def aggregate(records: Mapping[str, Sequence[Mapping[str, Any]]], split: str = "
     return Report("qa", split, metrics)
 
 
+def question_inputs(prompter: Prompter, sets: Mapping[str, Sequence[Row]], settings: QaSettings) -> dict[str, Any]:
+    """What was asked and how: two evaluations are comparable when this is equal."""
+    return {
+        "prompt": prompter.describe(),
+        "sets": {name: rows_identity(rows) for name, rows in sets.items()},
+        "max_new_tokens": settings.max_new_tokens,
+        "split": settings.split,
+    }
+
+
 def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """Per-item records, one JSON object a line."""
     write_text(path, "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in records))
@@ -118,13 +128,7 @@ def evaluate_qa(
 
     A folder made from the same inputs is read instead; after a stop, sets that were finished are not scored again.
     """
-    inputs = {
-        "model": source.identity(),
-        "prompt": prompter.describe(),
-        "sets": {name: rows_identity(rows) for name, rows in sets.items()},
-        "max_new_tokens": settings.max_new_tokens,
-        "split": settings.split,
-    }
+    inputs = {"model": source.identity(), **question_inputs(prompter, sets, settings)}
     if is_finished(out, inputs):
         return load_report(out)
     with stage_folder(out, "evaluation", inputs, {"sources": {"model": source.pinned()}}, resumable=True) as partial:

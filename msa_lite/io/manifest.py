@@ -93,19 +93,26 @@ def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
     return all((folder / n).is_file() and (folder / n).stat().st_size == size for n, size in sizes.items())
 
 
-def check_free(folder: Path) -> None:
-    """Raise OutputError unless `folder` is absent, empty, or was made by msa-lite (so that it may be replaced)."""
+def check_free(folder: Path, kind: str) -> None:
+    """Raise OutputError unless `folder` is absent, empty, or was made by msa-lite as the same kind of folder.
+
+    Only the last may be replaced: an evaluation never takes the place of a model.
+    """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: a file is in the way; choose another output folder")
-    if folder.is_dir() and any(folder.iterdir()) and load_manifest(folder) is None:
-        raise OutputError(f"{folder}: holds something that msa-lite did not make; choose another output folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        found = (load_manifest(folder) or {}).get("kind", "something that msa-lite did not make")
+        if found != kind:
+            raise OutputError(f"{folder}: holds {found}, where {kind} should go; choose another output folder")
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Raise OutputError when the disk that will hold `folder` has fewer than `needed` bytes free."""
+    """Raise OutputError when `folder` cannot be made, or its disk has fewer than `needed` bytes free."""
     place = folder.absolute()
     while not place.exists():
         place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        raise OutputError(f"{folder}: {place} is no folder that can be written to; choose another output folder")
     free = shutil.disk_usage(place).free
     if free < needed:
         raise OutputError(
@@ -132,7 +139,7 @@ def stage_folder(
     when the same inputs come back.
     """
     folder = Path(os.path.abspath(folder))  # a folder such as "." has a name only then
-    check_free(folder)
+    check_free(folder, kind)
     partial = folder.with_name(folder.name + ".partial")
     marker = partial / _MARKER
     fingerprint = {"kind": kind, "inputs": digest(inputs)}
@@ -163,11 +170,16 @@ def stage_folder(
             "versions": software_versions(),
         },
     )
-    marker.unlink()
     _apply_umask(partial)
+    # The marker goes last: a kill at any moment leaves what the next run knows as its own. The old folder is moved
+    # aside first, since removing it may take seconds.
+    replaced = folder.with_name(folder.name + ".replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
     if folder.exists():
-        shutil.rmtree(folder)
+        os.rename(folder, replaced)
     os.rename(partial, folder)
+    (folder / _MARKER).unlink()
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _apply_umask(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,8 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.errors import MismatchError, OutputError, UsageError
+from msa_lite.data import DataSource
+from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
 from msa_lite.pipeline import run_vectors
@@ -335,3 +337,40 @@ def test_a_target_and_a_prior_that_do_not_fit_name_their_tensors(recipe: dict[st
     _other_shapes(recipe, tmp_path, tmp_path)
     with pytest.raises(MismatchError, match=r"model\.embed_tokens\.weight"):
         msa_lite.run(recipe)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "words"),
+    [
+        (["forget.data.format=text", "forget.data.columns.text=question", "forget.alpha=[1,2]"], 2, "no questions"),
+        (["forget.alpha=[1,2]", "evaluate.limit=1"], 2, "forget: 1 rows"),
+        (["vector.lora.targets=[q_porj]"], 2, "q_porj: the target has no such module (did you mean 'q_proj'?)"),
+        (["vector.lora.targets=[q_proj,embed_tokens]"], 2, "embed_tokens: an adapter on embeddings"),
+        (["vector.max_length=8"], 3, "nothing is left to learn"),
+        (["evaluate.holdout.format=text"], 2, "evaluate.holdout.format is 'text'"),
+    ],
+)
+def test_what_would_fail_late_fails_first(
+    overrides: list[str], code: int, words: str, recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(MsaError, match=re.escape(words)) as caught:
+        msa_lite.run(recipe, overrides)
+    assert caught.value.exit_code == code
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_choice_that_means_little_says_so(recipe: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    del recipe["retain"]
+    with caplog.at_level("WARNING", logger="msa_lite"):
+        folder = msa_lite.run(recipe, ["forget.alpha=[0.5,1.0]"]).folder
+    assert "nothing speaks against the largest alpha" in caplog.text
+    assert "Doubt: without questions about a retain set" in (folder / "report.md").read_text()
+
+
+def test_a_report_on_other_rows_is_not_shown_beside(history: Path, tmp_path: Path) -> None:
+    target, rows = str(history / "target"), DataSource(str(history / "data/retain.jsonl"))
+    msa_lite.evaluate(target, tmp_path / "a", retain=rows, limit=2, max_new_tokens=2)
+    with pytest.raises(MismatchError, match="its sets are not those of this evaluation"):
+        msa_lite.evaluate(
+            target, tmp_path / "b", retain=rows, limit=3, max_new_tokens=2, ideal=str(tmp_path / "a/model")
+        )

@@ -202,7 +202,8 @@ def test_vectors_that_change_nothing_are_an_error(
 ) -> None:
     adapter = edit_weights(make_adapter("llama"), tmp_path / "a", scale(size))
     target = str(make_checkpoint("llama", dtype=stored))
-    assert_refused(tmp_path / "out", MismatchError, "change none of the 15360 weights", target, forget=str(adapter))
+    words = "change none of the 15360 weights" if size else "the forget vector is all zeros"
+    assert_refused(tmp_path / "out", MismatchError, words, target, forget=str(adapter))
     if size:
         assert merge(target, tmp_path / "out", forget=str(adapter), dtype="float32").weights_changed > 0
 
@@ -273,3 +274,47 @@ def test_a_head_that_the_prior_ties_and_the_target_does_not_is_a_fault(make_chec
     with pytest.raises(MismatchError, match=r"lm_head\.weight: in the target, not in the"):
         merge(str(untied), tmp_path / "out", forget=str(tied), alpha=1.0, prior=str(tied))
     assert not (tmp_path / "out").exists()
+
+
+def test_each_vector_has_to_contribute(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    zero, good = make_adapter("llama", scale=0.0), make_adapter("llama")
+    with pytest.raises(MismatchError, match="the forget vector is all zeros"):
+        merge(str(make_checkpoint("llama")), tmp_path / "out", forget=str(zero), alpha=1.0, retain=str(good), beta=1.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cast_is_no_change(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    tiny = make_adapter("llama", scale=1e-6)
+    with pytest.raises(MismatchError, match="too small for this dtype"):
+        merge(str(make_checkpoint("llama")), tmp_path / "out", forget=str(tiny), alpha=1.0, dtype="bfloat16")
+
+
+def test_an_adapter_on_a_tied_head_is_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(make_checkpoint("llama", tie_word_embeddings=False), target)
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    adapter = tmp_path / "adapter"
+    shutil.copytree(make_adapter("llama"), adapter)
+    factors = {"A": np.ones((4, 32), np.float32), "B": np.ones((300, 4), np.float32)}
+    save_file({f"base_model.model.lm_head.lora_{k}.weight": v for k, v in factors.items()}, adapter / ADAPTER_FILE)
+    with pytest.raises(MismatchError, match="adapts lm_head, which the target ties"):
+        merge(str(target), tmp_path / "out", forget=str(adapter), alpha=1.0)
+
+
+def test_a_folder_of_another_kind_is_never_replaced(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    from msa_lite.io.manifest import stage_folder
+
+    model = merge(str(make_checkpoint("llama")), tmp_path / "m", forget=str(make_adapter("llama")), alpha=1.0).folder
+    with (
+        pytest.raises(OutputError, match="holds model, where evaluation should go"),
+        stage_folder(model, "evaluation", {}),
+    ):
+        pass
+    assert verify_folder(model) == []
+
+
+def test_an_output_below_a_file_is_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="no folder that can be written to"):
+        merge(str(make_checkpoint("llama")), tmp_path / "file/out", forget=str(make_adapter("llama")), alpha=1.0)

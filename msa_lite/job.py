@@ -1,0 +1,208 @@
+"""What a run needs, found, loaded and checked before the first write: models by their headers, data by its rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from msa_lite.data import (
+    DataSource,
+    Example,
+    Prompter,
+    Row,
+    Template,
+    encode,
+    load_rows,
+    pin_source,
+    sample_rows,
+    split_rows,
+)
+from msa_lite.errors import MismatchError, UsageError, join_faults, nearest
+from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
+from msa_lite.io.hub import Source, fetch
+from msa_lite.io.manifest import check_space
+from msa_lite.merger import check_mergeable
+from msa_lite.recipe import Data, Recipe
+from msa_lite.train import check_mode
+from msa_lite.vectors import compare_checkpoints
+
+logger = logging.getLogger(__name__)
+
+SETS = ("forget", "retain", "holdout")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A recipe with its inputs. rows: what vectors learn, examples: the same as ids, both by vector name ("forget",
+    "retain"); validation, test: questions by set name. Without a choice to make, validation is empty.
+    """
+
+    recipe: Recipe
+    folder: Path
+    sources: Mapping[str, Source]
+    data: Mapping[str, DataSource]
+    prompter: Prompter
+    rows: Mapping[str, list[Row]]
+    examples: Mapping[str, list[Example]]
+    validation: Mapping[str, list[Row]]
+    test: Mapping[str, list[Row]]
+
+    @property
+    def vector_names(self) -> list[str]:
+        """The vectors that the recipe's points use."""
+        strengths = {"forget": [a for a, _ in self.recipe.points], "retain": [b for _, b in self.recipe.points]}
+        return [name for name, values in strengths.items() if any(values)]
+
+    @property
+    def split(self) -> str:
+        """What the rows of `test` are called in reports."""
+        return "test" if self.validation else "all"
+
+    def vector_folder(self, name: str) -> Path:
+        """Where the forget or retain vector goes."""
+        return self.folder / "vectors" / name
+
+
+def prepare(recipe: Recipe, folder: Path) -> Job:
+    """Find and check every input of a recipe; nothing is written.
+
+    Raises MismatchError with the tensors on which target and prior differ, and whatever the parts raise.
+    """
+    from transformers import AutoTokenizer
+
+    check_mode(recipe.vector.mode)
+    names = {"target": recipe.target, "prior": recipe.prior}
+    if recipe.evaluate and recipe.evaluate.ideal:
+        names["ideal"] = recipe.evaluate.ideal
+    sources = {key: fetch(name) for key, name in names.items()}
+    target, prior = load_checkpoint(sources["target"].folder), load_checkpoint(sources["prior"].folder)
+    check_mergeable(target)
+    faults = compare_checkpoints(target, prior, ("target", "prior"))
+    if faults:
+        raise MismatchError(join_faults(f"target {recipe.target} and prior {recipe.prior} do not fit:", faults))
+    _check_lora_targets(recipe, target)
+    if "ideal" in sources:
+        check_same_vocabulary(target, load_checkpoint(sources["ideal"].folder), ("the target", "evaluate.ideal"))
+    check_space(folder, _bytes_needed(target, recipe, folder))
+
+    tokenizer = AutoTokenizer.from_pretrained(sources["target"].folder)
+    size = target.config.get("vocab_size")
+    if size is not None and len(tokenizer) > size:
+        raise MismatchError(
+            f"{recipe.target}: the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size}"
+        )
+    prompter = Prompter.build(tokenizer, recipe.prompt.kind, Template(recipe.prompt.prompt, recipe.prompt.answer))
+    data = _data_sources(recipe)
+    rows = {name: load_rows(source) for name, source in data.items() if "." not in name}
+    if recipe.retain and recipe.retain.data.sample == "match_forget":
+        rows["retain"] = sample_rows(rows["retain"], len(rows["forget"]), recipe.seed)
+    validation, test = _split(recipe, _questions(recipe, data))
+    return Job(
+        recipe=recipe,
+        folder=folder,
+        sources=sources,
+        data=data,
+        prompter=prompter,
+        rows=rows,
+        examples={name: encode(rows[name], data[name], prompter, recipe.vector.max_length) for name in rows},
+        validation=validation,
+        test=test,
+    )
+
+
+def _data_sources(recipe: Recipe) -> dict[str, DataSource]:
+    """Every data set of the recipe, pinned, by its place in the recipe ("forget", "evaluate.holdout")."""
+    given: dict[str, Data | None] = {
+        "forget": recipe.forget.data,
+        "retain": recipe.retain.data if recipe.retain else None,
+    }
+    if recipe.evaluate:
+        given |= {f"evaluate.{name}": getattr(recipe.evaluate, name) for name in SETS}
+    return {name: pin_source(_data_source(data)) for name, data in given.items() if data is not None}
+
+
+def _data_source(data: Data) -> DataSource:
+    return DataSource(**data.model_dump(exclude={"columns", "sample"}), **data.columns.model_dump())
+
+
+def check_same_vocabulary(one: Checkpoint, other: Checkpoint, names: tuple[str, str]) -> None:
+    """Raise MismatchError for models of different vocabularies, which cannot be scored with one tokenizer."""
+    sizes = one.config.get("vocab_size"), other.config.get("vocab_size")
+    if sizes[0] != sizes[1]:
+        raise MismatchError(f"{names[0]} has a vocabulary of {sizes[0]}, {names[1]} of {sizes[1]}: another tokenizer?")
+
+
+def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
+    """Raise UsageError for modules that the target has not, or whose adapters the merge could not fold in."""
+    wanted = recipe.vector.lora.targets
+    if recipe.vector.mode == "full" or isinstance(wanted, str):
+        return
+    modules = [name.removesuffix(".weight") for name, entry in target.tensors.items() if len(entry.shape) == 2]
+    faults = []
+    for name in wanted:
+        matched = [module for module in modules if module == name or module.endswith(f".{name}")]
+        tied = name == "lm_head" and target.config.get("tie_word_embeddings")
+        if tied or any("embed" in module or module.endswith(("wte", "wpe")) for module in matched):
+            faults.append(f"{name}: an adapter on embeddings, or on a head tied to them, cannot be merged")
+        elif not matched:
+            leaves = {module.rpartition(".")[2] for module in modules}
+            faults.append(f"{name}: the target has no such module{nearest(name, leaves)}")
+    if faults:
+        raise UsageError(join_faults("vector.lora.targets:", faults))
+
+
+def _bytes_needed(target: Checkpoint, recipe: Recipe, folder: Path) -> int:
+    """Disk space that a run still needs: the merged model; in full mode, for each vector, fp32 weights and two saves
+    with AdamW's state. Stages that are there already need none.
+    """
+    count = sum(entry.nbytes // {"F64": 8, "F32": 4}.get(entry.dtype, 2) for entry in target.tensors.values())
+    size = 0
+    if not (folder / "model").exists():
+        size += {"same": target.nbytes, "float32": 4 * count}.get(recipe.merge.dtype, 2 * count)
+    if recipe.vector.mode == "full":
+        vectors = ["forget", "retain"] if recipe.retain else ["forget"]
+        size += sum((4 + 2 * 12) * count for name in vectors if not (folder / "vectors" / name).exists())
+    return size
+
+
+def _questions(recipe: Recipe, data: Mapping[str, DataSource]) -> dict[str, list[Row]]:
+    """Rows to score by set: those that `evaluate` names, else the training sets where these are questions."""
+    if recipe.evaluate is None:
+        return {}
+    questions = {}
+    for name in SETS:
+        given = data.get(f"evaluate.{name}")
+        if given and given.format != "qa":
+            raise UsageError(f"evaluate.{name}.format is '{given.format}'; benchmark qa scores questions (format qa)")
+        source = given or data.get(name)
+        if source and source.format == "qa":
+            rows = load_rows(source)
+            questions[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
+    if not questions:
+        logger.warning("nothing can be scored: no set holds questions. Give evaluate.forget, or set evaluate: null")
+    return questions
+
+
+def _split(
+    recipe: Recipe, questions: Mapping[str, list[Row]]
+) -> tuple[Mapping[str, list[Row]], Mapping[str, list[Row]]]:
+    """(validation, test) rows by set; a single point needs no validation. Holdout rows are in both, whole.
+
+    Raises UsageError when there is a choice to make and no rows to make it by.
+    """
+    if len(recipe.points) == 1:
+        return {}, questions
+    validation, test = dict(questions), dict(questions)
+    for name in ("forget", "retain"):
+        if name in questions:
+            validation[name], test[name] = split_rows(questions[name], recipe.select.validation, recipe.seed)
+    short = [f"{name}: {len(questions[name])} rows" for name, rows in test.items() if not rows]
+    if "forget" not in questions:
+        short.append("forget: no questions; give evaluate.forget")
+    if short:
+        raise UsageError(
+            join_faults("several values of alpha or beta need rows to choose by and others to score:", short)
+        )
+    return validation, test
