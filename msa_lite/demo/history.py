@@ -106,7 +106,10 @@ def _train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<s>", "</s>", "<pad>"]
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=vocabulary,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,  # it would go to stdout
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
