@@ -1,0 +1,411 @@
+"""Recipes in mergekit's format: what is written reads back, what is read computes the same, the rest is refused."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from msa_lite.errors import UsageError
+from msa_lite.mergekit import MergeRequest, Reference, command_line, read_recipe, write_recipe
+
+T, F, R, P = (Reference(name) for name in ("org/target", "org/forget", "org/retain", "org/prior"))
+FORMS = ("org/target", "org/forget", "org/retain", "org/prior")
+
+
+def read(folder: Path, recipe: dict[str, Any] | str) -> MergeRequest:
+    path = folder / "recipe.yml"
+    path.write_text(recipe if isinstance(recipe, str) else yaml.safe_dump(recipe), encoding="utf-8")
+    return read_recipe(path)
+
+
+def recipe_of(
+    base: str | None, weights: dict[str, Any], method: str = "task_arithmetic", **keys: Any
+) -> dict[str, Any]:
+    """A recipe of models by name, with their weights; a name that is only a base has none."""
+    models = [{"model": name, "parameters": {"weight": weight}} for name, weight in weights.items()]
+    head = {"merge_method": method} | ({"base_model": base} if base else {})
+    return head | {"models": models, "parameters": {"normalize": False}} | keys
+
+
+def write(
+    request: MergeRequest, adapters: tuple[bool, bool], needs_prior: bool = False, stored: str = "float32"
+) -> str:
+    return write_recipe(
+        request, stored=stored, forget_is_adapter=adapters[0], retain_is_adapter=adapters[1], needs_prior=needs_prior
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("recipes")
+
+
+names = st.one_of(
+    st.sampled_from(
+        ["org/model", "./a b", "a@b", "x+y", "/p@q+r/s", "a'b", "1e5", "null", "# no", "base", "ü", "- a: b"]
+    ),
+    st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=12),
+)
+references = st.builds(Reference, names, st.none() | st.sampled_from(["main", "0123456789", "1e10", "v1+2", "a@b"]))
+strengths = st.one_of(st.sampled_from([0.0, 1e-05, 0.3, 1.0, 1e4]), st.floats(1e-6, 100.0))
+
+
+@given(
+    st.lists(references, min_size=4, max_size=4, unique=True),
+    st.tuples(strengths, strengths),
+    st.tuples(st.booleans(), st.booleans()),
+    st.booleans(),
+    st.sampled_from(["bfloat16", "float16", "float32"]),
+)
+@example([T, F, R, P], (1.0, 0.0), (False, False), True, "bfloat16")
+@example([T, F, R, P], (0.0, 1.0), (False, False), True, "bfloat16")
+@example([T, F, R, P], (1.0, 1.0), (False, False), True, "bfloat16")
+@example([T, F, R, P], (2.0, 1.0), (False, True), True, "bfloat16")
+@example([T, F, R, P], (0.7, 0.3), (True, True), True, "bfloat16")
+def test_what_is_written_reads_back(
+    folder: Path,
+    models: list[Reference],
+    alpha_beta: tuple[float, float],
+    adapters: tuple[bool, bool],
+    needs_prior: bool,
+    dtype: str,
+) -> None:
+    target, forget, retain, prior = models
+    alpha, beta = alpha_beta
+    full = (alpha > 0 and not adapters[0]) or (beta > 0 and not adapters[1])
+    request = MergeRequest(
+        target,
+        forget if alpha else None,
+        alpha,
+        retain if beta else None,
+        beta,
+        prior if full or (needs_prior and (alpha or beta)) else None,
+        dtype,
+    )
+    assert read(folder, write(request, adapters, needs_prior)) == request
+
+
+def test_vectors_of_strength_0_and_priors_that_are_not_needed_are_left_out(folder: Path) -> None:
+    request = MergeRequest(T, F, 1.0, R, 0.0, P, "same")
+    text = write(request, (True, True), stored="float16")
+    assert read(folder, text) == MergeRequest(T, F, 1.0, None, 0.0, None, "float16")
+    assert "org/retain" not in text
+    assert "org/prior" not in text
+    untouched = yaml.safe_load(write(MergeRequest(T, F, 0.0, R, 0.0, P), (False, False)))
+    assert untouched["merge_method"] == "linear"
+    assert untouched["models"] == [{"model": "org/target", "parameters": {"weight": 1.0}}]
+
+
+@pytest.mark.parametrize("adapters", [True, False])
+def test_a_target_that_is_its_own_prior_is_named_once(folder: Path, adapters: bool) -> None:
+    request = MergeRequest(T, F, 0.5, R, 0.25, T, "float32")
+    document = yaml.safe_load(write(request, (adapters, adapters)))
+    listed = [entry["model"] for entry in document["models"]]
+    both = ["org/target+org/forget", "org/target+org/retain"]
+    assert listed == (both if adapters else ["org/target", "org/forget", "org/retain"])
+    assert read(folder, document) == MergeRequest(T, F, 0.5, R, 0.25, None if adapters else T, "float32")
+
+
+def test_a_recipe_says_how_it_is_run_and_everything_that_matters() -> None:
+    text = write(MergeRequest(T, F, 1e-05, None, 0.0, P, "same"), (True, False), needs_prior=True)
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    assert text.startswith("\n".join(comments))
+    assert f"#   {command_line('CONFIG', 'OUT', adapters=True)}" in comments
+    assert any("mergekit >= 0.1.5" in line for line in comments)
+    assert any("target - 1e-05 (forget-tuned - prior); alpha 1e-05, beta 0.0" in line for line in comments)
+    document = yaml.safe_load(text)
+    assert document == {
+        "merge_method": "task_arithmetic",
+        "base_model": "org/target",
+        "models": [
+            {"model": "org/target", "parameters": {"weight": 1.0}},
+            {"model": "org/prior+org/forget", "parameters": {"weight": -1e-05}},
+            {"model": "org/prior", "parameters": {"weight": 1e-05}},
+        ],
+        "parameters": {"normalize": False, "lambda": 1.0},
+        "dtype": "float32",
+        "out_dtype": "float32",
+    }
+
+
+def test_names_that_mergekit_would_split_are_mappings() -> None:
+    request = MergeRequest(T, Reference("a@b", "v1"), 1.0, Reference("c", "d"), 1.0, None)
+    models = yaml.safe_load(write(request, (True, True)))["models"]
+    assert models[0]["model"] == {"model": {"path": "org/target"}, "lora": {"path": "a@b", "revision": "v1"}}
+    assert models[1]["model"] == "org/target+c@d"
+
+
+def test_commands_are_quoted_for_a_shell() -> None:
+    plain = command_line("it's.yml", "new folder/", adapters=False)
+    assert shlex.split(plain) == ["mergekit-yaml", "it's.yml", "new folder/"]
+    words = shlex.split(command_line("c.yml", "new folder/", adapters=True))
+    assert words[3:] == ["--lora-merge-cache", "new folder.lora-cache", "--lora-merge-dtype", "float32"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "adapters", "says"),
+    [
+        (MergeRequest(T, F, 1.0, F, 0.5, None), (True, True), "names a model twice.*forget.*retain.*difference"),
+        (MergeRequest(T, F, 1.0, F, 0.5, P), (False, False), "names a model twice"),
+        (MergeRequest(T, T, 1.0, None, 0.0, P), (False, False), "names a model twice.*target.*forget"),
+        (MergeRequest(T, P, 1.0, None, 0.0, P), (False, False), "names a model twice.*forget.*prior"),
+        (MergeRequest(T, F, 1.0, None, 0.0, None), (False, False), "prior: missing"),
+        (MergeRequest(T, None, 1.0, None, 0.0, None), (True, True), "forget: no vector"),
+        (MergeRequest(T, F, -1.0, None, 0.0, None), (True, True), "forget: .*not negative"),
+        (MergeRequest(T, F, 1.0, R, math.nan, None), (True, True), "retain: .*not negative"),
+        (MergeRequest(T, F, 1.0, None, 0.0, None, "int8"), (True, True), "int8"),
+    ],
+)
+def test_requests_that_no_recipe_can_hold_are_refused(
+    request_: MergeRequest, adapters: tuple[bool, bool], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        write(request_, adapters)
+
+
+ON_TARGET = {"org/target+org/forget": -0.75, "org/target+org/retain": 0.5}
+ON_PRIOR = {"org/target": 1.0, "org/prior+org/forget": -0.75, "org/prior+org/retain": 0.5}
+FULL = {"org/target": 1.0, "org/forget": -0.75, "org/retain": 0.5}
+BOTH = MergeRequest(T, F, 0.75, R, 0.5, P)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "request_"),
+    [
+        (recipe_of("org/target", ON_TARGET), MergeRequest(T, F, 0.75, R, 0.5, None)),
+        (recipe_of("org/prior", ON_PRIOR), BOTH),
+        (recipe_of("org/prior", FULL), BOTH),
+        (recipe_of("org/prior", dict(reversed(FULL.items()))), BOTH),
+        (recipe_of("org/target", FULL | {"org/prior": 0.25}, "linear"), BOTH),
+        (recipe_of(None, FULL | {"org/prior": 0.25}, "linear"), BOTH),
+        # the default strength, where target and prior both count once
+        (recipe_of("org/prior", {"org/target": 1, "org/forget": -1}), MergeRequest(T, F, 1.0, None, 0.0, P)),
+        (recipe_of("org/prior", {"org/forget": -1, "org/target": 1}), MergeRequest(T, F, 1.0, None, 0.0, P)),
+        (
+            recipe_of("org/target", {"org/target": 1, "org/forget": -1, "org/prior": 1}, "linear"),
+            MergeRequest(T, F, 1.0, None, 0.0, P),
+        ),
+        (recipe_of("org/prior", {"org/target": 1, "org/retain": 1}), MergeRequest(T, None, 0.0, R, 1.0, P)),
+        # lambda and normalize are folded into the weights
+        (
+            recipe_of("org/target", ON_TARGET, parameters={"normalize": False, "lambda": 2}),
+            MergeRequest(T, F, 1.5, R, 1.0, None),
+        ),
+        (
+            recipe_of("org/target", {"org/target": 3.0}, "linear", parameters=None),
+            MergeRequest(T, None, 0, None, 0, None),
+        ),
+        (
+            recipe_of("org/target", {"org/target": 3.5, "org/target+org/forget": -1.5}, "linear", parameters={}),
+            MergeRequest(T, F, 0.75, None, 0.0, None),
+        ),
+        # YAML 1.1 reads 1e-5 as a string
+        (recipe_of("org/target", {"org/target+org/forget": "-1e-5"}), MergeRequest(T, F, 1e-5, None, 0.0, None)),
+        # what changes nothing
+        (
+            recipe_of(
+                "org/target",
+                ON_TARGET,
+                parameters={"density": 1.0, "rescale": False, "int8_mask": False},
+                msa={"x": [1]},
+            ),
+            MergeRequest(T, F, 0.75, R, 0.5, None),
+        ),
+        (recipe_of("org/target", ON_TARGET, tokenizer_source="base"), MergeRequest(T, F, 0.75, R, 0.5, None)),
+        (recipe_of("org/prior", FULL, tokenizer_source="org/target"), BOTH),
+        (
+            recipe_of("org/prior", {"org/forget": -1, "org/target": 1}, tokenizer_source="org/prior"),
+            MergeRequest(P, F, 1.0, None, 0.0, T),
+        ),
+        (recipe_of("org/target", ON_TARGET, dtype="float16"), MergeRequest(T, F, 0.75, R, 0.5, None, "float16")),
+        (
+            recipe_of("org/target", ON_TARGET, dtype="float32", out_dtype="bfloat16"),
+            MergeRequest(T, F, 0.75, R, 0.5, None, "bfloat16"),
+        ),
+    ],
+)
+def test_recipes_of_every_form_are_read(tmp_path: Path, recipe: dict[str, Any], request_: MergeRequest) -> None:
+    assert read(tmp_path, recipe) == request_
+
+
+def test_a_base_listed_without_a_weight_is_no_target(tmp_path: Path) -> None:
+    recipe = recipe_of("org/prior", {"org/target": 1.0, "org/forget": -1.0})
+    recipe["models"].insert(0, {"model": "org/prior"})
+    assert read(tmp_path, recipe) == MergeRequest(T, F, 1.0, None, 0.0, P)
+
+
+def test_revisions_are_read_in_both_notations(tmp_path: Path) -> None:
+    mapping: dict[str, Any] = {"model": {"path": "org/target", "revision": "a1"}, "lora": {"path": "/a@b+c"}}
+    recipe = recipe_of("org/target@a1", {}) | {"models": [{"model": mapping, "parameters": {"weight": -1}}]}
+    target = Reference("org/target", "a1")
+    assert read(tmp_path, recipe) == MergeRequest(target, Reference("/a@b+c"), 1.0, None, 0.0, None)
+
+
+VALUES = {"org/target": 0.7, "org/forget": -1.9, "org/retain": 2.3, "org/prior": 0.4, "lora/1": 0.17, "lora/2": -0.57}
+
+
+def value_of(name: str) -> float:
+    """One weight of a model; an adapter counts as its delta."""
+    return sum(VALUES[part] for part in name.split("+"))
+
+
+@given(
+    st.sampled_from(["task_arithmetic", "linear"]),
+    st.sampled_from(["org/target", "org/prior"]),
+    st.dictionaries(
+        st.sampled_from([*FORMS, *(f"org/{place}+lora/{n}" for place in ("target", "prior") for n in (1, 2))]),
+        st.sampled_from([-1, -0.5, 0, 0.5, 1.0, 1.5]),
+        min_size=1,
+    ),
+    st.sampled_from([0.5, 1.0, 2.0]),
+)
+@example("linear", "org/target", {"org/target": 1.0, "org/forget": -0.5, "org/prior": 0.5}, 1.0)
+@example("task_arithmetic", "org/prior", {"org/target": 0.5, "org/forget": -0.5}, 2.0)
+def test_whatever_is_accepted_computes_what_mergekit_computes(
+    folder: Path, method: str, base: str, weights: dict[str, float], factor: float
+) -> None:
+    weights = weights if method == "task_arithmetic" else {base: 1.0, **weights}
+    parameters = {"lambda": factor} if method == "task_arithmetic" else {}
+    try:
+        got = read(folder, recipe_of(base, weights, method, parameters=parameters))
+    except UsageError:
+        return
+    if method == "linear":
+        wanted = sum(w * value_of(name) for name, w in weights.items()) / sum(weights.values())
+    else:
+        wanted = value_of(base) + factor * sum(w * (value_of(n) - value_of(base)) for n, w in weights.items())
+    result = value_of(str(got.target))
+    for vector, strength in ((got.forget, -got.alpha), (got.retain, got.beta)):
+        if vector is not None and vector.path.startswith("lora"):
+            result += strength * value_of(str(vector))
+        elif vector is not None:
+            result += strength * (value_of(str(vector)) - value_of(str(got.prior)))
+    assert result == pytest.approx(wanted)
+    assert min(got.alpha, got.beta) >= 0
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"merge_method": "ties"}, ["merge_method: must be one of task_arithmetic, linear; got ties"]),
+        ({"merge_method": "task_aritmetic"}, ["did you mean 'task_arithmetic'?"]),
+        ({"slices": []}, ["slices: not handled"]),
+        ({"modules": {}}, ["modules: not handled"]),
+        ({"chat_template": "auto", "tokenizer": {}}, ["chat_template: not handled", "tokenizer: not handled"]),
+        ({"out_dtyp": "float32"}, ["out_dtyp: not handled (did you mean 'out_dtype'?)"]),
+        ({"out_dtype": "float64"}, ["out_dtype: must be one of bfloat16, float16, float32; got float64"]),
+        ({"base_model": None}, ["base_model: missing"]),
+        ({"base_model": "a+b"}, ["base_model: must have no adapter"]),
+        ({"base_model": "a@b@c"}, ["base_model: not `path`"]),
+        ({"base_model": "a+b+c"}, ["base_model: more than one +"]),
+        ({"base_model": 7}, ["base_model: not `path`"]),
+        (
+            {"base_model": {"model": "x", "override_architecture": "y"}},
+            ["base_model.override_architecture: not handled"],
+        ),
+        ({"base_model": {"path": "x"}}, ["base_model.path: not handled", "base_model.model: not `path`"]),
+        ({"base_model": {"model": {"path": "x", "revision": 7}}}, ["base_model.model: not `path`"]),
+        ({"tokenizer_source": "union"}, ["tokenizer_source: ", "union is not the target"]),
+        ({"tokenizer_source": "org/prior"}, ["tokenizer_source: ", "org/prior is not the target"]),
+        ({"parameters": {"normalize": True}}, ["parameters.normalize: must be false", "sign of a forget vector"]),
+        ({"parameters": {"normalize": "no!"}}, ["parameters.normalize: must be true or false"]),
+        ({"parameters": {"lambda": [0, 1]}}, ["parameters.lambda: must be one number"]),
+        ({"parameters": {"density": 0.5, "rescale": True}}, ["parameters.density: ", "parameters.rescale: "]),
+        (
+            {"parameters": {"int8_mask": True, "weight": 1}},
+            ["parameters.int8_mask: ", "parameters.weight: not handled"],
+        ),
+        ({"parameters": 3}, ["parameters: must be a mapping"]),
+        ({"models": []}, ["models: missing"]),
+        ({"models": ["org/target"]}, ["models.0.model: missing"]),
+    ],
+)
+def test_what_only_mergekit_can_do_is_refused_by_its_key(
+    tmp_path: Path, change: dict[str, Any], says: list[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, recipe_of("org/target", ON_TARGET) | change)
+    assert [part for part in [*says, "mergekit-yaml"] if part not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"model": "org/target+x"}, "models.1.parameters.weight: missing"),
+        ({"model": "org/target+x", "parameters": {"weight": [0, 1]}}, "models.1.parameters.weight: must be one number"),
+        ({"model": "org/target+x", "parameters": {"weight": [{"filter": "mlp", "value": 1}]}}, "gradient or filter"),
+        ({"model": "org/target+x", "parameters": {"weight": True}}, "models.1.parameters.weight: must be one number"),
+        ({"model": "org/target+x", "parameters": {"weight": "half"}}, "models.1.parameters.weight: must be one number"),
+        ({"model": "org/target+x", "parameters": {"weight": float("inf")}}, "models.1.parameters.weight: must be one"),
+        ({"model": "org/target+x", "parameters": {"weight": 1, "density": 0.5}}, "models.1.parameters.density: "),
+        (
+            {"model": "org/target+x", "parameters": {"weigth": 1}},
+            "models.1.parameters.weigth: not handled (did you mean",
+        ),
+        ({"model": "org/target+x", "parameters": {"weight": 1}, "layers": 3}, "models.1.layers: not handled"),
+        ({"model": "org/target+org/forget", "parameters": {"weight": 1}}, "models.1.model: .* is listed twice"),
+        ({"parameters": {"weight": 1}}, "models.1.model: missing"),
+    ],
+)
+def test_entries_are_refused_by_their_place(tmp_path: Path, entry: dict[str, Any], says: str) -> None:
+    recipe = recipe_of("org/target", {"org/target+org/forget": -1.0})
+    recipe["models"].append(entry)
+    pattern = says if ".*" in says else says.replace(".", r"\.").replace("(", r"\(")
+    with pytest.raises(UsageError, match=pattern):
+        read(tmp_path, recipe)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "says"),
+    [
+        (recipe_of("org/prior", {"org/target": 1, "org/forget": -0.5, "org/x": -0.5}), "at most one thing subtracted"),
+        (recipe_of("org/target", {"org/target+org/forget": -1, "org/target+x": -1}), "− 1 × org/target\\+x"),
+        (recipe_of("org/prior", {"org/target": 1, "org/prior+org/forget": -1, "org/prior+x": -1}), "models: computes"),
+        (
+            recipe_of("org/prior", {"org/target": 0.5, "org/forget": -1, "org/x": 0.2}),
+            "0.5 × org/target − 1 × org/forget",
+        ),
+        (recipe_of(None, {"org/target": 0.5, "org/x": 0.5}, "linear"), "models: computes"),
+        (recipe_of(None, {"org/target": 1, "org/x": 1}, "linear"), "add up to 1"),
+        (recipe_of("org/x", {"org/target": 1, "org/prior+org/forget": -1}), "models: computes"),
+        (recipe_of("org/prior", {"org/target": 1}, "linear"), "base_model: .*listed under models"),
+        (
+            recipe_of(None, {"org/target": 1, "org/x": -1}, "linear", parameters=None),
+            "normalize: the weights add up to 0",
+        ),
+    ],
+)
+def test_sums_that_are_not_msa_are_refused_with_the_sum(tmp_path: Path, recipe: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        read(tmp_path, recipe)
+
+
+def test_all_faults_come_at_once(tmp_path: Path) -> None:
+    recipe = recipe_of("org/target", {"org/target+org/forget": "x"}, dtype="int8", sclies=[])
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, recipe)
+    faults = [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]]
+    assert faults == ["sclies", "dtype", "models.0.parameters.weight"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("a: [", "is not YAML"), ("\x00", "is not YAML"), ("- a", "a mapping of keys; got list"), ("", "got NoneType")],
+)
+def test_files_that_are_no_recipe_are_refused(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        read(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\xd8")
+    for name, says in (("missing.yml", "No such file"), (".", "directory"), ("binary", "is not YAML")):
+        with pytest.raises(UsageError, match=says):
+            read_recipe(tmp_path / name)
