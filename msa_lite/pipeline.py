@@ -75,7 +75,7 @@ def run(
             alpha=alpha,
             retain=fetch(str(job.vector_folder("retain"))) if beta else None,
             beta=beta,
-            prior=job.sources["prior"] if recipe.vector.mode == "full" else None,
+            prior=job.sources["prior"],
             dtype=recipe.merge.dtype,
             replace=True,
             progress=progress,

@@ -1,119 +1,158 @@
-"""Forget and retain vectors: what one tuning run changed, as fp32 (LoRA) or fp64 (checkpoint) deltas by row range.
+"""Forget and retain vectors: what one tuning run changed, tensor by tensor, as deltas of rows of the target's tensors.
 
-Both kinds answer the same two questions: which of the target's tensors do you change, and what is your delta for
-rows [start, stop) of one of them. Factors and files are kept, never the whole product or difference.
+A vector is a mapping from the target's tensor names to deltas. Factors and files are kept, never a whole product or
+difference. Deltas come in the dtype that the merge works in, fp32 or fp64.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
-from msa_lite.io.adapter import ADAPTER_CONFIG, LowRank, load_adapter, load_factor, match_names
-from msa_lite.io.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_rows
+from msa_lite.io.adapter import ADAPTER_CONFIG, Adapter, LowRank, load_adapter, match_names
+from msa_lite.io.blocks import Files, Scratch, read_rows, read_whole
+from msa_lite.io.checkpoint import Checkpoint, TensorEntry, load_checkpoint
+
+_BLOCK = 1 << 19  # numbers compared at a time
 
 
-class Vector(Protocol):
-    """The deltas θ_1 − θ_0 (or θ_2 − θ_0) of one tuning run under the target's tensor names."""
+class Delta(Protocol):
+    """The change of one tensor, by rows of its matrix view."""
 
-    @property
-    def names(self) -> set[str]:
-        """Tensors of the target that the vector may change."""
-
-    @property
-    def files(self) -> list[Path]:
-        """The weight files that it reads."""
-
-    @property
-    def is_exact(self) -> bool:
-        """True when deltas are differences of stored weights, whose arithmetic is worth doing in fp64."""
-
-    def delta(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Δw for rows [start, stop) of the tensor's matrix view."""
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        """Δw of rows [start, stop), (stop − start, columns) in `dtype`, in a buffer of `scratch`."""
 
 
-class _Files:
-    """Open descriptors by path; closed with the object."""
+@dataclass(frozen=True)
+class Product:
+    """scale · B A of a LoRA adapter (paper §3: the vectors; low rank is this project's default form)."""
 
-    def __init__(self) -> None:
-        self._open: dict[Path, int] = {}
+    low: LowRank
 
-    def __getitem__(self, path: Path) -> int:
-        if path not in self._open:
-            self._open[path] = os.open(path, os.O_RDONLY)
-        return self._open[path]
+    def factors(self, files: Files, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+        """(rows, r) and (r, columns), whose product is the delta. Raises FormatError for NaN or infinities."""
+        a, b = read_whole(files, self.low.a, dtype), read_whole(files, self.low.b, dtype)
+        left, right = (a.T, b.T) if self.low.transposed else (b, a)
+        return left * np.dtype(dtype).type(self.low.scale), right
 
-    def __del__(self) -> None:
-        for handle in self._open.values():
-            os.close(handle)
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        left, right = self.factors(files, dtype)
+        out = scratch.take("delta", (stop - start, right.shape[1]), dtype)
+        return np.matmul(left[start:stop], right, out=out)
 
 
-class LoraVector:
-    """Low-rank deltas scale · B A from a PEFT adapter (paper §3: the vectors; LoRA is this project's default form).
+@dataclass(frozen=True)
+class Dora:
+    """m (w_0 + B A) / ‖w_0 + B A‖ − w_0, the norm by row: DoRA as PEFT merges it, seen from the prior's w_0."""
 
-    Keeps the fp32 factors of one tensor at a time: r · (in + out) numbers.
+    low: LowRank
+    magnitude: TensorEntry
+    prior: TensorEntry
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        before = read_rows(files, self.prior, start, stop, scratch).astype(dtype)
+        moved = Product(self.low).rows(files, start, stop, dtype, scratch)
+        moved += before
+        magnitude = read_rows(files, self.magnitude, start, stop).astype(dtype)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            moved *= magnitude / np.linalg.norm(moved, axis=1, keepdims=True)
+        moved -= before
+        return _finite(moved, self.magnitude)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """θ_1 − θ_0 of a tensor that is stored whole: of a full checkpoint, a modules_to_save or a bias."""
+
+    tuned: TensorEntry
+    prior: TensorEntry
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        raw = read_rows(files, self.tuned, start, stop, scratch)
+        out, before = scratch.take("delta", raw.shape, dtype), scratch.take("prior", raw.shape, dtype)
+        np.copyto(out, raw)
+        np.copyto(before, read_rows(files, self.prior, start, stop, scratch))
+        return np.subtract(out, before, out=out)
+
+
+@dataclass(frozen=True)
+class Shift:
+    """scale · b of a LoRA layer's own bias (lora_bias)."""
+
+    bias: TensorEntry
+    scale: float
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        rows = read_rows(files, self.bias, start, stop).astype(dtype) * np.dtype(dtype).type(self.scale)
+        return _finite(rows, self.bias)
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """New minus old rows of an embedding for some tokens, zero for all others (trainable_token_indices)."""
+
+    tuned: TensorEntry
+    tokens: tuple[int, ...]
+    prior: TensorEntry
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        out = scratch.take("delta", (stop - start, self.prior.matrix_shape[1]), dtype)
+        out[:] = 0
+        for number, token in enumerate(self.tokens):
+            if start <= token < stop:
+                new = read_rows(files, self.tuned, number, number + 1).astype(dtype)
+                out[token - start] = (new - read_rows(files, self.prior, token, token + 1).astype(dtype))[0]
+        return _finite(out, self.tuned)
+
+
+def _finite(rows: np.ndarray, entry: TensorEntry) -> np.ndarray:
+    if not np.isfinite(rows).all():
+        raise FormatError(f"{entry.file}: '{entry.name}' gives a delta that is not finite; train the vector again")
+    return rows
+
+
+@dataclass(frozen=True)
+class Vector:
+    """The deltas θ_1 − θ_0 (or θ_2 − θ_0) of one tuning run under the target's tensor names.
+
+    is_adapter: read from a PEFT folder. needs_prior: its deltas, or copies of the prior beside them, have a
+    meaning on top of the prior alone.
     """
 
-    is_exact = False
-
-    def __init__(self, factors: Mapping[str, LowRank]) -> None:
-        self._factors = dict(factors)
-        self._files = _Files()
-        self._current = ""
-        self._left = self._right = np.empty((0, 0), np.float32)
+    folder: Path
+    deltas: Mapping[str, Delta]
+    is_adapter: bool
+    needs_prior: bool
 
     @property
-    def names(self) -> set[str]:
-        return set(self._factors)
+    def files(self) -> set[Path]:
+        """The weight files that it reads."""
+        return {entry.file for delta in self.deltas.values() for entry in _entries(delta)}
 
-    @property
-    def files(self) -> list[Path]:
-        return sorted({f.a.file for f in self._factors.values()})
-
-    def delta(self, name: str, start: int, stop: int) -> np.ndarray:
-        """fp32 (stop − start, columns): rows of scale · B A, or of its transpose for weights stored as (in, out)."""
-        if name != self._current:
-            factors = self._factors[name]
-            a = load_factor(self._files[factors.a.file], factors.a)
-            b = load_factor(self._files[factors.b.file], factors.b)
-            left, self._right = (a.T, b.T) if factors.transposed else (b, a)
-            self._left, self._current = left * np.float32(factors.scale), name
-        return self._left[start:stop] @ self._right
+    def check_factors(self) -> None:
+        """Read all factors once. Raises FormatError for NaN or infinities, MismatchError when the vector is zero."""
+        files = Files()
+        products = [delta for delta in self.deltas.values() if isinstance(delta, Product)]
+        some = False
+        for delta in products:
+            left, right = delta.factors(files, np.float32)
+            some = some or (bool(left.any()) and bool(right.any()))
+        if len(products) == len(self.deltas) and not some:
+            raise MismatchError(f"{self.folder}: the vector is all zeros and changes nothing; fit it again")
 
 
-class CheckpointVector:
-    """Differences θ_1 − θ_0 of two full checkpoints, taken in fp64 so that nothing is rounded before the merge."""
-
-    is_exact = True
-
-    def __init__(self, tuned: Checkpoint, prior: Checkpoint) -> None:
-        self._tuned, self._prior = tuned, prior
-        self._files = _Files()
-
-    @property
-    def names(self) -> set[str]:
-        return {name for name, entry in self._tuned.tensors.items() if entry.is_float and name in self._prior.tensors}
-
-    @property
-    def files(self) -> list[Path]:
-        return [shard.path for shard in (*self._tuned.shards, *self._prior.shards)]
-
-    def delta(self, name: str, start: int, stop: int) -> np.ndarray:
-        """fp64 (stop − start, columns): tuned rows minus prior rows. Raises FormatError on NaN or infinities."""
-        difference = self._rows(self._tuned.tensors[name], start, stop) - self._rows(
-            self._prior.tensors[name], start, stop
-        )
-        if not np.isfinite(difference).all():
-            raise FormatError(f"{self._tuned.tensors[name].file}: '{name}' minus the prior's is not finite")
-        return difference
-
-    def _rows(self, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
-        return read_rows(self._files[entry.file], entry, start, stop).astype(np.float64)
+def _entries(item: Any) -> Iterator[TensorEntry]:
+    for name in (part.name for part in fields(item)):
+        value = getattr(item, name)
+        if isinstance(value, TensorEntry):
+            yield value
+        elif isinstance(value, LowRank):
+            yield from _entries(value)
 
 
 def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, str]) -> list[str]:
@@ -137,20 +176,25 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, st
     return faults
 
 
+def is_adapter(folder: Path) -> bool:
+    """Whether a vector's folder is a PEFT adapter; otherwise it is taken for a full checkpoint."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
+
+
 def load_vector(folder: Path, target: Checkpoint, prior: Checkpoint | None) -> Vector:
     """Open a vector folder (PEFT adapter, or a full checkpoint, which needs the prior) and fit it to the target.
 
-    Raises UsageError for a full checkpoint without a prior, MismatchError when names or shapes do not fit.
+    Raises UsageError when the prior is needed and not given, MismatchError when names, shapes or tied weights do not
+    fit. Only headers are read, and what an adapter says is a copy of the prior's or target's weights.
     """
-    if (Path(folder) / ADAPTER_CONFIG).is_file():
-        vector = LoraVector(match_names(load_adapter(folder), target.tensors))
-        if target.config.get("tie_word_embeddings") and "lm_head.weight" in vector.names:
-            raise MismatchError(
-                f"{folder}: adapts lm_head, which the target ties to its embedding, so that the merged head would not "
-                "be read; train without lm_head in target_modules"
-            )
-        return vector
-    tuned = load_checkpoint(folder)
+    if is_adapter(folder):
+        return _adapter_vector(match_names(load_adapter(folder), target.tensors), target, prior)
+    return checkpoint_vector(load_checkpoint(folder), target, prior)
+
+
+def checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
+    """The vector of a full checkpoint. Raises as `load_vector`."""
+    folder = tuned.folder
     if prior is None:
         raise UsageError(f"{folder}: is a full checkpoint, so its prior is needed to take the difference (--prior)")
     faults = compare_checkpoints(target, tuned, ("target", "tuned checkpoint"))
@@ -163,4 +207,83 @@ def load_vector(folder: Path, target: Checkpoint, prior: Checkpoint | None) -> V
     ]
     if faults:
         raise MismatchError(join_faults(f"{folder}: target, prior and tuned checkpoint do not fit:", faults))
-    return CheckpointVector(tuned, prior)
+    both = [n for n, e in tuned.tensors.items() if e.is_float and n in prior.tensors and n in target.tensors]
+    deltas = {name: Difference(tuned.tensors[name], prior.tensors[name]) for name in both}
+    return Vector(folder, deltas, is_adapter=False, needs_prior=True)
+
+
+def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> Vector:
+    deltas: dict[str, Delta] = {n: Product(low) for n, low in adapter.modules.items() if low.magnitude is None}
+    deltas |= {name: Shift(entry, scale) for name, (entry, scale) in adapter.shifts.items()}
+    dora = {name: low for name, low in adapter.modules.items() if low.magnitude is not None}
+    absolute = {
+        **dict.fromkeys(dora, "DoRA"),
+        **dict.fromkeys(adapter.values, "a full new value"),
+        **dict.fromkeys(adapter.tokens, "new token rows"),
+    }
+    if absolute and prior is None:
+        raise UsageError(
+            join_faults(
+                f"{adapter.folder}: what these tensors changed can only be told from the prior they were tuned from "
+                "(--prior):",
+                [f"{name}: {kind}" for name, kind in absolute.items()],
+            )
+        )
+    faults = _tied(adapter, target)
+    seen: set[str] = set(deltas)
+    for name, kind in absolute.items():
+        old = prior.tensors.get(name) if prior else None
+        if old is None or old.shape != target.tensors[name].shape or not old.is_float:
+            shape = f"it is {old.dtype} {old.shape} there" if old else "the prior has no such tensor"
+            faults.append(f"{name}: {kind}, the target's is {target.tensors[name].shape}, {shape}")
+        elif name in seen or sum(name in part for part in (dora, adapter.values, adapter.tokens)) > 1:
+            faults.append(f"{name}: changed in two ways at once")
+        elif name in adapter.values:
+            deltas[name] = Difference(adapter.values[name], old)
+        elif name in adapter.tokens:
+            deltas[name] = TokenRows(*adapter.tokens[name], old)
+        else:
+            deltas[name] = Dora(dora[name], dora[name].magnitude, old)  # type: ignore[arg-type]
+    files = Files()
+    for name, copy in adapter.copies.items():
+        known = [checkpoint for checkpoint in (prior, target) if checkpoint]
+        if not all(checkpoint.shards for checkpoint in known):  # headers alone: their weights are not here yet
+            continue
+        originals = [checkpoint.tensors.get(name) for checkpoint in known]
+        if not any(entry and _equal(files, copy, entry) for entry in originals):
+            hint = "" if prior else "; if it is the prior's, give --prior"
+            faults.append(f"{copy.name}: a full copy of neither the target's tensor nor the prior's{hint}")
+    if faults:
+        raise MismatchError(join_faults(f"{adapter.folder}: cannot be merged into this target:", faults))
+    return Vector(adapter.folder, deltas, is_adapter=True, needs_prior=bool(absolute or (adapter.copies and prior)))
+
+
+def _tied(adapter: Adapter, target: Checkpoint) -> list[str]:
+    """Changes of a matrix that the target uses twice, as embedding and as head, which have no single right meaning.
+
+    PEFT trains one of the two uses and merges into both. Token rows are no such case: PEFT ties them.
+    """
+    if not target.config.get("tie_word_embeddings"):
+        return []
+    faults = []
+    for name in {**adapter.modules, **adapter.values}:
+        shape = target.tensors[name].shape
+        if name == "lm_head.weight" or (len(shape) == 2 and shape[0] == target.config.get("vocab_size")):
+            faults.append(f"{name}: the target ties embedding and head, but only one of the two was tuned")
+    return faults
+
+
+def _equal(files: Files, one: TensorEntry, other: TensorEntry) -> bool:
+    """Whether two tensors of one shape hold the same values, read in blocks."""
+    if one.shape != other.shape or not other.is_float:
+        return False
+    rows, columns = one.matrix_shape
+    step = max(1, _BLOCK // columns)
+    scratch = Scratch()
+    return all(
+        np.array_equal(
+            read_rows(files, one, start, min(start + step, rows), scratch, "one").astype(np.float64),
+            read_rows(files, other, start, min(start + step, rows), scratch, "other").astype(np.float64),
+        )
+        for start in range(0, rows, step)
+    )

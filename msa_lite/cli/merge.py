@@ -2,62 +2,130 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import click
 
 
+def strength_options(command: Any) -> Any:
+    """The options that say what is merged, shared with `msa-lite mergekit`."""
+    options = [
+        click.option("--target", help="Finished model: a folder or repo[@revision]."),
+        click.option("--forget", help="Vector to subtract: a PEFT adapter, or a full checkpoint."),
+        click.option("--alpha", type=float, help="Strength of the forget vector, ≥ 0.  [default: 1.0]"),
+        click.option("--retain", help="Vector to add, of either kind; --beta says how strongly."),
+        click.option("--beta", type=float, help="Strength of the retain vector, ≥ 0."),
+        click.option(
+            "--prior", help="What the vectors were tuned from; for checkpoints, modules_to_save, biases and DoRA."
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def read_strengths(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments for the library from the options; raises UsageError for what belongs together and is not there."""
+    from msa_lite.errors import UsageError
+
+    given = dict(given)
+    if given["target"] is None:
+        raise UsageError("--target is needed: a folder or repo[@revision]")
+    if given["alpha"] is None:
+        given["alpha"] = 1.0
+        if given["forget"] is None:
+            raise UsageError("--forget is needed, unless --alpha is 0")
+    if given["beta"] is not None and given["beta"] != 0 and given["retain"] is None:
+        raise UsageError(f"--beta is {given['beta']:g}, but there is no --retain")
+    if given["retain"] is not None and given["beta"] is None:
+        raise UsageError("--retain is given, but no --beta; say how strongly it counts, e.g. --beta 1.0")
+    return given
+
+
 @click.command()
-@click.option("--target", required=True, help="Finished model: a folder or repo[@revision].")
-@click.option("--forget", help="Vector to subtract: a PEFT adapter, or a full checkpoint (then --prior is needed).")
-@click.option("--alpha", type=float, default=1.0, show_default=True, help="Strength of the forget vector, ≥ 0.")
-@click.option("--retain", help="Vector to add, of either kind.")
-@click.option("--beta", type=float, help="Strength of the retain vector, ≥ 0.  [default: 1.0 with --retain, else 0]")
-@click.option("--prior", help="The checkpoint that full checkpoints were tuned from.")
+@strength_options
+@click.option("--mergekit", "recipe", type=click.Path(path_type=Path), help="Take all of the above from this recipe.")
 @click.option("--out", required=True, type=click.Path(), help="Folder to write; must not exist.")
-@click.option("--dtype", default="same", show_default=True, help="same, bfloat16, float16 or float32.")
+@click.option("--dtype", help="same, bfloat16, float16 or float32.  [default: same]")
+@click.option("--rounding", default="nearest", show_default=True, help="nearest, or stochastic (unbiased, seeded).")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of stochastic rounding.")
+@click.option("--exact", is_flag=True, help="float64 arithmetic: every weight is the correctly rounded one.")
+@click.option("--as", "form", default="model", show_default=True, help="model, or adapter: one adapter on the target.")
+@click.option("--max-rank", type=int, help="With --as adapter: keep the best so many ranks of each module.")
+@click.option("--max-memory", default="512MB", show_default=True, help="Bound on memory, Python itself included.")
+@click.option("--threads", type=int, help="Worker threads.  [default: one a core]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    target: str,
-    forget: str | None,
-    alpha: float,
-    retain: str | None,
-    beta: float | None,
-    prior: str | None,
-    out: str,
-    dtype: str,
-    as_json: bool,
+    recipe: Path | None, out: str, dtype: str | None, form: str, max_rank: int | None, as_json: bool, **options: Any
 ) -> None:
     """Write target − alpha · forget + beta · retain to DIR, streamed, in the target's own layout.
 
-    Neither torch nor transformers is loaded, and memory does not grow with the model.
+    Neither torch nor transformers is loaded, and memory does not grow with the model. A killed merge goes on where it
+    was when the same command is run again.
 
     \b
     msa-lite merge --target ./tuned --forget ./vectors/forget --alpha 1.25 --out ./unlearned
+    msa-lite merge --target T --forget F --retain R --beta 0.5 --as adapter --out ./update
+    msa-lite merge --mergekit recipe.yml --out ./unlearned
     """
     from msa_lite.cli.output import print_json, progress_bars
-    from msa_lite.errors import UsageError
-    from msa_lite.merger import merge
+    from msa_lite.errors import UsageError, nearest
+    from msa_lite.merger import Merged, merge, merge_adapters
 
-    if forget is None and alpha > 0:
-        raise UsageError("--forget is needed, unless --alpha is 0")
-    if beta and retain is None:
-        raise UsageError(f"--beta is {beta:g}, but there is no --retain")
-    strength = beta if beta is not None else (1.0 if retain else 0.0)
+    names = ("target", "forget", "alpha", "retain", "beta", "prior")
+    given = {name: options.pop(name) for name in names}
+    if form not in ("model", "adapter"):
+        raise UsageError(f"--as '{form}'{nearest(form, ['model', 'adapter'])}: choose model or adapter")
+    if recipe is not None:
+        clash = [f"--{name}" for name, value in {**given, "dtype": dtype}.items() if value is not None]
+        if clash:
+            raise UsageError(f"--mergekit already says {', '.join(clash)}; leave them out")
+        given, dtype = read_mergekit(recipe)
+    else:
+        given = read_strengths(given)
+    if form == "model" and max_rank is not None:
+        raise UsageError("--max-rank needs --as adapter")
     with progress_bars() as progress:
-        merged = merge(
-            target,
-            out,
-            forget=forget,
-            alpha=alpha,
-            retain=retain,
-            beta=strength,
-            prior=prior,
-            dtype=dtype,
-            progress=progress,
-        )
+        if form == "adapter":
+            if dtype not in (None, "same") or options["exact"] or options["rounding"] != "nearest":
+                raise UsageError("an adapter is always fp32: leave out --dtype, --exact and --rounding")
+            result: Any = merge_adapters(out=out, **given, max_rank=max_rank, progress=progress)
+        else:
+            result = merge(out=out, **given, dtype=dtype or "same", **options, progress=progress)
     if as_json:
-        print_json(merged.as_dict())
-        return
-    click.echo(
-        f"{merged.folder}: {merged.weights_changed} of {merged.weights_touched} weights changed in "
-        f"{merged.tensors_touched} tensors; rounding lost {merged.rounding_loss:.2%} of the update"
-    )
+        print_json(result.as_dict())
+    elif isinstance(result, Merged):
+        click.echo(describe(result))
+    else:
+        lost = f", truncation lost {result.truncation_loss:.2%} of the update" if max_rank else ""
+        click.echo(f"{result.folder}: one adapter on {result.modules} modules, rank {result.rank}{lost}")
+
+
+def read_mergekit(recipe: Path) -> tuple[dict[str, Any], str]:
+    """Arguments for the library and the output dtype from a mergekit recipe."""
+    from msa_lite.mergekit import Reference, read_recipe
+
+    def name(reference: Reference | None) -> str | None:
+        if reference is None:
+            return None
+        return reference.path if reference.revision is None else f"{reference.path}@{reference.revision}"
+
+    request = read_recipe(recipe)
+    references = {key: name(getattr(request, key)) for key in ("target", "forget", "retain", "prior")}
+    return {**references, "alpha": request.alpha, "beta": request.beta}, request.dtype
+
+
+def describe(merged: Any) -> str:
+    """What a merge did, for a terminal."""
+    if not merged.weights_touched:
+        return f"{merged.folder}: the target as it is, no weight changed"
+    lines = [
+        f"{merged.folder}: {merged.weights_changed / merged.weights_touched:.2%} of {merged.weights_touched} weights "
+        f"changed in {merged.tensors_touched} tensors",
+        f"  update: {merged.relative_size:.2e} of the weights' norm; rounding lost {merged.rounding_loss:.2%} of it"
+        + (f", cosine of stored and wanted {merged.update_cosine:.4f}" if merged.update_cosine is not None else ""),
+    ]
+    if merged.vector_cosine is not None:
+        lines.append(f"  cosine of forget and retain vector: {merged.vector_cosine:.3f}")
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""PEFT LoRA adapter folders → low-rank factors under the target's own tensor names.
+"""PEFT LoRA adapter folders → what they change, under the target's own tensor names.
 
 Every tensor of the adapter file and every field of its config is accounted for: used, known to be without effect on
 the weights, or an error that names it. Reading is by numpy; PEFT itself is only needed to train.
@@ -9,15 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
-from msa_lite.io.checkpoint import TensorEntry, read_rows, read_shard
+from msa_lite.io.checkpoint import TensorEntry, read_shard
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -25,40 +23,54 @@ _PREFIX = "base_model.model."
 
 # Fields that decide the delta and are read here, and fields without any effect on it. A field that stands in
 # neither set and is set to something is refused by name: it may change what the factors mean.
-_READ = {"peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "fan_in_fan_out"}
+_READ = {
+    "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "lora_bias", "modules_to_save",
+    "peft_type", "r", "rank_pattern", "trainable_token_indices", "use_dora", "use_rslora",
+}  # fmt: skip
 _NO_EFFECT = {
     "auto_mapping", "base_model_name_or_path", "corda_config", "eva_config", "exclude_modules", "inference_mode",
     "layers_pattern", "layers_to_transform", "lora_dropout", "lora_ga_config", "loftq_config", "megatron_core",
     "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules", "task_type",
 }  # fmt: skip
 _REASONS = {
-    "use_dora": "DoRA is not linear in the factors",
-    "modules_to_save": "full new values instead of factors",
-    "lora_bias": "a bias delta",
     "target_parameters": "adapters on bare parameters (fused experts)",
     "layer_replication": "replicated layers",
+    "ensure_weight_tying": "weights tied to an adapted layer",
 }
-_REFUSED_TENSORS = (
-    ("lora_magnitude_vector", "DoRA is not linear in the factors; train with use_dora=False"),
-    ("lora_embedding_", "an adapter on an embedding; train without embeddings in target_modules"),
-    ("lora_B.bias", "a bias delta (lora_bias); train with lora_bias=False"),
-    ("base_layer.", "a full copy of a prior's tensor; save with save_embedding_layers=False"),
-    ("lora_E", "AdaLoRA factors; only plain LoRA is read"),
-    ("trainable_tokens", "absolute token rows; only plain LoRA is read"),
-)
+# What the keys of an adapter file mean, tried in this order; `.default` stands in files of older versions.
+_KEYS = {
+    "factor": r"(.+)\.lora_([AB])(?:\.default)?\.weight",
+    "embedding": r"(.+)\.lora_embedding_([AB])(?:\.default)?",
+    "shift": r"(.+)\.lora_B(?:\.default)?\.bias",
+    "magnitude": r"(.+)\.lora_magnitude_vector(?:\.default)?(?:\.weight)?",
+    "tokens": r"(.+)\.token_adapter\.trainable_tokens_delta(?:\.default)?",
+    "copy": r"(.+)\.(?:token_adapter\.)?base_layer(\.weight)",
+    "value": r"(.+?)(?:\.base_layer|\.modules_to_save(?:\.default)?)?(\.(?:weight|bias))",
+}
+# Parts of a module's path that a wrapper (torch.compile, DistributedDataParallel, FSDP) adds.
+_WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 
 
 @dataclass(frozen=True)
 class LowRank:
     """Factors of one tensor's delta: Δw = scale · B A, transposed where the weight is stored as (in, out).
 
-    A: (r, in), B: (out, r) entries of the adapter file; scale = lora_alpha / r, or lora_alpha / √r for rsLoRA.
+    A: (r, in), B: (out, r) entries of the adapter file; scale = lora_alpha / r, or lora_alpha / √r for rsLoRA. With
+    a magnitude m (out,) the delta is DoRA's: m (w_0 + Δw) / ‖w_0 + Δw‖ by row, minus w_0. module: PEFT's name.
     """
 
+    module: str
     a: TensorEntry
     b: TensorEntry
     scale: float
     transposed: bool
+    is_embedding: bool = False
+    magnitude: TensorEntry | None = None
+
+    @property
+    def rank(self) -> int:
+        """Rank r of the factors."""
+        return self.a.shape[0]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,46 +81,61 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Adapter:
-    """A PEFT LoRA folder: config, and factors by module name (no prefix, no `.weight`)."""
+    """A PEFT LoRA folder: its config, low-rank factors by module, and what else it holds by tensor name.
+
+    values: full new values (modules_to_save, biases). shifts: bias deltas and their scale. tokens: new rows of an
+    embedding and their numbers. copies: tensors of the prior that PEFT saved along and that hold no change.
+    """
 
     folder: Path
     config: dict[str, Any]
     modules: dict[str, LowRank]
-
-
-def _pattern_value(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """PEFT's rule for rank_pattern and alpha_pattern: the key is a regex on the end of the name, first match wins."""
-    for key, value in patterns.items():
-        if re.match(rf"(.*\.)?({key})$", module):
-            return value
-    return default
-
-
-def _check_config(folder: Path, config: dict[str, Any]) -> None:
-    faults = []
-    if config.get("peft_type") != "LORA":
-        faults.append(f"peft_type: {config.get('peft_type')!r}, only 'LORA' is read")
-    if config.get("bias", "none") != "none":
-        faults.append(f"bias: {config['bias']!r}, full new bias values; train with bias='none'")
-    if config.get("init_lora_weights", True) not in (True, False, "gaussian", "orthogonal", "eva"):
-        faults.append(f"init_lora_weights: {config['init_lora_weights']!r} changes the model it starts from")
-    known = _READ | _NO_EFFECT | {"bias", "init_lora_weights"}
-    faults += [
-        f"{key}: {value!r}, {_REASONS.get(key, 'not known to msa-lite, it may change what the factors mean')}"
-        for key, value in config.items()
-        if key not in known and value not in (None, False, [], {}, "")
-    ]
-    if faults:
-        raise FormatError(join_faults(f"{folder}: this adapter cannot be merged exactly:", faults))
+    values: dict[str, TensorEntry] = field(default_factory=dict)
+    shifts: dict[str, tuple[TensorEntry, float]] = field(default_factory=dict)
+    tokens: dict[str, tuple[TensorEntry, tuple[int, ...]]] = field(default_factory=dict)
+    copies: dict[str, TensorEntry] = field(default_factory=dict)
 
 
 def load_adapter(folder: Path) -> Adapter:
     """Open an adapter folder by its config and header.
 
-    Raises UsageError when it is no adapter folder; FormatError when it is of a kind whose delta is not a plain
-    product of factors, when a tensor is not accounted for, or when a rank contradicts the config.
+    Raises UsageError when it is no adapter folder; FormatError when it is of a kind that is not handled, when a
+    tensor is not accounted for, or when a rank contradicts the config.
     """
     folder = Path(folder)
+    config = _load_config(folder)
+    found: dict[str, dict[str, Any]] = {kind: {} for kind in _KEYS}
+    faults = []
+    for entry in read_shard(folder / ADAPTER_FILE).tensors:
+        name = entry.name.removeprefix(_PREFIX)
+        kind, match = next(((k, m) for k, p in _KEYS.items() if (m := re.fullmatch(p, name))), (None, None))
+        if match is None or kind is None or (kind == "value" and "lora_" in name):
+            faults.append(f"{entry.name}: not a tensor of a LoRA adapter that msa-lite knows")
+        elif not entry.is_float:
+            faults.append(f"{entry.name}: {entry.dtype}, expected floats")
+        elif kind in ("factor", "embedding"):
+            found[kind].setdefault(match[1], {})[match[2]] = entry
+        else:
+            found[kind]["".join(match.groups())] = entry
+    if faults:
+        raise FormatError(join_faults(f"{folder}: tensors that cannot be merged exactly:", faults))
+    modules, faults = {}, []
+    for kind in ("factor", "embedding"):
+        for module, pair in found[kind].items():
+            low = _low_rank(config, module, pair, kind == "embedding", found["magnitude"].get(module))
+            if isinstance(low, str):
+                faults.append(f"{module}: {low}")
+            else:
+                modules[module] = low
+    alone = [f"{m}: a {kind} without factors" for kind in ("magnitude", "shift") for m in found[kind].keys() - modules]
+    tokens, wrong = _token_rows(config, found["tokens"])
+    if faults or alone or wrong:
+        raise FormatError(join_faults(f"{folder}: tensors that do not belong together:", [*faults, *alone, *wrong]))
+    shifts = {f"{m}.bias": (entry, modules[m].scale) for m, entry in found["shift"].items()}
+    return Adapter(folder, config, modules, found["value"], shifts, tokens, found["copy"])
+
+
+def _load_config(folder: Path) -> dict[str, Any]:
     if not (folder / ADAPTER_CONFIG).is_file():
         raise UsageError(f"{folder}: no {ADAPTER_CONFIG}: not a PEFT adapter folder")
     if not (folder / ADAPTER_FILE).is_file():
@@ -119,83 +146,167 @@ def load_adapter(folder: Path) -> Adapter:
         raise FormatError(f"{folder / ADAPTER_CONFIG}: not JSON ({error})") from error
     if not isinstance(config, dict):
         raise FormatError(f"{folder / ADAPTER_CONFIG}: not a JSON object")
-    _check_config(folder, config)
-    halves: dict[str, dict[str, TensorEntry]] = {}
     faults = []
-    for entry in read_shard(folder / ADAPTER_FILE).tensors:
-        name = entry.name.removeprefix(_PREFIX)
-        found = re.fullmatch(r"(.+)\.lora_(A|B)(?:\.default)?\.weight", name)
-        reason = next((why for part, why in _REFUSED_TENSORS if part in name), None)
-        if reason or found is None:
-            faults.append(f"{entry.name}: {reason or 'not a LoRA factor (modules_to_save holds full new values)'}")
-        elif len(entry.shape) != 2 or not entry.is_float:
-            faults.append(f"{entry.name}: {entry.dtype} of shape {entry.shape}, expected a matrix of floats")
-        else:
-            halves.setdefault(found[1], {})[found[2]] = entry
+    if config.get("peft_type") != "LORA":
+        faults.append(f"peft_type: {config.get('peft_type')!r}, only 'LORA' is read")
+    if config.get("bias", "none") not in ("none", "all", "lora_only"):
+        faults.append(f"bias: {config['bias']!r}, expected none, all or lora_only")
+    if config.get("init_lora_weights", True) not in (True, False, "gaussian", "orthogonal", "eva"):
+        faults.append(f"init_lora_weights: {config['init_lora_weights']!r} changes the model it starts from")
+    faults += [
+        f"{key}: {value!r}, {_REASONS.get(key, 'not known to msa-lite, it may change what the factors mean')}"
+        for key, value in config.items()
+        if key not in _READ | _NO_EFFECT and value not in (None, False, [], {}, "")
+    ]
     if faults:
-        raise FormatError(join_faults(f"{folder}: tensors that cannot be merged exactly:", faults))
-    modules = {}
-    for module, pair in halves.items():
-        if set(pair) != {"A", "B"}:
-            faults.append(f"{module}: only lora_{''.join(pair)} is there")
-            continue
-        rank = pair["A"].shape[0]
-        wanted = _pattern_value(config.get("rank_pattern") or {}, module, config.get("r", rank))
-        if rank != pair["B"].shape[1] or rank != wanted:
-            faults.append(f"{module}: A is {pair['A'].shape}, B is {pair['B'].shape}, the config says rank {wanted}")
-            continue
-        lora_alpha = _pattern_value(config.get("alpha_pattern") or {}, module, config.get("lora_alpha", rank))
-        scale = lora_alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
-        modules[module] = LowRank(pair["A"], pair["B"], scale, bool(config.get("fan_in_fan_out")))
-    if faults:
-        raise FormatError(join_faults(f"{folder}: factors that do not belong together:", faults))
-    return Adapter(folder, config, modules)
+        raise FormatError(join_faults(f"{folder}: this adapter cannot be merged exactly:", faults))
+    return config
 
 
-def match_names(adapter: Adapter, target: Mapping[str, TensorEntry]) -> dict[str, LowRank]:
-    """The adapter's factors by the target's tensor names.
+def _pattern_value(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+    """PEFT's rule for rank_pattern and alpha_pattern: the key is a regex on the end of the name, first match wins."""
+    for key, value in patterns.items():
+        if re.match(rf"(.*\.)?({key})$", module):
+            return value
+    return default
 
-    A module `m` is the tensor `m.weight`; where a checkpoint leaves out the wrapper's name (GPT-2 files hold
-    `h.0…` for the module `transformer.h.0…`), the name without its first part. Weights stored as (in, out) are
-    known by their shape. Square ones follow the others, for PEFT goes by the kind of each layer and saves what held
-    for the last one; the config decides where all are square.
 
-    Raises MismatchError with the first ten modules that have no tensor in the target, or one of another shape.
+def _low_rank(
+    config: Mapping[str, Any],
+    module: str,
+    pair: Mapping[str, TensorEntry],
+    is_embedding: bool,
+    magnitude: TensorEntry | None,
+) -> LowRank | str:
+    """The factors of a module, or what is wrong with them."""
+    if set(pair) != {"A", "B"}:
+        return f"only lora_{''.join(pair)} is there"
+    a, b = pair["A"], pair["B"]
+    if len(a.shape) != 2 or len(b.shape) != 2:
+        return f"A is {a.shape}, B is {b.shape}, expected matrices"
+    rank = a.shape[0]
+    wanted = _pattern_value(config.get("rank_pattern") or {}, module, config.get("r", rank))
+    if rank != b.shape[1] or rank != wanted:
+        return f"A is {a.shape}, B is {b.shape}, the config says rank {wanted}"
+    if bool(config.get("use_dora")) != (magnitude is not None):
+        return f"use_dora is {bool(config.get('use_dora'))}, but a magnitude is {'' if magnitude else 'not '}there"
+    if magnitude is not None and (is_embedding or magnitude.shape != (b.shape[0],)):
+        return f"a magnitude of shape {magnitude.shape}" + (" on an embedding is not handled" if is_embedding else "")
+    lora_alpha = _pattern_value(config.get("alpha_pattern") or {}, module, config.get("lora_alpha", rank))
+    scale = lora_alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    # PEFT keeps an embedding's A as (r, vocabulary), so its delta is always the transposed product.
+    return LowRank(module, a, b, scale, is_embedding or bool(config.get("fan_in_fan_out")), is_embedding, magnitude)
+
+
+def _token_rows(
+    config: Mapping[str, Any], entries: Mapping[str, TensorEntry]
+) -> tuple[dict[str, tuple[TensorEntry, tuple[int, ...]]], list[str]]:
+    """New embedding rows with their numbers, by tensor name; and what is wrong with them."""
+    given = config.get("trainable_token_indices") or {}
+    rows, faults = {}, []
+    for module, entry in entries.items():
+        numbers = given
+        if isinstance(given, dict):
+            numbers = next((n for key, n in given.items() if module == key or module.endswith(f".{key}")), [])
+        if len(entry.shape) != 2 or entry.shape[0] != len(numbers):
+            faults.append(f"{module}: {entry.shape} for {len(numbers)} trainable_token_indices")
+        # PEFT writes the rows in the order of the numbers' list.
+        rows[f"{module}.weight"] = (entry, tuple(int(n) for n in numbers))
+    return rows, faults
+
+
+def find_name(name: str, target: Container[str]) -> str | None:
+    """The target's name of a tensor that an adapter knows as `name`: the same, or by one of the known renames."""
+    return next((n for n in _spellings(name) if n in target), None)
+
+
+def _spellings(name: str) -> Iterator[str]:
+    yield name
+    plain = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    yield plain
+    yield plain.partition(".")[2]  # files of GPT-2 hold h.0… for the module transformer.h.0…
+    # transformers 5 turns the parts of multi-modal models' names round between file and module.
+    yield plain.replace("model.language_model.", "language_model.model.", 1)
+    yield plain.replace("language_model.model.", "model.language_model.", 1)
+    yield plain.replace("language_model.", "", 1)
+
+
+def match_names(adapter: Adapter, target: Mapping[str, TensorEntry]) -> Adapter:
+    """The adapter with everything under the target's tensor names, `modules` included (`m` becomes `m.weight`).
+
+    Weights stored as (in, out) are known by their shape. Square ones follow the others, for PEFT goes by the kind of
+    each layer and saves what held for the last one; the config decides where all are square.
+
+    Raises MismatchError with the first ten parts that have no tensor in the target, or one of another shape.
     """
-    matched, faults = {}, []
-    square: list[tuple[str, str]] = []
-    transposed: set[bool] = set()
-    for module, factors in adapter.modules.items():
-        names = (f"{module}.weight", f"{module.partition('.')[2]}.weight")
-        name = next((n for n in names if n in target), None)
-        if name is None:
-            faults.append(f"{module}: the target has no tensor '{names[0]}'")
-            continue
-        turned = replace(factors, transposed=not factors.transposed)
-        shape = target[name].shape
-        if shape not in (factors.shape, turned.shape):
-            faults.append(f"{module}: the delta is {factors.shape}, the target's tensor is {shape}")
-            continue
-        matched[name] = factors if shape == factors.shape else turned
-        if factors.shape == turned.shape:
-            square.append((module, name))
+    faults: list[str] = []
+    taken: dict[str, str] = {}
+
+    def rename(name: str, shape: tuple[int, ...] | None, kind: str = "") -> str | None:
+        found = find_name(name, target)
+        if found is None:
+            faults.append(f"{name}: the target has no such tensor")
+        elif shape is not None and target[found].shape != shape:
+            faults.append(f"{name}: {shape} in the adapter, {target[found].shape} in the target")
+        elif taken.setdefault(kind + found, name) != name:
+            faults.append(f"{name}: the target's {found}, as is {taken[kind + found]}")
         else:
-            transposed.add(matched[name].transposed)
-    if len(transposed) > 1:
-        faults += [f"{module}: square, among both (in, out) and (out, in) weights: ambiguous" for module, _ in square]
-    elif transposed:
-        matched |= {name: replace(matched[name], transposed=True in transposed) for _, name in square}
+            return found
+        return None
+
+    def renamed(given: Mapping[str, Any], shape: Any, kind: str = "") -> dict[str, Any]:
+        return {n: item for name, item in given.items() if (n := rename(name, shape(item), kind)) is not None}
+
+    weights = {f"{module}.weight": low for module, low in adapter.modules.items()}
+    matched = Adapter(
+        adapter.folder,
+        adapter.config,
+        renamed(weights, lambda low: None),
+        renamed(adapter.values, lambda entry: entry.shape),
+        renamed(adapter.shifts, lambda item: item[0].shape),
+        renamed(adapter.tokens, lambda item: None),
+        renamed(adapter.copies, lambda entry: entry.shape, "copy of "),
+    )
+    for name, (entry, numbers) in matched.tokens.items():
+        rows, *columns = target[name].shape
+        if list(entry.shape[1:]) != columns or (numbers and not 0 <= min(numbers) <= max(numbers) < rows):
+            faults.append(f"{name}: rows of {entry.shape[1:]} for tokens {numbers}, the target's is {(rows, *columns)}")
+    faults += _orient(matched.modules, target)
     if faults:
         hint = "is it an adapter for another model?"
         raise MismatchError(join_faults(f"{adapter.folder}: does not fit the target ({hint})", faults))
-    if not matched:
+    if not (matched.modules or matched.values or matched.shifts or matched.tokens):
         raise MismatchError(f"{adapter.folder}: holds no LoRA factors at all, so it would change nothing")
     return matched
 
 
-def load_factor(handle: int, entry: TensorEntry) -> np.ndarray:
-    """A factor in fp32, (rows, columns). Raises FormatError when it holds NaN or infinities."""
-    values = read_rows(handle, entry, 0, entry.shape[0]).astype(np.float32)
-    if not np.isfinite(values).all():
-        raise FormatError(f"{entry.file}: '{entry.name}' holds NaN or infinite values; train the vector again")
-    return values
+def _orient(modules: dict[str, LowRank], target: Mapping[str, TensorEntry]) -> list[str]:
+    """Set `transposed` of every module by the target's shapes, in place; what does not fit."""
+    faults: list[str] = []
+    square: list[str] = []
+    orientations: set[bool] = set()
+    for name, low in modules.items():
+        turned = low if low.is_embedding else replace(low, transposed=not low.transposed)
+        shape = target[name].shape
+        if shape not in (low.shape, turned.shape):
+            faults.append(f"{low.module}: the delta is {low.shape}, the target's tensor is {shape}")
+            continue
+        modules[name] = low if shape == low.shape else turned
+        if low.is_embedding:
+            continue
+        if low.shape == turned.shape:
+            square.append(name)
+        else:
+            orientations.add(modules[name].transposed)
+    if len(orientations) > 1:
+        faults += [
+            f"{modules[name].module}: square, among both (in, out) and (out, in) weights: ambiguous" for name in square
+        ]
+    elif orientations:
+        modules.update({name: replace(modules[name], transposed=True in orientations) for name in square})
+    faults += [
+        f"{low.module}: DoRA on a weight stored as (in, out), whose columns would have to be known whole"
+        for low in modules.values()
+        if low.magnitude is not None and low.transposed
+    ]
+    return faults

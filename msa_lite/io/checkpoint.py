@@ -1,4 +1,4 @@
-"""Safetensors checkpoints, read by header and by blocks of rows, without torch and without mapping files.
+"""Safetensors checkpoints, opened by their headers, without torch and without mapping files.
 
 A checkpoint is a folder in Hugging Face layout: `config.json` and either `model.safetensors` or shards with
 `model.safetensors.index.json`. Only headers are read on opening, so all checks of names, shapes and dtypes come
@@ -8,7 +8,6 @@ before the first weight is touched.
 from __future__ import annotations
 
 import json
-import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +32,7 @@ COMPANION_PATTERNS = ("*.json", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTI
 _MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TensorEntry:
     """One tensor of a safetensors file: where its bytes lie (`start` counts from the beginning of the file)."""
 
@@ -69,12 +68,24 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder: parsed `config.json`, its shards in file-name order, and all tensors by name."""
+    """A checkpoint folder: parsed `config.json`, its shards in file-name order, and all tensors by name.
+
+    There are no shards where only headers were fetched from the Hub.
+    """
 
     folder: Path
     config: dict[str, Any]
     shards: tuple[ShardFile, ...]
     tensors: dict[str, TensorEntry]
+
+    @property
+    def dtype_name(self) -> str:
+        """Name of the dtype that most of its floats are stored in, as "bfloat16"."""
+        sizes = dict.fromkeys(FLOAT_DTYPES, 0)
+        for entry in self.tensors.values():
+            if entry.is_float:
+                sizes[entry.dtype] += entry.nbytes
+        return FLOAT_DTYPES[max(sizes, key=lambda kind: sizes[kind])].name
 
     @property
     def nbytes(self) -> int:
@@ -193,30 +204,3 @@ def companion_files(folder: Path) -> list[Path]:
     """The files beside the weights that make a checkpoint usable, sorted; no index, no manifest."""
     found = {p for pattern in COMPANION_PATTERNS for p in folder.glob(pattern) if p.is_file()}
     return sorted(p for p in found if p.name not in {"manifest.json", INDEX_FILE})
-
-
-def read_rows(handle: int, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
-    """Rows [start, stop) of a tensor's matrix view in its stored dtype, read with pread from an open descriptor.
-
-    Raises FormatError when the file ends early.
-    """
-    columns = entry.matrix_shape[1]
-    dtype = FLOAT_DTYPES[entry.dtype]
-    data = pread_exactly(
-        handle, (stop - start) * columns * dtype.itemsize, entry.start + start * columns * dtype.itemsize
-    )
-    return np.frombuffer(data, dtype=dtype).reshape(stop - start, columns)
-
-
-def pread_exactly(handle: int, count: int, offset: int) -> bytearray:
-    """`count` bytes from `offset`; pread may return less than was asked for, so it is called until all is there."""
-    buffer = bytearray(count)
-    view, done = memoryview(buffer), 0
-    while done < count:
-        got = os.preadv(handle, [view[done:]], offset + done)
-        if got == 0:
-            raise FormatError(
-                f"the file ended {count - done} bytes early while a tensor was read; is it still being written?"
-            )
-        done += got
-    return buffer

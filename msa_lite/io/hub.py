@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from msa_lite.errors import UsageError
-from msa_lite.io.checkpoint import COMPANION_PATTERNS, INDEX_FILE, companion_files
+from msa_lite.errors import FormatError, UsageError
+from msa_lite.io.checkpoint import COMPANION_PATTERNS, INDEX_FILE, Checkpoint, TensorEntry, companion_files
 from msa_lite.io.manifest import digest, hash_file
 
+logger = logging.getLogger(__name__)
+
+_BIG = 256 << 20  # bytes; adapters are hashed, checkpoints are not
 _REPO = re.compile(r"^[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./=+-]+)?$")
 
 
@@ -17,31 +22,37 @@ _REPO = re.compile(r"^[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./=+-]+)?$")
 class Source:
     """A checkpoint or adapter at hand: the name it was asked for by, its folder, and what pins its content.
 
-    `revision` is the commit of a Hub repository, or `sha256:…` over the files of a local folder.
+    `revision` is the commit of a Hub repository, or `sha256:…` or `files:…` over the files of a local folder.
     """
 
     name: str
     folder: Path
     revision: str
 
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a local folder, no repository of the Hub."""
+        return self.revision.startswith(("sha256:", "files:"))
+
     def pinned(self) -> str:
         """The name with its commit for a Hub repository, the name alone for a folder."""
         repo = self.name.partition("@")[0]
-        return self.name if self.revision.startswith("sha256:") else f"{repo}@{self.revision}"
+        return self.name if self.is_folder else f"{repo}@{self.revision}"
 
     def identity(self) -> dict[str, str]:
         """What a manifest records. Local folders count by content alone, so that a run may be moved."""
         return {"revision": self.revision}
 
 
-def fetch(name: str) -> Source:
+def fetch(name: str, by_content: bool = True) -> Source:
     """Find a folder, or fetch `repo[@revision]` from the Hub (or its cache, when offline).
 
-    Raises UsageError when it is neither, with what the Hub said.
+    by_content: whether big files of a folder are told apart by their content, or only by size and time of change:
+    hashing a checkpoint takes as long as merging it. Raises UsageError when it is neither, with what the Hub said.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return Source(name, folder, f"sha256:{hash_content(folder)}")
+        return Source(name, folder, hash_content(folder, by_content))
     if folder.exists():
         raise UsageError(f"{name}: is a file; a checkpoint or adapter is a folder or a Hub repository")
     if not _REPO.match(name) or name.startswith("."):
@@ -57,6 +68,49 @@ def fetch(name: str) -> Source:
     return Source(name, path, path.name)  # the cache names a snapshot's folder by its commit
 
 
+def is_remote(name: str) -> bool:
+    """Whether a name is no path on this machine but could be a Hub repository."""
+    return not Path(name).expanduser().exists() and bool(_REPO.match(name)) and not name.startswith(".")
+
+
+def is_remote_adapter(name: str) -> bool:
+    """Whether a Hub repository is a PEFT adapter; False where the Hub cannot be asked."""
+    from huggingface_hub import file_exists
+
+    repo, _, revision = name.partition("@")
+    try:
+        return is_remote(name) and file_exists(repo, "adapter_config.json", revision=revision or None)
+    except Exception:  # offline, refused, not there: whoever fetches it will say so
+        return False
+
+
+def fetch_headers(name: str) -> Checkpoint | None:
+    """Config, names, shapes and dtypes of a checkpoint on the Hub, some kilobytes of it; None where they cannot be had.
+
+    Raises FormatError for a repository without safetensors.
+    """
+    from huggingface_hub import get_safetensors_metadata, hf_hub_download
+    from huggingface_hub.errors import NotASafetensorsRepoError
+
+    repo, _, revision = name.partition("@")
+    try:
+        found = get_safetensors_metadata(repo, revision=revision or None)
+        config = json.loads(Path(hf_hub_download(repo, "config.json", revision=revision or None)).read_text())
+    except NotASafetensorsRepoError as error:
+        raise FormatError(
+            f"{name}: no safetensors there; load it with transformers and save_pretrained() it"
+        ) from error
+    except Exception as error:
+        logger.debug("no headers of %s: %s", name, error)
+        return None
+    tensors = {}
+    for file, metadata in found.files_metadata.items():
+        for tensor, info in metadata.tensors.items():
+            start, stop = info.data_offsets
+            tensors[tensor] = TensorEntry(tensor, Path(file), info.dtype, tuple(info.shape), start, stop - start)
+    return Checkpoint(Path(name), config, (), tensors)
+
+
 def explain(error: Exception) -> str:
     """What the Hub's client says, in one line, and what to try where the Hub refuses."""
     from huggingface_hub.errors import RepositoryNotFoundError
@@ -68,8 +122,16 @@ def explain(error: Exception) -> str:
     return said
 
 
-def hash_content(folder: Path) -> str:
-    """SHA-256 (hex) over names and contents of the weights and their companion files in a local folder."""
+def hash_content(folder: Path, by_content: bool = True) -> str:
+    """`sha256:…` over names and contents of the weights and their companion files in a local folder.
+
+    Without `by_content`, `files:…`: files above `_BIG` bytes count by size and time of change.
+    """
     files = [*sorted(folder.glob("*.safetensors")), *companion_files(folder)]
     files += [folder / INDEX_FILE] if (folder / INDEX_FILE).is_file() else []
-    return digest({path.name: hash_file(path) for path in files})
+    marks = {}
+    for path in files:
+        stat = path.stat()
+        quick = not by_content and stat.st_size > _BIG
+        marks[path.name] = f"{stat.st_size} bytes at {stat.st_mtime_ns}" if quick else hash_file(path)
+    return f"{'sha256' if by_content else 'files'}:{digest(marks)}"

@@ -1,7 +1,8 @@
 """Stage folders that are complete when they exist, and the manifest that says what made them.
 
-A stage writes into `NAME.partial`, puts `manifest.json` there last and renames the folder. A killed stage leaves at
-most a `.partial` folder, which the next run takes up or throws away; it never leaves a half-written `NAME`.
+A stage writes into `NAME.partial`, puts `manifest.json` there last, has it all written to disk and renames the
+folder. A killed stage leaves at most a `.partial` folder, which the next run takes up or throws away; it never leaves a
+half-written `NAME`. A lock in the partial folder keeps a second process from working on it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from msa_lite.errors import MsaError, OutputError
 
 MANIFEST = "manifest.json"
 _MARKER = ".msa-lite-partial.json"
+_LOCK = ".lock"
 
 
 def canonical_json(value: Any) -> str:
@@ -46,8 +48,8 @@ def _hash(stream: Any) -> str:  # Python 3.10 has no hashlib.file_digest
 
 
 def list_files(folder: Path) -> list[Path]:
-    """All files below a folder, sorted, without the manifest and the marker of a partial folder."""
-    skip = {MANIFEST, _MARKER}
+    """All files below a folder, sorted, without the manifest and what marks a partial folder."""
+    skip = {MANIFEST, _MARKER, _LOCK}
     return sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in skip)
 
 
@@ -129,57 +131,112 @@ def discarded(error: MsaError) -> MsaError:
 
 @contextmanager
 def stage_folder(
-    folder: Path, kind: str, inputs: dict[str, Any], facts: dict[str, Any] | None = None, resumable: bool = False
+    folder: Path,
+    kind: str,
+    inputs: dict[str, Any],
+    facts: dict[str, Any] | None = None,
+    resumable: bool = False,
+    hashes: dict[str, str] | None = None,
 ) -> Iterator[Path]:
     """Build `folder` as `folder.partial`; on leaving the block, write the manifest and rename.
 
     kind: what the folder is ("vector", "model", …); inputs: what it was made from, compared by `is_finished`;
-    facts: further things to record, which the block may fill. When the block raises, the partial folder is removed,
-    or, for a resumable stage, kept (unless the error was marked by `discarded`) and handed out again with its content
-    when the same inputs come back.
+    facts: further things to record, which the block may fill, as it may `hashes`: SHA-256 of files by name, known
+    from writing them. When the block raises, the partial folder is removed, or, for a resumable stage, kept (unless
+    the error was marked by `discarded`) and handed out again with its content when the same inputs come back.
+    Raises OutputError when another process is building the same folder.
     """
     folder = Path(os.path.abspath(folder))  # a folder such as "." has a name only then
     check_free(folder, kind)
     partial = folder.with_name(folder.name + ".partial")
-    marker = partial / _MARKER
-    fingerprint = {"kind": kind, "inputs": digest(inputs)}
-    if partial.exists():
-        if any(partial.iterdir()) and not marker.is_file():
-            raise OutputError(f"{partial}: is in the way and was not made by msa-lite; move it elsewhere")
-        if not marker.is_file() or json.loads(marker.read_text() or "null") != fingerprint:
-            shutil.rmtree(partial)
+    with _locked(partial):
+        _claim(partial, {"kind": kind, "inputs": digest(inputs)})
+        try:
+            yield partial
+        except BaseException as error:
+            if not (resumable and getattr(error, "keeps_partial", True)):
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+        known = hashes or {}
+        files = {
+            name: {"sha256": known.get(name) or hash_file(path), "bytes": path.stat().st_size}
+            for path in list_files(partial)
+            for name in [str(path.relative_to(partial))]
+        }
+        manifest = {"made_by": "msa-lite", "kind": kind, "inputs": inputs, **(facts or {}), "files": files}
+        write_json(partial / MANIFEST, {**manifest, "versions": software_versions()})
+        _apply_umask(partial)
+        _put_in_place(partial, folder)
+
+
+@contextmanager
+def _locked(partial: Path) -> Iterator[None]:
+    """Make a partial folder and hold its lock, which goes where the folder goes."""
+    from filelock import FileLock, Timeout
+
+    if partial.exists() and not partial.is_dir():
+        raise OutputError(f"{partial}: a file is in the way; move it elsewhere")
     partial.mkdir(parents=True, exist_ok=True)
-    write_json(marker, fingerprint)
+    lock = FileLock(partial / _LOCK)
     try:
-        yield partial
-    except BaseException as error:
-        if not (resumable and getattr(error, "keeps_partial", True)):
-            shutil.rmtree(partial, ignore_errors=True)
-        raise
-    files = {
-        str(p.relative_to(partial)): {"sha256": hash_file(p), "bytes": p.stat().st_size} for p in list_files(partial)
-    }
-    write_json(
-        partial / MANIFEST,
-        {
-            "made_by": "msa-lite",
-            "kind": kind,
-            "inputs": inputs,
-            **(facts or {}),
-            "files": files,
-            "versions": software_versions(),
-        },
-    )
-    _apply_umask(partial)
-    # The marker goes last: a kill at any moment leaves what the next run knows as its own. The old folder is moved
-    # aside first, since removing it may take seconds.
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise OutputError(f"{partial}: another msa-lite is writing it; wait until it is done") from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _claim(partial: Path, fingerprint: dict[str, str]) -> None:
+    """Empty a partial folder that was made from other inputs, and mark it as ours."""
+    marker = partial / _MARKER
+    content = [path for path in partial.iterdir() if path.name != _LOCK]
+    if content and not marker.is_file():
+        raise OutputError(f"{partial}: is in the way and was not made by msa-lite; move it elsewhere")
+    try:
+        same = json.loads(marker.read_text()) == fingerprint
+    except (OSError, ValueError):
+        same = False
+    if not same:
+        for path in content:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path != marker:  # a kill while this goes on must leave the folder known as ours
+                path.unlink()
+    write_json(marker, fingerprint)
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    """Write everything through to the disk, then rename.
+
+    The marker goes last: a kill at any moment leaves what the next run knows as its own. An old folder is moved aside
+    first, since removing it may take seconds.
+    """
+    for path in [*partial.rglob("*"), partial]:
+        if not path.is_symlink():
+            sync(path)
     replaced = folder.with_name(folder.name + ".replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     if folder.exists():
         os.rename(folder, replaced)
     os.rename(partial, folder)
+    sync(folder.parent)
     (folder / _MARKER).unlink()
+    (folder / _LOCK).unlink(missing_ok=True)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Have a file or a folder's list of names written through to the disk, as far as the system can."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except OSError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _apply_umask(folder: Path) -> None:

@@ -6,24 +6,28 @@ tensor was merged.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
 import struct
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
+from msa_lite.errors import FormatError
 from msa_lite.io.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry, companion_files
 
-_COPY_CHUNK = 8 << 20  # bytes
+_COPY_CHUNK = 1 << 20  # bytes
+_FICLONE = 0x40049409  # linux/fs.h
 _CONFIG_DTYPE = re.compile(r'("(?:torch_)?dtype"\s*:\s*)"\w+"')
 
 
-def round_once(values: np.ndarray, dtype: str) -> np.ndarray:
+def round_once(values: np.ndarray, dtype: str, out: np.ndarray | None = None) -> np.ndarray:
     """Round fp32 or fp64 values to a safetensors dtype, to nearest, ties to even, in one rounding.
 
     numpy reaches bfloat16 from fp64 by way of fp32, which rounds twice. Rounding the intermediate to odd instead
@@ -39,8 +43,37 @@ def round_once(values: np.ndarray, dtype: str) -> np.ndarray:
         np.subtract(bits, away, out=bits)
         np.bitwise_or(bits, inexact.astype(np.uint32), out=bits)
         values = single
+    out = np.empty(values.shape, FLOAT_DTYPES[dtype]) if out is None else out
     with np.errstate(over="ignore", invalid="ignore"):
-        return values.astype(FLOAT_DTYPES[dtype])
+        np.copyto(out, values, casting="unsafe")
+    return out
+
+
+def round_stochastically(
+    values: np.ndarray, dtype: str, generator: np.random.Generator, out: np.ndarray | None = None
+) -> np.ndarray:
+    """Round each value up or down with the chances that make the mean of the result the value itself.
+
+    Unbiased where rounding to nearest would drop small updates altogether, at the cost of noise: a value that lies a
+    share p of the way between two neighbours goes to the farther one with probability p. Values that the dtype
+    holds, NaN and infinities stay; nothing that is finite when rounded to nearest becomes infinite.
+    """
+    near = round_once(values, dtype, out)
+    unsigned = np.dtype(f"u{near.dtype.itemsize}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        error = values - near.astype(values.dtype)
+        # Away from zero is one bit up, towards zero one bit down, of the magnitude's bits; from zero only up.
+        outwards = (error > 0) == (values > 0)
+        bits = near.view(unsigned)
+        zero = (bits << 1) == 0
+        sign = np.signbit(values).astype(unsigned) << (8 * near.dtype.itemsize - 1)
+        step = np.where(outwards, bits + unsigned.type(1), bits - unsigned.type(1))
+        other = np.where(zero, sign | unsigned.type(1), step)
+        gap = np.abs(other.view(near.dtype).astype(values.dtype) - near.astype(values.dtype))
+        chance = np.abs(error) / gap
+    take = (error != 0) & np.isfinite(gap) & (generator.random(values.shape, np.float32) < chance)
+    bits[take] = other[take]
+    return near
 
 
 def output_dtype(entry: TensorEntry, dtype: str | None) -> str:
@@ -74,29 +107,55 @@ def output_bytes(entries: Iterable[TensorEntry], dtype: str | None) -> int:
     return total
 
 
-def copy_range(source: int, target: int, start: int, count: int) -> None:
-    """Append bytes [start, start + count) of one descriptor to another, in the kernel where it can."""
+def clone_file(source: int, target: int) -> bool:
+    """Share all blocks of one file with another (FICLONE: btrfs, XFS), which takes no time; False where it cannot."""
+    if sys.platform != "linux":
+        return False
+    import fcntl
+
+    try:
+        fcntl.ioctl(target, _FICLONE, source)
+    except OSError:
+        return False
+    return True
+
+
+def reserve(handle: int, nbytes: int) -> None:
+    """Reserve disk blocks, so that a full disk is known now, not halfway. Raises OSError (ENOSPC) when it is full."""
+    if hasattr(os, "posix_fallocate") and nbytes:
+        try:
+            os.posix_fallocate(handle, 0, nbytes)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+
+
+def copy_range(source: int, target: int, start: int, count: int, at: int) -> None:
+    """Copy bytes [start, start + count) of one descriptor to offset `at` of another, in the kernel where it can."""
     while count and hasattr(os, "copy_file_range"):
         try:
-            copied = os.copy_file_range(source, target, min(count, 1 << 30), offset_src=start)
-        except OSError:
+            copied = os.copy_file_range(source, target, min(count, 1 << 30), offset_src=start, offset_dst=at)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                raise
             break
         if copied == 0:  # some file systems answer 0 instead of an error
             break
-        start, count = start + copied, count - copied
+        start, at, count = start + copied, at + copied, count - copied
     while count:
         chunk = os.pread(source, min(count, _COPY_CHUNK), start)
         if not chunk:
-            raise OSError(f"the source ended {count} bytes early")
-        write_all(target, chunk)
-        start, count = start + len(chunk), count - len(chunk)
+            raise FormatError(f"the file ended {count} bytes early while it was copied; is it still being written?")
+        write_all(target, chunk, at)
+        start, at, count = start + len(chunk), at + len(chunk), count - len(chunk)
 
 
-def write_all(handle: int, data: bytes | memoryview) -> None:
-    """Append all of `data`; a single write may take only a part of it."""
+def write_all(handle: int, data: bytes | memoryview, at: int) -> None:
+    """Write all of `data` at an offset; a single write may take only a part of it."""
     view = memoryview(data)
     while view:
-        view = view[os.write(handle, view) :]
+        done = os.pwrite(handle, view, at)
+        view, at = view[done:], at + done
 
 
 def write_companions(target: Checkpoint, out: Path, dtype: str | None) -> None:

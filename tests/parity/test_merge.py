@@ -14,9 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from msa_lite import merger
 from msa_lite.io.manifest import verify_folder
-from msa_lite.merger import merge
+from msa_lite.merger import merge, plan
 
 Make = Callable[..., Path]
 PATTERNS = {"rank_pattern": {".*v_proj": 2, "c_attn": 6}, "alpha_pattern": {"(up|down)_proj": 3, "mlp.c_fc": 5}}
@@ -95,7 +94,7 @@ def test_forget_and_retain_are_pefts_merges_one_after_the_other(
     kind: str,
     config: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(merger, "_BLOCK_BYTES", 1000)  # several blocks of rows even for these small tensors
+    monkeypatch.setattr(plan, "BLOCK", 125)  # several blocks of rows even for these small tensors
     target, forget, retain = make_checkpoint(kind), make_adapter(kind, 1, **config), make_adapter(kind, 2, r=3)
     merge(str(target), tmp_path / "out", forget=str(forget), alpha=1.0, retain=str(retain), beta=0.5)
     model = merge_with_peft(load_model(target), forget, -1.0, tmp_path / "forget")
@@ -123,10 +122,10 @@ def test_full_checkpoints_are_fp64_arithmetic_rounded_once(
     make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: str, dtype: str
 ) -> None:
     kind = "qwen2"
-    monkeypatch.setattr(merger, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(plan, "BLOCK", 125)
     target, prior = make_checkpoint(kind, 0, stored), make_checkpoint(kind, 1, "bfloat16")
     forget, retain = make_checkpoint(kind, 2), make_checkpoint(kind, 3, "float16")
-    options = {"forget": str(forget), "alpha": 0.7, "retain": str(retain), "beta": 0.3, "prior": str(prior)}
+    options = {"forget": str(forget), "alpha": 0.7, "retain": str(retain), "beta": 0.3, "prior": str(prior), "exact": True}
     merge(str(target), tmp_path / "out", **options, dtype=dtype)
     w, w0, w1, w2 = (
         {n: t.double().numpy() for n, t in load_weights(f).items()} for f in (target, prior, forget, retain)

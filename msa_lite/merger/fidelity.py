@@ -1,0 +1,161 @@
+"""What a merge wanted to change and what the stored dtype kept of it, tensor by tensor and in total."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from msa_lite.errors import FormatError, StageError
+from msa_lite.merger.formula import Factors
+
+WARN_LOSS = 0.10
+
+
+@dataclass
+class Change:
+    """Sums over the weights of a tensor, or of many: counts, and squared norms of weights and updates.
+
+    weight: what was there before; wanted: −α Δ_f + β Δ_r; stored: what the rounded result differs from the rounded
+    original by; lost: wanted − stored; forget, retain: the deltas themselves, cross: their scalar product.
+    """
+
+    weights: int = 0
+    changed: int = 0
+    weight: float = 0.0
+    wanted: float = 0.0
+    stored: float = 0.0
+    lost: float = 0.0
+    forget: float = 0.0
+    retain: float = 0.0
+    cross: float = 0.0
+
+    def add(self, other: Change) -> None:
+        """Add the sums of another part."""
+        for item in fields(self):
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+
+    @property
+    def rounding_loss(self) -> float:
+        """‖wanted − stored‖ / ‖wanted‖: the share of the update that the output dtype could not hold."""
+        return math.sqrt(self.lost / self.wanted) if self.wanted else 0.0
+
+    @property
+    def update_cosine(self) -> float | None:
+        """Cosine between the wanted and the stored update; None where one of them is zero."""
+        return _cosine((self.wanted + self.stored - self.lost) / 2, self.wanted, self.stored)
+
+    @property
+    def vector_cosine(self) -> float | None:
+        """Cosine between forget and retain vector; None unless there are both."""
+        return _cosine(self.cross, self.forget, self.retain)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able figures: relative_size is ‖wanted‖ / ‖weight‖, changed_share the share of weights that moved."""
+        return {
+            "weights": self.weights,
+            "weights_changed": self.changed,
+            "changed_share": self.changed / self.weights if self.weights else 0.0,
+            "relative_size": math.sqrt(self.wanted / self.weight) if self.weight else None,
+            "rounding_loss": self.rounding_loss,
+            "update_cosine": self.update_cosine,
+            "vector_cosine": self.vector_cosine,
+        }
+
+
+def _cosine(product: float, one: float, other: float) -> float | None:
+    return max(-1.0, min(1.0, product / math.sqrt(one * other))) if one > 0 and other > 0 else None
+
+
+def total(changes: Mapping[str, Change]) -> Change:
+    """The sums over all tensors."""
+    result = Change()
+    for change in changes.values():
+        result.add(change)
+    return result
+
+
+def fidelity_report(changes: Mapping[str, Change]) -> dict[str, Any]:
+    """The report that the manifest holds: figures in total and for each tensor that a vector touches."""
+    return {"total": total(changes).as_dict(), "tensors": {n: c.as_dict() for n, c in sorted(changes.items())}}
+
+
+def sums(change: Change) -> dict[str, Any]:
+    """JSON-able sums, from which `Change(**sums)` is made again."""
+    return asdict(change)
+
+
+def warnings(change: Change, dtype: str) -> list[str]:
+    """What a user should know about a merge's precision; dtype: what the touched tensors are stored as."""
+    if change.rounding_loss <= WARN_LOSS:
+        return []
+    return [
+        f"rounding to {dtype} lost {change.rounding_loss:.0%} of the update (‖wanted − stored‖ / ‖wanted‖); "
+        "to keep it, write float32 (--dtype float32) or an adapter (--as adapter), or keep it on average (--rounding stochastic)"
+    ]
+
+
+def measure(before: np.ndarray, wanted: np.ndarray, stored: np.ndarray, moved: np.ndarray) -> Change:
+    """The sums of one block; overwrites `stored`.
+
+    before: the weights, rounded to the output dtype; wanted: the update; stored: the result as it is written. All of
+    one shape and of the dtype that the merge works in. moved: a buffer of that shape for booleans. Dot products of
+    half a million fp32 numbers are good to six digits, which is plenty for shares.
+    """
+    update = np.subtract(stored, before, out=stored)
+    stored_sq = _square(update)
+    changed = int(np.count_nonzero(np.not_equal(update, 0, out=moved)))
+    lost_sq = _square(np.subtract(update, wanted, out=update))
+    return Change(before.size, changed, _square(before), _square(wanted), stored_sq, lost_sq)
+
+
+def _square(values: np.ndarray) -> float:
+    flat = values.reshape(-1)
+    return float(np.dot(flat, flat))
+
+
+def measure_carefully(name: str, before: np.ndarray, wanted: np.ndarray, stored: np.ndarray) -> Change:
+    """As `measure`, for blocks whose sums are not finite: in fp64 and over finite weights alone.
+
+    Raises FormatError when the update is not finite.
+    """
+    if not np.isfinite(wanted).all():
+        raise FormatError(f"{name}: a vector's delta is not finite; is there NaN in a checkpoint or adapter?")
+    old, update, new = (values.astype(np.float64) for values in (before, wanted, stored))
+    finite = np.isfinite(old) & np.isfinite(new)
+    change = measure(old[finite], update[finite], new[finite], np.empty(int(finite.sum()), bool))
+    change.weights = before.size
+    return change
+
+
+def check_overflow(name: str, dtype: str, before: np.ndarray, stored: np.ndarray) -> None:
+    """Raise StageError where a finite weight is stored as an infinity (or NaN)."""
+    finite = np.isfinite(stored.astype(before.dtype))
+    if not finite.all() and np.isfinite(before[~finite]).any():
+        raise StageError(f"{name}: merged values do not fit {dtype}; try a smaller alpha or beta, or --dtype float32")
+
+
+def measure_vectors(forget: np.ndarray | None, retain: np.ndarray | None) -> Change:
+    """Squared norms and scalar product of a block's deltas."""
+    change = Change()
+    if forget is not None:
+        change.forget = _square(forget)
+    if retain is not None:
+        change.retain = _square(retain)
+    if forget is not None and retain is not None:
+        change.cross = float(np.dot(forget.reshape(-1), retain.reshape(-1)))
+    return change
+
+
+def measure_factors(forget: Factors | None, retain: Factors | None) -> Change:
+    """The same from factors, without the products: ⟨L_1 R_1, L_2 R_2⟩ = Σ (L_1ᵀ L_2) ∘ (R_1 R_2ᵀ)."""
+
+    def product(one: Factors | None, other: Factors | None) -> float:
+        if one is None or other is None:
+            return 0.0
+        return float(np.sum((one[0].T @ other[0]).astype(np.float64) * (one[1] @ other[1].T)))
+
+    return Change(forget=product(forget, forget), retain=product(retain, retain), cross=product(forget, retain))

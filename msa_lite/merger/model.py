@@ -1,0 +1,293 @@
+"""The merge to a checkpoint in the target's own layout: checks, stage folder, resume by shard, and what is recorded.
+
+Dtype policy: fp32 arithmetic (fp64 with `exact`, and for fp64 tensors), rounded once on storing. Memory is bounded by
+a setting and does not grow with the model, its largest tensor or the number of its files.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from msa_lite.errors import MismatchError, MsaError, OutputError, StageError
+from msa_lite.io.hub import Source
+from msa_lite.io.manifest import (
+    check_free,
+    check_space,
+    discarded,
+    hash_file,
+    is_finished,
+    load_manifest,
+    stage_folder,
+    write_text,
+)
+from msa_lite.io.progress import Progress, silent
+from msa_lite.io.writer import output_bytes, write_companions
+from msa_lite.mergekit import MergeRequest, Reference, write_recipe
+from msa_lite.merger.fidelity import Change, fidelity_report, sums, total, warnings
+from msa_lite.merger.plan import (
+    DTYPES,
+    Budget,
+    Plan,
+    Precision,
+    check_arguments,
+    estimate,
+    find_sources,
+    make_budget,
+    make_plan,
+    parse_size,
+)
+from msa_lite.merger.stream import Stream
+
+logger = logging.getLogger(__name__)
+
+MERGEKIT_FILE = "mergekit_config.yml"
+_JOURNAL = ".shards.jsonl"
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Result of a merge: its folder, what became of the update in total, and what a user should know about it.
+
+    change: the figures of `Change.as_dict`. notes: warnings, one sentence each.
+    """
+
+    folder: Path
+    tensors_touched: int
+    weights_touched: int
+    weights_changed: int
+    rounding_loss: float
+    relative_size: float | None = None
+    update_cosine: float | None = None
+    vector_cosine: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form, for `--json` and the manifest."""
+        values = {key: value for key, value in vars(self).items() if key != "folder"}
+        return {"out": str(self.folder), **values, "notes": list(self.notes)}
+
+
+def merge(
+    target: str | Source,
+    out: str | Path,
+    *,
+    forget: str | Source | None = None,
+    alpha: float = 1.0,
+    retain: str | Source | None = None,
+    beta: float | None = None,
+    prior: str | Source | None = None,
+    dtype: str = "same",
+    rounding: str = "nearest",
+    seed: int = 0,
+    exact: bool = False,
+    max_memory: str | int = "512MB",
+    threads: int | None = None,
+    replace: bool = False,
+    progress: Progress = silent,
+) -> Merged:
+    """Subtract α times the forget vector from the target, add β times the retain vector, write the result to `out`.
+
+    target, prior: folder or `repo[@revision]`; forget, retain: PEFT adapter folders, or full checkpoints. Checkpoints,
+    and what in an adapter is no product of factors (modules_to_save, biases, DoRA), need the prior. alpha, beta ≥ 0;
+    a vector whose strength is 0 is not opened. dtype: "same" or a name in `DTYPES`. rounding: "nearest" or
+    "stochastic" (unbiased, from `seed`). exact: fp64 arithmetic. max_memory: bytes or "512MB", of which 100 MB are
+    kept for Python itself. threads: at most so many, by default one a core. An `out` that was made from the same
+    inputs is left as it is; one that msa-lite made from others is only overwritten with `replace`.
+
+    Raises before anything is written: UsageError, MismatchError (tensors that do not fit, all named), FormatError
+    (broken files, quantised targets), OutputError (`out` is taken, locked or the disk is too small). While it works:
+    StageError when a merged value overflows or the disk fails, after which finished shards stay and the same call
+    goes on with the others; MismatchError when the vectors turn out to change nothing.
+    """
+    out = Path(out)
+    check_arguments({"forget": (forget, alpha), "retain": (retain, beta)}, dtype, rounding, threads)
+    parse_size(max_memory)
+    beta = beta or 0.0
+    check_free(out, "model")
+    sources = find_sources(out, target, (forget, alpha), (retain, beta), prior)
+    inputs: dict[str, Any] = {
+        **{name: source.identity() for name, source in sources.items()},
+        "alpha": float(alpha),
+        "beta": float(beta),
+        "dtype": dtype,
+    }
+    if exact:
+        inputs["exact"] = True
+    if rounding == "stochastic":
+        inputs |= {"rounding": rounding, "seed": seed}
+    if is_finished(out, inputs):
+        return Merged(folder=out, **_restored((load_manifest(out) or {})["change"]))
+    if load_manifest(out) and not replace:
+        raise OutputError(f"{out}: holds a model made from other inputs; remove it or choose another folder")
+    plan = make_plan(sources, alpha, beta, Precision(DTYPES[dtype], rounding == "stochastic", seed, exact))
+    budget = make_budget(plan, max_memory, threads)
+    recipe = _mergekit_recipe(plan, sources, dtype)
+    facts: dict[str, Any] = {"sources": {name: source.pinned() for name, source in sources.items()}}
+    hashes: dict[str, str] = {}
+    check_space(out, output_bytes(plan.target.tensors.values(), plan.precision.dtype) - _done_already(out))
+    with stage_folder(out, "model", inputs, facts, resumable=True, hashes=hashes) as partial:
+        changes = _write_shards(plan, budget, partial, out, hashes, progress)
+        merged = _summary(plan, out, changes)
+        write_companions(plan.target, partial, plan.precision.dtype)
+        write_text(partial / MERGEKIT_FILE, recipe)
+        facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
+        facts["fidelity"] = fidelity_report(changes)
+        (partial / _JOURNAL).unlink()
+    for note in merged.notes:
+        logger.warning("%s", note)
+    return merged
+
+
+def _restored(change: dict[str, Any]) -> dict[str, Any]:
+    return {**change, "notes": tuple(change.get("notes", ()))}
+
+
+def _mergekit_recipe(plan: Plan, sources: dict[str, Source], dtype: str) -> str:
+    """The same merge as a recipe for mergekit, which stands beside the weights."""
+
+    def reference(name: str) -> Reference | None:
+        if name not in sources:
+            return None
+        source = sources[name]
+        if source.is_folder:
+            return Reference(str(source.folder.resolve()))
+        return Reference(source.name.partition("@")[0], source.revision)
+
+    target = reference("target")
+    assert target is not None
+    request = MergeRequest(
+        target, reference("forget"), plan.alpha, reference("retain"), plan.beta, reference("prior"), dtype
+    )
+    vectors = [vector for vector in (plan.forget, plan.retain) if vector]
+    return write_recipe(
+        request,
+        stored=plan.target.dtype_name,
+        forget_is_adapter=bool(plan.forget and plan.forget.is_adapter),
+        retain_is_adapter=bool(plan.retain and plan.retain.is_adapter),
+        needs_prior=any(vector.needs_prior for vector in vectors),
+    )
+
+
+def _done_already(out: Path) -> int:
+    """Bytes of an interrupted merge that need not be found on the disk again."""
+    partial = out.with_name(out.name + ".partial")
+    return sum(path.stat().st_size for path in partial.glob("*.safetensors")) if partial.is_dir() else 0
+
+
+def _write_shards(
+    plan: Plan, budget: Budget, partial: Path, out: Path, hashes: dict[str, str], progress: Progress
+) -> dict[str, Change]:
+    """Write every shard that an earlier attempt has not left whole; hashes and changes by file and tensor."""
+    journal = _Journal(partial)
+    amount = sum(entry.nbytes for entry in plan.target.tensors.values())
+    done = 0
+    forecast = estimate(plan, budget)
+    logger.info(
+        "%.2f GB to read, %.2f GB to write, up to %.0f MB of memory, %d threads, at least %.0f s",
+        forecast["bytes_read"] / 1e9, forecast["bytes_written"] / 1e9, forecast["memory"] / 1e6,
+        forecast["threads"], forecast["seconds"],
+    )  # fmt: skip
+
+    def report(count: int) -> None:
+        nonlocal done
+        done += count
+        progress("merge", min(done, amount), amount)
+
+    pending = []
+    try:
+        with threadpool_limits(1, user_api="blas"), Stream(plan, budget) as stream:
+            for shard in plan.target.shards:
+                path = partial / shard.path.name
+                if not journal.has(path):
+                    path.unlink(missing_ok=True)
+                    pending.append(stream.write(shard, path, report, journal.writer(path.name)))
+                else:
+                    report(sum(entry.nbytes for entry in shard.tensors))
+            for future in pending:
+                future.result()
+    except MsaError as error:  # the inputs are at fault, so that a rerun would end the same way
+        raise discarded(error) from None
+    except OSError as error:
+        needed = output_bytes(plan.target.tensors.values(), plan.precision.dtype)
+        free = shutil.disk_usage(partial).free
+        raise StageError(
+            f"{out}: {error.strerror or error} while it was merged; its weights need {needed} bytes, {free} are "
+            "free. Finished shards stay; make room and run the same command again"
+        ) from error
+    progress("merge", amount, amount)
+    hashes.update(journal.hashes)
+    return journal.changes
+
+
+class _Journal:
+    """The finished shards of a merge, one line each, written when the shard is safely on the disk."""
+
+    def __init__(self, partial: Path) -> None:
+        self._path = partial / _JOURNAL
+        self.hashes: dict[str, str] = {}
+        self.changes: dict[str, Change] = {}
+        for line in self._path.read_text().splitlines() if self._path.exists() else []:
+            try:
+                item = json.loads(line)
+            except ValueError:  # the kill came while the line was written
+                continue
+            self.hashes[item["file"]] = item["sha256"]
+            self.changes |= {name: Change(**values) for name, values in item["changes"].items()}
+
+    def has(self, path: Path) -> bool:
+        """Whether a shard is there as it was finished, by its hash."""
+        known = self.hashes.get(path.name)
+        return known is not None and path.is_file() and hash_file(path) == known
+
+    def writer(self, name: str) -> Any:
+        """A callback that records a shard's hash and changes."""
+
+        def record(digest: str, changes: dict[str, Change]) -> None:
+            self.hashes[name] = digest
+            self.changes |= changes
+            line = {"file": name, "sha256": digest, "changes": {n: sums(change) for n, change in changes.items()}}
+            with open(self._path, "a") as stream:
+                stream.write(json.dumps(line) + "\n")
+                stream.flush()
+                os.fsync(stream.fileno())
+
+        return record
+
+
+def _summary(plan: Plan, out: Path, changes: dict[str, Change]) -> Merged:
+    """The totals. Raises MismatchError when a vector is zero or nothing changed; the partial folder is then removed."""
+    change = total(changes)
+    vectors = (("forget", plan.forget, change.forget), ("retain", plan.retain, change.retain))
+    idle = [name for name, vector, norm in vectors if vector and not norm]
+    if idle:
+        raise discarded(
+            MismatchError(f"{out}: the {' and the '.join(idle)} vector is all zeros and changes nothing; fit it again")
+        )
+    if (plan.forget or plan.retain) and not change.changed:
+        raise discarded(
+            MismatchError(
+                f"{out}: the vectors change none of the {change.weights} weights they touch: they are too small for "
+                "this dtype (try --dtype float32); nothing was written"
+            )
+        )
+    figures = change.as_dict()
+    stored = " and ".join(sorted({plan.precision.dtype or plan.target.tensors[name].dtype for name in plan.touched}))
+    return Merged(
+        out,
+        len(plan.touched),
+        change.weights,
+        change.changed,
+        change.rounding_loss,
+        figures["relative_size"],
+        figures["update_cosine"],
+        figures["vector_cosine"],
+        tuple(warnings(change, stored)),
+    )

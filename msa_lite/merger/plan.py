@@ -1,0 +1,274 @@
+"""What a merge will do, and whether it can: all that headers, numbers and the disk can say before a byte moves."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msa_lite.errors import FormatError, OutputError, UsageError, join_faults, nearest
+from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
+from msa_lite.io.hub import Source, fetch, fetch_headers, is_remote, is_remote_adapter
+from msa_lite.io.writer import output_bytes, output_dtype
+from msa_lite.vectors import Delta, Product, Vector, checkpoint_vector, load_vector
+
+DTYPES = {"same": None, "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+ROUNDINGS = ("nearest", "stochastic")
+BLOCK = 1 << 19  # numbers in a block: fp32 weights, update and result stay in a core's share of the cache
+_RESERVED = 100 << 20  # bytes that Python and numpy take
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+# Seconds a byte or number on one core of a 2024 server; only for the estimate that is printed.
+_SECONDS_BYTE, _SECONDS_PRODUCT, _SECONDS_DENSE = 1.0e-9, 2.5e-9, 4.0e-9
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a merge rounds. dtype: safetensors name of the output's floats, None for the target's own; exact: fp64."""
+
+    dtype: str | None = None
+    stochastic: bool = False
+    seed: int = 0
+    exact: bool = False
+
+    def work(self, entry: TensorEntry) -> type[np.floating[Any]]:
+        """The dtype that a tensor is merged in."""
+        return np.float64 if self.exact or entry.dtype == "F64" else np.float32
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A merge whose inputs fit: target − α · forget + β · retain."""
+
+    target: Checkpoint
+    forget: Vector | None
+    alpha: float
+    retain: Vector | None
+    beta: float
+    precision: Precision = Precision()
+
+    @cached_property
+    def touched(self) -> list[str]:
+        """The target's tensors that a vector changes, in the order of its files."""
+        vectors = [vector for vector in (self.forget, self.retain) if vector]
+        return [name for name in self.target.tensors if any(name in vector.deltas for vector in vectors)]
+
+    def deltas(self, name: str) -> tuple[Delta | None, Delta | None]:
+        """The forget and the retain vector's delta of a tensor."""
+        forget, retain = (vector.deltas.get(name) if vector else None for vector in (self.forget, self.retain))
+        return forget, retain
+
+    def is_low_rank(self, name: str) -> bool:
+        """Whether all that changes a tensor is products of factors, so that one multiplication does it."""
+        return all(isinstance(delta, Product) for delta in self.deltas(name) if delta)
+
+    def factor_bytes(self, name: str) -> int:
+        """Bytes of a tensor's factors in the dtype that they are multiplied in."""
+        rank = sum(delta.low.rank for delta in self.deltas(name) if isinstance(delta, Product))
+        entry = self.target.tensors[name]
+        return rank * sum(entry.matrix_shape) * np.dtype(self.precision.work(entry)).itemsize
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much is in flight at a time: worker threads, blocks that wait to be hashed, bytes of factors."""
+
+    threads: int
+    depth: int
+    factor_bytes: int
+    total: int
+
+
+def block_rows(entry: TensorEntry) -> int:
+    """Rows of a block. It depends on the tensor alone, so that neither threads nor memory change a result's bits."""
+    return max(1, BLOCK // entry.matrix_shape[1])
+
+
+def check_arguments(
+    vectors: Mapping[str, tuple[Any, float | None]], dtype: str, rounding: str, threads: int | None = None
+) -> None:
+    """Raise UsageError for what is wrong without a look at a file or the network.
+
+    vectors: (vector, strength) under "forget" and "retain".
+    """
+    faults = []
+    for name, (vector, strength) in vectors.items():
+        symbol = {"forget": "alpha", "retain": "beta"}[name]
+        if strength is None:
+            if vector is not None:
+                faults.append(f"there is a {name} vector, but no {symbol}; say how strongly it counts")
+        elif not (math.isfinite(strength) and strength >= 0):
+            faults.append(f"{symbol} is {strength}; it must be a number ≥ 0")
+        elif strength > 0 and vector is None:
+            faults.append(f"{symbol} is {strength:g}, but there is no {name} vector")
+    if dtype not in DTYPES:
+        faults.append(f"dtype '{dtype}'{nearest(dtype, DTYPES)}: choose from {', '.join(DTYPES)}")
+    if rounding not in ROUNDINGS:
+        faults.append(f"rounding '{rounding}'{nearest(rounding, ROUNDINGS)}: choose from {', '.join(ROUNDINGS)}")
+    if threads is not None and threads < 1:
+        faults.append(f"threads is {threads}; at least 1 is needed")
+    if faults:
+        raise UsageError("; ".join(faults) if len(faults) == 1 else join_faults("wrong arguments:", faults))
+
+
+def find_sources(
+    out: Path,
+    target: str | Source,
+    forget: tuple[str | Source | None, float | None],
+    retain: tuple[str | Source | None, float | None],
+    prior: str | Source | None,
+) -> dict[str, Source]:
+    """The inputs at hand, by name; a vector of strength 0 is not opened, nor a prior that no vector is left for.
+
+    What has to come from the Hub is compared by its headers before any weights are fetched. Raises OutputError when
+    `out` is, holds or lies in one of the inputs.
+    """
+    wanted = {"target": target}
+    wanted |= {n: v for n, (v, s) in (("forget", forget), ("retain", retain)) if v is not None and s}
+    if prior is not None and len(wanted) > 1:
+        wanted["prior"] = prior
+    given = [target, prior, forget[0], retain[0]]
+    for folder in [v.folder if isinstance(v, Source) else Path(v).expanduser() for v in given if v]:
+        place, inside = folder.resolve(), out.resolve()
+        if folder.is_dir() and (place == inside or place in inside.parents or inside in place.parents):
+            raise OutputError(
+                f"{out}: is one of the inputs, lies in one or around one ({folder}); a merge never overwrites what it "
+                "reads"
+            )
+    _check_remote({name: str(value) for name, value in wanted.items() if not isinstance(value, Source)}, wanted)
+    return {
+        name: value if isinstance(value, Source) else fetch(str(value), by_content=False)
+        for name, value in wanted.items()
+    }
+
+
+def _check_remote(names: Mapping[str, str], wanted: Mapping[str, str | Source]) -> None:
+    """Plan with headers alone when a checkpoint has to be downloaded, so that a misfit costs no download."""
+    if not any(is_remote(name) and not is_remote_adapter(name) for name in names.values()):
+        return
+    heads: dict[str, Checkpoint] = {}
+    adapters: dict[str, Path] = {}
+    for name, value in wanted.items():
+        if isinstance(value, str) and is_remote(value):
+            if is_remote_adapter(value):
+                adapters[name] = fetch(value).folder
+                continue
+            head = fetch_headers(value)
+            if head is None:  # no headers to be had: the download will say why
+                return
+            heads[name] = head
+        else:
+            folder = value.folder if isinstance(value, Source) else Path(value).expanduser()
+            if (folder / "adapter_config.json").is_file():
+                adapters[name] = folder
+            else:
+                heads[name] = load_checkpoint(folder)
+    check_mergeable(heads["target"])
+    for name in ("forget", "retain"):
+        if name in adapters:
+            load_vector(adapters[name], heads["target"], heads.get("prior"))
+        elif name in heads:
+            checkpoint_vector(heads[name], heads["target"], heads.get("prior"))
+
+
+def make_plan(sources: Mapping[str, Source], alpha: float, beta: float, precision: Precision) -> Plan:
+    """Open target and vectors and fit them together by their headers; factors are read for NaN and zeros."""
+    target = load_checkpoint(sources["target"].folder)
+    check_mergeable(target)
+    prior = load_checkpoint(sources["prior"].folder) if "prior" in sources else None
+    forget, retain = (
+        load_vector(sources[name].folder, target, prior) if name in sources else None for name in ("forget", "retain")
+    )
+    plan = Plan(target, forget, alpha, retain, beta, precision)
+    faults = [
+        f"{name}: stored as {target.tensors[name].dtype}, which is not a plain float"
+        for name in plan.touched
+        if not target.tensors[name].is_float
+    ]
+    if faults:
+        raise FormatError(join_faults(f"{target.folder}: tensors that a vector changes cannot be merged:", faults))
+    for vector in (forget, retain):
+        if vector:
+            vector.check_factors()
+    return plan
+
+
+def check_mergeable(target: Checkpoint) -> None:
+    """Raise FormatError for a quantised target, whose stored codes are no weights that a delta could be added to."""
+    method = target.config.get("quantization_config")
+    if method:
+        kind = method.get("quant_method", "unknown") if isinstance(method, dict) else method
+        raise FormatError(
+            f"{target.folder}: the target is quantised (quantization_config: {kind}); merge into the unquantised "
+            "checkpoint and quantise the result. If there is none left, AutoModelForCausalLM.from_pretrained(…)"
+            ".dequantize() and save_pretrained() make one"
+        )
+
+
+def parse_size(text: str | int) -> int:
+    """Bytes of "512MB", "1.5 GiB", "200000000". Raises UsageError."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]I?)?B?)?\s*", str(text).upper())
+    if not found:
+        raise UsageError(f"'{text}' is no size; write it as 512MB, 2GB or 1.5GiB")
+    return int(float(found[1]) * _UNITS[found[2] or ""])
+
+
+def make_budget(plan: Plan, max_memory: str | int, threads: int | None) -> Budget:
+    """Share out the memory: as many threads as asked for (else as there are cores) and as fit.
+
+    Raises UsageError when not even one does, with what is needed.
+    """
+    limit = parse_size(max_memory)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    entries = [plan.target.tensors[name] for name in plan.touched]
+    if plan.precision.dtype:
+        entries = [entry for entry in plan.target.tensors.values() if entry.is_float and entry.nbytes]
+    worker = max((_worker_bytes(plan, entry) for entry in entries), default=0)
+    widths = [FLOAT_DTYPES[output_dtype(entry, plan.precision.dtype)].itemsize for entry in entries]
+    output = max((_block_size(entry) * width for entry, width in zip(entries, widths, strict=True)), default=0)
+    factors = max((plan.factor_bytes(name) for name in plan.touched), default=0)
+    for count in range(threads or cores, 0, -1):
+        depth = count + 3
+        fixed = _RESERVED + count * worker + depth * output
+        # While factors are read, the stored ones, their scaled copies and the stacked ones are there together.
+        if fixed + 3 * factors <= limit:
+            return Budget(count, depth, limit - fixed - 2 * factors, limit)
+    least = _RESERVED + worker + 4 * output + 3 * factors
+    raise UsageError(f"{max_memory} of memory are too little: this merge needs at least {math.ceil(least / 1e6)}MB")
+
+
+def _block_size(entry: TensorEntry) -> int:
+    return min(block_rows(entry), entry.matrix_shape[0]) * entry.matrix_shape[1]
+
+
+def _worker_bytes(plan: Plan, entry: TensorEntry) -> int:
+    """Buffers of one thread: the stored block, weights, update and result; for dense deltas also tuned and prior."""
+    work = np.dtype(plan.precision.work(entry)).itemsize
+    stored = FLOAT_DTYPES[entry.dtype].itemsize
+    dense = 0 if plan.is_low_rank(entry.name) else sum(3 * work + 8 for delta in plan.deltas(entry.name) if delta)
+    narrowing = 3 * work if plan.precision.dtype or plan.precision.stochastic or plan.precision.exact else 0
+    return _block_size(entry) * (stored + 3 * work + 1 + dense + narrowing)
+
+
+def estimate(plan: Plan, budget: Budget) -> dict[str, Any]:
+    """What the merge will read and write, its memory bound, and the least time it takes if the disk keeps up."""
+    tensors = plan.target.tensors
+    written = output_bytes(tensors.values(), plan.precision.dtype)
+    low = sum(math.prod(tensors[name].shape) for name in plan.touched if plan.is_low_rank(name))
+    dense = sum(math.prod(tensors[name].shape) for name in plan.touched if not plan.is_low_rank(name))
+    vectors = [vector for vector in (plan.forget, plan.retain) if vector]
+    files = {path for vector in vectors for path in vector.files} | {shard.path for shard in plan.target.shards}
+    work = written * _SECONDS_BYTE + low * _SECONDS_PRODUCT + dense * _SECONDS_DENSE
+    return {
+        "bytes_read": sum(path.stat().st_size for path in files),
+        "bytes_written": written,
+        "memory": budget.total,
+        "threads": budget.threads,
+        "seconds": max(work / budget.threads, written * _SECONDS_BYTE / 1.5),
+    }
