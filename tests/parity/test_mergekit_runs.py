@@ -1,0 +1,213 @@
+"""Written recipes run by mergekit itself, with the command that stands in them, against msa-lite's own merge.
+
+Weights are compared, and which configuration and tokenizer the result gets. mergekit's entry point is called in this
+process, as its import takes longer than all merges here; one run goes through a shell, for its quoting.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+import msa_lite
+from msa_lite.mergekit import MergeRequest, Reference, command_line, read_recipe, write_recipe
+
+pytest.importorskip("mergekit", reason="mergekit is not installed")
+
+Make = Callable[..., Path]
+ALPHA, BETA = 0.75, 0.5
+MORE_THAN_LORA = {"modules_to_save": ["embed_tokens"], "target_modules": ["q_proj", "down_proj"]}
+
+
+def load_weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: t for path in sorted(folder.glob("*.safetensors")) for name, t in load_file(path).items()}
+
+
+def request_of(target: Path, forget: Path, retain: Path | None = None, prior: Path | None = None) -> MergeRequest:
+    refs = [Reference(str(path)) if path else None for path in (target, forget, retain, prior)]
+    assert refs[0] is not None
+    return MergeRequest(refs[0], refs[1], ALPHA, refs[2], BETA if retain else 0.0, refs[3], "same")
+
+
+def write_text(request: MergeRequest, stored: str, adapters: tuple[bool, bool], needs_prior: bool = False) -> str:
+    return write_recipe(
+        request, stored=stored, forget_is_adapter=adapters[0], retain_is_adapter=adapters[1], needs_prior=needs_prior
+    )
+
+
+def run_mergekit(text: str, folder: Path) -> Path:
+    """Save a recipe and run the command that it gives in its comments, as mergekit's entry point would be called."""
+    from click.testing import CliRunner
+    from mergekit.scripts.run_yaml import main
+
+    (folder / "CONFIG").write_text(text, encoding="utf-8")
+    (line,) = [line for line in text.splitlines() if line.startswith("#   mergekit-yaml ")]
+    words = [word.replace("OUT", str(folder / "OUT")) for word in shlex.split(line)[2:]]
+    words[0] = str(folder / "CONFIG")
+    done = CliRunner().invoke(main, [*words, "--quiet"], catch_exceptions=False)
+    assert done.exit_code == 0
+    return folder / "OUT"
+
+
+def merge_here(request: MergeRequest, out: Path) -> dict[str, torch.Tensor]:
+    forget, retain, prior = (str(name) if name else None for name in (request.forget, request.retain, request.prior))
+    strengths: dict[str, Any] = {"alpha": request.alpha, "beta": request.beta}
+    names: dict[str, Any] = {"forget": forget, "retain": retain, "prior": prior}
+    msa_lite.merge(str(request.target), out, dtype=request.dtype, **names, **strengths)
+    return load_weights(out)
+
+
+def assert_same_companions(out: Path, target: Path) -> None:
+    """The result has the target's tokenizer, chat template and configuration, not the prior's."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
+        assert (out / name).read_bytes() == (target / name).read_bytes(), name
+    ours, theirs = (json.loads((folder / "config.json").read_text()) for folder in (target, out))
+    assert theirs["max_position_embeddings"] == ours["max_position_embeddings"] == 512
+
+
+def assert_same_bits(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> None:
+    """Equal bfloat16 weights, but for at most 1 in 5,000 that are neighbours: there the last fp32 bit decides between
+    two roundings (seen: 2 in 75,000)."""
+    assert ours.keys() == theirs.keys()
+    steps = torch.cat([(ours[n].view(torch.int16).int() - t.view(torch.int16)).flatten() for n, t in theirs.items()])
+    assert steps.abs().max() <= 1
+    assert torch.count_nonzero(steps) <= len(steps) / 5000
+
+
+def assert_near(ours: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], roundings: float) -> None:
+    """Within so many fp32 roundings at the size of the larger of the weight and 0.1."""
+    assert ours.keys() == wanted.keys()
+    for name, value in wanted.items():
+        unit = value.abs().clamp(min=0.1).double() * 2.0**-23
+        assert ((ours[name].double() - value.double()).abs() <= roundings * unit).all(), name
+
+
+@pytest.mark.parametrize("has_retain", [True, False])
+def test_adapters_on_the_target_give_the_same_weights(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, has_retain: bool
+) -> None:
+    target = make_checkpoint("llama", dtype="bfloat16", chat=True, max_position_embeddings=512)
+    forget, retain = make_adapter("llama", 1, use_rslora=True), make_adapter("llama", 2, r=3)
+    request = request_of(target, forget, retain if has_retain else None)
+    out = run_mergekit(write_text(request, "bfloat16", (True, True)), tmp_path)
+    theirs, ours, before = load_weights(out), merge_here(request, tmp_path / "ours"), load_weights(target)
+    assert {value.dtype for value in theirs.values()} == {torch.bfloat16}
+    assert_same_bits(ours, theirs)
+    assert any(not torch.equal(value, before[name]) for name, value in theirs.items())
+    assert_same_companions(out, target)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_full_checkpoints_give_the_same_weights(make_checkpoint: Make, tmp_path: Path, dtype: str) -> None:
+    target = make_checkpoint("qwen2", 0, "bfloat16", chat=True, max_position_embeddings=512)
+    prior, forget, retain = (make_checkpoint("qwen2", seed, "bfloat16") for seed in (1, 2, 3))
+    plain = request_of(target, forget, retain, prior)
+    request = MergeRequest(plain.target, plain.forget, ALPHA, plain.retain, BETA, plain.prior, dtype)
+    out = run_mergekit(write_text(request, "bfloat16", (False, False)), tmp_path)
+    theirs, ours = load_weights(out), merge_here(request, tmp_path / "ours")
+    assert {str(value.dtype) for value in theirs.values()} == {f"torch.{dtype}"}
+    if dtype == "bfloat16":
+        assert [name for name, value in theirs.items() if not torch.equal(value, ours[name])] == []
+    assert_near(theirs, ours, roundings=2)
+    assert_same_companions(out, target)
+
+
+def merge_with_peft(prior: Path, adapter: Path) -> dict[str, torch.Tensor]:
+    """The prior with an adapter merged by PEFT, in fp64."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(prior, dtype=torch.float64)
+    return dict(PeftModel.from_pretrained(model, adapter).merge_and_unload().state_dict())
+
+
+def test_adapters_with_whole_modules_are_applied_to_the_prior(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    target = make_checkpoint("qwen2", 0, chat=True, max_position_embeddings=512)
+    prior, forget = make_checkpoint("qwen2", 1), make_adapter("qwen2", 1, **MORE_THAN_LORA)
+    retain = make_adapter("qwen2", 2, use_dora=True)
+    request = request_of(target, forget, retain, prior)
+    out = run_mergekit(write_text(request, "float32", (True, True), needs_prior=True), tmp_path)
+    tuned, kept, old = merge_with_peft(prior, forget), merge_with_peft(prior, retain), load_weights(prior)
+    wanted = {
+        name: w.double() - ALPHA * (tuned[name] - old[name].double()) + BETA * (kept[name] - old[name].double())
+        for name, w in load_weights(target).items()
+    }
+    assert_near(load_weights(out), wanted, roundings=3)
+    assert_near(merge_here(request, tmp_path / "ours"), wanted, roundings=3)
+    before = load_weights(target)
+    assert (load_weights(out)["model.embed_tokens.weight"] - before["model.embed_tokens.weight"]).abs().max() > 1e-3
+    assert_same_companions(out, target)
+
+
+def test_a_forget_adapter_and_a_full_retain_checkpoint_go_together(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    target = make_checkpoint("llama", 0, chat=True, max_position_embeddings=512)
+    request = request_of(target, make_adapter("llama"), make_checkpoint("llama", 2), make_checkpoint("llama", 1))
+    out = run_mergekit(write_text(request, "float32", (True, False)), tmp_path)
+    assert_near(load_weights(out), merge_here(request, tmp_path / "ours"), roundings=3)
+    assert_same_companions(out, target)
+
+
+def test_names_with_mergekits_own_marks_run_from_a_shell(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    folder = tmp_path / "a@b c+d"
+    target = shutil.copytree(make_checkpoint("llama", dtype="bfloat16"), folder / "target@1")
+    adapter = shutil.copytree(make_adapter("llama"), folder / "forget+1")
+    request = request_of(target, adapter)
+    (folder / "it's.yml").write_text(write_text(request, "bfloat16", (True, False)), encoding="utf-8")
+    assert read_recipe(folder / "it's.yml") == MergeRequest(
+        request.target, request.forget, ALPHA, None, 0.0, None, "bfloat16"
+    )
+    command = command_line(str(folder / "it's.yml"), str(folder / "out"), adapters=True)
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        command, shell=True, env={**os.environ, "PATH": paths}, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    theirs, ours = load_weights(folder / "out"), merge_here(request, tmp_path / "ours")
+    assert_same_bits(ours, theirs)
+    assert len(list((folder / "out.lora-cache").iterdir())) == 1
+
+
+@pytest.mark.parametrize("adapters", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("needs_prior", [True, False])
+@pytest.mark.parametrize("strengths", [(0.75, 0.5), (1e-05, 1e-05), (1.0, 0.0), (0.0, 1e16), (0.0, 0.0)])
+def test_every_form_is_valid_and_holds_the_numbers(
+    adapters: tuple[bool, bool], needs_prior: bool, strengths: tuple[float, float]
+) -> None:
+    from mergekit.config import MergeConfiguration
+
+    names = [Reference("org/target", "main"), Reference("a@b/forget"), Reference("org/retain"), Reference("org/prior")]
+    request = MergeRequest(names[0], names[1], strengths[0], names[2], strengths[1], names[3], "same")
+    config = MergeConfiguration.model_validate(
+        yaml.safe_load(write_text(request, "float16", adapters, needs_prior=needs_prior))
+    )
+    assert config.models
+    weights = {(m.model.lora or m.model.model).path: (m.parameters or {})["weight"] for m in config.models}
+    assert all(isinstance(weight, float) for weight in weights.values())
+    alpha, beta = strengths
+    wanted = {"a@b/forget": -alpha} if alpha else {}
+    wanted |= {"org/retain": beta} if beta else {}
+    if (alpha and not adapters[0]) or (beta and not adapters[1]) or (needs_prior and (alpha or beta)):
+        wanted |= {"org/target": 1.0, "org/prior": alpha - beta}
+    assert weights == (wanted or {"org/target": 1.0})
+    assert (str(config.base_model), config.dtype, config.out_dtype) == ("org/target@main", "float32", "float16")
+    options: dict[str, Any] = {"normalize": False, "lambda": 1.0} if alpha or beta else {"normalize": False}
+    assert config.parameters == options
+    assert len({m.model for m in config.models}) == len(config.models)
