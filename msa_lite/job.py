@@ -143,9 +143,9 @@ def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
     faults = []
     for name in wanted:
         matched = [module for module in modules if module == name or module.endswith(f".{name}")]
-        tied = name == "lm_head" and target.config.get("tie_word_embeddings")
-        if tied or any("embed" in module or module.endswith(("wte", "wpe")) for module in matched):
-            faults.append(f"{name}: an adapter on embeddings, or on a head tied to them, cannot be merged")
+        embeds = any("embed" in module or module.endswith("wte") for module in matched)
+        if target.config.get("tie_word_embeddings") and (name == "lm_head" or embeds):
+            faults.append(f"{name}: the target ties embedding and head, and an adapter would change one of the two")
         elif not matched:
             leaves = {module.rpartition(".")[2] for module in modules}
             faults.append(f"{name}: the target has no such module{nearest(name, leaves)}")
@@ -159,7 +159,7 @@ def _bytes_needed(target: Checkpoint, recipe: Recipe, folder: Path) -> int:
     """
     count = sum(entry.nbytes // {"F64": 8, "F32": 4}.get(entry.dtype, 2) for entry in target.tensors.values())
     size = 0
-    if not (folder / "model").exists():
+    if recipe.merge.form == "model" and not (folder / "model").exists():
         size += {"same": target.nbytes, "float32": 4 * count}.get(recipe.merge.dtype, 2 * count)
     if recipe.vector.mode == "full":
         vectors = ["forget", "retain"] if recipe.retain else ["forget"]

@@ -17,14 +17,14 @@ from typing import Any, Literal
 from msa_lite.data import DataSource, Prompter, Template, load_rows, rows_identity, sample_rows
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import MismatchError, OutputError, UsageError
-from msa_lite.evals.points import choose_point
+from msa_lite.evals.points import choose_point, load_choice
 from msa_lite.evals.qa import QaSettings, evaluate_qa, question_inputs
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import fetch
 from msa_lite.io.manifest import load_manifest, write_text
 from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job, check_same_vocabulary, prepare
-from msa_lite.merger import Merged, merge
+from msa_lite.merger import Merged, MergedAdapter, merge, merge_adapters
 from msa_lite.recipe import Recipe, dump_recipe, load_recipe
 from msa_lite.report import Report, load_report, markdown_table
 from msa_lite.report.metrics import REPORT_FILE
@@ -42,7 +42,7 @@ class RunResult:
     folder: Path
     alpha: float
     beta: float
-    merged: Merged
+    merged: Merged | MergedAdapter
     reports: dict[str, Report]
 
     def as_dict(self) -> dict[str, Any]:
@@ -68,18 +68,7 @@ def run(
     with _claimed(recipe, progress) as job:
         fit_vectors(job, job.vector_names, progress)
         alpha, beta, doubts = _choose(job, progress)
-        merged = merge(
-            job.sources["target"],
-            job.folder / "model",
-            forget=fetch(str(job.vector_folder("forget"))) if alpha else None,
-            alpha=alpha,
-            retain=fetch(str(job.vector_folder("retain"))) if beta else None,
-            beta=beta,
-            prior=job.sources["prior"],
-            dtype=recipe.merge.dtype,
-            replace=True,
-            progress=progress,
-        )
+        merged = _merge(job, alpha, beta, progress)
         reports = _evaluate_all(job, merged, progress)
         _write_summary(job, alpha, beta, doubts, merged, reports)
     return RunResult(job.folder, alpha, beta, merged, reports)
@@ -99,6 +88,45 @@ def run_vectors(
             raise UsageError("the recipe has no retain set, so there is no retain vector to fit")
         fit_vectors(job, names, progress)
         return [job.vector_folder(name) for name in names]
+
+
+def _merge(job: Job, alpha: float, beta: float, progress: Progress) -> Merged | MergedAdapter:
+    """The unlearned model, or one adapter on the target where the recipe asks for that."""
+    settings = job.recipe.merge
+    common: dict[str, Any] = {
+        "forget": fetch(str(job.vector_folder("forget"))) if alpha else None,
+        "alpha": alpha,
+        "retain": fetch(str(job.vector_folder("retain"))) if beta else None,
+        "beta": beta,
+        "prior": job.sources["prior"],
+        "replace": True,
+        "progress": progress,
+    }
+    if settings.form == "adapter":
+        return merge_adapters(job.sources["target"], job.folder / "adapter", **common)
+    folder, rounding = job.folder / "model", settings.rounding
+    return merge(job.sources["target"], folder, **common, dtype=settings.dtype, rounding=rounding, seed=job.recipe.seed)
+
+
+def merge_arguments(recipe: Recipe) -> dict[str, Any]:
+    """What `merge` and `mergekit_recipe` take, for the merge of a recipe's run.
+
+    Raises UsageError while its vectors are not fitted, or alpha and beta not chosen.
+    """
+    folder = Path(recipe.output).expanduser()
+    alpha, beta = recipe.points[0]
+    if len(recipe.points) > 1:
+        if not (folder / "sweep").is_dir():
+            raise UsageError(f"{folder}: alpha and beta are not chosen yet; run the recipe, or give one value of each")
+        choice = load_choice(folder / "sweep")
+        alpha, beta = choice.alpha, choice.beta
+    vectors = {name: folder / "vectors" / name for name, s in (("forget", alpha), ("retain", beta)) if s}
+    missing = [str(path) for path in vectors.values() if load_manifest(path) is None]
+    if missing:
+        raise UsageError(f"{' and '.join(missing)}: not fitted yet; `msa-lite vector` on the recipe does it")
+    names = {name: str(path) for name, path in vectors.items()}
+    strengths = {"alpha": alpha, "beta": beta}
+    return {"target": recipe.target, "prior": recipe.prior, **names, **strengths, "dtype": recipe.merge.dtype}
 
 
 @contextmanager
@@ -202,7 +230,7 @@ def _choose(job: Job, progress: Progress) -> tuple[float, float, list[str]]:
     return choice.alpha, choice.beta, choice.doubts
 
 
-def _evaluate_all(job: Job, merged: Merged, progress: Progress) -> dict[str, Report]:
+def _evaluate_all(job: Job, merged: Merged | MergedAdapter, progress: Progress) -> dict[str, Report]:
     if job.recipe.evaluate is None or not job.test:
         return {}
     models = {name: job.sources[name] for name in ("target", "ideal") if name in job.sources}
@@ -223,13 +251,18 @@ def _evaluate_all(job: Job, merged: Merged, progress: Progress) -> dict[str, Rep
 
 
 def _write_summary(
-    job: Job, alpha: float, beta: float, doubts: list[str], merged: Merged, reports: Mapping[str, Report]
+    job: Job,
+    alpha: float,
+    beta: float,
+    doubts: list[str],
+    merged: Merged | MergedAdapter,
+    reports: Mapping[str, Report],
 ) -> None:
     lines = [
         f"# Unlearned model of {job.sources['target'].name}\n",
         f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), α = {alpha:g}, β = {beta:g}, prior {job.sources['prior'].name}.\n",
-        f"{merged.weights_changed} of {merged.weights_touched} weights in {merged.tensors_touched} tensors changed; "
-        f"rounding to the stored dtype lost {merged.rounding_loss:.2%} of the update.\n",
+        "".join(f"- {line}\n" for line in merged.describe().splitlines()),
+        *(f"Warning: {note}.\n" for note in merged.notes),
     ]
     if reports:
         split = next(iter(reports.values())).split

@@ -15,6 +15,7 @@ _COMMANDS = {
     "run": "Do the whole job of a recipe.",
     "vector": "Fit only the vectors of a recipe.",
     "merge": "Fold vectors into a target.",
+    "mergekit": "Print a merge as a recipe for mergekit.",
     "evaluate": "Score a model on questions.",
     "verify": "Re-hash a folder against its manifest.",
     "recipes": "List, show and check recipes.",

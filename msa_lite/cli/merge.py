@@ -71,7 +71,7 @@ def command(
     """
     from msa_lite.cli.output import print_json, progress_bars
     from msa_lite.errors import UsageError, nearest
-    from msa_lite.merger import Merged, merge, merge_adapters
+    from msa_lite.merger import merge, merge_adapters
 
     names = ("target", "forget", "alpha", "retain", "beta", "prior")
     given = {name: options.pop(name) for name in names}
@@ -95,11 +95,9 @@ def command(
             result = merge(out=out, **given, dtype=dtype or "same", **options, progress=progress)
     if as_json:
         print_json(result.as_dict())
-    elif isinstance(result, Merged):
-        click.echo(describe(result))
     else:
-        lost = f", truncation lost {result.truncation_loss:.2%} of the update" if max_rank else ""
-        click.echo(f"{result.folder}: one adapter on {result.modules} modules, rank {result.rank}{lost}")
+        first, *others = result.describe().splitlines()
+        click.echo("\n  ".join([f"{result.folder}: {first}", *others]))
 
 
 def read_mergekit(recipe: Path) -> tuple[dict[str, Any], str]:
@@ -114,18 +112,3 @@ def read_mergekit(recipe: Path) -> tuple[dict[str, Any], str]:
     request = read_recipe(recipe)
     references = {key: name(getattr(request, key)) for key in ("target", "forget", "retain", "prior")}
     return {**references, "alpha": request.alpha, "beta": request.beta}, request.dtype
-
-
-def describe(merged: Any) -> str:
-    """What a merge did, for a terminal."""
-    if not merged.weights_touched:
-        return f"{merged.folder}: the target as it is, no weight changed"
-    lines = [
-        f"{merged.folder}: {merged.weights_changed / merged.weights_touched:.2%} of {merged.weights_touched} weights "
-        f"changed in {merged.tensors_touched} tensors",
-        f"  update: {merged.relative_size:.2e} of the weights' norm; rounding lost {merged.rounding_loss:.2%} of it"
-        + (f", cosine of stored and wanted {merged.update_cosine:.4f}" if merged.update_cosine is not None else ""),
-    ]
-    if merged.vector_cosine is not None:
-        lines.append(f"  cosine of forget and retain vector: {merged.vector_cosine:.3f}")
-    return "\n".join(lines)

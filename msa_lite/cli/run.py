@@ -34,8 +34,5 @@ def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: boo
     if result.reports:
         split = next(iter(result.reports.values())).split
         print_reports(result.reports, f"α = {result.alpha:g}, β = {result.beta:g}, scores on {split} rows")
-    merged = result.merged
-    click.echo(
-        f"unlearned model: {merged.folder} ({merged.weights_changed} of {merged.weights_touched} weights changed)"
-    )
+    click.echo(f"unlearned model: {result.merged.folder} ({result.merged.describe().splitlines()[0]})")
     click.echo(f"report:          {result.folder / 'report.md'}")

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from msa_lite.data import IGNORE, Example, make_collator
+from msa_lite.io.adapter import ADAPTER_CONFIG
+from msa_lite.io.hub import fetch
 from msa_lite.io.progress import Progress, silent
 
 _LOGIT_BYTES = 256 << 20  # fp32 logits of one batch
@@ -32,10 +34,19 @@ class TokenScores:
 
 
 def load_model(folder: Path) -> Any:
-    """A causal language model ready to score: on the GPU in the stored dtype, on a CPU in fp32."""
+    """A causal language model ready to score: on the GPU in the stored dtype, on a CPU in fp32.
+
+    folder: a checkpoint, or a PEFT adapter, whose model is then loaded below it.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
+    if (Path(folder) / ADAPTER_CONFIG).is_file():
+        from peft import PeftConfig, PeftModel
+
+        config = PeftConfig.from_pretrained(str(folder))
+        name = config.base_model_name_or_path + (f"@{config.revision}" if config.revision else "")
+        return PeftModel.from_pretrained(load_model(fetch(name).folder), str(folder)).eval()
     cuda = torch.cuda.is_available()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto" if cuda else torch.float32)
     return model.to("cuda" if cuda else "cpu").eval()

@@ -65,7 +65,7 @@ def choose_point(
     if not is_finished(out, inputs):
         with stage_folder(out, "sweep", inputs, resumable=True) as partial:
             _score_points(target, adapters, points, prompter, sets, partial, settings, keep, progress)
-    return _load_choice(out)
+    return load_choice(out)
 
 
 def _point_name(alpha: float, beta: float) -> str:
@@ -149,7 +149,8 @@ def _table(
     return "\n".join(lines) + "\n"
 
 
-def _load_choice(out: Path) -> Choice:
+def load_choice(out: Path) -> Choice:
+    """The choice that `choose_point` wrote into its folder."""
     return Choice(**json.loads((out / CHOICE_FILE).read_text()))
 
 

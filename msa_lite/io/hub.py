@@ -84,6 +84,18 @@ def is_remote_adapter(name: str) -> bool:
         return False
 
 
+def commit_of(name: str) -> str | None:
+    """The commit that `repo[@revision]` is now; None where the Hub cannot be asked."""
+    from huggingface_hub import HfApi
+
+    repo, _, revision = name.partition("@")
+    try:
+        return str(HfApi().model_info(repo, revision=revision or None).sha)
+    except Exception as error:
+        logger.debug("no commit of %s: %s", name, error)
+        return None
+
+
 def fetch_headers(name: str) -> Checkpoint | None:
     """Config, names, shapes and dtypes of a checkpoint on the Hub, some kilobytes of it; None where they cannot be had.
 

@@ -12,7 +12,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,9 +40,17 @@ class MergedAdapter:
     rank: int
     truncation_loss: float
 
+    notes: ClassVar[tuple[str, ...]] = ()  # nothing is rounded
+
     def as_dict(self) -> dict[str, Any]:
         """JSON-able form, for `--json` and the manifest."""
-        return {"out": str(self.folder), **{key: value for key, value in vars(self).items() if key != "folder"}}
+        values = {key: value for key, value in vars(self).items() if key not in ("folder", "notes")}
+        return {"out": str(self.folder), **values}
+
+    def describe(self) -> str:
+        """What was written, in a line."""
+        lost = f"; truncation lost {self.truncation_loss:.2%} of the update" if self.truncation_loss else ""
+        return f"one adapter on {self.modules} modules, rank {self.rank}{lost}"
 
 
 def merge_adapters(

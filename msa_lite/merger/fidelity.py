@@ -93,8 +93,8 @@ def warnings(change: Change, dtype: str) -> list[str]:
     if change.rounding_loss <= WARN_LOSS:
         return []
     return [
-        f"rounding to {dtype} lost {change.rounding_loss:.0%} of the update (‖wanted − stored‖ / ‖wanted‖); "
-        "to keep it, write float32 (--dtype float32) or an adapter (--as adapter), or keep it on average (--rounding stochastic)"
+        f"rounding to {dtype} lost {change.rounding_loss:.0%} of the update (‖wanted − stored‖ / ‖wanted‖); to keep "
+        "it, write float32 (--dtype float32) or an adapter (--as adapter), or keep its mean (--rounding stochastic)"
     ]
 
 

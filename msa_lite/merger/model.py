@@ -30,7 +30,6 @@ from msa_lite.io.manifest import (
 )
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.writer import output_bytes, write_companions
-from msa_lite.mergekit import MergeRequest, Reference, write_recipe
 from msa_lite.merger.fidelity import Change, fidelity_report, sums, total, warnings
 from msa_lite.merger.plan import (
     DTYPES,
@@ -45,6 +44,7 @@ from msa_lite.merger.plan import (
     parse_size,
 )
 from msa_lite.merger.stream import Stream
+from msa_lite.merger.translate import recipe_beside
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +73,21 @@ class Merged:
         """JSON-able form, for `--json` and the manifest."""
         values = {key: value for key, value in vars(self).items() if key != "folder"}
         return {"out": str(self.folder), **values, "notes": list(self.notes)}
+
+    def describe(self) -> str:
+        """What was done, in a few lines."""
+        if not self.weights_touched:
+            return "the target as it is, no weight changed"
+        lines = [
+            f"{self.weights_changed / self.weights_touched:.2%} of {self.weights_touched} weights in "
+            f"{self.tensors_touched} tensors changed",
+            f"update: {self.relative_size:.2e} of the weights' norm; rounding lost {self.rounding_loss:.2%} of it",
+        ]
+        if self.update_cosine is not None:
+            lines[-1] += f" (cosine of stored and wanted update {self.update_cosine:.4f})"
+        if self.vector_cosine is not None:
+            lines.append(f"cosine of forget and retain vector: {self.vector_cosine:.3f}")
+        return "\n".join(lines)
 
 
 def merge(
@@ -129,7 +144,7 @@ def merge(
         raise OutputError(f"{out}: holds a model made from other inputs; remove it or choose another folder")
     plan = make_plan(sources, alpha, beta, Precision(DTYPES[dtype], rounding == "stochastic", seed, exact))
     budget = make_budget(plan, max_memory, threads)
-    recipe = _mergekit_recipe(plan, sources, dtype)
+    recipe = recipe_beside(plan, sources, dtype)
     facts: dict[str, Any] = {"sources": {name: source.pinned() for name, source in sources.items()}}
     hashes: dict[str, str] = {}
     check_space(out, output_bytes(plan.target.tensors.values(), plan.precision.dtype) - _done_already(out))
@@ -148,32 +163,6 @@ def merge(
 
 def _restored(change: dict[str, Any]) -> dict[str, Any]:
     return {**change, "notes": tuple(change.get("notes", ()))}
-
-
-def _mergekit_recipe(plan: Plan, sources: dict[str, Source], dtype: str) -> str:
-    """The same merge as a recipe for mergekit, which stands beside the weights."""
-
-    def reference(name: str) -> Reference | None:
-        if name not in sources:
-            return None
-        source = sources[name]
-        if source.is_folder:
-            return Reference(str(source.folder.resolve()))
-        return Reference(source.name.partition("@")[0], source.revision)
-
-    target = reference("target")
-    assert target is not None
-    request = MergeRequest(
-        target, reference("forget"), plan.alpha, reference("retain"), plan.beta, reference("prior"), dtype
-    )
-    vectors = [vector for vector in (plan.forget, plan.retain) if vector]
-    return write_recipe(
-        request,
-        stored=plan.target.dtype_name,
-        forget_is_adapter=bool(plan.forget and plan.forget.is_adapter),
-        retain_is_adapter=bool(plan.retain and plan.retain.is_adapter),
-        needs_prior=any(vector.needs_prior for vector in vectors),
-    )
 
 
 def _done_already(out: Path) -> int:

@@ -17,7 +17,7 @@ from msa_lite.errors import FormatError, OutputError, UsageError, join_faults, n
 from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.hub import Source, fetch, fetch_headers, is_remote, is_remote_adapter
 from msa_lite.io.writer import output_bytes, output_dtype
-from msa_lite.vectors import Delta, Product, Vector, checkpoint_vector, load_vector
+from msa_lite.vectors import Delta, Product, Vector, checkpoint_vector, is_adapter, load_vector
 
 DTYPES = {"same": None, "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ROUNDINGS = ("nearest", "stochastic")
@@ -141,40 +141,42 @@ def find_sources(
                 f"{out}: is one of the inputs, lies in one or around one ({folder}); a merge never overwrites what it "
                 "reads"
             )
-    _check_remote({name: str(value) for name, value in wanted.items() if not isinstance(value, Source)}, wanted)
+    if any(isinstance(value, str) and is_remote(value) for value in wanted.values()):
+        peek(wanted, forget[1] or 0.0, retain[1] or 0.0)
     return {
         name: value if isinstance(value, Source) else fetch(str(value), by_content=False)
         for name, value in wanted.items()
     }
 
 
-def _check_remote(names: Mapping[str, str], wanted: Mapping[str, str | Source]) -> None:
-    """Plan with headers alone when a checkpoint has to be downloaded, so that a misfit costs no download."""
-    if not any(is_remote(name) and not is_remote_adapter(name) for name in names.values()):
-        return
+def peek(wanted: Mapping[str, str | Source], alpha: float, beta: float) -> Plan | None:
+    """The plan by headers alone: of what is on the Hub, only adapters and headers are fetched.
+
+    wanted: names or sources under "target", "forget", "retain" and "prior". Raises as `make_plan` does when the parts
+    do not fit; None when the Hub gives no headers, in which case fetching will say why.
+    """
     heads: dict[str, Checkpoint] = {}
     adapters: dict[str, Path] = {}
     for name, value in wanted.items():
-        if isinstance(value, str) and is_remote(value):
-            if is_remote_adapter(value):
-                adapters[name] = fetch(value).folder
-                continue
-            head = fetch_headers(value)
-            if head is None:  # no headers to be had: the download will say why
-                return
-            heads[name] = head
+        folder = value.folder if isinstance(value, Source) else Path(value).expanduser()
+        remote = isinstance(value, str) and is_remote(value)
+        if is_remote_adapter(str(value)) if remote else is_adapter(folder):
+            adapters[name] = fetch(str(value)).folder if remote else folder
         else:
-            folder = value.folder if isinstance(value, Source) else Path(value).expanduser()
-            if (folder / "adapter_config.json").is_file():
-                adapters[name] = folder
-            else:
-                heads[name] = load_checkpoint(folder)
+            head = fetch_headers(str(value)) if remote else load_checkpoint(folder)
+            if head is None:
+                return None
+            heads[name] = head
+    if "target" in adapters:
+        raise UsageError(f"{wanted['target']}: is an adapter; the target is a checkpoint")
     check_mergeable(heads["target"])
-    for name in ("forget", "retain"):
+    vectors: dict[str, Vector | None] = {"forget": None, "retain": None}
+    for name in vectors:
         if name in adapters:
-            load_vector(adapters[name], heads["target"], heads.get("prior"))
+            vectors[name] = load_vector(adapters[name], heads["target"], heads.get("prior"))
         elif name in heads:
-            checkpoint_vector(heads[name], heads["target"], heads.get("prior"))
+            vectors[name] = checkpoint_vector(heads[name], heads["target"], heads.get("prior"))
+    return Plan(heads["target"], vectors["forget"], alpha, vectors["retain"], beta)
 
 
 def make_plan(sources: Mapping[str, Source], alpha: float, beta: float, precision: Precision) -> Plan:

@@ -5,19 +5,10 @@ Nothing below the pipeline knows of this module: stages take plain values.
 
 from __future__ import annotations
 
-import re
-import types
-import typing
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from msa_lite.errors import RecipeError, UsageError, join_faults, nearest
-
-OUTPUT_VARIABLE = "$output"
 MOST_PEOPLE = 400  # of the demo; it has names for no more
 
 
@@ -156,10 +147,22 @@ class Prompt(_Closed):
 
 
 class Merge(_Closed):
-    """How the merged model is written."""
+    """How target and vectors become the unlearned model."""
+
+    model_config = ConfigDict(serialize_by_alias=True)
 
     dtype: Literal["same", "bfloat16", "float16", "float32"] = "same"
     """Stored dtype; same: as the target has it, file by file."""
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    """nearest, or stochastic: unbiased, for updates that are small beside the weights."""
+    form: Literal["model", "adapter"] = Field("model", alias="as")
+    """model: a whole checkpoint; adapter: one adapter on the target, in fp32."""
+
+    @model_validator(mode="after")
+    def _adapters_are_fp32(self) -> Merge:
+        if self.form == "adapter" and (self.dtype, self.rounding) != ("same", "nearest"):
+            raise ValueError("an adapter is always fp32; leave out dtype and rounding")
+        return self
 
 
 class Evaluate(_Closed):
@@ -269,131 +272,3 @@ class Recipe(_Closed):
         beta = self.retain.beta if self.retain else 0.0
         betas = beta if isinstance(beta, list) else [beta]
         return [(alpha, b) for alpha in alphas for b in betas]
-
-
-def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe from a YAML file, the name of a shipped recipe, or a mapping; then apply `key.sub=value`.
-
-    `$output` at the start of a path stands for the run's folder. Raises RecipeError with one line for every fault,
-    UsageError when there is no such file.
-    """
-    name = "recipe"
-    if isinstance(source, Mapping):
-        values: Any = dict(source)
-    else:
-        path = find_recipe(str(source))
-        name = str(path)
-        try:
-            values = yaml.safe_load(path.read_text())
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{path}: not YAML ({error})") from error
-        if not isinstance(values, dict):
-            raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this is {type(values).__name__}")
-    for override in overrides:
-        values = _override(values, override)
-    values = _fill_output(values, values.get("output"))
-    try:
-        return Recipe.model_validate(values)
-    except ValidationError as error:
-        raise RecipeError(join_faults(f"{name}: {error.error_count()} faults:", _explain(error), limit=50)) from error
-
-
-def _override(values: dict[str, Any], override: str) -> dict[str, Any]:
-    key, equals, text = override.partition("=")
-    if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
-        raise UsageError(f"'{override}': an override is key.sub=value")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"'{override}': the value is not YAML ({error})") from error
-    *parents, last = key.split(".")
-    result = dict(values)
-    place = result
-    for parent in parents:
-        below = place.get(parent)
-        if below is not None and not isinstance(below, dict):
-            raise UsageError(f"'{override}': {parent} holds {below!r}, which has no keys below it")
-        place[parent] = dict(below or {})
-        place = place[parent]
-    place[last] = value
-    return result
-
-
-def _fill_output(value: Any, output: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _fill_output(item, output) for key, item in value.items()}
-    if isinstance(value, str) and isinstance(output, str) and value.startswith(OUTPUT_VARIABLE + "/"):
-        return output.rstrip("/") + value.removeprefix(OUTPUT_VARIABLE)
-    return value
-
-
-def _explain(error: ValidationError) -> list[str]:
-    lines: dict[str, list[str]] = {}
-    for item in error.errors():
-        path, model = _walk(item["loc"])
-        text = item["msg"].removeprefix("Value error, ")
-        if item["type"] == "extra_forbidden":
-            text = f"unknown key{nearest(str(item['loc'][-1]), model.model_fields if model else ())}"
-        elif item["type"] == "missing":
-            text = "is missing"
-        elif not isinstance(item["input"], dict):
-            text = f"{text[0].lower()}{text[1:]}, got {item['input']!r}"
-        lines.setdefault(path or "recipe", []).append(text)
-    # A union reports each of its members; they belong in one line.
-    return [f"{path}: {'; or '.join(dict.fromkeys(texts))}" for path, texts in lines.items()]
-
-
-def _walk(location: Sequence[int | str]) -> tuple[str, type[BaseModel] | None]:
-    """The dotted path of a fault without the names of union members, and the model its last key belongs to."""
-    model: type[BaseModel] | None = Recipe
-    keys: list[str] = []
-    for i, part in enumerate(location):
-        if model is None and isinstance(part, str):
-            continue
-        keys.append(str(part))
-        if i == len(location) - 1:
-            break
-        field = model.model_fields.get(str(part)) if model else None
-        model = _model_in(field.annotation) if field else None
-    return ".".join(keys), model
-
-
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    members = (
-        typing.get_args(annotation)
-        if typing.get_origin(annotation) in (typing.Union, types.UnionType)
-        else (annotation,)
-    )
-    return next((m for m in members if isinstance(m, type) and issubclass(m, BaseModel)), None)
-
-
-def dump_recipe(recipe: Recipe) -> str:
-    """YAML with every default filled in; `load_recipe` reads it back to an equal recipe."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-def shipped_recipes() -> dict[str, Path]:
-    """Recipes that come with the package, by name (`quickstart`, `tofu/forget10`, …)."""
-    package = Path(__file__).parent
-    folder = next((f for f in (package / "shipped_recipes", package.parent / "recipes") if f.is_dir()), None)
-    if folder is None:
-        return {}
-    return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
-
-
-def find_recipe(name: str) -> Path:
-    """A recipe file, or a shipped recipe by its name. Raises UsageError when it is neither."""
-    path = Path(name).expanduser()
-    if path.is_file():
-        return path
-    shipped = shipped_recipes()
-    key = name.removeprefix("recipes/").removesuffix(".yaml")
-    if key in shipped:
-        return shipped[key]
-    raise UsageError(f"{name}: no such recipe{nearest(key, shipped)}; shipped are {', '.join(shipped) or 'none'}")
-
-
-def title_of(path: Path) -> str:
-    """The first comment line of a recipe file: what it is for."""
-    first = path.read_text().partition("\n")[0]
-    return first.lstrip("# ").strip() if first.startswith("#") else ""

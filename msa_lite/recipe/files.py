@@ -1,0 +1,34 @@
+"""Where recipes lie: files of the user, and those that come with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msa_lite.errors import UsageError, nearest
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Recipes that come with the package, by name (`quickstart`, `tofu/forget10`, …)."""
+    package = Path(__file__).parents[1]
+    folder = next((f for f in (package / "shipped_recipes", package.parent / "recipes") if f.is_dir()), None)
+    if folder is None:
+        return {}
+    return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
+
+
+def find_recipe(name: str) -> Path:
+    """A recipe file, or a shipped recipe by its name. Raises UsageError when it is neither."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    shipped = shipped_recipes()
+    key = name.removeprefix("recipes/").removesuffix(".yaml")
+    if key in shipped:
+        return shipped[key]
+    raise UsageError(f"{name}: no such recipe{nearest(key, shipped)}; shipped are {', '.join(shipped) or 'none'}")
+
+
+def title_of(path: Path) -> str:
+    """The first comment line of a recipe file: what it is for."""
+    first = path.read_text().partition("\n")[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
