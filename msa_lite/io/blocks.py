@@ -55,7 +55,11 @@ def read_rows(
     """
     columns, dtype = entry.matrix_shape[1], FLOAT_DTYPES[entry.dtype]
     rows = (scratch or Scratch()).take(name, (stop - start, columns), dtype)
-    pread_into(files[entry.file], rows.reshape(-1).view(np.uint8).data, entry.start + start * columns * dtype.itemsize)
+    offset = entry.start + start * columns * dtype.itemsize
+    try:
+        pread_into(files[entry.file], rows.reshape(-1).view(np.uint8).data, offset)
+    except FormatError as error:
+        raise FormatError(f"{entry.file}: {error}") from None
     return rows
 
 

@@ -8,6 +8,8 @@ before the first weight is touched.
 from __future__ import annotations
 
 import json
+import math
+import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +55,7 @@ class TensorEntry:
         """(rows, columns) of the tensor seen as a matrix; anything that is not 2-D is a single column."""
         if len(self.shape) == 2:
             return self.shape[0], self.shape[1]
-        return int(np.prod(self.shape, dtype=np.int64)), 1
+        return math.prod(self.shape), 1
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,29 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
+def _read_entry(name: str, item: dict[str, Any], path: Path, data: int) -> TensorEntry:
+    """One item of a header; data: where the tensors' bytes begin. Raises ValueError and its like for another form."""
+    start, stop = item["data_offsets"]
+    shape, dtype = tuple(item["shape"]), item["dtype"]
+    if not isinstance(dtype, str) or any(type(number) is not int for number in (start, stop, *shape)):
+        raise ValueError(f"tensor '{name}' has no whole numbers for its shape and place, or no dtype")
+    return TensorEntry(name, path, dtype, shape, data + start, stop - start)
+
+
+def _check_ranges(path: Path, entries: list[TensorEntry], data: int, size: int) -> None:
+    """Raise FormatError unless the tensors, by offset, cover the file from `data` to its end and fit their shapes."""
+    position = data
+    for entry in entries:
+        if entry.start != position or entry.nbytes < 0:
+            raise FormatError(f"{path}: tensor '{entry.name}' leaves a gap or overlaps at byte {entry.start}")
+        needed = math.prod(entry.shape) * FLOAT_DTYPES[entry.dtype].itemsize if entry.is_float else entry.nbytes
+        if entry.nbytes != needed or any(number < 0 for number in entry.shape):
+            raise FormatError(f"{path}: tensor '{entry.name}' has {entry.nbytes} bytes, not what {entry.shape} needs")
+        position += entry.nbytes
+    if position != size:
+        raise FormatError(f"{path}: {size} bytes on disk, {position} by its header: truncated or trailing bytes")
+
+
 def read_shard(path: Path) -> ShardFile:
     """Read and check the header of one safetensors file.
 
@@ -116,29 +141,13 @@ def read_shard(path: Path) -> ShardFile:
     try:
         header = json.loads(raw, object_pairs_hook=_unique_keys)
         metadata = header.pop("__metadata__", {})
-        entries = [
-            TensorEntry(
-                name=name,
-                file=path,
-                dtype=item["dtype"],
-                shape=tuple(int(n) for n in item["shape"]),
-                start=8 + length + item["data_offsets"][0],
-                nbytes=item["data_offsets"][1] - item["data_offsets"][0],
-            )
-            for name, item in header.items()
-        ]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+            raise ValueError("__metadata__ is no mapping of texts")
+        entries = [_read_entry(name, item, path, 8 + length) for name, item in header.items()]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
         raise FormatError(f"{path}: the safetensors header cannot be read ({error})") from error
     entries.sort(key=lambda entry: (entry.start, entry.nbytes))
-    position = 8 + length
-    for entry in entries:
-        if entry.start != position or entry.nbytes < 0:
-            raise FormatError(f"{path}: tensor '{entry.name}' leaves a gap or overlaps at byte {entry.start}")
-        if entry.is_float and entry.nbytes != int(np.prod(entry.shape)) * FLOAT_DTYPES[entry.dtype].itemsize:
-            raise FormatError(f"{path}: tensor '{entry.name}' has {entry.nbytes} bytes, not what {entry.shape} needs")
-        position += entry.nbytes
-    if position != size:
-        raise FormatError(f"{path}: {size} bytes on disk, {position} by its header: truncated or trailing bytes")
+    _check_ranges(path, entries, 8 + length, size)
     return ShardFile(path=path, header=prefix + raw, metadata=metadata, tensors=tuple(entries))
 
 
@@ -155,12 +164,12 @@ def _shard_paths(folder: Path) -> list[Path]:
         raise UsageError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}: not a checkpoint folder")
     try:
         names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise FormatError(f"{index}: not a safetensors index ({error})") from error
     outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
     if outside:
         raise FormatError(join_faults(f"{index}: files outside the folder:", map(str, outside)))
-    missing = [name for name in names if not (folder / name).is_file()]
+    missing = [name for name in names if not os.path.isfile(folder / name)]  # False also for what can be no name
     if missing:
         raise FormatError(join_faults(f"{folder}: shards named by the index are missing:", missing))
     return [folder / name for name in names]
@@ -180,7 +189,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         raise UsageError(f"{folder}: no config.json: not a checkpoint folder")
     try:
         config = json.loads(config_path.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"{config_path}: not JSON ({error})") from error
     if not isinstance(config, dict):
         raise FormatError(f"{config_path}: not a JSON object")
@@ -203,4 +212,4 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 def companion_files(folder: Path) -> list[Path]:
     """The files beside the weights that make a checkpoint usable, sorted; no index, no manifest."""
     found = {p for pattern in COMPANION_PATTERNS for p in folder.glob(pattern) if p.is_file()}
-    return sorted(p for p in found if p.name not in {"manifest.json", INDEX_FILE})
+    return sorted(p for p in found if p.name not in {"manifest.json", INDEX_FILE} and not p.name.startswith("."))

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,12 @@ from typing import Any
 from msa_lite.errors import MsaError, OutputError
 
 MANIFEST = "manifest.json"
+JOURNAL = ".journal.jsonl"
 _MARKER = ".msa-lite-partial.json"
 _LOCK = ".lock"
+_REPLACED = ".replaced"
+# What a stage needs while it works, and no part of what it makes.
+_WORKING = frozenset({JOURNAL, _MARKER, f"{_MARKER}.tmp", _LOCK, _REPLACED})
 
 
 def canonical_json(value: Any) -> str:
@@ -48,9 +52,9 @@ def _hash(stream: Any) -> str:  # Python 3.10 has no hashlib.file_digest
 
 
 def list_files(folder: Path) -> list[Path]:
-    """All files below a folder, sorted, without the manifest and what marks a partial folder."""
-    skip = {MANIFEST, _MARKER, _LOCK}
-    return sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in skip)
+    """All files below a folder, sorted, without its manifest and what a stage needs only while it works."""
+    skip = {MANIFEST, *_WORKING}
+    return sorted(p for p in folder.rglob("*") if p.is_file() and skip.isdisjoint(p.relative_to(folder).parts))
 
 
 def software_versions() -> dict[str, str]:
@@ -92,7 +96,10 @@ def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
     if manifest is None or manifest["inputs"] != json.loads(canonical_json(inputs)):
         return False
     sizes = {name: item["bytes"] for name, item in manifest["files"].items()}
-    return all((folder / n).is_file() and (folder / n).stat().st_size == size for n, size in sizes.items())
+    if not all((folder / n).is_file() and (folder / n).stat().st_size == size for n, size in sizes.items()):
+        return False
+    _sweep(folder)  # a kill right after the rename leaves something to do
+    return True
 
 
 def check_free(folder: Path, kind: str) -> None:
@@ -102,6 +109,8 @@ def check_free(folder: Path, kind: str) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: a file is in the way; choose another output folder")
+    if os.path.ismount(folder):  # nothing can be renamed to it
+        raise OutputError(f"{folder}: is where a disk is mounted; choose a folder inside it, as {folder / kind}")
     if folder.is_dir() and any(folder.iterdir()):
         found = (load_manifest(folder) or {}).get("kind", "something that msa-lite did not make")
         if found != kind:
@@ -110,7 +119,7 @@ def check_free(folder: Path, kind: str) -> None:
 
 def check_space(folder: Path, needed: int) -> None:
     """Raise OutputError when `folder` cannot be made, or its disk has fewer than `needed` bytes free."""
-    place = folder.absolute()
+    place = Path(os.path.realpath(folder)).parent
     while not place.exists():
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK):
@@ -121,6 +130,12 @@ def check_space(folder: Path, needed: int) -> None:
             f"{folder}: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free on that disk; "
             "make room or choose another output folder"
         )
+
+
+def partial_folder(folder: Path) -> Path:
+    """Where `stage_folder` builds a folder: beside it; beside what it points to where it is a link."""
+    folder = Path(os.path.realpath(folder))  # which also gives a folder such as "." a name
+    return folder.with_name(folder.name + ".partial")
 
 
 def discarded(error: MsaError) -> MsaError:
@@ -146,10 +161,11 @@ def stage_folder(
     the error was marked by `discarded`) and handed out again with its content when the same inputs come back.
     Raises OutputError when another process is building the same folder.
     """
-    folder = Path(os.path.abspath(folder))  # a folder such as "." has a name only then
+    folder, partial = Path(os.path.realpath(folder)), partial_folder(folder)
     check_free(folder, kind)
-    partial = folder.with_name(folder.name + ".partial")
     with _locked(partial):
+        if (partial / _REPLACED).exists() and not folder.exists():  # a kill came between two renames
+            os.rename(partial / _REPLACED, folder)
         _claim(partial, {"kind": kind, "inputs": digest(inputs)})
         try:
             yield partial
@@ -177,6 +193,9 @@ def _locked(partial: Path) -> Iterator[None]:
     if partial.exists() and not partial.is_dir():
         raise OutputError(f"{partial}: a file is in the way; move it elsewhere")
     partial.mkdir(parents=True, exist_ok=True)
+    names = {path.name for path in partial.iterdir()}
+    if _MARKER not in names and not names <= _WORKING:
+        raise OutputError(f"{partial}: is in the way and was not made by msa-lite; move it elsewhere")
     lock = FileLock(partial / _LOCK)
     try:
         lock.acquire(timeout=0)
@@ -189,20 +208,17 @@ def _locked(partial: Path) -> Iterator[None]:
 
 
 def _claim(partial: Path, fingerprint: dict[str, str]) -> None:
-    """Empty a partial folder that was made from other inputs, and mark it as ours."""
+    """Empty a partial folder that was made from other inputs, and mark it with these."""
     marker = partial / _MARKER
-    content = [path for path in partial.iterdir() if path.name != _LOCK]
-    if content and not marker.is_file():
-        raise OutputError(f"{partial}: is in the way and was not made by msa-lite; move it elsewhere")
     try:
         same = json.loads(marker.read_text()) == fingerprint
     except (OSError, ValueError):
         same = False
     if not same:
-        for path in content:
+        for path in partial.iterdir():
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
-            elif path != marker:  # a kill while this goes on must leave the folder known as ours
+            elif path.name not in (_LOCK, _MARKER):  # a kill while this goes on must leave the folder known as ours
                 path.unlink()
     write_json(marker, fingerprint)
 
@@ -210,21 +226,26 @@ def _claim(partial: Path, fingerprint: dict[str, str]) -> None:
 def _put_in_place(partial: Path, folder: Path) -> None:
     """Write everything through to the disk, then rename.
 
-    The marker goes last: a kill at any moment leaves what the next run knows as its own. An old folder is moved aside
-    first, since removing it may take seconds.
+    A kill at any moment leaves what the next run knows as its own: the marker goes with the folder, and so does the
+    old one that it replaces.
     """
     for path in [*partial.rglob("*"), partial]:
         if not path.is_symlink():
             sync(path)
-    replaced = folder.with_name(folder.name + ".replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
     if folder.exists():
-        os.rename(folder, replaced)
+        shutil.rmtree(partial / _REPLACED, ignore_errors=True)
+        os.rename(folder, partial / _REPLACED)
     os.rename(partial, folder)
     sync(folder.parent)
-    (folder / _MARKER).unlink()
-    (folder / _LOCK).unlink(missing_ok=True)
-    shutil.rmtree(replaced, ignore_errors=True)
+    _sweep(folder)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what a stage needed while it worked from its finished folder."""
+    shutil.rmtree(folder / _REPLACED, ignore_errors=True)
+    for path in [folder / name for name in _WORKING if (folder / name).is_file()]:
+        with suppress(OSError):  # of somebody else, or on a disk that cannot be written to: it does no harm there
+            path.unlink()
 
 
 def sync(path: Path) -> None:
@@ -243,9 +264,8 @@ def _apply_umask(folder: Path) -> None:
     """Give files the usual permissions; the safetensors library makes them readable by their owner alone."""
     mask = os.umask(0)
     os.umask(mask)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(0o666 & ~mask)
+    for path in [*list_files(folder), folder / MANIFEST]:
+        path.chmod(0o666 & ~mask)
 
 
 def verify_folder(folder: Path) -> list[str]:

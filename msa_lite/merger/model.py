@@ -6,10 +6,13 @@ a setting and does not grow with the model, its largest tensor or the number of 
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +22,14 @@ from threadpoolctl import threadpool_limits
 from msa_lite.errors import MismatchError, MsaError, OutputError, StageError
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import (
+    JOURNAL,
     check_free,
     check_space,
     discarded,
     hash_file,
     is_finished,
     load_manifest,
+    partial_folder,
     stage_folder,
     write_text,
 )
@@ -49,7 +54,6 @@ from msa_lite.merger.translate import recipe_beside
 logger = logging.getLogger(__name__)
 
 MERGEKIT_FILE = "mergekit_config.yml"
-_JOURNAL = ".shards.jsonl"
 
 
 @dataclass(frozen=True)
@@ -148,14 +152,13 @@ def merge(
     facts: dict[str, Any] = {"sources": {name: source.pinned() for name, source in sources.items()}}
     hashes: dict[str, str] = {}
     check_space(out, output_bytes(plan.target.tensors.values(), plan.precision.dtype) - _done_already(out))
-    with stage_folder(out, "model", inputs, facts, resumable=True, hashes=hashes) as partial:
-        changes = _write_shards(plan, budget, partial, out, hashes, progress)
+    with _disk_faults(plan, out), stage_folder(out, "model", inputs, facts, True, hashes) as partial:
+        changes = _write_shards(plan, budget, partial, hashes, progress)
         merged = _summary(plan, out, changes)
         write_companions(plan.target, partial, plan.precision.dtype)
         write_text(partial / MERGEKIT_FILE, recipe)
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
         facts["fidelity"] = fidelity_report(changes)
-        (partial / _JOURNAL).unlink()
     for note in merged.notes:
         logger.warning("%s", note)
     return merged
@@ -167,12 +170,27 @@ def _restored(change: dict[str, Any]) -> dict[str, Any]:
 
 def _done_already(out: Path) -> int:
     """Bytes of an interrupted merge that need not be found on the disk again."""
-    partial = out.with_name(out.name + ".partial")
+    partial = partial_folder(out)
     return sum(path.stat().st_size for path in partial.glob("*.safetensors")) if partial.is_dir() else 0
 
 
+@contextmanager
+def _disk_faults(plan: Plan, out: Path) -> Iterator[None]:
+    """Say what to do about what the disk reports; what is finished stays."""
+    try:
+        yield
+    except OSError as error:
+        needed = output_bytes(plan.target.tensors.values(), plan.precision.dtype)
+        free = shutil.disk_usage(partial_folder(out).parent).free
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise StageError(
+            f"{out}: {error.strerror or error} while it was merged; its weights need {needed} bytes, {free} are "
+            f"free. Finished shards stay; {'make room and ' if full else ''}run the same command again"
+        ) from error
+
+
 def _write_shards(
-    plan: Plan, budget: Budget, partial: Path, out: Path, hashes: dict[str, str], progress: Progress
+    plan: Plan, budget: Budget, partial: Path, hashes: dict[str, str], progress: Progress
 ) -> dict[str, Change]:
     """Write every shard that an earlier attempt has not left whole; hashes and changes by file and tensor."""
     journal = _Journal(partial)
@@ -204,13 +222,6 @@ def _write_shards(
                 future.result()
     except MsaError as error:  # the inputs are at fault, so that a rerun would end the same way
         raise discarded(error) from None
-    except OSError as error:
-        needed = output_bytes(plan.target.tensors.values(), plan.precision.dtype)
-        free = shutil.disk_usage(partial).free
-        raise StageError(
-            f"{out}: {error.strerror or error} while it was merged; its weights need {needed} bytes, {free} are "
-            "free. Finished shards stay; make room and run the same command again"
-        ) from error
     progress("merge", amount, amount)
     hashes.update(journal.hashes)
     return journal.changes
@@ -220,7 +231,7 @@ class _Journal:
     """The finished shards of a merge, one line each, written when the shard is safely on the disk."""
 
     def __init__(self, partial: Path) -> None:
-        self._path = partial / _JOURNAL
+        self._path = partial / JOURNAL
         self.hashes: dict[str, str] = {}
         self.changes: dict[str, Change] = {}
         for line in self._path.read_text().splitlines() if self._path.exists() else []:

@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from msa_lite.errors import FormatError, UsageError
+from msa_lite.io.blocks import Files, Scratch, pread_into, read_rows
 from msa_lite.io.checkpoint import (
     FLOAT_DTYPES,
     INDEX_FILE,
     SINGLE_FILE,
     companion_files,
     load_checkpoint,
-    pread_exactly,
-    read_rows,
     read_shard,
 )
 
@@ -92,16 +91,18 @@ def test_what_safetensors_writes_is_read_back(
     save_file(arrays, path)
     entries = {entry.name: entry for entry in read_shard(path).tensors}
     assert entries.keys() == arrays.keys()
-    with open(path, "rb") as stream:
-        for name, array in arrays.items():
-            entry = entries[name]
-            assert entry.shape == array.shape
-            assert pread_exactly(stream.fileno(), entry.nbytes, entry.start) == array.tobytes()
-            if entry.is_float:
-                start, stop = sorted(data.draw(st.tuples(*[st.integers(0, entry.matrix_shape[0])] * 2)))
-                rows = read_rows(stream.fileno(), entry, start, stop)
-                assert rows.dtype == array.dtype
-                assert rows.tobytes() == array.reshape(entry.matrix_shape)[start:stop].tobytes()
+    files, scratch = Files(), Scratch()
+    for name, array in arrays.items():
+        entry = entries[name]
+        assert entry.shape == array.shape
+        content = bytearray(entry.nbytes)
+        pread_into(files[path], memoryview(content), entry.start)
+        assert content == array.tobytes()
+        if entry.is_float:
+            start, stop = sorted(data.draw(st.tuples(*[st.integers(0, entry.matrix_shape[0])] * 2)))
+            rows = read_rows(files, entry, start, stop, data.draw(st.sampled_from([scratch, None])))
+            assert rows.dtype == array.dtype
+            assert rows.tobytes() == array.reshape(entry.matrix_shape)[start:stop].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,18 @@ def test_what_safetensors_writes_is_read_back(
         ({"a": f32(0, 8), "b": f32(4, 12)}, 12, None, "'b' leaves a gap or overlaps"),
         ({"a": f32(8, 0)}, 0, None, "'a' leaves a gap or overlaps"),
         ({"a": f32(0, 8) | {"shape": [3]}}, 8, None, r"'a' has 8 bytes, not what \(3,\) needs"),
+        ({"a": f32(0, 8) | {"shape": [-1, -2]}}, 8, None, r"'a' has 8 bytes, not what \(-1, -2\) needs"),
+        ({"a": f32(0, 0) | {"shape": [1 << 32, 1 << 32]}}, 0, None, "'a' has 0 bytes, not what"),
+        ({"a": f32(0, 8) | {"shape": [2.0]}}, 8, None, "'a' has no whole numbers"),
+        ({"a": f32(0, 8) | {"shape": "2"}}, 8, None, "'a' has no whole numbers"),
+        ({"a": f32(0, 8) | {"shape": [True, 2]}}, 8, None, "'a' has no whole numbers"),
+        ({"a": f32(0, 8) | {"data_offsets": [0, 8.0]}}, 8, None, "'a' has no whole numbers"),
+        ({"a": f32(0, 8) | {"data_offsets": [0, 4, 8]}}, 8, None, "header cannot be read"),
+        ({"a": f32(0, 8) | {"dtype": ["F32"]}}, 8, None, "'a' has no whole numbers .* or no dtype"),
+        ({"__metadata__": {"format": 1}, "a": f32(0, 8)}, 8, None, "__metadata__ is no mapping of texts"),
+        ({"__metadata__": "pt", "a": f32(0, 8)}, 8, None, "__metadata__ is no mapping of texts"),
+        (b'{"a": {"shape": [Infinity]}}', 0, None, "header cannot be read"),
+        (b"[" * 100_000, 0, None, "header cannot be read"),
     ],
 )
 def test_a_broken_file_is_named_with_its_fault(
@@ -131,6 +144,50 @@ def test_a_broken_file_is_named_with_its_fault(
     path = write_raw(tmp_path / "x.safetensors", header, data, length)
     with pytest.raises(FormatError, match=f"x.safetensors: .*{says}"):
         read_shard(path)
+
+
+header_parts = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.integers() | st.floats() | st.sampled_from(["F32", "I64", "x"]),
+    lambda parts: (
+        st.lists(parts, max_size=3)
+        | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "a"]), parts, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(header_parts, st.integers(0, 24))
+def test_no_header_whatever_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, header: Any, data: int) -> None:
+    path = write_raw(tmp_path_factory.getbasetemp() / "any.safetensors", json.dumps(header).encode(), data)
+    assert_read_or_refused(path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=4), st.integers(0, 3))
+def test_no_flipped_byte_breaks_the_reader(
+    tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[int, int]], cut: int
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "flipped.safetensors"
+    save_file({"a": np.ones((2, 3), np.float16), "b": np.ones(2, np.int32)}, path, {"format": "pt"})
+    content = bytearray(path.read_bytes())
+    for place, value in flips:
+        content[place % len(content)] = value
+    path.write_bytes(content[: len(content) - cut])
+    assert_read_or_refused(path)
+
+
+def assert_read_or_refused(path: Path) -> None:
+    """Assert that a file is either refused by name, or holds tensors that can all be read."""
+    try:
+        shard = read_shard(path)
+    except FormatError as error:
+        assert path.name in str(error)
+    else:
+        assert sum(entry.nbytes for entry in shard.tensors) == path.stat().st_size - len(shard.header)
+        for entry in shard.tensors:
+            if entry.is_float:
+                assert read_rows(Files(), entry, 0, entry.matrix_shape[0]).size == np.prod(entry.shape)
 
 
 @pytest.mark.parametrize("size", [0, 7, 8, 20])
@@ -145,16 +202,17 @@ def test_a_file_that_ends_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     path = write_raw(tmp_path / "x.safetensors", {"a": f32(0, 8)}, 8)
     entry = read_shard(path).tensors[0]
     os.truncate(path, path.stat().st_size - 4)
-    with open(path, "rb") as stream, pytest.raises(FormatError, match="ended 4 bytes early"):
-        read_rows(stream.fileno(), entry, 0, 2)
+    with pytest.raises(FormatError, match=r"x\.safetensors: the file ended 4 bytes early"):
+        read_rows(Files(), entry, 0, 2)
 
 
 def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_raw(tmp_path / "x", b"{}", 100)
     whole = os.preadv
     monkeypatch.setattr(os, "preadv", lambda handle, views, offset: whole(handle, [views[0][:7]], offset))
-    with open(path, "rb") as stream:
-        assert pread_exactly(stream.fileno(), 90, 15) == path.read_bytes()[15:105]
+    content, files = bytearray(90), Files()
+    pread_into(files[path], memoryview(content), 15)
+    assert content == path.read_bytes()[15:105]
 
 
 def test_shards_are_joined_by_name(tmp_path: Path) -> None:
@@ -196,6 +254,12 @@ def pickled(folder: Path) -> None:
         (index("{}"), FormatError, "not a safetensors index"),
         (index({"a": "../1.safetensors"}), FormatError, "outside the folder:\n  ../1.safetensors"),
         (index({"a": "/etc/passwd"}), FormatError, "outside the folder:\n  /etc/passwd"),
+        (index(["1.safetensors"]), FormatError, "not a safetensors index"),
+        (index({"a": ["1.safetensors"]}), FormatError, "not a safetensors index"),
+        (index("[" * 100_000), FormatError, "not a safetensors index"),
+        (index({"a": "x" * 300 + ".safetensors"}), FormatError, "missing"),
+        (lambda f: (f / "config.json").write_text("[" * 100_000), FormatError, "config.json: not JSON"),
+        (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{}"), FormatError, "config.json: not JSON"),
         (index({"a": 3}), FormatError, "outside the folder:\n  3"),
         (index({"a": ".."}), FormatError, r"missing:\n  \.\."),
         (index({"a": "1.safetensors", "b": "2.safetensors"}), FormatError, "disagree about:\n  b\n  c"),
@@ -221,7 +285,8 @@ def test_a_folder_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
 
 def test_companions_are_config_tokenizer_and_licence_but_never_weights_or_pickle(tmp_path: Path) -> None:
     kept = ["LICENSE", "chat_template.jinja", "config.json", "generation_config.json", "merges.txt", "tokenizer.model"]
-    for name in [*kept, INDEX_FILE, SINGLE_FILE, "manifest.json", "training_args.bin", "run.py", "optimizer.pt"]:
+    dropped = ["manifest.json", "training_args.bin", "run.py", "optimizer.pt", ".msa-lite-partial.json"]
+    for name in [*kept, *dropped, INDEX_FILE, SINGLE_FILE]:
         (tmp_path / name).touch()
     assert [path.name for path in companion_files(tmp_path)] == kept
 
@@ -229,6 +294,5 @@ def test_companions_are_config_tokenizer_and_licence_but_never_weights_or_pickle
 def test_bfloat16_is_read_as_itself(tmp_path: Path) -> None:
     values = np.array([[1.5, -2.25], [3.0e38, 1e-40]], ml_dtypes.bfloat16)
     save_file({"w": values}, tmp_path / "x.safetensors")
-    with open(tmp_path / "x.safetensors", "rb") as stream:
-        rows = read_rows(stream.fileno(), read_shard(tmp_path / "x.safetensors").tensors[0], 1, 2)
+    rows = read_rows(Files(), read_shard(tmp_path / "x.safetensors").tensors[0], 1, 2)
     assert rows.tolist() == values[1:].tolist()

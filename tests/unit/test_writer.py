@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import nullcontext
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load, save_file
 
+from msa_lite.errors import FormatError
 from msa_lite.io.checkpoint import INDEX_FILE, load_checkpoint, read_shard
-from msa_lite.io.writer import copy_range, output_bytes, round_once, shard_header, write_all, write_companions
+from msa_lite.io.writer import (
+    copy_range,
+    output_bytes,
+    reserve,
+    round_once,
+    round_stochastically,
+    shard_header,
+    write_all,
+    write_companions,
+)
 
 HALVES = {"BF16": np.dtype(ml_dtypes.bfloat16), "F16": np.dtype(np.float16)}
 
@@ -86,23 +97,86 @@ def test_rounding_leaves_its_input_alone() -> None:
     assert values.tolist() == [1.0 + 2**-40, 3.3]
 
 
+def test_rounding_may_go_into_a_buffer_that_is_there() -> None:
+    values, buffer = np.array([[1.0 + 2**-12, 3.3]], np.float32), np.zeros((1, 2), np.float16)
+    assert round_once(values, "F16", buffer) is buffer
+    assert np.array_equal(buffer, values.astype(np.float16))
+    generator = np.random.default_rng(0)
+    assert round_stochastically(values, "F16", generator, buffer) is buffer
+    assert np.all(np.abs(buffer - values) < 2**-8)
+
+
+def spread(dtype: str, work: type) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values between any two neighbours of a half, signs mixed, and the two neighbours: lower and higher magnitude."""
+    random = np.random.default_rng(1)
+    low, high = neighbours(dtype)
+    places = random.integers(0, len(low) - 1, 4000)
+    low, high = low[places], high[places]
+    sign = random.choice([-1, 1], 4000)
+    return (sign * (low + (high - low) * random.random(4000))).astype(work), sign * low, sign * high
+
+
+@pytest.mark.parametrize("work", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_stochastic_rounding_gives_one_of_the_two_neighbours(dtype: str, work: type) -> None:
+    values, low, high = spread(dtype, work)
+    rounded = round_stochastically(values, dtype, np.random.default_rng(0)).astype(np.float64)
+    is_low, is_high = rounded == low, rounded == high
+    assert np.all(is_low | is_high)
+    assert 0.4 < np.mean(is_high) < 0.6
+    assert np.array_equal(np.signbit(rounded), np.signbit(values))
+
+
+@pytest.mark.parametrize("work", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_stochastic_rounding_is_unbiased_for_every_value(dtype: str, work: type) -> None:
+    values, low, high = (array[:100] for array in spread(dtype, work))
+    tries = 4000
+    rounded = round_stochastically(np.tile(values, (tries, 1)), dtype, np.random.default_rng(0)).astype(np.float64)
+    share = (values.astype(np.float64) - low) / (high - low)
+    error = (rounded.mean(axis=0) - values) / np.abs(high - low)
+    # Six standard deviations, and a little for chances that are fp32 numbers: of 100 means none comes so far.
+    assert np.all(np.abs(error) <= 6 * np.sqrt(share * (1 - share) / tries) + 1e-3)
+    always = np.abs(round_once(values, dtype).astype(np.float64) - values) / np.abs(high - low)
+    assert always.max() > 10 * np.abs(error).max()  # rounding to nearest is biased, which the bound would notice
+
+
+@pytest.mark.parametrize("work", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32"])
+def test_stochastic_rounding_leaves_what_the_dtype_holds(dtype: str, work: type) -> None:
+    top = np.finfo(np.float16).max if dtype == "F16" else 3.3895313892515355e38  # the largest of the half
+    held = np.array([0.0, -0.0, 1.0, -1.5, top, -top, np.inf, -np.inf, np.nan], work)
+    for seed in range(20):
+        rounded = round_stochastically(held, dtype, np.random.default_rng(seed)).astype(np.float64)
+        assert np.array_equal(rounded, held, equal_nan=True)
+        assert np.array_equal(np.signbit(rounded)[:-1], np.signbit(held)[:-1])
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16"])
+def test_stochastic_rounding_makes_no_infinity_of_what_rounds_to_a_finite_value(dtype: str) -> None:
+    values, above = neighbours(dtype)
+    just_below_the_tie = np.nextafter((values[-1] + above[-1]) / 2, 0)
+    held = np.full(1000, just_below_the_tie)
+    assert np.isfinite(round_stochastically(held, dtype, np.random.default_rng(0)).astype(np.float64)).all()
+
+
 def refuse(*args: Any, **kwargs: Any) -> int:
     raise OSError(errno.EXDEV, "another device")
 
 
 @pytest.mark.parametrize("kernel", ["real", "absent", "refusing", "zero", "short", "fails midway"])
-def test_a_byte_range_is_appended_whatever_the_kernel_can_do(
+def test_a_byte_range_is_copied_whatever_the_kernel_can_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
 ) -> None:
     content = np.random.default_rng(0).bytes(100_000)
     (tmp_path / "in").write_bytes(content)
     calls = []
 
-    def a_little(source: int, target: int, count: int, offset_src: int) -> int:
+    def a_little(source: int, target: int, count: int, offset_src: int, offset_dst: int) -> int:
         calls.append(count)
         if kernel == "fails midway" and len(calls) > 3:
             raise OSError(errno.EINVAL, "no more")
-        return os.write(target, os.pread(source, min(count, 999), offset_src))
+        return os.pwrite(target, os.pread(source, min(count, 999), offset_src), offset_dst)
 
     if kernel == "absent":
         monkeypatch.delattr(os, "copy_file_range", raising=False)
@@ -110,11 +184,25 @@ def test_a_byte_range_is_appended_whatever_the_kernel_can_do(
         fakes = {"refusing": refuse, "zero": lambda *args, **kwargs: 0}
         monkeypatch.setattr(os, "copy_file_range", fakes.get(kernel, a_little), raising=False)
     with open(tmp_path / "in", "rb") as source, open(tmp_path / "out", "wb", buffering=0) as target:
-        write_all(target.fileno(), b"head")
-        copy_range(source.fileno(), target.fileno(), 1234, 90_000)
-        copy_range(source.fileno(), target.fileno(), 0, 10)
-        copy_range(source.fileno(), target.fileno(), 5, 0)
+        copy_range(source.fileno(), target.fileno(), 0, 10, 90_004)  # in any order
+        write_all(target.fileno(), b"head", 0)
+        copy_range(source.fileno(), target.fileno(), 1234, 90_000, 4)
+        copy_range(source.fileno(), target.fileno(), 5, 0, 2)
+        assert target.tell() == 0  # threads share the descriptor, so that nobody may move its place
     assert (tmp_path / "out").read_bytes() == b"head" + content[1234:91_234] + content[:10]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_fails_is_not_tried_another_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fail(*args: Any, **kwargs: Any) -> int:
+        raise OSError(code, os.strerror(code))
+
+    (tmp_path / "in").write_bytes(b"12345")
+    monkeypatch.setattr(os, "copy_file_range", fail, raising=False)
+    with open(tmp_path / "in", "rb") as source, open(tmp_path / "out", "wb") as target:
+        with pytest.raises(OSError, match=os.strerror(code)):
+            copy_range(source.fileno(), target.fileno(), 0, 5, 0)
+        assert os.fstat(target.fileno()).st_size == 0
 
 
 def test_a_source_that_ends_early_is_an_error(tmp_path: Path) -> None:
@@ -122,17 +210,34 @@ def test_a_source_that_ends_early_is_an_error(tmp_path: Path) -> None:
     with (
         open(tmp_path / "in", "rb") as source,
         open(tmp_path / "out", "wb") as target,
-        pytest.raises(OSError, match="ended 7 bytes early"),
+        pytest.raises(FormatError, match="ended 7 bytes early"),
     ):
-        copy_range(source.fileno(), target.fileno(), 2, 10)
+        copy_range(source.fileno(), target.fileno(), 2, 10, 0)
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = os.write
-    monkeypatch.setattr(os, "write", lambda handle, view: whole(handle, view[:3]))
+    whole = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, view, at: whole(handle, view[:3], at))
     with open(tmp_path / "out", "wb", buffering=0) as target:
-        write_all(target.fileno(), b"0123456789")
-    assert (tmp_path / "out").read_bytes() == b"0123456789"
+        write_all(target.fileno(), b"0123456789", 2)
+    assert (tmp_path / "out").read_bytes() == b"\0\0" + b"0123456789"
+
+
+def test_reserving_makes_the_size_and_a_file_system_without_it_is_fine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open(tmp_path / "out", "wb") as target:
+        reserve(target.fileno(), 5000)
+        reserve(target.fileno(), 0)
+        assert os.fstat(target.fileno()).st_size == 5000
+        for code, raises in ((errno.EOPNOTSUPP, False), (errno.EINVAL, False), (errno.ENOSPC, True)):
+
+            def refusing(*args: Any, code: int = code) -> None:
+                raise OSError(code, os.strerror(code))
+
+            monkeypatch.setattr(os, "posix_fallocate", refusing, raising=False)
+            with pytest.raises(OSError, match=os.strerror(code)) if raises else nullcontext():
+                reserve(target.fileno(), 9000)
 
 
 ARRAYS = {
