@@ -15,7 +15,9 @@ import pytest
 from msa_lite.errors import OutputError, StageError
 from msa_lite.io import manifest
 from msa_lite.io.manifest import (
+    JOURNAL,
     MANIFEST,
+    check_free,
     check_space,
     discarded,
     is_finished,
@@ -121,6 +123,125 @@ def test_a_resumable_stage_starts_afresh_for_other_inputs(tmp_path: Path, kind: 
 def test_a_discarded_error_removes_what_a_resumable_stage_would_keep(tmp_path: Path) -> None:
     fail(tmp_path / "out", discarded(StageError("diverged")), resumable=True)
     assert leftovers(tmp_path / "out") == []
+
+
+STEPS = {
+    "before the marker": ("write_json", 0),
+    "before the manifest": ("write_json", 1),
+    "before the old folder is moved": ("sync", 0),
+    "between the renames": ("rename", 1),
+    "before the folder is cleared of what made it": ("_sweep", 0),
+}
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from msa_lite.io import manifest
+
+step, count, out, text = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+owner = os if step == "rename" else manifest
+real = getattr(owner, step)
+calls = []
+
+def killing(*args):
+    calls.append(args)
+    if len(calls) > count:
+        if step == "write_json":  # killed within it: the temporary file is there
+            args[0].with_name(args[0].name + ".tmp").write_text("{")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return real(*args)
+
+setattr(owner, step, killing)
+with manifest.stage_folder(out, "model", {"text": text}) as partial:
+    (partial / "a.txt").write_text(text)
+"""
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_at_any_step_leaves_the_old_folder_or_the_new_and_the_next_run_gets_through(
+    tmp_path: Path, step: str, old: bool
+) -> None:
+    out = tmp_path / "out"
+    if old:
+        with stage_folder(out, "model", {"text": "old"}) as partial:
+            (partial / "a.txt").write_text("old")
+    name, count = STEPS[step]
+    count -= name == "rename" and not old  # then there is only one rename
+    done = subprocess.run([sys.executable, "-c", KILLED, name, str(count), str(out), "new"], check=False)
+    assert done.returncode == -signal.SIGKILL
+    if out.exists():
+        assert verify_folder(out) == []
+        assert (out / "a.txt").read_text() == ("new" if name == "_sweep" else "old")
+    else:
+        assert not old or step == "between the renames"
+    if name == "_sweep":
+        assert is_finished(out, {"text": "new"})
+        assert leftovers(out) == ["out", "out/a.txt", f"out/{MANIFEST}"]
+    with stage_folder(out, "model", {"text": "newer"}) as partial:
+        assert out.exists() == (old or name == "_sweep")  # also what was moved aside is back
+        assert not (partial / "a.txt").exists()
+        (partial / "a.txt").write_text("newer")
+    assert verify_folder(out) == []
+    assert leftovers(out) == ["out", "out/a.txt", f"out/{MANIFEST}"]
+
+
+def test_a_lock_is_held_while_a_folder_is_built(tmp_path: Path) -> None:
+    with stage_folder(tmp_path / "out", "model", INPUTS) as partial:
+        (partial / "a.txt").write_text("mine")
+        with pytest.raises(OutputError, match=r"out\.partial: another msa-lite is writing it"):
+            build(tmp_path / "out")
+    assert leftovers(tmp_path / "out") == ["out", "out/a.txt", f"out/{MANIFEST}"]
+
+
+def test_a_neighbour_of_any_name_is_left_alone(tmp_path: Path) -> None:
+    build(tmp_path / "out")
+    for name in ("out.replaced", "out.old", "out.bak", "out.tmp"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.txt").write_text("years of work")
+    build(tmp_path / "out", {"seed": 2})
+    assert sum((path / "thesis.txt").exists() for path in tmp_path.iterdir()) == 4
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_leads_to_where_it_points(tmp_path: Path, there: bool) -> None:
+    (tmp_path / "disk").mkdir()
+    if there:
+        (tmp_path / "disk" / "model").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk" / "model")
+    for seed in (1, 2):
+        with stage_folder(tmp_path / "out", "model", {"seed": seed}) as partial:
+            assert partial == tmp_path / "disk" / "model.partial"
+            (partial / "a.txt").write_text(str(seed))
+    assert (tmp_path / "out").is_symlink()
+    assert (tmp_path / "disk" / "model" / "a.txt").read_text() == "2"
+    assert sorted(path.name for path in (tmp_path / "disk").iterdir()) == ["model"]
+    assert is_finished(tmp_path / "out", {"seed": 2})
+
+
+def test_a_place_that_nothing_can_be_renamed_to_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="is where a disk is mounted; choose a folder inside it"):
+        check_free(Path("/proc"), "model")
+    check_free(tmp_path / "out", "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_working_files_are_no_part_of_a_folder(tmp_path: Path) -> None:
+    with stage_folder(tmp_path / "out", "model", INPUTS) as partial:
+        (partial / "a.txt").touch()
+        (partial / JOURNAL).write_text("shard 1")
+    assert leftovers(tmp_path / "out") == ["out", "out/a.txt", f"out/{MANIFEST}"]
+    assert list((load_manifest(tmp_path / "out") or {})["files"]) == ["a.txt"]
+
+
+def test_hashes_that_are_known_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed = []
+    whole = manifest.hash_file
+    monkeypatch.setattr(manifest, "hash_file", lambda path: hashed.append(path.name) or whole(path))
+    known = {"b.txt": whole(build(tmp_path / "other") / "b.txt")}
+    hashed.clear()
+    folder = build(tmp_path / "out", hashes=known)
+    assert hashed == ["a.txt"]
+    assert verify_folder(folder) == []
 
 
 @pytest.mark.parametrize("place", ["out", "out.partial"])
