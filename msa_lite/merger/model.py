@@ -127,7 +127,7 @@ def merge(
     goes on with the others; MismatchError when the vectors turn out to change nothing.
     """
     out = Path(out)
-    check_arguments({"forget": (forget, alpha), "retain": (retain, beta)}, dtype, rounding, threads)
+    check_arguments({"forget": (forget, alpha), "retain": (retain, beta)}, dtype, rounding, threads, seed)
     parse_size(max_memory)
     beta = beta or 0.0
     check_free(out, "model")

@@ -91,7 +91,11 @@ def block_rows(entry: TensorEntry) -> int:
 
 
 def check_arguments(
-    vectors: Mapping[str, tuple[Any, float | None]], dtype: str, rounding: str, threads: int | None = None
+    vectors: Mapping[str, tuple[Any, float | None]],
+    dtype: str,
+    rounding: str,
+    threads: int | None = None,
+    seed: int = 0,
 ) -> None:
     """Raise UsageError for what is wrong without a look at a file or the network.
 
@@ -113,6 +117,8 @@ def check_arguments(
         faults.append(f"rounding '{rounding}'{nearest(rounding, ROUNDINGS)}: choose from {', '.join(ROUNDINGS)}")
     if threads is not None and threads < 1:
         faults.append(f"threads is {threads}; at least 1 is needed")
+    if seed < 0:
+        faults.append(f"seed is {seed}; it must be ≥ 0")
     if faults:
         raise UsageError("; ".join(faults) if len(faults) == 1 else join_faults("wrong arguments:", faults))
 

@@ -18,14 +18,15 @@ from msa_lite.io.adapter import ADAPTER_FILE
 from msa_lite.io.checkpoint import SINGLE_FILE, load_checkpoint
 from msa_lite.io.manifest import MANIFEST, load_manifest, verify_folder
 from msa_lite.merger import merge
+from msa_lite.merger.model import MERGEKIT_FILE
 
 Make = Callable[..., Path]
 Q = "model.layers.0.self_attn.q_proj.weight"
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Content of every file by name, the manifest left out."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != MANIFEST}
+    """Content of every file by name, without what a merge adds: the manifest and the recipe for mergekit."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in (MANIFEST, MERGEKIT_FILE)}
 
 
 def edit_weights(folder: Path, out: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> Path:
@@ -72,6 +73,7 @@ def test_strengths_of_zero_return_the_target_byte_for_byte(
     merged = merge(str(target), tmp_path / "out", forget="not/there", alpha=0, retain="nor/this", beta=0, prior="nor")
     assert (len(load_checkpoint(target).shards) > 1) == (shard == "40KB")
     assert read_files(tmp_path / "out") == read_files(target)
+    assert "alpha 0.0, beta 0.0" in (tmp_path / "out" / MERGEKIT_FILE).read_text()
     assert (merged.tensors_touched, merged.weights_changed) == (0, 0)
 
 
@@ -136,7 +138,7 @@ def test_an_input_is_never_written_to(make_checkpoint: Make, make_adapter: Make,
     (tmp_path / "link").symlink_to(target)
     out = {"target": target, "forget": forget, "link": tmp_path / "link"}[which]
     before = read_files(target), read_files(forget)
-    with pytest.raises(OutputError, match="is one of the inputs"):
+    with pytest.raises(OutputError, match=r"lies in one or around one|did not make"):
         merge(str(target), out, forget=str(forget), replace=True)
     assert (read_files(target), read_files(forget)) == before
 
@@ -163,7 +165,17 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
         ({"alpha": float("inf")}, "alpha is inf"),
         ({"beta": -0.5}, "beta is -0.5"),
         ({"beta": 0.5}, "beta is 0.5, but there is no retain vector"),
-        ({"forget": None}, "alpha is 1.0, but there is no forget vector"),
+        ({"forget": None}, "alpha is 1, but there is no forget vector"),
+        ({"forget": None, "alpha": 0.25}, "alpha is 0.25, but there is no forget vector"),
+        ({"retain": "not/opened"}, "there is a retain vector, but no beta; say how strongly it counts"),
+        ({"alpha": None}, "there is a forget vector, but no alpha"),
+        ({"rounding": "nerest"}, "did you mean 'nearest'"),
+        ({"rounding": "stochastic", "seed": -1}, "seed is -1; it must be ≥ 0"),
+        ({"threads": 0}, "threads is 0; at least 1 is needed"),
+        ({"max_memory": "plenty"}, "'plenty' is no size; write it as 512MB"),
+        ({"max_memory": "-1"}, "'-1' is no size"),
+        ({"max_memory": "1MB"}, r"1MB of memory are too little: this merge needs at least \d+MB"),
+        ({"alpha": -1, "beta": 2.0, "dtype": "x"}, r"(?s)wrong arguments:.*alpha is -1.*beta is 2.*dtype 'x'"),
         ({"forget": "not/there/at/all"}, "no such folder"),
         ({"dtype": "bfloat61"}, "did you mean 'bfloat16'"),
     ],
@@ -202,7 +214,7 @@ def test_vectors_that_change_nothing_are_an_error(
 ) -> None:
     adapter = edit_weights(make_adapter("llama"), tmp_path / "a", scale(size))
     target = str(make_checkpoint("llama", dtype=stored))
-    words = "change none of the 15360 weights" if size else "the forget vector is all zeros"
+    words = "change none of the 15360 weights" if size else "the vector is all zeros"
     assert_refused(tmp_path / "out", MismatchError, words, target, forget=str(adapter))
     if size:
         assert merge(target, tmp_path / "out", forget=str(adapter), dtype="float32").weights_changed > 0
@@ -278,7 +290,7 @@ def test_a_head_that_the_prior_ties_and_the_target_does_not_is_a_fault(make_chec
 
 def test_each_vector_has_to_contribute(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
     zero, good = make_adapter("llama", scale=0.0), make_adapter("llama")
-    with pytest.raises(MismatchError, match="the forget vector is all zeros"):
+    with pytest.raises(MismatchError, match="the vector is all zeros and changes nothing; fit it again"):
         merge(str(make_checkpoint("llama")), tmp_path / "out", forget=str(zero), alpha=1.0, retain=str(good), beta=1.0)
     assert list(tmp_path.iterdir()) == []
 
@@ -298,7 +310,7 @@ def test_an_adapter_on_a_tied_head_is_refused(make_checkpoint: Make, make_adapte
     shutil.copytree(make_adapter("llama"), adapter)
     factors = {"A": np.ones((4, 32), np.float32), "B": np.ones((300, 4), np.float32)}
     save_file({f"base_model.model.lm_head.lora_{k}.weight": v for k, v in factors.items()}, adapter / ADAPTER_FILE)
-    with pytest.raises(MismatchError, match="adapts lm_head, which the target ties"):
+    with pytest.raises(MismatchError, match=r"lm_head\.weight: the target ties embedding and head"):
         merge(str(target), tmp_path / "out", forget=str(adapter), alpha=1.0)
 
 
