@@ -16,7 +16,7 @@ import numpy as np
 from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
 from msa_lite.io.adapter import ADAPTER_CONFIG, Adapter, LowRank, load_adapter, match_names
 from msa_lite.io.blocks import Files, Scratch, read_rows, read_whole
-from msa_lite.io.checkpoint import Checkpoint, TensorEntry, load_checkpoint
+from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
 
 _BLOCK = 1 << 19  # numbers compared at a time
 
@@ -155,6 +155,14 @@ def _entries(item: Any) -> Iterator[TensorEntry]:
             yield from _entries(value)
 
 
+def ties_head(checkpoint: Checkpoint) -> bool:
+    """Whether embedding and head are one matrix: its config says so, or says nothing and no head is stored."""
+    said = checkpoint.config.get("tie_word_embeddings")
+    if said is not None:
+        return bool(said)
+    return not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in checkpoint.tensors)
+
+
 def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, str]) -> list[str]:
     """Faults that keep two checkpoints from being subtracted: tensors missing on a side, or of another shape.
 
@@ -166,8 +174,7 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, st
     for name in sorted(one.tensors.keys() | other.tensors.keys()):
         a, b = one.tensors.get(name), other.tensors.get(name)
         if a is None or b is None:
-            tied = name == "lm_head.weight" and one.config.get("tie_word_embeddings")
-            if tied or name.endswith("rotary_emb.inv_freq"):
+            if (name == "lm_head.weight" and ties_head(one)) or name.endswith("rotary_emb.inv_freq"):
                 continue
             here, there = (names[1], names[0]) if a is None else (names[0], names[1])
             faults.append(f"{name}: in the {here}, not in the {there}")
@@ -250,7 +257,7 @@ def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
         if not all(checkpoint.shards for checkpoint in known):  # headers alone: their weights are not here yet
             continue
         originals = [checkpoint.tensors.get(name) for checkpoint in known]
-        if not any(entry and _equal(files, copy, entry) for entry in originals):
+        if not any(entry and _is_copy(files, copy, entry) for entry in originals):
             hint = "" if prior else "; if it is the prior's, give --prior"
             faults.append(f"{copy.name}: a full copy of neither the target's tensor nor the prior's{hint}")
     if faults:
@@ -263,18 +270,20 @@ def _tied(adapter: Adapter, target: Checkpoint) -> list[str]:
 
     PEFT trains one of the two uses and merges into both. Token rows are no such case: PEFT ties them.
     """
-    if not target.config.get("tie_word_embeddings"):
+    if not ties_head(target):
         return []
+    configs = (target.config, target.config.get("text_config") or {})
+    vocabularies = {config["vocab_size"] for config in configs if "vocab_size" in config}
     faults = []
     for name in {**adapter.modules, **adapter.values}:
         shape = target.tensors[name].shape
-        if name == "lm_head.weight" or (len(shape) == 2 and shape[0] == target.config.get("vocab_size")):
+        if name.endswith("lm_head.weight") or (len(shape) == 2 and shape[0] in vocabularies):
             faults.append(f"{name}: the target ties embedding and head, but only one of the two was tuned")
     return faults
 
 
-def _equal(files: Files, one: TensorEntry, other: TensorEntry) -> bool:
-    """Whether two tensors of one shape hold the same values, read in blocks."""
+def _is_copy(files: Files, one: TensorEntry, other: TensorEntry) -> bool:
+    """Whether `one` holds the values of `other`, as far as its dtype can, read in blocks."""
     if one.shape != other.shape or not other.is_float:
         return False
     rows, columns = one.matrix_shape
@@ -282,8 +291,8 @@ def _equal(files: Files, one: TensorEntry, other: TensorEntry) -> bool:
     scratch = Scratch()
     return all(
         np.array_equal(
-            read_rows(files, one, start, min(start + step, rows), scratch, "one").astype(np.float64),
-            read_rows(files, other, start, min(start + step, rows), scratch, "other").astype(np.float64),
+            read_rows(files, one, start, min(start + step, rows), scratch, "one"),
+            read_rows(files, other, start, min(start + step, rows), scratch, "other").astype(FLOAT_DTYPES[one.dtype]),
         )
         for start in range(0, rows, step)
     )

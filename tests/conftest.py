@@ -87,7 +87,10 @@ def save_checkpoint(folder: Path, model: Any, dtype: str = "float32", shard: str
 
 
 def save_adapter(folder: Path, model: Any, seed: int = 1, scale: float = 0.05, **config: Any) -> Path:
-    """Save a PEFT adapter with random factors on every linear layer (`config` goes to LoraConfig)."""
+    """Save a PEFT adapter with random factors on every linear layer (`config` goes to LoraConfig).
+
+    Whatever else it trains (modules_to_save, biases, magnitudes, token rows) is moved from the model's own values.
+    """
     import torch
     from peft import LoraConfig, get_peft_model
 
@@ -96,8 +99,10 @@ def save_adapter(folder: Path, model: Any, seed: int = 1, scale: float = 0.05, *
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in peft_model.named_parameters():
-            if "lora_" in name:
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * scale)
+            if parameter.requires_grad:
+                moved = torch.randn(parameter.shape, generator=generator) * scale
+                is_factor = "lora_" in name and "magnitude" not in name
+                parameter.copy_(moved if is_factor else parameter + moved)
     peft_model.save_pretrained(folder)
     peft_model.unload()
     return folder
@@ -122,9 +127,17 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., P
 
 @pytest.fixture(scope="session")
 def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """make_adapter(kind, seed=1, **LoraConfig changes) → folder of an adapter that fits make_checkpoint(kind)."""
+    """make_adapter(kind, seed=1, model={}, **LoraConfig changes) → folder, cached; fits make_checkpoint(kind, **model).
 
-    def make(kind: str, seed: int = 1, scale: float = 0.05, **config: Any) -> Path:
-        return save_adapter(tmp_path_factory.mktemp(f"{kind}-adapter-{seed}"), tiny_model(kind), seed, scale, **config)
+    What it holds beside factors is relative to that checkpoint of seed 0, which is its prior.
+    """
+    made: dict[str, Path] = {}
+
+    def make(kind: str, seed: int = 1, scale: float = 0.05, model: dict[str, Any] | None = None, **config: Any) -> Path:
+        key = repr((kind, seed, scale, sorted((model or {}).items()), sorted(config.items())))
+        if key not in made:
+            folder = tmp_path_factory.mktemp(f"{kind}-adapter-{seed}")
+            made[key] = save_adapter(folder, tiny_model(kind, **(model or {})), seed, scale, **config)
+        return made[key]
 
     return make

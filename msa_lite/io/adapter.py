@@ -44,7 +44,7 @@ _KEYS = {
     "shift": r"(.+)\.lora_B(?:\.default)?\.bias",
     "magnitude": r"(.+)\.lora_magnitude_vector(?:\.default)?(?:\.weight)?",
     "tokens": r"(.+)\.token_adapter\.trainable_tokens_delta(?:\.default)?",
-    "copy": r"(.+)\.(?:token_adapter\.)?base_layer(\.weight)",
+    "copy": r"(.+)\.(?:token_adapter\.)?base_layer(\.(?:weight|bias))",
     "value": r"(.+?)(?:\.base_layer|\.modules_to_save(?:\.default)?)?(\.(?:weight|bias))",
 }
 # Parts of a module's path that a wrapper (torch.compile, DistributedDataParallel, FSDP) adds.
@@ -104,13 +104,49 @@ def load_adapter(folder: Path) -> Adapter:
     """
     folder = Path(folder)
     config = _load_config(folder)
+    found = _sort_tensors(folder, trains_biases=config.get("bias", "none") != "none")
+    modules: dict[str, LowRank] = {}
+    faults = []
+    for kind in ("factor", "embedding"):
+        for module, pair in found[kind].items():
+            low = _low_rank(config, module, pair, kind == "embedding", found["magnitude"].get(module))
+            if isinstance(low, str):
+                faults.append(f"{module}: {low}")
+            elif bool(config.get("lora_bias")) != (module in found["shift"]):
+                there = "there" if module in found["shift"] else "not there"
+                faults.append(f"{module}: lora_bias is {bool(config.get('lora_bias'))}, but lora_B.bias is {there}")
+            else:
+                modules[module] = low
+    factors = {**found["factor"], **found["embedding"]}
+    alone = [
+        f"{module}: a {kind} without factors"
+        for kind in ("magnitude", "shift")
+        for module in found[kind]
+        if module not in factors
+    ]
+    tokens, wrong = _token_rows(config, found["tokens"])
+    if faults or alone or wrong:
+        raise FormatError(join_faults(f"{folder}: tensors that do not belong together:", [*faults, *alone, *wrong]))
+    shifts = {f"{m}.bias": (entry, modules[m].scale) for m, entry in found["shift"].items()}
+    return Adapter(folder, config, modules, found["value"], shifts, tokens, found["copy"])
+
+
+def _sort_tensors(folder: Path, trains_biases: bool) -> dict[str, dict[str, Any]]:
+    """The entries of an adapter file by kind and name. Raises FormatError unless each has one meaning of its own."""
     found: dict[str, dict[str, Any]] = {kind: {} for kind in _KEYS}
+    meanings: dict[tuple[str, ...], str] = {}
     faults = []
     for entry in read_shard(folder / ADAPTER_FILE).tensors:
         name = entry.name.removeprefix(_PREFIX)
-        kind, match = next(((k, m) for k, p in _KEYS.items() if (m := re.fullmatch(p, name))), (None, None))
-        if match is None or kind is None or (kind == "value" and "lora_" in name):
+        kind, match = next(((k, m) for k, p in _KEYS.items() if (m := re.fullmatch(p, name))), ("", None))
+        if match is None or (kind == "value" and "lora_" in name):
             faults.append(f"{entry.name}: not a tensor of a LoRA adapter that msa-lite knows")
+            continue
+        if kind == "copy" and match[2] == ".bias" and trains_biases:
+            kind = "value"
+        meaning = ("factor" if kind == "embedding" else kind, *match.groups())
+        if meanings.setdefault(meaning, entry.name) != entry.name:
+            faults.append(f"{entry.name}: stands for the same as {meanings[meaning]}")
         elif not entry.is_float:
             faults.append(f"{entry.name}: {entry.dtype}, expected floats")
         elif kind in ("factor", "embedding"):
@@ -119,20 +155,7 @@ def load_adapter(folder: Path) -> Adapter:
             found[kind]["".join(match.groups())] = entry
     if faults:
         raise FormatError(join_faults(f"{folder}: tensors that cannot be merged exactly:", faults))
-    modules, faults = {}, []
-    for kind in ("factor", "embedding"):
-        for module, pair in found[kind].items():
-            low = _low_rank(config, module, pair, kind == "embedding", found["magnitude"].get(module))
-            if isinstance(low, str):
-                faults.append(f"{module}: {low}")
-            else:
-                modules[module] = low
-    alone = [f"{m}: a {kind} without factors" for kind in ("magnitude", "shift") for m in found[kind].keys() - modules]
-    tokens, wrong = _token_rows(config, found["tokens"])
-    if faults or alone or wrong:
-        raise FormatError(join_faults(f"{folder}: tensors that do not belong together:", [*faults, *alone, *wrong]))
-    shifts = {f"{m}.bias": (entry, modules[m].scale) for m, entry in found["shift"].items()}
-    return Adapter(folder, config, modules, found["value"], shifts, tokens, found["copy"])
+    return found
 
 
 def _load_config(folder: Path) -> dict[str, Any]:
@@ -182,8 +205,8 @@ def _low_rank(
     if set(pair) != {"A", "B"}:
         return f"only lora_{''.join(pair)} is there"
     a, b = pair["A"], pair["B"]
-    if len(a.shape) != 2 or len(b.shape) != 2:
-        return f"A is {a.shape}, B is {b.shape}, expected matrices"
+    if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0]:
+        return f"A is {a.shape}, B is {b.shape}, expected matrices of rank ≥ 1"
     rank = a.shape[0]
     wanted = _pattern_value(config.get("rank_pattern") or {}, module, config.get("r", rank))
     if rank != b.shape[1] or rank != wanted:
@@ -229,6 +252,7 @@ def _spellings(name: str) -> Iterator[str]:
     yield plain.replace("model.language_model.", "language_model.model.", 1)
     yield plain.replace("language_model.model.", "model.language_model.", 1)
     yield plain.replace("language_model.", "", 1)
+    yield f"language_model.{plain}"
 
 
 def match_names(adapter: Adapter, target: Mapping[str, TensorEntry]) -> Adapter:

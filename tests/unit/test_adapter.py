@@ -1,9 +1,8 @@
-"""PEFT adapters: scales as PEFT has them, and every kind that is no plain product of factors refused by name."""
+"""PEFT adapters: scales as PEFT has them, every tensor with one meaning, and what has none refused by name."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import FormatError, MismatchError, UsageError
-from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter, load_factor, match_names
+from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, find_name, load_adapter, match_names
+from msa_lite.io.blocks import Files, read_whole
 from msa_lite.io.checkpoint import load_checkpoint
 
 Make = Callable[..., Path]
@@ -64,35 +64,55 @@ def test_ranks_and_scales_are_pefts(make_checkpoint: Make, make_adapter: Make, c
     assert {m: (f.a.shape[0], f.scale) for m, f in load_adapter(folder).modules.items()} == wanted
 
 
+UNTIED = {"tie_word_embeddings": False}
+NORMS = {f"model.layers.{layer}.{norm}_layernorm.weight" for layer in (0, 1) for norm in ("input", "post_attention")}
+BIASES = {f"model.layers.{layer}.self_attn.{part}_proj.bias" for layer in (0, 1) for part in "qkv"}
+
+
 @pytest.mark.parametrize(
-    ("kind", "config", "says"),
+    ("kind", "model", "config", "parts"),
     [
-        ("llama", {"use_dora": True}, "use_dora: True, DoRA is not linear"),
+        ("llama", {}, {"modules_to_save": ["model.norm"]}, {"values": {"model.norm.weight"}}),
+        ("llama", {}, {"modules_to_save": ["layernorm"]}, {"values": NORMS}),
+        ("qwen2", {}, {"modules_to_save": ["lm_head"], "bias": "all"}, {"values": {"lm_head.weight", *BIASES}}),
+        ("qwen2", {}, {"bias": "lora_only"}, {"values": BIASES}),
+        ("qwen2", {}, {"target_modules": ["q_proj", "k_proj", "v_proj"], "lora_bias": True}, {"shifts": BIASES}),
         (
             "llama",
-            {"target_modules": ["q_proj"], "modules_to_save": ["norm"]},
-            r"modules_to_save: \['norm'\], full new",
+            UNTIED,
+            {"target_modules": ["embed_tokens", "lm_head", "q_proj"]},
+            {"copies": {"model.embed_tokens.weight", "lm_head.weight"}},
         ),
-        ("qwen2", {"bias": "all"}, "bias: 'all', full new bias values"),
-        ("qwen2", {"bias": "lora_only"}, "bias: 'lora_only', full new bias values"),
-        ("qwen2", {"target_modules": ["q_proj"], "lora_bias": True}, "lora_bias: True, a bias delta"),
+        ("llama", {}, {"trainable_token_indices": [5, 2]}, {"tokens": {"model.embed_tokens.weight": (5, 2)}}),
         (
             "llama",
-            {"target_modules": ["embed_tokens", "q_proj"]},
-            r"embed_tokens\.lora_embedding_A: an adapter on an emb",
-        ),
-        (
-            "llama",
-            {"target_modules": ["q_proj"], "trainable_token_indices": [5]},
-            r"trainable_token_indices: \[5\], not",
+            UNTIED,
+            {"trainable_token_indices": {"lm_head": [7], "embed_tokens": [5, 2]}},
+            {"tokens": {"model.embed_tokens.weight": (5, 2), "lm_head.weight": (7,)}},
         ),
     ],
 )
-def test_kinds_that_are_no_plain_product_are_refused(
-    make_adapter: Make, kind: str, config: dict[str, Any], says: str
+def test_what_is_no_factor_is_read_as_what_it_is(
+    make_checkpoint: Make, make_adapter: Make, kind: str, model: Any, config: dict[str, Any], parts: dict[str, Any]
 ) -> None:
-    with pytest.raises(FormatError, match=says):
-        load_adapter(make_adapter(kind, **config))
+    adapter = load_adapter(make_adapter(kind, model=model, **config))
+    matched = match_names(adapter, load_checkpoint(make_checkpoint(kind, **model)).tensors)
+    assert set(matched.modules) == {f"{module}.weight" for module in adapter.modules}
+    for one in (adapter, matched):
+        for part in ("values", "shifts", "tokens", "copies"):
+            assert getattr(one, part).keys() == set(parts.get(part, ())), part
+    assert {scale for _, scale in matched.shifts.values()} == ({2.0} if "shifts" in parts else set())
+    assert {name: numbers for name, (_, numbers) in matched.tokens.items()} == parts.get("tokens", {})
+
+
+def test_dora_has_its_magnitudes_and_embeddings_are_transposed(make_adapter: Make) -> None:
+    dora = load_adapter(make_adapter("llama", use_dora=True)).modules
+    assert {low.magnitude.shape for low in dora.values() if low.magnitude} == {(32,), (16,), (48,)}
+    assert all(low.magnitude for low in dora.values())
+    low = load_adapter(make_adapter("llama", model=UNTIED, target_modules=["embed_tokens"])).modules[
+        "model.embed_tokens"
+    ]
+    assert (low.is_embedding, low.transposed, low.shape, low.rank) == (True, True, (300, 32), 4)
 
 
 @pytest.mark.parametrize(
@@ -130,19 +150,29 @@ VECTOR = np.ones(3, np.float32)
     [
         (lambda t: t.pop(A), rf"{Q}: only lora_B is there"),
         (lambda t: t.pop(B), rf"{Q}: only lora_A is there"),
+        (lambda t: t.update({f"{PREFIX}{Q}.lora_magnitude_vector": VECTOR}), rf"{Q}: use_dora is False, but a mag"),
+        (lambda t: t.update({f"{PREFIX}norm.lora_magnitude_vector": VECTOR}), "norm: a magnitude without factors"),
+        (lambda t: t.update({f"{PREFIX}{Q}.lora_B.bias": VECTOR}), rf"{Q}: lora_bias is False, but lora_B.bias is th"),
+        (lambda t: t.update({f"{PREFIX}lm_head.lora_B.bias": VECTOR}), "lm_head: a shift without factors"),
+        (lambda t: t.update({f"{PREFIX}{Q}.lora_E": VECTOR}), "lora_E: not a tensor of a LoRA adapter"),
+        (lambda t: t.update({f"{PREFIX}{Q}.lora_A.other.weight": t[A]}), "lora_A.other.weight: not a tensor of a LoRA"),
+        (lambda t: t.update({f"{PREFIX}mixer.A_log": VECTOR}), r"mixer\.A_log: not a tensor of a LoRA adapter"),
         (
-            lambda t: t.update({f"{PREFIX}lm_head.weight": VECTOR}),
-            r"lm_head\.weight: not a LoRA factor \(modules_to_save",
+            lambda t: t.update({f"{PREFIX}{Q}.lora_A.default.weight": t[A]}),
+            rf"{Q}\.lora_A.* stands for the same as .*{Q}",
+        ),
+        (lambda t: t.update({f"{PREFIX}{Q}.lora_embedding_B": t[B]}), rf"{Q}\.lora_.*B.* stands for the same as .*{Q}"),
+        (
+            lambda t: t.update({f"{PREFIX}a.weight": VECTOR, f"{PREFIX}a.modules_to_save.weight": VECTOR}),
+            r"a\.weight: stands for the same as .*a\.modules_to_save\.weight",
         ),
         (
-            lambda t: t.update({f"{PREFIX}{Q}.lora_magnitude_vector": VECTOR}),
-            "lora_magnitude_vector: DoRA is not linear",
+            lambda t: t.update({f"{PREFIX}wte.token_adapter.trainable_tokens_delta": np.ones((2, 32), np.float32)}),
+            r"wte: \(2, 32\) for 0 trainable_token_indices",
         ),
-        (lambda t: t.update({f"{PREFIX}{Q}.base_layer.bias": VECTOR}), r"base_layer\.bias: a full copy"),
-        (lambda t: t.update({f"{PREFIX}{Q}.lora_B.bias": VECTOR}), r"lora_B\.bias: a bias delta"),
-        (lambda t: t.update({f"{PREFIX}{Q}.lora_E": VECTOR}), "lora_E: AdaLoRA"),
-        (lambda t: t.update({A: VECTOR}), rf"{Q}\.lora_A\.weight: F32 of shape \(3,\), expected a matrix"),
-        (lambda t: t.update({A: t[A].astype(np.int8)}), rf"{Q}\.lora_A\.weight: I8 of shape"),
+        (lambda t: t.update({A: VECTOR}), rf"{Q}: A is \(3,\), B is \(32, 4\), expected matrices"),
+        (lambda t: t.update({A: t[A][:0], B: t[B][:, :0].copy()}), rf"{Q}: A is \(0, 32\), .* of rank ≥ 1"),
+        (lambda t: t.update({A: t[A].astype(np.int8)}), rf"{Q}\.lora_A\.weight: I8, expected floats"),
         (lambda t: t.update({A: t[A][:2].copy()}), rf"{Q}: A is \(2, 32\), B is \(32, 4\)"),
     ],
 )
@@ -163,14 +193,22 @@ def test_older_names_with_the_adapters_name_are_read(make_adapter: Make, tmp_pat
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_factor_that_is_not_finite_is_named(make_adapter: Make, tmp_path: Path, value: float) -> None:
     folder = edit(make_adapter("llama"), tmp_path / "a", lambda t: t[B].__setitem__((0, 0), value))
-    factors = load_adapter(folder).modules[Q]
-    handle = os.open(folder / ADAPTER_FILE, os.O_RDONLY)
-    try:
-        assert load_factor(handle, factors.a).shape == (4, 32)
-        with pytest.raises(FormatError, match=rf"'{B}' holds NaN or infinite"):
-            load_factor(handle, factors.b)
-    finally:
-        os.close(handle)
+    low = load_adapter(folder).modules[Q]
+    assert read_whole(Files(), low.a, np.float32).shape == (4, 32)
+    with pytest.raises(FormatError, match=rf"'{B}' holds NaN or infinite"):
+        read_whole(Files(), low.b, np.float32)
+
+
+def test_a_bias_copied_with_an_embedding_is_new_only_where_biases_are_trained(
+    make_adapter: Make, tmp_path: Path
+) -> None:
+    def add(tensors: dict[str, np.ndarray]) -> None:
+        tensors[f"{PREFIX}lm_head.base_layer.bias"] = VECTOR
+
+    for bias, where in (("none", "copies"), ("all", "values")):
+        adapter = load_adapter(edit(make_adapter("llama"), tmp_path / bias, add, bias=bias))
+        assert list(getattr(adapter, where)) == ["lm_head.bias"]
+        assert not {"copies": adapter.values, "values": adapter.copies}[where]
 
 
 @pytest.mark.parametrize(
@@ -192,9 +230,9 @@ def test_a_folder_that_is_no_adapter_is_refused(
 
 
 def test_an_adapter_for_another_architecture_lists_its_modules(make_checkpoint: Make, make_adapter: Make) -> None:
-    with pytest.raises(MismatchError, match=rf"{Q}: the target has no tensor '{Q}\.weight'") as caught:
+    with pytest.raises(MismatchError, match=rf"{Q}\.weight: the target has no such tensor") as caught:
         match_names(load_adapter(make_adapter("llama")), load_checkpoint(make_checkpoint("gpt2")).tensors)
-    assert str(caught.value).count("the target has no tensor") == 10
+    assert str(caught.value).count("the target has no such tensor") == 10
     assert "… and 4 more" in str(caught.value)
 
 
@@ -215,7 +253,7 @@ def test_an_adapter_without_factors_is_refused(make_checkpoint: Make, make_adapt
 def test_names_without_the_wrapper_are_found(make_checkpoint: Make, make_adapter: Make) -> None:
     tensors = load_checkpoint(make_checkpoint("gpt2")).tensors
     bare = {name.removeprefix("transformer."): entry for name, entry in tensors.items()}
-    matched = match_names(load_adapter(make_adapter("gpt2")), bare)
+    matched = match_names(load_adapter(make_adapter("gpt2")), bare).modules
     assert "h.0.attn.c_attn.weight" in matched
     assert all(bare[name].shape == factors.shape and factors.transposed for name, factors in matched.items())
 
@@ -227,7 +265,7 @@ def test_square_weights_follow_the_others_whatever_the_config_says(
     # PEFT decides layer by layer and saves the value of the last one, which may be a plain linear layer.
     for kind, transposed in (("gpt2", True), ("llama", False)):
         adapter = load_adapter(edit(make_adapter(kind), tmp_path / kind, fan_in_fan_out=saved))
-        matched = match_names(adapter, load_checkpoint(make_checkpoint(kind)).tensors)
+        matched = match_names(adapter, load_checkpoint(make_checkpoint(kind)).tensors).modules
         assert {factors.transposed for factors in matched.values()} == {transposed}
 
 
@@ -236,7 +274,7 @@ def test_square_weights_alone_follow_the_config(make_checkpoint: Make, make_adap
     folder = make_adapter("llama", target_modules=["q_proj"])
     for saved in (True, False):
         adapter = load_adapter(edit(folder, tmp_path / str(saved), fan_in_fan_out=saved))
-        assert {factors.transposed for factors in match_names(adapter, tensors).values()} == {saved}
+        assert {factors.transposed for factors in match_names(adapter, tensors).modules.values()} == {saved}
 
 
 def test_square_weights_among_both_orientations_are_refused(make_checkpoint: Make, make_adapter: Make) -> None:
@@ -245,3 +283,70 @@ def test_square_weights_among_both_orientations_are_refused(make_checkpoint: Mak
     mixed = tensors | {up: replace(tensors[up], shape=tensors[up].shape[::-1])}
     with pytest.raises(MismatchError, match=rf"{Q}: square, among both"):
         match_names(load_adapter(make_adapter("llama")), mixed)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("model.norm.weight", "model.norm.weight"),
+        ("_orig_mod.module.model.norm.weight", "model.norm.weight"),
+        ("model.layers.0._checkpoint_wrapped_module._fsdp_wrapped_module.mlp.weight", "model.layers.0.mlp.weight"),
+        ("transformer.h.0.ln_1.weight", "h.0.ln_1.weight"),
+        ("model.language_model.norm.weight", "language_model.model.norm.weight"),
+        ("language_model.model.norm.weight", "model.language_model.norm.weight"),
+        ("language_model.model.norm.weight", "model.norm.weight"),
+        ("model.language_model.norm.weight", "model.norm.weight"),
+        ("model.visual.blocks.0.weight", "visual.blocks.0.weight"),
+        ("lm_head.weight", "language_model.lm_head.weight"),
+    ],
+)
+def test_known_renames_are_followed(name: str, target: str) -> None:
+    assert find_name(name, {target, "other.weight"}) == target
+
+
+@pytest.mark.parametrize("target", ["model.layers.0.norm.weight", "other.norm.weight", "norm.weight.weight", "norm"])
+def test_other_names_are_not_guessed(target: str) -> None:
+    assert find_name("model.norm.weight", {target}) is None
+
+
+def test_two_names_for_one_tensor_are_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    def twice(tensors: dict[str, np.ndarray]) -> None:
+        for key in (A, B):
+            tensors[key.replace(PREFIX, f"{PREFIX}_orig_mod.")] = tensors[key]
+
+    adapter = load_adapter(edit(make_adapter("llama"), tmp_path / "a", twice))
+    with pytest.raises(MismatchError, match=rf"{Q}\.weight: the target's {Q}\.weight, as is .*{Q}\.weight"):
+        match_names(adapter, load_checkpoint(make_checkpoint("llama")).tensors)
+
+
+@pytest.mark.parametrize(
+    ("key", "array", "says"),
+    [
+        ("model.norm.weight", np.ones(7, np.float32), r"model\.norm\.weight: \(7,\) in the adapter, \(32,\) in the t"),
+        ("model.nowhere.bias", np.ones(7, np.float32), r"model\.nowhere\.bias: the target has no such tensor"),
+        ("lm_head.base_layer.weight", np.ones((9, 9), np.float32), r"lm_head\.weight: \(9, 9\) in the adapter"),
+        (f"{Q}.bias", np.ones(32, np.float32), rf"{Q}\.bias: the target has no such tensor"),
+    ],
+)
+def test_a_value_that_does_not_fit_the_target_is_refused(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, key: str, array: np.ndarray, says: str
+) -> None:
+    folder = edit(make_adapter("llama"), tmp_path / "a", lambda t: t.update({PREFIX + key: array}))
+    with pytest.raises(MismatchError, match=says):
+        match_names(load_adapter(folder), load_checkpoint(make_checkpoint("llama", **UNTIED)).tensors)
+
+
+@pytest.mark.parametrize("tokens", [[5, 300], [-1, 5]])
+def test_token_rows_outside_the_vocabulary_are_refused(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, tokens: list[int]
+) -> None:
+    folder = make_adapter("llama", trainable_token_indices=[5, 2])
+    adapter = load_adapter(edit(folder, tmp_path / "a", trainable_token_indices=tokens))
+    with pytest.raises(MismatchError, match=r"embed_tokens\.weight: rows of .* for tokens"):
+        match_names(adapter, load_checkpoint(make_checkpoint("llama")).tensors)
+
+
+def test_dora_on_weights_stored_as_in_out_is_refused(make_checkpoint: Make, make_adapter: Make) -> None:
+    adapter = load_adapter(make_adapter("gpt2", use_dora=True))
+    with pytest.raises(MismatchError, match=r"transformer\.h\.0\.attn\.c_attn: DoRA on a weight stored as \(in, out\)"):
+        match_names(adapter, load_checkpoint(make_checkpoint("gpt2")).tensors)

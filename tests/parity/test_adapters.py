@@ -1,0 +1,332 @@
+"""Every kind of PEFT adapter: T − α (PEFT(P) − P) + β (PEFT(P) − P) in fp64, where P is the prior it was tuned from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from msa_lite.errors import MismatchError, UsageError
+from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE
+from msa_lite.merger import merge, plan
+
+Make = Callable[..., Path]
+Arrays = dict[str, np.ndarray]
+ALPHA, BETA = 0.7, 0.3
+PREFIX = "base_model.model."
+UNTIED = {"tie_word_embeddings": False}
+ATTENTION = ["q_proj", "k_proj", "v_proj"]
+
+# name: (model, changes of its config, LoraConfig, whether the prior is needed)
+KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
+    "plain": ("llama", {}, {}, False),
+    "rslora": ("llama", {}, {"use_rslora": True, "lora_alpha": 3}, False),
+    "patterns": (
+        "qwen2",
+        {},
+        {
+            "use_rslora": True,
+            # The first key counts, in the order of the saved file, which PEFT sorts.
+            "rank_pattern": {"(q|v)_proj": 3, "layers.1.*k_proj": 6, "up_proj": 2, "v_proj": 5},
+            "alpha_pattern": {"(up|down)_proj": 5, "k_proj": 30, "layers.0.self_attn.(k|v)_proj": 1},
+        },
+        False,
+    ),
+    "Conv1D": ("gpt2", {}, {"rank_pattern": {"c_proj": 2}, "alpha_pattern": {"mlp.c_fc": 5}}, False),
+    "square Conv1D alone": ("gpt2", {}, {"target_modules": r".*attn\.c_proj"}, False),
+    "embeddings": ("llama", UNTIED, {"target_modules": ["embed_tokens", "lm_head", "q_proj"]}, False),
+    "lora_bias": ("qwen2", {}, {"target_modules": ATTENTION, "lora_bias": True, "lora_alpha": 3}, False),
+    "Conv1D lora_bias": ("gpt2", {}, {"lora_bias": True}, False),
+    "modules_to_save": ("qwen2", {}, {"modules_to_save": ["norm", "lm_head", "embed_tokens"]}, True),
+    "a whole block saved": ("llama", {}, {"target_modules": ATTENTION, "modules_to_save": ["layers.1.mlp"]}, True),
+    "bias all": ("qwen2", {}, {"bias": "all"}, True),
+    "bias lora_only": ("qwen2", {}, {"target_modules": ["q_proj", "up_proj"], "bias": "lora_only"}, True),
+    "Conv1D bias all": ("gpt2", {}, {"bias": "all"}, True),
+    "DoRA": ("llama", {}, {"use_dora": True, "use_rslora": True, "rank_pattern": {"q_proj": 2}}, True),
+    "tokens": ("qwen2", {}, {"trainable_token_indices": [250, 3, 7]}, True),
+    "tokens of a tied model": ("llama", {}, {"trainable_token_indices": [250, 3, 7]}, True),
+    "tokens of a tied model, twice": (
+        "llama",
+        {},
+        {"trainable_token_indices": {"embed_tokens": [9, 8], "lm_head": [9, 8]}},
+        True,
+    ),
+    "tokens of each": ("qwen2", {}, {"trainable_token_indices": {"embed_tokens": [9, 8], "lm_head": [5]}}, True),
+    "all at once": (
+        "qwen2",
+        {},
+        {
+            "use_dora": True,
+            "bias": "all",
+            "modules_to_save": ["norm", "lm_head"],
+            "trainable_token_indices": [0, 299],
+        },
+        True,
+    ),
+}
+
+
+def load_weights(folder: Path) -> Arrays:
+    """All tensors of a checkpoint in fp64."""
+    paths = sorted(folder.glob("*.safetensors"))
+    return {name: t.double().numpy() for path in paths for name, t in load_file(path).items()}
+
+
+def peft_delta(prior: Path, adapter: Path) -> Arrays:
+    """PEFT's merge into the prior minus the prior, all of it in fp64."""
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(prior, dtype=torch.float64)
+    peft = PeftModel.from_pretrained(model, adapter, autocast_adapter_dtype=False).double()
+    merged = peft.merge_and_unload().state_dict()
+    return {name: merged[name].numpy() - old for name, old in load_weights(prior).items()}
+
+
+def wanted_weights(target: Path, prior: Path, forget: Path, retain: Path) -> Arrays:
+    minus, plus = peft_delta(prior, forget), peft_delta(prior, retain)
+    return {name: w - ALPHA * minus[name] + BETA * plus[name] for name, w in load_weights(target).items()}
+
+
+def assert_rounded(ours: Arrays, wanted: Arrays, stored: str, exact: bool) -> None:
+    """Assert that each value is the nearest one of its dtype, or within some fp32 roundings of that.
+
+    Half a unit in the last place, plus 1e-14 for the order of fp64 sums, or 16 fp32 roundings at the size of 0.1.
+    """
+    assert ours.keys() == wanted.keys()
+    digits = {"float32": 24, "bfloat16": 8}[stored]
+    for name, value in wanted.items():
+        half = 2.0 ** (np.frexp(value)[1] - digits - 1)
+        slack = 1e-14 if exact else 16 * 2.0**-24 * np.maximum(np.abs(value), 0.1)
+        assert (np.abs(ours[name] - value) <= half + slack).all(), name
+
+
+def rename(folder: Path, out: Path, change: Callable[[str], str]) -> Path:
+    """A copy of an adapter whose keys, without the prefix of PEFT, were changed by a function."""
+    shutil.copytree(folder, out)
+    tensors = load_file(out / ADAPTER_FILE)
+    renamed = {PREFIX + change(name.removeprefix(PREFIX)): tensor for name, tensor in tensors.items()}
+    save_file(renamed, out / ADAPTER_FILE, {"format": "pt"})
+    return out
+
+
+@pytest.fixture(scope="session")
+def deltas() -> dict[tuple[Path, Path], Arrays]:
+    """PEFT's merges, made once for all the ways that they are merged in."""
+    return {}
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "fp32"])
+@pytest.mark.parametrize("stored", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", KINDS)
+def test_forget_and_retain_are_what_peft_changes_in_the_prior(
+    make_checkpoint: Make,
+    make_adapter: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    deltas: dict[tuple[Path, Path], Arrays],
+    name: str,
+    stored: str,
+    exact: bool,
+) -> None:
+    monkeypatch.setattr(plan, "BLOCK", 1000)  # several blocks of rows even for these small tensors
+    kind, changes, config, _ = KINDS[name]
+    target, prior = make_checkpoint(kind, 1, stored, **changes), make_checkpoint(kind, 0, **changes)
+    forget, retain = (make_adapter(kind, seed, model=changes, **config) for seed in (1, 2))
+    for adapter in (forget, retain):
+        if (prior, adapter) not in deltas:
+            deltas[prior, adapter] = peft_delta(prior, adapter)
+    options = {"forget": str(forget), "alpha": ALPHA, "retain": str(retain), "beta": BETA}
+    merged = merge(str(target), tmp_path / "out", **options, prior=str(prior), exact=exact)
+    minus, plus = deltas[prior, forget], deltas[prior, retain]
+    before = load_weights(target)
+    wanted = {n: w - ALPHA * minus[n] + BETA * plus[n] for n, w in before.items()}
+    ours = load_weights(tmp_path / "out")
+    assert_rounded(ours, wanted, stored, exact)
+    moved = {n for n in before if minus[n].any()}
+    assert {n for n in before if (ours[n] != before[n]).any()} == moved
+    assert merged.tensors_touched == len(moved)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind[3]])
+def test_products_and_shifts_of_them_need_no_prior(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, name: str
+) -> None:
+    kind, changes, config, _ = KINDS[name]
+    target = make_checkpoint(kind, **changes)
+    forget, retain = (make_adapter(kind, seed, model=changes, **config) for seed in (1, 2))
+    options = {"forget": str(forget), "alpha": ALPHA, "retain": str(retain), "beta": BETA, "exact": True}
+    merge(str(target), tmp_path / "out", **options)
+    assert_rounded(load_weights(tmp_path / "out"), wanted_weights(target, target, forget, retain), "float32", True)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("modules_to_save", [r"model\.norm\.weight: a full new value", r"lm_head\.weight: a full new value"]),
+        ("bias lora_only", [r"model\.layers\.1\.self_attn\.q_proj\.bias: a full new value"]),
+        ("Conv1D bias all", [r"transformer\.h\.0\.attn\.c_attn\.bias: a full", r"… and 3 more"]),
+        ("DoRA", [r"model\.layers\.0\.self_attn\.q_proj\.weight: DoRA"]),
+        ("tokens", [r"model\.embed_tokens\.weight: new token rows"]),
+    ],
+)
+def test_what_only_the_prior_explains_is_listed_where_it_is_missing(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, name: str, says: list[str]
+) -> None:
+    kind, changes, config, _ = KINDS[name]
+    target, adapter = make_checkpoint(kind, **changes), make_adapter(kind, model=changes, **config)
+    with pytest.raises(UsageError, match=r"can only be told from the prior .*--prior") as caught:
+        merge(str(target), tmp_path / "out", forget=str(adapter))
+    for line in says:
+        assert caught.match(line)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("copies", ["float32", "bfloat16"])
+def test_copies_beside_embedding_factors_are_the_priors_or_the_targets(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, copies: str
+) -> None:
+    kind, changes, config, _ = KINDS["embeddings"]
+    prior, target = (make_checkpoint(kind, seed, **changes) for seed in (0, 1))
+    adapter = tmp_path / "adapter"
+    shutil.copytree(make_adapter(kind, model=changes, **config), adapter)
+    tensors = load_file(adapter / ADAPTER_FILE)
+    kept = {n: t.to(getattr(torch, copies)) if "base_layer" in n else t for n, t in tensors.items()}
+    assert sum("base_layer" in n for n in kept) == 2
+    save_file(kept, adapter / ADAPTER_FILE)
+    with pytest.raises(MismatchError, match=r"embed_tokens\.base_layer\.weight: a full copy .* give --prior"):
+        merge(str(target), tmp_path / "out", forget=str(adapter))
+    with pytest.raises(MismatchError, match=r"lm_head\.base_layer\.weight: a full copy of neither the target's"):
+        merge(str(target), tmp_path / "out", forget=str(adapter), prior=str(make_checkpoint(kind, 2, **changes)))
+    merge(str(prior), tmp_path / "own", forget=str(adapter))
+    merge(str(target), tmp_path / "out", forget=str(adapter), prior=str(prior))
+    delta = peft_delta(prior, adapter if copies == "float32" else make_adapter(kind, model=changes, **config))
+    for folder, model in (("own", prior), ("out", target)):
+        wanted = {name: w - delta[name] for name, w in load_weights(model).items()}
+        assert_rounded(load_weights(tmp_path / folder), wanted, "float32", exact=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "says"),
+    [
+        ("llama", {"target_modules": ["embed_tokens", "q_proj"]}, r"model\.embed_tokens\.weight: the target ties"),
+        ("llama", {"target_modules": ["lm_head", "q_proj"]}, r"lm_head\.weight: the target has no such tensor"),
+        ("llama", {"modules_to_save": ["embed_tokens"]}, r"model\.embed_tokens\.weight: the target ties"),
+        ("gpt2", {"target_modules": ["wte", "c_attn"]}, r"transformer\.wte\.weight: the target ties"),
+    ],
+)
+@pytest.mark.parametrize("says_so", [True, False])
+def test_a_change_of_one_use_of_a_tied_matrix_is_refused(
+    make_checkpoint: Make,
+    make_adapter: Make,
+    tmp_path: Path,
+    kind: str,
+    config: dict[str, Any],
+    says: str,
+    says_so: bool,
+) -> None:
+    prior, target = make_checkpoint(kind), tmp_path / "target"
+    shutil.copytree(prior, target)
+    if not says_so:  # configs on the Hub leave out what is the architecture's own default
+        content = json.loads((target / "config.json").read_text())
+        del content["tie_word_embeddings"]
+        (target / "config.json").write_text(json.dumps(content))
+    with pytest.raises(MismatchError, match=says):
+        merge(str(target), tmp_path / "out", forget=str(make_adapter(kind, **config)), prior=str(prior))
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+@pytest.mark.parametrize("name", ["all at once", "embeddings", "Conv1D bias all"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda name: f"_orig_mod.{name}",
+        lambda name: f"module._orig_mod.{name}",
+        lambda name: name.replace(".self_attn.", "._checkpoint_wrapped_module.self_attn."),
+        lambda name: f"language_model.{name}",
+        lambda name: name.replace("model.", "model.language_model.", 1),
+    ],
+    ids=["compiled", "DDP", "checkpointed", "VLM file", "VLM module"],
+)
+def test_wrapped_names_mean_the_same(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, name: str, change: Callable[[str], str]
+) -> None:
+    kind, changes, config, _ = KINDS[name]
+    target, prior = make_checkpoint(kind, 1, **changes), make_checkpoint(kind, 0, **changes)
+    adapter = make_adapter(kind, model=changes, **config)
+    renamed = rename(adapter, tmp_path / "renamed", change)
+    merge(str(target), tmp_path / "a", forget=str(adapter), prior=str(prior))
+    merge(str(target), tmp_path / "b", forget=str(renamed), prior=str(prior))
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+def older_name(name: str) -> str:
+    """A key as files of older versions of PEFT have it, with the adapter's name inside."""
+    for part in ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"):
+        name = name.replace(f".{part}", f".{part}.default")
+    return name.replace("trainable_tokens_delta", "trainable_tokens_delta.default")
+
+
+@pytest.mark.parametrize("name", ["all at once", "embeddings", "lora_bias"])
+def test_names_with_the_adapters_name_inside_mean_the_same(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, name: str
+) -> None:
+    kind, changes, config, _ = KINDS[name]
+    prior, adapter = make_checkpoint(kind, 0, **changes), make_adapter(kind, model=changes, **config)
+    older = rename(adapter, tmp_path / "older", older_name)
+    assert load_file(older / ADAPTER_FILE).keys() != load_file(adapter / ADAPTER_FILE).keys()
+    merge(str(prior), tmp_path / "a", forget=str(adapter), prior=str(prior))
+    merge(str(prior), tmp_path / "b", forget=str(older), prior=str(prior))
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_experts_that_are_stored_one_by_one_are_merged_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exact: bool
+) -> None:
+    monkeypatch.setattr(plan, "BLOCK", 1000)
+    rng = np.random.default_rng(0)
+    block, sizes = "model.layers.0.block_sparse_moe", {"w1": (48, 32), "w2": (32, 48), "w3": (48, 32)}
+    shapes = {f"{block}.experts.{number}.{w}": size for number in range(3) for w, size in sizes.items()}
+    shapes |= {"model.layers.0.self_attn.q_proj": (32, 32), f"{block}.gate": (3, 32)}
+    target, adapter = tmp_path / "target", tmp_path / "adapter"
+    target.mkdir()
+    adapter.mkdir()
+    weights = {f"{m}.weight": torch.from_numpy(rng.normal(0, 0.2, s)).float() for m, s in shapes.items()}
+    save_file(weights, target / "model.safetensors", {"format": "pt"})
+    (target / "config.json").write_text(json.dumps({"model_type": "mixtral", **UNTIED}))
+    factors, wanted = {}, {name: w.double().numpy() for name, w in weights.items()}
+    for number, (module, (out, into)) in enumerate(shapes.items()):
+        rank = 2 + number % 2
+        a, b = (torch.from_numpy(rng.normal(0, 0.1, s)).float() for s in ((rank, into), (out, rank)))
+        factors |= {f"{PREFIX}{module}.lora_A.weight": a, f"{PREFIX}{module}.lora_B.weight": b}
+        wanted[f"{module}.weight"] -= ALPHA * (6 / rank) * (b.double() @ a.double()).numpy()
+    save_file(factors, adapter / ADAPTER_FILE, {"format": "pt"})
+    ranks = {module: 3 for number, module in enumerate(shapes) if number % 2}
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "rank_pattern": ranks}
+    (adapter / ADAPTER_CONFIG).write_text(json.dumps(config))
+    merge(str(target), tmp_path / "out", forget=str(adapter), alpha=ALPHA, exact=exact)
+    assert_rounded(load_weights(tmp_path / "out"), wanted, "float32", exact)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+def test_an_adapter_stored_in_another_dtype_counts_with_its_stored_values(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, dtype: str
+) -> None:
+    kind, changes, config, _ = KINDS["all at once"]
+    target, prior = make_checkpoint(kind, 1, **changes), make_checkpoint(kind, 0, **changes)
+    adapter = tmp_path / "adapter"
+    shutil.copytree(make_adapter(kind, model=changes, **config), adapter)
+    tensors = load_file(adapter / ADAPTER_FILE)
+    save_file({n: t.to(getattr(torch, dtype)) for n, t in tensors.items()}, adapter / ADAPTER_FILE)
+    merge(str(target), tmp_path / "out", forget=str(adapter), prior=str(prior), exact=True)
+    delta = peft_delta(prior, adapter)
+    wanted = {name: w - delta[name] for name, w in load_weights(target).items()}
+    assert_rounded(load_weights(tmp_path / "out"), wanted, "float32", exact=True)
