@@ -121,13 +121,21 @@ def clone_file(source: int, target: int) -> bool:
 
 
 def reserve(handle: int, nbytes: int) -> None:
-    """Reserve disk blocks, so that a full disk is known now, not halfway. Raises OSError (ENOSPC) when it is full."""
-    if hasattr(os, "posix_fallocate") and nbytes:
-        try:
-            os.posix_fallocate(handle, 0, nbytes)
-        except OSError as error:
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
-                raise
+    """Reserve disk blocks, so that a full disk is known now, not halfway. Raises OSError (ENOSPC) when it is full.
+
+    It is asked first: the kernel takes what there is before it finds that it is too little, from everybody.
+    """
+    if not hasattr(os, "posix_fallocate") or not nbytes:
+        return
+    disk = os.fstatvfs(handle)
+    if disk.f_bavail * disk.f_frsize < nbytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    try:
+        os.posix_fallocate(handle, 0, nbytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            os.ftruncate(handle, 0)
+            raise
 
 
 def copy_range(source: int, target: int, start: int, count: int, at: int) -> None:

@@ -87,7 +87,7 @@ class Budget:
 
 def block_rows(entry: TensorEntry) -> int:
     """Rows of a block. It depends on the tensor alone, so that neither threads nor memory change a result's bits."""
-    return max(1, BLOCK // entry.matrix_shape[1])
+    return max(1, BLOCK // max(1, entry.matrix_shape[1]))
 
 
 def check_arguments(

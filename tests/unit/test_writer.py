@@ -223,6 +223,16 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "out").read_bytes() == b"\0\0" + b"0123456789"
 
 
+def test_a_disk_that_is_too_small_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda *args: asked.append(args), raising=False)
+    with open(tmp_path / "out", "wb") as target:
+        with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+            reserve(target.fileno(), 1 << 60)
+        assert os.fstat(target.fileno()).st_blocks == 0
+    assert asked == []
+
+
 def test_reserving_makes_the_size_and_a_file_system_without_it_is_fine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
