@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ def command(
     msa-lite merge --target T --forget F --retain R --beta 0.5 --as adapter --out ./update
     msa-lite merge --mergekit recipe.yml --out ./unlearned
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy loads; its own threads would only spin
     from msa_lite.cli.output import print_json, progress_bars
     from msa_lite.errors import UsageError, nearest
     from msa_lite.merger import merge, merge_adapters

@@ -208,18 +208,15 @@ def _write_shards(
         done += count
         progress("merge", min(done, amount), amount)
 
-    pending = []
     try:
         with threadpool_limits(1, user_api="blas"), Stream(plan, budget) as stream:
             for shard in plan.target.shards:
                 path = partial / shard.path.name
-                if not journal.has(path):
-                    path.unlink(missing_ok=True)
-                    pending.append(stream.write(shard, path, report, journal.writer(path.name)))
-                else:
+                if journal.has(path):
                     report(sum(entry.nbytes for entry in shard.tensors))
-            for future in pending:
-                future.result()
+                else:
+                    path.unlink(missing_ok=True)
+                    journal.record(path.name, *stream.write(shard, path, report))
     except MsaError as error:  # the inputs are at fault, so that a rerun would end the same way
         raise discarded(error) from None
     progress("merge", amount, amount)
@@ -247,19 +244,15 @@ class _Journal:
         known = self.hashes.get(path.name)
         return known is not None and path.is_file() and hash_file(path) == known
 
-    def writer(self, name: str) -> Any:
-        """A callback that records a shard's hash and changes."""
-
-        def record(digest: str, changes: dict[str, Change]) -> None:
-            self.hashes[name] = digest
-            self.changes |= changes
-            line = {"file": name, "sha256": digest, "changes": {n: sums(change) for n, change in changes.items()}}
-            with open(self._path, "a") as stream:
-                stream.write(json.dumps(line) + "\n")
-                stream.flush()
-                os.fsync(stream.fileno())
-
-        return record
+    def record(self, name: str, sha256: str, changes: dict[str, Change]) -> None:
+        """Put down a shard that is on the disk."""
+        self.hashes[name] = sha256
+        self.changes |= changes
+        line = {"file": name, "sha256": sha256, "changes": {n: sums(change) for n, change in changes.items()}}
+        with open(self._path, "a") as stream:
+            stream.write(json.dumps(line) + "\n")
+            stream.flush()
+            os.fsync(stream.fileno())
 
 
 def _summary(plan: Plan, out: Path, changes: dict[str, Change]) -> Merged:

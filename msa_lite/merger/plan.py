@@ -22,7 +22,7 @@ from msa_lite.vectors import Delta, Product, Vector, checkpoint_vector, is_adapt
 DTYPES = {"same": None, "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ROUNDINGS = ("nearest", "stochastic")
 BLOCK = 1 << 19  # numbers in a block: fp32 weights, update and result stay in a core's share of the cache
-_RESERVED = 100 << 20  # bytes that Python and numpy take
+_RESERVED = 100 << 20  # bytes for Python, numpy and the buffers of the output file
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 # Seconds a byte or number on one core of a 2024 server; only for the estimate that is printed.
 _SECONDS_BYTE, _SECONDS_PRODUCT, _SECONDS_DENSE = 1.0e-9, 2.5e-9, 4.0e-9
