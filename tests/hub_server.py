@@ -3,7 +3,7 @@
     GET   /api/{models,datasets}/ORG/NAME[/revision/REVISION]     the commit and the files of a repository
     GET   /api/{models,datasets}/ORG/NAME/tree/REVISION[/FOLDER]  a listing
     POST  /api/{models,datasets}/ORG/NAME/paths-info/REVISION     what some paths are
-    HEAD, GET  /[datasets/]ORG/NAME/resolve/REVISION/PATH         a file
+    HEAD, GET  /[datasets/]ORG/NAME/resolve/REVISION/PATH         a file, or a range of its bytes
 
 It may be named as the proxy too: a request for any other host then ends here, with 404, and none leaves the machine.
 """
@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -27,10 +28,14 @@ Files = dict[str, bytes]
 
 
 class HubServer:
-    """Serves repositories from memory between `__enter__` and `__exit__`; `requests` lists (method, path) as asked."""
+    """Serves repositories from memory between `__enter__` and `__exit__`; `requests` lists (method, path) as asked.
+
+    sent: bytes of each file that went out, by name.
+    """
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, str]] = []
+        self.sent: Counter[str] = Counter()
         self._commits: dict[str, dict[str, Files]] = {}  # "models/ORG/NAME" → commit → files, the last one is main
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
         self._http.daemon_threads = True
@@ -90,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
             elif match := _FILE.fullmatch(path):
                 kind, repo, revision, name = match.groups()
                 sha, files = hub.find(f"{kind or 'models/'}{repo}", unquote(revision))
-                self._answer_file(sha, files, unquote(name))
+                self._answer_file(hub, sha, files, unquote(name))
             else:
                 self._answer(404, b"")
         except LookupError as error:
@@ -125,12 +130,17 @@ class _Handler(BaseHTTPRequestHandler):
             value = {"id": repo, "sha": sha, "siblings": siblings, "tags": [], "private": False, "downloads": 0}
         self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _answer_file(self, sha: str, files: Files, name: str) -> None:
+    def _answer_file(self, hub: HubServer, sha: str, files: Files, name: str) -> None:
         commit = {"X-Repo-Commit": sha}
-        if name in files:
-            self._answer(200, files[name], {**commit, "ETag": f'"{_blob_id(files[name])}"'})
-        else:
+        if name not in files:
             self._answer(404, b"", {**commit, "X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"})
+            return
+        status, data = 200, files[name]
+        if wanted := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            status, data = 206, data[int(wanted[1]) : int(wanted[2]) + 1]
+        if self.command != "HEAD":
+            hub.sent[name] += len(data)
+        self._answer(status, data, {**commit, "ETag": f'"{_blob_id(files[name])}"'})
 
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)

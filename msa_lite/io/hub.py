@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.checkpoint import COMPANION_PATTERNS, INDEX_FILE, Checkpoint, TensorEntry, companion_files
-from msa_lite.io.manifest import digest, hash_file
+from msa_lite.io.manifest import check_space, digest, hash_file
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +110,10 @@ def fetch_headers(name: str) -> Checkpoint | None:
         found = get_safetensors_metadata(repo, revision=revision or None)
         config = json.loads(Path(hf_hub_download(repo, "config.json", revision=revision or None)).read_text())
     except NotASafetensorsRepoError as error:
+        if commit_of(name) is None:  # it is said of repositories and revisions that are not there, too
+            return None
         raise FormatError(
-            f"{name}: no safetensors there; load it with transformers and save_pretrained() it"
+            f"{name}: no safetensors there; load it with transformers and save_pretrained() it as safetensors"
         ) from error
     except Exception as error:
         logger.debug("no headers of %s: %s", name, error)
@@ -121,6 +124,19 @@ def fetch_headers(name: str) -> Checkpoint | None:
             start, stop = info.data_offsets
             tensors[tensor] = TensorEntry(tensor, Path(file), info.dtype, tuple(info.shape), start, stop - start)
     return Checkpoint(Path(name), config, (), tensors)
+
+
+def check_download_space(checkpoints: Iterable[Checkpoint]) -> None:
+    """Raise OutputError when the Hub's cache has no room for the weights of these that it has not yet."""
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    missing = 0
+    for checkpoint in checkpoints:
+        repo, _, revision = str(checkpoint.folder).partition("@")
+        for entry in checkpoint.tensors.values():
+            if not isinstance(try_to_load_from_cache(repo, str(entry.file), revision=revision or None), str):
+                missing += entry.nbytes
+    check_space(Path(constants.HF_HUB_CACHE), missing)
 
 
 def explain(error: Exception) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from msa_lite.errors import FormatError, OutputError, UsageError, join_faults, nearest
 from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
-from msa_lite.io.hub import Source, fetch, fetch_headers, is_remote, is_remote_adapter
+from msa_lite.io.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
 from msa_lite.io.writer import output_bytes, output_dtype
 from msa_lite.vectors import Delta, Product, Vector, checkpoint_vector, is_adapter, load_vector
 
@@ -148,18 +148,19 @@ def find_sources(
                 "reads"
             )
     if any(isinstance(value, str) and is_remote(value) for value in wanted.values()):
-        peek(wanted, forget[1] or 0.0, retain[1] or 0.0)
+        peek(wanted, forget[1] or 0.0, retain[1] or 0.0, download=True)
     return {
         name: value if isinstance(value, Source) else fetch(str(value), by_content=False)
         for name, value in wanted.items()
     }
 
 
-def peek(wanted: Mapping[str, str | Source], alpha: float, beta: float) -> Plan | None:
+def peek(wanted: Mapping[str, str | Source], alpha: float, beta: float, download: bool = False) -> Plan | None:
     """The plan by headers alone: of what is on the Hub, only adapters and headers are fetched.
 
     wanted: names or sources under "target", "forget", "retain" and "prior". Raises as `make_plan` does when the parts
-    do not fit; None when the Hub gives no headers, in which case fetching will say why.
+    do not fit, and OutputError when there is no room to `download` them; None when the Hub gives no headers, in which
+    case fetching will say why.
     """
     heads: dict[str, Checkpoint] = {}
     adapters: dict[str, Path] = {}
@@ -182,6 +183,8 @@ def peek(wanted: Mapping[str, str | Source], alpha: float, beta: float) -> Plan 
             vectors[name] = load_vector(adapters[name], heads["target"], heads.get("prior"))
         elif name in heads:
             vectors[name] = checkpoint_vector(heads[name], heads["target"], heads.get("prior"))
+    if download:
+        check_download_space(head for head in heads.values() if not head.shards)
     return Plan(heads["target"], vectors["forget"], alpha, vectors["retain"], beta)
 
 

@@ -1,13 +1,16 @@
-"""A tiny model history, made once by the demo, that the end-to-end tests share."""
+"""What the end-to-end tests share: a tiny model history, made once by the demo, and a Hub on loopback."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from msa_lite.demo import HistorySettings, make_groups, make_history
+from tests.e2e.hub import Hub
+from tests.hub_server import HubServer
 
 PEOPLE = {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}
 SIZES = {"hidden_size": 32, "layers": 1, "vocabulary": 300}
@@ -38,3 +41,10 @@ def recipe(history: Path, tmp_path: Path) -> dict[str, Any]:
         },
         "output": str(tmp_path / "run"),
     }
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with HubServer() as server:
+        yield Hub(server, tmp_path / "cache")
+        assert [path for _, path in server.requests if not path.startswith("/")] == [], "another host was asked"

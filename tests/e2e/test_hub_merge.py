@@ -1,0 +1,118 @@
+"""Merging what is on the Hub: what does not fit is told from headers, before any weights are fetched."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save
+
+from tests.e2e.hub import Hub
+
+ROWS, COLUMNS, RANK = 600, 512, 2
+NAME = "model.layers.0.mlp.up_proj"
+WEIGHTS = "model.safetensors"
+BIG = ROWS * COLUMNS * 4
+
+
+def checkpoint(seed: int, rows: int = ROWS) -> dict[str, bytes | str]:
+    """Files of a one-layer checkpoint of 1.2 MB in the first of two shards."""
+    random = np.random.default_rng(seed)
+    first = {f"{NAME}.weight": random.standard_normal((rows, COLUMNS)).astype(np.float32)}
+    last = {"model.norm.weight": random.standard_normal(COLUMNS).astype(np.float32)}
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    index = {"metadata": {}, "weight_map": {f"{NAME}.weight": names[0], "model.norm.weight": names[1]}}
+    return {
+        names[0]: save(first, {"format": "pt"}),
+        names[1]: save(last, {"format": "pt"}),
+        "model.safetensors.index.json": json.dumps(index),
+        "config.json": '{"model_type": "llama"}',
+    }
+
+
+def adapter() -> dict[str, bytes | str]:
+    """Files of an adapter for it."""
+    a, b = np.ones((RANK, COLUMNS), np.float32), np.ones((ROWS, RANK), np.float32)
+    tensors = {f"base_model.model.{NAME}.lora_A.weight": a, f"base_model.model.{NAME}.lora_B.weight": b}
+    config = json.dumps({"peft_type": "LORA", "r": RANK, "lora_alpha": RANK})
+    return {"adapter_model.safetensors": save(tensors, {"format": "pt"}), "adapter_config.json": config}
+
+
+def merge(hub: Hub, out: Path, extra: str = "", **arguments: Any) -> Any:
+    """[class, message] of the error, or the number of weights that changed."""
+    call = "".join(f", {key}={value!r}" for key, value in arguments.items())
+    code = f"msa_lite.merge('org/target', {str(out)!r}{call})"
+    return hub.python(f"{extra}\nimport msa_lite\nresult = {code}.weights_changed")
+
+
+@pytest.fixture
+def repositories(hub: Hub) -> Hub:
+    hub.server.commit("models/org/target", checkpoint(0))
+    hub.server.commit("models/org/prior", checkpoint(1))
+    hub.server.commit("models/org/tuned", checkpoint(2))
+    hub.server.commit("models/org/adapter", adapter())
+    hub.server.commit("models/org/other", checkpoint(3, ROWS + 1))
+    return hub
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "says"),
+    [
+        ({"forget": "org/tuned", "prior": "org/other"}, "MismatchError", "(601, 512) in the prior"),
+        ({"forget": "org/other", "prior": "org/prior"}, "MismatchError", "(601, 512) in the tuned checkpoint"),
+        ({"forget": "org/tuned"}, "UsageError", "its prior is needed"),
+    ],
+)
+def test_what_does_not_fit_costs_no_download(
+    repositories: Hub, tmp_path: Path, arguments: dict[str, str], kind: str, says: str
+) -> None:
+    found, message = merge(repositories, tmp_path / "out", **arguments)
+    assert found == kind
+    assert says in message
+    assert sum(repositories.server.sent.values()) < BIG / 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_is_fetched_and_compared_before_the_weights(repositories: Hub, tmp_path: Path) -> None:
+    repositories.server.commit("models/org/target", checkpoint(0, ROWS + 1))
+    kind, message = merge(repositories, tmp_path / "out", forget="org/adapter")
+    assert kind == "MismatchError"
+    assert "the delta is (600, 512)" in message
+    assert repositories.server.sent["model-00001-of-00002.safetensors"] < BIG / 2
+
+
+def test_a_full_disk_is_told_before_the_download(repositories: Hub, tmp_path: Path) -> None:
+    full = "import shutil, types\nshutil.disk_usage = lambda path: types.SimpleNamespace(free=1000)"
+    kind, message = merge(repositories, tmp_path / "out", full, forget="org/adapter")
+    assert (kind, "GB are needed" in message) == ("OutputError", True)
+    assert repositories.server.sent["model-00001-of-00002.safetensors"] < BIG / 2
+
+
+def test_what_fits_is_merged_and_recorded_with_its_commits(repositories: Hub, tmp_path: Path) -> None:
+    assert merge(repositories, tmp_path / "out", forget="org/adapter", alpha=0.5) == ROWS * COLUMNS
+    before = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)
+    after = load_file(tmp_path / "out/model-00001-of-00002.safetensors")[f"{NAME}.weight"]
+    assert np.allclose(after, before - 0.5 * RANK, atol=1e-6)
+    sources = json.loads((tmp_path / "out/manifest.json").read_text())["sources"]
+    pinned = f"org/target@{repositories.server.find('models/org/target', 'main')[0]}"
+    assert sources["target"] == pinned
+    assert pinned in (tmp_path / "out/mergekit_config.yml").read_text()
+
+
+def test_a_repository_of_pickles_is_told_with_the_way_out(repositories: Hub, tmp_path: Path) -> None:
+    repositories.server.commit("models/org/target", {"pytorch_model.bin": b"pickle", "config.json": "{}"})
+    kind, message = merge(repositories, tmp_path / "out", forget="org/adapter")
+    assert (kind, "save_pretrained() it as safetensors" in message) == ("FormatError", True)
+
+
+def test_a_recipe_for_mergekit_needs_headers_alone_and_names_commits(repositories: Hub) -> None:
+    code = (
+        "import msa_lite.merger as m\nresult = m.mergekit_recipe('org/target', forget='org/tuned', prior='org/prior')"
+    )
+    text = repositories.python(code)
+    for name in ("target", "tuned", "prior"):
+        assert f"org/{name}@{repositories.server.find(f'models/org/{name}', 'main')[0]}" in text
+    assert sum(repositories.server.sent.values()) < BIG / 2
