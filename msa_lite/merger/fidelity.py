@@ -41,7 +41,7 @@ class Change:
     @property
     def rounding_loss(self) -> float:
         """‖wanted − stored‖ / ‖wanted‖: the share of the update that the output dtype could not hold."""
-        return math.sqrt(self.lost / self.wanted) if self.wanted else 0.0
+        return math.sqrt(self.lost) / math.sqrt(self.wanted) if self.wanted else 0.0
 
     @property
     def update_cosine(self) -> float | None:
@@ -59,7 +59,7 @@ class Change:
             "weights": self.weights,
             "weights_changed": self.changed,
             "changed_share": self.changed / self.weights if self.weights else 0.0,
-            "relative_size": math.sqrt(self.wanted / self.weight) if self.weight else None,
+            "relative_size": math.sqrt(self.wanted) / math.sqrt(self.weight) if self.weight else None,
             "rounding_loss": self.rounding_loss,
             "update_cosine": self.update_cosine,
             "vector_cosine": self.vector_cosine,
@@ -67,7 +67,7 @@ class Change:
 
 
 def _cosine(product: float, one: float, other: float) -> float | None:
-    return max(-1.0, min(1.0, product / math.sqrt(one * other))) if one > 0 and other > 0 else None
+    return max(-1.0, min(1.0, product / (math.sqrt(one) * math.sqrt(other)))) if one > 0 and other > 0 else None
 
 
 def total(changes: Mapping[str, Change]) -> Change:
@@ -117,13 +117,16 @@ def _square(values: np.ndarray) -> float:
     return float(np.dot(flat, flat))
 
 
-def measure_carefully(name: str, before: np.ndarray, wanted: np.ndarray, stored: np.ndarray) -> Change:
-    """As `measure`, for blocks whose sums are not finite: in fp64 and over finite weights alone.
-
-    Raises FormatError when the update is not finite.
-    """
+def check_update(name: str, wanted: np.ndarray) -> None:
+    """Raise FormatError when the update of a tensor is not finite."""
     if not np.isfinite(wanted).all():
-        raise FormatError(f"{name}: a vector's delta is not finite; is there NaN in a checkpoint or adapter?")
+        raise FormatError(
+            f"{name}: the update is not finite; is there NaN in a checkpoint, or is alpha or beta out of all measure?"
+        )
+
+
+def measure_carefully(before: np.ndarray, wanted: np.ndarray, stored: np.ndarray) -> Change:
+    """As `measure`, for blocks whose sums are not finite: in fp64 and over finite weights alone."""
     old, update, new = (values.astype(np.float64) for values in (before, wanted, stored))
     finite = np.isfinite(old) & np.isfinite(new)
     change = measure(old[finite], update[finite], new[finite], np.empty(int(finite.sum()), bool))

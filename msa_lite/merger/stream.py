@@ -23,6 +23,7 @@ from msa_lite.io.writer import output_bytes, output_dtype, round_once, round_sto
 from msa_lite.merger.fidelity import (
     Change,
     check_overflow,
+    check_update,
     measure,
     measure_carefully,
     measure_factors,
@@ -152,7 +153,8 @@ class Stream:
         if not hasattr(self._own, "scratch"):
             self._own.scratch = {name: Scratch() for name in ("block", "forget", "retain")}
         rows = (block.start, block.stop)
-        return merge_block(self._plan, self._files, block.entry, rows, block.factors, self._own.scratch, output)
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked at on its own
+            return merge_block(self._plan, self._files, block.entry, rows, block.factors, self._own.scratch, output)
 
 
 def merge_block(
@@ -205,7 +207,8 @@ def merge_block(
     np.copyto(merged, stored)
     change = measure(before, wanted, merged, own.take("moved", shape, np.bool_))
     if not np.isfinite(change.stored + change.lost + change.weight + change.wanted):
+        check_update(entry.name, wanted)
         check_overflow(entry.name, dtype, raw.astype(work), stored)
-        change = measure_carefully(entry.name, before, wanted, stored)
+        change = measure_carefully(before, wanted, stored)
     change.add(norms)
     return change, stored

@@ -1,0 +1,270 @@
+"""What a merge says about its own rounding, against fp64 numpy; and what it says of NaN, infinities and overflow."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings as python_warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msa_lite.errors import FormatError, StageError
+from msa_lite.io.manifest import load_manifest
+from msa_lite.merger import merge
+from msa_lite.merger.fidelity import (
+    Change,
+    check_overflow,
+    check_update,
+    fidelity_report,
+    measure,
+    measure_carefully,
+    measure_factors,
+    measure_vectors,
+    sums,
+    total,
+    warnings,
+)
+from tests.handmade import KINDS, Adapter, Arrays, read_checkpoint, write_checkpoint
+
+NAME = "layers.0.weight"
+ROWS, COLUMNS = 24, 16
+
+
+def expected(before: np.ndarray, wanted: np.ndarray, stored: np.ndarray) -> Change:
+    """The sums in fp64, from the definitions."""
+    old, update, new = (values.astype(np.float64) for values in (before, wanted, stored))
+    lost = update - (new - old)
+    squares = [float(np.sum(values**2)) for values in (old, update, new - old, lost)]
+    return Change(before.size, int(np.sum(new != old)), *squares)
+
+
+def assert_near(change: Change, wanted: Change, relative: float = 1e-5) -> None:
+    """Assert that counts are equal and sums agree to some digits."""
+    assert (change.weights, change.changed) == (wanted.weights, wanted.changed)
+    assert list(sums(change).values()) == pytest.approx(
+        list(sums(wanted).values()), rel=relative, abs=1e-12 * wanted.wanted
+    )
+
+
+@pytest.mark.parametrize("work", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0])
+def test_a_block_is_measured_as_fp64_would(dtype: str, work: type, size: float) -> None:
+    random = np.random.default_rng(0)
+    before = random.normal(size=(700, 300)).astype(KINDS[dtype]).astype(work)
+    wanted = (random.normal(size=(700, 300)) * size).astype(work)
+    stored = (before + wanted).astype(KINDS[dtype]).astype(work)
+    asked = expected(before, wanted, stored)
+    change = measure(before, wanted, stored.copy(), np.empty(before.shape, bool))
+    assert_near(change, asked, 1e-4)
+    product = float(np.sum(wanted.astype(np.float64) * (stored.astype(np.float64) - before)))
+    if asked.stored:
+        cosine = product / math.sqrt(asked.wanted * asked.stored)
+        assert change.update_cosine == pytest.approx(cosine, abs=1e-3)
+    assert change.rounding_loss == pytest.approx(math.sqrt(asked.lost / asked.wanted), rel=1e-4, abs=1e-7)
+
+
+def test_figures_of_nothing_are_none_or_zero() -> None:
+    figures = Change().as_dict()
+    assert figures["update_cosine"] is figures["vector_cosine"] is figures["relative_size"] is None
+    assert (figures["rounding_loss"], figures["changed_share"]) == (0, 0)
+    assert Change(wanted=4.0, lost=4.0).as_dict()["rounding_loss"] == 1  # all lost: nothing moved
+    assert Change(wanted=4.0, lost=4.0).update_cosine is None
+
+
+@given(st.lists(st.lists(st.floats(0, 1e6), min_size=7, max_size=7), max_size=5))
+def test_sums_add_up_and_survive_json(parts: list[list[float]]) -> None:
+    changes = {f"t{number}": Change(number, 1, *values) for number, values in enumerate(parts)}
+    whole = total(changes)
+    assert whole.weights == sum(range(len(parts)))
+    assert list(sums(whole).values())[2:] == pytest.approx([sum(v[i] for v in parts) for i in range(7)])
+    again = {name: Change(**json.loads(json.dumps(sums(change)))) for name, change in changes.items()}
+    assert again == changes
+    report = fidelity_report(changes)
+    assert json.loads(json.dumps(report, allow_nan=False)) == report
+    assert list(report["tensors"]) == sorted(changes)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_weights_that_are_not_finite_do_not_count(special: float) -> None:
+    random = np.random.default_rng(0)
+    before, wanted = (random.normal(size=(30, 20)).astype(np.float32) for _ in range(2))
+    stored = (before + wanted).astype(KINDS["bfloat16"])
+    rest = expected(before[1:], wanted[1:], stored[1:])
+    before[0] = special
+    stored[0] = special
+    change = measure_carefully(before, wanted, stored)
+    rest.weights = 600
+    assert_near(change, rest, 1e-12)
+    check_overflow(NAME, "BF16", before, stored)  # infinities that were there are no overflow
+
+
+def test_sums_that_overflow_fp32_are_taken_in_fp64() -> None:
+    before, wanted = np.full((4, 4), 1e30, np.float32), np.full((4, 4), 1e29, np.float32)
+    change = measure_carefully(before, wanted, before + wanted)
+    assert change.weight == pytest.approx(16e60)
+    assert change.as_dict()["relative_size"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_an_update_that_is_not_finite_is_an_error(special: float) -> None:
+    values = np.ones((2, 2), np.float32)
+    check_update(NAME, values)
+    with pytest.raises(FormatError, match=f"{NAME}: .*not finite"):
+        check_update(NAME, np.array([[1, special], [0, 0]], np.float32))
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+def test_an_overflow_names_tensor_and_dtype(special: float) -> None:
+    before, stored = np.ones(3, np.float32), np.array([1, special, 1], np.float16)
+    with pytest.raises(StageError, match=rf"{NAME}: merged values do not fit F16; .*--dtype float32"):
+        check_overflow(NAME, "F16", before, stored)
+    check_overflow(NAME, "F16", np.array([1, np.inf, 1], np.float32), stored)
+
+
+@pytest.mark.parametrize("work", [np.float32, np.float64])
+def test_norms_and_products_of_vectors_are_the_same_from_factors_and_from_deltas(work: type) -> None:
+    random = np.random.default_rng(0)
+
+    def factors(rank: int) -> tuple[np.ndarray, np.ndarray]:
+        return random.normal(size=(60, rank)).astype(work), random.normal(size=(rank, 50)).astype(work)
+
+    forget, retain = factors(3), factors(5)
+    one, other = (left.astype(np.float64) @ right.astype(np.float64) for left, right in (forget, retain))
+    wanted = Change(forget=float(np.sum(one**2)), retain=float(np.sum(other**2)), cross=float(np.sum(one * other)))
+    for change in (measure_factors(forget, retain), measure_vectors(one.astype(work), other.astype(work))):
+        assert sums(change) == pytest.approx(sums(wanted), rel=1e-4)
+        cosine = np.sum(one * other) / np.linalg.norm(one) / np.linalg.norm(other)
+        assert change.vector_cosine == pytest.approx(cosine, abs=1e-5)
+    for change in (measure_factors(forget, None), measure_vectors(one.astype(work), None)):
+        assert (change.retain, change.cross, change.vector_cosine) == (0, 0, None)
+    same = measure_factors(forget, forget)
+    assert same.vector_cosine == pytest.approx(1)
+    assert measure_factors(forget, (-forget[0], forget[1])).vector_cosine == pytest.approx(-1)
+
+
+@pytest.mark.parametrize(("loss", "warned"), [(0.05, False), (0.0999, False), (0.11, True), (0.9, True)])
+def test_a_warning_says_how_much_was_lost_and_what_keeps_it(loss: float, warned: bool) -> None:
+    notes = warnings(Change(wanted=1.0, lost=loss**2), "BF16")
+    assert len(notes) == warned
+    for note in notes:
+        assert f"rounding to BF16 lost {loss:.0%} of the update" in note
+        assert all(way in note for way in ("--dtype float32", "--as adapter", "--rounding stochastic"))
+
+
+# What follows is the same, seen from a whole merge.
+
+
+def write_inputs(folder: Path, target: Arrays, scale: float = 1.0) -> tuple[dict[str, Any], Adapter, Adapter]:
+    """A target with one matrix that two adapters change; arguments for `merge` and the adapters."""
+    random = np.random.default_rng(1)
+
+    def adapter(rank: int) -> Adapter:
+        return Adapter({"layers.0": tuple(random.normal(0, scale, s) for s in ((rank, COLUMNS), (ROWS, rank)))})  # type: ignore[dict-item]
+
+    forget, retain = adapter(2), adapter(3)
+    options = {
+        "target": str(write_checkpoint(folder / "target", target)),
+        "forget": str(forget.write(folder / "forget")),
+        "alpha": 0.5,
+        "retain": str(retain.write(folder / "retain")),
+        "beta": 0.25,
+    }
+    return options, forget, retain
+
+
+def weights(dtype: str, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(ROWS, COLUMNS)).astype(KINDS[dtype])
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_the_manifest_reports_every_tensor_and_the_total(tmp_path: Path, exact: bool) -> None:
+    options, forget, retain = write_inputs(tmp_path, {NAME: weights("bfloat16"), "norm": weights("float32")}, 0.03)
+    merged = merge(**options, out=tmp_path / "out", exact=exact)
+    report = (load_manifest(tmp_path / "out") or {})["fidelity"]
+    assert list(report["tensors"]) == [NAME]
+    assert report["total"] == pytest.approx(report["tensors"][NAME])
+    one, other = (adapter.delta("layers.0") for adapter in (forget, retain))
+    update = -0.5 * one + 0.25 * other
+    new = read_checkpoint(tmp_path / "out")[NAME]
+    wanted = expected(weights("bfloat16"), update, new)
+    wanted.forget, wanted.retain, wanted.cross = (
+        float(np.sum(a * b)) for a, b in ((one, one), (other, other), (one, other))
+    )
+    assert report["total"] == pytest.approx(wanted.as_dict(), rel=1e-4)
+    assert (merged.weights_touched, merged.weights_changed) == (wanted.weights, wanted.changed)
+    assert merged.rounding_loss == report["total"]["rounding_loss"]
+    assert merged.vector_cosine == report["total"]["vector_cosine"]
+
+
+def test_a_small_update_is_warned_about_and_says_the_same_when_it_is_there_already(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options, _, _ = write_inputs(tmp_path, {NAME: weights("bfloat16")}, 0.003)
+    merged = merge(**options, out=tmp_path / "out")
+    assert merged.rounding_loss > 0.1
+    assert merged.notes[0] in caplog.text
+    assert merge(**options, out=tmp_path / "out") == merged
+    fine = merge(**options, out=tmp_path / "fine", dtype="float32")
+    assert fine.notes == ()
+    assert fine.rounding_loss < 1e-2
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_nan_and_infinities_of_the_target_stay_where_they_are(tmp_path: Path, exact: bool) -> None:
+    values = weights("bfloat16")
+    values[3, :3] = [np.nan, np.inf, -np.inf]
+    options, _, _ = write_inputs(tmp_path, {NAME: values}, 0.3)
+    with python_warnings.catch_warnings():
+        python_warnings.simplefilter("error")  # nor is anything said about them
+        merged = merge(**options, out=tmp_path / "out", exact=exact)
+    new = read_checkpoint(tmp_path / "out")[NAME].astype(np.float64)
+    assert np.array_equal(np.argwhere(~np.isfinite(new)), [[3, 0], [3, 1], [3, 2]])
+    assert np.array_equal(new[3, :3], [np.nan, np.inf, -np.inf], equal_nan=True)
+    assert merged.weights_touched == ROWS * COLUMNS
+    assert 0 < merged.weights_changed <= ROWS * COLUMNS - 3
+    assert 0 < merged.rounding_loss < 0.1
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("full", [False, True])
+def test_an_update_that_does_not_fit_fp16_names_its_tensor(tmp_path: Path, full: bool, exact: bool) -> None:
+    options, _, _ = write_inputs(tmp_path, {NAME: weights("float16")}, 500.0)
+    if full:
+        tuned = np.full((ROWS, COLUMNS), 2e5, np.float32)
+        options |= {
+            "forget": str(write_checkpoint(tmp_path / "tuned", {NAME: tuned})),
+            "prior": str(write_checkpoint(tmp_path / "prior", {NAME: weights("float16")})),
+        }
+    with pytest.raises(StageError, match=f"{NAME}: merged values do not fit F16"):
+        merge(**options, out=tmp_path / "out", exact=exact)
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("out")]
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_a_vector_with_nan_is_told_as_such_and_not_as_an_overflow(tmp_path: Path, special: float) -> None:
+    tuned = weights("float32", 1)
+    tuned[2, 2] = special
+    options = {
+        "target": str(write_checkpoint(tmp_path / "target", {NAME: weights("bfloat16")})),
+        "forget": str(write_checkpoint(tmp_path / "tuned", {NAME: tuned})),
+        "prior": str(write_checkpoint(tmp_path / "prior", {NAME: weights("float16", 2)})),
+    }
+    with pytest.raises(FormatError, match=f"{NAME}: .*not finite; is there NaN in a checkpoint"):
+        merge(**options, out=tmp_path / "out")
+    assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("out")]
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_a_cast_that_overflows_names_its_tensor_touched_or_not(tmp_path: Path, alpha: float) -> None:
+    large = np.full((4, 4), 7e4, np.float32)
+    options, _, _ = write_inputs(tmp_path, {NAME: weights("float32"), "norm": large}, 0.1)
+    options |= {"alpha": alpha, "beta": alpha}
+    with pytest.raises(StageError, match="norm: merged values do not fit F16"):
+        merge(**options, out=tmp_path / "out", dtype="float16")
+    assert merge(**options, out=tmp_path / "out", dtype="bfloat16").tensors_touched == (alpha > 0)
