@@ -15,7 +15,7 @@ import numpy as np
 
 from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
 from msa_lite.io.adapter import ADAPTER_CONFIG, Adapter, LowRank, load_adapter, match_names
-from msa_lite.io.blocks import Files, Scratch, read_rows, read_whole
+from msa_lite.io.blocks import Files, Scratch, pread_into, read_rows, read_whole
 from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
 
 _BLOCK = 1 << 19  # numbers compared at a time
@@ -41,9 +41,13 @@ class Product:
         return left * np.dtype(dtype).type(self.low.scale), right
 
     def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
-        left, right = self.factors(files, dtype)
+        low = self.low
+        if low.transposed:  # of the factor that grows with the rows only what these rows need
+            left, right = _read_columns(files, low.a, start, stop).T, read_whole(files, low.b, dtype).T
+        else:
+            left, right = read_rows(files, low.b, start, stop), read_whole(files, low.a, dtype)
         out = scratch.take("delta", (stop - start, right.shape[1]), dtype)
-        return np.matmul(left[start:stop], right, out=out)
+        return np.matmul(left.astype(dtype) * np.dtype(dtype).type(low.scale), right, out=out)
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,16 @@ class TokenRows:
                 new = read_rows(files, self.tuned, number, number + 1).astype(dtype)
                 out[token - start] = (new - read_rows(files, self.prior, token, token + 1).astype(dtype))[0]
         return _finite(out, self.tuned)
+
+
+def _read_columns(files: Files, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
+    """Columns [start, stop) of a matrix of few rows, in its stored dtype."""
+    dtype = FLOAT_DTYPES[entry.dtype]
+    out = np.empty((entry.shape[0], stop - start), dtype)
+    for number, row in enumerate(out):
+        offset = entry.start + (number * entry.shape[1] + start) * dtype.itemsize
+        pread_into(files[entry.file], row.view(np.uint8).data, offset)
+    return out
 
 
 def _finite(rows: np.ndarray, entry: TensorEntry) -> np.ndarray:

@@ -243,9 +243,14 @@ def find_name(name: str, target: Container[str]) -> str | None:
     return next((n for n in _spellings(name) if n in target), None)
 
 
+def unwrapped(name: str) -> str:
+    """A module's or tensor's name as the bare model has it, without what compile, DDP or FSDP put in between."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
 def _spellings(name: str) -> Iterator[str]:
     yield name
-    plain = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+    plain = unwrapped(name)
     yield plain
     yield plain.partition(".")[2]  # files of GPT-2 hold h.0… for the module transformer.h.0…
     # transformers 5 turns the parts of multi-modal models' names round between file and module.
@@ -258,8 +263,9 @@ def _spellings(name: str) -> Iterator[str]:
 def match_names(adapter: Adapter, target: Mapping[str, TensorEntry]) -> Adapter:
     """The adapter with everything under the target's tensor names, `modules` included (`m` becomes `m.weight`).
 
-    Weights stored as (in, out) are known by their shape. Square ones follow the others, for PEFT goes by the kind of
-    each layer and saves what held for the last one; the config decides where all are square.
+    Weights stored as (in, out) are known by their shape. Square ones follow the target's other weights that have a
+    bias, whose length is (out,), or else the adapter's others, for PEFT goes by the kind of each layer and saves what
+    held for the last one; the config decides where all are square.
 
     Raises MismatchError with the first ten parts that have no tensor in the target, or one of another shape.
     """
@@ -322,15 +328,28 @@ def _orient(modules: dict[str, LowRank], target: Mapping[str, TensorEntry]) -> l
             square.append(name)
         else:
             orientations.add(modules[name].transposed)
-    if len(orientations) > 1:
+    decided = _biased_orientations(target)
+    if len(decided) != 1:
+        decided = orientations
+    if len(decided) > 1:
         faults += [
             f"{modules[name].module}: square, among both (in, out) and (out, in) weights: ambiguous" for name in square
         ]
-    elif orientations:
-        modules.update({name: replace(modules[name], transposed=True in orientations) for name in square})
+    elif decided:
+        modules.update({name: replace(modules[name], transposed=True in decided) for name in square})
     faults += [
         f"{low.module}: DoRA on a weight stored as (in, out), whose columns would have to be known whole"
         for low in modules.values()
         if low.magnitude is not None and low.transposed
     ]
     return faults
+
+
+def _biased_orientations(target: Mapping[str, TensorEntry]) -> set[bool]:
+    """Whether the target's matrices beside a bias (out,) are stored as (in, out); square ones cannot tell."""
+    found = set()
+    for name, entry in target.items():
+        bias = target.get(f"{name.removesuffix('.weight')}.bias")
+        if bias is not None and len(entry.shape) == 2 and entry.shape[0] != entry.shape[1]:
+            found |= {n for n, size in enumerate(entry.shape) if bias.shape == (size,)}
+    return {bool(number) for number in found}

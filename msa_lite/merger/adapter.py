@@ -17,17 +17,23 @@ from typing import Any, ClassVar
 import numpy as np
 
 from msa_lite.errors import MismatchError, OutputError, UsageError, join_faults
-from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank
+from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, unwrapped
 from msa_lite.io.blocks import Files, read_whole
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import check_free, check_space, is_finished, load_manifest, stage_folder, write_json
 from msa_lite.io.progress import Progress, silent
 from msa_lite.merger.formula import Factors, combine_factors
 from msa_lite.merger.plan import Plan, Precision, check_arguments, find_sources, make_plan
-from msa_lite.vectors import Product
+from msa_lite.vectors import Delta, Difference, Dora, Product, Shift, TokenRows, Vector
 
 logger = logging.getLogger(__name__)
 
+_KINDS: dict[type[Delta], str] = {
+    Dora: "DoRA",
+    Difference: "a full new value",
+    Shift: "a bias of LoRA's own",
+    TokenRows: "new token rows",
+}
 _KEYS = {False: "base_model.model.{}.lora_{}.weight", True: "base_model.model.{}.lora_embedding_{}"}
 
 
@@ -104,14 +110,21 @@ def merge_adapters(
 
 
 def _check_products(plan: Plan) -> None:
-    faults = [
-        f"{name}: {type(delta).__name__} of the {which} vector is no product of factors"
-        for name in plan.touched
-        for which, delta in zip(("forget", "retain"), plan.deltas(name), strict=True)
-        if delta is not None and not isinstance(delta, Product)
-    ]
-    if faults:
-        raise MismatchError(join_faults("not to be had as a LoRA adapter; merge to a model instead:", faults))
+    def faults(which: str, vector: Vector) -> list[str]:
+        if not vector.is_adapter:
+            return [f"{vector.folder}: the {which} vector is a full checkpoint"]
+        return [
+            f"{name}: {_KINDS[type(delta)]} in the {which} vector"
+            for name, delta in vector.deltas.items()
+            if not isinstance(delta, Product)
+        ]
+
+    vectors = (("forget", plan.forget), ("retain", plan.retain))
+    found = [fault for which, vector in vectors if vector for fault in faults(which, vector)]
+    if found:
+        raise MismatchError(
+            join_faults("what is no product of factors makes no LoRA adapter; merge to a model:", found)
+        )
 
 
 def _write(
@@ -122,43 +135,56 @@ def _write(
     files = Files()
     tensors: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
-    whole = lost = 0.0  # squared norms
+    whole = parts = lost = 0.0  # squared norms
     transposed = False
     for number, name in enumerate(plan.touched):
-        forget, retain = (delta.low if isinstance(delta, Product) else None for delta in plan.deltas(name))
-        low = forget or retain
-        assert low is not None
-        b, a = combine_factors(_factors(files, forget), plan.alpha, _factors(files, retain), plan.beta)
-        whole += float(np.sum((b.T @ b) * (a @ a.T)))
+        lows = [delta.low if isinstance(delta, Product) else None for delta in plan.deltas(name)]
+        low = next(low for low in lows if low)
+        forget, retain = (_factors(files, each, low.transposed) for each in lows)
+        b, a = combine_factors(forget, plan.alpha, retain, plan.beta)
+        whole += _square(b, a)
+        parts += sum(s**2 * _square(*f) for s, f in ((plan.alpha, forget), (plan.beta, retain)) if f)
         if max_rank is not None and a.shape[0] > max_rank:
             b, a, tail = truncate(b, a, max_rank)
             lost += tail
+        module = unwrapped(low.module)
         for half, factor in (("A", a), ("B", b)):
-            tensors[_KEYS[low.is_embedding].format(low.module, half)] = np.ascontiguousarray(factor, np.float32)
-        ranks[low.module] = a.shape[0]
+            tensors[_KEYS[low.is_embedding].format(module, half)] = np.ascontiguousarray(factor, np.float32)
+        ranks[module] = a.shape[0]
         transposed = transposed or (low.transposed and not low.is_embedding)
         progress("merge", number + 1, len(plan.touched))
+    if whole <= 1e-12 * parts:
+        raise MismatchError(
+            f"{out}: the vectors are zero or cancel each other out, so the adapter would change nothing"
+        )
     config = _config(plan, target, ranks, transposed)
     save_file(tensors, partial / ADAPTER_FILE, {"format": "pt"})
     write_json(partial / ADAPTER_CONFIG, config)
-    return MergedAdapter(out, len(ranks), max(ranks.values()), math.sqrt(lost / whole) if whole else 0.0)
+    return MergedAdapter(out, len(ranks), max(ranks.values()), math.sqrt(lost / whole))
 
 
-def _factors(files: Files, low: LowRank | None) -> Factors | None:
-    """(scale · B, A) in fp64, in PEFT's orientation whatever the target's."""
+def _factors(files: Files, low: LowRank | None, transposed: bool) -> Factors | None:
+    """(scale · B, A) in fp64, in PEFT's orientation for a weight that is stored as (in, out) or not."""
     if low is None:
         return None
-    return read_whole(files, low.b, np.float64) * low.scale, read_whole(files, low.a, np.float64)
+    b, a = read_whole(files, low.b, np.float64) * low.scale, read_whole(files, low.a, np.float64)
+    return (b, a) if low.transposed == transposed else (a.T, b.T)
+
+
+def _square(b: np.ndarray, a: np.ndarray) -> float:
+    """‖B A‖², without the product."""
+    return float(np.sum((b.T @ b) * (a @ a.T)))
 
 
 def truncate(b: np.ndarray, a: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray, float]:
     """The best approximation of B A by `rank` ranks, never forming the product; and its squared error.
 
-    b: (out, r), a: (r, in). With B = Q_b R_b and Aᵀ = Q_a R_a the singular values are those of R_b R_aᵀ, (r, r).
+    b: (out, r), a: (r, in). With B = Q_b R_b and Aᵀ = Q_a R_a the singular values are those of R_b R_aᵀ, which is
+    at most (r, r).
     """
     left, core_left = np.linalg.qr(b)
     right, core_right = np.linalg.qr(a.T)
-    u, s, v = np.linalg.svd(core_left @ core_right.T)
+    u, s, v = np.linalg.svd(core_left @ core_right.T, full_matrices=False)
     root = np.sqrt(s[:rank])
     return left @ (u[:, :rank] * root), (root[:, None] * v[:rank]) @ right.T, float(np.sum(s[rank:] ** 2))
 

@@ -41,6 +41,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], bool]] = {
     ),
     "Conv1D": ("gpt2", {}, {"rank_pattern": {"c_proj": 2}, "alpha_pattern": {"mlp.c_fc": 5}}, False),
     "square Conv1D alone": ("gpt2", {}, {"target_modules": r".*attn\.c_proj"}, False),
+    "square Conv1D and a linear head": ("gpt2", UNTIED, {"target_modules": ["attn.c_proj", "lm_head"]}, False),
     "embeddings": ("llama", UNTIED, {"target_modules": ["embed_tokens", "lm_head", "q_proj"]}, False),
     "lora_bias": ("qwen2", {}, {"target_modules": ATTENTION, "lora_bias": True, "lora_alpha": 3}, False),
     "Conv1D lora_bias": ("gpt2", {}, {"lora_bias": True}, False),
@@ -153,6 +154,36 @@ def test_forget_and_retain_are_what_peft_changes_in_the_prior(
     moved = {n for n in before if minus[n].any()}
     assert {n for n in before if (ours[n] != before[n]).any()} == moved
     assert merged.tensors_touched == len(moved)
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["exact", "fp32"])
+@pytest.mark.parametrize(
+    ("kind", "changes", "forget", "retain"),
+    [
+        ("qwen2", {}, KINDS["all at once"][2], KINDS["patterns"][2]),
+        ("qwen2", {}, KINDS["lora_bias"][2], KINDS["bias all"][2]),
+        ("llama", UNTIED, KINDS["embeddings"][2], {"modules_to_save": ["embed_tokens", "lm_head"]}),
+        ("llama", UNTIED, {"trainable_token_indices": [299, 4]}, KINDS["embeddings"][2]),
+        ("gpt2", {}, KINDS["Conv1D"][2], {"target_modules": ["c_attn"], "modules_to_save": ["mlp"]}),
+    ],
+)
+def test_a_tensor_may_be_changed_by_one_kind_in_each_vector(
+    make_checkpoint: Make,
+    make_adapter: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    changes: dict[str, Any],
+    forget: dict[str, Any],
+    retain: dict[str, Any],
+    exact: bool,
+) -> None:
+    monkeypatch.setattr(plan, "BLOCK", 1000)
+    target, prior = make_checkpoint(kind, 1, **changes), make_checkpoint(kind, 0, **changes)
+    folders = [make_adapter(kind, seed, model=changes, **config) for seed, config in ((1, forget), (2, retain))]
+    options = {"forget": str(folders[0]), "alpha": ALPHA, "retain": str(folders[1]), "beta": BETA}
+    merge(str(target), tmp_path / "out", **options, prior=str(prior), exact=exact)
+    assert_rounded(load_weights(tmp_path / "out"), wanted_weights(target, prior, *folders), "float32", exact)
 
 
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if not kind[3]])

@@ -277,6 +277,19 @@ def test_square_weights_alone_follow_the_config(make_checkpoint: Make, make_adap
         assert {factors.transposed for factors in match_names(adapter, tensors).modules.values()} == {saved}
 
 
+def test_square_weights_follow_the_targets_biases_beside_a_head_of_another_kind(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    tensors = load_checkpoint(make_checkpoint("gpt2", **UNTIED)).tensors
+    for targets in (["attn.c_proj"], ["attn.c_proj", "lm_head"], ["c_attn", "attn.c_proj", "lm_head"]):
+        made = make_adapter("gpt2", model=UNTIED, target_modules=targets)
+        for saved in (True, False):
+            adapter = load_adapter(edit(made, tmp_path / f"{len(targets)}-{saved}", fan_in_fan_out=saved))
+            matched = match_names(adapter, tensors).modules
+            assert {name: low.transposed for name, low in matched.items()} == {n: n[:2] == "tr" for n in matched}
+            assert sum("c_proj" in name for name in matched) == 2
+
+
 def test_square_weights_among_both_orientations_are_refused(make_checkpoint: Make, make_adapter: Make) -> None:
     tensors = load_checkpoint(make_checkpoint("llama")).tensors
     up = "model.layers.0.mlp.up_proj.weight"

@@ -1,0 +1,304 @@
+"""A merge written as one adapter: PEFT loads it onto the target, where it does what the merged model does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from msa_lite.errors import MismatchError, OutputError, UsageError
+from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
+from msa_lite.io.manifest import load_manifest, verify_folder
+from msa_lite.merger import merge, merge_adapters
+from msa_lite.merger.adapter import truncate
+
+Make = Callable[..., Path]
+PREFIX = "base_model.model."
+UNTIED = {"tie_word_embeddings": False}
+PATTERNS = {"rank_pattern": {".*v_proj": 2, "c_attn": 6}, "alpha_pattern": {"(up|down)_proj": 3, "mlp.c_fc": 5}}
+EMBEDDINGS = {"target_modules": ["embed_tokens", "lm_head", "q_proj"]}
+
+# model, changes of its config, LoraConfig of the forget and of the retain vector
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "ranks": ("llama", {}, {"r": 2}, {"r": 7, "lora_alpha": 3}),
+    "rslora": ("qwen2", {}, {"use_rslora": True, **PATTERNS}, {"use_rslora": True, "lora_alpha": 5}),
+    "one scaled otherwise": ("olmo2", {}, {"use_rslora": True}, PATTERNS),
+    "modules of one alone": ("llama", {}, {}, {"target_modules": ["q_proj", "down_proj"], "r": 3}),
+    "Conv1D": ("gpt2", {}, {"use_rslora": True, **PATTERNS}, {"r": 3}),
+    "square Conv1D": ("gpt2", {}, {}, {"target_modules": r".*attn\.c_proj", "r": 3}),
+    "square Conv1D alone": ("gpt2", {}, *[{"target_modules": r".*attn\.c_proj"}] * 2),
+    "embeddings": ("llama", UNTIED, EMBEDDINGS, {"r": 3, **EMBEDDINGS}),
+    "embeddings of one alone": ("qwen2", {}, {"r": 3}, EMBEDDINGS),
+}
+
+
+def vectors(make_adapter: Make, name: str) -> dict[str, str]:
+    kind, changes, forget, retain = CASES[name]
+    made = (make_adapter(kind, seed, model=changes, **config) for seed, config in ((1, forget), (2, retain)))
+    return dict(zip(("forget", "retain"), map(str, made), strict=True))
+
+
+def load_model(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def load_peft(target: Path, adapter: Path) -> Any:
+    """The target with an adapter on it; whatever PEFT does not find, or finds too much, is an error."""
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*adapter keys.*")
+        return PeftModel.from_pretrained(load_model(target), adapter).eval()
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.arange(100)[None]).logits
+
+
+def products(folder: Path) -> dict[str, np.ndarray]:
+    """scale · B A by PEFT's module, in fp64."""
+    tensors = {name: t.astype(np.float64) for name, t in load_file(folder / ADAPTER_FILE).items()}
+    return {
+        module: low.scale * tensors[low.b.name] @ tensors[low.a.name]
+        for module, low in load_adapter(folder).modules.items()
+    }
+
+
+def update(forget: str, retain: str, alpha: float, beta: float) -> dict[str, np.ndarray]:
+    minus, plus = products(Path(forget)), products(Path(retain))
+    return {m: beta * plus.get(m, 0) - alpha * minus.get(m, 0) for m in minus.keys() | plus.keys()}  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_target_with_the_adapter_is_the_merged_model(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, name: str
+) -> None:
+    kind, changes, *_ = CASES[name]
+    target = make_checkpoint(kind, **changes)
+    options: dict[str, Any] = {**vectors(make_adapter, name), "alpha": 0.7, "beta": 0.4}
+    made = merge_adapters(str(target), tmp_path / "adapter", **options)
+    merge(str(target), tmp_path / "model", **options, exact=True)
+    model, merged = load_peft(target, tmp_path / "adapter"), load_model(tmp_path / "model")
+    ours = logits(model)
+    assert torch.allclose(ours, logits(merged), rtol=0, atol=1e-5)
+    assert (ours - logits(load_model(target))).abs().max() > 1e-2
+    weights = model.merge_and_unload().state_dict()
+    for key, value in merged.state_dict().items():
+        assert (weights[key] - value).abs().max() < 2e-7, key
+    wanted = update(options["forget"], options["retain"], 0.7, 0.4)
+    found = products(tmp_path / "adapter")
+    assert found.keys() == wanted.keys()
+    assert all(np.abs(found[module] - wanted[module]).max() < 1e-7 for module in wanted)
+    assert (made.modules, made.truncation_loss) == (len(wanted), 0.0)
+
+
+def test_ranks_add_up_and_are_written_by_module(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    given = vectors(make_adapter, "modules of one alone")
+    made = merge_adapters(str(make_checkpoint("llama")), tmp_path / "out", **given, beta=0.4)
+    config = json.loads((tmp_path / "out" / ADAPTER_CONFIG).read_text())
+    both = {f"model.layers.{layer}.{part}" for layer in (0, 1) for part in ("self_attn.q_proj", "mlp.down_proj")}
+    ranks = {module: low.rank for module, low in load_adapter(tmp_path / "out").modules.items()}
+    assert ranks == {module: 7 if module in both else 4 for module in products(Path(given["forget"]))}
+    assert (made.rank, config["r"], config["lora_alpha"], config["use_rslora"]) == (7, 7, 7, False)
+    assert config["rank_pattern"] == config["alpha_pattern"]
+    assert set(config["rank_pattern"]) == {m.replace(".", r"\.") for m, rank in ranks.items() if rank == 4}
+    assert set(config["target_modules"]) == set(ranks)
+
+
+@pytest.mark.parametrize("options", [{"alpha": 0.6}, {"alpha": 0.0, "beta": 0.9}])
+def test_one_vector_is_enough(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, options: dict[str, float]
+) -> None:
+    target, adapter = make_checkpoint("llama"), str(make_adapter("llama", use_rslora=True))
+    name = "retain" if "beta" in options else "forget"
+    merge_adapters(str(target), tmp_path / "out", **{name: adapter}, **options)
+    wanted = update(adapter, adapter, options["alpha"], options.get("beta", 0.0))
+    found = products(tmp_path / "out")
+    assert all(np.abs(found[module] - wanted[module]).max() < 1e-7 for module in wanted)
+    assert {low.rank for low in load_adapter(tmp_path / "out").modules.values()} == {4}
+
+
+def test_embedding_factors_of_a_prior_go_onto_its_target(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    prior, target = (make_checkpoint("llama", seed, **UNTIED) for seed in (0, 1))
+    options: dict[str, Any] = {**vectors(make_adapter, "embeddings"), "beta": 0.5, "prior": str(prior)}
+    merge_adapters(str(target), tmp_path / "adapter", **options)
+    merge(str(target), tmp_path / "model", **options)
+    assert not any("base_layer" in name for name in load_file(tmp_path / "adapter" / ADAPTER_FILE))
+    ours = logits(load_peft(target, tmp_path / "adapter"))
+    assert torch.allclose(ours, logits(load_model(tmp_path / "model")), rtol=0, atol=1e-5)
+
+
+def test_an_adapter_merged_again_is_the_merge_even_of_factors_that_are_turned_differently(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    target, folders = str(make_checkpoint("llama")), []
+    for seed, saved in ((1, True), (2, False)):  # q_proj is square, so that only this says how it is stored
+        folders.append(shutil.copytree(make_adapter("llama", seed, target_modules=["q_proj"]), tmp_path / str(seed)))
+        config = json.loads((folders[-1] / ADAPTER_CONFIG).read_text()) | {"fan_in_fan_out": saved}
+        (folders[-1] / ADAPTER_CONFIG).write_text(json.dumps(config))
+    options: dict[str, Any] = {"forget": str(folders[0]), "retain": str(folders[1]), "alpha": 0.7, "beta": 0.4}
+    merge_adapters(target, tmp_path / "adapter", **options)
+    merge(target, tmp_path / "once", **options, exact=True)
+    merge(target, tmp_path / "again", retain=str(tmp_path / "adapter"), alpha=0, beta=1.0, exact=True)
+    once, again = (load_file(tmp_path / name / "model.safetensors") for name in ("once", "again"))
+    assert all(np.abs(once[name] - again[name]).max() < 1e-7 for name in once)
+
+
+def test_vectors_of_wrapped_models_load_onto_the_bare_target(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    target, given = make_checkpoint("llama"), vectors(make_adapter, "modules of one alone")
+    for name, wrapper in (("forget", "_orig_mod."), ("retain", "module.")):
+        shutil.copytree(given[name], tmp_path / name)
+        tensors = load_file(tmp_path / name / ADAPTER_FILE)
+        renamed = {key.replace(PREFIX, PREFIX + wrapper): value for key, value in tensors.items()}
+        save_file(renamed, tmp_path / name / ADAPTER_FILE, {"format": "pt"})
+    wrapped = {"forget": str(tmp_path / "forget"), "retain": str(tmp_path / "retain")}
+    merge_adapters(str(target), tmp_path / "a", **wrapped, beta=0.5)
+    merge_adapters(str(target), tmp_path / "b", **given, beta=0.5)
+    assert torch.equal(logits(load_peft(target, tmp_path / "a")), logits(load_peft(target, tmp_path / "b")))
+
+
+def best(matrix: np.ndarray, rank: int) -> np.ndarray:
+    """The best approximation of a whole matrix by its singular values."""
+    u, s, v = np.linalg.svd(matrix, full_matrices=False)
+    return (u[:, :rank] * s[:rank]) @ v[:rank]
+
+
+@pytest.mark.parametrize("name", ["ranks", "Conv1D", "embeddings"])
+@pytest.mark.parametrize("rank", [1, 3, 6])
+def test_truncation_keeps_the_best_ranks_and_tells_what_it_lost(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, name: str, rank: int
+) -> None:
+    kind, changes, *_ = CASES[name]
+    target, given = make_checkpoint(kind, **changes), vectors(make_adapter, name)
+    made = merge_adapters(str(target), tmp_path / "out", **given, beta=0.5, max_rank=rank)
+    wanted, found = update(given["forget"], given["retain"], 1.0, 0.5), products(tmp_path / "out")
+    assert found.keys() == wanted.keys()
+    for module, matrix in wanted.items():
+        assert np.abs(found[module] - best(matrix, rank)).max() < 1e-6, module
+    lost = sum(np.sum((found[module] - matrix) ** 2) for module, matrix in wanted.items())
+    whole = sum(np.sum(matrix**2) for matrix in wanted.values())
+    assert made.truncation_loss == pytest.approx(np.sqrt(lost / whole), rel=1e-5)
+    assert 0 < made.truncation_loss < 1
+    assert made.rank == rank == max(low.rank for low in load_adapter(tmp_path / "out").modules.values())
+    assert load_manifest(tmp_path / "out")["change"]["truncation_loss"] == made.truncation_loss  # type: ignore[index]
+    assert torch.isfinite(logits(load_peft(target, tmp_path / "out"))).all()
+
+
+@pytest.mark.parametrize("rank", [9, 100])
+def test_a_bound_that_no_module_reaches_changes_nothing(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, rank: int
+) -> None:
+    target, given = str(make_checkpoint("llama")), vectors(make_adapter, "ranks")
+    merge_adapters(target, tmp_path / "whole", **given, beta=0.5)
+    made = merge_adapters(target, tmp_path / "bound", **given, beta=0.5, max_rank=rank)
+    assert (tmp_path / "bound" / ADAPTER_FILE).read_bytes() == (tmp_path / "whole" / ADAPTER_FILE).read_bytes()
+    assert made.truncation_loss == 0.0
+
+
+@pytest.mark.parametrize(
+    ("out", "into", "rank", "keep"), [(48, 32, 40, 36), (32, 48, 60, 50), (5, 9, 7, 6), (9, 5, 3, 2)]
+)
+def test_factors_of_more_ranks_than_the_matrix_has_are_truncated_to_what_it_has(
+    out: int, into: int, rank: int, keep: int
+) -> None:
+    rng = np.random.default_rng(0)
+    b, a = rng.normal(size=(out, rank)), rng.normal(size=(rank, into))
+    left, right, lost = truncate(b, a, keep)
+    assert left.shape[1] == right.shape[0] == min(keep, out, into)
+    assert np.allclose(left @ right, best(b @ a, keep), atol=1e-10)
+    assert lost == pytest.approx(np.sum((b @ a - best(b @ a, keep)) ** 2), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "says"),
+    [
+        ("llama", {"use_dora": True}, r"model\.layers\.0\.self_attn\.q_proj\.weight: DoRA in the retain vector"),
+        ("llama", {"modules_to_save": ["model.norm"]}, r"model\.norm\.weight: a full new value in the retain vector"),
+        ("qwen2", {"bias": "all"}, r"model\.layers\.0\.self_attn\.q_proj\.bias: a full new value"),
+        ("gpt2", {"lora_bias": True}, r"transformer\.h\.0\.attn\.c_attn\.bias: a bias of LoRA's own"),
+        ("llama", {"trainable_token_indices": [3]}, r"model\.embed_tokens\.weight: new token rows"),
+    ],
+)
+def test_what_is_no_product_of_factors_is_refused_by_name(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, kind: str, config: dict[str, Any], says: str
+) -> None:
+    target, forget, retain = make_checkpoint(kind), make_adapter(kind), make_adapter(kind, 2, **config)
+    options: dict[str, Any] = {"forget": str(forget), "retain": str(retain), "beta": 0.5, "prior": str(target)}
+    with pytest.raises(MismatchError, match=says):
+        merge_adapters(str(make_checkpoint(kind, 1)), tmp_path / "out", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checkpoints_changes_of_nothing_and_bad_ranks_are_refused(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    target, out, adapter = str(make_checkpoint("llama")), tmp_path / "out", str(make_adapter("llama"))
+    full = {"forget": str(make_checkpoint("llama", 1)), "prior": str(make_checkpoint("llama", 2))}
+    with pytest.raises(MismatchError, match="the forget vector is a full checkpoint"):
+        merge_adapters(target, out, **full)
+    with pytest.raises(UsageError, match="an adapter that changes nothing is no use"):
+        merge_adapters(target, out, forget=adapter, alpha=0.0, retain=adapter, beta=0.0)
+    with pytest.raises(MismatchError, match="zero or cancel each other out"):
+        merge_adapters(target, out, forget=adapter, alpha=0.5, retain=adapter, beta=0.5)
+    with pytest.raises(UsageError, match="max_rank is 0; at least 1"):
+        merge_adapters(target, out, forget=adapter, max_rank=0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rerun_returns_the_finished_folder_and_other_inputs_need_replace(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    target, given, out = str(make_checkpoint("llama")), vectors(make_adapter, "ranks"), tmp_path / "out"
+    steps: list[tuple[int, int]] = []
+    first = merge_adapters(
+        target, out, **given, beta=0.5, max_rank=2, progress=lambda _, done, amount: steps.append((done, amount))
+    )
+    assert steps == [(number + 1, 14) for number in range(14)]
+    assert verify_folder(out) == []
+    assert (load_manifest(out) or {})["kind"] == "adapter"
+    written = (out / ADAPTER_FILE).stat().st_mtime_ns
+    assert merge_adapters(target, out, **given, beta=0.5, max_rank=2) == first
+    assert (out / ADAPTER_FILE).stat().st_mtime_ns == written
+    with pytest.raises(OutputError, match="made from other inputs"):
+        merge_adapters(target, out, **given, beta=0.6, max_rank=2)
+    with pytest.raises(OutputError, match="holds adapter, where model should go"):
+        merge(target, out, **given, beta=0.5)
+    other = merge_adapters(target, out, **given, beta=0.6, max_rank=2, replace=True)
+    assert other.truncation_loss != first.truncation_loss
+    assert verify_folder(out) == []
+
+
+def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "msa_lite", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_the_command_line_writes_the_same_adapter(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    target, given = str(make_checkpoint("llama")), vectors(make_adapter, "ranks")
+    command = ["merge", "--target", target, "--forget", given["forget"], "--alpha", "0.7", "--as", "adapter"]
+    command += ["--retain", given["retain"], "--beta", "0.5", "--max-rank", "3"]
+    done = run_cli(*command, "--out", str(tmp_path / "a"), "--json")
+    assert done.returncode == 0, done.stderr
+    made = merge_adapters(target, tmp_path / "b", **given, alpha=0.7, beta=0.5, max_rank=3)
+    assert json.loads(done.stdout) == {**made.as_dict(), "out": str(tmp_path / "a")}
+    assert (tmp_path / "a" / ADAPTER_FILE).read_bytes() == (tmp_path / "b" / ADAPTER_FILE).read_bytes()
+    done = run_cli(*command, "--out", str(tmp_path / "a"))
+    assert "one adapter on 14 modules, rank 3; truncation lost" in done.stdout
+    done = run_cli(*command, "--out", str(tmp_path / "c"), "--dtype", "bfloat16")
+    assert (done.returncode, "an adapter is always fp32" in done.stderr) == (2, True)

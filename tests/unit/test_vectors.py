@@ -1,0 +1,322 @@
+"""Each kind of delta against whole matrices in numpy, block by block; and what a vector checks when it is opened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from msa_lite.errors import FormatError, MismatchError, UsageError
+from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, load_adapter
+from msa_lite.io.blocks import Files, Scratch
+from msa_lite.io.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
+from msa_lite.vectors import (
+    Delta,
+    Difference,
+    Dora,
+    Product,
+    Shift,
+    TokenRows,
+    compare_checkpoints,
+    is_adapter,
+    load_vector,
+    ties_head,
+)
+
+Arrays = dict[str, np.ndarray]
+Store = Callable[..., dict[str, TensorEntry]]
+PREFIX = "base_model.model."
+STEPS = [1, 3, 4, 100]
+RNG = np.random.default_rng(0)
+
+
+def random(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return RNG.normal(size=shape).astype(dtype)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """store(name=array, …) → entries of these arrays in a file."""
+
+    def make(**arrays: np.ndarray) -> dict[str, TensorEntry]:
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.safetensors"
+        save_file(arrays, path)
+        return {entry.name: entry for entry in read_shard(path).tensors}
+
+    return make
+
+
+def make_checkpoint(folder: Path, tensors: Arrays, **config: Any) -> Checkpoint:
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    return load_checkpoint(folder)
+
+
+def make_adapter(folder: Path, tensors: Arrays, **config: Any) -> Path:
+    folder.mkdir()
+    save_file({PREFIX + name: tensor for name, tensor in tensors.items()}, folder / ADAPTER_FILE)
+    (folder / ADAPTER_CONFIG).write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 4, **config}))
+    return folder
+
+
+def in_blocks(delta: Delta, rows: int, step: int, dtype: Any) -> np.ndarray:
+    """All rows of a delta, block after block through one scratch, each copied before the next one overwrites it."""
+    files, scratch = Files(), Scratch()
+    blocks = []
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        block = delta.rows(files, start, stop, dtype, scratch)
+        assert block.dtype == dtype
+        assert len(block) == stop - start
+        blocks.append(block.copy())
+    return np.concatenate(blocks)
+
+
+def assert_is(delta: Delta, wanted: np.ndarray, tolerance: float = 1e-14) -> None:
+    """Assert that a delta is a matrix whatever the blocks, in fp64 up to rounding and in fp32 up to a few roundings."""
+    for step in STEPS:
+        assert np.abs(in_blocks(delta, len(wanted), step, np.float64) - wanted).max() <= tolerance
+        assert np.abs(in_blocks(delta, len(wanted), step, np.float32) - wanted).max() < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_product_is_scale_b_a_turned_where_weights_are_in_out(store: Store, dtype: Any, transposed: bool) -> None:
+    a, b = random(3, 5, dtype=dtype), random(7, 3, dtype=dtype)
+    entries = store(a=a, b=b)
+    low = LowRank("x", entries["a"], entries["b"], 0.3, transposed)
+    wanted = 0.3 * b.astype(float) @ a.astype(float)
+    assert_is(Product(low), wanted.T if transposed else wanted)
+    assert low.shape == (wanted.T if transposed else wanted).shape
+    left, right = Product(low).factors(Files(), np.float64)
+    assert np.allclose(left @ right, wanted.T if transposed else wanted, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_dora_is_the_magnitude_times_the_row_of_length_one_minus_the_prior(store: Store, dtype: Any) -> None:
+    a, b, m, w = random(3, 5), random(7, 3), random(7), random(7, 5, dtype=dtype)
+    entries = store(a=a, b=b, m=m, w=w)
+    low = LowRank("x", entries["a"], entries["b"], 0.3, False, magnitude=entries["m"])
+    prior = w.astype(float)
+    moved = prior + 0.3 * b.astype(float) @ a.astype(float)
+    wanted = m[:, None] * moved / np.linalg.norm(moved, axis=1, keepdims=True) - prior
+    assert_is(Dora(low, entries["m"], entries["w"]), wanted)
+
+
+def test_dora_of_a_row_of_zeros_has_no_direction_and_is_named(store: Store) -> None:
+    entries = store(a=random(1, 4), b=np.zeros((2, 1), np.float32), m=random(2), w=np.zeros((2, 4), np.float32))
+    low = LowRank("x", entries["a"], entries["b"], 1.0, False, magnitude=entries["m"])
+    with pytest.raises(FormatError, match="'m' gives a delta that is not finite"):
+        in_blocks(Dora(low, entries["m"], entries["w"]), 2, 1, np.float32)
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (7,), (2, 3, 4)])
+@pytest.mark.parametrize(
+    "dtypes", [(np.float32, np.float32), (ml_dtypes.bfloat16, np.float16), (np.float16, np.float32)]
+)
+def test_a_difference_is_tuned_minus_prior_whatever_the_dtypes(store: Store, shape: Any, dtypes: Any) -> None:
+    tuned, prior = (random(*shape, dtype=dtype) for dtype in dtypes)
+    entries = store(tuned=tuned, prior=prior)
+    wanted = tuned.astype(float) - prior.astype(float)
+    columns = shape[1] if len(shape) == 2 else 1
+    assert_is(Difference(entries["tuned"], entries["prior"]), wanted.reshape(-1, columns))
+
+
+def test_a_shift_is_scale_times_the_bias(store: Store) -> None:
+    bias = random(7)
+    assert_is(Shift(store(bias=bias)["bias"], 0.3), 0.3 * bias.astype(float)[:, None])
+    with pytest.raises(FormatError, match="'bias' gives a delta that is not finite"):
+        in_blocks(Shift(store(bias=np.array([1, np.nan], np.float32))["bias"], 1.0), 2, 2, np.float32)
+
+
+@pytest.mark.parametrize("tokens", [(6, 0, 3), (2,), ()])
+def test_token_rows_are_new_minus_old_and_zero_elsewhere(store: Store, tokens: tuple[int, ...]) -> None:
+    new, old = random(max(1, len(tokens)), 5, dtype=np.float16), random(7, 5)
+    entries = store(new=new, old=old)
+    wanted = np.zeros((7, 5))
+    for number, token in enumerate(tokens):
+        wanted[token] = new[number].astype(float) - old[token].astype(float)
+    assert_is(TokenRows(entries["new"], tokens, entries["old"]), wanted)
+
+
+def test_token_rows_that_are_not_finite_are_named(store: Store) -> None:
+    entries = store(new=np.full((1, 5), np.inf, np.float32), old=random(7, 5))
+    with pytest.raises(FormatError, match="'new' gives a delta that is not finite"):
+        in_blocks(TokenRows(entries["new"], (3,), entries["old"]), 7, 7, np.float32)
+
+
+FACTORS = {"q.lora_A.weight": random(2, 6), "q.lora_B.weight": random(6, 2)}
+EMBEDDING = {"embed.lora_embedding_A": random(2, 9), "embed.lora_embedding_B": random(6, 2)}
+WEIGHTS = {"q.weight": random(6, 6), "q.bias": random(6), "embed.weight": random(9, 6), "norm.weight": random(6)}
+HEAD = {"lm_head.weight": random(9, 6)}
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Checkpoint:
+    return make_checkpoint(tmp_path / "target", WEIGHTS | HEAD, vocab_size=9)
+
+
+@pytest.fixture
+def prior(tmp_path: Path) -> Checkpoint:
+    tensors = {name: tensor + np.float32(0.5) for name, tensor in (WEIGHTS | HEAD).items()}
+    return make_checkpoint(tmp_path / "prior", tensors, vocab_size=9)
+
+
+def test_every_part_of_an_adapter_becomes_a_delta(tmp_path: Path, target: Checkpoint, prior: Checkpoint) -> None:
+    parts = {
+        **FACTORS,
+        "q.lora_B.bias": random(6),
+        "norm.weight": random(6),
+        "embed.token_adapter.trainable_tokens_delta": random(2, 6),
+    }
+    config = {"trainable_token_indices": [4, 1], "lora_bias": True}
+    vector = load_vector(make_adapter(tmp_path / "a", parts, **config), target, prior)
+    kinds = {name: type(delta) for name, delta in vector.deltas.items()}
+    wanted = {"q.weight": Product, "q.bias": Shift, "norm.weight": Difference, "embed.weight": TokenRows}
+    assert kinds == wanted
+    assert (vector.is_adapter, vector.needs_prior) == (True, True)
+    assert vector.files == {tmp_path / "a" / ADAPTER_FILE, tmp_path / "prior" / "model.safetensors"}
+
+
+def test_products_alone_need_no_prior(tmp_path: Path, target: Checkpoint, prior: Checkpoint) -> None:
+    folder = make_adapter(tmp_path / "a", FACTORS)
+    for given in (None, prior):
+        vector = load_vector(folder, target, given)
+        assert (list(vector.deltas), vector.needs_prior) == (["q.weight"], False)
+        assert vector.files == {folder / ADAPTER_FILE}
+    assert (is_adapter(folder), is_adapter(target.folder)) == (True, False)
+
+
+def test_a_tensor_that_is_changed_in_two_ways_is_refused(tmp_path: Path, target: Checkpoint, prior: Checkpoint) -> None:
+    twice = FACTORS | {"q.weight": random(6, 6), "q.lora_B.bias": random(6), "q.bias": random(6)}
+    folder = make_adapter(tmp_path / "a", twice, lora_bias=True, bias="all")
+    with pytest.raises(MismatchError, match=r"q\.weight: changed in two ways at once") as caught:
+        load_vector(folder, target, prior)
+    assert "q.bias: changed in two ways at once" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"norm.weight": random(7)}, r"norm\.weight: a full new value, the target's is \(6,\), it is F32 \(7,\) there"),
+        ({"norm.weight": np.ones(6, np.int8)}, r"norm\.weight: a full new value, .*, it is I8 \(6,\) there"),
+        ({}, r"norm\.weight: a full new value, the target's is \(6,\), the prior has no such tensor"),
+    ],
+)
+def test_a_prior_that_does_not_fit_what_needs_it_is_refused(
+    tmp_path: Path, target: Checkpoint, other: Arrays, says: str
+) -> None:
+    prior = make_checkpoint(tmp_path / "other", {"q.weight": WEIGHTS["q.weight"], **other})
+    folder = make_adapter(tmp_path / "a", FACTORS | {"norm.weight": random(6)})
+    with pytest.raises(MismatchError, match=says):
+        load_vector(folder, target, prior)
+    with pytest.raises(UsageError, match=r"--prior.*\n  norm\.weight: a full new value"):
+        load_vector(folder, target, None)
+
+
+@pytest.mark.parametrize(
+    ("copy", "is_known"),
+    [
+        (WEIGHTS["embed.weight"], True),
+        (WEIGHTS["embed.weight"] + np.float32(0.5), True),
+        (WEIGHTS["embed.weight"].astype(ml_dtypes.bfloat16), True),
+        (WEIGHTS["embed.weight"].astype(np.float64), True),
+        (WEIGHTS["embed.weight"] + np.float32(0.1), False),
+        (WEIGHTS["embed.weight"] * np.where(np.arange(54) == 53, np.nan, 1).reshape(9, 6).astype(np.float32), False),
+    ],
+)
+def test_copies_are_the_priors_or_the_targets_values_as_their_dtype_holds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Checkpoint, prior: Checkpoint, copy: Any, is_known: bool
+) -> None:
+    monkeypatch.setattr("msa_lite.vectors._BLOCK", 12)  # two rows at a time
+    folder = make_adapter(tmp_path / "a", EMBEDDING | {"embed.base_layer.weight": copy})
+    if is_known:
+        vector = load_vector(folder, target, prior)
+        assert (list(vector.deltas), vector.needs_prior) == (["embed.weight"], True)
+    else:
+        with pytest.raises(MismatchError, match=r"embed\.base_layer\.weight: a full copy of neither the target's"):
+            load_vector(folder, target, prior)
+
+
+def test_copies_are_not_compared_where_only_headers_are_there(tmp_path: Path, target: Checkpoint) -> None:
+    folder = make_adapter(tmp_path / "a", EMBEDDING | {"embed.base_layer.weight": np.zeros((9, 6), np.float32)})
+    heads = Checkpoint(target.folder, target.config, (), target.tensors)
+    assert list(load_vector(folder, heads, None).deltas) == ["embed.weight"]
+    with pytest.raises(MismatchError, match="if it is the prior's, give --prior"):
+        load_vector(folder, target, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "head", "tied"),
+    [
+        ({"tie_word_embeddings": True}, HEAD, True),
+        ({"tie_word_embeddings": True}, {}, True),
+        ({"tie_word_embeddings": False}, {}, False),
+        ({}, {}, True),
+        ({}, HEAD, False),
+        ({}, {"language_model.lm_head.weight": HEAD["lm_head.weight"]}, False),
+    ],
+)
+@pytest.mark.parametrize("sizes", [{"vocab_size": 9}, {"text_config": {"vocab_size": 9}}])
+def test_a_tied_matrix_is_left_alone(
+    tmp_path: Path, config: dict[str, Any], head: Arrays, tied: bool, sizes: dict[str, Any]
+) -> None:
+    target = make_checkpoint(tmp_path / "target", WEIGHTS | head, **config, **sizes)
+    assert ties_head(target) is tied
+    folder = make_adapter(tmp_path / "a", EMBEDDING | FACTORS)
+    value = make_adapter(tmp_path / "b", FACTORS | {"embed.weight": random(9, 6)})
+    tokens = {"embed.token_adapter.trainable_tokens_delta": random(1, 6)}
+    rows = make_adapter(tmp_path / "c", FACTORS | tokens, trainable_token_indices=[8])
+    if tied:
+        for one in (folder, value):
+            with pytest.raises(MismatchError, match=r"embed\.weight: the target ties embedding and head"):
+                load_vector(one, target, target)
+    else:
+        for one in (folder, value):
+            assert load_vector(one, target, target).deltas.keys() == {"embed.weight", "q.weight"}
+    assert load_vector(rows, target, target).deltas.keys() == {"embed.weight", "q.weight"}
+
+
+def test_a_head_that_is_never_read_may_be_missing(tmp_path: Path) -> None:
+    said = make_checkpoint(tmp_path / "said", WEIGHTS, tie_word_embeddings=True)
+    silent = make_checkpoint(tmp_path / "silent", WEIGHTS)
+    untied = make_checkpoint(tmp_path / "untied", WEIGHTS | HEAD)
+    names = ("one", "other")
+    assert compare_checkpoints(said, untied, names) == compare_checkpoints(silent, untied, names) == []
+    assert compare_checkpoints(untied, silent, names) == ["lm_head.weight: in the one, not in the other"]
+
+
+@pytest.mark.parametrize("half", ["A", "B"])
+def test_a_vector_of_zeros_is_refused_before_the_merge(tmp_path: Path, target: Checkpoint, half: str) -> None:
+    zero = {n: t * np.float32(0) if f"lora_{half}" in n else t for n, t in FACTORS.items()}
+    with pytest.raises(MismatchError, match="the vector is all zeros and changes nothing"):
+        load_vector(make_adapter(tmp_path / "a", zero), target, None).check_factors()
+    other = EMBEDDING | {"embed.lora_embedding_B": random(6, 2)}
+    load_vector(make_adapter(tmp_path / "b", zero | other), target, None).check_factors()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_factors_that_are_not_finite_are_named_before_the_merge(
+    tmp_path: Path, target: Checkpoint, prior: Checkpoint, value: float
+) -> None:
+    broken = {n: t.copy() for n, t in FACTORS.items()}
+    broken["q.lora_B.weight"][5, 1] = value
+    vector = load_vector(make_adapter(tmp_path / "a", broken | {"norm.weight": random(6)}), target, prior)
+    with pytest.raises(FormatError, match=r"q\.lora_B\.weight' holds NaN or infinite"):
+        vector.check_factors()
+
+
+def test_a_vector_without_products_is_judged_while_it_is_merged(
+    tmp_path: Path, target: Checkpoint, prior: Checkpoint
+) -> None:
+    vector = load_vector(make_adapter(tmp_path / "a", {"norm.weight": random(6)}), target, prior)
+    vector.check_factors()
+    assert list(vector.deltas) == ["norm.weight"]
+    assert load_adapter(tmp_path / "a").modules == {}
