@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ def command(
         given, dtype = read_mergekit(recipe)
     else:
         given = read_strengths(given)
+    logging.getLogger("msa_lite.merger").setLevel(logging.INFO)  # what it will read, write and take
     if form == "model" and max_rank is not None:
         raise UsageError("--max-rank needs --as adapter")
     with progress_bars() as progress:

@@ -7,6 +7,7 @@ half-written `NAME`. A lock in the partial folder keeps a second process from wo
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -17,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import MsaError, OutputError
+from msa_lite.errors import MsaError, OutputError, StageError
 
 MANIFEST = "manifest.json"
 JOURNAL = ".journal.jsonl"
@@ -136,6 +137,20 @@ def partial_folder(folder: Path) -> Path:
     """Where `stage_folder` builds a folder: beside it; beside what it points to where it is a link."""
     folder = Path(os.path.realpath(folder))  # which also gives a folder such as "." a name
     return folder.with_name(folder.name + ".partial")
+
+
+@contextmanager
+def disk_faults(folder: Path, needed: int) -> Iterator[None]:
+    """Turn what the disk reports while `folder` is made, out of `needed` bytes, into a StageError with what to do."""
+    try:
+        yield
+    except OSError as error:
+        free = shutil.disk_usage(partial_folder(folder).parent).free
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        raise StageError(
+            f"{folder}: {error.strerror or error} while it was written; its weights need {needed} bytes, {free} are "
+            f"free. Finished files stay; {'make room and ' if full else ''}run the same command again"
+        ) from error
 
 
 def discarded(error: MsaError) -> MsaError:

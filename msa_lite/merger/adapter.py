@@ -20,7 +20,15 @@ from msa_lite.errors import MismatchError, OutputError, UsageError, join_faults
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, unwrapped
 from msa_lite.io.blocks import Files, read_whole
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import check_free, check_space, is_finished, load_manifest, stage_folder, write_json
+from msa_lite.io.manifest import (
+    check_free,
+    check_space,
+    disk_faults,
+    is_finished,
+    load_manifest,
+    stage_folder,
+    write_json,
+)
 from msa_lite.io.progress import Progress, silent
 from msa_lite.merger.formula import Factors, combine_factors
 from msa_lite.merger.plan import Plan, Precision, check_arguments, find_sources, make_plan
@@ -99,9 +107,10 @@ def merge_adapters(
         raise OutputError(f"{out}: holds an adapter made from other inputs; remove it or choose another folder")
     plan = make_plan(sources, alpha, beta, Precision())
     _check_products(plan)
-    check_space(out, sum(plan.factor_bytes(name) for name in plan.touched))
+    needed = sum(plan.factor_bytes(name) for name in plan.touched)
+    check_space(out, needed)
     facts: dict[str, Any] = {"sources": {name: source.pinned() for name, source in sources.items()}}
-    with stage_folder(out, "adapter", inputs, facts) as partial:
+    with disk_faults(out, needed), stage_folder(out, "adapter", inputs, facts) as partial:
         merged = _write(plan, sources["target"], out, partial, max_rank, progress)
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
     if merged.truncation_loss > 0.01:

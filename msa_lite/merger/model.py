@@ -6,26 +6,23 @@ a setting and does not grow with the model, its largest tensor or the number of 
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from msa_lite.errors import MismatchError, MsaError, OutputError, StageError
+from msa_lite.errors import MismatchError, MsaError, OutputError
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import (
     JOURNAL,
     check_free,
     check_space,
     discarded,
+    disk_faults,
     hash_file,
     is_finished,
     load_manifest,
@@ -151,8 +148,9 @@ def merge(
     recipe = recipe_beside(plan, sources, dtype)
     facts: dict[str, Any] = {"sources": {name: source.pinned() for name, source in sources.items()}}
     hashes: dict[str, str] = {}
-    check_space(out, output_bytes(plan.target.tensors.values(), plan.precision.dtype) - _done_already(out))
-    with _disk_faults(plan, out), stage_folder(out, "model", inputs, facts, True, hashes) as partial:
+    needed = output_bytes(plan.target.tensors.values(), plan.precision.dtype)
+    check_space(out, needed - _done_already(out))
+    with disk_faults(out, needed), stage_folder(out, "model", inputs, facts, True, hashes) as partial:
         changes = _write_shards(plan, budget, partial, hashes, progress)
         merged = _summary(plan, out, changes)
         write_companions(plan.target, partial, plan.precision.dtype)
@@ -172,21 +170,6 @@ def _done_already(out: Path) -> int:
     """Bytes of an interrupted merge that need not be found on the disk again."""
     partial = partial_folder(out)
     return sum(path.stat().st_size for path in partial.glob("*.safetensors")) if partial.is_dir() else 0
-
-
-@contextmanager
-def _disk_faults(plan: Plan, out: Path) -> Iterator[None]:
-    """Say what to do about what the disk reports; what is finished stays."""
-    try:
-        yield
-    except OSError as error:
-        needed = output_bytes(plan.target.tensors.values(), plan.precision.dtype)
-        free = shutil.disk_usage(partial_folder(out).parent).free
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        raise StageError(
-            f"{out}: {error.strerror or error} while it was merged; its weights need {needed} bytes, {free} are "
-            f"free. Finished shards stay; {'make room and ' if full else ''}run the same command again"
-        ) from error
 
 
 def _write_shards(

@@ -148,7 +148,9 @@ def find_sources(
                 "reads"
             )
     if any(isinstance(value, str) and is_remote(value) for value in wanted.values()):
-        peek(wanted, forget[1] or 0.0, retain[1] or 0.0, download=True)
+        plan = peek(wanted, forget[1] or 0.0, retain[1] or 0.0, download=True)
+        if plan and not any(vector and vector.needs_prior for vector in (plan.forget, plan.retain)):
+            wanted.pop("prior", None)  # plain LoRA on plain LoRA: its weights would be fetched for nothing
     return {
         name: value if isinstance(value, Source) else fetch(str(value), by_content=False)
         for name, value in wanted.items()

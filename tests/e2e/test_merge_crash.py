@@ -1,4 +1,4 @@
-"""Kills at any moment, disks that fill up or fail, and two at once: a merge ends as an undisturbed one or tells why."""
+"""Kills at any moment, and two at once: a merge ends in the files of an undisturbed one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from msa_lite.errors import OutputError
 from msa_lite.merger import merge
-from tests.handmade import KINDS, Adapter, write_checkpoint
+from tests.e2e.merges import contents, stamps, write_inputs
 
-ROWS, COLUMNS, SHARDS = 512, 512, 6
 KILLS = 60
 
 # Forks children that merge, and kills each after another delay; then lets one finish. The modules are loaded once.
@@ -60,7 +58,7 @@ while facts["killed"] < kills:
     done, before = journaled(), stamps()
     if (pid := os.fork()) == 0:
         child()
-    # Short and long delays are equally likely, so that there are kills in every phase and progress all the same.
+    # Mostly short delays, so that a merge is killed some times before it is done.
     time.sleep(usual * chance.random() ** 2 * 1.5)
     os.kill(pid, signal.SIGKILL)
     status = os.waitpid(pid, 0)[1]
@@ -83,28 +81,7 @@ print(json.dumps(facts))
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Arguments of a merge of six shards that takes a moment."""
-    folder = tmp_path_factory.mktemp("inputs")
-    random = np.random.default_rng(0)
-    names = [f"layers.{number}" for number in range(SHARDS)]
-    arrays = {f"{n}.weight": random.normal(size=(ROWS, COLUMNS)).astype(KINDS["bfloat16"]) for n in names}
-    arrays |= {f"{name}.norm": np.ones(COLUMNS, np.float32) for name in names}
-    write_checkpoint(folder / "target", arrays, {name: int(name.split(".")[1]) for name in arrays})
-    factors = [
-        {name: tuple(random.normal(0, 0.1, s) for s in ((4, COLUMNS), (ROWS, 4))) for name in names} for _ in "fr"
-    ]
-    forget, retain = (Adapter(pairs) for pairs in factors)  # type: ignore[arg-type]
-    return {
-        "target": str(folder / "target"),
-        "forget": str(forget.write(folder / "forget")),
-        "retain": str(retain.write(folder / "retain")),
-        "beta": 0.5,
-        "threads": 2,
-    }
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
 
 
 @pytest.fixture(scope="module")
@@ -151,10 +128,10 @@ def test_a_kill_while_the_folder_is_put_in_place_costs_no_shard(
     call = options | {"out": str(out)}
     assert run(KILLED_AT_THE_END, json.dumps(call), step).returncode == -9
     assert out.exists() == (step == "_sweep")
-    before = {path.name: path.stat().st_mtime_ns for path in (out if out.exists() else partial).glob("*.safetensors")}
+    before = stamps(out if out.exists() else partial)
     merge(**call)
     assert contents(out) == undisturbed
-    assert {path.name: path.stat().st_mtime_ns for path in out.glob("*.safetensors")} == before
+    assert stamps(out) == before
     assert list(tmp_path.iterdir()) == [out]
 
 

@@ -125,7 +125,14 @@ def test_full_checkpoints_are_fp64_arithmetic_rounded_once(
     monkeypatch.setattr(plan, "BLOCK", 125)
     target, prior = make_checkpoint(kind, 0, stored), make_checkpoint(kind, 1, "bfloat16")
     forget, retain = make_checkpoint(kind, 2), make_checkpoint(kind, 3, "float16")
-    options = {"forget": str(forget), "alpha": 0.7, "retain": str(retain), "beta": 0.3, "prior": str(prior), "exact": True}
+    options = {
+        "forget": str(forget),
+        "alpha": 0.7,
+        "retain": str(retain),
+        "beta": 0.3,
+        "prior": str(prior),
+        "exact": True,
+    }
     merge(str(target), tmp_path / "out", **options, dtype=dtype)
     w, w0, w1, w2 = (
         {n: t.double().numpy() for n, t in load_weights(f).items()} for f in (target, prior, forget, retain)
