@@ -229,12 +229,11 @@ def _claim(partial: Path, fingerprint: dict[str, str]) -> None:
         same = json.loads(marker.read_text()) == fingerprint
     except (OSError, ValueError):
         same = False
-    if not same:
-        for path in partial.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name not in (_LOCK, _MARKER):  # a kill while this goes on must leave the folder known as ours
-                path.unlink()
+    for path in partial.rglob("*.tmp") if same else partial.iterdir():  # the former are of a kill within `write_text`
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name not in (_LOCK, _MARKER):  # a kill while this goes on must leave the folder known as ours
+            path.unlink()
     write_json(marker, fingerprint)
 
 

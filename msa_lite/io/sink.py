@@ -86,12 +86,11 @@ class Sink:
 
         Direct writes take the bytes that are read for the hash; else the kernel copies them (copy_file_range).
         """
-        if not self._direct and not self._cloned:
+        copied = not self._direct  # asked once: the writer's thread may take the flag back meanwhile
+        if copied and not self._cloned:
             self._flush()
-        if not self._direct and not self._cloned:  # flushing may have found that the file system writes in no other way
             copy_range(source, self._handle, start, count, self._at)
             self._written += count
-        copied = not self._direct
         while count:
             nbytes = min(count, _CHUNK - self._filled)
             view = memoryview(self._current)[self._filled : self._filled + nbytes]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from msa_lite.errors import FormatError
 from msa_lite.io.blocks import Files, Scratch, read_rows
 from msa_lite.io.checkpoint import FLOAT_DTYPES, ShardFile, TensorEntry
 from msa_lite.io.sink import Sink
@@ -95,7 +96,10 @@ class Stream:
                 nonlocal held
                 piece = waiting.popleft()
                 if isinstance(piece, _Range):
-                    sink.append_from(source, piece.start, piece.nbytes)
+                    try:
+                        sink.append_from(source, piece.start, piece.nbytes)
+                    except FormatError as error:
+                        raise FormatError(f"{shard.path}: {error}") from None
                     report(piece.nbytes)
                     return
                 block, output, future = piece

@@ -185,6 +185,16 @@ def test_a_kill_at_any_step_leaves_the_old_folder_or_the_new_and_the_next_run_ge
     assert leftovers(out) == ["out", "out/a.txt", f"out/{MANIFEST}"]
 
 
+@pytest.mark.parametrize("name", [MANIFEST, "report.json"])
+def test_what_a_kill_left_of_a_half_written_file_does_not_get_into_the_manifest(tmp_path: Path, name: str) -> None:
+    fail(tmp_path / "out", StageError("as if it was killed"), resumable=True)
+    (tmp_path / "out.partial" / f"{name}.tmp").write_text("{")
+    build(tmp_path / "out", resumable=True)
+    assert verify_folder(tmp_path / "out") == []
+    assert is_finished(tmp_path / "out", INPUTS)
+    assert not list((tmp_path / "out").glob("*.tmp"))
+
+
 def test_a_lock_is_held_while_a_folder_is_built(tmp_path: Path) -> None:
     with stage_folder(tmp_path / "out", "model", INPUTS) as partial:
         (partial / "a.txt").write_text("mine")

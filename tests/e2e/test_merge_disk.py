@@ -1,0 +1,300 @@
+"""Disks that fill up or fail while a merge writes, and what a merge may and may not write to."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.errors import FormatError, OutputError, StageError
+from msa_lite.io.manifest import JOURNAL, MANIFEST, verify_folder
+from msa_lite.merger import merge
+from tests.e2e.merges import SHARDS, contents, stamps, write_inputs
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(inputs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of the merge without an accident, manifest included."""
+    return contents(merge(**inputs, out=tmp_path_factory.mktemp("calm") / "out").folder)
+
+
+def size_of(undisturbed: dict[str, bytes]) -> int:
+    """Bytes of the weights alone, headers left out."""
+    return sum(2 * 512 * 512 + 4 * 512 for name in undisturbed if name.endswith(".safetensors"))
+
+
+def fail_after(monkeypatch: pytest.MonkeyPatch, name: str, calls: float, code: int = 0) -> list[int]:
+    """Have a function of `os` fail after so many calls, as a disk would; the calls are counted in the list."""
+    whole = getattr(os, name)
+    count: list[int] = []
+
+    def failing(*args: Any, **options: Any) -> Any:
+        count.append(1)
+        if len(count) > calls:
+            raise OSError(code, os.strerror(code))
+        return whole(*args, **options)
+
+    monkeypatch.setattr(os, name, failing)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "code", "advice"),
+    [
+        ("pwrite", 0.5, errno.ENOSPC, "make room and run the same command again"),
+        ("pwrite", 0.5, errno.EDQUOT, "make room and run the same command again"),
+        ("posix_fallocate", 0.5, errno.ENOSPC, "make room and run the same command again"),
+        ("preadv", 0.7, errno.EIO, "stay; run the same command again"),
+        ("fsync", 0.3, errno.EIO, "stay; run the same command again"),
+    ],
+)
+def test_what_the_disk_reports_halfway_keeps_the_finished_shards(
+    inputs: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, name: str, share: float, code: int, advice: str,
+) -> None:  # fmt: skip
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    calls = fail_after(monkeypatch, name, math.inf)
+    merge(**inputs, out=tmp_path / "calm")
+    monkeypatch.undo()
+    fail_after(monkeypatch, name, share * len(calls), code)
+    with pytest.raises(StageError, match=rf"{os.strerror(code)} .* need {size_of(undisturbed)} bytes, .*{advice}"):
+        merge(**inputs, out=out)
+    monkeypatch.undo()
+    assert not out.exists()
+    journal = (partial / JOURNAL).read_text()
+    finished = {file: stamp for file, stamp in stamps(partial).items() if file in journal}
+    assert 0 < len(finished) < SHARDS
+    merge(**inputs, out=out)
+    assert contents(out) == undisturbed
+    assert finished.items() <= stamps(out).items()
+
+
+def test_a_disk_that_fills_up_before_the_last_small_files_is_no_crash_either(
+    inputs: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(StageError, match="No space left on device"):
+        merge(**inputs, out=tmp_path / "out")
+    monkeypatch.undo()
+    before = stamps(tmp_path / "out.partial")
+    assert len(before) == SHARDS
+    merge(**inputs, out=tmp_path / "out")
+    assert contents(tmp_path / "out") == undisturbed
+    assert stamps(tmp_path / "out") == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 5 MB, where this user may mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", place], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("mounting needs rights that this user does not have")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+def test_a_real_disk_that_fills_up_halfway(
+    inputs: dict[str, Any], undisturbed: dict[str, bytes], small_disk: Path
+) -> None:
+    filler = small_disk / "filler"
+
+    def fill(stage: str, done: int, amount: int) -> None:
+        if done > amount / 2 and not filler.exists():
+            filler.touch()
+            filler.write_bytes(b"x" * shutil.disk_usage(small_disk).free)
+
+    with pytest.raises(StageError, match=r"No space left .* bytes, \d+ are free"):
+        merge(**inputs, out=small_disk / "out", progress=fill)
+    assert filler.stat().st_size > 0
+    before = stamps(small_disk / "out.partial")
+    filler.unlink()
+    merge(**inputs, out=small_disk / "out")
+    assert contents(small_disk / "out") == undisturbed
+    assert len(before.items() & stamps(small_disk / "out").items()) >= 2
+
+
+def test_a_disk_that_is_a_folder_of_its_own_is_told_before_the_work(inputs: dict[str, Any], small_disk: Path) -> None:
+    with pytest.raises(OutputError, match="is where a disk is mounted; choose a folder inside it"):
+        merge(**inputs, out=small_disk)
+    assert [path.name for path in small_disk.parent.iterdir()] == ["disk"]
+
+
+def run_cli(*arguments: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
+    """The command line in a process of its own; limit: bytes that a file may have."""
+
+    def lower() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    command = [sys.executable, "-m", "msa_lite", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=lower)
+
+
+def options_of(inputs: dict[str, Any]) -> list[str]:
+    return [text for name, value in inputs.items() for text in (f"--{name}", str(value))]
+
+
+def test_the_command_line_says_what_is_needed_and_ends_with_4(
+    inputs: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
+    command = ["merge", *options_of(inputs), "--out", str(tmp_path / "out")]
+    done = run_cli(*command, limit=100_000)
+    assert done.returncode == 4
+    assert re.search(rf"error: .*File too large .* need {size_of(undisturbed)} bytes, \d+ are free", done.stderr)
+    assert "Traceback" not in done.stderr
+    assert run_cli(*command).returncode == 0
+    assert contents(tmp_path / "out") == undisturbed
+
+
+def test_verify_finds_a_flipped_bit(inputs: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path) -> None:
+    out = merge(**inputs, out=tmp_path / "out").folder
+    assert run_cli("verify", str(out)).returncode == 0
+    name = "model-00003.safetensors"
+    content = bytearray(undisturbed[name])
+    content[-7] ^= 16
+    (out / name).write_bytes(content)
+    done = run_cli("verify", str(out))
+    assert done.returncode == 3
+    assert f"{name}: content changed" in done.stderr
+
+
+@pytest.mark.parametrize("copies", ["preadv", "copy_file_range"])
+def test_a_target_that_is_cut_off_meanwhile_is_named_and_nothing_is_left(
+    inputs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copies: str
+) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(inputs["target"], target)
+    name = "model-00004.safetensors"
+    if copies == "copy_file_range":
+        monkeypatch.setattr("msa_lite.io.sink._open_new", open_buffered)
+
+    def cut(stage: str, done: int, amount: int) -> None:
+        os.truncate(target / name, 300_000 if copies == "preadv" else 3000)
+
+    vectors = {} if copies == "preadv" else {"alpha": 0, "beta": 0}
+    with pytest.raises(FormatError, match=rf"{name}: .*ended \d+ bytes early"):
+        merge(**(inputs | {"target": str(target)} | vectors), out=tmp_path / "out", progress=cut)
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
+def open_buffered(path: Path) -> tuple[int, bool]:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), False
+
+
+def look(folder: Path) -> dict[str, tuple[int, int, int, bytes]]:
+    """Inode, links, time of change and content of all files below a folder."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            stat = path.stat()
+            found[str(path.relative_to(folder))] = (stat.st_ino, stat.st_nlink, stat.st_mtime_ns, path.read_bytes())
+    return found
+
+
+def link_as_the_hub_does(folder: Path, cache: Path) -> Path:
+    """A snapshot folder of symbolic links into a folder of blobs."""
+    blobs, snapshot = cache / "blobs", cache / "snapshots" / "0123abc"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, path in enumerate(sorted(folder.iterdir())):
+        shutil.copyfile(path, blobs / str(number))
+        (snapshot / path.name).symlink_to(Path("../../blobs") / str(number))
+    return snapshot
+
+
+def link_hard(folder: Path, cache: Path) -> Path:
+    (cache / "original").mkdir(parents=True)
+    (cache / "linked").mkdir()
+    for path in folder.iterdir():
+        shutil.copyfile(path, cache / "original" / path.name)
+        os.link(cache / "original" / path.name, cache / "linked" / path.name)
+    return cache / "linked"
+
+
+@pytest.mark.parametrize("link", [link_as_the_hub_does, link_hard])
+@pytest.mark.parametrize("strength", [1.0, 0.0])
+def test_links_are_read_through_and_never_written_through(
+    inputs: dict[str, Any], tmp_path: Path, link: Callable[[Path, Path], Path], strength: float
+) -> None:
+    folders = {name: link(Path(inputs[name]), tmp_path / "cache" / name) for name in ("target", "forget", "retain")}
+    before = look(tmp_path / "cache")
+    strengths = {"alpha": strength, "beta": strength}
+    out = merge(**(inputs | {name: str(f) for name, f in folders.items()} | strengths), out=tmp_path / "out").folder
+    assert look(tmp_path / "cache") == before
+    assert verify_folder(out) == []
+    for path in out.iterdir():
+        assert not path.is_symlink()
+        assert path.stat().st_nlink == 1
+        path.write_bytes(b"")  # nor do the two share anything afterwards
+    assert look(tmp_path / "cache") == before
+
+
+@pytest.mark.parametrize("place", ["the same", "inside", "deep inside", "around", "a link to it", "a link into it"])
+@pytest.mark.parametrize("name", ["target", "forget"])
+def test_an_output_in_or_around_an_input_is_refused_even_with_replace(
+    inputs: dict[str, Any], tmp_path: Path, place: str, name: str
+) -> None:
+    outer = tmp_path / "outer"
+    folder = merge(**inputs, out=outer / "m").folder if name == "target" else outer / "m"
+    if name == "forget":
+        shutil.copytree(inputs["forget"], folder)
+    link = tmp_path / "link"
+    link.symlink_to(folder if place == "a link to it" else outer)
+    out = {
+        "the same": folder, "inside": folder / "x", "deep inside": folder / "x" / "y", "around": outer,
+        "a link to it": link, "a link into it": link / "m",
+    }[place]  # fmt: skip
+    if place == "around":  # a folder that could be replaced otherwise
+        (outer / MANIFEST).write_text(json.dumps({"made_by": "msa-lite", "kind": "model", "inputs": {}, "files": {}}))
+    before = look(tmp_path)
+    with pytest.raises(OutputError, match=r"lies in one or around one|did not make"):
+        merge(**(inputs | {name: str(folder)}), out=out, replace=True)
+    assert look(tmp_path) == before
+
+
+@pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_permissions_follow_the_umask(inputs: dict[str, Any], tmp_path: Path, mask: int, mode: int) -> None:
+    before = os.umask(mask)
+    try:
+        out = merge(**inputs, out=tmp_path / "out").folder
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in out.iterdir()} == {mode}
+    assert out.stat().st_mode & 0o777 == 0o777 & ~mask
+
+
+def test_a_link_and_a_dot_are_places_to_write_to(
+    inputs: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "big").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "big" / "model")
+    merge(**inputs, out=tmp_path / "link")
+    assert contents(tmp_path / "big" / "model") == undisturbed
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    merge(**inputs, out=".")
+    assert contents(tmp_path / "here") == undisturbed
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["big", "here", "link"]
