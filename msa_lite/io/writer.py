@@ -13,7 +13,7 @@ import re
 import shutil
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import ml_dtypes
@@ -23,6 +23,7 @@ from msa_lite.errors import FormatError
 from msa_lite.io.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry, companion_files
 
 _COPY_CHUNK = 1 << 20  # bytes
+_ROUNDED = 1 << 15  # numbers rounded at a time where it takes buffers
 _FICLONE = 0x40049409  # linux/fs.h
 _CONFIG_DTYPE = re.compile(r'("(?:torch_)?dtype"\s*:\s*)"\w+"')
 
@@ -31,22 +32,34 @@ def round_once(values: np.ndarray, dtype: str, out: np.ndarray | None = None) ->
     """Round fp32 or fp64 values to a safetensors dtype, to nearest, ties to even, in one rounding.
 
     numpy reaches bfloat16 from fp64 by way of fp32, which rounds twice. Rounding the intermediate to odd instead
-    keeps the information on which side of a tie the value lay (Boldo and Melquiond, 2008).
+    keeps the information on which side of a tie the value lay (Boldo and Melquiond, 2008). out: contiguous.
     """
-    if values.dtype == np.float64 and FLOAT_DTYPES[dtype] == ml_dtypes.bfloat16:
-        with np.errstate(over="ignore"):
-            single = values.astype(np.float32)
-        bits = single.view(np.uint32)
-        away = np.where(np.abs(single) > np.abs(values), np.uint32(1), np.uint32(0))
-        inexact = single != values
-        # Truncate towards zero, then set the last bit where something was cut off.
-        np.subtract(bits, away, out=bits)
-        np.bitwise_or(bits, inexact.astype(np.uint32), out=bits)
-        values = single
     out = np.empty(values.shape, FLOAT_DTYPES[dtype]) if out is None else out
     with np.errstate(over="ignore", invalid="ignore"):
-        np.copyto(out, values, casting="unsafe")
+        if values.dtype == np.float64 and FLOAT_DTYPES[dtype] == ml_dtypes.bfloat16:
+            for part, rounded in _parts(values, out):
+                np.copyto(rounded, _round_to_odd(part), casting="unsafe")
+        else:
+            np.copyto(out, values, casting="unsafe")
     return out
+
+
+def _round_to_odd(values: np.ndarray) -> np.ndarray:
+    """fp64 → fp32: cut off, and the last bit set where something was."""
+    single = values.astype(np.float32)
+    bits = single.view(np.uint32)
+    away = np.where(np.abs(single) > np.abs(values), np.uint32(1), np.uint32(0))
+    inexact = single != values
+    np.subtract(bits, away, out=bits)
+    np.bitwise_or(bits, inexact.astype(np.uint32), out=bits)
+    return single
+
+
+def _parts(values: np.ndarray, out: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Both in step, flat and by parts, so that what rounding needs meanwhile is small and stays in the cache."""
+    values, out = values.reshape(-1), out.reshape(-1)
+    for start in range(0, len(values), _ROUNDED):
+        yield values[start : start + _ROUNDED], out[start : start + _ROUNDED]
 
 
 def round_stochastically(
@@ -56,24 +69,30 @@ def round_stochastically(
 
     Unbiased where rounding to nearest would drop small updates altogether, at the cost of noise: a value that lies a
     share p of the way between two neighbours goes to the farther one with probability p. Values that the dtype
-    holds, NaN and infinities stay; nothing that is finite when rounded to nearest becomes infinite.
+    holds, NaN and infinities stay; nothing that is finite when rounded to nearest becomes infinite. out: contiguous.
     """
-    near = round_once(values, dtype, out)
+    out = round_once(values, dtype, out)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        for part, near in _parts(values, out):
+            _move_some(part, near, generator)
+    return out
+
+
+def _move_some(values: np.ndarray, near: np.ndarray, generator: np.random.Generator) -> None:
+    """Move nearest values to the neighbour on the other side of `values`, in place, by chance."""
     unsigned = np.dtype(f"u{near.dtype.itemsize}")
-    with np.errstate(over="ignore", invalid="ignore"):
-        error = values - near.astype(values.dtype)
-        # Away from zero is one bit up, towards zero one bit down, of the magnitude's bits; from zero only up.
-        outwards = (error > 0) == (values > 0)
-        bits = near.view(unsigned)
-        zero = (bits << 1) == 0
-        sign = np.signbit(values).astype(unsigned) << (8 * near.dtype.itemsize - 1)
-        step = np.where(outwards, bits + unsigned.type(1), bits - unsigned.type(1))
-        other = np.where(zero, sign | unsigned.type(1), step)
-        gap = np.abs(other.view(near.dtype).astype(values.dtype) - near.astype(values.dtype))
-        chance = np.abs(error) / gap
+    error = values - near.astype(values.dtype)
+    # Away from zero is one bit up, towards zero one bit down, of the magnitude's bits; from zero only up.
+    outwards = (error > 0) == (values > 0)
+    bits = near.view(unsigned)
+    zero = (bits << 1) == 0
+    sign = np.signbit(values).astype(unsigned) << (8 * near.dtype.itemsize - 1)
+    step = np.where(outwards, bits + unsigned.type(1), bits - unsigned.type(1))
+    other = np.where(zero, sign | unsigned.type(1), step)
+    gap = np.abs(other.view(near.dtype).astype(values.dtype) - near.astype(values.dtype))
+    chance = np.abs(error) / gap
     take = (error != 0) & np.isfinite(gap) & (generator.random(values.shape, np.float32) < chance)
     bits[take] = other[take]
-    return near
 
 
 def output_dtype(entry: TensorEntry, dtype: str | None) -> str:
