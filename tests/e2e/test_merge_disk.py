@@ -69,6 +69,8 @@ def test_what_the_disk_reports_halfway_keeps_the_finished_shards(
     monkeypatch: pytest.MonkeyPatch, name: str, share: float, code: int, advice: str,
 ) -> None:  # fmt: skip
     out, partial = tmp_path / "out", tmp_path / "out.partial"
+    if not hasattr(os, name):
+        pytest.skip(f"this system has no {name}")
     calls = fail_after(monkeypatch, name, math.inf)
     merge(**inputs, out=tmp_path / "calm")
     monkeypatch.undo()

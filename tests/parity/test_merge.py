@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from msa_lite.io.manifest import verify_folder
 from msa_lite.merger import merge, plan
+from tests.handmade import nearest
 
 Make = Callable[..., Path]
 PATTERNS = {"rank_pattern": {".*v_proj": 2, "c_attn": 6}, "alpha_pattern": {"(up|down)_proj": 3, "mlp.c_fc": 5}}
@@ -100,18 +101,6 @@ def test_forget_and_retain_are_pefts_merges_one_after_the_other(
     model = merge_with_peft(load_model(target), forget, -1.0, tmp_path / "forget")
     model = merge_with_peft(model, retain, 0.5, tmp_path / "retain")
     assert_near(load_weights(tmp_path / "out"), save_model(model, tmp_path / "peft"), roundings=4)
-
-
-def nearest(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """The nearest value of a dtype, ties to even, by exact fp64 distances to its candidates; as bits."""
-    if dtype.itemsize > 2:
-        return values.astype(dtype).view(np.uint32)
-    first = values.astype(np.float32).astype(dtype).view(np.int16)
-    candidates = np.stack([first - 1, first, first + 1])
-    distances = np.abs(candidates.view(dtype).astype(np.float64) - values)
-    is_best = (distances == np.nanmin(distances, axis=0)) & ~np.isnan(distances)
-    order = np.argmax(is_best * (2 + (candidates % 2 == 0)), axis=0)  # of two at one distance, the even one
-    return np.take_along_axis(candidates, order[None], axis=0)[0].view(np.uint16)
 
 
 @pytest.mark.parametrize(
