@@ -301,7 +301,7 @@ def _is_copy(files: Files, one: TensorEntry, other: TensorEntry) -> bool:
     if one.shape != other.shape or not other.is_float:
         return False
     rows, columns = one.matrix_shape
-    step = max(1, _BLOCK // columns)
+    step = max(1, _BLOCK // max(1, columns))
     scratch = Scratch()
     return all(
         np.array_equal(
