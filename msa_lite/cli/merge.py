@@ -9,6 +9,18 @@ from typing import Any
 
 import click
 
+logger = logging.getLogger(__name__)
+
+# What says how a model is rounded and by how many threads, with the values that ask for nothing. An adapter is fp32,
+# and made module by module.
+_OF_MODELS: dict[str, tuple[Any, ...]] = {
+    "dtype": (None, "same"),
+    "rounding": (None, "nearest"),
+    "seed": (None,),
+    "exact": (False,),
+    "threads": (None,),
+}
+
 
 def strength_options(command: Any) -> Any:
     """The options that say what is merged, shared with `msa-lite mergekit`."""
@@ -50,8 +62,8 @@ def read_strengths(given: dict[str, Any]) -> dict[str, Any]:
 @click.option("--mergekit", "recipe", type=click.Path(path_type=Path), help="Take all of the above from this recipe.")
 @click.option("--out", required=True, type=click.Path(), help="Folder to write; must not exist.")
 @click.option("--dtype", help="same, bfloat16, float16 or float32.  [default: same]")
-@click.option("--rounding", default="nearest", show_default=True, help="nearest, or stochastic (unbiased, seeded).")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of stochastic rounding.")
+@click.option("--rounding", help="nearest, or stochastic (unbiased, seeded).  [default: nearest]")
+@click.option("--seed", type=int, help="Seed of stochastic rounding.  [default: 0]")
 @click.option("--exact", is_flag=True, help="float64 arithmetic: every weight is the correctly rounded one.")
 @click.option("--as", "form", default="model", show_default=True, help="model, or adapter: one adapter on the target.")
 @click.option("--max-rank", type=int, help="With --as adapter: keep the best so many ranks of each module.")
@@ -80,28 +92,44 @@ def command(
     given = {name: options.pop(name) for name in names}
     if form not in ("model", "adapter"):
         raise UsageError(f"--as '{form}'{nearest(form, ['model', 'adapter'])}: choose model or adapter")
+    if form == "adapter":
+        check_adapter_options({**options, "dtype": dtype})
+    elif max_rank is not None:
+        raise UsageError("--max-rank needs --as adapter")
     if recipe is not None:
         clash = [f"--{name}" for name, value in {**given, "dtype": dtype}.items() if value is not None]
         if clash:
             raise UsageError(f"--mergekit already says {', '.join(clash)}; leave them out")
         given, dtype = read_mergekit(recipe)
+        if form == "adapter" and dtype != "same":
+            logger.warning("%s: its dtype (%s) is ignored: an adapter is always fp32", recipe, dtype)
     else:
         given = read_strengths(given)
     logging.getLogger("msa_lite.merger").setLevel(logging.INFO)  # what it will read, write and take
-    if form == "model" and max_rank is not None:
-        raise UsageError("--max-rank needs --as adapter")
     with progress_bars() as progress:
         if form == "adapter":
-            if dtype not in (None, "same") or options["exact"] or options["rounding"] != "nearest":
-                raise UsageError("an adapter is always fp32: leave out --dtype, --exact and --rounding")
-            result: Any = merge_adapters(out=out, **given, max_rank=max_rank, progress=progress)
+            bounds = {"max_rank": max_rank, "max_memory": options["max_memory"]}
+            result: Any = merge_adapters(out=out, **given, **bounds, progress=progress)
         else:
-            result = merge(out=out, **given, dtype=dtype or "same", **options, progress=progress)
+            chosen = {name: value for name, value in {**options, "dtype": dtype}.items() if value is not None}
+            result = merge(out=out, **given, **chosen, progress=progress)
     if as_json:
         print_json(result.as_dict())
     else:
         first, *others = result.describe().splitlines()
         click.echo("\n  ".join([f"{result.folder}: {first}", *others]))
+
+
+def check_adapter_options(given: dict[str, Any]) -> None:
+    """Raise UsageError for options that mean nothing to an adapter, as they were given."""
+    from msa_lite.errors import UsageError
+
+    refused = [f"--{name}" for name, idle in _OF_MODELS.items() if given[name] not in idle]
+    if refused:
+        raise UsageError(
+            f"an adapter is always fp32, and made module by module on one thread: leave out {', '.join(refused)} with "
+            "--as adapter"
+        )
 
 
 def read_mergekit(recipe: Path) -> tuple[dict[str, Any], str]:

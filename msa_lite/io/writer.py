@@ -13,7 +13,7 @@ import re
 import shutil
 import struct
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import ml_dtypes
@@ -104,12 +104,17 @@ def shard_header(shard: ShardFile, dtype: str | None) -> bytes:
     """Header bytes of the output shard: the target's own, or rebuilt in the same order where the dtype changes."""
     if all(output_dtype(entry, dtype) == entry.dtype for entry in shard.tensors):
         return shard.header
-    header: dict[str, object] = {"__metadata__": shard.metadata} if shard.metadata else {}
+    return file_header(
+        ((e.name, output_dtype(e, dtype), e.shape, output_bytes([e], dtype)) for e in shard.tensors), shard.metadata
+    )
+
+
+def file_header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
+    """Header bytes of a safetensors file of these tensors in this order: (name, dtype, shape, bytes) of each."""
+    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     position = 0
-    for entry in shard.tensors:
-        kind = output_dtype(entry, dtype)
-        size = output_bytes([entry], dtype)
-        header[entry.name] = {"dtype": kind, "shape": entry.shape, "data_offsets": [position, position + size]}
+    for name, kind, shape, size in tensors:
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [position, position + size]}
         position += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)

@@ -2,6 +2,9 @@
 
 Model plus adapter is as good as the merged model, in a hundredth of the space, and can be switched off again: a way to
 deliver and to try, but no removal where that is the aim.
+
+Dtype policy: fp64 arithmetic, rounded once to fp32 on storing. All shapes are known from headers, so that factors are
+computed and written module by module: memory is that of the largest module, whatever their number.
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
-from msa_lite.errors import MismatchError, OutputError, UsageError, join_faults
+from msa_lite.errors import MismatchError, OutputError, StageError, UsageError, join_faults
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, unwrapped
 from msa_lite.io.blocks import Files, read_whole
 from msa_lite.io.hub import Source
@@ -30,8 +34,10 @@ from msa_lite.io.manifest import (
     write_json,
 )
 from msa_lite.io.progress import Progress, silent
+from msa_lite.io.sink import Sink
+from msa_lite.io.writer import file_header
 from msa_lite.merger.formula import Factors, combine_factors
-from msa_lite.merger.plan import Plan, Precision, check_arguments, find_sources, make_plan
+from msa_lite.merger.plan import RESERVED, Plan, Precision, check_arguments, find_sources, make_plan, parse_size
 from msa_lite.vectors import Delta, Difference, Dora, Product, Shift, TokenRows, Vector
 
 logger = logging.getLogger(__name__)
@@ -77,17 +83,20 @@ def merge_adapters(
     beta: float | None = None,
     prior: str | Source | None = None,
     max_rank: int | None = None,
+    max_memory: str | int = "512MB",
     replace: bool = False,
     progress: Progress = silent,
 ) -> MergedAdapter:
     """Write −α · forget + β · retain as one fp32 LoRA adapter on the target; arguments and checks as for `merge`.
 
     max_rank: keep at most so many ranks a module, the best ones in the Frobenius norm (Eckart and Young), found by QR
-    of the factors and the SVD of their small core; what that loses is in the result. Raises as `merge` does, and
-    MismatchError for vectors that are no product of factors: checkpoints, DoRA, modules_to_save, biases.
+    of the factors and the SVD of their small core; what that loses is in the result. Raises as `merge` does, UsageError
+    when the factors of one module do not fit into `max_memory`, and MismatchError for vectors that are no product of
+    factors: checkpoints, DoRA, modules_to_save, biases. There is nothing to resume: a failed attempt leaves nothing.
     """
     out = Path(out)
     check_arguments({"forget": (forget, alpha), "retain": (retain, beta)}, "same", "nearest")
+    parse_size(max_memory)
     if max_rank is not None and max_rank < 1:
         raise UsageError(f"max_rank is {max_rank}; at least 1 is needed")
     beta = beta or 0.0
@@ -107,11 +116,15 @@ def merge_adapters(
         raise OutputError(f"{out}: holds an adapter made from other inputs; remove it or choose another folder")
     plan = make_plan(sources, alpha, beta, Precision())
     _check_products(plan)
-    needed = sum(plan.factor_bytes(name) for name in plan.touched)
+    modules = [_Module(_lows(plan, name), max_rank) for name in plan.touched]
+    _check_memory(modules, max_memory)
+    needed = sum(module.nbytes for module in modules)
     check_space(out, needed)
     facts: dict[str, Any] = {"sources": {name: source.pinned() for name, source in sources.items()}}
-    with disk_faults(out, needed), stage_folder(out, "adapter", inputs, facts) as partial:
-        merged = _write(plan, sources["target"], out, partial, max_rank, progress)
+    hashes: dict[str, str] = {}
+    with disk_faults(out, needed), stage_folder(out, "adapter", inputs, facts, hashes=hashes) as partial:
+        hashes[ADAPTER_FILE], merged = _write(plan, modules, out, partial / ADAPTER_FILE, progress)
+        write_json(partial / ADAPTER_CONFIG, _config(plan, sources["target"], modules))
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
     if merged.truncation_loss > 0.01:
         logger.warning("truncation to rank %s lost %.1f%% of the update", max_rank, 100 * merged.truncation_loss)
@@ -136,40 +149,125 @@ def _check_products(plan: Plan) -> None:
         )
 
 
-def _write(
-    plan: Plan, target: Source, out: Path, partial: Path, max_rank: int | None, progress: Progress
-) -> MergedAdapter:
-    from safetensors.numpy import save_file
+@dataclass(frozen=True)
+class _Module:
+    """A module of the output, by headers: the factors of both vectors side by side, cut to `max_rank` if that is less.
 
-    files = Files()
-    tensors: dict[str, np.ndarray] = {}
-    ranks: dict[str, int] = {}
-    whole = parts = lost = 0.0  # squared norms
-    transposed = False
-    for number, name in enumerate(plan.touched):
-        lows = [delta.low if isinstance(delta, Product) else None for delta in plan.deltas(name)]
-        low = next(low for low in lows if low)
-        forget, retain = (_factors(files, each, low.transposed) for each in lows)
-        b, a = combine_factors(forget, plan.alpha, retain, plan.beta)
-        whole += _square(b, a)
-        parts += sum(s**2 * _square(*f) for s, f in ((plan.alpha, forget), (plan.beta, retain)) if f)
-        if max_rank is not None and a.shape[0] > max_rank:
-            b, a, tail = truncate(b, a, max_rank)
-            lost += tail
-        module = unwrapped(low.module)
-        for half, factor in (("A", a), ("B", b)):
-            tensors[_KEYS[low.is_embedding].format(module, half)] = np.ascontiguousarray(factor, np.float32)
-        ranks[module] = a.shape[0]
-        transposed = transposed or (low.transposed and not low.is_embedding)
-        progress("merge", number + 1, len(plan.touched))
-    if whole <= 1e-12 * parts:
-        raise MismatchError(
-            f"{out}: the vectors are zero or cancel each other out, so the adapter would change nothing"
+    lows: of forget and retain vector, at least one of the two.
+    """
+
+    lows: tuple[LowRank | None, LowRank | None]
+    max_rank: int | None
+
+    @property
+    def low(self) -> LowRank:
+        """The one that says how the output's factors are named and turned."""
+        return next(low for low in self.lows if low)
+
+    @property
+    def name(self) -> str:
+        return unwrapped(self.low.module)
+
+    @property
+    def stacked(self) -> int:
+        """Ranks of both vectors together."""
+        return sum(low.rank for low in self.lows if low)
+
+    @property
+    def is_cut(self) -> bool:
+        return self.max_rank is not None and self.stacked > self.max_rank
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in) of the delta as PEFT's module has it."""
+        return self.low.b.shape[0], self.low.a.shape[1]
+
+    @property
+    def rank(self) -> int:
+        """Ranks in the output; after a cut no more than the matrix can have."""
+        return min(self.max_rank or 0, *self.shape) if self.is_cut else self.stacked
+
+    @property
+    def tensors(self) -> list[tuple[str, str, tuple[int, int], int]]:
+        """Name, dtype, shape and bytes of A and B in the output."""
+        (out, into), key = self.shape, _KEYS[self.low.is_embedding]
+        shapes = {"A": (self.rank, into), "B": (out, self.rank)}
+        return [(key.format(self.name, half), "F32", shape, 4 * math.prod(shape)) for half, shape in shapes.items()]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(size for *_, size in self.tensors)
+
+    @property
+    def memory(self) -> int:
+        """Bytes that its arrays take at most at a time."""
+        (out, into), rank = self.shape, self.stacked
+        whole, core = rank * (out + into), rank * rank
+        needed = 3 * whole + 4 * core  # as read, with strengths, stacked; ranks by ranks for the norms
+        if self.is_cut:  # QR holds four copies of a factor, the core's SVD many of the core
+            needed = max(needed, whole + rank * out + 4 * rank * max(out, into) + 2 * core, 2 * whole + 16 * core)
+        return 8 * needed
+
+
+def _lows(plan: Plan, name: str) -> tuple[LowRank | None, LowRank | None]:
+    forget, retain = (delta.low if isinstance(delta, Product) else None for delta in plan.deltas(name))
+    return forget, retain
+
+
+def _check_memory(modules: list[_Module], max_memory: str | int) -> None:
+    """Raise UsageError when the module that takes most does not fit, with what is needed."""
+    largest = max(modules, key=lambda module: module.memory)
+    needed = RESERVED + largest.memory
+    if needed > parse_size(max_memory):
+        raise UsageError(
+            f"{max_memory} of memory are too little: this adapter needs at least {math.ceil(needed / 1e6)}MB "
+            f"({largest.stacked} ranks of {largest.name})"
         )
-    config = _config(plan, target, ranks, transposed)
-    save_file(tensors, partial / ADAPTER_FILE, {"format": "pt"})
-    write_json(partial / ADAPTER_CONFIG, config)
-    return MergedAdapter(out, len(ranks), max(ranks.values()), math.sqrt(lost / whole))
+    written = sum(module.nbytes for module in modules)
+    logger.info("%.2f GB to write, up to %.0f MB of memory, one thread", written / 1e9, needed / 1e6)
+
+
+def _write(plan: Plan, modules: list[_Module], out: Path, path: Path, progress: Progress) -> tuple[str, MergedAdapter]:
+    """Write the factors, module by module; the file's hash, and the result for `out`."""
+    files = Files()
+    whole = parts = lost = 0.0  # squared norms
+    header = file_header((tensor for module in modules for tensor in module.tensors), {"format": "pt"})
+    size = len(header) + sum(module.nbytes for module in modules)
+    with threadpool_limits(1, user_api="blas"), Sink(path, size) as sink:
+        sink.append(header)
+        for number, module in enumerate(modules):
+            squares = _append(sink, files, plan, module)
+            whole, parts, lost = whole + squares[0], parts + squares[1], lost + squares[2]
+            progress("merge", number + 1, len(modules))
+        if whole <= 1e-12 * parts:
+            raise MismatchError(
+                f"{out}: the vectors are zero or cancel each other out, so the adapter would change nothing"
+            )
+        sha256 = sink.close()
+    rank = max(module.rank for module in modules)
+    return sha256, MergedAdapter(out, len(modules), rank, math.sqrt(lost / whole))
+
+
+def _append(sink: Sink, files: Files, plan: Plan, module: _Module) -> tuple[float, float, float]:
+    """Write A and B of a module; squared norms of its update, of what the vectors give to it, of what a cut lost."""
+    b, a, parts = _combined(files, plan, module)
+    whole, lost = _square(b, a), 0.0
+    if module.is_cut:
+        b, a, lost = truncate(b, a, module.rank)
+    for factor in (a, b):
+        with np.errstate(over="ignore"):
+            stored = np.ascontiguousarray(factor, np.float32)
+        if not np.isfinite(stored).all():
+            raise StageError(f"{module.name}: the merged factors do not fit fp32; try a smaller alpha or beta")
+        sink.append(stored.view(np.uint8).data)
+    return whole, parts, lost
+
+
+def _combined(files: Files, plan: Plan, module: _Module) -> tuple[np.ndarray, np.ndarray, float]:
+    """B and A of the update in fp64, and the squared norms of what it is the sum of."""
+    forget, retain = (_factors(files, low, module.low.transposed) for low in module.lows)
+    parts = sum(s**2 * _square(*f) for s, f in ((plan.alpha, forget), (plan.beta, retain)) if f)
+    return *combine_factors(forget, plan.alpha, retain, plan.beta), parts
 
 
 def _factors(files: Files, low: LowRank | None, transposed: bool) -> Factors | None:
@@ -198,8 +296,9 @@ def truncate(b: np.ndarray, a: np.ndarray, rank: int) -> tuple[np.ndarray, np.nd
     return left @ (u[:, :rank] * root), (root[:, None] * v[:rank]) @ right.T, float(np.sum(s[rank:] ** 2))
 
 
-def _config(plan: Plan, target: Source, ranks: dict[str, int], transposed: bool) -> dict[str, Any]:
+def _config(plan: Plan, target: Source, modules: list[_Module]) -> dict[str, Any]:
     """PEFT's config: every scale is 1, since strengths and scales are in the factors."""
+    ranks = {module.name: module.rank for module in modules}
     rank = max(ranks.values())
     vector = plan.forget or plan.retain
     assert vector is not None
@@ -216,7 +315,7 @@ def _config(plan: Plan, target: Source, ranks: dict[str, int], transposed: bool)
         "rank_pattern": pattern,
         "alpha_pattern": pattern,
         "target_modules": sorted(ranks),
-        "fan_in_fan_out": transposed,
+        "fan_in_fan_out": any(m.low.transposed and not m.low.is_embedding for m in modules),
         "lora_dropout": 0.0,
         "bias": "none",
         "use_rslora": False,

@@ -22,7 +22,7 @@ from msa_lite.vectors import Delta, Product, Vector, checkpoint_vector, is_adapt
 DTYPES = {"same": None, "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ROUNDINGS = ("nearest", "stochastic")
 BLOCK = 1 << 19  # numbers in a block: fp32 weights, update and result stay in a core's share of the cache
-_RESERVED = 100 << 20  # bytes for Python, numpy and the buffers of the output file
+RESERVED = 100 << 20  # bytes for Python, numpy and the buffers of the output file
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 # Seconds a byte or number on one core of a 2024 server; only for the estimate that is printed.
 _SECONDS_BYTE, _SECONDS_PRODUCT, _SECONDS_DENSE = 1.0e-9, 2.5e-9, 4.0e-9
@@ -248,11 +248,11 @@ def make_budget(plan: Plan, max_memory: str | int, threads: int | None) -> Budge
     factors = max((plan.factor_bytes(name) for name in plan.touched), default=0)
     for count in range(threads or cores, 0, -1):
         depth = count + 3
-        fixed = _RESERVED + count * worker + depth * output
+        fixed = RESERVED + count * worker + depth * output
         # While factors are read, the stored ones, their scaled copies and the stacked ones are there together.
         if fixed + 3 * factors <= limit:
             return Budget(count, depth, limit - fixed - 2 * factors, limit)
-    least = _RESERVED + worker + 4 * output + 3 * factors
+    least = RESERVED + worker + 4 * output + 3 * factors
     raise UsageError(f"{max_memory} of memory are too little: this merge needs at least {math.ceil(least / 1e6)}MB")
 
 
