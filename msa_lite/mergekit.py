@@ -126,7 +126,7 @@ def write_recipe(
     for role, (vector, weight, is_adapter) in tuned.items():
         models[role] = (_Model(place, vector) if is_adapter else _Model(vector), weight)
     if place != request.target:  # stays at weight 0: mergekit does not need it then, but it says what the prior is
-        models["prior"] = (_Model(place), -sum(weight for _, weight, _ in tuned.values()))
+        models["prior"] = (_Model(place), 0.0 - sum(weight for _, weight, _ in tuned.values()))
     if len({model for model, _ in models.values()}) < len(models):  # mergekit: "Duplicate merge inputs"
         listing = ", ".join(f"{role} {model}" for role, (model, _) in models.items())
         raise UsageError(

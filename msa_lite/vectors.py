@@ -7,7 +7,7 @@ difference. Deltas come in the dtype that the merge works in, fp32 or fp64.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
 from msa_lite.io.adapter import ADAPTER_CONFIG, Adapter, LowRank, load_adapter, match_names
-from msa_lite.io.blocks import Files, Scratch, pread_into, read_rows, read_whole
+from msa_lite.io.blocks import Files, Scratch, read_rows, read_whole
 from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
 
 _BLOCK = 1 << 19  # numbers compared at a time
@@ -24,8 +24,26 @@ _BLOCK = 1 << 19  # numbers compared at a time
 class Delta(Protocol):
     """The change of one tensor, by rows of its matrix view."""
 
+    def load(self, files: Files, dtype: Any) -> Delta:
+        """The same with what all rows need in memory: the factors. Raises FormatError for NaN or infinities there."""
+
     def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
         """Δw of rows [start, stop), (stop − start, columns) in `dtype`, in a buffer of `scratch`."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A product whose factors are in memory: left (rows, r), right (r, columns)."""
+
+    left: np.ndarray
+    right: np.ndarray
+
+    def load(self, files: Files, dtype: Any) -> Loaded:
+        return self
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        out = scratch.take("delta", (stop - start, self.right.shape[1]), dtype)
+        return np.matmul(self.left[start:stop], self.right, out=out)
 
 
 @dataclass(frozen=True)
@@ -34,20 +52,13 @@ class Product:
 
     low: LowRank
 
-    def factors(self, files: Files, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-        """(rows, r) and (r, columns), whose product is the delta. Raises FormatError for NaN or infinities."""
+    def load(self, files: Files, dtype: Any) -> Loaded:
         a, b = read_whole(files, self.low.a, dtype), read_whole(files, self.low.b, dtype)
         left, right = (a.T, b.T) if self.low.transposed else (b, a)
-        return left * np.dtype(dtype).type(self.low.scale), right
+        return Loaded(left * np.dtype(dtype).type(self.low.scale), right)
 
     def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
-        low = self.low
-        if low.transposed:  # of the factor that grows with the rows only what these rows need
-            left, right = _read_columns(files, low.a, start, stop).T, read_whole(files, low.b, dtype).T
-        else:
-            left, right = read_rows(files, low.b, start, stop), read_whole(files, low.a, dtype)
-        out = scratch.take("delta", (stop - start, right.shape[1]), dtype)
-        return np.matmul(left.astype(dtype) * np.dtype(dtype).type(low.scale), right, out=out)
+        return self.load(files, dtype).rows(files, start, stop, dtype, scratch)
 
 
 @dataclass(frozen=True)
@@ -57,10 +68,14 @@ class Dora:
     low: LowRank
     magnitude: TensorEntry
     prior: TensorEntry
+    product: Loaded | None = None
+
+    def load(self, files: Files, dtype: Any) -> Dora:
+        return replace(self, product=Product(self.low).load(files, dtype))
 
     def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
-        before = read_rows(files, self.prior, start, stop, scratch).astype(dtype)
-        moved = Product(self.low).rows(files, start, stop, dtype, scratch)
+        before = scratch.prior_rows(files, self.prior, start, stop, dtype)
+        moved = (self.product or Product(self.low)).rows(files, start, stop, dtype, scratch)
         moved += before
         magnitude = read_rows(files, self.magnitude, start, stop).astype(dtype)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -69,8 +84,15 @@ class Dora:
         return _finite(moved, self.magnitude)
 
 
+class _Stored:
+    """A delta that is read by rows and keeps nothing in memory."""
+
+    def load(self, files: Files, dtype: Any) -> Any:
+        return self
+
+
 @dataclass(frozen=True)
-class Difference:
+class Difference(_Stored):
     """θ_1 − θ_0 of a tensor that is stored whole: of a full checkpoint, a modules_to_save or a bias."""
 
     tuned: TensorEntry
@@ -78,14 +100,13 @@ class Difference:
 
     def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
         raw = read_rows(files, self.tuned, start, stop, scratch)
-        out, before = scratch.take("delta", raw.shape, dtype), scratch.take("prior", raw.shape, dtype)
+        out = scratch.take("delta", raw.shape, dtype)
         np.copyto(out, raw)
-        np.copyto(before, read_rows(files, self.prior, start, stop, scratch))
-        return np.subtract(out, before, out=out)
+        return np.subtract(out, scratch.prior_rows(files, self.prior, start, stop, dtype), out=out)
 
 
 @dataclass(frozen=True)
-class Shift:
+class Shift(_Stored):
     """scale · b of a LoRA layer's own bias (lora_bias)."""
 
     bias: TensorEntry
@@ -97,7 +118,7 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class TokenRows:
+class TokenRows(_Stored):
     """New minus old rows of an embedding for some tokens, zero for all others (trainable_token_indices)."""
 
     tuned: TensorEntry
@@ -112,16 +133,6 @@ class TokenRows:
                 new = read_rows(files, self.tuned, number, number + 1).astype(dtype)
                 out[token - start] = (new - read_rows(files, self.prior, token, token + 1).astype(dtype))[0]
         return _finite(out, self.tuned)
-
-
-def _read_columns(files: Files, entry: TensorEntry, start: int, stop: int) -> np.ndarray:
-    """Columns [start, stop) of a matrix of few rows, in its stored dtype."""
-    dtype = FLOAT_DTYPES[entry.dtype]
-    out = np.empty((entry.shape[0], stop - start), dtype)
-    for number, row in enumerate(out):
-        offset = entry.start + (number * entry.shape[1] + start) * dtype.itemsize
-        pread_into(files[entry.file], row.view(np.uint8).data, offset)
-    return out
 
 
 def _finite(rows: np.ndarray, entry: TensorEntry) -> np.ndarray:
@@ -151,12 +162,11 @@ class Vector:
     def check_factors(self) -> None:
         """Read all factors once. Raises FormatError for NaN or infinities, MismatchError when the vector is zero."""
         files = Files()
-        products = [delta for delta in self.deltas.values() if isinstance(delta, Product)]
         some = False
-        for delta in products:
-            left, right = delta.factors(files, np.float32)
-            some = some or (bool(left.any()) and bool(right.any()))
-        if len(products) == len(self.deltas) and not some:
+        for delta in self.deltas.values():
+            loaded = delta.load(files, np.float32)
+            some = some or not isinstance(loaded, Loaded) or bool(loaded.left.any() and loaded.right.any())
+        if not some:
             raise MismatchError(f"{self.folder}: the vector is all zeros and changes nothing; fit it again")
 
 
@@ -266,17 +276,20 @@ def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
         else:
             deltas[name] = Dora(dora[name], dora[name].magnitude, old)  # type: ignore[arg-type]
     files = Files()
+    on_prior = bool(absolute)
     for name, copy in adapter.copies.items():
-        known = [checkpoint for checkpoint in (prior, target) if checkpoint]
-        if not all(checkpoint.shards for checkpoint in known):  # headers alone: their weights are not here yet
+        if not target.shards or (prior and not prior.shards):  # headers alone: their weights are not here yet
+            on_prior = on_prior or prior is not None
+        elif name in target.tensors and _is_copy(files, copy, target.tensors[name]):
             continue
-        originals = [checkpoint.tensors.get(name) for checkpoint in known]
-        if not any(entry and _is_copy(files, copy, entry) for entry in originals):
+        elif prior and name in prior.tensors and _is_copy(files, copy, prior.tensors[name]):
+            on_prior = True
+        else:
             hint = "" if prior else "; if it is the prior's, give --prior"
             faults.append(f"{copy.name}: a full copy of neither the target's tensor nor the prior's{hint}")
     if faults:
         raise MismatchError(join_faults(f"{adapter.folder}: cannot be merged into this target:", faults))
-    return Vector(adapter.folder, deltas, is_adapter=True, needs_prior=bool(absolute or (adapter.copies and prior)))
+    return Vector(adapter.folder, deltas, is_adapter=True, needs_prior=on_prior)
 
 
 def _tied(adapter: Adapter, target: Checkpoint) -> list[str]:

@@ -94,6 +94,10 @@ def _run(args: list[str]) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted; finished stages stay, the same command resumes", err=True)
         return 130
+    except MemoryError:
+        message = "error: out of memory; finished stages stay, the same command resumes (merge: --threads 1)"
+        click.echo(message, err=True)
+        return 4
     except Exception as error:
         full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
         if not full or "-v" in args or "--verbose" in args:

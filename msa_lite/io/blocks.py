@@ -26,16 +26,26 @@ class Files:
                 self._open[path] = os.open(path, os.O_RDONLY)
             return self._open[path]
 
+    def close(self) -> None:
+        """Close what is open; a path that is asked for again is opened again."""
+        with self._lock:
+            while self._open:
+                os.close(self._open.popitem()[1])
+
     def __del__(self) -> None:
-        for handle in self._open.values():
-            os.close(handle)
+        self.close()
 
 
 class Scratch:
-    """Named buffers of one thread. An array handed out is overwritten by the next one of the same name."""
+    """Named buffers of one thread. An array handed out is overwritten by the next one of the same name.
 
-    def __init__(self) -> None:
+    common: buffers that several of a thread's share.
+    """
+
+    def __init__(self, common: Scratch | None = None) -> None:
         self._buffers: dict[str, np.ndarray] = {}
+        self._common = common if common is not None else self
+        self._held: tuple[Any, ...] | None = None
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """An uninitialised array of this shape and dtype in the buffer of that name, which grows when it must."""
@@ -44,6 +54,19 @@ class Scratch:
         if name not in self._buffers or self._buffers[name].nbytes < nbytes:
             self._buffers[name] = np.empty(nbytes, np.uint8)
         return self._buffers[name][:nbytes].view(dtype).reshape(shape)
+
+    def prior_rows(self, files: Files, entry: TensorEntry, start: int, stop: int, dtype: Any) -> np.ndarray:
+        """Rows [start, stop) of the prior's tensor in `dtype`, not to be changed.
+
+        They are read once for all who share `common`: both vectors of a block ask for the same.
+        """
+        common, key = self._common, (entry, start, stop, dtype)
+        rows = common.take("prior", (stop - start, entry.matrix_shape[1]), dtype)
+        if common._held != key:
+            common._held = None
+            np.copyto(rows, read_rows(files, entry, start, stop, common, "raw prior"))
+            common._held = key
+        return rows
 
 
 def read_rows(
@@ -56,10 +79,7 @@ def read_rows(
     columns, dtype = entry.matrix_shape[1], FLOAT_DTYPES[entry.dtype]
     rows = (scratch or Scratch()).take(name, (stop - start, columns), dtype)
     offset = entry.start + start * columns * dtype.itemsize
-    try:
-        pread_into(files[entry.file], rows.reshape(-1).view(np.uint8).data, offset)
-    except FormatError as error:
-        raise FormatError(f"{entry.file}: {error}") from None
+    pread_into(files[entry.file], rows.reshape(-1).view(np.uint8).data, offset, entry.file)
     return rows
 
 
@@ -71,13 +91,20 @@ def read_whole(files: Files, entry: TensorEntry, dtype: Any) -> np.ndarray:
     return values
 
 
-def pread_into(handle: int, buffer: memoryview, offset: int) -> None:
-    """Fill `buffer` from `offset`; pread may return less than was asked for, so it is called until all is there."""
+def pread_into(handle: int, buffer: memoryview, offset: int, path: Path) -> None:
+    """Fill `buffer` from `offset`; pread may return less than was asked for, so it is called until all is there.
+
+    path: what messages name. Raises FormatError when the file ends early, OSError with the path when it fails.
+    """
     done = 0
     while done < len(buffer):
-        got = os.preadv(handle, [buffer[done:]], offset + done)
+        try:
+            got = os.preadv(handle, [buffer[done:]], offset + done)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         if got == 0:
             raise FormatError(
-                f"the file ended {len(buffer) - done} bytes early while a tensor was read; is it still being written?"
+                f"{path}: the file ended {len(buffer) - done} bytes early while a tensor was read; is it still being "
+                "written?"
             )
         done += got

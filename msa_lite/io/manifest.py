@@ -12,13 +12,14 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import MsaError, OutputError, StageError
+from msa_lite.io.progress import readable
 
 MANIFEST = "manifest.json"
 JOURNAL = ".journal.jsonl"
@@ -60,7 +61,7 @@ def list_files(folder: Path) -> list[Path]:
 
 def software_versions() -> dict[str, str]:
     """Versions of msa-lite and of the packages that decide the numbers."""
-    names = ("msa-lite", "torch", "transformers", "peft", "safetensors", "numpy", "datasets")
+    names = ("msa-lite", "torch", "transformers", "peft", "safetensors", "numpy", "ml-dtypes", "datasets")
     found = {}
     for name in names:
         try:
@@ -128,8 +129,8 @@ def check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
     if free < needed:
         raise OutputError(
-            f"{folder}: {needed / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free on that disk; "
-            "make room or choose another output folder"
+            f"{folder}: {readable(needed)} are needed, {readable(free)} are free on that disk; make room or choose "
+            "another output folder"
         )
 
 
@@ -147,9 +148,10 @@ def disk_faults(folder: Path, needed: int) -> Iterator[None]:
     except OSError as error:
         free = shutil.disk_usage(partial_folder(folder).parent).free
         full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        what = f"{error.filename} was read" if error.filename else "it was written"
         raise StageError(
-            f"{folder}: {error.strerror or error} while it was written; its weights need {needed} bytes, {free} are "
-            f"free. Finished files stay; {'make room and ' if full else ''}run the same command again"
+            f"{folder}: {error.strerror or error} while {what}; its weights need {needed} bytes, {free} are free. "
+            f"Finished files stay; {'make room and ' if full else ''}run the same command again"
         ) from error
 
 
@@ -167,6 +169,7 @@ def stage_folder(
     facts: dict[str, Any] | None = None,
     resumable: bool = False,
     hashes: dict[str, str] | None = None,
+    check: Callable[[], None] | None = None,
 ) -> Iterator[Path]:
     """Build `folder` as `folder.partial`; on leaving the block, write the manifest and rename.
 
@@ -174,13 +177,21 @@ def stage_folder(
     facts: further things to record, which the block may fill, as it may `hashes`: SHA-256 of files by name, known
     from writing them. When the block raises, the partial folder is removed, or, for a resumable stage, kept (unless
     the error was marked by `discarded`) and handed out again with its content when the same inputs come back.
-    Raises OutputError when another process is building the same folder.
+    check: called once nobody else can build the folder any more, to raise what forbids it now. Raises OutputError when
+    another process is building the same folder.
     """
     folder, partial = Path(os.path.realpath(folder)), partial_folder(folder)
     check_free(folder, kind)
     with _locked(partial):
         if (partial / _REPLACED).exists() and not folder.exists():  # a kill came between two renames
             os.rename(partial / _REPLACED, folder)
+        try:
+            if check:
+                check()
+        except BaseException:
+            if [path.name for path in partial.iterdir()] == [_LOCK]:  # made just now
+                shutil.rmtree(partial)
+            raise
         _claim(partial, {"kind": kind, "inputs": digest(inputs)})
         try:
             yield partial
@@ -276,10 +287,20 @@ def sync(path: Path) -> None:
 
 def _apply_umask(folder: Path) -> None:
     """Give files the usual permissions; the safetensors library makes them readable by their owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
+    mask = _umask()
     for path in [*list_files(folder), folder / MANIFEST]:
         path.chmod(0o666 & ~mask)
+
+
+def _umask() -> int:
+    """The process's umask; to ask for it in the usual way means to change it for a moment, for all threads."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
+    except (OSError, StopIteration, ValueError):
+        mask = os.umask(0)
+        os.umask(mask)
+        return mask
 
 
 def verify_folder(folder: Path) -> list[str]:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from msa_lite.errors import FormatError
 from msa_lite.io.blocks import pread_into
 from msa_lite.io.writer import clone_file, copy_range, reserve, write_all
 
@@ -81,20 +82,24 @@ class Sink:
             view = view[count:]
             self._advance(count)
 
-    def append_from(self, source: int, start: int, count: int) -> None:
+    def append_from(self, source: int, start: int, count: int, path: Path) -> None:
         """Hash and copy bytes [start, start + count) of another file; of a clone's original they are there already.
 
-        Direct writes take the bytes that are read for the hash; else the kernel copies them (copy_file_range).
+        Direct writes take the bytes that are read for the hash; else the kernel copies them (copy_file_range). path:
+        the other file's, for messages.
         """
         copied = not self._direct  # asked once: the writer's thread may take the flag back meanwhile
         if copied and not self._cloned:
             self._flush()
-            copy_range(source, self._handle, start, count, self._at)
+            try:
+                copy_range(source, self._handle, start, count, self._at)
+            except FormatError as error:
+                raise FormatError(f"{path}: {error}") from None
             self._written += count
         while count:
             nbytes = min(count, _CHUNK - self._filled)
             view = memoryview(self._current)[self._filled : self._filled + nbytes]
-            pread_into(source, view, start)
+            pread_into(source, view, start, path)
             self._hash.update(view)
             start, count = start + nbytes, count - nbytes
             if copied:

@@ -20,24 +20,17 @@ from typing import Any, ClassVar
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from msa_lite.errors import MismatchError, OutputError, StageError, UsageError, join_faults
+from msa_lite.errors import MismatchError, StageError, UsageError, join_faults
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, unwrapped
 from msa_lite.io.blocks import Files, read_whole
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import (
-    check_free,
-    check_space,
-    disk_faults,
-    is_finished,
-    load_manifest,
-    stage_folder,
-    write_json,
-)
+from msa_lite.io.manifest import check_space, disk_faults, stage_folder, write_json
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.sink import Sink
 from msa_lite.io.writer import file_header
 from msa_lite.merger.formula import Factors, combine_factors
-from msa_lite.merger.plan import RESERVED, Plan, Precision, check_arguments, find_sources, make_plan, parse_size
+from msa_lite.merger.inputs import find_inputs
+from msa_lite.merger.plan import RESERVED, Plan, Precision, check_arguments, make_plan, parse_size
 from msa_lite.vectors import Delta, Difference, Dora, Product, Shift, TokenRows, Vector
 
 logger = logging.getLogger(__name__)
@@ -94,37 +87,32 @@ def merge_adapters(
     when the factors of one module do not fit into `max_memory`, and MismatchError for vectors that are no product of
     factors: checkpoints, DoRA, modules_to_save, biases. There is nothing to resume: a failed attempt leaves nothing.
     """
-    out = Path(out)
-    check_arguments({"forget": (forget, alpha), "retain": (retain, beta)}, "same", "nearest")
+    vectors = {"forget": (forget, alpha), "retain": (retain, beta)}
+    check_arguments(vectors, "same", "nearest")
     parse_size(max_memory)
     if max_rank is not None and max_rank < 1:
         raise UsageError(f"max_rank is {max_rank}; at least 1 is needed")
-    beta = beta or 0.0
-    check_free(out, "adapter")
-    sources = find_sources(out, target, (forget, alpha), (retain, beta), prior)
-    if len(sources) == 1:
+    if not any(vector is not None and strength for vector, strength in vectors.values()):
         raise UsageError("an adapter that changes nothing is no use: give a vector and a strength above 0")
-    inputs = {
-        **{name: source.identity() for name, source in sources.items()},
-        "alpha": float(alpha),
-        "beta": float(beta),
-        "max_rank": max_rank,
-    }
-    if is_finished(out, inputs):
-        return MergedAdapter(folder=out, **(load_manifest(out) or {})["change"])
-    if load_manifest(out) and not replace:
-        raise OutputError(f"{out}: holds an adapter made from other inputs; remove it or choose another folder")
-    plan = make_plan(sources, alpha, beta, Precision())
+    inputs = find_inputs(Path(out), "adapter", target, vectors, prior, {"max_rank": max_rank}, replace)
+    if inputs.finished:
+        return MergedAdapter(folder=inputs.out, **inputs.finished)
+    plan = make_plan(inputs.sources, inputs.alpha, inputs.beta, Precision())
     _check_products(plan)
     modules = [_Module(_lows(plan, name), max_rank) for name in plan.touched]
     _check_memory(modules, max_memory)
     needed = sum(module.nbytes for module in modules)
-    check_space(out, needed)
-    facts: dict[str, Any] = {"sources": {name: source.pinned() for name, source in sources.items()}}
-    hashes: dict[str, str] = {}
-    with disk_faults(out, needed), stage_folder(out, "adapter", inputs, facts, hashes=hashes) as partial:
-        hashes[ADAPTER_FILE], merged = _write(plan, modules, out, partial / ADAPTER_FILE, progress)
-        write_json(partial / ADAPTER_CONFIG, _config(plan, sources["target"], modules))
+    check_space(inputs.out, needed)
+    plan.check_factors()
+    facts, hashes = inputs.facts(), dict[str, str]()
+    with (
+        disk_faults(inputs.out, needed),
+        stage_folder(
+            inputs.out, "adapter", inputs.record, facts, hashes=hashes, check=inputs.check_unchanged
+        ) as partial,
+    ):
+        hashes[ADAPTER_FILE], merged = _write(plan, modules, inputs.out, partial / ADAPTER_FILE, progress)
+        write_json(partial / ADAPTER_CONFIG, _config(plan, inputs.sources["target"], modules))
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
     if merged.truncation_loss > 0.01:
         logger.warning("truncation to rank %s lost %.1f%% of the update", max_rank, 100 * merged.truncation_loss)

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.errors import FormatError, StageError
+from msa_lite.errors import FormatError, MismatchError
+from msa_lite.io.checkpoint import FLOAT_DTYPES
 from msa_lite.merger.formula import Factors
 
 WARN_LOSS = 0.10
+NAMES = {key: dtype.name for key, dtype in FLOAT_DTYPES.items()}
 
 
 @dataclass
@@ -88,10 +90,15 @@ def sums(change: Change) -> dict[str, Any]:
     return asdict(change)
 
 
-def warnings(change: Change, dtype: str) -> list[str]:
-    """What a user should know about a merge's precision; dtype: what the touched tensors are stored as."""
+def warnings(change: Change, dtype: str, stochastic: bool) -> list[str]:
+    """What a user should know about a merge's precision; dtype: what the touched tensors are stored as, in words."""
     if change.rounding_loss <= WARN_LOSS:
         return []
+    if stochastic:
+        return [
+            f"stochastic rounding to {dtype} put noise of {change.rounding_loss:.0%} of the update on top of it; only "
+            "its mean is kept. Without noise: float32 (--dtype float32) or an adapter (--as adapter)"
+        ]
     return [
         f"rounding to {dtype} lost {change.rounding_loss:.0%} of the update (‖wanted − stored‖ / ‖wanted‖); to keep "
         "it, write float32 (--dtype float32) or an adapter (--as adapter), or keep its mean (--rounding stochastic)"
@@ -135,10 +142,22 @@ def measure_carefully(before: np.ndarray, wanted: np.ndarray, stored: np.ndarray
 
 
 def check_overflow(name: str, dtype: str, before: np.ndarray, stored: np.ndarray) -> None:
-    """Raise StageError where a finite weight is stored as an infinity (or NaN)."""
+    """Raise MismatchError where a finite weight plus its update is stored as an infinity (or NaN)."""
+    if _overflows(before, stored):
+        raise MismatchError(
+            f"{name}: merged values do not fit {NAMES[dtype]}; try a smaller alpha or beta, or --dtype float32"
+        )
+
+
+def check_cast(name: str, dtype: str, before: np.ndarray, stored: np.ndarray) -> None:
+    """Raise MismatchError where a finite weight, only cast, is stored as an infinity."""
+    if _overflows(before, stored):
+        raise MismatchError(f"{name}: its values do not fit {NAMES[dtype]}; choose another --dtype")
+
+
+def _overflows(before: np.ndarray, stored: np.ndarray) -> bool:
     finite = np.isfinite(stored.astype(before.dtype))
-    if not finite.all() and np.isfinite(before[~finite]).any():
-        raise StageError(f"{name}: merged values do not fit {dtype}; try a smaller alpha or beta, or --dtype float32")
+    return not finite.all() and bool(np.isfinite(before[~finite]).any())
 
 
 def measure_vectors(forget: np.ndarray | None, retain: np.ndarray | None) -> Change:

@@ -15,24 +15,22 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from msa_lite.errors import MismatchError, MsaError, OutputError
+from msa_lite.errors import MismatchError, MsaError
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import (
     JOURNAL,
-    check_free,
     check_space,
     discarded,
     disk_faults,
     hash_file,
-    is_finished,
-    load_manifest,
     partial_folder,
     stage_folder,
     write_text,
 )
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.progress import Progress, readable, silent
 from msa_lite.io.writer import output_bytes, write_companions
-from msa_lite.merger.fidelity import Change, fidelity_report, sums, total, warnings
+from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, sums, total, warnings
+from msa_lite.merger.inputs import Inputs, find_inputs
 from msa_lite.merger.plan import (
     DTYPES,
     Budget,
@@ -40,7 +38,6 @@ from msa_lite.merger.plan import (
     Precision,
     check_arguments,
     estimate,
-    find_sources,
     make_budget,
     make_plan,
     parse_size,
@@ -120,45 +117,48 @@ def merge(
 
     Raises before anything is written: UsageError, MismatchError (tensors that do not fit, all named), FormatError
     (broken files, quantised targets), OutputError (`out` is taken, locked or the disk is too small). While it works:
-    StageError when a merged value overflows or the disk fails, after which finished shards stay and the same call
-    goes on with the others; MismatchError when the vectors turn out to change nothing.
+    StageError when the disk fails, after which finished shards stay and the same call goes on with the others;
+    MismatchError when merged values do not fit the dtype or the vectors turn out to change nothing, FormatError for
+    deltas that are not finite; then nothing stays.
     """
-    out = Path(out)
-    check_arguments({"forget": (forget, alpha), "retain": (retain, beta)}, dtype, rounding, threads, seed)
+    vectors = {"forget": (forget, alpha), "retain": (retain, beta)}
+    check_arguments(vectors, dtype, rounding, threads, seed)
     parse_size(max_memory)
-    beta = beta or 0.0
-    check_free(out, "model")
-    sources = find_sources(out, target, (forget, alpha), (retain, beta), prior)
-    inputs: dict[str, Any] = {
-        **{name: source.identity() for name, source in sources.items()},
-        "alpha": float(alpha),
-        "beta": float(beta),
-        "dtype": dtype,
-    }
-    if exact:
-        inputs["exact"] = True
-    if rounding == "stochastic":
-        inputs |= {"rounding": rounding, "seed": seed}
-    if is_finished(out, inputs):
-        return Merged(folder=out, **_restored((load_manifest(out) or {})["change"]))
-    if load_manifest(out) and not replace:
-        raise OutputError(f"{out}: holds a model made from other inputs; remove it or choose another folder")
-    plan = make_plan(sources, alpha, beta, Precision(DTYPES[dtype], rounding == "stochastic", seed, exact))
-    budget = make_budget(plan, max_memory, threads)
-    recipe = recipe_beside(plan, sources, dtype)
-    facts: dict[str, Any] = {"sources": {name: source.pinned() for name, source in sources.items()}}
-    hashes: dict[str, str] = {}
-    needed = output_bytes(plan.target.tensors.values(), plan.precision.dtype)
+    stochastic = rounding == "stochastic"
+    options = {"dtype": dtype, **({"exact": True} if exact else {})}
+    options |= {"rounding": rounding, "seed": seed} if stochastic else {}
+    inputs = find_inputs(Path(out), "model", target, vectors, prior, options, replace)
+    if inputs.finished:
+        return Merged(folder=inputs.out, **_restored(inputs.finished))
+    plan = make_plan(inputs.sources, inputs.alpha, inputs.beta, Precision(DTYPES[dtype], stochastic, seed, exact))
+    merged = _write(plan, inputs, make_budget(plan, max_memory, threads), recipe_beside(plan, inputs.sources), progress)
+    for note in merged.notes:
+        logger.warning("%s", note)
+    return merged
+
+
+def _write(plan: Plan, inputs: Inputs, budget: Budget, recipe: str, progress: Progress) -> Merged:
+    """Fill the output's folder."""
+    out, dtype = inputs.out, plan.precision.dtype
+    needed = output_bytes(plan.target.tensors.values(), dtype)
     check_space(out, needed - _done_already(out))
-    with disk_faults(out, needed), stage_folder(out, "model", inputs, facts, True, hashes) as partial:
+    forecast = estimate(plan, budget)
+    logger.info(
+        "%s to read, %s to write, about %s of memory, %d threads, at least %.1f s", readable(forecast["bytes_read"]),
+        readable(forecast["bytes_written"]), readable(forecast["memory"]), forecast["threads"], forecast["seconds"],
+    )  # fmt: skip
+    plan.check_factors()
+    facts, hashes = inputs.facts(), dict[str, str]()
+    with (
+        disk_faults(out, needed),
+        stage_folder(out, "model", inputs.record, facts, True, hashes, inputs.check_unchanged) as partial,
+    ):
         changes = _write_shards(plan, budget, partial, hashes, progress)
         merged = _summary(plan, out, changes)
-        write_companions(plan.target, partial, plan.precision.dtype)
+        write_companions(plan.target, partial, dtype)
         write_text(partial / MERGEKIT_FILE, recipe)
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
         facts["fidelity"] = fidelity_report(changes)
-    for note in merged.notes:
-        logger.warning("%s", note)
     return merged
 
 
@@ -179,12 +179,6 @@ def _write_shards(
     journal = _Journal(partial)
     amount = sum(entry.nbytes for entry in plan.target.tensors.values())
     done = 0
-    forecast = estimate(plan, budget)
-    logger.info(
-        "%.2f GB to read, %.2f GB to write, up to %.0f MB of memory, %d threads, at least %.0f s",
-        forecast["bytes_read"] / 1e9, forecast["bytes_written"] / 1e9, forecast["memory"] / 1e6,
-        forecast["threads"], forecast["seconds"],
-    )  # fmt: skip
 
     def report(count: int) -> None:
         nonlocal done
@@ -233,7 +227,7 @@ class _Journal:
         self.changes |= changes
         line = {"file": name, "sha256": sha256, "changes": {n: sums(change) for n, change in changes.items()}}
         with open(self._path, "a") as stream:
-            stream.write(json.dumps(line) + "\n")
+            stream.write(f"\n{json.dumps(line)}\n")  # a line that a kill cut off stands alone
             stream.flush()
             os.fsync(stream.fileno())
 
@@ -247,15 +241,20 @@ def _summary(plan: Plan, out: Path, changes: dict[str, Change]) -> Merged:
         raise discarded(
             MismatchError(f"{out}: the {' and the '.join(idle)} vector is all zeros and changes nothing; fit it again")
         )
+    apart = plan.alpha**2 * change.forget + plan.beta**2 * change.retain
+    if apart and change.wanted < 1e-12 * apart:  # squared norms: nothing but rounding is left
+        raise discarded(MismatchError(f"{out}: forget and retain vector cancel each other out; nothing was written"))
     if (plan.forget or plan.retain) and not change.changed:
+        hint = "" if plan.precision.dtype in ("F32", "F64") else " (try --dtype float32)"
         raise discarded(
             MismatchError(
                 f"{out}: the vectors change none of the {change.weights} weights they touch: they are too small for "
-                "this dtype (try --dtype float32); nothing was written"
+                f"this dtype{hint}; nothing was written"
             )
         )
     figures = change.as_dict()
-    stored = " and ".join(sorted({plan.precision.dtype or plan.target.tensors[name].dtype for name in plan.touched}))
+    kinds = {plan.precision.dtype or plan.target.tensors[name].dtype for name in plan.touched}
+    stored = " and ".join(sorted(NAMES[kind] for kind in kinds))
     return Merged(
         out,
         len(plan.touched),
@@ -265,5 +264,5 @@ def _summary(plan: Plan, out: Path, changes: dict[str, Change]) -> Merged:
         figures["relative_size"],
         figures["update_cosine"],
         figures["vector_cosine"],
-        tuple(warnings(change, stored)),
+        tuple(warnings(change, stored, plan.precision.stochastic)),
     )

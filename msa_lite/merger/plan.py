@@ -8,21 +8,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from msa_lite.errors import FormatError, OutputError, UsageError, join_faults, nearest
+from msa_lite.errors import FormatError, UsageError, join_faults, nearest
 from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
-from msa_lite.io.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
+from msa_lite.io.hub import Source
 from msa_lite.io.writer import output_bytes, output_dtype
-from msa_lite.vectors import Delta, Product, Vector, checkpoint_vector, is_adapter, load_vector
+from msa_lite.vectors import Delta, Dora, Product, Vector, load_vector
 
 DTYPES = {"same": None, "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ROUNDINGS = ("nearest", "stochastic")
 BLOCK = 1 << 19  # numbers in a block: fp32 weights, update and result stay in a core's share of the cache
 RESERVED = 100 << 20  # bytes for Python, numpy and the buffers of the output file
+_TENSOR = 1500  # bytes that a tensor's names, places and figures take
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 # Seconds a byte or number on one core of a 2024 server; only for the estimate that is printed.
 _SECONDS_BYTE, _SECONDS_PRODUCT, _SECONDS_DENSE = 1.0e-9, 2.5e-9, 4.0e-9
@@ -68,21 +68,30 @@ class Plan:
         """Whether all that changes a tensor is products of factors, so that one multiplication does it."""
         return all(isinstance(delta, Product) for delta in self.deltas(name) if delta)
 
+    def check_factors(self) -> None:
+        """Read the vectors' factors for NaN, infinities and zeros, which headers do not tell."""
+        for vector in (self.forget, self.retain):
+            if vector:
+                vector.check_factors()
+
     def factor_bytes(self, name: str) -> int:
         """Bytes of a tensor's factors in the dtype that they are multiplied in."""
-        rank = sum(delta.low.rank for delta in self.deltas(name) if isinstance(delta, Product))
+        rank = sum(delta.low.rank for delta in self.deltas(name) if isinstance(delta, (Product, Dora)))
         entry = self.target.tensors[name]
         return rank * sum(entry.matrix_shape) * np.dtype(self.precision.work(entry)).itemsize
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is in flight at a time: worker threads, blocks that wait to be hashed, bytes of factors."""
+    """How much is in flight at a time: worker threads, blocks that wait to be hashed, bytes of factors.
+
+    expected: bytes of memory that this comes to, Python included.
+    """
 
     threads: int
     depth: int
     factor_bytes: int
-    total: int
+    expected: int
 
 
 def block_rows(entry: TensorEntry) -> int:
@@ -123,75 +132,8 @@ def check_arguments(
         raise UsageError("; ".join(faults) if len(faults) == 1 else join_faults("wrong arguments:", faults))
 
 
-def find_sources(
-    out: Path,
-    target: str | Source,
-    forget: tuple[str | Source | None, float | None],
-    retain: tuple[str | Source | None, float | None],
-    prior: str | Source | None,
-) -> dict[str, Source]:
-    """The inputs at hand, by name; a vector of strength 0 is not opened, nor a prior that no vector is left for.
-
-    What has to come from the Hub is compared by its headers before any weights are fetched. Raises OutputError when
-    `out` is, holds or lies in one of the inputs.
-    """
-    wanted = {"target": target}
-    wanted |= {n: v for n, (v, s) in (("forget", forget), ("retain", retain)) if v is not None and s}
-    if prior is not None and len(wanted) > 1:
-        wanted["prior"] = prior
-    given = [target, prior, forget[0], retain[0]]
-    for folder in [v.folder if isinstance(v, Source) else Path(v).expanduser() for v in given if v]:
-        place, inside = folder.resolve(), out.resolve()
-        if folder.is_dir() and (place == inside or place in inside.parents or inside in place.parents):
-            raise OutputError(
-                f"{out}: is one of the inputs, lies in one or around one ({folder}); a merge never overwrites what it "
-                "reads"
-            )
-    if any(isinstance(value, str) and is_remote(value) for value in wanted.values()):
-        plan = peek(wanted, forget[1] or 0.0, retain[1] or 0.0, download=True)
-        if plan and not any(vector and vector.needs_prior for vector in (plan.forget, plan.retain)):
-            wanted.pop("prior", None)  # plain LoRA on plain LoRA: its weights would be fetched for nothing
-    return {
-        name: value if isinstance(value, Source) else fetch(str(value), by_content=False)
-        for name, value in wanted.items()
-    }
-
-
-def peek(wanted: Mapping[str, str | Source], alpha: float, beta: float, download: bool = False) -> Plan | None:
-    """The plan by headers alone: of what is on the Hub, only adapters and headers are fetched.
-
-    wanted: names or sources under "target", "forget", "retain" and "prior". Raises as `make_plan` does when the parts
-    do not fit, and OutputError when there is no room to `download` them; None when the Hub gives no headers, in which
-    case fetching will say why.
-    """
-    heads: dict[str, Checkpoint] = {}
-    adapters: dict[str, Path] = {}
-    for name, value in wanted.items():
-        folder = value.folder if isinstance(value, Source) else Path(value).expanduser()
-        remote = isinstance(value, str) and is_remote(value)
-        if is_remote_adapter(str(value)) if remote else is_adapter(folder):
-            adapters[name] = fetch(str(value)).folder if remote else folder
-        else:
-            head = fetch_headers(str(value)) if remote else load_checkpoint(folder)
-            if head is None:
-                return None
-            heads[name] = head
-    if "target" in adapters:
-        raise UsageError(f"{wanted['target']}: is an adapter; the target is a checkpoint")
-    check_mergeable(heads["target"])
-    vectors: dict[str, Vector | None] = {"forget": None, "retain": None}
-    for name in vectors:
-        if name in adapters:
-            vectors[name] = load_vector(adapters[name], heads["target"], heads.get("prior"))
-        elif name in heads:
-            vectors[name] = checkpoint_vector(heads[name], heads["target"], heads.get("prior"))
-    if download:
-        check_download_space(head for head in heads.values() if not head.shards)
-    return Plan(heads["target"], vectors["forget"], alpha, vectors["retain"], beta)
-
-
 def make_plan(sources: Mapping[str, Source], alpha: float, beta: float, precision: Precision) -> Plan:
-    """Open target and vectors and fit them together by their headers; factors are read for NaN and zeros."""
+    """Open target and vectors and fit them together by their headers. Raises what does not fit, all of it."""
     target = load_checkpoint(sources["target"].folder)
     check_mergeable(target)
     prior = load_checkpoint(sources["prior"].folder) if "prior" in sources else None
@@ -206,9 +148,6 @@ def make_plan(sources: Mapping[str, Source], alpha: float, beta: float, precisio
     ]
     if faults:
         raise FormatError(join_faults(f"{target.folder}: tensors that a vector changes cannot be merged:", faults))
-    for vector in (forget, retain):
-        if vector:
-            vector.check_factors()
     return plan
 
 
@@ -246,13 +185,15 @@ def make_budget(plan: Plan, max_memory: str | int, threads: int | None) -> Budge
     widths = [FLOAT_DTYPES[output_dtype(entry, plan.precision.dtype)].itemsize for entry in entries]
     output = max((_block_size(entry) * width for entry, width in zip(entries, widths, strict=True)), default=0)
     factors = max((plan.factor_bytes(name) for name in plan.touched), default=0)
+    vectors = [vector for vector in (plan.forget, plan.retain) if vector]
+    reserved = RESERVED + _TENSOR * (len(plan.target.tensors) + sum(len(vector.deltas) for vector in vectors))
     for count in range(threads or cores, 0, -1):
-        depth = count + 3
-        fixed = RESERVED + count * worker + depth * output
+        depth = count + 6
+        fixed = reserved + count * worker + depth * output
         # While factors are read, the stored ones, their scaled copies and the stacked ones are there together.
         if fixed + 3 * factors <= limit:
-            return Budget(count, depth, limit - fixed - 2 * factors, limit)
-    least = RESERVED + worker + 4 * output + 3 * factors
+            return Budget(count, depth, limit - fixed - 2 * factors, fixed + 3 * factors)
+    least = reserved + worker + 7 * output + 3 * factors
     raise UsageError(f"{max_memory} of memory are too little: this merge needs at least {math.ceil(least / 1e6)}MB")
 
 
@@ -281,7 +222,7 @@ def estimate(plan: Plan, budget: Budget) -> dict[str, Any]:
     return {
         "bytes_read": sum(path.stat().st_size for path in files),
         "bytes_written": written,
-        "memory": budget.total,
+        "memory": budget.expected,
         "threads": budget.threads,
         "seconds": max(work / budget.threads, written * _SECONDS_BYTE / 1.5),
     }

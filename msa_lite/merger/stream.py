@@ -16,13 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from msa_lite.errors import FormatError
 from msa_lite.io.blocks import Files, Scratch, read_rows
 from msa_lite.io.checkpoint import FLOAT_DTYPES, ShardFile, TensorEntry
 from msa_lite.io.sink import Sink
 from msa_lite.io.writer import output_bytes, output_dtype, round_once, round_stochastically, shard_header
 from msa_lite.merger.fidelity import (
     Change,
+    check_cast,
     check_overflow,
     check_update,
     measure,
@@ -32,25 +32,23 @@ from msa_lite.merger.fidelity import (
 )
 from msa_lite.merger.formula import Factors, combine, combine_factors
 from msa_lite.merger.plan import Budget, Plan, block_rows
-from msa_lite.vectors import Product
+from msa_lite.vectors import Delta, Loaded
 
 _COPY = 16 << 20  # bytes of a range that stays, copied at a time
-FactorSet = tuple[Factors | None, ...]
-"""Factors for a tensor that only products change: those of `combine_factors`, or of forget and retain vector apart."""
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows of a tensor to merge (or cast)."""
+    """Rows of a tensor to merge (or cast): by one product for both vectors, or by a delta for each.
+
+    held: bytes of the factors in memory, which all blocks of the tensor share.
+    """
 
     entry: TensorEntry
-    start: int
-    stop: int
-    factors: FactorSet | None
-
-    @property
-    def factor_bytes(self) -> int:
-        return sum(half.nbytes for pair in self.factors or () for half in pair or ())
+    rows: tuple[int, int]
+    product: Factors | None = None
+    deltas: tuple[Delta | None, Delta | None] = (None, None)
+    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Stream:
         self._files = Files()
         self._workers = ThreadPoolExecutor(budget.threads)
         self._own = threading.local()
-        self._outputs = [Scratch() for _ in range(budget.depth)]
+        self._outputs = deque(Scratch() for _ in range(budget.depth))
 
     def __enter__(self) -> Stream:
         return self
@@ -96,10 +94,7 @@ class Stream:
                 nonlocal held
                 piece = waiting.popleft()
                 if isinstance(piece, _Range):
-                    try:
-                        sink.append_from(source, piece.start, piece.nbytes)
-                    except FormatError as error:
-                        raise FormatError(f"{shard.path}: {error}") from None
+                    sink.append_from(source, piece.start, piece.nbytes, shard.path)
                     report(piece.nbytes)
                     return
                 block, output, future = piece
@@ -107,8 +102,9 @@ class Stream:
                 sink.append(stored.reshape(-1).view(np.uint8).data)
                 if change is not None:
                     changes.setdefault(block.entry.name, Change()).add(change)
-                report(block.entry.nbytes * (block.stop - block.start) // block.entry.matrix_shape[0])
-                held -= block.factor_bytes
+                start, stop = block.rows
+                report(block.entry.nbytes * (stop - start) // block.entry.matrix_shape[0])
+                held -= block.held
                 self._outputs.append(output)
 
             sink.append(header)
@@ -116,13 +112,14 @@ class Stream:
                 if isinstance(piece, _Range):
                     waiting.append(piece)
                     continue
-                while not self._outputs or (held and held + piece.factor_bytes > self._budget.factor_bytes):
+                while not self._outputs or (held and held + piece.held > self._budget.factor_bytes):
                     take()
-                output = self._outputs.pop()
-                held += piece.factor_bytes
+                output = self._outputs.popleft()  # in turn, so that memory is in use from the start
+                held += piece.held
                 waiting.append((piece, output, self._workers.submit(self._merge, piece, output)))
             while waiting:
                 take()
+            self._files.close()  # or a model of many files would use up the descriptors
             return sink.close(), changes
 
     def _pieces(self, shard: ShardFile, changes: dict[str, Change]) -> Iterator[_Block | _Range]:
@@ -133,72 +130,60 @@ class Stream:
                 for done in range(0, entry.nbytes, _COPY):
                     yield _Range(entry.start + done, min(_COPY, entry.nbytes - done))
                 continue
-            factors = None
-            if entry.name in touched and self._plan.is_low_rank(entry.name):
-                factors, changes[entry.name] = self._load_factors(entry)
             rows, step = entry.matrix_shape[0], block_rows(entry)
+            load, norms = self._load(entry)
+            changes[entry.name] = norms
             for start in range(0, rows, step):
-                yield _Block(entry, start, min(start + step, rows), factors)
+                yield _Block(entry, (start, min(start + step, rows)), *load)
 
-    def _load_factors(self, entry: TensorEntry) -> tuple[FactorSet, Change]:
-        """Factors of one product for both vectors, or, for exact arithmetic, of each; and the vectors' norms."""
-        plan = self._plan
-        forget, retain = (
-            delta.factors(self._files, plan.precision.work(entry)) if isinstance(delta, Product) else None
-            for delta in plan.deltas(entry.name)
-        )
-        norms = measure_factors(forget, retain)
-        if plan.precision.exact:
-            return (forget, retain), norms
-        return (combine_factors(forget, plan.alpha, retain, plan.beta),), norms
+    def _load(self, entry: TensorEntry) -> tuple[tuple[Factors | None, tuple[Delta | None, Delta | None], int], Change]:
+        """What a tensor's blocks share, as `_Block` takes it; and the norms of vectors that are one product."""
+        plan, work = self._plan, self._plan.precision.work(entry)
+        forget, retain = (delta.load(self._files, work) if delta else None for delta in plan.deltas(entry.name))
+        held = plan.factor_bytes(entry.name)
+        if plan.precision.exact or not all(isinstance(delta, Loaded) for delta in (forget, retain) if delta):
+            return (None, (forget, retain), held), Change()
+        pairs = [(delta.left, delta.right) if isinstance(delta, Loaded) else None for delta in (forget, retain)]
+        product = combine_factors(pairs[0], plan.alpha, pairs[1], plan.beta) if any(pairs) else None
+        return (product, (None, None), held), measure_factors(*pairs)
 
     def _merge(self, block: _Block, output: Scratch) -> tuple[Change | None, np.ndarray]:
         """A block on a worker thread, which has buffers of its own for what is only needed meanwhile."""
         if not hasattr(self._own, "scratch"):
-            self._own.scratch = {name: Scratch() for name in ("block", "forget", "retain")}
-        rows = (block.start, block.stop)
+            common = Scratch()
+            self._own.scratch = (common, Scratch(common), Scratch(common))
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked at on its own
-            return merge_block(self._plan, self._files, block.entry, rows, block.factors, self._own.scratch, output)
+            return merge_block(self._plan, self._files, block, self._own.scratch, output)
 
 
 def merge_block(
-    plan: Plan,
-    files: Files,
-    entry: TensorEntry,
-    rows: tuple[int, int],
-    factors: FactorSet | None,
-    scratch: dict[str, Scratch],
-    output: Scratch,
+    plan: Plan, files: Files, block: _Block, scratch: tuple[Scratch, Scratch, Scratch], output: Scratch
 ) -> tuple[Change | None, np.ndarray]:
-    """Rows [start, stop) of one tensor (`rows`): what changed (None for a cast alone), and the rows as they are stored.
+    """One block: what changed (None for a cast alone), and the rows as they are stored, in a buffer of `output`.
 
-    scratch: buffers called "block", "forget" and "retain"; the result lies in one of `output`. Rounds once, on storing.
+    scratch: buffers for the block itself, the forget delta and the retain delta. Rounds once, on storing.
     """
-    start, stop = rows
-    own, work, dtype = scratch["block"], plan.precision.work(entry), output_dtype(entry, plan.precision.dtype)
+    entry, (start, stop) = block.entry, block.rows
+    own, work, dtype = scratch[0], plan.precision.work(entry), output_dtype(entry, plan.precision.dtype)
     raw = read_rows(files, entry, start, stop, own)
     shape = raw.shape
     stored = output.take("out", shape, FLOAT_DTYPES[dtype])
     before = own.take("before", shape, work)
     np.copyto(before, raw)
-    deltas = plan.deltas(entry.name)
-    if not any(deltas):
-        check_overflow(entry.name, dtype, before, round_once(before, dtype, stored))
+    if block.product is None and not any(block.deltas):
+        check_cast(entry.name, dtype, before, round_once(before, dtype, stored))
         return None, stored
     wanted, merged = own.take("wanted", shape, work), own.take("merged", shape, work)
     norms = Change()
-    if factors is not None and len(factors) == 1 and factors[0]:
-        np.matmul(factors[0][0][start:stop], factors[0][1], out=wanted)
+    if block.product is not None:
+        np.matmul(block.product[0][start:stop], block.product[1], out=wanted)
         np.add(before, wanted, out=merged)
     else:
-        if factors is not None:
-            forget, retain = (left_right and left_right[0][start:stop] @ left_right[1] for left_right in factors)
-        else:
-            forget, retain = (
-                delta.rows(files, start, stop, work, scratch[name]) if delta else None
-                for name, delta in zip(("forget", "retain"), deltas, strict=True)
-            )
-            norms = measure_vectors(forget, retain)
+        forget, retain = (
+            delta.rows(files, start, stop, work, buffers) if delta else None
+            for delta, buffers in zip(block.deltas, scratch[1:], strict=True)
+        )
+        norms = measure_vectors(forget, retain)
         combine(before, forget, plan.alpha, retain, plan.beta, merged)
         np.subtract(0 if retain is None else retain, 0 if forget is None else forget, out=wanted)
     if plan.precision.stochastic:

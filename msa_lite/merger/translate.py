@@ -8,7 +8,8 @@ from pathlib import Path
 from msa_lite.errors import UsageError
 from msa_lite.io.hub import Source, commit_of, is_remote
 from msa_lite.mergekit import MergeRequest, Reference, write_recipe
-from msa_lite.merger.plan import Plan, check_arguments, peek
+from msa_lite.merger.inputs import peek
+from msa_lite.merger.plan import DTYPES, Plan, check_arguments
 
 
 def mergekit_recipe(
@@ -37,7 +38,7 @@ def mergekit_recipe(
     return _write(plan, {name: _named(str(value)) for name, value in wanted.items()}, dtype)
 
 
-def recipe_beside(plan: Plan, sources: Mapping[str, Source], dtype: str) -> str:
+def recipe_beside(plan: Plan, sources: Mapping[str, Source]) -> str:
     """The recipe that a merged model's folder holds; a comment with the reason where mergekit has no form for it."""
     references = {
         name: Reference(str(source.folder.resolve()))
@@ -46,7 +47,7 @@ def recipe_beside(plan: Plan, sources: Mapping[str, Source], dtype: str) -> str:
         for name, source in sources.items()
     }
     try:
-        return _write(plan, references, dtype)
+        return _write(plan, references, next(name for name, kind in DTYPES.items() if kind == plan.precision.dtype))
     except UsageError as error:
         return "".join(f"# {line}\n" for line in f"mergekit cannot do this merge: {error}".splitlines())
 
@@ -70,7 +71,12 @@ def _write(plan: Plan, references: Mapping[str, Reference], dtype: str) -> str:
         dtype,
     )
     vectors = [vector for vector in (plan.forget, plan.retain) if vector]
-    return write_recipe(
+    notes = []
+    if dtype == "same" and len({entry.dtype for entry in plan.target.tensors.values() if entry.is_float}) > 1:
+        notes.append(f"The target has weights in several dtypes; mergekit writes all in {plan.target.dtype_name}.")
+    if plan.precision.stochastic:
+        notes.append(f"Rounded stochastically, seed {plan.precision.seed}; mergekit rounds to nearest.")
+    return "".join(f"# {note}\n" for note in notes) + write_recipe(
         request,
         stored=plan.target.dtype_name,
         forget_is_adapter=bool(plan.forget and plan.forget.is_adapter),

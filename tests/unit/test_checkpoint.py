@@ -96,7 +96,7 @@ def test_what_safetensors_writes_is_read_back(
         entry = entries[name]
         assert entry.shape == array.shape
         content = bytearray(entry.nbytes)
-        pread_into(files[path], memoryview(content), entry.start)
+        pread_into(files[path], memoryview(content), entry.start, path)
         assert content == array.tobytes()
         if entry.is_float:
             start, stop = sorted(data.draw(st.tuples(*[st.integers(0, entry.matrix_shape[0])] * 2)))
@@ -213,7 +213,7 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     whole = os.preadv
     monkeypatch.setattr(os, "preadv", lambda handle, views, offset: whole(handle, [views[0][:7]], offset))
     content, files = bytearray(90), Files()
-    pread_into(files[path], memoryview(content), 15)
+    pread_into(files[path], memoryview(content), 15, path)
     assert content == path.read_bytes()[15:105]
 
 

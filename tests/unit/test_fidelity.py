@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msa_lite.errors import FormatError, StageError
+from msa_lite.errors import FormatError, MismatchError
 from msa_lite.io.manifest import load_manifest
 from msa_lite.merger import merge
 from msa_lite.merger.fidelity import (
@@ -122,7 +122,7 @@ def test_an_update_that_is_not_finite_is_an_error(special: float) -> None:
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
 def test_an_overflow_names_tensor_and_dtype(special: float) -> None:
     before, stored = np.ones(3, np.float32), np.array([1, special, 1], np.float16)
-    with pytest.raises(StageError, match=rf"{NAME}: merged values do not fit F16; .*--dtype float32"):
+    with pytest.raises(MismatchError, match=rf"{NAME}: merged values do not fit float16; .*--dtype float32"):
         check_overflow(NAME, "F16", before, stored)
     check_overflow(NAME, "F16", np.array([1, np.inf, 1], np.float32), stored)
 
@@ -150,11 +150,17 @@ def test_norms_and_products_of_vectors_are_the_same_from_factors_and_from_deltas
 
 @pytest.mark.parametrize(("loss", "warned"), [(0.05, False), (0.0999, False), (0.11, True), (0.9, True)])
 def test_a_warning_says_how_much_was_lost_and_what_keeps_it(loss: float, warned: bool) -> None:
-    notes = warnings(Change(wanted=1.0, lost=loss**2), "BF16")
+    notes = warnings(Change(wanted=1.0, lost=loss**2), "bfloat16", False)
     assert len(notes) == warned
     for note in notes:
-        assert f"rounding to BF16 lost {loss:.0%} of the update" in note
+        assert f"rounding to bfloat16 lost {loss:.0%} of the update" in note
         assert all(way in note for way in ("--dtype float32", "--as adapter", "--rounding stochastic"))
+
+
+def test_a_warning_about_stochastic_rounding_does_not_advise_it() -> None:
+    (note,) = warnings(Change(wanted=1.0, lost=400.0), "bfloat16", True)
+    assert "noise of 2000% of the update" in note
+    assert "--rounding" not in note
 
 
 # What follows is the same, seen from a whole merge.
@@ -241,7 +247,7 @@ def test_an_update_that_does_not_fit_fp16_names_its_tensor(tmp_path: Path, full:
             "forget": str(write_checkpoint(tmp_path / "tuned", {NAME: tuned})),
             "prior": str(write_checkpoint(tmp_path / "prior", {NAME: weights("float16")})),
         }
-    with pytest.raises(StageError, match=f"{NAME}: merged values do not fit F16"):
+    with pytest.raises(MismatchError, match=f"{NAME}: merged values do not fit float16"):
         merge(**options, out=tmp_path / "out", exact=exact)
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith("out")]
 
@@ -265,6 +271,6 @@ def test_a_cast_that_overflows_names_its_tensor_touched_or_not(tmp_path: Path, a
     large = np.full((4, 4), 7e4, np.float32)
     options, _, _ = write_inputs(tmp_path, {NAME: weights("float32"), "norm": large}, 0.1)
     options |= {"alpha": alpha, "beta": alpha}
-    with pytest.raises(StageError, match="norm: merged values do not fit F16"):
+    with pytest.raises(MismatchError, match="norm: its values do not fit float16"):
         merge(**options, out=tmp_path / "out", dtype="float16")
     assert merge(**options, out=tmp_path / "out", dtype="bfloat16").tensors_touched == (alpha > 0)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from msa_lite.errors import FormatError, MismatchError, MsaError, OutputError, StageError, UsageError
+from msa_lite.errors import FormatError, MismatchError, MsaError, OutputError, UsageError
 from msa_lite.io.adapter import ADAPTER_FILE
 from msa_lite.io.checkpoint import SINGLE_FILE, load_checkpoint
 from msa_lite.io.manifest import MANIFEST, load_manifest, verify_folder
@@ -154,7 +154,9 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
     make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
-    assert_refused(tmp_path / "out", OutputError, "GB are needed", str(make_checkpoint("llama")), alpha=0)
+    assert_refused(
+        tmp_path / "out", OutputError, "are needed, 10 bytes are free", str(make_checkpoint("llama")), alpha=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,7 +230,11 @@ def test_an_overflow_is_an_error_that_names_the_tensor(
     infinite = edit_weights(target, tmp_path / "t", lambda t: t[Q].__setitem__((0, 0), np.inf))
     for folder in (target, infinite):
         assert_refused(
-            tmp_path / "out", StageError, "_proj.weight: merged values do not fit F16", str(folder), forget=str(adapter)
+            tmp_path / "out",
+            MismatchError,
+            "_proj.weight: merged values do not fit float16",
+            str(folder),
+            forget=str(adapter),
         )
     assert merge(str(target), tmp_path / "out", forget=str(adapter), dtype="float32").weights_changed > 0
 

@@ -78,7 +78,7 @@ def test_appended_bytes_and_ranges_are_the_file_and_its_hash(
         while len(wanted) < size:
             at, count = len(wanted), min(size - len(wanted), int(random.integers(1, 2 * CHUNK)))
             if random.random() < 0.5:
-                sink.append_from(source.fileno(), at, count)
+                sink.append_from(source.fileno(), at, count, tmp_path / "original")
                 wanted += original[at : at + count]
             else:
                 new = random.bytes(count)

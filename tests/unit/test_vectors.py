@@ -95,8 +95,8 @@ def test_a_product_is_scale_b_a_turned_where_weights_are_in_out(store: Store, dt
     wanted = 0.3 * b.astype(float) @ a.astype(float)
     assert_is(Product(low), wanted.T if transposed else wanted)
     assert low.shape == (wanted.T if transposed else wanted).shape
-    left, right = Product(low).factors(Files(), np.float64)
-    assert np.allclose(left @ right, wanted.T if transposed else wanted, rtol=0, atol=1e-14)
+    loaded = Product(low).load(Files(), np.float64)
+    assert np.allclose(loaded.left @ loaded.right, wanted.T if transposed else wanted, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
@@ -224,22 +224,22 @@ def test_a_prior_that_does_not_fit_what_needs_it_is_refused(
 @pytest.mark.parametrize(
     ("copy", "is_known"),
     [
-        (WEIGHTS["embed.weight"], True),
-        (WEIGHTS["embed.weight"] + np.float32(0.5), True),
-        (WEIGHTS["embed.weight"].astype(ml_dtypes.bfloat16), True),
-        (WEIGHTS["embed.weight"].astype(np.float64), True),
+        (WEIGHTS["embed.weight"], "target"),
+        (WEIGHTS["embed.weight"] + np.float32(0.5), "prior"),
+        (WEIGHTS["embed.weight"].astype(ml_dtypes.bfloat16), "target"),
+        (WEIGHTS["embed.weight"].astype(np.float64), "target"),
         (WEIGHTS["embed.weight"] + np.float32(0.1), False),
         (WEIGHTS["embed.weight"] * np.where(np.arange(54) == 53, np.nan, 1).reshape(9, 6).astype(np.float32), False),
     ],
 )
 def test_copies_are_the_priors_or_the_targets_values_as_their_dtype_holds_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Checkpoint, prior: Checkpoint, copy: Any, is_known: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Checkpoint, prior: Checkpoint, copy: Any, is_known: Any
 ) -> None:
     monkeypatch.setattr("msa_lite.vectors._BLOCK", 12)  # two rows at a time
     folder = make_adapter(tmp_path / "a", EMBEDDING | {"embed.base_layer.weight": copy})
     if is_known:
         vector = load_vector(folder, target, prior)
-        assert (list(vector.deltas), vector.needs_prior) == (["embed.weight"], True)
+        assert (list(vector.deltas), vector.needs_prior) == (["embed.weight"], is_known == "prior")
     else:
         with pytest.raises(MismatchError, match=r"embed\.base_layer\.weight: a full copy of neither the target's"):
             load_vector(folder, target, prior)
