@@ -141,3 +141,13 @@ def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def adapter_warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What reading adapters warned of; not by caplog, since a command that ran before keeps the log to itself."""
+    from msa_lite.io import adapter
+
+    told: list[str] = []
+    monkeypatch.setattr(adapter.logger, "warning", lambda text, *values: told.append(text % values))
+    return told

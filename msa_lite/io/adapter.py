@@ -7,9 +7,11 @@ the weights, or an error that names it. Reading is by numpy; PEFT itself is only
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
-from collections.abc import Container, Iterator, Mapping
+import sys
+from collections.abc import Collection, Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from msa_lite.io.checkpoint import TensorEntry, read_shard
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
-_PREFIX = "base_model.model."
+logger = logging.getLogger(__name__)
 
 # Fields that decide the delta and are read here, and fields without any effect on it. A field that stands in
 # neither set and is set to something is refused by name: it may change what the factors mean.
@@ -48,7 +50,20 @@ _KEYS = {
     "value": r"(.+?)(?:\.base_layer|\.modules_to_save(?:\.default)?)?(\.(?:weight|bias))",
 }
 # Parts of a module's path that a wrapper (torch.compile, DistributedDataParallel, FSDP) adds.
-_WRAPPERS = {"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_WRAPPED = rf"(?:(?:{'|'.join(_WRAPPERS)})\.)*"
+_PREFIX = re.compile(rf"^{_WRAPPED}base_model\.{_WRAPPED}model\.")
+# How the adapter's names may begin, and what stands for it in the target's files. One saved from the model without its
+# head leaves out the base_model_prefix of the class: h.0… is the module transformer.h.0…. (Multi-modal models store
+# some parts so as well, model.visual… as visual….) And transformers 5 turns language_model and model round.
+_RENAMES = [
+    *((f"{prefix}.", "") for prefix in ("model", "transformer", "gpt_neox", "backbone", "rwkv", "biogpt")),
+    ("model.language_model.", "language_model.model."), ("language_model.model.", "model.language_model."),
+    ("model.language_model.", "model."), ("language_model.", ""), ("", "language_model."),
+]  # fmt: skip
+_ENDING = r"(.*\.)?({})$"  # how PEFT reads the keys of rank_pattern and alpha_pattern; the first that fits counts
+_DEFAULTS = {"r": 8, "lora_alpha": 8}  # what PEFT takes where its config does not say
+_HEADS = {"classifier", "score", "qa_outputs"}  # PEFT adds them to modules_to_save by the task, there or not
 
 
 @dataclass(frozen=True)
@@ -118,15 +133,11 @@ def load_adapter(folder: Path) -> Adapter:
             else:
                 modules[module] = low
     factors = {**found["factor"], **found["embedding"]}
-    alone = [
-        f"{module}: a {kind} without factors"
-        for kind in ("magnitude", "shift")
-        for module in found[kind]
-        if module not in factors
-    ]
+    for kind in ("magnitude", "shift"):
+        faults += [f"{module}: a {kind} without factors" for module in found[kind] if module not in factors]
     tokens, wrong = _token_rows(config, found["tokens"])
-    if faults or alone or wrong:
-        raise FormatError(join_faults(f"{folder}: tensors that do not belong together:", [*faults, *alone, *wrong]))
+    if faults or wrong:
+        raise FormatError(join_faults(f"{folder}: tensors that do not belong together:", [*faults, *wrong]))
     shifts = {f"{m}.bias": (entry, modules[m].scale) for m, entry in found["shift"].items()}
     return Adapter(folder, config, modules, found["value"], shifts, tokens, found["copy"])
 
@@ -137,7 +148,7 @@ def _sort_tensors(folder: Path, trains_biases: bool) -> dict[str, dict[str, Any]
     meanings: dict[tuple[str, ...], str] = {}
     faults = []
     for entry in read_shard(folder / ADAPTER_FILE).tensors:
-        name = entry.name.removeprefix(_PREFIX)
+        name = _PREFIX.sub("", entry.name)
         kind, match = next(((k, m) for k, p in _KEYS.items() if (m := re.fullmatch(p, name))), ("", None))
         if match is None or (kind == "value" and "lora_" in name):
             faults.append(f"{entry.name}: not a tensor of a LoRA adapter that msa-lite knows")
@@ -169,7 +180,8 @@ def _load_config(folder: Path) -> dict[str, Any]:
         raise FormatError(f"{folder / ADAPTER_CONFIG}: not JSON ({error})") from error
     if not isinstance(config, dict):
         raise FormatError(f"{folder / ADAPTER_CONFIG}: not a JSON object")
-    faults = []
+    config = _DEFAULTS | config
+    faults = list(_value_faults(config))
     if config.get("peft_type") != "LORA":
         faults.append(f"peft_type: {config.get('peft_type')!r}, only 'LORA' is read")
     if config.get("bias", "none") not in ("none", "all", "lora_only"):
@@ -186,20 +198,46 @@ def _load_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _pattern_value(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
-    """PEFT's rule for rank_pattern and alpha_pattern: the key is a regex on the end of the name, first match wins."""
-    for key, value in patterns.items():
-        if re.match(rf"(.*\.)?({key})$", module):
+def _value_faults(config: Mapping[str, Any]) -> Iterator[str]:
+    """What fields that decide the delta hold, where they do not hold what they should.
+
+    null stands for an unset field, but not for r and lora_alpha, with which PEFT cannot load the adapter either.
+    """
+    for key in ("fan_in_fan_out", "lora_bias", "use_dora", "use_rslora"):
+        if not isinstance(config.get(key), bool | None):
+            yield f"{key}: {config[key]!r}, expected true or false"
+    for key, patterns, kinds, least, expected in (
+        ("r", "rank_pattern", (int,), 1, "a positive whole number"),
+        ("lora_alpha", "alpha_pattern", (int, float), -sys.float_info.max, "a finite number"),
+    ):
+        given = {} if config.get(patterns) is None else config[patterns]
+        if not isinstance(given, dict):
+            yield f"{patterns}: {given!r}, expected an object with {expected} for each name"
+            given = {}
+        for name, number in [(key, config[key]), *((f"{patterns}: {pattern!r}", n) for pattern, n in given.items())]:
+            if type(number) not in kinds or not least <= number <= sys.float_info.max:
+                yield f"{name}: {number!r}{' (a string)' if isinstance(number, str) else ''}, expected {expected}"
+        for pattern in given:
+            try:
+                re.compile(_ENDING.format(pattern))
+            except (re.error, OverflowError) as error:
+                yield f"{patterns}: {pattern!r} is no regular expression ({error})"
+    tokens = config.get("trainable_token_indices")
+    lists = tokens.values() if isinstance(tokens, dict) else [[] if tokens is None else tokens]
+    if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in lists):
+        yield f"trainable_token_indices: {tokens!r}, expected a list of whole numbers, or an object of such lists"
+
+
+def _pattern_value(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+    """The value of the first pattern that fits the module's name, as it stands in the file or unwrapped."""
+    for pattern, value in (patterns or {}).items():
+        if any(re.match(_ENDING.format(pattern), name) for name in (module, unwrapped(module))):
             return value
     return default
 
 
 def _low_rank(
-    config: Mapping[str, Any],
-    module: str,
-    pair: Mapping[str, TensorEntry],
-    is_embedding: bool,
-    magnitude: TensorEntry | None,
+    config: dict[str, Any], module: str, pair: dict[str, TensorEntry], is_embedding: bool, magnitude: TensorEntry | None
 ) -> LowRank | str:
     """The factors of a module, or what is wrong with them."""
     if set(pair) != {"A", "B"}:
@@ -208,22 +246,20 @@ def _low_rank(
     if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0]:
         return f"A is {a.shape}, B is {b.shape}, expected matrices of rank ≥ 1"
     rank = a.shape[0]
-    wanted = _pattern_value(config.get("rank_pattern") or {}, module, config.get("r", rank))
+    wanted = _pattern_value(config.get("rank_pattern"), module, config["r"])
     if rank != b.shape[1] or rank != wanted:
         return f"A is {a.shape}, B is {b.shape}, the config says rank {wanted}"
     if bool(config.get("use_dora")) != (magnitude is not None):
         return f"use_dora is {bool(config.get('use_dora'))}, but a magnitude is {'' if magnitude else 'not '}there"
     if magnitude is not None and (is_embedding or magnitude.shape != (b.shape[0],)):
         return f"a magnitude of shape {magnitude.shape}" + (" on an embedding is not handled" if is_embedding else "")
-    lora_alpha = _pattern_value(config.get("alpha_pattern") or {}, module, config.get("lora_alpha", rank))
+    lora_alpha = _pattern_value(config.get("alpha_pattern"), module, config["lora_alpha"])
     scale = lora_alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     # PEFT keeps an embedding's A as (r, vocabulary), so its delta is always the transposed product.
     return LowRank(module, a, b, scale, is_embedding or bool(config.get("fan_in_fan_out")), is_embedding, magnitude)
 
 
-def _token_rows(
-    config: Mapping[str, Any], entries: Mapping[str, TensorEntry]
-) -> tuple[dict[str, tuple[TensorEntry, tuple[int, ...]]], list[str]]:
+def _token_rows(config: Mapping[str, Any], entries: Mapping[str, TensorEntry]) -> tuple[dict[str, Any], list[str]]:
     """New embedding rows with their numbers, by tensor name; and what is wrong with them."""
     given = config.get("trainable_token_indices") or {}
     rows, faults = {}, []
@@ -233,31 +269,20 @@ def _token_rows(
             numbers = next((n for key, n in given.items() if module == key or module.endswith(f".{key}")), [])
         if len(entry.shape) != 2 or entry.shape[0] != len(numbers):
             faults.append(f"{module}: {entry.shape} for {len(numbers)} trainable_token_indices")
-        # PEFT writes the rows in the order of the numbers' list.
-        rows[f"{module}.weight"] = (entry, tuple(int(n) for n in numbers))
+        rows[f"{module}.weight"] = (entry, tuple(numbers))  # PEFT writes the rows in the order of the numbers
     return rows, faults
 
 
 def find_name(name: str, target: Container[str]) -> str | None:
     """The target's name of a tensor that an adapter knows as `name`: the same, or by one of the known renames."""
-    return next((n for n in _spellings(name) if n in target), None)
+    plain = unwrapped(name)
+    renamed = (new + plain[len(old) :] for old, new in _RENAMES if plain.startswith(old))
+    return next((n for n in (name, plain, *renamed) if n in target), None)  # a model's own part may be called `module`
 
 
 def unwrapped(name: str) -> str:
     """A module's or tensor's name as the bare model has it, without what compile, DDP or FSDP put in between."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-
-
-def _spellings(name: str) -> Iterator[str]:
-    yield name
-    plain = unwrapped(name)
-    yield plain
-    yield plain.partition(".")[2]  # files of GPT-2 hold h.0… for the module transformer.h.0…
-    # transformers 5 turns the parts of multi-modal models' names round between file and module.
-    yield plain.replace("model.language_model.", "language_model.model.", 1)
-    yield plain.replace("language_model.model.", "model.language_model.", 1)
-    yield plain.replace("language_model.", "", 1)
-    yield f"language_model.{plain}"
 
 
 def match_names(adapter: Adapter, target: Mapping[str, TensorEntry]) -> Adapter:
@@ -267,35 +292,33 @@ def match_names(adapter: Adapter, target: Mapping[str, TensorEntry]) -> Adapter:
     bias, whose length is (out,), or else the adapter's others, for PEFT goes by the kind of each layer and saves what
     held for the last one; the config decides where all are square.
 
-    Raises MismatchError with the first ten parts that have no tensor in the target, or one of another shape.
+    Raises MismatchError with the first ten parts that have no tensor of their shape in the target. Warns of modules
+    that the config names and the file holds nothing of.
     """
     faults: list[str] = []
     taken: dict[str, str] = {}
 
-    def rename(name: str, shape: tuple[int, ...] | None, kind: str = "") -> str | None:
-        found = find_name(name, target)
-        if found is None:
-            faults.append(f"{name}: the target has no such tensor")
-        elif shape is not None and target[found].shape != shape:
-            faults.append(f"{name}: {shape} in the adapter, {target[found].shape} in the target")
-        elif taken.setdefault(kind + found, name) != name:
-            faults.append(f"{name}: the target's {found}, as is {taken[kind + found]}")
-        else:
-            return found
-        return None
-
     def renamed(given: Mapping[str, Any], shape: Any, kind: str = "") -> dict[str, Any]:
-        return {n: item for name, item in given.items() if (n := rename(name, shape(item), kind)) is not None}
+        found = {}
+        for old, item in given.items():
+            name = find_name(old, target)
+            if name is None:
+                faults.append(f"{old}: the target has no such tensor")
+            elif shape(item) not in (None, target[name].shape):
+                faults.append(f"{old}: {shape(item)} in the adapter, {target[name].shape} in the target")
+            elif taken.setdefault(kind + name, old) != old:
+                faults.append(f"{old}: the target's {name}, as is {taken[kind + name]}")
+            else:
+                found[name] = item
+        return found
 
-    weights = {f"{module}.weight": low for module, low in adapter.modules.items()}
-    matched = Adapter(
-        adapter.folder,
-        adapter.config,
-        renamed(weights, lambda low: None),
-        renamed(adapter.values, lambda entry: entry.shape),
-        renamed(adapter.shifts, lambda item: item[0].shape),
-        renamed(adapter.tokens, lambda item: None),
-        renamed(adapter.copies, lambda entry: entry.shape, "copy of "),
+    matched = replace(
+        adapter,
+        modules=renamed({f"{module}.weight": low for module, low in adapter.modules.items()}, lambda low: None),
+        values=renamed(adapter.values, lambda entry: entry.shape),
+        shifts=renamed(adapter.shifts, lambda item: item[0].shape),
+        tokens=renamed(adapter.tokens, lambda item: None),
+        copies=renamed(adapter.copies, lambda entry: entry.shape, "copy of "),
     )
     for name, (entry, numbers) in matched.tokens.items():
         rows, *columns = target[name].shape
@@ -303,11 +326,36 @@ def match_names(adapter: Adapter, target: Mapping[str, TensorEntry]) -> Adapter:
             faults.append(f"{name}: rows of {entry.shape[1:]} for tokens {numbers}, the target's is {(rows, *columns)}")
     faults += _orient(matched.modules, target)
     if faults:
-        hint = "is it an adapter for another model?"
-        raise MismatchError(join_faults(f"{adapter.folder}: does not fit the target ({hint})", faults))
+        headline = f"{adapter.folder}: does not fit the target (is it an adapter for another model?)"
+        raise MismatchError(join_faults(headline, faults))
     if not (matched.modules or matched.values or matched.shifts or matched.tokens):
         raise MismatchError(f"{adapter.folder}: holds no LoRA factors at all, so it would change nothing")
+    _warn_of_missing(adapter, target)
     return matched
+
+
+def _warn_of_missing(adapter: Adapter, target: Collection[str]) -> None:
+    """Warn of modules that the config names and the file holds nothing of: that part of the vector is lost.
+
+    Of target_modules only names of the target's own modules count, in full or by their end, and none where other
+    fields choose among them. Experts do not: they may be stored one by one where PEFT saw them as one.
+    """
+    held = [unwrapped(name) for name in (*(f"{module}.weight" for module in adapter.modules), *adapter.values)]
+    ends = {name.split(".", parts)[-1] for name in held for parts in range(name.count("."))}
+    chosen = any(adapter.config.get(key) not in (None, []) for key in ("exclude_modules", "layers_to_transform"))
+
+    def is_lost(key: str, name: str) -> bool:
+        if key == "modules_to_save":  # PEFT takes what ends with these letters, and all that is in it
+            return name not in _HEADS and not any(f"{name}." in other for other in held)
+        weight = f"{name}.weight"
+        there = find_name(weight, target) or any(n.endswith(f".{weight}") and ".experts." not in n for n in target)
+        return bool(there) and weight not in ends and not chosen
+
+    for key in ("modules_to_save", "target_modules"):
+        names = adapter.config.get(key)  # or a regular expression, or "all-linear"
+        if isinstance(names, list) and (lost := [str(n) for n in names if is_lost(key, unwrapped(str(n)))]):
+            listed = ", ".join(lost[:10]) + (f" and {len(lost) - 10} more" if len(lost) > 10 else "")
+            logger.warning("%s: %s: the file holds no tensors of %s", adapter.folder, key, listed)
 
 
 def _orient(modules: dict[str, LowRank], target: Mapping[str, TensorEntry]) -> list[str]:
@@ -328,20 +376,16 @@ def _orient(modules: dict[str, LowRank], target: Mapping[str, TensorEntry]) -> l
             square.append(name)
         else:
             orientations.add(modules[name].transposed)
-    decided = _biased_orientations(target)
-    if len(decided) != 1:
+    if len(decided := _biased_orientations(target)) != 1:
         decided = orientations
     if len(decided) > 1:
-        faults += [
-            f"{modules[name].module}: square, among both (in, out) and (out, in) weights: ambiguous" for name in square
-        ]
+        ambiguous = "square, among both (in, out) and (out, in) weights: ambiguous"
+        faults += [f"{modules[name].module}: {ambiguous}" for name in square]
     elif decided:
         modules.update({name: replace(modules[name], transposed=True in decided) for name in square})
-    faults += [
-        f"{low.module}: DoRA on a weight stored as (in, out), whose columns would have to be known whole"
-        for low in modules.values()
-        if low.magnitude is not None and low.transposed
-    ]
+    for low in modules.values():
+        if low.magnitude is not None and low.transposed:
+            faults.append(f"{low.module}: DoRA on a weight stored as (in, out), which would need whole columns at once")
     return faults
 
 
@@ -351,5 +395,5 @@ def _biased_orientations(target: Mapping[str, TensorEntry]) -> set[bool]:
     for name, entry in target.items():
         bias = target.get(f"{name.removesuffix('.weight')}.bias")
         if bias is not None and len(entry.shape) == 2 and entry.shape[0] != entry.shape[1]:
-            found |= {n for n, size in enumerate(entry.shape) if bias.shape == (size,)}
-    return {bool(number) for number in found}
+            found |= {bool(number) for number, size in enumerate(entry.shape) if bias.shape == (size,)}
+    return found

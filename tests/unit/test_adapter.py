@@ -115,6 +115,9 @@ def test_dora_has_its_magnitudes_and_embeddings_are_transposed(make_adapter: Mak
     assert (low.is_embedding, low.transposed, low.shape, low.rank) == (True, True, (300, 32), 4)
 
 
+FLAGS = ("use_dora", "use_rslora", "fan_in_fan_out", "lora_bias")
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [
@@ -126,6 +129,23 @@ def test_dora_has_its_magnitudes_and_embeddings_are_transposed(make_adapter: Mak
         ({"use_warp_drive": 3}, "use_warp_drive: 3, not known to msa-lite"),
         ({"r": 5}, rf"{Q}: A is \(4, 32\), B is \(32, 4\), the config says rank 5"),
         ({"rank_pattern": {"q_proj": 9}}, rf"{Q}: .* the config says rank 9"),
+        ({"r": "16"}, r"r: '16' \(a string\), expected a positive whole number"),
+        *(({"r": r}, rf"r: {r}, expected a positive") for r in (None, 0, -4, 4.0, True)),
+        ({"lora_alpha": "32"}, r"lora_alpha: '32' \(a string\), expected a finite number"),
+        *(
+            ({"lora_alpha": a}, rf"lora_alpha: {a}.*, expected a finite")
+            for a in (None, np.nan, -np.inf, 10**309, True)
+        ),
+        *(({f"{n}_pattern": v}, rf"{n}_pattern: .*, expected an ob") for n in ("rank", "alpha") for v in ([], "q", 3)),
+        ({"rank_pattern": {"q_proj": 4.5}}, "rank_pattern: 'q_proj': 4.5, expected a positive whole number"),
+        ({"alpha_pattern": {"q_proj": "8"}}, r"alpha_pattern: 'q_proj': '8' \(a string\), expected a finite number"),
+        ({"alpha_pattern": {"*_proj(": 8}}, r"alpha_pattern: '\*_proj\(' is no regular expression"),
+        ({"rank_pattern": {"q{99999999999}": 4}}, r"rank_pattern: 'q\{9*\}' is no regular expression"),
+        *(
+            ({"trainable_token_indices": v}, "trainable_token_ind.*, expected a list")
+            for v in (5, "5", [1.0], {"a": 5})
+        ),
+        *(({f: v}, rf"{f}: '?{v}'?, expected true or false") for f in FLAGS for v in ("false", 0, 1)),
     ],
 )
 def test_a_config_field_that_may_change_the_delta_is_refused(
@@ -137,7 +157,26 @@ def test_a_config_field_that_may_change_the_delta_is_refused(
 
 def test_fields_without_effect_and_unset_new_ones_are_accepted(make_adapter: Make, tmp_path: Path) -> None:
     config = {"base_model_name_or_path": "x/y", "lora_dropout": 0.5, "use_warp_drive": False, "warp_config": None}
+    config |= dict.fromkeys([*FLAGS, "rank_pattern", "alpha_pattern", "trainable_token_indices"])
     assert len(load_adapter(edit(make_adapter("llama"), tmp_path / "a", **config)).modules) == 14
+
+
+def test_all_faults_of_a_config_are_told_at_once(make_adapter: Make, tmp_path: Path) -> None:
+    config = {"r": "4", "lora_alpha": None, "rank_pattern": {"(": "x"}, "use_dora": "no", "peft_type": "IA3"}
+    with pytest.raises(FormatError) as caught:
+        load_adapter(edit(make_adapter("llama"), tmp_path / "a", **config))
+    starts = ["use_dora", "r", "rank_pattern", "rank_pattern", "lora_alpha", "peft_type"]
+    assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]] == starts
+
+
+def test_a_rank_and_a_scale_that_the_config_leaves_out_are_pefts_own(make_adapter: Make, tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    folder = edit(make_adapter("llama", r=LoraConfig().r, lora_alpha=40), tmp_path / "a")
+    config = json.loads((folder / ADAPTER_CONFIG).read_text())
+    assert load_adapter(folder).modules[Q].scale == 40 / config.pop("r") != config.pop("lora_alpha")
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config))
+    assert load_adapter(folder).modules[Q].scale == LoraConfig().lora_alpha / LoraConfig().r
 
 
 PREFIX = "base_model.model."
@@ -311,15 +350,36 @@ def test_square_weights_among_both_orientations_are_refused(make_checkpoint: Mak
         ("model.language_model.norm.weight", "model.norm.weight"),
         ("model.visual.blocks.0.weight", "visual.blocks.0.weight"),
         ("lm_head.weight", "language_model.lm_head.weight"),
+        ("model.layers.0.mlp.weight", "layers.0.mlp.weight"),
+        ("_orig_mod.gpt_neox.layers.0.mlp.weight", "layers.0.mlp.weight"),
     ],
 )
 def test_known_renames_are_followed(name: str, target: str) -> None:
     assert find_name(name, {target, "other.weight"}) == target
 
 
+def test_a_part_that_is_called_as_a_wrapper_is_found_by_its_own_name() -> None:
+    both = {"model.module.norm.weight", "model.norm.weight"}
+    assert {find_name(name, both) for name in both} == both
+    assert find_name("_orig_mod.model.module.norm.weight", {"model.norm.weight"}) == "model.norm.weight"
+
+
 @pytest.mark.parametrize("target", ["model.layers.0.norm.weight", "other.norm.weight", "norm.weight.weight", "norm"])
 def test_other_names_are_not_guessed(target: str) -> None:
     assert find_name("model.norm.weight", {target}) is None
+
+
+@pytest.mark.parametrize("part", ["vision_tower", "encoder", "thinker", "model.vision_tower", "base_model.model"])
+def test_a_part_that_the_target_does_not_have_is_refused(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, part: str
+) -> None:
+    def move(tensors: dict[str, np.ndarray]) -> None:
+        for name in list(tensors):
+            tensors[name.replace(PREFIX, f"{PREFIX}{part}.")] = tensors.pop(name)
+
+    adapter = load_adapter(edit(make_adapter("llama"), tmp_path / "a", move))
+    with pytest.raises(MismatchError, match=rf"  {part}\.{Q}\.weight: the target has no such tensor"):
+        match_names(adapter, load_checkpoint(make_checkpoint("llama")).tensors)
 
 
 def test_two_names_for_one_tensor_are_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
@@ -363,3 +423,41 @@ def test_dora_on_weights_stored_as_in_out_is_refused(make_checkpoint: Make, make
     adapter = load_adapter(make_adapter("gpt2", use_dora=True))
     with pytest.raises(MismatchError, match=r"transformer\.h\.0\.attn\.c_attn: DoRA on a weight stored as \(in, out\)"):
         match_names(adapter, load_checkpoint(make_checkpoint("gpt2")).tensors)
+
+
+EACH = [f"model.layers.{n}.{m}_proj" for n in (0, 1) for m in ("self_attn.q", "self_attn.k", "mlp.up", "mlp.down")]
+
+
+@pytest.mark.parametrize(
+    ("config", "dropped", "missing"),
+    [
+        (
+            {"modules_to_save": ["norm", "lm_head", "score"]},
+            "",
+            ["modules_to_save: the file holds no tensors of lm_head"],
+        ),
+        ({"target_modules": ["q_proj", "v_proj"]}, "v_proj", ["target_modules: the file holds no tensors of v_proj"]),
+        ({"target_modules": EACH}, "0.mlp", [f"target_modules: the file holds no tensors of {EACH[2]}, {EACH[3]}"]),
+        ({"target_modules": ["q_proj", "c_attn", "gate_proj"]}, "layers.1", []),
+        ({"target_modules": "all-linear"}, "v_proj", []),
+        ({"target_modules": r".*\.(q|v)_proj"}, "v_proj", []),
+        ({"target_modules": EACH, "exclude_modules": ["down_proj"]}, "down_proj", []),
+        ({"target_modules": ["q_proj", "up_proj"], "layers_to_transform": 0}, "up_proj", []),
+    ],
+)
+def test_modules_that_the_config_names_and_the_file_lacks_are_told(
+    make_checkpoint: Make,
+    make_adapter: Make,
+    tmp_path: Path,
+    adapter_warnings: list[str],
+    config: dict[str, Any],
+    dropped: str,
+    missing: list[str],
+) -> None:
+    def drop(tensors: dict[str, np.ndarray]) -> None:
+        for name in [name for name in tensors if dropped and dropped in name]:
+            del tensors[name]
+
+    folder = edit(make_adapter("llama", modules_to_save=["norm"]), tmp_path / "a", drop, **config)
+    match_names(load_adapter(folder), load_checkpoint(make_checkpoint("llama")).tensors)
+    assert adapter_warnings == [f"{folder}: {line}" for line in missing]
