@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
-from msa_lite.io.adapter import ADAPTER_CONFIG, Adapter, LowRank, load_adapter, match_names
+from msa_lite.io.adapter import ADAPTER_CONFIG, Adapter, LowRank, load_adapter
 from msa_lite.io.blocks import Files, Scratch, read_rows, read_whole
 from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
+from msa_lite.io.matching import match_names
 
 _BLOCK = 1 << 19  # numbers compared at a time
 

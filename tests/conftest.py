@@ -146,8 +146,8 @@ def make_adapter(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 @pytest.fixture
 def adapter_warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What reading adapters warned of; not by caplog, since a command that ran before keeps the log to itself."""
-    from msa_lite.io import adapter
+    from msa_lite.io import matching
 
     told: list[str] = []
-    monkeypatch.setattr(adapter.logger, "warning", lambda text, *values: told.append(text % values))
+    monkeypatch.setattr(matching.logger, "warning", lambda text, *values: told.append(text % values))
     return told

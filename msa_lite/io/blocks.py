@@ -44,7 +44,7 @@ class Scratch:
 
     def __init__(self, common: Scratch | None = None) -> None:
         self._buffers: dict[str, np.ndarray] = {}
-        self._common = common if common is not None else self
+        self._common = common  # not itself: a cycle would keep the buffers until the garbage collector comes
         self._held: tuple[Any, ...] | None = None
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -60,7 +60,7 @@ class Scratch:
 
         They are read once for all who share `common`: both vectors of a block ask for the same.
         """
-        common, key = self._common, (entry, start, stop, dtype)
+        common, key = self._common or self, (entry, start, stop, dtype)
         rows = common.take("prior", (stop - start, entry.matrix_shape[1]), dtype)
         if common._held != key:
             common._held = None

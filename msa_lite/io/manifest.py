@@ -151,7 +151,7 @@ def disk_faults(folder: Path, needed: int) -> Iterator[None]:
         what = f"{error.filename} was read" if error.filename else "it was written"
         raise StageError(
             f"{folder}: {error.strerror or error} while {what}; its weights need {needed} bytes, {free} are free. "
-            f"Finished files stay; {'make room and ' if full else ''}run the same command again"
+            f"{'Make room and run' if full else 'Run'} the same command again; finished shards stay"
         ) from error
 
 

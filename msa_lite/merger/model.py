@@ -76,10 +76,11 @@ class Merged:
         """What was done, in a few lines."""
         if not self.weights_touched:
             return "the target as it is, no weight changed"
+        size = "of no known part" if self.relative_size is None else f"{self.relative_size:.2e}"
         lines = [
             f"{self.weights_changed / self.weights_touched:.2%} of {self.weights_touched} weights in "
             f"{self.tensors_touched} tensors changed",
-            f"update: {self.relative_size:.2e} of the weights' norm; rounding lost {self.rounding_loss:.2%} of it",
+            f"update: {size} of the weights' norm; rounding lost {self.rounding_loss:.2%} of it",
         ]
         if self.update_cosine is not None:
             lines[-1] += f" (cosine of stored and wanted update {self.update_cosine:.4f})"

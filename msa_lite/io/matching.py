@@ -1,0 +1,145 @@
+"""What an adapter changes, under the target's own tensor names: found by exact name, then by stated renames alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Container, Mapping
+from dataclasses import replace
+from typing import Any
+
+from msa_lite.errors import MismatchError, join_faults
+from msa_lite.io.adapter import Adapter, LowRank, unwrapped
+from msa_lite.io.checkpoint import TensorEntry
+
+logger = logging.getLogger(__name__)
+
+# How the adapter's names may begin, and what stands for it in the target's files. One saved from the model without its
+# head leaves out the base_model_prefix of the class: h.0… is the module transformer.h.0…. (Multi-modal models store
+# some parts so as well, model.visual… as visual….) And transformers 5 turns language_model and model round.
+_RENAMES = [
+    *((f"{prefix}.", "") for prefix in ("model", "transformer", "gpt_neox", "backbone", "rwkv", "biogpt")),
+    ("model.language_model.", "language_model.model."), ("language_model.model.", "model.language_model."),
+    ("model.language_model.", "model."), ("language_model.", ""), ("", "language_model."),
+]  # fmt: skip
+_HEADS = {"classifier", "score", "qa_outputs"}  # PEFT adds them to modules_to_save by the task, there or not
+
+
+def find_name(name: str, target: Container[str]) -> str | None:
+    """The target's name of a tensor that an adapter knows as `name`: the same, or by one of the known renames."""
+    plain = unwrapped(name)
+    renamed = (new + plain[len(old) :] for old, new in _RENAMES if plain.startswith(old))
+    return next((n for n in (name, plain, *renamed) if n in target), None)  # a model's own part may be called `module`
+
+
+def match_names(adapter: Adapter, target: Mapping[str, TensorEntry]) -> Adapter:
+    """The adapter with everything under the target's tensor names, `modules` included (`m` becomes `m.weight`).
+
+    Weights stored as (in, out) are known by their shape. Square ones follow the target's other weights that have a
+    bias, whose length is (out,), or else the adapter's others, for PEFT goes by the kind of each layer and saves what
+    held for the last one; the config decides where all are square.
+
+    Raises MismatchError with the first ten parts that have no tensor of their shape in the target. Warns of modules
+    that the config names and the file holds nothing of.
+    """
+    faults: list[str] = []
+    taken: dict[str, str] = {}
+
+    def renamed(given: Mapping[str, Any], shape: Any, kind: str = "") -> dict[str, Any]:
+        found = {}
+        for old, item in given.items():
+            name = find_name(old, target)
+            if name is None:
+                faults.append(f"{old}: the target has no such tensor")
+            elif shape(item) not in (None, target[name].shape):
+                faults.append(f"{old}: {shape(item)} in the adapter, {target[name].shape} in the target")
+            elif taken.setdefault(kind + name, old) != old:
+                faults.append(f"{old}: the target's {name}, as is {taken[kind + name]}")
+            else:
+                found[name] = item
+        return found
+
+    matched = replace(
+        adapter,
+        modules=renamed({f"{module}.weight": low for module, low in adapter.modules.items()}, lambda low: None),
+        values=renamed(adapter.values, lambda entry: entry.shape),
+        shifts=renamed(adapter.shifts, lambda item: item[0].shape),
+        tokens=renamed(adapter.tokens, lambda item: None),
+        copies=renamed(adapter.copies, lambda entry: entry.shape, "copy of "),
+    )
+    for name, (entry, numbers) in matched.tokens.items():
+        rows, *columns = target[name].shape
+        if list(entry.shape[1:]) != columns or (numbers and not 0 <= min(numbers) <= max(numbers) < rows):
+            faults.append(f"{name}: rows of {entry.shape[1:]} for tokens {numbers}, the target's is {(rows, *columns)}")
+    faults += _orient(matched.modules, target)
+    if faults:
+        headline = f"{adapter.folder}: does not fit the target (is it an adapter for another model?)"
+        raise MismatchError(join_faults(headline, faults))
+    if not (matched.modules or matched.values or matched.shifts or matched.tokens):
+        raise MismatchError(f"{adapter.folder}: holds no LoRA factors at all, so it would change nothing")
+    _warn_of_missing(adapter, target)
+    return matched
+
+
+def _warn_of_missing(adapter: Adapter, target: Collection[str]) -> None:
+    """Warn of modules that the config names and the file holds nothing of: that part of the vector is lost.
+
+    Of target_modules only names of the target's own modules count, in full or by their end, and none where other
+    fields choose among them. Experts do not: they may be stored one by one where PEFT saw them as one.
+    """
+    held = [unwrapped(name) for name in (*(f"{module}.weight" for module in adapter.modules), *adapter.values)]
+    ends = {name.split(".", parts)[-1] for name in held for parts in range(name.count("."))}
+    chosen = any(adapter.config.get(key) not in (None, []) for key in ("exclude_modules", "layers_to_transform"))
+
+    def is_lost(key: str, name: str) -> bool:
+        if key == "modules_to_save":  # PEFT takes what ends with these letters, and all that is in it
+            return name not in _HEADS and not any(f"{name}." in other for other in held)
+        weight = f"{name}.weight"
+        there = find_name(weight, target) or any(n.endswith(f".{weight}") and ".experts." not in n for n in target)
+        return bool(there) and weight not in ends and not chosen
+
+    for key in ("modules_to_save", "target_modules"):
+        names = adapter.config.get(key)  # or a regular expression, or "all-linear"
+        if isinstance(names, list) and (lost := [str(n) for n in names if is_lost(key, unwrapped(str(n)))]):
+            listed = ", ".join(lost[:10]) + (f" and {len(lost) - 10} more" if len(lost) > 10 else "")
+            logger.warning("%s: %s: the file holds no tensors of %s", adapter.folder, key, listed)
+
+
+def _orient(modules: dict[str, LowRank], target: Mapping[str, TensorEntry]) -> list[str]:
+    """Set `transposed` of every module by the target's shapes, in place; what does not fit."""
+    faults: list[str] = []
+    square: list[str] = []
+    orientations: set[bool] = set()
+    for name, low in modules.items():
+        turned = low if low.is_embedding else replace(low, transposed=not low.transposed)
+        shape = target[name].shape
+        if shape not in (low.shape, turned.shape):
+            faults.append(f"{low.module}: the delta is {low.shape}, the target's tensor is {shape}")
+            continue
+        modules[name] = low if shape == low.shape else turned
+        if low.is_embedding:
+            continue
+        if low.shape == turned.shape:
+            square.append(name)
+        else:
+            orientations.add(modules[name].transposed)
+    if len(decided := _biased_orientations(target)) != 1:
+        decided = orientations
+    if len(decided) > 1:
+        ambiguous = "square, among both (in, out) and (out, in) weights: ambiguous"
+        faults += [f"{modules[name].module}: {ambiguous}" for name in square]
+    elif decided:
+        modules.update({name: replace(modules[name], transposed=True in decided) for name in square})
+    for low in modules.values():
+        if low.magnitude is not None and low.transposed:
+            faults.append(f"{low.module}: DoRA on a weight stored as (in, out), which would need whole columns at once")
+    return faults
+
+
+def _biased_orientations(target: Mapping[str, TensorEntry]) -> set[bool]:
+    """Whether the target's matrices beside a bias (out,) are stored as (in, out); square ones cannot tell."""
+    found = set()
+    for name, entry in target.items():
+        bias = target.get(f"{name.removesuffix('.weight')}.bias")
+        if bias is not None and len(entry.shape) == 2 and entry.shape[0] != entry.shape[1]:
+            found |= {bool(number) for number, size in enumerate(entry.shape) if bias.shape == (size,)}
+    return found

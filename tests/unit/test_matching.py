@@ -1,0 +1,232 @@
+"""Adapters on targets: names found, orientations told, what does not fit refused, what is missing warned of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from msa_lite.errors import MismatchError
+from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.matching import find_name, match_names
+
+Make = Callable[..., Path]
+Q = "model.layers.0.self_attn.q_proj"
+UNTIED = {"tie_word_embeddings": False}
+PREFIX = "base_model.model."
+A, B = f"{PREFIX}{Q}.lora_A.weight", f"{PREFIX}{Q}.lora_B.weight"
+
+
+def edit(folder: Path, out: Path, tensors: Callable[[dict[str, np.ndarray]], Any] | None = None, **config: Any) -> Path:
+    """A copy of an adapter with other config fields, and its tensors changed in place by a function."""
+    shutil.copytree(folder, out)
+    content = json.loads((out / ADAPTER_CONFIG).read_text()) | config
+    (out / ADAPTER_CONFIG).write_text(json.dumps(content))
+    if tensors:
+        arrays = load_file(out / ADAPTER_FILE)
+        tensors(arrays)
+        save_file(arrays, out / ADAPTER_FILE)
+    return out
+
+
+def test_an_adapter_for_another_architecture_lists_its_modules(make_checkpoint: Make, make_adapter: Make) -> None:
+    with pytest.raises(MismatchError, match=rf"{Q}\.weight: the target has no such tensor") as caught:
+        match_names(load_adapter(make_adapter("llama")), load_checkpoint(make_checkpoint("gpt2")).tensors)
+    assert str(caught.value).count("the target has no such tensor") == 10
+    assert "… and 4 more" in str(caught.value)
+
+
+def test_an_adapter_for_another_size_lists_its_modules_with_both_shapes(
+    make_checkpoint: Make, make_adapter: Make
+) -> None:
+    target = load_checkpoint(make_checkpoint("llama", hidden_size=64)).tensors
+    with pytest.raises(MismatchError, match=rf"{Q}: the delta is \(32, 32\), the target's tensor is \(64, 64\)"):
+        match_names(load_adapter(make_adapter("llama")), target)
+
+
+def test_an_adapter_without_factors_is_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    folder = edit(make_adapter("llama"), tmp_path / "a", lambda tensors: tensors.clear())
+    with pytest.raises(MismatchError, match="no LoRA factors at all"):
+        match_names(load_adapter(folder), load_checkpoint(make_checkpoint("llama")).tensors)
+
+
+def test_names_without_the_wrapper_are_found(make_checkpoint: Make, make_adapter: Make) -> None:
+    tensors = load_checkpoint(make_checkpoint("gpt2")).tensors
+    bare = {name.removeprefix("transformer."): entry for name, entry in tensors.items()}
+    matched = match_names(load_adapter(make_adapter("gpt2")), bare).modules
+    assert "h.0.attn.c_attn.weight" in matched
+    assert all(bare[name].shape == factors.shape and factors.transposed for name, factors in matched.items())
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_square_weights_follow_the_others_whatever_the_config_says(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, saved: bool
+) -> None:
+    # PEFT decides layer by layer and saves the value of the last one, which may be a plain linear layer.
+    for kind, transposed in (("gpt2", True), ("llama", False)):
+        adapter = load_adapter(edit(make_adapter(kind), tmp_path / kind, fan_in_fan_out=saved))
+        matched = match_names(adapter, load_checkpoint(make_checkpoint(kind)).tensors).modules
+        assert {factors.transposed for factors in matched.values()} == {transposed}
+
+
+def test_square_weights_alone_follow_the_config(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    tensors = load_checkpoint(make_checkpoint("llama")).tensors
+    folder = make_adapter("llama", target_modules=["q_proj"])
+    for saved in (True, False):
+        adapter = load_adapter(edit(folder, tmp_path / str(saved), fan_in_fan_out=saved))
+        assert {factors.transposed for factors in match_names(adapter, tensors).modules.values()} == {saved}
+
+
+def test_square_weights_follow_the_targets_biases_beside_a_head_of_another_kind(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    tensors = load_checkpoint(make_checkpoint("gpt2", **UNTIED)).tensors
+    for targets in (["attn.c_proj"], ["attn.c_proj", "lm_head"], ["c_attn", "attn.c_proj", "lm_head"]):
+        made = make_adapter("gpt2", model=UNTIED, target_modules=targets)
+        for saved in (True, False):
+            adapter = load_adapter(edit(made, tmp_path / f"{len(targets)}-{saved}", fan_in_fan_out=saved))
+            matched = match_names(adapter, tensors).modules
+            assert {name: low.transposed for name, low in matched.items()} == {n: n[:2] == "tr" for n in matched}
+            assert sum("c_proj" in name for name in matched) == 2
+
+
+def test_square_weights_among_both_orientations_are_refused(make_checkpoint: Make, make_adapter: Make) -> None:
+    tensors = load_checkpoint(make_checkpoint("llama")).tensors
+    up = "model.layers.0.mlp.up_proj.weight"
+    mixed = tensors | {up: replace(tensors[up], shape=tensors[up].shape[::-1])}
+    with pytest.raises(MismatchError, match=rf"{Q}: square, among both"):
+        match_names(load_adapter(make_adapter("llama")), mixed)
+
+
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("model.norm.weight", "model.norm.weight"),
+        ("_orig_mod.module.model.norm.weight", "model.norm.weight"),
+        ("model.layers.0._checkpoint_wrapped_module._fsdp_wrapped_module.mlp.weight", "model.layers.0.mlp.weight"),
+        ("transformer.h.0.ln_1.weight", "h.0.ln_1.weight"),
+        ("model.language_model.norm.weight", "language_model.model.norm.weight"),
+        ("language_model.model.norm.weight", "model.language_model.norm.weight"),
+        ("language_model.model.norm.weight", "model.norm.weight"),
+        ("model.language_model.norm.weight", "model.norm.weight"),
+        ("model.visual.blocks.0.weight", "visual.blocks.0.weight"),
+        ("lm_head.weight", "language_model.lm_head.weight"),
+        ("model.layers.0.mlp.weight", "layers.0.mlp.weight"),
+        ("_orig_mod.gpt_neox.layers.0.mlp.weight", "layers.0.mlp.weight"),
+    ],
+)
+def test_known_renames_are_followed(name: str, target: str) -> None:
+    assert find_name(name, {target, "other.weight"}) == target
+
+
+def test_a_part_that_is_called_as_a_wrapper_is_found_by_its_own_name() -> None:
+    both = {"model.module.norm.weight", "model.norm.weight"}
+    assert {find_name(name, both) for name in both} == both
+    assert find_name("_orig_mod.model.module.norm.weight", {"model.norm.weight"}) == "model.norm.weight"
+
+
+@pytest.mark.parametrize("target", ["model.layers.0.norm.weight", "other.norm.weight", "norm.weight.weight", "norm"])
+def test_other_names_are_not_guessed(target: str) -> None:
+    assert find_name("model.norm.weight", {target}) is None
+
+
+@pytest.mark.parametrize("part", ["vision_tower", "encoder", "thinker", "model.vision_tower", "base_model.model"])
+def test_a_part_that_the_target_does_not_have_is_refused(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, part: str
+) -> None:
+    def move(tensors: dict[str, np.ndarray]) -> None:
+        for name in list(tensors):
+            tensors[name.replace(PREFIX, f"{PREFIX}{part}.")] = tensors.pop(name)
+
+    adapter = load_adapter(edit(make_adapter("llama"), tmp_path / "a", move))
+    with pytest.raises(MismatchError, match=rf"  {part}\.{Q}\.weight: the target has no such tensor"):
+        match_names(adapter, load_checkpoint(make_checkpoint("llama")).tensors)
+
+
+def test_two_names_for_one_tensor_are_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    def twice(tensors: dict[str, np.ndarray]) -> None:
+        for key in (A, B):
+            tensors[key.replace(PREFIX, f"{PREFIX}_orig_mod.")] = tensors[key]
+
+    adapter = load_adapter(edit(make_adapter("llama"), tmp_path / "a", twice))
+    with pytest.raises(MismatchError, match=rf"{Q}\.weight: the target's {Q}\.weight, as is .*{Q}\.weight"):
+        match_names(adapter, load_checkpoint(make_checkpoint("llama")).tensors)
+
+
+@pytest.mark.parametrize(
+    ("key", "array", "says"),
+    [
+        ("model.norm.weight", np.ones(7, np.float32), r"model\.norm\.weight: \(7,\) in the adapter, \(32,\) in the t"),
+        ("model.nowhere.bias", np.ones(7, np.float32), r"model\.nowhere\.bias: the target has no such tensor"),
+        ("lm_head.base_layer.weight", np.ones((9, 9), np.float32), r"lm_head\.weight: \(9, 9\) in the adapter"),
+        (f"{Q}.bias", np.ones(32, np.float32), rf"{Q}\.bias: the target has no such tensor"),
+    ],
+)
+def test_a_value_that_does_not_fit_the_target_is_refused(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, key: str, array: np.ndarray, says: str
+) -> None:
+    folder = edit(make_adapter("llama"), tmp_path / "a", lambda t: t.update({PREFIX + key: array}))
+    with pytest.raises(MismatchError, match=says):
+        match_names(load_adapter(folder), load_checkpoint(make_checkpoint("llama", **UNTIED)).tensors)
+
+
+@pytest.mark.parametrize("tokens", [[5, 300], [-1, 5]])
+def test_token_rows_outside_the_vocabulary_are_refused(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, tokens: list[int]
+) -> None:
+    folder = make_adapter("llama", trainable_token_indices=[5, 2])
+    adapter = load_adapter(edit(folder, tmp_path / "a", trainable_token_indices=tokens))
+    with pytest.raises(MismatchError, match=r"embed_tokens\.weight: rows of .* for tokens"):
+        match_names(adapter, load_checkpoint(make_checkpoint("llama")).tensors)
+
+
+def test_dora_on_weights_stored_as_in_out_is_refused(make_checkpoint: Make, make_adapter: Make) -> None:
+    adapter = load_adapter(make_adapter("gpt2", use_dora=True))
+    with pytest.raises(MismatchError, match=r"transformer\.h\.0\.attn\.c_attn: DoRA on a weight stored as \(in, out\)"):
+        match_names(adapter, load_checkpoint(make_checkpoint("gpt2")).tensors)
+
+
+EACH = [f"model.layers.{n}.{m}_proj" for n in (0, 1) for m in ("self_attn.q", "self_attn.k", "mlp.up", "mlp.down")]
+
+
+@pytest.mark.parametrize(
+    ("config", "dropped", "missing"),
+    [
+        (
+            {"modules_to_save": ["norm", "lm_head", "score"]},
+            "",
+            ["modules_to_save: the file holds no tensors of lm_head"],
+        ),
+        ({"target_modules": ["q_proj", "v_proj"]}, "v_proj", ["target_modules: the file holds no tensors of v_proj"]),
+        ({"target_modules": EACH}, "0.mlp", [f"target_modules: the file holds no tensors of {EACH[2]}, {EACH[3]}"]),
+        ({"target_modules": ["q_proj", "c_attn", "gate_proj"]}, "layers.1", []),
+        ({"target_modules": "all-linear"}, "v_proj", []),
+        ({"target_modules": r".*\.(q|v)_proj"}, "v_proj", []),
+        ({"target_modules": EACH, "exclude_modules": ["down_proj"]}, "down_proj", []),
+        ({"target_modules": ["q_proj", "up_proj"], "layers_to_transform": 0}, "up_proj", []),
+    ],
+)
+def test_modules_that_the_config_names_and_the_file_lacks_are_told(
+    make_checkpoint: Make,
+    make_adapter: Make,
+    tmp_path: Path,
+    adapter_warnings: list[str],
+    config: dict[str, Any],
+    dropped: str,
+    missing: list[str],
+) -> None:
+    def drop(tensors: dict[str, np.ndarray]) -> None:
+        for name in [name for name in tensors if dropped and dropped in name]:
+            del tensors[name]
+
+    folder = edit(make_adapter("llama", modules_to_save=["norm"]), tmp_path / "a", drop, **config)
+    match_names(load_adapter(folder), load_checkpoint(make_checkpoint("llama")).tensors)
+    assert adapter_warnings == [f"{folder}: {line}" for line in missing]
