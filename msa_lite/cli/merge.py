@@ -60,7 +60,7 @@ def read_strengths(given: dict[str, Any]) -> dict[str, Any]:
 @click.command()
 @strength_options
 @click.option("--mergekit", "recipe", type=click.Path(path_type=Path), help="Take all of the above from this recipe.")
-@click.option("--out", required=True, type=click.Path(), help="Folder to write; must not exist.")
+@click.option("--out", required=True, type=click.Path(), help="Folder to write.")
 @click.option("--dtype", help="same, bfloat16, float16 or float32.  [default: same]")
 @click.option("--rounding", help="nearest, or stochastic (unbiased, seeded).  [default: nearest]")
 @click.option("--seed", type=int, help="Seed of stochastic rounding.  [default: 0]")

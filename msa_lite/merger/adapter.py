@@ -94,7 +94,7 @@ def merge_adapters(
         raise UsageError(f"max_rank is {max_rank}; at least 1 is needed")
     if not any(vector is not None and strength for vector, strength in vectors.values()):
         raise UsageError("an adapter that changes nothing is no use: give a vector and a strength above 0")
-    inputs = find_inputs(Path(out), "adapter", target, vectors, prior, {"max_rank": max_rank}, replace)
+    inputs = find_inputs(out, "adapter", target, vectors, prior, {"max_rank": max_rank}, replace)
     if inputs.finished:
         return MergedAdapter(folder=inputs.out, **inputs.finished)
     plan = make_plan(inputs.sources, inputs.alpha, inputs.beta, Precision())

@@ -47,7 +47,7 @@ class Inputs:
 
 
 def find_inputs(
-    out: Path,
+    out: str | Path,
     kind: str,
     target: str | Source,
     vectors: Mapping[str, tuple[Given, float | None]],
@@ -65,9 +65,10 @@ def find_inputs(
     that may not be replaced; UsageError for inputs that cannot be found.
     """
     named = {"target": target, "prior": prior, **{name: vector for name, (vector, _) in vectors.items()}}
-    empty = [name for name, value in named.items() if value == ""]
-    if empty or str(out) == "":
+    empty = [name for name, value in {**named, "out": out}.items() if value == ""]
+    if empty:
         raise UsageError(f"{' and '.join(empty)}: an empty name; give a folder or repo[@revision]")
+    out = Path(out)
     _check_apart(out, (v.folder if isinstance(v, Source) else Path(v).expanduser() for v in named.values() if v))
     check_free(out, kind)
     strengths = {name: float(strength or 0.0) for name, (_, strength) in vectors.items()}

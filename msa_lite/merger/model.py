@@ -128,7 +128,7 @@ def merge(
     stochastic = rounding == "stochastic"
     options = {"dtype": dtype, **({"exact": True} if exact else {})}
     options |= {"rounding": rounding, "seed": seed} if stochastic else {}
-    inputs = find_inputs(Path(out), "model", target, vectors, prior, options, replace)
+    inputs = find_inputs(out, "model", target, vectors, prior, options, replace)
     if inputs.finished:
         return Merged(folder=inputs.out, **_restored(inputs.finished))
     plan = make_plan(inputs.sources, inputs.alpha, inputs.beta, Precision(DTYPES[dtype], stochastic, seed, exact))

@@ -59,11 +59,11 @@ def test_the_target_as_output_is_told_as_what_it_is(options: dict[str, Any]) -> 
         merge(**options, out=options["target"], replace=True)
 
 
-@pytest.mark.parametrize("name", ["target", "forget", "retain", "prior"])
+@pytest.mark.parametrize("name", ["target", "forget", "retain", "prior", "out"])
 def test_an_empty_name_is_not_the_current_folder(options: dict[str, Any], tmp_path: Path, name: str) -> None:
-    given = {"retain": options["forget"], "beta": 1.0, "prior": options["target"]} | options | {name: ""}
+    given = {"retain": options["forget"], "beta": 1.0, "prior": options["target"], "out": tmp_path / "out"}
     with pytest.raises(UsageError, match=f"{name}: an empty name"):
-        merge(**given, out=tmp_path / "out")
+        merge(**(given | options | {name: ""}))
 
 
 def test_a_damaged_output_is_not_told_as_one_of_other_inputs(options: dict[str, Any], tmp_path: Path) -> None:
