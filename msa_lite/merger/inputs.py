@@ -72,10 +72,11 @@ def find_inputs(
     _check_apart(out, (v.folder if isinstance(v, Source) else Path(v).expanduser() for v in named.values() if v))
     check_free(out, kind)
     strengths = {name: float(strength or 0.0) for name, (_, strength) in vectors.items()}
-    wanted = {"target": target}
-    wanted |= {name: vector for name, (vector, _) in vectors.items() if vector is not None and strengths[name]}
-    if prior is not None and len(wanted) > 1:
-        wanted["prior"] = prior
+    chosen = {"target": target}
+    chosen |= {name: vector for name, (vector, _) in vectors.items() if vector is not None and strengths[name]}
+    if prior is not None and len(chosen) > 1:
+        chosen["prior"] = prior
+    wanted = {name: value if isinstance(value, Source) else str(value) for name, value in chosen.items()}
     if any(isinstance(value, str) and is_remote(value) for value in wanted.values()):
         plan = peek(wanted, strengths["forget"], strengths["retain"], download=True)
         if plan and not any(vector and vector.needs_prior for vector in (plan.forget, plan.retain)):

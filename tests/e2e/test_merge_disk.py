@@ -57,11 +57,11 @@ def fail_after(monkeypatch: pytest.MonkeyPatch, name: str, calls: float, code: i
 @pytest.mark.parametrize(
     ("name", "share", "code", "advice"),
     [
-        ("pwrite", 0.5, errno.ENOSPC, "make room and run the same command again"),
-        ("pwrite", 0.5, errno.EDQUOT, "make room and run the same command again"),
-        ("posix_fallocate", 0.5, errno.ENOSPC, "make room and run the same command again"),
-        ("preadv", 0.7, errno.EIO, "stay; run the same command again"),
-        ("fsync", 0.3, errno.EIO, "stay; run the same command again"),
+        ("pwrite", 0.5, errno.ENOSPC, "Make room and run the same command again; finished shards stay"),
+        ("pwrite", 0.5, errno.EDQUOT, "Make room and run the same command again; finished shards stay"),
+        ("posix_fallocate", 0.5, errno.ENOSPC, "Make room and run the same command again; finished shards stay"),
+        ("preadv", 0.7, errno.EIO, "Run the same command again; finished shards stay"),
+        ("fsync", 0.3, errno.EIO, "Run the same command again; finished shards stay"),
     ],
 )
 def test_what_the_disk_reports_halfway_keeps_the_finished_shards(

@@ -269,7 +269,7 @@ def test_an_output_folder_that_holds_something_else_is_left_alone(recipe: dict[s
 def test_a_disk_that_is_too_small_is_noticed_first(recipe: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
-    with pytest.raises(OutputError, match="GB are needed"):
+    with pytest.raises(OutputError, match="are needed, 1 kB are free"):
         msa_lite.run(recipe)
     assert not (tmp_path / "run").exists()
 
