@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,18 @@ class Adapter:
         }
         save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
         return folder
+
+
+def edit_adapter(folder: Path, out: Path, tensors: Callable[[Arrays], Any] | None = None, **config: Any) -> Path:
+    """A copy of an adapter with other config fields, and its tensors changed in place by a function."""
+    shutil.copytree(folder, out)
+    content = json.loads((out / "adapter_config.json").read_text()) | config
+    (out / "adapter_config.json").write_text(json.dumps(content))
+    if tensors:
+        arrays = load_file(out / "adapter_model.safetensors")
+        tensors(arrays)
+        save_file(arrays, out / "adapter_model.safetensors")
+    return out
 
 
 def nearest(values: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
 from msa_lite.io.blocks import Files, read_whole
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.matching import match_names
+from tests.handmade import edit_adapter
 
 Make = Callable[..., Path]
 Q = "model.layers.0.self_attn.q_proj"
-
-
-def edit(folder: Path, out: Path, tensors: Callable[[dict[str, np.ndarray]], Any] | None = None, **config: Any) -> Path:
-    """A copy of an adapter with other config fields, and its tensors changed in place by a function."""
-    shutil.copytree(folder, out)
-    content = json.loads((out / ADAPTER_CONFIG).read_text()) | config
-    (out / ADAPTER_CONFIG).write_text(json.dumps(content))
-    if tensors:
-        arrays = load_file(out / ADAPTER_FILE)
-        tensors(arrays)
-        save_file(arrays, out / ADAPTER_FILE)
-    return out
 
 
 @pytest.mark.parametrize(
@@ -152,19 +139,19 @@ def test_a_config_field_that_may_change_the_delta_is_refused(
     make_adapter: Make, tmp_path: Path, config: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(FormatError, match=says):
-        load_adapter(edit(make_adapter("llama"), tmp_path / "a", **config))
+        load_adapter(edit_adapter(make_adapter("llama"), tmp_path / "a", **config))
 
 
 def test_fields_without_effect_and_unset_new_ones_are_accepted(make_adapter: Make, tmp_path: Path) -> None:
     config = {"base_model_name_or_path": "x/y", "lora_dropout": 0.5, "use_warp_drive": False, "warp_config": None}
     config |= dict.fromkeys([*FLAGS, "rank_pattern", "alpha_pattern", "trainable_token_indices"])
-    assert len(load_adapter(edit(make_adapter("llama"), tmp_path / "a", **config)).modules) == 14
+    assert len(load_adapter(edit_adapter(make_adapter("llama"), tmp_path / "a", **config)).modules) == 14
 
 
 def test_all_faults_of_a_config_are_told_at_once(make_adapter: Make, tmp_path: Path) -> None:
     config = {"r": "4", "lora_alpha": None, "rank_pattern": {"(": "x"}, "use_dora": "no", "peft_type": "IA3"}
     with pytest.raises(FormatError) as caught:
-        load_adapter(edit(make_adapter("llama"), tmp_path / "a", **config))
+        load_adapter(edit_adapter(make_adapter("llama"), tmp_path / "a", **config))
     starts = ["use_dora", "r", "rank_pattern", "rank_pattern", "lora_alpha", "peft_type"]
     assert [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]] == starts
 
@@ -172,7 +159,7 @@ def test_all_faults_of_a_config_are_told_at_once(make_adapter: Make, tmp_path: P
 def test_a_rank_and_a_scale_that_the_config_leaves_out_are_pefts_own(make_adapter: Make, tmp_path: Path) -> None:
     from peft import LoraConfig
 
-    folder = edit(make_adapter("llama", r=LoraConfig().r, lora_alpha=40), tmp_path / "a")
+    folder = edit_adapter(make_adapter("llama", r=LoraConfig().r, lora_alpha=40), tmp_path / "a")
     config = json.loads((folder / ADAPTER_CONFIG).read_text())
     assert load_adapter(folder).modules[Q].scale == 40 / config.pop("r") != config.pop("lora_alpha")
     (folder / ADAPTER_CONFIG).write_text(json.dumps(config))
@@ -217,7 +204,7 @@ VECTOR = np.ones(3, np.float32)
 )
 def test_every_tensor_is_accounted_for(make_adapter: Make, tmp_path: Path, change: Any, says: str) -> None:
     with pytest.raises(FormatError, match=says):
-        load_adapter(edit(make_adapter("llama"), tmp_path / "a", change))
+        load_adapter(edit_adapter(make_adapter("llama"), tmp_path / "a", change))
 
 
 def test_older_names_with_the_adapters_name_are_read(make_adapter: Make, tmp_path: Path) -> None:
@@ -226,12 +213,14 @@ def test_older_names_with_the_adapters_name_are_read(make_adapter: Make, tmp_pat
             tensors[name.replace(".weight", ".default.weight")] = tensors.pop(name)
 
     folder = make_adapter("llama")
-    assert load_adapter(edit(folder, tmp_path / "a", older)).modules.keys() == load_adapter(folder).modules.keys()
+    assert (
+        load_adapter(edit_adapter(folder, tmp_path / "a", older)).modules.keys() == load_adapter(folder).modules.keys()
+    )
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_factor_that_is_not_finite_is_named(make_adapter: Make, tmp_path: Path, value: float) -> None:
-    folder = edit(make_adapter("llama"), tmp_path / "a", lambda t: t[B].__setitem__((0, 0), value))
+    folder = edit_adapter(make_adapter("llama"), tmp_path / "a", lambda t: t[B].__setitem__((0, 0), value))
     low = load_adapter(folder).modules[Q]
     assert read_whole(Files(), low.a, np.float32).shape == (4, 32)
     with pytest.raises(FormatError, match=rf"'{B}' holds NaN or infinite"):
@@ -245,7 +234,7 @@ def test_a_bias_copied_with_an_embedding_is_new_only_where_biases_are_trained(
         tensors[f"{PREFIX}lm_head.base_layer.bias"] = VECTOR
 
     for bias, where in (("none", "copies"), ("all", "values")):
-        adapter = load_adapter(edit(make_adapter("llama"), tmp_path / bias, add, bias=bias))
+        adapter = load_adapter(edit_adapter(make_adapter("llama"), tmp_path / bias, add, bias=bias))
         assert list(getattr(adapter, where)) == ["lm_head.bias"]
         assert not {"copies": adapter.values, "values": adapter.copies}[where]
 
@@ -262,7 +251,7 @@ def test_a_bias_copied_with_an_embedding_is_new_only_where_biases_are_trained(
 def test_a_folder_that_is_no_adapter_is_refused(
     make_adapter: Make, tmp_path: Path, spoil: Any, error: type, says: str
 ) -> None:
-    folder = edit(make_adapter("llama"), tmp_path / "a")
+    folder = edit_adapter(make_adapter("llama"), tmp_path / "a")
     spoil(folder)
     with pytest.raises(error, match=says):
         load_adapter(folder)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,30 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import MismatchError
-from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
+from msa_lite.io.adapter import load_adapter
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.matching import find_name, match_names
+from tests.handmade import edit_adapter
 
 Make = Callable[..., Path]
 Q = "model.layers.0.self_attn.q_proj"
 UNTIED = {"tie_word_embeddings": False}
 PREFIX = "base_model.model."
 A, B = f"{PREFIX}{Q}.lora_A.weight", f"{PREFIX}{Q}.lora_B.weight"
-
-
-def edit(folder: Path, out: Path, tensors: Callable[[dict[str, np.ndarray]], Any] | None = None, **config: Any) -> Path:
-    """A copy of an adapter with other config fields, and its tensors changed in place by a function."""
-    shutil.copytree(folder, out)
-    content = json.loads((out / ADAPTER_CONFIG).read_text()) | config
-    (out / ADAPTER_CONFIG).write_text(json.dumps(content))
-    if tensors:
-        arrays = load_file(out / ADAPTER_FILE)
-        tensors(arrays)
-        save_file(arrays, out / ADAPTER_FILE)
-    return out
 
 
 def test_an_adapter_for_another_architecture_lists_its_modules(make_checkpoint: Make, make_adapter: Make) -> None:
@@ -53,7 +39,7 @@ def test_an_adapter_for_another_size_lists_its_modules_with_both_shapes(
 
 
 def test_an_adapter_without_factors_is_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
-    folder = edit(make_adapter("llama"), tmp_path / "a", lambda tensors: tensors.clear())
+    folder = edit_adapter(make_adapter("llama"), tmp_path / "a", lambda tensors: tensors.clear())
     with pytest.raises(MismatchError, match="no LoRA factors at all"):
         match_names(load_adapter(folder), load_checkpoint(make_checkpoint("llama")).tensors)
 
@@ -72,7 +58,7 @@ def test_square_weights_follow_the_others_whatever_the_config_says(
 ) -> None:
     # PEFT decides layer by layer and saves the value of the last one, which may be a plain linear layer.
     for kind, transposed in (("gpt2", True), ("llama", False)):
-        adapter = load_adapter(edit(make_adapter(kind), tmp_path / kind, fan_in_fan_out=saved))
+        adapter = load_adapter(edit_adapter(make_adapter(kind), tmp_path / kind, fan_in_fan_out=saved))
         matched = match_names(adapter, load_checkpoint(make_checkpoint(kind)).tensors).modules
         assert {factors.transposed for factors in matched.values()} == {transposed}
 
@@ -81,7 +67,7 @@ def test_square_weights_alone_follow_the_config(make_checkpoint: Make, make_adap
     tensors = load_checkpoint(make_checkpoint("llama")).tensors
     folder = make_adapter("llama", target_modules=["q_proj"])
     for saved in (True, False):
-        adapter = load_adapter(edit(folder, tmp_path / str(saved), fan_in_fan_out=saved))
+        adapter = load_adapter(edit_adapter(folder, tmp_path / str(saved), fan_in_fan_out=saved))
         assert {factors.transposed for factors in match_names(adapter, tensors).modules.values()} == {saved}
 
 
@@ -92,7 +78,7 @@ def test_square_weights_follow_the_targets_biases_beside_a_head_of_another_kind(
     for targets in (["attn.c_proj"], ["attn.c_proj", "lm_head"], ["c_attn", "attn.c_proj", "lm_head"]):
         made = make_adapter("gpt2", model=UNTIED, target_modules=targets)
         for saved in (True, False):
-            adapter = load_adapter(edit(made, tmp_path / f"{len(targets)}-{saved}", fan_in_fan_out=saved))
+            adapter = load_adapter(edit_adapter(made, tmp_path / f"{len(targets)}-{saved}", fan_in_fan_out=saved))
             matched = match_names(adapter, tensors).modules
             assert {name: low.transposed for name, low in matched.items()} == {n: n[:2] == "tr" for n in matched}
             assert sum("c_proj" in name for name in matched) == 2
@@ -146,7 +132,7 @@ def test_a_part_that_the_target_does_not_have_is_refused(
         for name in list(tensors):
             tensors[name.replace(PREFIX, f"{PREFIX}{part}.")] = tensors.pop(name)
 
-    adapter = load_adapter(edit(make_adapter("llama"), tmp_path / "a", move))
+    adapter = load_adapter(edit_adapter(make_adapter("llama"), tmp_path / "a", move))
     with pytest.raises(MismatchError, match=rf"  {part}\.{Q}\.weight: the target has no such tensor"):
         match_names(adapter, load_checkpoint(make_checkpoint("llama")).tensors)
 
@@ -156,7 +142,7 @@ def test_two_names_for_one_tensor_are_refused(make_checkpoint: Make, make_adapte
         for key in (A, B):
             tensors[key.replace(PREFIX, f"{PREFIX}_orig_mod.")] = tensors[key]
 
-    adapter = load_adapter(edit(make_adapter("llama"), tmp_path / "a", twice))
+    adapter = load_adapter(edit_adapter(make_adapter("llama"), tmp_path / "a", twice))
     with pytest.raises(MismatchError, match=rf"{Q}\.weight: the target's {Q}\.weight, as is .*{Q}\.weight"):
         match_names(adapter, load_checkpoint(make_checkpoint("llama")).tensors)
 
@@ -173,7 +159,7 @@ def test_two_names_for_one_tensor_are_refused(make_checkpoint: Make, make_adapte
 def test_a_value_that_does_not_fit_the_target_is_refused(
     make_checkpoint: Make, make_adapter: Make, tmp_path: Path, key: str, array: np.ndarray, says: str
 ) -> None:
-    folder = edit(make_adapter("llama"), tmp_path / "a", lambda t: t.update({PREFIX + key: array}))
+    folder = edit_adapter(make_adapter("llama"), tmp_path / "a", lambda t: t.update({PREFIX + key: array}))
     with pytest.raises(MismatchError, match=says):
         match_names(load_adapter(folder), load_checkpoint(make_checkpoint("llama", **UNTIED)).tensors)
 
@@ -183,7 +169,7 @@ def test_token_rows_outside_the_vocabulary_are_refused(
     make_checkpoint: Make, make_adapter: Make, tmp_path: Path, tokens: list[int]
 ) -> None:
     folder = make_adapter("llama", trainable_token_indices=[5, 2])
-    adapter = load_adapter(edit(folder, tmp_path / "a", trainable_token_indices=tokens))
+    adapter = load_adapter(edit_adapter(folder, tmp_path / "a", trainable_token_indices=tokens))
     with pytest.raises(MismatchError, match=r"embed_tokens\.weight: rows of .* for tokens"):
         match_names(adapter, load_checkpoint(make_checkpoint("llama")).tensors)
 
@@ -227,6 +213,6 @@ def test_modules_that_the_config_names_and_the_file_lacks_are_told(
         for name in [name for name in tensors if dropped and dropped in name]:
             del tensors[name]
 
-    folder = edit(make_adapter("llama", modules_to_save=["norm"]), tmp_path / "a", drop, **config)
+    folder = edit_adapter(make_adapter("llama", modules_to_save=["norm"]), tmp_path / "a", drop, **config)
     match_names(load_adapter(folder), load_checkpoint(make_checkpoint("llama")).tensors)
     assert adapter_warnings == [f"{folder}: {line}" for line in missing]

@@ -1,0 +1,132 @@
+"""Recipes of mergekit that are not MSA, or no recipes at all: refused, each fault by its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.errors import UsageError
+from msa_lite.mergekit import read_recipe
+from tests.unit.test_mergekit import ON_TARGET, read, recipe_of
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"merge_method": "ties"}, ["merge_method: must be one of task_arithmetic, linear; got ties"]),
+        ({"merge_method": "task_aritmetic"}, ["did you mean 'task_arithmetic'?"]),
+        ({"slices": []}, ["slices: not handled"]),
+        ({"modules": {}}, ["modules: not handled"]),
+        ({"chat_template": "auto", "tokenizer": {}}, ["chat_template: not handled", "tokenizer: not handled"]),
+        ({"out_dtyp": "float32"}, ["out_dtyp: not handled (did you mean 'out_dtype'?)"]),
+        ({"out_dtype": "float64"}, ["out_dtype: must be one of bfloat16, float16, float32; got float64"]),
+        ({"base_model": None}, ["base_model: missing"]),
+        ({"base_model": "a+b"}, ["base_model: must have no adapter"]),
+        ({"base_model": "a@b@c"}, ["base_model: not `path`"]),
+        ({"base_model": "a+b+c"}, ["base_model: more than one +"]),
+        ({"base_model": 7}, ["base_model: not `path`"]),
+        (
+            {"base_model": {"model": "x", "override_architecture": "y"}},
+            ["base_model.override_architecture: not handled"],
+        ),
+        ({"base_model": {"path": "x"}}, ["base_model.path: not handled", "base_model.model: not `path`"]),
+        ({"base_model": {"model": {"path": "x", "revision": 7}}}, ["base_model.model: not `path`"]),
+        ({"tokenizer_source": "union"}, ["tokenizer_source: ", "union is not the target"]),
+        ({"tokenizer_source": "org/prior"}, ["tokenizer_source: ", "org/prior is not the target"]),
+        ({"parameters": {"normalize": True}}, ["parameters.normalize: must be false", "sign of a forget vector"]),
+        ({"parameters": {"normalize": "no!"}}, ["parameters.normalize: must be true or false"]),
+        ({"parameters": {"lambda": [0, 1]}}, ["parameters.lambda: must be one number"]),
+        ({"parameters": {"density": 0.5, "rescale": True}}, ["parameters.density: ", "parameters.rescale: "]),
+        (
+            {"parameters": {"int8_mask": True, "weight": 1}},
+            ["parameters.int8_mask: ", "parameters.weight: not handled"],
+        ),
+        ({"parameters": 3}, ["parameters: must be a mapping"]),
+        ({"models": []}, ["models: missing"]),
+        ({"models": ["org/target"]}, ["models.0.model: missing"]),
+    ],
+)
+def test_what_only_mergekit_can_do_is_refused_by_its_key(
+    tmp_path: Path, change: dict[str, Any], says: list[str]
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, recipe_of("org/target", ON_TARGET) | change)
+    assert [part for part in [*says, "mergekit-yaml"] if part not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize(
+    ("entry", "says"),
+    [
+        ({"model": "org/target+x"}, "models.1.parameters.weight: missing"),
+        ({"model": "org/target+x", "parameters": {"weight": [0, 1]}}, "models.1.parameters.weight: must be one number"),
+        ({"model": "org/target+x", "parameters": {"weight": [{"filter": "mlp", "value": 1}]}}, "gradient or filter"),
+        ({"model": "org/target+x", "parameters": {"weight": True}}, "models.1.parameters.weight: must be one number"),
+        ({"model": "org/target+x", "parameters": {"weight": "half"}}, "models.1.parameters.weight: must be one number"),
+        ({"model": "org/target+x", "parameters": {"weight": float("inf")}}, "models.1.parameters.weight: must be one"),
+        ({"model": "org/target+x", "parameters": {"weight": 1, "density": 0.5}}, "models.1.parameters.density: "),
+        (
+            {"model": "org/target+x", "parameters": {"weigth": 1}},
+            "models.1.parameters.weigth: not handled (did you mean",
+        ),
+        ({"model": "org/target+x", "parameters": {"weight": 1}, "layers": 3}, "models.1.layers: not handled"),
+        ({"model": "org/target+org/forget", "parameters": {"weight": 1}}, "models.1.model: .* is listed twice"),
+        ({"parameters": {"weight": 1}}, "models.1.model: missing"),
+    ],
+)
+def test_entries_are_refused_by_their_place(tmp_path: Path, entry: dict[str, Any], says: str) -> None:
+    recipe = recipe_of("org/target", {"org/target+org/forget": -1.0})
+    recipe["models"].append(entry)
+    pattern = says if ".*" in says else says.replace(".", r"\.").replace("(", r"\(")
+    with pytest.raises(UsageError, match=pattern):
+        read(tmp_path, recipe)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "says"),
+    [
+        (recipe_of("org/prior", {"org/target": 1, "org/forget": -0.5, "org/x": -0.5}), "at most one thing subtracted"),
+        (recipe_of("org/target", {"org/target+org/forget": -1, "org/target+x": -1}), "− 1 × org/target\\+x"),
+        (recipe_of("org/prior", {"org/target": 1, "org/prior+org/forget": -1, "org/prior+x": -1}), "models: computes"),
+        (
+            recipe_of("org/prior", {"org/target": 0.5, "org/forget": -1, "org/x": 0.2}),
+            "0.5 × org/target − 1 × org/forget",
+        ),
+        (recipe_of(None, {"org/target": 0.5, "org/x": 0.5}, "linear"), "models: computes"),
+        (recipe_of(None, {"org/target": 1, "org/x": 1}, "linear"), "add up to 1"),
+        (recipe_of("org/x", {"org/target": 1, "org/prior+org/forget": -1}), "models: computes"),
+        (recipe_of("org/prior", {"org/target": 1}, "linear"), "base_model: .*listed under models"),
+        (
+            recipe_of(None, {"org/target": 1, "org/x": -1}, "linear", parameters=None),
+            "normalize: the weights add up to 0",
+        ),
+    ],
+)
+def test_sums_that_are_not_msa_are_refused_with_the_sum(tmp_path: Path, recipe: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        read(tmp_path, recipe)
+
+
+def test_all_faults_come_at_once(tmp_path: Path) -> None:
+    recipe = recipe_of("org/target", {"org/target+org/forget": "x"}, dtype="int8", sclies=[])
+    with pytest.raises(UsageError) as caught:
+        read(tmp_path, recipe)
+    faults = [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:]]
+    assert faults == ["sclies", "dtype", "models.0.parameters.weight"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("a: [", "is not YAML"), ("\x00", "is not YAML"), ("- a", "a mapping of keys; got list"), ("", "got NoneType")],
+)
+def test_files_that_are_no_recipe_are_refused(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        read(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\xd8")
+    for name, says in (("missing.yml", "No such file"), (".", "directory"), ("binary", "is not YAML")):
+        with pytest.raises(UsageError, match=says):
+            read_recipe(tmp_path / name)
