@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: a tiny model history, made once by the demo, and a Hub on loopback."""
+"""What the end-to-end tests share: a tiny model history made by the demo, a merge's inputs, and a Hub on loopback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from msa_lite.demo import HistorySettings, make_groups, make_history
+from msa_lite.merger import merge
 from tests.e2e.hub import Hub
+from tests.e2e.merges import contents, write_inputs
 from tests.hub_server import HubServer
 
 PEOPLE = {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}
@@ -41,6 +43,18 @@ def recipe(history: Path, tmp_path: Path) -> dict[str, Any]:
         },
         "output": str(tmp_path / "run"),
     }
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The arguments of a merge that takes a moment, `out` left out."""
+    return write_inputs(tmp_path_factory.mktemp("inputs"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(inputs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of that merge without an accident, manifest included."""
+    return contents(merge(**inputs, out=tmp_path_factory.mktemp("calm") / "out").folder)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from msa_lite.errors import OutputError
 from msa_lite.merger import merge
-from tests.e2e.merges import contents, stamps, write_inputs
+from tests.e2e.merges import contents, stamps
 
 KILLS = 60
 
@@ -79,25 +79,14 @@ print(json.dumps(facts))
 """
 
 
-@pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return write_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of the same merge without an accident, manifest included."""
-    return contents(merge(**options, out=tmp_path_factory.mktemp("calm") / "out").folder)
-
-
 def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
 
 
 def test_kills_at_any_moment_end_in_the_same_files(
-    options: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path
+    inputs: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
-    call = json.dumps(options | {"out": str(tmp_path / "out")})
+    call = json.dumps(inputs | {"out": str(tmp_path / "out")})
     done = run(DRIVER, call, str(KILLS))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -122,10 +111,10 @@ merge(**json.loads(sys.argv[1]))
 
 @pytest.mark.parametrize("step", ["_apply_umask", "sync", "rename", "_sweep"])
 def test_a_kill_while_the_folder_is_put_in_place_costs_no_shard(
-    options: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path, step: str
+    inputs: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path, step: str
 ) -> None:
     out, partial = tmp_path / "out", tmp_path / "out.partial"
-    call = options | {"out": str(out)}
+    call = inputs | {"out": str(out)}
     assert run(KILLED_AT_THE_END, json.dumps(call), step).returncode == -9
     assert out.exists() == (step == "_sweep")
     before = stamps(out if out.exists() else partial)
@@ -150,9 +139,9 @@ merge(**json.loads(sys.argv[1]), progress=wait)
 
 
 def test_a_second_process_is_told_about_the_first(
-    options: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path
+    inputs: dict[str, Any], undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
-    call = options | {"out": str(tmp_path / "out")}
+    call = inputs | {"out": str(tmp_path / "out")}
     signs = tmp_path / "signs"
     signs.mkdir()
     first = subprocess.Popen([sys.executable, "-c", WAITING, json.dumps(call), str(signs)])
@@ -199,8 +188,8 @@ print(json.dumps(won))
 """
 
 
-def test_of_some_that_start_together_one_merges_and_none_breaks(options: dict[str, Any], tmp_path: Path) -> None:
-    done = run(RACE, json.dumps(options | {"out": str(tmp_path / "out")}), "6")
+def test_of_some_that_start_together_one_merges_and_none_breaks(inputs: dict[str, Any], tmp_path: Path) -> None:
+    done = run(RACE, json.dumps(inputs | {"out": str(tmp_path / "out")}), "6")
     assert done.returncode == 0, done.stderr
     assert len(json.loads(done.stdout)) == 6
     assert list(tmp_path.iterdir()) == []

@@ -7,10 +7,8 @@ import json
 import math
 import os
 import re
-import resource
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,18 +18,8 @@ import pytest
 from msa_lite.errors import FormatError, OutputError, StageError
 from msa_lite.io.manifest import JOURNAL, MANIFEST, verify_folder
 from msa_lite.merger import merge
-from tests.e2e.merges import SHARDS, contents, stamps, write_inputs
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return write_inputs(tmp_path_factory.mktemp("inputs"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(inputs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of the merge without an accident, manifest included."""
-    return contents(merge(**inputs, out=tmp_path_factory.mktemp("calm") / "out").folder)
+from tests.command import run_cli
+from tests.e2e.merges import SHARDS, contents, stamps
 
 
 def size_of(undisturbed: dict[str, bytes]) -> int:
@@ -142,17 +130,6 @@ def test_a_disk_that_is_a_folder_of_its_own_is_told_before_the_work(inputs: dict
     with pytest.raises(OutputError, match="is where a disk is mounted; choose a folder inside it"):
         merge(**inputs, out=small_disk)
     assert [path.name for path in small_disk.parent.iterdir()] == ["disk"]
-
-
-def run_cli(*arguments: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own; limit: bytes that a file may have."""
-
-    def lower() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    command = [sys.executable, "-m", "msa_lite", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=lower)
 
 
 def options_of(inputs: dict[str, Any]) -> list[str]:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from msa_lite.errors import StageError, UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.manifest import load_manifest, verify_folder
 from msa_lite.merger import merge_adapters
+from tests.command import run_cli
 from tests.handmade import KINDS, Adapter, write_checkpoint
 
 MB = 1_000_000
@@ -76,17 +76,6 @@ def measure(given: dict[str, str], out: Path, **options: Any) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return dict(json.loads(done.stdout))
-
-
-def run_cli(*arguments: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
-    """The command line in a process of its own; limit: bytes that a file may have."""
-
-    def lower() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    command = [sys.executable, "-m", "msa_lite", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, preexec_fn=lower)
 
 
 def command_of(given: dict[str, str], out: Path) -> list[str]:
