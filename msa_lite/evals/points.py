@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Prompter, Row, rows_identity
-from msa_lite.evals import scoring
+from msa_lite.evals import selection
 from msa_lite.evals.generate import load_model
 from msa_lite.evals.qa import QaSettings, aggregate, score_rows, write_records
 from msa_lite.io.hub import Source
@@ -46,7 +46,7 @@ def choose_point(
     keep: float = 0.95,
     progress: Progress = silent,
 ) -> Choice:
-    """Score every (α, β) on validation rows and choose the best (`scoring.selection_score`; ties: the first).
+    """Score every (α, β) on validation rows and choose the best (`selection.selection_score`; ties: the first).
 
     sets: validation rows of "forget" and "retain"; "holdout" rows, where there are any, say what unseen data scores.
     adapters: PEFT folders by name, "forget" and, where some β > 0, "retain". keep: see `selection_score`. Writes
@@ -105,7 +105,7 @@ def _score_points(
         write_report(reports[alpha, beta], folder)
         progress("choosing alpha and beta", number + 1, len(asked))
     reference = reports[0.0, 0.0].values()
-    scores = {p: scoring.selection_score(reports[p].values(), reference, keep) for p in points}
+    scores = {p: selection.selection_score(reports[p].values(), reference, keep) for p in points}
     best = max(points, key=lambda p: scores[p])  # max keeps the first of equals
     table = [{"alpha": a, "beta": b, "score": scores[a, b]} for a, b in points]
     doubts = _doubts(reference, scores[best], keep)
@@ -124,7 +124,7 @@ def _doubts(reference: Mapping[str, float | None], score: float, keep: float) ->
         )
     if "rouge_l_r" not in reference:
         doubts.append("without questions about a retain set, nothing speaks against the largest alpha")
-    if scoring.exposure(reference, reference) == 0:
+    if selection.exposure(reference, reference) == 0:
         doubts.append(
             "the target knows no more of the forget set than of rows it never saw, so there is nothing to choose by"
         )

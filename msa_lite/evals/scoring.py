@@ -1,63 +1,147 @@
-"""The metrics, as pure functions of one item: arrays in, numbers out.
+"""The metrics, as pure functions: arrays in, numbers out.
 
-Notation of the docstrings: an item has answer tokens x_1 … x_n (labels, the end token included) with
-log-probabilities lp_t = log p(x_t | everything before). "Without the last" drops x_n, which is the end token for
-questions with answers, as open-unlearning does for memorization metrics. None stands for "not defined for this item";
-such items are left out of means and counted.
+Notation of the docstrings: an item has answer tokens x_1 … x_n (labels, the end token included) with log-probabilities
+lp_t = log p(x_t | everything before). "Without the last" drops x_n, which is the end token for questions with answers
+and a token of the text in running text, as open-unlearning does for memorization and membership metrics. None stands
+for "not defined for this item"; such items are left out of means and counted. Logarithms are natural.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
 
+# What an item's tokens say
+
+
+def mean_loss(log_probs: np.ndarray) -> float | None:
+    """−(mean of lp_t) over all n answer tokens, end token included, in nats; ≥ 0; None for an item without any."""
+    return float(-np.mean(log_probs, dtype=np.float64)) if len(log_probs) else None
+
 
 def probability(log_probs: np.ndarray) -> float | None:
-    """exp of the mean log-probability over all n answer tokens, end token included; in (0, 1].
+    """exp(−`mean_loss`): the geometric mean of the answer tokens' probabilities, end token included; in (0, 1].
 
-    TOFU's "Probability" (Maini et al., 2024). None for an item without answer tokens.
+    TOFU's "Probability" (Maini et al., 2024). None for an item without answer tokens, where open-unlearning gives NaN.
     """
-    return float(np.exp(np.mean(log_probs, dtype=np.float64))) if len(log_probs) else None
+    loss = mean_loss(log_probs)
+    return None if loss is None else math.exp(-loss)
 
 
-def extraction_strength(matches: np.ndarray) -> float:
+def choice_probability(correct: float | None, wrong: Iterable[float | None]) -> float | None:
+    """p(correct) / (p(correct) + Σ_j p(wrong_j) + 1e-10) of an item's `probability` values; in [0, 1).
+
+    TOFU's "Probability" for real authors and world facts; TOFU's own code leaves out the 1e-10. None without the
+    correct one; wrong ones that are None are left out, and None where none is left.
+    """
+    others = _known(wrong)
+    if correct is None or not len(others):
+        return None
+    return float(correct / (correct + others.sum() + 1e-10))
+
+
+def truth_ratio(
+    correct_loss: float | None, wrong_losses: Iterable[float | None], arithmetic: bool = False
+) -> float | None:
+    """R = p̄(wrong) / (p(correct) + 1e-10) from `mean_loss` values, p = exp(−loss); ≥ 0; 1 = false as likely as true.
+
+    p̄ is the geometric mean over the wrong answers, exp(−mean loss), as in the TOFU paper and open-unlearning;
+    arithmetic: the mean of their probabilities, never smaller, as in TOFU's own evaluation. None without the correct
+    loss; wrong ones that are None are left out, and None where none is left.
+    """
+    losses = _known(wrong_losses)
+    if correct_loss is None or not len(losses):
+        return None
+    wrong = np.mean(np.exp(-losses)) if arithmetic else np.exp(-np.mean(losses))
+    return float(wrong / (math.exp(-correct_loss) + 1e-10))
+
+
+def truth_ratio_forget(ratio: float) -> float:
+    """min(R, 1/(R + 1e-10)) of a `truth_ratio`, as in open-unlearning; in [0, 1]; higher = true and false are alike."""
+    return min(ratio, 1.0 / (ratio + 1e-10))
+
+
+def truth_ratio_utility(ratio: float) -> float:
+    """max(0, 1 − R) of a `truth_ratio`, in [0, 1]; higher = the truth is likelier (Maini et al., 2024)."""
+    return max(0.0, 1.0 - ratio)
+
+
+def extraction_strength(matches: np.ndarray, floor: bool = False) -> float:
     """1 − k*/N, where k* is the shortest prefix after which every teacher-forced argmax is right; in [0, 1].
 
-    matches: (N,) booleans over the answer tokens without the last. Nothing right at the end gives 0. (open-unlearning
-    gives 1/N there, since its loop ends one step early.) N = 0 gives 0, as nothing can be extracted, and counts.
-    Carlini et al., 2021; higher = memorised.
+    matches: (N,) booleans over the answer tokens without the last. Nothing right at the end gives 0. floor: 1/N there,
+    as open-unlearning, whose loop ends one step early (so 1 for a single wrong token). N = 0 gives 0, as nothing can
+    be extracted, and counts. Carlini et al., 2021; higher = memorised.
     """
     count = len(matches)
     if not count:
         return 0.0
     wrong = np.flatnonzero(~np.asarray(matches, bool))
     first = int(wrong[-1]) + 1 if len(wrong) else 0
-    return 1.0 - first / count
+    return 1.0 - (min(first, count - 1) if floor else first) / count
 
 
 def exact_memorization(matches: np.ndarray) -> float | None:
-    """Share of the answer tokens without the last whose teacher-forced argmax is right; in [0, 1]; None for N = 0."""
+    """Share of the answer tokens without the last whose teacher-forced argmax is right; in [0, 1]; None for N = 0.
+
+    Higher = memorised. Each token is predicted after the true ones before it, as in open-unlearning, although the MSA
+    paper speaks of a continuation.
+    """
     return float(np.mean(matches)) if len(matches) else None
 
 
+def min_k(log_probs: np.ndarray, share: float = 0.4) -> float | None:
+    """Min-K%: −(mean of the m smallest lp_t), m = max(1, ⌊share·N⌋), in nats; ≥ 0; higher = less like training text.
+
+    log_probs: (N,) over the text's tokens without the last. Shi et al., 2023; share 0.4 is what MUSE and
+    open-unlearning use. None for N = 0, where open-unlearning gives 0; MUSE's own code keeps the last token, and gives
+    NaN where ⌊share·N⌋ = 0.
+    """
+    if not len(log_probs):
+        return None
+    smallest = np.sort(np.asarray(log_probs, np.float64))[: max(1, math.floor(share * len(log_probs)))]
+    return float(-np.mean(smallest))
+
+
+def min_k_pp(z: np.ndarray, share: float = 0.4) -> float | None:
+    """Min-K%++: `min_k` of z_t = (lp_t − μ_t)/σ_t; any real; higher = less like training text. Zhang et al., 2024.
+
+    z: (N,) without the last token; μ_t and σ_t are the mean and deviation of log p(v) over the vocabulary under p.
+    """
+    return min_k(z, share)
+
+
+# What an item's texts say
+
+
 @cache
-def _rouge() -> Any:
+def _rouge(stem: bool) -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(["rougeL"], use_stemmer=True)
+    return RougeScorer(["rougeL"], use_stemmer=stem)
 
 
 def rouge_l_recall(reference: str, generated: str) -> float:
-    """ROUGE-L recall of a generated answer, Porter stemmer, by the rouge-score package; in [0, 1].
+    """ROUGE-L recall of a generated answer, |LCS| / |reference| in words, Porter stemmer; in [0, 1].
 
-    Only [a-z0-9] counts there, so texts in other scripts score 0.
+    TOFU's ROUGE, by the rouge-score package. Only [a-z0-9] counts there, so texts in other scripts score 0.
     """
-    return float(_rouge().score(reference, generated)["rougeL"].recall)
+    return float(_rouge(True).score(reference, generated)["rougeL"].recall)
+
+
+def rouge_l_f1(reference: str, generated: str, stem: bool = True) -> float:
+    """ROUGE-L F1, 2·|LCS| / (|reference| + |generated|) in words; in [0, 1]. Same package and limits as the recall.
+
+    MUSE's verbatim and knowledge memorization (Shi et al., 2024). stem: the Porter stemmer, which open-unlearning uses
+    and MUSE's own code does not (it also gives percent).
+    """
+    return float(_rouge(stem).score(reference, generated)["rougeL"].fmeasure)
 
 
 def normalise(text: str) -> str:
@@ -74,45 +158,103 @@ def accuracy(reference: str, generated: str) -> float:
     return float(bool(wanted) and f" {wanted} " in f" {normalise(generated)} ")
 
 
-def mean_and_error(values: Sequence[float | None]) -> tuple[float | None, int, float | None]:
+def containment(answers: Iterable[str], generated: str) -> float:
+    """1 when any of the acceptable answers stands whole in the generation, as for `accuracy`; otherwise 0.
+
+    RESTOR's accuracy without a judge (Rezaei et al., 2024, ask a model whether the answer means the same): a right
+    answer in other words counts as wrong, and so does an item without acceptable answers.
+    """
+    return max((accuracy(answer, generated) for answer in answers), default=0.0)
+
+
+# What a set of items says
+
+
+def _known(values: Iterable[float | None]) -> np.ndarray:
+    return np.array([value for value in values if value is not None], np.float64)
+
+
+def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, int, float | None]:
     """(mean, n, standard error of the mean) over the values that are defined; the error needs n ≥ 2."""
-    known = np.array([v for v in values if v is not None], np.float64)
+    known = _known(values)
     if not len(known):
         return None, 0, None
     error = float(np.std(known, ddof=1) / math.sqrt(len(known))) if len(known) > 1 else None
     return float(np.mean(known)), len(known), error
 
 
-def exposure(metrics: Mapping[str, float | None], reference: Mapping[str, float | None]) -> float:
-    """How much of what the target knows of the forget set can still be drawn out, in [0, 1]; lower is better.
+def harmonic_mean(values: Iterable[float | None]) -> float | None:
+    """n / Σ 1/v over values ≥ 0: between the least and the greatest of them, and 0 where one is 0.
 
-    The mean over ROUGE-L, accuracy and extraction strength of (m − h) / (t − h), clipped to [0, 1], where m is the
-    point's value on the forget set, t the target's, and h the target's on the holdout set (0 without one): rows that
-    it never saw. Going below h counts for nothing, since unseen data is what forgotten data should look like.
+    TOFU's model utility is that of nine means (Maini et al., 2024). None where any value is None or there is none: a
+    mean of fewer parts is another metric.
     """
-    shares = []
-    for name in ("rouge_l", "accuracy", "extraction_strength"):
-        key = name if name in reference else f"{name}_f"
-        known, unseen = reference.get(key) or 0.0, reference.get(f"{name}_h") or 0.0
-        if known > unseen:
-            shares.append(min(1.0, max(0.0, ((metrics.get(key) or 0.0) - unseen) / (known - unseen))))
-    return sum(shares) / len(shares) if shares else 0.0
+    from scipy.stats import hmean
+
+    parts = list(values)
+    if not parts or None in parts:
+        return None
+    return float(hmean(parts))
 
 
-def kept_share(metrics: Mapping[str, float | None], reference: Mapping[str, float | None]) -> float:
-    """The least share left of the target's own ROUGE-L, accuracy and extraction strength on the retain set, ≥ 0.
+def forget_quality(unlearned_ratios: Iterable[float | None], ideal_ratios: Iterable[float | None]) -> float | None:
+    """p-value of the two-sided Kolmogorov–Smirnov test between two models' `truth_ratio` values; in [0, 1].
 
-    1 without retain rows; may exceed 1 where a point does better than the target.
+    Higher = the unlearned model is harder to tell from the ideal one; 1 for equal samples (Maini et al., 2024). Only
+    the order counts, so R, 1/R and log R give the same. Items that are None are left out; None where a side has none.
     """
-    names = ("rouge_l_r", "accuracy_r", "extraction_strength_r")
-    return min(((metrics.get(name) or 0.0) / known for name in names if (known := reference.get(name))), default=1.0)
+    from scipy.stats import ks_2samp
+
+    unlearned, ideal = _known(unlearned_ratios), _known(ideal_ratios)
+    if not len(unlearned) or not len(ideal):
+        return None
+    with warnings.catch_warnings():  # where the exact p-value is out of reach, the asymptotic one is meant to do
+        warnings.filterwarnings("ignore", "ks_2samp: Exact calculation unsuccessful", RuntimeWarning)
+        return float(ks_2samp(unlearned, ideal).pvalue)
 
 
-def selection_score(metrics: Mapping[str, float | None], reference: Mapping[str, float | None], keep: float) -> float:
-    """How good a point (α, β) is on validation rows; higher is better. Needs no ideal model.
+def membership_auc(forget_scores: Iterable[float | None], holdout_scores: Iterable[float | None]) -> float | None:
+    """P(holdout > forget) + ½ P(equal) over all pairs of `min_k` or `min_k_pp` scores; in [0, 1].
 
-    1 − `exposure` where `kept_share` ≥ keep, in [0, 1]. Other points score kept_share − 1 < 0, so that the gentlest of
-    them is chosen where no point keeps enough. metrics, reference: means by name of the point and of the target.
+    1 = the forget set is told from unseen text every time, ½ = chance, below = it looks less like training text than
+    unseen text does: over-unlearned, although the MSA paper marks lower as better. MUSE's own code stores 1 − AUC.
+    Items that are None are left out; None where a side has none.
     """
-    kept = kept_share(metrics, reference)
-    return 1.0 - exposure(metrics, reference) if kept >= keep else kept - 1.0
+    forget, holdout = np.sort(_known(forget_scores)), _known(holdout_scores)
+    if not len(forget) or not len(holdout):
+        return None
+    below, not_above = (np.searchsorted(forget, holdout, side) for side in ("left", "right"))
+    return float(np.mean(below + not_above) / (2 * len(forget)))
+
+
+def priv_leak(auc: float, ideal_auc: float) -> float:
+    """100·((1 − a) − (1 − a*)) / ((1 − a*) + 1e-10) of Min-K% AUCs a (unlearned) and a* (ideal), in percent.
+
+    0 = as the ideal model; negative = under-unlearned, down to −100 at a = 1; positive = over-unlearned, up to
+    100·a*/(1 − a*). MUSE (Shi et al., 2024) writes the same in AUCs of 1 − a. The ideal's AUC must be measured:
+    open-unlearning takes ½ for one that is missing.
+    """
+    return 100.0 * ((1.0 - auc) - (1.0 - ideal_auc)) / ((1.0 - ideal_auc) + 1e-10)
+
+
+def bootstrap_error(
+    statistic: Callable[..., float | None], samples: Sequence[np.ndarray], seed: int = 0, rounds: int = 1000
+) -> float | None:
+    """Standard error of statistic(*samples) by the bootstrap: each sample is redrawn on its own, with replacement.
+
+    samples: arrays whose first axis counts items; further axes hold values of the same item, which are drawn together.
+    The same seed gives the same error. None where a sample has fewer than two items.
+    """
+    from scipy.stats import bootstrap
+
+    if min(map(len, samples)) < 2:
+        return None
+    drawn = bootstrap(
+        [np.arange(len(sample)) for sample in samples],
+        lambda *rows: statistic(*(sample[r] for sample, r in zip(samples, rows, strict=True))),
+        n_resamples=rounds,
+        vectorized=False,
+        method="basic",
+        rng=np.random.default_rng(seed),
+    )
+    return float(drawn.standard_error)

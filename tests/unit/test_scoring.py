@@ -65,31 +65,3 @@ def test_mean_leaves_out_undefined_items_and_gives_the_standard_error() -> None:
     assert scoring.mean_and_error([1.0, None, 3.0]) == (2.0, 2, pytest.approx(1.0))
     assert scoring.mean_and_error([5.0]) == (5.0, 1, None)
     assert scoring.mean_and_error([None]) == (None, 0, None)
-
-
-TARGET = {
-    "rouge_l_f": 1.0, "accuracy_f": 0.9, "extraction_strength": 1.0,
-    "rouge_l_r": 1.0, "accuracy_r": 0.8, "extraction_strength_r": 1.0,
-    "rouge_l_h": 0.6, "accuracy_h": 0.1, "extraction_strength_h": 0.2,
-}  # fmt: skip
-
-
-def test_exposure_is_what_is_left_above_unseen_rows() -> None:
-    # (0.8 − 0.6)/0.4 = 0.5, (0.3 − 0.1)/0.8 = 0.25, and 0.1 is below the 0.2 of unseen rows: 0. Mean 0.25.
-    point = {"rouge_l_f": 0.8, "accuracy_f": 0.3, "extraction_strength": 0.1}
-    assert scoring.exposure(point, TARGET) == pytest.approx(0.25)
-    assert scoring.exposure(TARGET, TARGET) == 1.0
-    # Without a holdout set the level is 0: (0.8/1 + 0.3/0.9 + 0.1/1) / 3
-    alone = {name: value for name, value in TARGET.items() if not name.endswith("_h")}
-    assert scoring.exposure(point, alone) == pytest.approx((0.8 + 1 / 3 + 0.1) / 3)
-
-
-def test_selection_forgets_most_among_points_that_keep_enough() -> None:
-    forgotten = {"rouge_l_f": 0.6, "accuracy_f": 0.1, "extraction_strength": 0.2}
-    keeps = TARGET | forgotten | {"extraction_strength_r": 0.96}
-    assert scoring.kept_share(keeps, TARGET) == pytest.approx(0.96)
-    assert scoring.selection_score(keeps, TARGET, keep=0.95) == 1.0
-    # accuracy falls from 0.8 to 0.6, so 0.75 is kept: below 0.95, the score is the loss
-    assert scoring.selection_score(keeps | {"accuracy_r": 0.6}, TARGET, keep=0.95) == pytest.approx(-0.25)
-    # without retain rows there is nothing to keep
-    assert scoring.selection_score(forgotten, {"rouge_l_f": 1.2}, keep=0.95) == pytest.approx(0.5)
