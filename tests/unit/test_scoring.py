@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,6 +16,49 @@ def test_probability_is_the_geometric_mean_over_all_answer_tokens() -> None:
     assert scoring.probability(np.full(7, -math.log(50))) == pytest.approx(1 / 50)
     assert scoring.probability(np.log([0.5, 0.125])) == pytest.approx(0.25)
     assert scoring.probability(np.array([])) is None
+
+
+def test_mean_loss_is_in_nats_per_token() -> None:
+    # −(ln ½ + ln ⅛)/2 = (1 + 3)/2 · ln 2
+    assert scoring.mean_loss(np.log([0.5, 0.125])) == pytest.approx(2 * math.log(2))
+    assert scoring.mean_loss(np.array([])) is None
+
+
+def test_choice_probability_is_the_correct_answers_share() -> None:
+    # 0.3 / (0.3 + 0.2 + 0.1)
+    assert scoring.choice_probability(0.3, [0.2, 0.1]) == pytest.approx(0.5)
+    assert scoring.choice_probability(0.3, [0.2, None]) == pytest.approx(0.6)
+    assert scoring.choice_probability(0.0, [0.0]) == 0.0  # underflow is not a division by zero
+    assert scoring.choice_probability(None, [0.2]) is None
+    assert scoring.choice_probability(0.3, [None]) is None
+
+
+def test_truth_ratio_is_wrong_over_correct_probability() -> None:
+    # Wrong ½ and ⅛, correct ½: geometric √(1/16) / ½ = ½; arithmetic (5/16) / ½ = 5/8.
+    correct, wrong = math.log(2), [math.log(2), math.log(8)]
+    assert scoring.truth_ratio(correct, wrong) == pytest.approx(1 / 2)
+    assert scoring.truth_ratio(correct, wrong, arithmetic=True) == pytest.approx(5 / 8)
+    assert scoring.truth_ratio(correct, [math.log(2), None]) == pytest.approx(1.0)
+    assert scoring.truth_ratio(None, wrong) is None
+    assert scoring.truth_ratio(correct, [None, None]) is None
+
+
+@pytest.mark.parametrize(
+    ("wrong_loss", "ratio", "forget", "utility"),
+    [
+        (2.0, 1.0, 1.0, 0.0),  # as likely as the truth
+        (2.0 + math.log(4), 0.25, 0.25, 0.75),
+        (2.0 - math.log(4), 4.0, 0.25, 0.0),  # likelier than the truth
+        (60.0, 0.0, 0.0, 1.0),
+    ],
+)
+def test_truth_ratio_becomes_a_score_of_forgetting_and_one_of_utility(
+    wrong_loss: float, ratio: float, forget: float, utility: float
+) -> None:
+    found = scoring.truth_ratio(2.0, [wrong_loss] * 5)
+    assert found == pytest.approx(ratio, abs=1e-8)
+    assert scoring.truth_ratio_forget(found) == pytest.approx(forget, abs=1e-8)
+    assert scoring.truth_ratio_utility(found) == pytest.approx(utility, abs=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +77,14 @@ def test_extraction_strength_is_the_share_of_the_right_suffix(matches: list[bool
     assert scoring.extraction_strength(np.array(matches, bool)) == pytest.approx(value)
 
 
+@pytest.mark.parametrize(
+    ("matches", "value"),
+    [([False] * 10, 0.1), ([False], 1.0), ([True] * 9 + [False], 0.1), ([False] * 4 + [True] * 6, 0.6), ([], 0.0)],
+)
+def test_extraction_strength_of_open_unlearning_ends_one_step_early(matches: list[bool], value: float) -> None:
+    assert scoring.extraction_strength(np.array(matches, bool), floor=True) == pytest.approx(value)
+
+
 def test_exact_memorization_is_the_share_of_right_tokens() -> None:
     assert scoring.exact_memorization(np.array([True, True, False, True])) == 0.75
     assert scoring.exact_memorization(np.array([], bool)) is None
@@ -44,6 +96,13 @@ def test_rouge_l_recall_stems_and_counts_the_reference() -> None:
     assert scoring.rouge_l_recall("red", "a long answer with red in it") == 1.0
     assert scoring.rouge_l_recall("", "anything") == 0.0
     assert scoring.rouge_l_recall("words", "") == 0.0
+
+
+def test_rouge_l_f1_counts_both_texts() -> None:
+    # (the, cat, sit, down) against (the, cat, sit): LCS 3, so 2 · 3 / (4 + 3); unstemmed LCS 1, so 2 / 7
+    assert scoring.rouge_l_f1("The cats sitting down", "the cat sits") == pytest.approx(6 / 7)
+    assert scoring.rouge_l_f1("The cats sitting down", "the cat sits", stem=False) == pytest.approx(2 / 7)
+    assert scoring.rouge_l_f1("", "") == 0.0
 
 
 @pytest.mark.parametrize(
@@ -60,8 +119,164 @@ def test_accuracy_wants_the_whole_reference_in_whole_words(reference: str, gener
     assert scoring.accuracy(reference, generated) == value
 
 
+def test_containment_wants_any_of_the_answers() -> None:
+    assert scoring.containment(["New York City", "NYC"], "He lives in NYC.") == 1.0
+    assert scoring.containment(["New York City", "NYC"], "He lives in New York.") == 0.0
+    assert scoring.containment([], "anything") == 0.0
+
+
+def test_min_k_is_the_mean_surprise_of_the_least_likely_tokens() -> None:
+    # N = 5, share 0.4: the two least likely, ⅛ and ¼, so (3 + 2)/2 · ln 2
+    assert scoring.min_k(np.log([0.5, 0.125, 1.0, 0.25, 0.5])) == pytest.approx(2.5 * math.log(2))
+    assert scoring.min_k(np.array([-1.0, -3.0, -2.0])) == 3.0  # ⌊0.4 · 3⌋ = 1
+    assert scoring.min_k(np.array([-1.0, -3.0, -2.0]), share=1.0) == 2.0
+    assert scoring.min_k(np.array([-1.0, -3.0]), share=0.4) == 3.0  # ⌊0.4 · 2⌋ = 0, but one token it is
+    assert scoring.min_k(np.array([])) is None
+
+
+def test_min_k_pp_is_the_same_over_standard_scores() -> None:
+    # N = 5: the two least are −1.5 and −0.5
+    assert scoring.min_k_pp(np.array([0.5, -1.5, 2.0, -0.5, 1.0])) == 1.0
+    assert scoring.min_k_pp(np.zeros(7)) == 0.0  # a uniform distribution
+    assert scoring.min_k_pp(np.array([])) is None
+
+
 def test_mean_leaves_out_undefined_items_and_gives_the_standard_error() -> None:
     # mean 2, deviations ±1: s = √2, s/√2 = 1
     assert scoring.mean_and_error([1.0, None, 3.0]) == (2.0, 2, pytest.approx(1.0))
     assert scoring.mean_and_error([5.0]) == (5.0, 1, None)
     assert scoring.mean_and_error([None]) == (None, 0, None)
+
+
+def test_harmonic_mean_is_nothing_without_all_parts_and_zero_with_one_zero() -> None:
+    # 3 / (1/1 + 1/0.5 + 1/0.25) = 3/7
+    assert scoring.harmonic_mean([1.0, 0.5, 0.25]) == pytest.approx(3 / 7)
+    assert scoring.harmonic_mean([0.5, 0.0, 0.4]) == 0.0
+    assert scoring.harmonic_mean([0.5, None]) is None
+    assert scoring.harmonic_mean([]) is None
+
+
+def shifted(count: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Two samples whose empirical distributions are steps/count apart at most."""
+    first = 2.0 * np.arange(count)
+    return first, first + 2 * steps - 1 if steps else first
+
+
+@pytest.mark.parametrize(
+    ("count", "steps", "value"),
+    [
+        (40, 0, 1.0),
+        (40, 4, 0.9900),
+        (40, 5, 0.9188),
+        (40, 8, 0.4046),
+        (40, 9, 0.2657),
+        (40, 10, 0.1650),
+        (40, 13, 0.0286),
+        # Samples that lie apart give the least value there is, which open-unlearning's tables show.
+        (40, 40, 1.86e-23),
+        (200, 200, 1.94e-119),
+        (400, 400, 1.06e-239),
+        # Values of the MSA paper's tables for forget10, of 400 questions.
+        (400, 92, 1.10e-09),
+        (400, 93, 6.86e-10),
+        (400, 106, 9.34e-13),
+    ],
+)
+def test_forget_quality_is_the_p_value_of_the_greatest_distance(count: int, steps: int, value: float) -> None:
+    assert scoring.forget_quality(*shifted(count, steps)) == pytest.approx(value, rel=5e-3)
+
+
+def test_forget_quality_by_counting() -> None:
+    # 2 against 2 that lie apart: D = 1 in 2 of the (4 choose 2) = 6 orders
+    assert scoring.forget_quality([1.0, None, 2.0], [3.0, 4.0]) == pytest.approx(1 / 3)
+    assert scoring.forget_quality([None], [1.0]) is None
+    assert scoring.forget_quality([1.0], []) is None
+
+
+def test_membership_auc_counts_pairs() -> None:
+    # holdout 2 beats 1, ties 2; holdout 3 beats both: (1 + ½ + 1 + 1) / 4
+    assert scoring.membership_auc([1.0, 2.0], [2.0, 3.0]) == pytest.approx(3.5 / 4)
+    assert scoring.membership_auc([1.0, None], [2.0, None, 3.0]) == 1.0
+    assert scoring.membership_auc([5.0] * 3, [5.0] * 4) == 0.5
+    assert scoring.membership_auc([], [1.0]) is None
+    assert scoring.membership_auc([1.0], [None]) is None
+
+
+def test_membership_auc_is_the_rank_statistic() -> None:
+    from scipy.stats import mannwhitneyu
+
+    random = np.random.default_rng(0)
+    forget, holdout = random.integers(0, 20, 50), random.integers(5, 25, 70)
+    wanted = mannwhitneyu(holdout, forget).statistic / (50 * 70)
+    assert scoring.membership_auc(forget, holdout) == pytest.approx(wanted)
+
+
+def test_priv_leak_is_relative_to_the_ideal() -> None:
+    assert scoring.priv_leak(1.0, 0.45) == pytest.approx(-100)  # told every time
+    assert scoring.priv_leak(0.45, 0.45) == 0.0
+    assert scoring.priv_leak(0.30, 0.45) == pytest.approx(27.27, abs=0.01)  # (0.70 − 0.55) / 0.55
+    assert scoring.priv_leak(0.0, 0.45) == pytest.approx(100 * 0.45 / 0.55)  # the most there is
+
+
+@pytest.mark.parametrize(
+    ("auc", "ideal", "published"),
+    [
+        # OLMo-2-7B: priors at 500B, 2207B and 3691B tokens and the last one, then NPO, RMU, GradDiff, UNDIAL.
+        (0.14, 0.45, 56.38),
+        (0.04, 0.45, 74.05),
+        (0.30, 0.45, 27.63),
+        (0.37, 0.45, 14.67),
+        (1.00, 0.45, -99.93),
+        (0.55, 0.45, -17.83),
+        (0.50, 0.45, -9.47),
+        (1.00, 0.45, -100.0),
+        # Llama-3.1-8B: the base prior, then NPO, RMU, GradDiff, UNDIAL.
+        (0.52, 0.51, -1.37),
+        (1.00, 0.51, -99.90),
+        (0.74, 0.51, -46.44),
+        (0.32, 0.51, 38.06),
+        (0.99, 0.51, -98.15),
+    ],
+)
+def test_priv_leak_agrees_with_the_published_tables(auc: float, ideal: float, published: float) -> None:
+    # The MSA paper prints both AUCs with two digits, so each is known to ±0.005. Two of its rows do not fit within
+    # that: OLMo-2's prior at 3859B tokens (0.23 gives 40, printed 23.45) and, by 0.1, its task vector.
+    least = scoring.priv_leak(auc + 0.005, ideal - 0.005)
+    most = scoring.priv_leak(auc - 0.005, ideal + 0.005)
+    assert least <= published <= most
+
+
+def auc(*samples: np.ndarray) -> float | None:
+    return scoring.membership_auc(*samples)
+
+
+def utility(*parts: np.ndarray) -> float | None:
+    return scoring.harmonic_mean([part.mean() for part in parts])
+
+
+@pytest.mark.parametrize(("statistic", "count", "size"), [(auc, 2, 100), (utility, 9, 400)])
+def test_bootstrap_error_is_the_spread_of_fresh_samples(
+    statistic: Callable[..., float | None], count: int, size: int
+) -> None:
+    random = np.random.default_rng(0)
+    fresh = [statistic(*random.random((count, size))) for _ in range(1000)]
+    error = scoring.bootstrap_error(statistic, list(random.random((count, size))))
+    # Both spreads are of 1000 draws, so they agree to √2/√2000 ≈ 3 % (one deviation); the sample adds its own.
+    assert error == pytest.approx(np.std(fresh, ddof=1), rel=0.2)
+
+
+def test_bootstrap_error_of_values_of_one_item_goes_by_item() -> None:
+    # One value and its negative cancel within each item, so their sum has no error; drawn apart, it has.
+    values = np.random.default_rng(0).random(50)
+    both = np.stack([values, -values], axis=1)
+    assert scoring.bootstrap_error(lambda items: items.mean(0).sum(), [both]) == pytest.approx(0, abs=1e-12)
+    assert scoring.bootstrap_error(lambda a, b: a.mean() + b.mean(), [values, -values]) > 0.01
+
+
+def test_bootstrap_error_is_the_same_for_the_same_seed_and_needs_two_items() -> None:
+    sample = np.random.default_rng(0).random(20)
+    first = scoring.bootstrap_error(np.mean, [sample], seed=3)
+    assert first == scoring.bootstrap_error(np.mean, [sample], seed=3)
+    assert first != scoring.bootstrap_error(np.mean, [sample], seed=4)
+    assert scoring.bootstrap_error(auc, [sample, sample[:1]]) is None
+    assert scoring.bootstrap_error(np.mean, [np.ones(5)]) == 0.0

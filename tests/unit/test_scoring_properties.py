@@ -1,0 +1,168 @@
+"""What holds for every input of the metrics: ranges, orders and symmetries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msa_lite.evals import scoring, selection
+
+many = settings(max_examples=50, deadline=None)
+matches = st.lists(st.booleans(), min_size=1, max_size=30).map(np.array)
+log_probs = st.lists(st.floats(-50, 0), min_size=1, max_size=40).map(np.array)
+losses = st.floats(0, 20)
+shares = st.floats(0, 1)
+# Whole numbers tie often and stay apart under the maps below.
+scores = st.lists(st.integers(-50, 50), min_size=1, max_size=30).map(lambda values: np.array(values, float))
+words = st.lists(st.sampled_from(["the", "cat", "cats", "sit", "sits", "a", "1975"]), max_size=8).map(" ".join)
+RISING: list[Callable[[np.ndarray], np.ndarray]] = [
+    lambda x: 3 * x - 7,
+    lambda x: x**3,
+    lambda x: np.exp(x / 10),
+    lambda x: np.arctan(x),
+]
+rising = st.sampled_from(RISING)
+
+
+@many
+@given(log_probs)
+def test_probability_and_loss_say_the_same(values: np.ndarray) -> None:
+    loss, probability = scoring.mean_loss(values), scoring.probability(values)
+    assert loss is not None
+    assert loss >= 0
+    assert probability == pytest.approx(math.exp(-loss))
+    assert math.exp(values.min()) * (1 - 1e-9) <= probability <= math.exp(values.max()) * (1 + 1e-9)
+
+
+@many
+@given(matches)
+def test_extraction_strength_goes_by_the_last_mismatch_alone(values: np.ndarray) -> None:
+    strength = scoring.extraction_strength(values)
+    assert 0 <= strength <= 1
+    assert (strength == 1) == values.all()
+    assert strength <= scoring.exact_memorization(values) + 1e-12
+    if not values.all():
+        last = int(np.flatnonzero(~values)[-1])
+        before = np.concatenate([np.zeros(last, bool), values[last:]])
+        assert scoring.extraction_strength(before) == strength
+    assert scoring.extraction_strength(values, floor=True) == pytest.approx(max(strength, 1 / len(values)))
+
+
+@many
+@given(losses, st.lists(losses, min_size=1, max_size=5))
+def test_the_geometric_truth_ratio_is_at_most_the_arithmetic_one(correct: float, wrong: list[float]) -> None:
+    geometric = scoring.truth_ratio(correct, wrong)
+    arithmetic = scoring.truth_ratio(correct, wrong, arithmetic=True)
+    assert 0 < geometric <= arithmetic * (1 + 1e-9)
+
+
+@many
+@given(st.floats(1e-6, 1e6))
+def test_the_forget_score_takes_a_ratio_and_its_inverse_alike(ratio: float) -> None:
+    score = scoring.truth_ratio_forget(ratio)
+    assert 0 <= score <= 1
+    assert score == pytest.approx(scoring.truth_ratio_forget(1 / ratio), abs=1e-9)
+    assert 0 <= scoring.truth_ratio_utility(ratio) <= 1
+    assert scoring.truth_ratio_utility(ratio * 2) <= scoring.truth_ratio_utility(ratio)
+
+
+@many
+@given(shares, st.lists(shares, min_size=1, max_size=5))
+def test_choice_probability_falls_with_every_further_choice(correct: float, wrong: list[float]) -> None:
+    share = scoring.choice_probability(correct, wrong)
+    assert 0 <= share < 1
+    assert scoring.choice_probability(correct, [*wrong, 0.5]) <= share
+
+
+@many
+@given(log_probs, st.floats(0.01, 1))
+def test_min_k_lies_between_the_mean_and_the_least_likely_token(values: np.ndarray, share: float) -> None:
+    score = scoring.min_k(values, share)
+    assert -values.mean() - 1e-9 <= score <= -values.min() + 1e-9
+    assert score == pytest.approx(scoring.min_k(values[::-1], share))
+    assert scoring.min_k_pp(values + 30, share) == pytest.approx(score - 30)
+
+
+@many
+@given(words, words)
+def test_rouge_lies_within_0_and_1_and_f1_is_symmetric(first: str, second: str) -> None:
+    assert 0 <= scoring.rouge_l_recall(first, second) <= 1
+    assert scoring.rouge_l_f1(first, second) == pytest.approx(scoring.rouge_l_f1(second, first))
+    assert scoring.rouge_l_f1(first, first) == float(bool(first))
+
+
+@many
+@given(st.lists(words, max_size=4), words)
+def test_containment_is_the_best_accuracy(answers: list[str], generated: str) -> None:
+    assert scoring.containment(answers, generated) == float(any(scoring.accuracy(a, generated) for a in answers))
+
+
+@many
+@given(scores, scores, rising)
+def test_forget_quality_goes_by_the_order_alone(
+    first: np.ndarray, second: np.ndarray, change: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    quality = scoring.forget_quality(first, second)
+    assert 0 <= quality <= 1
+    assert scoring.forget_quality(change(first), change(second)) == quality
+    assert scoring.forget_quality(-first, -second) == pytest.approx(quality)
+    assert scoring.forget_quality(second, first) == pytest.approx(quality)
+    assert scoring.forget_quality(first, first) == 1.0
+
+
+@many
+@given(scores, scores, rising)
+def test_membership_auc_goes_by_the_order_alone(
+    first: np.ndarray, second: np.ndarray, change: Callable[[np.ndarray], np.ndarray]
+) -> None:
+    auc = scoring.membership_auc(first, second)
+    assert 0 <= auc <= 1
+    assert scoring.membership_auc(change(first), change(second)) == auc
+    assert scoring.membership_auc(second, first) == pytest.approx(1 - auc)
+    assert scoring.membership_auc(first, first) == 0.5
+    assert auc == pytest.approx(np.mean([(b > a) + (b == a) / 2 for a in first for b in second]))
+
+
+@many
+@given(shares, shares, st.floats(0, 0.99))
+def test_priv_leak_falls_with_the_auc_between_its_bounds(auc: float, other: float, ideal: float) -> None:
+    leak = scoring.priv_leak(auc, ideal)
+    assert -100 - 1e-6 <= leak <= 100 * ideal / (1 - ideal) + 1e-6
+    assert (leak - scoring.priv_leak(other, ideal)) * (auc - other) <= 1e-9
+
+
+@many
+@given(st.lists(st.just(0.0) | st.floats(1e-9, 1), min_size=1, max_size=9))
+def test_harmonic_mean_lies_between_the_least_and_the_arithmetic_mean(parts: list[float]) -> None:
+    mean = scoring.harmonic_mean(parts)
+    assert min(parts) * (1 - 1e-9) <= mean <= np.mean(parts) * (1 + 1e-9)
+    assert scoring.harmonic_mean([*parts, 0.0]) == 0.0
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(30, 300))
+def test_bootstrap_error_of_a_mean_is_the_textbooks(seed: int, count: int) -> None:
+    sample = np.random.default_rng(seed).normal(size=count)
+    _, _, error = scoring.mean_and_error(sample)
+    # 1000 rounds know a deviation to 1/√2000 ≈ 2.2 %; redrawing gives √((n − 1)/n) of the unbiased one.
+    assert scoring.bootstrap_error(np.mean, [sample], seed) == pytest.approx(error, rel=0.15)
+
+
+@many
+@given(st.tuples(*[shares] * 6), st.integers(0, 5), shares)
+def test_selection_scores_rise_with_each_metric_in_its_direction(
+    values: tuple[float, ...], which: int, other: float
+) -> None:
+    tofu = ["model_utility", "acc_forget", "acc_recover", "acc_retain", "extraction_strength"]
+    muse = ["knowmem_r", "min_k", "min_k_pp", "verbmem_f", "extraction_strength", "exact_memorization"]
+    better_higher = {"model_utility", "acc_forget", "acc_recover", "acc_retain", "knowmem_r"}
+    for score, names in ((selection.tofu_score, tofu), (selection.muse_score, muse)):
+        name = names[which % len(names)]
+        low, high = sorted((values[which], other), reverse=name not in better_higher)
+        point = dict(zip(names, values, strict=False))
+        assert 0 < score(point | {name: low}) <= score(point | {name: high}) * (1 + 1e-9) <= 1 + 1e-6
