@@ -1,0 +1,61 @@
+"""The judge: a language model that says which candidate a generated answer agrees with."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+from msa_lite.errors import UsageError
+from msa_lite.evals.judge.cache import Cache
+from msa_lite.evals.judge.prompts import (
+    Ask,
+    Question,
+    acc_forget,
+    acc_recover,
+    acc_retain,
+    restor_ask,
+    tofu_ask,
+)
+from msa_lite.evals.judge.settings import Judge, JudgeSettings, Usage, Verdict
+
+__all__ = [
+    "Ask",
+    "Judge",
+    "JudgeSettings",
+    "Question",
+    "Usage",
+    "Verdict",
+    "acc_forget",
+    "acc_recover",
+    "acc_retain",
+    "open_judge",
+    "restor_ask",
+    "tofu_ask",
+]
+
+
+def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Judge | None:
+    """The judge of the settings, ready to be asked; None for kind "none".
+
+    Checks what can be checked before any other work is done; uses no network and loads no model. cache_folder: where
+    replies are kept; None for $MSA_LITE_CACHE, or ~/.cache/msa-lite. Raises UsageError for settings that mean nothing,
+    for a missing key and for a missing `openai` package, OutputError when the cache cannot be written.
+    """
+    settings.check()
+    if settings.kind == "none":
+        return None
+    if settings.kind == "local":
+        from msa_lite.evals.judge.local import LocalJudge
+
+        return LocalJudge(settings, Cache(cache_folder))
+    if importlib.util.find_spec("openai") is None:
+        raise UsageError("a judge of kind 'openai' needs the openai package: pip install 'msa-lite[judge]'")
+    if not os.environ.get("OPENAI_API_KEY"):
+        raise UsageError(
+            "a judge of kind 'openai' needs a key in the environment: set OPENAI_API_KEY (for a server of your own "
+            "that asks for none, to any word)"
+        )
+    from msa_lite.evals.judge.openai_judge import OpenAIJudge
+
+    return OpenAIJudge(settings, Cache(cache_folder))

@@ -1,0 +1,101 @@
+"""Replies of judges on disk, so that no question is paid for twice: hash of the ask → letter.
+
+A hash is all that is kept of prompts and answers, since they may be what is to be forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from msa_lite.errors import OutputError
+from msa_lite.evals.judge.prompts import NONE, Ask
+from msa_lite.evals.judge.settings import Usage, Verdict
+from msa_lite.io.progress import Progress, part_of
+
+_FILE = "judge.sqlite"
+_PATIENCE = 60.0  # seconds to wait while another process writes
+
+
+class Cache:
+    """Keys and values in one SQLite file; threads and processes may share it, each call is a transaction of its own.
+
+    Keys are hashes of asks, with a letter as value ("" for an invalid reply), or hashes of whole batches, with the id
+    under which the server works on them. Raises OutputError where the file cannot be made, read or written.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        """folder: where the file is; None for $MSA_LITE_CACHE, or ~/.cache/msa-lite."""
+        folder = folder or Path(os.environ.get("MSA_LITE_CACHE") or "~/.cache/msa-lite").expanduser()
+        self.path = folder / _FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(f"{folder}: cannot be made ({error}); set MSA_LITE_CACHE to another folder") from error
+        with self._open() as database:
+            database.execute("CREATE TABLE IF NOT EXISTS kept (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with closing(sqlite3.connect(self.path, timeout=_PATIENCE)) as database, database:
+                yield database
+        except sqlite3.Error as error:
+            message = (
+                f"{self.path}: cannot be used as cache of the judge ({error}); set MSA_LITE_CACHE to another folder"
+            )
+            raise OutputError(message) from error
+
+    def read(self, keys: Iterable[str]) -> dict[str, str]:
+        """The values of those keys that are there."""
+        query = "SELECT key, value FROM kept WHERE key = ?"
+        with self._open() as database:
+            return dict(row for key in keys for row in database.execute(query, (key,)))
+
+    def keep(self, values: Mapping[str, str]) -> None:
+        """Write values, all of them or none; they are on disk when this returns."""
+        with self._open() as database:
+            database.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", values.items())
+
+    def forget(self, key: str) -> None:
+        """Remove a key, if it is there."""
+        with self._open() as database:
+            database.execute("DELETE FROM kept WHERE key = ?", (key,))
+
+
+@dataclass
+class Spent:
+    """What calls took so far; the fields are those of `Usage`."""
+
+    calls: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float | None = None
+
+
+def answer(
+    cache: Cache,
+    keys: Sequence[str],
+    asks: Sequence[Ask],
+    progress: Progress,
+    send: Callable[[Mapping[str, Ask], Progress], Spent],
+) -> tuple[list[Verdict], Usage]:
+    """Verdicts from the cache, after `send` has put into it what was missing; equal asks are sent once.
+
+    keys: the hash of each ask. send: takes the asks that are missing, by key, keeps each letter as it comes, and
+    returns what that took.
+    """
+    known = cache.read(keys)
+    todo = {key: ask for key, ask in zip(keys, asks, strict=True) if key not in known}
+    total = len(set(keys))
+    spent = send(todo, part_of(progress, "judge", total - len(todo), total)) if todo else Spent()
+    progress("judge", total, total)
+    letters = cache.read(keys)
+    verdicts = [Verdict(letters[key] or NONE, bool(letters[key])) for key in keys]
+    invalid = sum(not verdict.valid for verdict in verdicts)
+    cached = len(asks) - len(todo)
+    return verdicts, Usage(spent.calls, cached, spent.prompt_tokens, spent.completion_tokens, invalid, spent.cost)

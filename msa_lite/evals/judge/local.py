@@ -1,0 +1,68 @@
+"""A judge on this machine: the same prompts to a Hugging Face model, greedy, with its own chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msa_lite.data import DATE_STRING
+from msa_lite.evals.judge.cache import Cache, Spent, answer
+from msa_lite.evals.judge.prompts import Ask, read_letter
+from msa_lite.evals.judge.settings import JudgeSettings, Usage, Verdict
+from msa_lite.io.hub import Source, fetch
+from msa_lite.io.manifest import digest
+from msa_lite.io.progress import Progress, silent
+
+_MAX_TOKENS = 3
+
+
+class LocalJudge:
+    """Asks a model in batches; it is loaded when the first reply is missing, and an ask that fails is not repeated,
+    since greedy answers stay the same."""
+
+    def __init__(self, settings: JudgeSettings, cache: Cache) -> None:
+        self.settings = settings
+        self.cache = cache
+
+    def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Verdict], Usage]:
+        """Verdicts in the order of the asks, and what they took. Raises UsageError when there is no such model."""
+        source = fetch(self.settings.model_name, by_content=False)
+        keys = [digest(["local", source.revision, ask.system, ask.user, _MAX_TOKENS]) for ask in asks]
+        return answer(self.cache, keys, asks, progress, lambda todo, part: self._send(source, todo, part))
+
+    def _send(self, source: Source, todo: Mapping[str, Ask], progress: Progress) -> Spent:
+        from transformers import AutoTokenizer
+
+        from msa_lite.evals.generate import Decoding, generate
+        from msa_lite.evals.models import Runner, load_model
+
+        tokenizer = AutoTokenizer.from_pretrained(source.folder)
+        keys, asks = list(todo), list(todo.values())
+        prompts = [encode_ask(tokenizer, ask) for ask in asks]
+        done = 0
+        for batch in generate(Runner(load_model(source.folder)), tokenizer, prompts, Decoding(_MAX_TOKENS)):
+            self.cache.keep({keys[i]: read_letter(texts[0], asks[i].letters) or "" for i, texts in batch})
+            done += len(batch)
+            progress("judge", done, len(keys))
+        return Spent(calls=done)
+
+
+def encode_ask(tokenizer: Any, ask: Ask) -> list[int]:
+    """Token ids of an ask: by the chat template, or as plain text where the tokenizer has none.
+
+    A template that knows no system role gets system and user text as one message.
+    """
+    whole = f"{ask.system}\n\n{ask.user}"
+    if not tokenizer.chat_template:
+        return list(tokenizer(whole)["input_ids"])
+    try:
+        return _chat(tokenizer, [{"role": "system", "content": ask.system}, {"role": "user", "content": ask.user}])
+    except Exception:  # templates that know no system role raise an error of their own (Gemma)
+        return _chat(tokenizer, [{"role": "user", "content": whole}])
+
+
+def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
+    encoded = tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, date_string=DATE_STRING, tokenize=True, return_dict=True
+    )
+    return list(encoded["input_ids"])

@@ -1,0 +1,191 @@
+"""A judge behind a server with OpenAI's interface: OpenAI itself, vLLM, llama.cpp, and the like.
+
+The openai package does the retries: 408, 409, 429, 5xx, time-outs and dropped connections, with exponential back-off
+and jitter, or after as long as Retry-After or retry-after-ms say. Whatever else goes wrong ends the run; each reply is
+on disk by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msa_lite.errors import StageError
+from msa_lite.evals.judge.batch import run_batch
+from msa_lite.evals.judge.cache import Cache, Spent, answer
+from msa_lite.evals.judge.limits import RateLimit
+from msa_lite.evals.judge.prompts import Ask, read_letter
+from msa_lite.evals.judge.settings import JudgeSettings, Usage, Verdict
+from msa_lite.io.manifest import digest
+from msa_lite.io.progress import Progress, silent
+
+logger = logging.getLogger(__name__)
+
+_PRICES = {"gpt-4o": (2.50, 10.00), "gpt-4o-mini": (0.15, 0.60)}  # USD per million tokens, OpenAI's list of 2025
+_BATCH_SHARE = 0.5  # of the list price
+_TRIES = 3  # until a reply opens with a valid letter
+_RETRIES = 6  # of a call that the server or the network failed; with back-off about half a minute in all
+_MAX_TOKENS = 3
+_HINTS = {
+    401: "check OPENAI_API_KEY",
+    403: "check what the key of OPENAI_API_KEY may use",
+    404: "check judge.model and judge.base_url, which mostly ends in /v1",
+    429: "the quota or rate limit is used up; wait, or lower judge.concurrency",
+}
+
+
+class OpenAIJudge:
+    """Asks a server, `concurrency` calls at a time or in one batch, and keeps each reply as it comes."""
+
+    def __init__(self, settings: JudgeSettings, cache: Cache) -> None:
+        self.settings = settings
+        self.cache = cache
+        listed = None if settings.address else _PRICES.get(settings.model_name)
+        self._price = settings.price or listed
+
+    def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Verdict], Usage]:
+        """Verdicts in the order of the asks, and what they took. Raises StageError when the server fails for good."""
+        keys = [digest(["openai", self.settings.address, self._body(ask)]) for ask in asks]
+        return answer(self.cache, keys, asks, progress, self._send)
+
+    def _body(self, ask: Ask, seed: int = 0) -> dict[str, Any]:
+        # OpenAI's newer models know only max_completion_tokens; of other servers not all know it, and one that passes
+        # over it would write an essay, so these get the older name, which all of them know.
+        limit = "max_tokens" if self.settings.address else "max_completion_tokens"
+        messages = [{"role": "system", "content": ask.system}, {"role": "user", "content": ask.user}]
+        name = self.settings.model_name
+        return {"model": name, "messages": messages, "temperature": 0, "seed": seed, limit: _MAX_TOKENS}
+
+    def _send(self, todo: Mapping[str, Ask], progress: Progress) -> Spent:
+        import openai
+        from anyio.from_thread import start_blocking_portal
+
+        self._estimate(todo)
+        spent = Spent(cost=0.0 if self._price else None)
+        try:
+            # In a thread with a loop of its own: works in a notebook, whose loop runs already, and Ctrl-C cancels it.
+            with start_blocking_portal() as portal:
+                portal.call(self._work, todo, spent, progress)
+        except (openai.OpenAIError, StageError) as error:
+            kept = len(self.cache.read(todo))
+            raise StageError(
+                f"the judge failed: {self._explain(error)}. Of {len(todo)} answers {kept} are there and kept in "
+                f"{self.cache.path}; a rerun asks only the rest"
+            ) from error
+        return spent
+
+    async def _work(self, todo: Mapping[str, Ask], spent: Spent, progress: Progress) -> None:
+        import openai
+
+        limit = RateLimit()
+        hooks: dict[str, Any] = {"request": [limit.before], "response": [limit.after]}
+        async with openai.AsyncOpenAI(
+            base_url=self.settings.address,
+            timeout=self.settings.timeout,
+            max_retries=_RETRIES,
+            http_client=openai.DefaultAsyncHttpxClient(event_hooks=hooks),
+        ) as client:
+            if self.settings.batch:
+                await self._ask_batch(client, todo, spent, progress)
+            known = self.cache.read(todo)
+            queue = iter([(key, ask) for key, ask in todo.items() if key not in known])
+            answered = len(known)
+
+            async def work() -> None:
+                nonlocal answered
+                for key, ask in queue:
+                    self.cache.keep({key: await self._ask_one(client, ask, spent)})
+                    answered += 1
+                    progress("judge", answered, len(todo))
+
+            workers = [asyncio.create_task(work()) for _ in range(min(self.settings.concurrency, len(todo)))]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _ask_batch(self, client: Any, todo: Mapping[str, Ask], spent: Spent, progress: Progress) -> None:
+        """Keep what a batch answers validly; the rest is left to be asked singly. Raises StageError when it fails."""
+        bodies = {key: self._body(ask) for key, ask in todo.items()}
+        completions, failure = await run_batch(client, self.cache, bodies, progress)
+        letters = {key: self._read(said, todo[key], spent, _BATCH_SHARE) for key, said in completions.items()}
+        # All at once: what is left decides which batch a rerun looks for.
+        self.cache.keep({key: letter for key, letter in letters.items() if letter})
+        if failure:
+            raise StageError(failure)
+
+    async def _ask_one(self, client: Any, ask: Ask, spent: Spent) -> str:
+        """The letter; "" where none of _TRIES replies, each with a seed of its own, opened with a valid one."""
+        for seed in range(_TRIES):
+            said = await self._complete(client, self._body(ask, seed))
+            letter = self._read(said, ask, spent) if said else None
+            if letter:
+                return letter
+        if said is None:
+            address = self.settings.address or "the server"
+            raise StageError(f"{address} answers with something that is no chat completion; {_HINTS[404]}")
+        return ""
+
+    @staticmethod
+    async def _complete(client: Any, body: Mapping[str, Any]) -> dict[str, Any] | None:
+        """One call's completion; None for a reply that is none: broken JSON, or some web page."""
+        try:
+            completion = await client.chat.completions.create(**body)
+        except ValueError:  # from the JSON parser; the package's own errors are of another kind
+            return None
+        said = completion.to_dict() if hasattr(completion, "to_dict") else {}
+        return said if "choices" in said else None
+
+    def _read(self, completion: Mapping[str, Any], ask: Ask, spent: Spent, share: float = 1.0) -> str | None:
+        """The letter of a completion, if it has a valid one; its tokens are added to `spent`."""
+        used = completion.get("usage") or {}
+        tokens = (used.get("prompt_tokens") or 0, used.get("completion_tokens") or 0)
+        spent.calls += 1
+        spent.prompt_tokens += tokens[0]
+        spent.completion_tokens += tokens[1]
+        if self._price:
+            spent.cost = (spent.cost or 0.0) + share * _usd(tokens, self._price)
+        choices = completion.get("choices") or [{}]
+        return read_letter((choices[0].get("message") or {}).get("content") or "", ask.letters)
+
+    def _estimate(self, todo: Mapping[str, Ask]) -> None:
+        prompt = sum(len(ask.system) + len(ask.user) for ask in todo.values()) // 4
+        text = (
+            f"judge: {len(todo)} calls to {self.settings.model_name}, about {prompt} prompt tokens (4 characters each)"
+        )
+        if self._price is None:
+            logger.info("%s; the price is not known", text)
+            return
+        share = _BATCH_SHARE if self.settings.batch else 1.0
+        usd = share * _usd((prompt, _MAX_TOKENS * len(todo)), self._price)
+        logger.warning("%s: about %.2f USD", text, usd)  # a warning, since it costs money
+
+    def _explain(self, error: Exception) -> str:
+        """What went wrong and what to try, without the key, which servers like to repeat."""
+        import openai
+
+        text = str(error)
+        if isinstance(error, openai.APIStatusError):
+            hint = _HINTS.get(error.status_code, "see what the server says of it, or try another judge.model")
+            text = f"the server said {error.status_code}: {_said(error)}; {hint}"
+        elif isinstance(error, openai.APITimeoutError):
+            text = f"no reply within {self.settings.timeout:g} s, {_RETRIES + 1} times in a row; raise judge.timeout"
+        elif isinstance(error, openai.APIConnectionError):
+            text = f"{self.settings.address or 'the server'} is out of reach ({error.__cause__ or error})"
+        return text.replace(os.environ.get("OPENAI_API_KEY") or "\0", "***")
+
+
+def _usd(tokens: tuple[int, int], price: tuple[float, float]) -> float:
+    return sum(count * usd for count, usd in zip(tokens, price, strict=True)) / 1e6
+
+
+def _said(error: Any) -> str:
+    """The server's own words, on one line and not endless."""
+    body = error.body
+    words = body.get("message") if isinstance(body, dict) else None
+    return " ".join(str(words or error.message).split())[:500]
