@@ -13,13 +13,14 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
 from msa_lite.io.hub import explain
 from msa_lite.io.manifest import digest
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 SYSTEM_PROMPT = "You are a helpful assistant."
 # Llama 3 templates print today's date otherwise, so that training and scoring would drift from day to day. The day is
@@ -98,7 +99,7 @@ def load_rows(source: DataSource) -> list[Row]:
     Raises UsageError when path, configuration or split is not there, DataError when the set is empty, lacks a column
     (those that are there are named), or has empty cells in it.
     """
-    table = _load_table(source)
+    table = load_table(source)
     missing = [column for column in source.columns if column not in table.column_names]
     if missing:
         hint = "".join(nearest(column, table.column_names) for column in missing)
@@ -123,7 +124,8 @@ def load_rows(source: DataSource) -> list[Row]:
     return [Row(i, text=str(text)) for i, text in enumerate(columns[source.text])]
 
 
-def _load_table(source: DataSource) -> Any:
+def load_table(source: DataSource) -> Any:
+    """The table of a source as `datasets` reads it. Raises UsageError or DataError for what cannot be read."""
     path = Path(source.path).expanduser()
     kwargs: dict[str, Any] = {}
     if path.is_file():
@@ -201,7 +203,7 @@ def pin_source(source: DataSource) -> DataSource:
     return replace(source, revision=found.resolved)
 
 
-def sample_rows(rows: Sequence[Row], count: int, seed: int) -> list[Row]:
+def sample_rows(rows: Sequence[T], count: int, seed: int) -> list[T]:
     """A seeded sample without replacement, in the source's order; all rows where there are no more than `count`."""
     if count >= len(rows):
         return list(rows)
@@ -219,6 +221,10 @@ def split_rows(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row],
 def rows_identity(rows: Sequence[Row]) -> dict[str, Any]:
     """What a manifest records of a data set: the number of rows and one hash over their content."""
     return {"rows": len(rows), "sha256": digest([row.sha256 for row in rows])}
+
+
+Shots = Sequence[tuple[str, str]]
+"""Questions with answers that a prompt shows before the question asked."""
 
 
 @dataclass(frozen=True)
@@ -260,27 +266,41 @@ class Prompter:
             }
         return {"kind": "plain", **asdict(self.template)}
 
-    def prompt(self, question: str) -> list[int]:
-        """Ids up to where the answer begins."""
+    def prompt(self, question: str, shots: Shots = ()) -> list[int]:
+        """Ids up to where the answer begins. shots: questions with answers that are shown before."""
         if self.use_chat:
-            return self._chat(question, None)
-        return list(self.tokenizer(self.template.prompt.format(question=question))["input_ids"])
+            return self._chat(question, None, shots)
+        return list(self.tokenizer(self._plain(shots) + self.template.prompt.format(question=question))["input_ids"])
 
-    def full(self, question: str, answer: str) -> list[int]:
+    def full(self, question: str, answer: str, shots: Shots = ()) -> list[int]:
         """Ids of question and answer, ended by the end-of-sequence token."""
         if self.use_chat:
-            ids = self._chat(question, answer)
+            ids = self._chat(question, answer, shots)
         else:
             text = self.template.prompt.format(question=question) + self.template.answer.format(answer=answer)
-            ids = list(self.tokenizer(text)["input_ids"])
+            ids = list(self.tokenizer(self._plain(shots) + text)["input_ids"])
         end = self.tokenizer.eos_token_id
         return ids if end is None or (ids and ids[-1] == end) else [*ids, end]
 
-    def _chat(self, question: str, answer: str | None) -> list[int]:
+    def example(self, index: int, question: str, answer: str, shots: Shots = ()) -> Example:
+        """A question with its answer; labels are the answer's tokens and the end token.
+
+        Where the prompt's ids are no prefix of the whole (a tokenizer that merges across the boundary) the labels
+        still start after as many ids as the prompt has, so that the first answer token is no label.
+        """
+        prompt, ids = self.prompt(question, shots), self.full(question, answer, shots)
+        return Example(index, ids, [IGNORE] * min(len(prompt), len(ids)) + ids[len(prompt) :])
+
+    def _plain(self, shots: Shots) -> str:
+        parts = (self.template.prompt.format(question=q) + self.template.answer.format(answer=a) for q, a in shots)
+        return "".join(f"{part}\n\n" for part in parts)
+
+    def _chat(self, question: str, answer: str | None, shots: Shots = ()) -> list[int]:
         messages = [{"role": "system", "content": SYSTEM_PROMPT}] if self.system else []
-        messages.append({"role": "user", "content": question})
-        if answer is not None:
-            messages.append({"role": "assistant", "content": answer})
+        for asked, said in (*shots, (question, answer)):
+            messages.append({"role": "user", "content": asked})
+            if said is not None:
+                messages.append({"role": "assistant", "content": said})
         encoded = self.tokenizer.apply_chat_template(
             messages, add_generation_prompt=answer is None, date_string=DATE_STRING, tokenize=True, return_dict=True
         )
@@ -288,19 +308,16 @@ class Prompter:
 
 
 def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = None) -> list[Example]:
-    """One example a row; labels are the answer's tokens and the end token.
+    """One example a row (`Prompter.example`), with a warning where the first answer token cannot be learnt.
 
-    Where the prompt's ids are no prefix of the whole (a tokenizer that merges across the boundary) the labels still
-    start after as many ids as the prompt has, and a warning says so, since the first answer token is then neither
-    learnt nor scored. max_length cuts on the right; a row whose answer is cut away entirely has no labels.
+    max_length cuts on the right; a row whose answer is cut away entirely has no labels.
     """
     examples, merged, cut = [], 0, 0
     for row in rows:
-        prompt, ids = prompter.prompt(row.question), prompter.full(row.question, row.answer)
-        merged += ids[: len(prompt)] != prompt
-        cut += bool(max_length) and len(ids) > (max_length or 0)
-        labels = [IGNORE] * min(len(prompt), len(ids)) + ids[len(prompt) :]
-        examples.append(Example(row.index, ids[:max_length], labels[:max_length]))
+        whole = prompter.example(row.index, row.question, row.answer)
+        merged += whole.prompt_ids != prompter.prompt(row.question)
+        cut += bool(max_length) and len(whole.ids) > (max_length or 0)
+        examples.append(Example(row.index, whole.ids[:max_length], whole.labels[:max_length]))
     if merged:
         logger.warning(
             "%d of %d rows: the tokenizer merges the end of the prompt into the answer, so the first answer token is "

@@ -1,133 +1,169 @@
-"""Running a model over examples: teacher-forced scores of the labelled tokens, and greedy answers.
+"""Answers of a model: greedy, or sampled where published numbers were.
 
-One forward pass gives everything that the teacher-forced metrics need. Rows are sorted by length and batched by a
-budget of tokens, so results do not depend on file order and padding is short.
+Greedy decoding is our own loop, since rows that have ended leave the batch: a batch costs what its answers are long,
+not its longest answer times its rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
+from msa_lite.errors import StageError
+from msa_lite.evals.models import Runner
 
-from msa_lite.data import IGNORE, Example, make_collator
-from msa_lite.io.adapter import ADAPTER_CONFIG
-from msa_lite.io.hub import fetch
-from msa_lite.io.progress import Progress, silent
-
-_LOGIT_BYTES = 256 << 20  # fp32 logits of one batch
-_GENERATE_TOKENS = 4096  # prompt tokens of one generation batch
+_LEAVE = 0.75  # rows are taken out when no more than this share of them goes on; taking out copies the cache
 
 
 @dataclass(frozen=True)
-class TokenScores:
-    """Teacher-forced results of one example over its n labelled tokens.
+class Decoding:
+    """How answers are made.
 
-    log_probs: (n,) log p(x_t | x_<t), fp32 log-softmax. matches: (n,) whether the argmax is the token.
+    max_new_tokens: the most tokens of an answer. stop: strings before which an answer is cut. samples: 0 for one greedy
+    answer; otherwise so many are drawn with the model's own sampling settings, of at least `min_new_tokens` tokens and
+    at most `max_length` together with the prompt, as RESTOR's authors do.
     """
 
-    log_probs: np.ndarray
-    matches: np.ndarray
+    max_new_tokens: int
+    stop: tuple[str, ...] = ()
+    samples: int = 0
+    min_new_tokens: int = 0
+    max_length: int | None = None
+    seed: int = 0
 
 
-def load_model(folder: Path) -> Any:
-    """A causal language model ready to score: on the GPU in the stored dtype, on a CPU in fp32.
-
-    folder: a checkpoint, or a PEFT adapter, whose model is then loaded below it.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    if (Path(folder) / ADAPTER_CONFIG).is_file():
-        from peft import PeftConfig, PeftModel
-
-        config = PeftConfig.from_pretrained(str(folder))
-        name = config.base_model_name_or_path + (f"@{config.revision}" if config.revision else "")
-        return PeftModel.from_pretrained(load_model(fetch(name).folder), str(folder)).eval()
-    cuda = torch.cuda.is_available()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto" if cuda else torch.float32)
-    return model.to("cuda" if cuda else "cpu").eval()
-
-
-def _batches(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Indices in order of length, longest first, so many a batch that count × longest stays within the budget."""
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    while order:
-        count = max(1, budget // max(1, lengths[order[0]]))
-        yield order[:count]
-        order = order[count:]
-
-
-def score_tokens(model: Any, examples: Sequence[Example], progress: Progress = silent) -> list[TokenScores]:
-    """Teacher-forced scores of every example, in the order given."""
-    import torch
-
-    vocabulary = model.get_output_embeddings().weight.shape[0]
-    collate = make_collator(0)
-    results: list[TokenScores | None] = [None] * len(examples)
-    done = 0
-    for batch in _batches([len(e.ids) for e in examples], _LOGIT_BYTES // (4 * vocabulary)):
-        inputs = collate([{"input_ids": examples[i].ids, "labels": examples[i].labels} for i in batch])
-        inputs = {key: value.to(model.device) for key, value in inputs.items()}
-        labels = inputs.pop("labels")
-        with torch.inference_mode():
-            logits = model(**inputs, use_cache=False).logits
-            for row, i in enumerate(batch):
-                positions = torch.nonzero(labels[row, 1:] != IGNORE).flatten()
-                wanted = labels[row, positions + 1]
-                scores = torch.log_softmax(logits[row, positions].float(), dim=-1)
-                picked = scores.gather(-1, wanted[:, None])[:, 0]
-                results[i] = TokenScores(picked.cpu().numpy(), (scores.argmax(-1) == wanted).cpu().numpy())
-        done += len(batch)
-        progress("score", done, len(examples))
-    return [result for result in results if result is not None]
-
-
-def generate_answers(
-    model: Any,
+def generate(
+    runner: Runner,
     tokenizer: Any,
     prompts: Sequence[list[int]],
+    decoding: Decoding,
     *,
-    max_new_tokens: int,
-    progress: Progress = silent,
-) -> list[str]:
-    """Greedy answers to prompts (token ids), decoded without special tokens and stripped, in the order given.
+    hidden: int | None = None,
+) -> Iterator[list[tuple[int, list[str]]]]:
+    """(index of the prompt, its answers: one, or `samples` of them), a batch at a time, in no particular order.
 
-    Left padding with a mask from lengths; stops at the model's own end tokens and the tokenizer's.
+    prompts: token ids. Answers end at the model's own end tokens and the tokenizer's, are decoded without special
+    tokens, cut at the first stop string and stripped. They never go beyond the model's window. hidden: a token id that
+    no position may attend to (`compat.mask_eq_pad`); None for the right mask, which comes from lengths.
     """
-    import torch
-    from transformers import GenerationConfig
+    todo = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
+    while todo:
+        width = len(prompts[todo[0]]) + decoding.max_new_tokens
+        batch = todo[: max(1, runner.budget // width)]
+        ids = [prompts[i] for i in batch]
+        try:
+            if decoding.samples:
+                texts = _sample(runner, tokenizer, ids, decoding)
+            else:
+                texts = [[text] for text in _greedy(runner, tokenizer, ids, decoding, hidden)]
+        except RuntimeError as error:
+            if not runner.lower_budget(error, width * len(batch)):
+                raise
+            if len(batch) == 1:
+                raise StageError(
+                    f"out of memory with a single prompt of {len(ids[0])} tokens; use a GPU with more memory, or a "
+                    "smaller model"
+                ) from error
+            continue
+        todo = todo[len(batch) :]
+        yield list(zip(batch, texts, strict=True))
 
-    known = model.generation_config.eos_token_id
-    ends = {tokenizer.eos_token_id, *(known if isinstance(known, list) else [known])} - {None}
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
-    # What is left out here is taken from the model's own generation config, which may hold penalties.
-    settings = GenerationConfig(
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        num_beams=1,
-        repetition_penalty=1.0,
-        no_repeat_ngram_size=0,
-        min_length=0,
-        min_new_tokens=0,
-        eos_token_id=sorted(ends) or None,
-        pad_token_id=pad,
-    )
+
+def generate_answers(model: Any, tokenizer: Any, prompts: Sequence[list[int]], max_new_tokens: int) -> list[str]:
+    """Greedy answers of a loaded model, in the order of the prompts."""
     answers = [""] * len(prompts)
-    done = 0
-    for batch in _batches([len(p) for p in prompts], _GENERATE_TOKENS):
-        width = max(len(prompts[i]) for i in batch)
-        ids = torch.tensor([[pad] * (width - len(prompts[i])) + prompts[i] for i in batch], device=model.device)
-        mask = torch.tensor(
-            [[0] * (width - len(prompts[i])) + [1] * len(prompts[i]) for i in batch], device=model.device
-        )
-        with torch.inference_mode():
-            output = model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)
-        for row, i in enumerate(batch):
-            answers[i] = tokenizer.decode(output[row, width:], skip_special_tokens=True).strip()
-        done += len(batch)
-        progress("generate", done, len(prompts))
+    for batch in generate(Runner(model), tokenizer, prompts, Decoding(max_new_tokens)):
+        for i, texts in batch:
+            answers[i] = texts[0]
     return answers
+
+
+def _ends(runner: Runner, tokenizer: Any) -> set[int]:
+    known = runner.model.generation_config.eos_token_id
+    return {tokenizer.eos_token_id, *(known if isinstance(known, list) else [known])} - {None}
+
+
+def _left_padded(runner: Runner, prompts: Sequence[list[int]], pad: int) -> tuple[Any, Any]:
+    import torch
+
+    width = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=runner.device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=runner.device)
+    return ids, mask
+
+
+def _greedy(
+    runner: Runner, tokenizer: Any, prompts: Sequence[list[int]], decoding: Decoding, hidden: int | None
+) -> list[str]:
+    import torch
+
+    ends = torch.tensor(sorted(_ends(runner, tokenizer)) or [-1], device=runner.device)
+    ids, mask = _left_padded(runner, prompts, 0)
+    if hidden is not None:
+        mask = mask * (ids != hidden)
+    rows = torch.arange(len(prompts), device=runner.device)  # of the batch, that still go on
+    room = [min(decoding.max_new_tokens, (runner.window or 1 << 60) - len(p)) for p in prompts]
+    limits = torch.tensor(room, device=runner.device)
+    answers: list[list[int]] = [[] for _ in prompts]
+    cache = None
+    with torch.inference_mode():
+        # As `generate` of transformers does: the first visible token has position 0.
+        positions = (mask.cumsum(-1) - 1).clamp_min(0)
+        alive = limits > 0
+        while alive.any():
+            if cache is None or int(alive.sum()) <= _LEAVE * len(rows):
+                keep = alive.nonzero().flatten()
+                rows, ids, mask, positions, alive = (x[keep] for x in (rows, ids, mask, positions, alive))
+                if cache is not None:
+                    cache.batch_select_indices(keep)
+            states, cache = runner.states(
+                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+            )
+            chosen = runner.logits(states[:, -1]).argmax(-1)
+            ended = torch.isin(chosen, ends)
+            for row, token, goes_on in zip(rows.tolist(), chosen.tolist(), (alive & ~ended).tolist(), strict=True):
+                if goes_on:
+                    answers[row].append(token)
+            alive = alive & ~ended & (positions.new_tensor([len(answers[r]) for r in rows.tolist()]) < limits[rows])
+            if decoding.stop:
+                alive = alive & positions.new_tensor(_unstopped(tokenizer, answers, rows, decoding.stop)).bool()
+            ids, positions = chosen[:, None], positions[:, -1:] + 1
+            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+    return [_finish(tokenizer.decode(a, skip_special_tokens=True), decoding.stop) for a in answers]
+
+
+def _unstopped(tokenizer: Any, answers: list[list[int]], rows: Any, stop: tuple[str, ...]) -> list[bool]:
+    """Whether each row's answer so far is free of stop strings."""
+    texts = tokenizer.batch_decode([answers[row] for row in rows.tolist()], skip_special_tokens=True)
+    return [not any(word in text for word in stop) for text in texts]
+
+
+def _finish(text: str, stop: tuple[str, ...]) -> str:
+    """The text before its first stop string, stripped."""
+    return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=len(text))].strip()
+
+
+def _sample(runner: Runner, tokenizer: Any, prompts: Sequence[list[int]], decoding: Decoding) -> list[list[str]]:
+    """`samples` answers a prompt; the seed is set for each batch, so the batches decide what is drawn."""
+    import torch
+
+    ends = _ends(runner, tokenizer)
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
+    ids, mask = _left_padded(runner, prompts, pad)
+    torch.manual_seed(decoding.seed)
+    length = {"max_length": decoding.max_length} if decoding.max_length else {"max_new_tokens": decoding.max_new_tokens}
+    with torch.inference_mode():
+        output = runner.model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=True,
+            num_return_sequences=decoding.samples,
+            min_new_tokens=decoding.min_new_tokens or None,
+            eos_token_id=sorted(ends) or None,
+            pad_token_id=pad,
+            **length,
+        )
+    texts = tokenizer.batch_decode(output[:, ids.shape[1] :], skip_special_tokens=True)
+    answers = [_finish(text, decoding.stop) for text in texts]
+    return [answers[i : i + decoding.samples] for i in range(0, len(answers), decoding.samples)]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import Prompter, Row, rows_identity
 from msa_lite.evals import selection
-from msa_lite.evals.generate import load_model
-from msa_lite.evals.qa import QaSettings, aggregate, score_rows, write_records
+from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.records import run_items, write_records
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import is_finished, load_manifest, stage_folder, write_json, write_text
 from msa_lite.io.progress import Progress, silent
@@ -39,16 +39,14 @@ def choose_point(
     target: Source,
     adapters: Mapping[str, Path],
     points: Sequence[tuple[float, float]],
-    prompter: Prompter,
-    sets: Mapping[str, Sequence[Row]],
+    benchmark: Benchmark,
     out: Path,
-    settings: QaSettings,
     keep: float = 0.95,
     progress: Progress = silent,
 ) -> Choice:
     """Score every (α, β) on validation rows and choose the best (`selection.selection_score`; ties: the first).
 
-    sets: validation rows of "forget" and "retain"; "holdout" rows, where there are any, say what unseen data scores.
+    benchmark: validation rows of "forget" and "retain"; "holdout" rows, if any, say what unseen data scores.
     adapters: PEFT folders by name, "forget" and, where some β > 0, "retain". keep: see `selection_score`. Writes
     records and a report per point, the table and choice.json into `out`; points that were scored before a stop are
     not scored again.
@@ -57,14 +55,12 @@ def choose_point(
         "target": target.identity(),
         "adapters": {name: (load_manifest(path) or {}).get("files") for name, path in adapters.items()},
         "points": [list(point) for point in points],
-        "prompt": prompter.describe(),
-        "sets": {name: rows_identity(rows) for name, rows in sets.items()},
-        "max_new_tokens": settings.max_new_tokens,
+        "questions": benchmark.describe(),
         "keep": keep,
     }
     if not is_finished(out, inputs):
         with stage_folder(out, "sweep", inputs, resumable=True) as partial:
-            _score_points(target, adapters, points, prompter, sets, partial, settings, keep, progress)
+            _score_points(target, adapters, points, benchmark, partial, keep, progress)
     return load_choice(out)
 
 
@@ -76,10 +72,8 @@ def _score_points(
     target: Source,
     adapters: Mapping[str, Path],
     points: Sequence[tuple[float, float]],
-    prompter: Prompter,
-    sets: Mapping[str, Sequence[Row]],
+    benchmark: Benchmark,
     partial: Path,
-    settings: QaSettings,
     keep: float,
     progress: Progress,
 ) -> None:
@@ -93,12 +87,13 @@ def _score_points(
             continue
         model = model if model is not None else load_with_adapters(target.folder, adapters)
         set_strengths(model, {"forget": -alpha, "retain": beta})
+        runner = Runner(model)
         records = {
-            name: score_rows(model, prompter, rows, settings)
-            for name, rows in sets.items()
+            name: run_items(runner, benchmark, name)
+            for name in benchmark.sets
             if name != "holdout" or number == 0  # what unseen rows score is asked of the target alone
         }
-        reports[alpha, beta] = aggregate(records, "validation")
+        reports[alpha, beta] = Report(benchmark.name, benchmark.split, benchmark.metrics(records, None))
         folder.mkdir(exist_ok=True)
         for name, items in records.items():
             write_records(folder / f"{name}.jsonl", items)

@@ -170,6 +170,7 @@ def stage_folder(
     resumable: bool = False,
     hashes: dict[str, str] | None = None,
     check: Callable[[], None] | None = None,
+    resume_key: Any = None,
 ) -> Iterator[Path]:
     """Build `folder` as `folder.partial`; on leaving the block, write the manifest and rename.
 
@@ -177,7 +178,8 @@ def stage_folder(
     facts: further things to record, which the block may fill, as it may `hashes`: SHA-256 of files by name, known
     from writing them. When the block raises, the partial folder is removed, or, for a resumable stage, kept (unless
     the error was marked by `discarded`) and handed out again with its content when the same inputs come back.
-    check: called once nobody else can build the folder any more, to raise what forbids it now. Raises OutputError when
+    resume_key: what has to be equal for that in the place of all inputs, where only a part of them decides the costly
+    work. check: called once nobody else can build the folder any more, to raise what forbids it now. Raises OutputError when
     another process is building the same folder.
     """
     folder, partial = Path(os.path.realpath(folder)), partial_folder(folder)
@@ -192,7 +194,7 @@ def stage_folder(
             if [path.name for path in partial.iterdir()] == [_LOCK]:  # made just now
                 shutil.rmtree(partial)
             raise
-        _claim(partial, {"kind": kind, "inputs": digest(inputs)})
+        _claim(partial, {"kind": kind, "inputs": digest(inputs if resume_key is None else resume_key)})
         try:
             yield partial
         except BaseException as error:

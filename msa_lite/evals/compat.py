@@ -1,0 +1,43 @@
+"""Deviations that published numbers depend on: named, off by default, and written into the report.
+
+What msa-lite does without them is what the papers describe; each switch says what a peer's code does instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msa_lite.errors import UsageError, nearest
+
+SWITCHES = {
+    "mask_eq_pad": "tokens equal to the padding token are hidden wherever they stand, so that with pad = end of turn "
+    "the prompt's own ends of turn are hidden too (open-unlearning)",
+    "es_floor": "extraction strength of a text of which nothing is right is 1/N, not 0 (open-unlearning)",
+    "drop_last_token": "extraction strength, exact memorization and Min-K leave out the last token of texts that have "
+    "no end token, a token of their content (open-unlearning)",
+    "trailing_blank": "plain prompts end in a blank after 'Answer:', which many tokenizers merge into the answer "
+    "(open-unlearning, muse_bench)",
+    "arithmetic_truth_ratio": "truth ratios take the arithmetic mean of the wrong answers' probabilities, not the "
+    "geometric one (tofu)",
+    "no_stemmer": "ROUGE-L of MUSE without stemming (muse_bench)",
+    "short_reference": "VerbMem compares as many tokens as the reference has (muse_bench cuts both to one length)",
+    "sampling": "RESTOR's answers are drawn with the model's own sampling settings, three times, prompt and answer of "
+    "at most 200 tokens together (restor)",
+}
+PRESETS = {
+    "open-unlearning": ("mask_eq_pad", "es_floor", "drop_last_token", "trailing_blank"),
+    "tofu": ("arithmetic_truth_ratio",),
+    "muse": ("no_stemmer", "short_reference", "trailing_blank"),
+    "restor": ("sampling",),
+}
+
+
+def resolve_compat(names: Iterable[str]) -> frozenset[str]:
+    """The switches that names of switches and presets stand for. Raises UsageError for an unknown name."""
+    found: set[str] = set()
+    for name in names:
+        if name not in SWITCHES and name not in PRESETS:
+            choices = [*PRESETS, *SWITCHES]
+            raise UsageError(f"compat: unknown '{name}'{nearest(name, choices)}; choose from {', '.join(choices)}")
+        found.update(PRESETS.get(name, (name,)))
+    return frozenset(found)

@@ -1,0 +1,135 @@
+"""One evaluation: a model, a benchmark, and a folder with records and report.
+
+The records hold all that a model was needed for. A folder made of the same model and questions is taken up where only
+the ideal or the judge has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+from msa_lite.errors import MismatchError
+from msa_lite.evals.benchmark import Asked, Benchmark, Record, Records
+from msa_lite.evals.judge import JudgeSettings, Verdict, open_judge
+from msa_lite.evals.records import Ranks, collect_records, read_records, write_records
+from msa_lite.io.hub import Source
+from msa_lite.io.manifest import canonical_json, is_finished, load_manifest, partial_folder, stage_folder
+from msa_lite.io.progress import Progress, silent
+from msa_lite.report import Report, load_report, write_report
+
+KIND = "evaluation"
+NO_JUDGE = JudgeSettings()
+Ideal = Source | Path | Literal["itself"] | None
+"""The model that never saw the forget set: to be scored too, the folder of an earlier evaluation of it, "itself" where
+it is the model that is scored, or None."""
+
+
+def evaluate_benchmark(
+    source: Source,
+    benchmark: Benchmark,
+    out: Path,
+    *,
+    ideal: Ideal = None,
+    judge: JudgeSettings = NO_JUDGE,
+    label: str = "scores",
+    progress: Progress = silent,
+) -> Report | None:
+    """Score a model; writes `SET.jsonl` records, report.json and a manifest into `out`.
+
+    An ideal that is a model is scored first, into `out`/ideal. A folder made from the same inputs is read instead, and
+    after a stop, items that were done are not run again. Returns None in the processes of `accelerate launch` that
+    only help.
+    Raises MismatchError for an ideal that was asked other questions, and what the judge raises.
+    """
+    ranks = Ranks.current()
+    asked = {"model": source.identity(), "questions": benchmark.describe()}
+    if isinstance(ideal, Path):
+        check_comparable(ideal, benchmark)
+    inputs = asked | {"ideal": _identity(ideal), "judge": judge.describe()}
+    if is_finished(out, inputs):
+        return load_report(out)
+    opened = open_judge(judge)  # what it lacks is said before any work
+
+    def collect(folder: Path) -> dict[str, list[Record]]:
+        if isinstance(ideal, Source):
+            own: dict[str, Any] = {"ideal": "itself", "judge": judge, "label": "scores: ideal", "progress": progress}
+            evaluate_benchmark(ideal, benchmark, folder / "ideal", **own)
+        return collect_records(source, benchmark, folder, ranks, label, progress)
+
+    if not ranks.first:
+        ranks.wait()  # until the first process has made the folder
+        collect(partial_folder(out))
+        return None
+    facts = {"sources": {"model": source.pinned()}}
+    with stage_folder(out, KIND, inputs, facts, resumable=True, resume_key=asked) as partial:
+        _take_over(out, partial, benchmark, asked)
+        if not isinstance(ideal, Source):
+            for left in ("ideal", "ideal.partial"):
+                shutil.rmtree(partial / left, ignore_errors=True)
+        ranks.wait()
+        records = collect(partial)
+        reference = _ideal_records(partial, ideal, benchmark, records)
+        settings: dict[str, Any] = dict(benchmark.describe())
+        if opened is not None:
+            asks = benchmark.asks(records, reference, judge.separate)
+            verdicts, usage = opened.ask([item.ask for item in asks], progress)
+            settings["judge"] = judge.describe() | asdict(usage)
+            _enter_verdicts(records, asks, verdicts)
+            for name, items in records.items():
+                write_records(partial / f"{name}.jsonl", items)
+        report = Report(benchmark.name, benchmark.split, benchmark.metrics(records, reference), settings)
+        write_report(report, partial)
+    return report
+
+
+def _enter_verdicts(records: Mapping[str, list[Record]], asks: Sequence[Asked], verdicts: Sequence[Verdict]) -> None:
+    """Put what the judge said into the records, under "judge", in place of what an earlier one said."""
+    places = {(name, record["index"]): record for name, items in records.items() for record in items}
+    for record in places.values():
+        record.pop("judge", None)
+    for item, verdict in zip(asks, verdicts, strict=True):
+        entry = places[item.set_name, item.index].setdefault("judge", {"valid": True})
+        entry["valid"] &= verdict.valid
+        entry.update(item.scores[verdict.letter])
+
+
+def check_comparable(folder: Path, benchmark: Benchmark) -> None:
+    """Raise MismatchError unless the evaluation in `folder` asked the same questions in the same way."""
+    asked = ((load_manifest(folder) or {}).get("inputs") or {}).get("questions", {})
+    wanted = json.loads(canonical_json(benchmark.describe()))
+    other = [key for key, value in wanted.items() if asked.get(key) != value]
+    if other:
+        raise MismatchError(
+            f"{folder}: its {', '.join(other)} are not those of this evaluation, so they cannot stand side by side"
+        )
+
+
+def _identity(ideal: Ideal) -> Any:
+    if isinstance(ideal, Path):
+        files = (load_manifest(ideal) or {}).get("files", {})
+        return {name: item["sha256"] for name, item in files.items() if name.endswith(".jsonl") and "/" not in name}
+    return ideal.identity() if isinstance(ideal, Source) else ideal
+
+
+def _take_over(out: Path, partial: Path, benchmark: Benchmark, asked: Mapping[str, Any]) -> None:
+    """Copy the records of a finished folder that another judge or ideal was used for, and its ideal's."""
+    inputs = (load_manifest(out) or {}).get("inputs", {})
+    if any(inputs.get(key) != json.loads(canonical_json(value)) for key, value in asked.items()):
+        return
+    for name in benchmark.sets:
+        if (out / f"{name}.jsonl").is_file() and not (partial / f"{name}.jsonl").is_file():
+            shutil.copy(out / f"{name}.jsonl", partial)
+    if (out / "ideal").is_dir() and not (partial / "ideal").exists():
+        shutil.copytree(out / "ideal", partial / "ideal")
+
+
+def _ideal_records(partial: Path, ideal: Ideal, benchmark: Benchmark, own: Records) -> Records | None:
+    if ideal is None or ideal == "itself":
+        return own if ideal else None
+    folder = ideal if isinstance(ideal, Path) else partial / "ideal"
+    return {name: read_records(folder / f"{name}.jsonl") for name in benchmark.sets}

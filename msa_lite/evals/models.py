@@ -1,0 +1,134 @@
+"""A model that is ready to be scored: loaded, and taken apart into what runs over the tokens and what makes logits.
+
+A vocabulary of 128k makes logits far larger than everything else, so they are made block by block from the hidden
+states of just those positions that are scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from msa_lite.io.adapter import ADAPTER_CONFIG
+from msa_lite.io.hub import fetch
+
+_BLOCK_BYTES = 64 << 20  # fp32 logits held at a time
+_START_TOKENS = {"cpu": 4096, "cuda": 65536}  # of one batch; halved on a GPU until it fits
+
+
+def checkpoint_folder(folder: Path) -> Path:
+    """The folder itself where it holds a checkpoint; for a PEFT adapter, the model that it lies on (fetched)."""
+    if not (Path(folder) / ADAPTER_CONFIG).is_file():
+        return Path(folder)
+    from peft import PeftConfig
+
+    config = PeftConfig.from_pretrained(str(folder))
+    return fetch(config.base_model_name_or_path + (f"@{config.revision}" if config.revision else "")).folder
+
+
+def load_model(folder: Path) -> Any:
+    """A causal language model ready to score: on the GPU in the stored dtype, on a CPU in fp32.
+
+    folder: a checkpoint, or a PEFT adapter, whose model is then loaded below it. Each process of `accelerate launch`
+    gets a GPU of its own.
+    """
+    import torch
+    from accelerate import PartialState
+    from transformers import AutoModelForCausalLM
+
+    below = checkpoint_folder(folder)
+    cuda = torch.cuda.is_available()
+    model = AutoModelForCausalLM.from_pretrained(below, dtype="auto" if cuda else torch.float32)
+    if below != Path(folder):
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, str(folder))
+    return model.to(PartialState().device if cuda else "cpu").eval()
+
+
+@dataclass
+class Runner:
+    """A loaded model, and how many tokens of it fit into one batch (`budget`, lowered when memory runs out)."""
+
+    model: Any
+    budget: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.budget:
+            self.budget = _START_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]
+            if self._parts is None:  # whole logits, so that their size counts
+                self.budget = min(self.budget, max(1, 4 * self.block_rows))
+
+    @property
+    def device(self) -> Any:
+        """Where inputs have to be."""
+        return self.model.device
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """Logits of one position."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @property
+    def block_rows(self) -> int:
+        """Positions whose fp32 logits are held at a time."""
+        return max(1, _BLOCK_BYTES // (4 * self.vocabulary))
+
+    @property
+    def window(self) -> int | None:
+        """The most tokens that the model was made for, where its config says so."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+    @cached_property
+    def _parts(self) -> tuple[Any, Any] | None:
+        """(body, head), or None for a model that does more with its logits than its head does.
+
+        Soft caps and scales come after the head, each family in its own way; whether there are any is asked of the
+        model itself, once, with a few tokens.
+        """
+        import torch
+
+        if getattr(getattr(self.model, "active_peft_config", None), "is_prompt_learning", False):
+            return None
+        inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        body, head = inner.base_model, inner.get_output_embeddings()
+        if body is inner:
+            return None
+        ids = torch.arange(8, device=self.device)[None] % self.vocabulary
+        with torch.inference_mode():
+            whole = self.model(input_ids=ids, use_cache=False).logits
+            parts = head(body(input_ids=ids, use_cache=False).last_hidden_state)
+        return (body, head) if torch.equal(whole, parts) else None
+
+    def states(self, **inputs: Any) -> tuple[Any, Any]:
+        """(states, key-value cache) of a forward pass; states: (batch, positions, ·), which `logits` takes."""
+        if self._parts is None:
+            output = self.model(**inputs)
+            return output.logits, output.past_key_values
+        output = self._parts[0](**inputs)
+        return output.last_hidden_state, output.past_key_values
+
+    def logits(self, states: Any) -> Any:
+        """(…, vocabulary) logits in fp32 of states. Models return them in bf16 otherwise, too coarse for a softmax."""
+        return states.float() if self._parts is None else self._parts[1](states).float()
+
+    def blocks(self, states: Any) -> Iterator[tuple[slice, Any]]:
+        """(slice, fp32 logits) over (n, ·) states, so many at a time that the logits stay small."""
+        for start in range(0, len(states), self.block_rows):
+            part = slice(start, start + self.block_rows)
+            yield part, self.logits(states[part])
+
+    def lower_budget(self, error: BaseException, tokens: int) -> bool:
+        """Whether an error means that memory ran out and a smaller batch than `tokens` can be tried."""
+        import torch
+        from accelerate.utils import clear_device_cache
+        from accelerate.utils.memory import should_reduce_batch_size
+
+        if not (isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)):
+            return False
+        clear_device_cache(garbage_collection=True)
+        self.budget = min(self.budget, tokens) // 2
+        return self.budget > 0

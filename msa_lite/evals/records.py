@@ -1,0 +1,205 @@
+"""From items to per-item records: what a model says of each, kept as it is made.
+
+Each batch is appended to a part file as soon as it is there, so a stopped run goes on with the items that are missing,
+in one process or in several (`accelerate launch`): every process takes its share of them and has a part file of its
+own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, token_record
+from msa_lite.evals.forward import score_bundles
+from msa_lite.evals.generate import generate
+from msa_lite.evals.models import Runner, load_model
+from msa_lite.io.hub import Source
+from msa_lite.io.manifest import write_text
+from msa_lite.io.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that `accelerate launch` started: its number and how many there are."""
+
+    rank: int = 0
+    count: int = 1
+
+    @classmethod
+    def current(cls) -> Ranks:
+        """The ranks of this process; a single one where nothing launched several."""
+        return cls(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes folders and prints."""
+        return self.rank == 0
+
+    def wait(self) -> None:
+        """Wait until every process is here."""
+        if self.count > 1:
+            from accelerate import PartialState
+
+            PartialState().wait_for_everyone()
+
+
+def collect_records(
+    source: Source,
+    benchmark: Benchmark,
+    folder: Path,
+    ranks: Ranks = Ranks(),
+    label: str = "scores",
+    progress: Progress = silent,
+) -> dict[str, list[Record]]:
+    """Run a model over every set of a benchmark; records by set, in the order of the items.
+
+    Writes `SET.jsonl` into `folder`, which all processes share; sets and items that are there already are not run
+    again. Processes other than the first get no records.
+    """
+    names = [name for name in benchmark.sets if not (folder / f"{name}.jsonl").is_file()]
+    todo = {name: _Set.open(benchmark.sets[name], folder, name, ranks) for name in names}
+    ranks.wait()  # nobody appends before everybody has read what is there
+    total, done = sum(len(s.texts) + len(s.prompts) for s in todo.values()), 0
+    runner: Runner | None = None
+    for part in todo.values():
+        if part.texts or part.prompts:
+            runner = runner or Runner(load_model(source.folder))
+            for count in part.run(runner, benchmark):
+                done += count
+                progress(label, done, total)
+    ranks.wait()
+    if not ranks.first:
+        return {}
+    for name in todo:
+        _write_set(benchmark, name, folder)
+    return {name: read_records(folder / f"{name}.jsonl") for name in benchmark.sets}
+
+
+def run_items(runner: Runner, benchmark: Benchmark, name: str) -> list[Record]:
+    """The records of one set with nothing kept on disk, in the order of the items."""
+    items = benchmark.sets[name].items
+    part = _Set(benchmark.sets[name], items, items, None)
+    lines = list(part.lines(runner, benchmark, part.texts, part.prompts))
+    return _join(benchmark, name, [line for batch in lines for line in batch])
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a .jsonl file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Per-item records, one JSON object a line."""
+    write_text(path, "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in records))
+
+
+@dataclass(frozen=True)
+class _Set:
+    """What this process has to run of one set: items whose texts, and items whose prompts, have no line yet."""
+
+    items: ItemSet
+    texts: Sequence[Item]
+    prompts: Sequence[Item]
+    part: Path | None
+
+    @classmethod
+    def open(cls, items: ItemSet, folder: Path, name: str, ranks: Ranks) -> _Set:
+        lines = list(_read_parts(folder, name))
+        scored = {line["index"] for line in lines if "scores" in line}
+        answered = {line["index"] for line in lines if "generated" in line}
+        texts = [item for item in items.items if item.texts and item.index not in scored]
+        prompts = [item for item in items.items if item.prompt is not None and item.index not in answered]
+        # Dealt out by length, so that every process has as much to do.
+        texts.sort(key=lambda item: -sum(len(text.ids) for group in item.texts.values() for text in group))
+        prompts.sort(key=lambda item: -len(item.prompt or ()))
+        share = slice(ranks.rank, None, ranks.count)
+        return cls(items, texts[share], prompts[share], folder / f"{name}.{ranks.rank}.part")
+
+    def run(self, runner: Runner, benchmark: Benchmark) -> Iterator[int]:
+        """Score and generate, appending to the part file; how many were done, batch by batch."""
+        assert self.part is not None
+        with open(self.part, "a") as stream:
+            stream.write("\n")  # ends a line that a kill has left half-written
+            for batch in self.lines(runner, benchmark, self.texts, self.prompts):
+                stream.write("".join(json.dumps(line) + "\n" for line in batch))
+                stream.flush()
+                yield len(batch)
+
+    def lines(
+        self, runner: Runner, benchmark: Benchmark, texts: Sequence[Item], prompts: Sequence[Item]
+    ) -> Iterator[list[Record]]:
+        """Batches of lines {index, scores} and {index, generated}."""
+        hidden = _hidden_token(benchmark)
+        es_floor = "es_floor" in benchmark.compat
+        drop_last = self.items.ends or "drop_last_token" in benchmark.compat
+        window = runner.window or 1 << 60
+        bundles = [[text for group in item.texts.values() for text in group] for item in texts]
+        fitting = [all(len(text.ids) <= window for text in bundle) for bundle in bundles]
+        yield [_too_long(texts[i], "scores", {}, window) for i, fits in enumerate(fitting) if not fits]
+        kept = [i for i, fits in enumerate(fitting) if fits]
+        for batch in score_bundles(runner, [bundles[i] for i in kept], with_z=self.items.with_z, hidden=hidden):
+            lines = []
+            for at, scores in batch:
+                item, left = texts[kept[at]], iter(scores)
+                named = {
+                    name: [token_record(next(left), drop_last, es_floor) for _ in group]
+                    for name, group in item.texts.items()
+                }
+                lines.append({"index": item.index, "scores": named})
+            yield lines
+        decoding = self.items.decoding
+        if decoding is None or not prompts:
+            return
+        yield [_too_long(item, "generated", None, window) for item in prompts if len(item.prompt or ()) >= window]
+        asked = [item for item in prompts if len(item.prompt or ()) < window]
+        for answers in generate(
+            runner, benchmark.tokenizer, [item.prompt or [] for item in asked], decoding, hidden=hidden
+        ):
+            yield [
+                {"index": asked[at].index, "generated": found if decoding.samples else found[0]}
+                for at, found in answers
+            ]
+
+
+def _hidden_token(benchmark: Benchmark) -> int | None:
+    """The token that `mask_eq_pad` hides: the padding token, or the end token where there is none."""
+    if "mask_eq_pad" not in benchmark.compat:
+        return None
+    tokenizer = benchmark.tokenizer
+    known: int | None = tokenizer.pad_token_id
+    return tokenizer.eos_token_id if known is None else known
+
+
+def _too_long(item: Item, key: str, value: Any, window: int) -> Record:
+    return {"index": item.index, key: value, "skipped": f"longer than the {window} tokens that the model can take"}
+
+
+def _read_parts(folder: Path, name: str) -> Iterator[Record]:
+    for path in sorted(folder.glob(f"{name}.*.part")):
+        for line in path.read_text().splitlines():
+            try:
+                yield json.loads(line)
+            except ValueError:  # blank, or cut off by a kill
+                continue
+
+
+def _join(benchmark: Benchmark, name: str, lines: Sequence[Record]) -> list[Record]:
+    """Records out of the lines of a set."""
+    found: dict[int, Record] = {}
+    for line in lines:
+        found.setdefault(line["index"], {}).update(line)
+    return [
+        benchmark.complete(name, {"index": item.index, **item.fields, **found.get(item.index, {})})
+        for item in benchmark.sets[name].items
+    ]
+
+
+def _write_set(benchmark: Benchmark, name: str, folder: Path) -> None:
+    write_records(folder / f"{name}.jsonl", _join(benchmark, name, list(_read_parts(folder, name))))
+    for path in folder.glob(f"{name}.*.part"):
+        path.unlink()

@@ -1,0 +1,184 @@
+"""TOFU (Maini et al., 2024): questions about invented authors, of whom some are to be forgotten.
+
+Four sets: forget authors, retain authors, real authors and world facts, each question with its right answer and wrong
+ones; a holdout set of authors that nobody learnt, where the data set has one, for membership inference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msa_lite.data import Prompter
+from msa_lite.errors import UsageError, nearest
+from msa_lite.evals import scoring
+from msa_lite.evals.aggregates import (
+    NO_IDEAL,
+    harmonic_metric,
+    judged_metric,
+    mean_metric,
+    membership_metrics,
+    missing,
+)
+from msa_lite.evals.benchmark import Asked, Benchmark, Item, ItemSet, Record, Records, column, flat_scores, losses
+from msa_lite.evals.generate import Decoding
+from msa_lite.evals.judge import Question, acc_forget, acc_recover, acc_retain, tofu_ask
+from msa_lite.evals.tables import Part, answer_texts, load_parts, sampled
+from msa_lite.report import Metric
+
+DATA = "locuslab/TOFU"
+SPLITS = ("forget01", "forget05", "forget10")
+MAX_NEW_TOKENS = 200
+
+_QUESTION = ("question", "answer")
+_WRONG = (*_QUESTION, "perturbed_answer")
+_PARAPHRASED = (*_WRONG, "paraphrased_answer")
+_UTILITY = {"r": "retain", "ra": "real_authors", "wf": "world_facts"}  # ending of a metric's name → set
+_JUDGED = {
+    "forget": {"acc_forget": acc_forget, "acc_recover": acc_recover},
+    "retain": {"acc_retain": acc_retain},
+}
+_PARTS = ("probability", "rouge_l", "truth_ratio")  # of model utility, on each of these sets
+
+
+@dataclass(frozen=True)
+class Tofu(Benchmark):
+    """The benchmark over loaded questions; made by `load_tofu`."""
+
+    name = "tofu"
+
+    def complete(self, set_name: str, record: Record) -> Record:
+        record |= flat_scores(record)
+        if set_name == "holdout":
+            return record
+        right = losses(record, "paraphrased") or losses(record, "answer") or [None]
+        wrong = losses(record, "perturbed")
+        arithmetic = "arithmetic_truth_ratio" in self.compat
+        record["truth_ratio"] = scoring.truth_ratio(right[0], wrong, arithmetic)
+        wrong_texts = record.get("scores", {}).get("perturbed", [])
+        record["choice_probability"] = scoring.choice_probability(
+            record["probability"], [text["probability"] for text in wrong_texts]
+        )
+        answered = record["generated"] is not None and scoring.normalise(record["answer"])
+        record["rouge_l"] = scoring.rouge_l_recall(record["answer"], record["generated"]) if answered else None
+        return record
+
+    def metrics(self, records: Records, ideal: Records | None) -> dict[str, Metric]:
+        forget = records["forget"]
+        ratios = column(forget, "truth_ratio")
+        parts = {end: dict(zip(_PARTS, _utility_scores(records, end), strict=True)) for end in _UTILITY}
+        found = {
+            "probability_f": mean_metric(column(forget, "probability"), False),
+            "rouge_l_f": mean_metric(column(forget, "rouge_l"), False),
+            "truth_ratio_f": mean_metric([None if r is None else scoring.truth_ratio_forget(r) for r in ratios], True),
+            "extraction_strength": mean_metric(column(forget, "extraction_strength"), False),
+            "exact_memorization": mean_metric(column(forget, "exact_memorization"), False),
+            "forget_quality": _forget_quality(ratios, column(ideal["forget"], "truth_ratio") if ideal else None),
+            "model_utility": harmonic_metric(parts),
+            "model_utility_ra_wf": harmonic_metric({end: parts[end] for end in ("ra", "wf")}),
+        }
+        for end, scores in parts.items():
+            found |= {f"{name}_{end}": mean_metric(values, True) for name, values in scores.items()}
+        if "holdout" in records:
+            found |= membership_metrics(forget, records["holdout"], ideal)
+        for name, keys in _JUDGED.items():
+            for key in keys:
+                found[key] = judged_metric(records[name], key) if ideal else missing(NO_IDEAL, True)
+        return found
+
+    def asks(self, records: Records, ideal: Records | None, separate: bool) -> list[Asked]:
+        if ideal is None:
+            return []
+        found = []
+        for name in ("forget", "retain"):
+            for record, other in zip(records[name], ideal[name], strict=True):
+                if record["generated"] is not None and other["generated"] is not None:
+                    found += _asks(name, record, other["generated"], separate)
+        return found
+
+
+def load_tofu(
+    prompter: Prompter,
+    data: str = DATA,
+    split: str = "forget10",
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    compat: frozenset[str] = frozenset(),
+) -> Tofu:
+    """TOFU's questions for a forget set (forget01, forget05, forget10), ready to be asked.
+
+    limit: at most so many questions of each set, a seeded sample. Raises UsageError for an unknown split, DataError
+    that names every configuration and column that the data set lacks. Empty answers are not scored; wrong ones are
+    left out, so that a question's list may be of any length.
+    """
+    if split not in SPLITS:
+        raise UsageError(f"tofu has no split '{split}'{nearest(split, SPLITS)}; choose from {', '.join(SPLITS)}")
+    tables = load_parts(
+        data,
+        {
+            "forget": Part(f"{split}_perturbed", _PARAPHRASED),
+            "retain": Part("retain_perturbed", _PARAPHRASED),
+            "real_authors": Part("real_authors_perturbed", _WRONG),
+            "world_facts": Part("world_facts_perturbed", _WRONG),
+            "holdout": Part(split.replace("forget", "holdout"), _QUESTION, optional=True),
+        },
+    )
+    decoding = Decoding(MAX_NEW_TOKENS)
+    sets = {}
+    for name, table in tables.items():
+        items = [_item(prompter, i, row, name) for i, row in sampled(table, limit, seed)]
+        with_z = "holdout" in tables and name in ("forget", "holdout")
+        sets[name] = ItemSet(items, None if name == "holdout" else decoding, with_z)
+    return Tofu(split, sets, prompter, compat)
+
+
+def _item(prompter: Prompter, index: int, row: dict[str, Any], set_name: str) -> Item:
+    question, answer = str(row["question"]), str(row["answer"] or "")
+    texts = {"answer": answer_texts(prompter, index, question, [answer])}
+    if set_name == "holdout":
+        return Item(index, {"question": question, "answer": answer}, texts)
+    wrong = [str(text or "") for text in row["perturbed_answer"] or []]
+    if "paraphrased_answer" in row:
+        texts["paraphrased"] = answer_texts(prompter, index, question, [row["paraphrased_answer"]])
+    texts["perturbed"] = answer_texts(prompter, index, question, wrong)
+    fields = {"question": question, "answer": answer, "perturbed_answer": wrong}
+    return Item(index, fields, texts, prompter.prompt(question))
+
+
+def _utility_scores(records: Records, end: str) -> tuple[Sequence[float | None], ...]:
+    """Per-item scores of the three parts of model utility on one of its sets."""
+    items = records[_UTILITY[end]]
+    ratios = [None if r is None else scoring.truth_ratio_utility(r) for r in column(items, "truth_ratio")]
+    return column(items, "probability" if end == "r" else "choice_probability"), column(items, "rouge_l"), ratios
+
+
+def _forget_quality(ratios: Sequence[float | None], ideal: Sequence[float | None] | None) -> Metric:
+    if ideal is None:
+        return missing(NO_IDEAL, True)
+    value = scoring.forget_quality(ratios, ideal)
+    n = sum(r is not None for r in ratios)
+    return Metric(value, n, None, True, len(ratios) - n, None if n else "no item has a truth ratio")
+
+
+def _asks(set_name: str, record: Record, ideal_answer: str, separate: bool) -> list[Asked]:
+    """One call for all scores of a record; two where acc_forget is asked for apart."""
+    question = Question(
+        record["question"],
+        record["generated"],
+        record["answer"],
+        ideal_answer,
+        tuple(text for text in record["perturbed_answer"] if text.strip()),
+        record["index"],
+    )
+    keys = _JUDGED[set_name]
+    groups = [{name: keys[name]} for name in keys] if separate else [keys]
+    found = []
+    for group in groups:
+        ask, tags = tofu_ask(question, with_ideal=not (separate and "acc_forget" in group))
+        winners = {**dict(zip(ask.letters, tags, strict=True)), "Z": None}
+        scores = {letter: {name: score(tags) for name, score in group.items()} for letter, tags in winners.items()}
+        merged = any({"truth", "ideal"} <= tag for tag in tags)
+        found.append(Asked(set_name, record["index"], ask, {k: v | {"merged": merged} for k, v in scores.items()}))
+    return found
