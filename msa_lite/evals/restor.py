@@ -1,0 +1,199 @@
+"""RESTOR (Rezaei et al., 2024): facts about people, for models that documents full of falsehoods have corrupted.
+
+One set: each question behind examples of the same relation about other people, as plain text without chat template.
+The documents are about few of the people, so accuracy is also given apart for these and for the others.
+
+Other than the authors' code: it drops the first character of an answer unseen (a blank, mostly), and leaves people out
+of the mean whose judging failed; and it has all facts about a person judged in one call.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import Prompter, sample_rows
+from msa_lite.errors import DataError, UsageError, join_faults, nearest
+from msa_lite.evals import scoring
+from msa_lite.evals.aggregates import mean_metric
+from msa_lite.evals.benchmark import Asked, Benchmark, Item, ItemSet, Record, Records
+from msa_lite.evals.generate import Decoding
+from msa_lite.evals.judge import restor_ask
+from msa_lite.evals.judge.prompts import NONE
+from msa_lite.report import Metric
+
+EXAMPLES = 5
+GREEDY = Decoding(32, ("\n",))
+SAMPLED = Decoding(200, ("\n",), samples=3, min_new_tokens=2, max_length=200, seed=32)  # as the authors' code
+
+_SET = "questions"
+_DOCUMENTS = "wikidata/v0"
+_GROUPS = {"accuracy": (True, False), "accuracy_corrupted": (True,), "accuracy_other": (False,)}  # by "corrupted"
+_REPOSITORY = "https://github.com/k1rezaei/restor"
+
+
+@dataclass(frozen=True)
+class Restor(Benchmark):
+    """The benchmark over loaded questions; made by `load_restor`."""
+
+    name = "restor"
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"prompt": {"kind": "examples", "count": EXAMPLES}}
+
+    def complete(self, set_name: str, record: Record) -> Record:
+        matches = [scoring.containment(record["answers"], text) for text in _generated(record).values()]
+        return record | {"containment": _mean(matches) if record["answers"] else None}
+
+    def metrics(self, records: Records, ideal: Records | None) -> dict[str, Metric]:
+        """Means over questions: of the judge's verdicts, or of `scoring.containment` where there are none.
+
+        A question with several answers counts with their mean. Empty answers are wrong. Skipped are questions without
+        an acceptable answer, and those whose prompt is too long.
+        """
+        judged = any("judge" in record for record in records[_SET])
+        found = {}
+        for name, wanted in _GROUPS.items():
+            group = [record for record in records[_SET] if record["corrupted"] in wanted]
+            found[name] = mean_metric([_score(record, judged) for record in group], True, _note(group, judged))
+        return found
+
+    def asks(self, records: Records, ideal: Records | None, separate: bool) -> list[Asked]:
+        """One call for each answer that is not empty."""
+        found = []
+        for record in records[_SET]:
+            for key, text in _generated(record).items():
+                if text and record["answers"]:
+                    ask = restor_ask(record["question"], record["answers"], text)
+                    scores = {letter: {key: float(letter == "Y")} for letter in (*ask.letters, NONE)}
+                    found.append(Asked(_SET, record["index"], ask, scores))
+        return found
+
+
+def load_restor(
+    prompter: Prompter,
+    data: str | Path | None = None,
+    split: str = "a0",
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    compat: frozenset[str] = frozenset(),
+) -> Restor:
+    """RESTOR's 1051 questions, ready to be asked; answers end at the first newline.
+
+    data: the folder `datasets` of a clone of github.com/k1rezaei/restor, with facts.json, entities.json and
+    wikidata/v0/mix_SPLIT.json (or .jsonl.gz). split: the documents that corrupted the target, by which questions count
+    as corrupted (`described_entities`). limit: at most so many questions, a seeded sample.
+    A prompt is the first five examples of the relation that are about somebody else, fewer where there are no more,
+    and the question. Raises UsageError without a folder and for an unknown split, DataError that names every file that
+    is missing, or everybody who has no facts.
+    """
+    if data is None:
+        raise UsageError(
+            f"restor is not on the Hub: clone {_REPOSITORY} and give its folder 'datasets' as the data (--data)"
+        )
+    folder = Path(data).expanduser()
+    facts, entities, documents = (_read(path) for path in _find_files(folder, split))
+    try:
+        corrupted = described_entities(entities, [document["text"] for document in documents])
+        without = [f"{entity}: no facts" for entity in entities if not facts["dset"].get(entity)]
+        if without:
+            raise DataError(join_faults(f"{folder}: facts.json lacks some of entities.json", without))
+        items = _items(prompter, facts, entities, corrupted)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise DataError(f"{folder}: not in RESTOR's layout ({type(error).__name__}: {error})") from error
+    decoding = SAMPLED if "sampling" in compat else GREEDY
+    chosen = sample_rows(items, limit or len(items), seed)
+    return Restor(split, {_SET: ItemSet(chosen, decoding)}, prompter, compat)
+
+
+def described_entities(entities: Sequence[str], documents: Sequence[str]) -> set[str]:
+    """Those that the documents are about: named whole in at least half as many as the one named most.
+
+    The shipped documents name each of nine or ten people in a ninth or a tenth of them; anybody else, who is only
+    mentioned, in 1.4 % at most.
+    """
+    named = {entity: sum(entity in text for text in documents) for entity in entities}
+    most = max(named.values(), default=0)
+    return {entity for entity, count in named.items() if count and 2 * count >= most}
+
+
+def _find_files(folder: Path, split: str) -> tuple[Path, Path, Path]:
+    """facts.json, entities.json and the documents of the split, all of which are there."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder}: no such folder")
+    found = {path.name.split(".")[0]: path for path in sorted((folder / _DOCUMENTS).glob("mix_*.json*"))}
+    choices = [name.removeprefix("mix_") for name in found]
+    if choices and split not in choices:
+        raise UsageError(f"restor has no split '{split}'{nearest(split, choices)}; there are {', '.join(choices)}")
+    documents = found.get(f"mix_{split}", folder / _DOCUMENTS / f"mix_{split}.json")
+    files = (folder / "facts.json", folder / "entities.json", documents)
+    missing = [str(path.relative_to(folder)) for path in files if not path.is_file()]
+    if missing:
+        raise DataError(
+            f"{folder}: there is no {', '.join(missing)}; give the folder 'datasets' of a clone of {_REPOSITORY}"
+        )
+    return files
+
+
+def _read(path: Path) -> Any:
+    """The content of a .json file, or the list of objects in a .jsonl.gz file."""
+    try:
+        if path.suffix == ".gz":
+            return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+
+
+def _items(
+    prompter: Prompter, facts: Mapping[str, Any], entities: Sequence[str], corrupted: Collection[str]
+) -> list[Item]:
+    """A question for every fact about the entities, in the order of the files."""
+    items: list[Item] = []
+    for entity in entities:
+        for relation, fact in facts["dset"][entity].items():
+            others = [shown for shown in facts["context"].get(relation, []) if shown["entity"] != entity]
+            examples = "".join(f"{shown['question']} {shown['answer']}\n" for shown in others[:EXAMPLES])
+            fields = {
+                "question": str(fact["question"]).rstrip(),
+                "answers": [str(answer) for answer in fact["answers"] or [] if str(answer).strip()],
+                "entity": entity,
+                "relation": relation,
+                "corrupted": entity in corrupted,
+            }
+            prompt = list(prompter.tokenizer(examples + fields["question"])["input_ids"])
+            items.append(Item(len(items), fields, prompt=prompt))
+    return items
+
+
+def _generated(record: Record) -> dict[str, str]:
+    """A record's answers by the key of their verdicts, "correct" or, of several, "correct_0" …; none if not asked."""
+    generated = record["generated"]
+    if isinstance(generated, str):
+        return {"correct": generated}
+    return {f"correct_{i}": text for i, text in enumerate(generated or [])}
+
+
+def _score(record: Record, judged: bool) -> float | None:
+    """The share of a record's answers that are right, by the judge or by containment."""
+    if not judged:
+        return record["containment"]
+    verdicts = record.get("judge", {})
+    return _mean([verdicts.get(key, 0.0) for key in _generated(record)]) if record["answers"] else None
+
+
+def _note(records: Sequence[Record], judged: bool) -> str | None:
+    if not judged:
+        return "containment match, no judge"
+    invalid = sum(not record.get("judge", {}).get("valid", True) for record in records)
+    return f"{invalid} questions have invalid replies of the judge, which count as wrong" if invalid else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
