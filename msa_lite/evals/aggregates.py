@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from msa_lite.evals import scoring
-from msa_lite.evals.benchmark import Record, Records, column
+from msa_lite.evals.benchmark import Record, column
 from msa_lite.report import Metric
 
 NO_IDEAL = "needs the ideal model: give it, or a report of it, as the ideal"
@@ -47,7 +47,11 @@ def harmonic_metric(parts: Mapping[str, Mapping[str, Sequence[float | None]]]) -
     return Metric(value, n, _error(statistic, tables), True, skipped)
 
 
-def membership_metrics(forget: Sequence[Record], holdout: Sequence[Record], ideal: Records | None) -> dict[str, Metric]:
+Sides = tuple[Sequence[Record], Sequence[Record]]
+"""Records of forget texts and of holdout texts, which nobody learnt."""
+
+
+def membership_metrics(sides: Sides, ideal: Sides | None) -> dict[str, Metric]:
     """min_k and min_k_pp: AUC of telling forget texts from holdout texts (1 = always, ½ = chance), and each one's
     distance to the ideal's.
 
@@ -55,27 +59,32 @@ def membership_metrics(forget: Sequence[Record], holdout: Sequence[Record], idea
     """
     found = {}
     for key in ("min_k", "min_k_pp"):
-        sides = [column(records, key) for records in (forget, holdout)]
-        found[key] = _auc_metric(sides, lambda auc: auc, False)
-        if ideal is None:
-            found[f"{key}_gap"] = missing(NO_IDEAL, False)
-            continue
-        reference = scoring.membership_auc(*(column(ideal[name], key) for name in ("forget", "holdout")))
-        if reference is not None:
-            found[f"{key}_gap"] = _auc_metric(sides, _distance_to(reference), False)
+        found[key] = _auc_metric([column(records, key) for records in sides], lambda auc: auc, False)
+        found[f"{key}_gap"] = _beside_ideal(key, sides, ideal, lambda auc, wanted: abs(auc - wanted), False)
     return found
 
 
-def _distance_to(reference: float) -> Callable[[float], float]:
-    return lambda auc: abs(auc - reference)
+def privleak_metric(sides: Sides, ideal: Sides | None) -> Metric:
+    """PrivLeak of `scoring.priv_leak` from the min_k of both models, in percent; best at 0."""
+    return _beside_ideal("min_k", sides, ideal, scoring.priv_leak, None, "best at 0")
 
 
-def privleak_metric(forget: Sequence[Record], holdout: Sequence[Record], ideal_auc: float | None) -> Metric:
-    """PrivLeak of `scoring.priv_leak`, in percent; best at 0. ideal_auc: the ideal's min_k."""
-    if ideal_auc is None:
-        return missing(NO_IDEAL, None)
-    sides = [column(records, "min_k") for records in (forget, holdout)]
-    return _auc_metric(sides, lambda auc: scoring.priv_leak(auc, ideal_auc), None, "best at 0")
+def _beside_ideal(
+    key: str,
+    sides: Sides,
+    ideal: Sides | None,
+    value_of: Callable[[float, float], float],
+    higher_is_better: bool | None,
+    note: str | None = None,
+) -> Metric:
+    """A metric of a model's AUC and the ideal's; its standard error takes the latter as given."""
+    if ideal is None:
+        return missing(NO_IDEAL, higher_is_better)
+    wanted = scoring.membership_auc(*(column(records, key) for records in ideal))
+    if wanted is None:
+        return missing("one of the ideal's two sides has no items", higher_is_better)
+    values = [column(records, key) for records in sides]
+    return _auc_metric(values, lambda auc: value_of(auc, wanted), higher_is_better, note)
 
 
 def _auc_metric(

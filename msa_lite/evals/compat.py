@@ -20,7 +20,8 @@ SWITCHES = {
     "arithmetic_truth_ratio": "truth ratios take the arithmetic mean of the wrong answers' probabilities, not the "
     "geometric one (tofu)",
     "no_stemmer": "ROUGE-L of MUSE without stemming (muse_bench)",
-    "short_reference": "VerbMem compares as many tokens as the reference has (muse_bench cuts both to one length)",
+    "short_reference": "VerbMem's references are cut to their first 128 tokens, as many as are generated, the "
+    "beginning-of-sequence token counted (muse_bench)",
     "sampling": "RESTOR's answers are drawn with the model's own sampling settings, three times, prompt and answer of "
     "at most 200 tokens together (restor)",
 }

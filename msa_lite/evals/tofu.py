@@ -81,7 +81,8 @@ class Tofu(Benchmark):
         for end, scores in parts.items():
             found |= {f"{name}_{end}": mean_metric(values, True) for name, values in scores.items()}
         if "holdout" in records:
-            found |= membership_metrics(forget, records["holdout"], ideal)
+            sides = forget, records["holdout"]
+            found |= membership_metrics(sides, (ideal["forget"], ideal["holdout"]) if ideal else None)
         for name, keys in _JUDGED.items():
             for key in keys:
                 found[key] = judged_metric(records[name], key) if ideal else missing(NO_IDEAL, True)

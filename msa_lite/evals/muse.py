@@ -1,0 +1,153 @@
+"""MUSE-Books (Shi et al., 2024): books of which one series is to be forgotten, and texts that stay known.
+
+Three questions of a model: does it repeat the books word for word (verbmem), does it know what stands in them and in
+what stays (knowmem), and do its probabilities give away that it has read them (privleak)? Metrics as in
+open-unlearning's re-implementation, from which the MSA paper's numbers come; all of them are in 0…1 where MUSE's own
+code, muse_bench, prints percent, except PrivLeak, which is in percent in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msa_lite.data import IGNORE, Example, Prompter, Shots
+from msa_lite.errors import UsageError
+from msa_lite.evals import scoring
+from msa_lite.evals.aggregates import Sides, mean_metric, membership_metrics, privleak_metric
+from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, column, flat_scores
+from msa_lite.evals.generate import Decoding
+from msa_lite.evals.tables import Part, Table, load_parts, sampled
+from msa_lite.report import Metric
+
+DATA = "muse-bench/MUSE-Books"
+MAX_TOKENS = 2048  # of a text that are scored, behind its prompt; what is longer is cut
+
+_VERBMEM = Decoding(128)
+_KNOWMEM = Decoding(32, stop=("\n\n", "\nQuestion", "Question:"))
+_PRIVLEAK = ("privleak_forget", "privleak_holdout")
+_REFERENCE = {"verbmem": "gt", "knowmem_forget": "answer", "knowmem_retain": "answer"}  # field that answers are held to
+_PARTS = {
+    "verbmem": Part("verbmem", ("prompt", "gt"), "forget"),
+    "knowmem_forget": Part("knowmem", ("question", "answer"), "forget_qa"),
+    "knowmem_retain": Part("knowmem", ("question", "answer"), "retain_qa"),
+    "shots_forget": Part("knowmem", ("question", "answer"), "forget_qa_icl"),
+    "shots_retain": Part("knowmem", ("question", "answer"), "retain_qa_icl"),
+    "privleak_forget": Part("privleak", ("text",), "forget"),
+    "privleak_holdout": Part("privleak", ("text",), "holdout"),
+}
+
+
+@dataclass(frozen=True)
+class Muse(Benchmark):
+    """The benchmark over loaded texts and questions; made by `load_muse`."""
+
+    name = "muse"
+
+    def complete(self, set_name: str, record: Record) -> Record:
+        if set_name in _REFERENCE:
+            reference = self._reference(set_name, record[_REFERENCE[set_name]])
+            generated = record.get("generated")
+            scored = generated is not None and scoring.normalise(reference)
+            stem = "no_stemmer" not in self.compat
+            record["rouge_l_f1"] = scoring.rouge_l_f1(reference, str(generated), stem) if scored else None
+        return record if set_name.startswith("knowmem") else record | flat_scores(record, "text")
+
+    def metrics(self, records: Records, ideal: Records | None) -> dict[str, Metric]:
+        """extraction_strength, exact_memorization and verbmem_f (ROUGE-L F1) of passages to be forgotten; knowmem_f
+        and knowmem_r (ROUGE-L F1) of answers about what is to be forgotten and kept; min_k and min_k_pp (AUC of telling
+        forget from holdout texts) with their distances to the ideal's, and privleak (percent, best at 0).
+        """
+        sides, ideal_sides = _sides(records), _sides(ideal) if ideal else None
+        passages = records["verbmem"]
+        return {
+            "extraction_strength": mean_metric(column(passages, "extraction_strength"), False),
+            "exact_memorization": mean_metric(column(passages, "exact_memorization"), False),
+            "verbmem_f": mean_metric(column(passages, "rouge_l_f1"), False),
+            "knowmem_f": mean_metric(column(records["knowmem_forget"], "rouge_l_f1"), False),
+            "knowmem_r": mean_metric(column(records["knowmem_retain"], "rouge_l_f1"), True),
+            **membership_metrics(sides, ideal_sides),
+            "privleak": privleak_metric(sides, ideal_sides),
+        }
+
+    def _reference(self, set_name: str, text: str) -> str:
+        """What an answer is compared with: the text, or what muse_bench leaves of a passage (`short_reference`)."""
+        if set_name != "verbmem" or "short_reference" not in self.compat:
+            return text
+        ids = self.tokenizer(text)["input_ids"][: _VERBMEM.max_new_tokens]
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+
+def load_muse(
+    prompter: Prompter,
+    data: str = DATA,
+    split: str = "books",
+    *,
+    limit: int | None = None,
+    seed: int = 0,
+    compat: frozenset[str] = frozenset(),
+) -> Muse:
+    """MUSE-Books, or a data set of the same layout, ready to be asked.
+
+    data: folder in Hub layout, or Hub id[@revision]. limit: at most so many items of each set, a seeded sample.
+    Questions are asked after the data set's own examples (ten), all of them whatever the limit; prompts are never cut.
+    Raises UsageError for a split other than books, DataError that names every configuration, split and column that the
+    data set lacks. Passages, answers and texts without a word, and texts of fewer than two
+    tokens, have no scores and are counted as skipped; so are items that are longer than the model's window.
+    """
+    if split != "books":
+        raise UsageError(f"muse has no split '{split}'; choose books, or leave it out")
+    tables = load_parts(data, _PARTS)
+    chosen = {name: sampled(table, limit, seed) for name, table in tables.items() if not name.startswith("shots")}
+    tokenizer = prompter.tokenizer
+    sets = {"verbmem": ItemSet([_passage(tokenizer, i, row) for i, row in chosen["verbmem"]], _VERBMEM, ends=False)}
+    for side in ("forget", "retain"):
+        shots = _shots(tables[f"shots_{side}"])
+        items = [_question(prompter, i, row, shots) for i, row in chosen[f"knowmem_{side}"]]
+        sets[f"knowmem_{side}"] = ItemSet(items, _KNOWMEM)
+    for name in _PRIVLEAK:
+        sets[name] = ItemSet([_text(tokenizer, i, row) for i, row in chosen[name]], with_z=True, ends=False)
+    return Muse(split, sets, prompter, compat)
+
+
+def completion(tokenizer: Any, index: int, prompt: str, text: str) -> tuple[Example, ...]:
+    """A text behind its prompt, read as one string; labels are the text's tokens, the first `MAX_TOKENS` of them.
+
+    As many ids as the prompt has by itself are no labels, and at least one, which nothing comes before: the
+    beginning-of-sequence token or, for tokenizers without one, the text's first. That holds, too, where the tokenizer
+    merges across the boundary, so that the prompt's ids do not open the whole (as in open-unlearning). No end token is
+    added. Nothing where no label is left.
+    """
+    count = len(tokenizer(prompt)["input_ids"])
+    ids = list(tokenizer(prompt + text)["input_ids"])[: count + MAX_TOKENS]
+    first = max(1, count)
+    if not text.strip() or len(ids) <= first:
+        return ()
+    return (Example(index, ids, [IGNORE] * first + ids[first:]),)
+
+
+def _passage(tokenizer: Any, index: int, row: Mapping[str, Any]) -> Item:
+    fields = {key: str(row[key] or "") for key in ("prompt", "gt")}
+    ids = list(tokenizer(fields["prompt"])["input_ids"])
+    text = completion(tokenizer, index, fields["prompt"], f" {fields['gt']}")
+    return Item(index, fields, {"text": text}, ids or None)
+
+
+def _question(prompter: Prompter, index: int, row: Mapping[str, Any], shots: Shots) -> Item:
+    fields = {key: str(row[key] or "") for key in ("question", "answer")}
+    return Item(index, fields, prompt=prompter.prompt(fields["question"], shots))
+
+
+def _text(tokenizer: Any, index: int, row: Mapping[str, Any]) -> Item:
+    text = str(row["text"] or "")
+    return Item(index, {"text": text}, {"text": completion(tokenizer, index, "", text)})
+
+
+def _shots(table: Table) -> Shots:
+    return [(str(row["question"]), str(row["answer"])) for row in table]
+
+
+def _sides(records: Records) -> Sides:
+    forget, holdout = (records[name] for name in _PRIVLEAK)
+    return forget, holdout
