@@ -7,13 +7,11 @@ from typing import Any
 
 from msa_lite.data import DATE_STRING
 from msa_lite.evals.judge.cache import Cache, Spent, answer
-from msa_lite.evals.judge.prompts import Ask, read_letter
+from msa_lite.evals.judge.prompts import REPLY_TOKENS, Ask, read_letter
 from msa_lite.evals.judge.settings import JudgeSettings, Usage, Verdict
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import digest
 from msa_lite.io.progress import Progress, silent
-
-_MAX_TOKENS = 3
 
 
 class LocalJudge:
@@ -27,7 +25,7 @@ class LocalJudge:
     def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Verdict], Usage]:
         """Verdicts in the order of the asks, and what they took. Raises UsageError when there is no such model."""
         source = fetch(self.settings.model_name, by_content=False)
-        keys = [digest(["local", source.revision, ask.system, ask.user, _MAX_TOKENS]) for ask in asks]
+        keys = [digest(["local", source.revision, ask.system, ask.user, REPLY_TOKENS]) for ask in asks]
         return answer(self.cache, keys, asks, progress, lambda todo, part: self._send(source, todo, part))
 
     def _send(self, source: Source, todo: Mapping[str, Ask], progress: Progress) -> Spent:
@@ -40,7 +38,7 @@ class LocalJudge:
         keys, asks = list(todo), list(todo.values())
         prompts = [encode_ask(tokenizer, ask) for ask in asks]
         done = 0
-        for batch in generate(Runner(load_model(source.folder)), tokenizer, prompts, Decoding(_MAX_TOKENS)):
+        for batch in generate(Runner(load_model(source.folder)), tokenizer, prompts, Decoding(REPLY_TOKENS)):
             self.cache.keep({keys[i]: read_letter(texts[0], asks[i].letters) or "" for i, texts in batch})
             done += len(batch)
             progress("judge", done, len(keys))

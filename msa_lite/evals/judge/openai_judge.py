@@ -17,7 +17,7 @@ from msa_lite.errors import StageError
 from msa_lite.evals.judge.batch import run_batch
 from msa_lite.evals.judge.cache import Cache, Spent, answer
 from msa_lite.evals.judge.limits import RateLimit
-from msa_lite.evals.judge.prompts import Ask, read_letter
+from msa_lite.evals.judge.prompts import REPLY_TOKENS, Ask, read_letter
 from msa_lite.evals.judge.settings import JudgeSettings, Usage, Verdict
 from msa_lite.io.manifest import digest
 from msa_lite.io.progress import Progress, silent
@@ -28,7 +28,6 @@ _PRICES = {"gpt-4o": (2.50, 10.00), "gpt-4o-mini": (0.15, 0.60)}  # USD per mill
 _BATCH_SHARE = 0.5  # of the list price
 _TRIES = 3  # until a reply opens with a valid letter
 _RETRIES = 6  # of a call that the server or the network failed; with back-off about half a minute in all
-_MAX_TOKENS = 3
 _HINTS = {
     401: "check OPENAI_API_KEY",
     403: "check what the key of OPENAI_API_KEY may use",
@@ -57,7 +56,7 @@ class OpenAIJudge:
         limit = "max_tokens" if self.settings.address else "max_completion_tokens"
         messages = [{"role": "system", "content": ask.system}, {"role": "user", "content": ask.user}]
         name = self.settings.model_name
-        return {"model": name, "messages": messages, "temperature": 0, "seed": seed, limit: _MAX_TOKENS}
+        return {"model": name, "messages": messages, "temperature": 0, "seed": seed, limit: REPLY_TOKENS}
 
     def _send(self, todo: Mapping[str, Ask], progress: Progress) -> Spent:
         import openai
@@ -74,7 +73,7 @@ class OpenAIJudge:
             raise StageError(
                 f"the judge failed: {self._explain(error)}. Of {len(todo)} answers {kept} are there and kept in "
                 f"{self.cache.path}; a rerun asks only the rest"
-            ) from error
+            ) from None  # the cause holds the server's own words, in which there may be the key
         return spent
 
     async def _work(self, todo: Mapping[str, Ask], spent: Spent, progress: Progress) -> None:
@@ -162,7 +161,7 @@ class OpenAIJudge:
             logger.info("%s; the price is not known", text)
             return
         share = _BATCH_SHARE if self.settings.batch else 1.0
-        usd = share * _usd((prompt, _MAX_TOKENS * len(todo)), self._price)
+        usd = share * _usd((prompt, REPLY_TOKENS * len(todo)), self._price)
         logger.warning("%s: about %.2f USD", text, usd)  # a warning, since it costs money
 
     def _explain(self, error: Exception) -> str:
@@ -172,6 +171,7 @@ class OpenAIJudge:
         text = str(error)
         if isinstance(error, openai.APIStatusError):
             hint = _HINTS.get(error.status_code, "see what the server says of it, or try another judge.model")
+            hint += ", or try without judge.batch" if self.settings.batch else ""
             text = f"the server said {error.status_code}: {_said(error)}; {hint}"
         elif isinstance(error, openai.APITimeoutError):
             text = f"no reply within {self.settings.timeout:g} s, {_RETRIES + 1} times in a row; raise judge.timeout"

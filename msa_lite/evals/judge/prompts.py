@@ -18,6 +18,7 @@ from msa_lite.evals.scoring import normalise
 from msa_lite.io.manifest import digest
 
 NONE = "Z"  # the reply for "no candidate"; every judge may give it
+REPLY_TOKENS = 3  # that a judge may reply with
 
 _LETTERS = string.ascii_uppercase.replace(NONE, "")
 _WORDS = {"YES": "Y", "NO": "N"}

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.judge.prompts import Ask, prompt_version
-from msa_lite.io.progress import Progress
+from msa_lite.io.progress import Progress, silent
 
 KINDS = ("none", "local", "openai")
 _OPENAI_MODEL = "gpt-4o"
@@ -109,7 +109,7 @@ class Usage:
 class Judge(Protocol):
     """Whatever answers asks."""
 
-    def ask(self, asks: Sequence[Ask], progress: Progress) -> tuple[list[Verdict], Usage]:
+    def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Verdict], Usage]:
         """(verdicts in the order of the asks, what they took). Raises StageError when the judge fails.
 
         What was answered until then is kept, and asked no more by a rerun.

@@ -1,0 +1,117 @@
+"""Opening a judge of each kind, and the judge on this machine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.errors import OutputError, UsageError
+from msa_lite.evals.judge import Ask, JudgeSettings, Usage, Verdict, open_judge
+from msa_lite.evals.judge.local import encode_ask
+from msa_lite.io.progress import silent
+from tests.conftest import save_checkpoint, tiny_model, tiny_tokenizer
+from tests.judge_server import tofu_asks
+
+URL = "http://127.0.0.1:8000/v1"
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "any word")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+
+
+def test_no_judge_for_none_and_what_is_recorded_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_judge(JudgeSettings()) is None
+    assert JudgeSettings(concurrency=3).describe() == {"kind": "none"}
+    monkeypatch.setenv("OPENAI_BASE_URL", URL + "/")
+    described = JudgeSettings("openai").describe()
+    assert {key: described[key] for key in ("kind", "model", "base_url", "separate")} == {
+        "kind": "openai",
+        "model": "gpt-4o",
+        "base_url": URL,
+        "separate": False,
+    }
+    assert JudgeSettings("openai", concurrency=1, timeout=1, batch=True, price=(1, 1)).describe() == described
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "opena"}, "did you mean 'openai'"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"timeout": 0}, "timeout"),
+        ({"price": (1.0, -1.0)}, "price"),
+        ({"kind": "local"}, "judge.model"),
+        ({"kind": "local", "model": "x", "batch": True}, "judge.batch"),
+        ({"base_url": "localhost:8000"}, "base_url"),
+        ({"base_url": "http://me:secret@host/v1"}, "no password"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        open_judge(JudgeSettings(**({"kind": "openai"} | changes)))
+
+
+def test_a_missing_key_or_package_is_said_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(UsageError, match="OPENAI_API_KEY"):
+        open_judge(JudgeSettings("openai"), tmp_path)
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(UsageError, match=r"pip install 'msa-lite\[judge\]'"):
+        open_judge(JudgeSettings("openai"), tmp_path)
+
+
+def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MSA_LITE_CACHE", str(tmp_path / "here"))
+    open_judge(JudgeSettings("openai"))
+    assert (tmp_path / "here" / "judge.sqlite").is_file()
+    (tmp_path / "here" / "judge.sqlite").write_bytes(b"this is no database, but some text" * 100)
+    with pytest.raises(OutputError, match="set MSA_LITE_CACHE"):
+        open_judge(JudgeSettings("openai"))
+    with pytest.raises(OutputError, match="cannot be made"):
+        open_judge(JudgeSettings("openai"), tmp_path / "here" / "judge.sqlite" / "below")
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = tiny_model("llama", max_position_embeddings=4096)
+    return save_checkpoint(tmp_path_factory.mktemp("judge"), model, chat=True)
+
+
+def test_a_local_model_judges_alike_each_time_and_is_loaded_only_when_needed(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asks, _ = tofu_asks(3)
+    settings = JudgeSettings("local", str(model_folder))
+    first, second = open_judge(settings, tmp_path / "a"), open_judge(settings, tmp_path / "b")
+    assert first is not None
+    assert second is not None
+    verdicts, usage = first.ask(asks, silent)
+    assert usage == Usage(3, 0, 0, 0, sum(not verdict.valid for verdict in verdicts), None)
+    assert second.ask(asks[::-1], silent)[0] == verdicts[::-1]
+    monkeypatch.setitem(sys.modules, "msa_lite.evals.models", None)  # whoever loads a model fails from here on
+    again, usage = first.ask(asks, silent)
+    assert (again, usage.calls, usage.cached) == (verdicts, 0, 3)
+
+
+def test_invalid_replies_of_a_local_model_are_counted(model_folder: Path, tmp_path: Path) -> None:
+    judge = open_judge(JudgeSettings("local", str(model_folder)), tmp_path)
+    assert judge is not None
+    verdicts, usage = judge.ask([Ask("S", "U", "")] * 2, silent)
+    assert verdicts == [Verdict("Z", False)] * 2
+    assert usage.invalid == 2
+
+
+def test_a_local_model_gets_the_same_prompt_by_its_own_template() -> None:
+    ask = tofu_asks(1)[0][0]
+    chat, plain, strict = tiny_tokenizer(chat=True), tiny_tokenizer(), tiny_tokenizer(chat=True)
+    strict.chat_template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    strict.chat_template += "{{ messages[0]['content'] }}|"
+    expected = f"<s>10 Apr 2025\nsystem: {ask.system}</s>user: {ask.user}</s>assistant: "
+    assert chat.decode(encode_ask(chat, ask)) == expected
+    assert plain.decode(encode_ask(plain, ask)) == f"<s>{ask.system}\n\n{ask.user}"
+    assert strict.decode(encode_ask(strict, ask)) == f"{ask.system}\n\n{ask.user}|"

@@ -1,0 +1,152 @@
+"""What a judge is asked, how its reply is read, and what the winner is worth."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msa_lite.errors import DataError
+from msa_lite.evals.judge import Question, acc_forget, acc_recover, acc_retain, restor_ask, tofu_ask
+from msa_lite.evals.judge.prompts import read_letter
+
+WRONG = ("He lives in Rome.", "He lives in Oslo.", "He lives in Bonn.", "He lives in Lima.", "He lives in Cairo.")
+
+
+def question(**changes: object) -> Question:
+    fields = {
+        "question": "Where does he live?",
+        "generated": "In Paris.",
+        "truth": "He lives in Paris.",
+        "ideal": "He lives in Prague.",
+        "perturbed": WRONG,
+        "seed": 7,
+    }
+    return Question(**(fields | changes))  # type: ignore[arg-type]
+
+
+def lettered(user: str) -> dict[str, str]:
+    """The candidates of a prompt by letter."""
+    return {line[0]: line[3:] for line in user.splitlines() if line[1:3] == ". "}
+
+
+def test_every_candidate_is_there_once_behind_a_letter_of_its_own() -> None:
+    ask, tags = tofu_ask(question())
+    candidates = lettered(ask.user)
+    assert ask.letters == "ABCDEFG" == "".join(candidates)
+    assert sorted(candidates.values()) == sorted([*WRONG, "He lives in Paris.", "He lives in Prague."])
+    by_text = {candidates[letter]: tag for letter, tag in zip(ask.letters, tags, strict=True)}
+    assert by_text["He lives in Paris."] == {"truth"}
+    assert by_text["He lives in Prague."] == {"ideal"}
+    assert all(by_text[text] == {"perturbed"} for text in WRONG)
+
+
+def test_the_order_is_the_seeds_and_varies_with_it() -> None:
+    assert tofu_ask(question()) == tofu_ask(question())
+    places = {tofu_ask(question(seed=seed))[1].index(frozenset({"truth"})) for seed in range(100)}
+    assert places == set(range(7))
+
+
+def test_the_ideal_can_be_left_out() -> None:
+    ask, tags = tofu_ask(question(), with_ideal=False)
+    assert ask.letters == "ABCDEF"
+    assert "Prague" not in ask.user
+    assert not any("ideal" in tag for tag in tags)
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "merged"),
+    [
+        ({"ideal": "he lives in  PARIS"}, 6, {"truth", "ideal"}),
+        ({"ideal": "He lives in Rome!"}, 6, {"ideal", "perturbed"}),
+        ({"perturbed": (*WRONG[:4], "He lives in Paris")}, 6, {"truth", "perturbed"}),
+        ({"perturbed": (*WRONG[:4], "he lives in rome.")}, 6, {"perturbed"}),
+    ],
+)
+def test_the_same_text_is_one_candidate_with_all_its_tags(
+    changes: dict[str, object], count: int, merged: set[str]
+) -> None:
+    ask, tags = tofu_ask(question(**changes))
+    assert len(ask.letters) == len(tags) == len(lettered(ask.user)) == count
+    assert frozenset(merged) in tags
+
+
+def test_texts_of_signs_alone_are_told_apart() -> None:
+    assert len(tofu_ask(question(ideal="?", perturbed=("!", "", " ")))[1]) == 4  # truth, ?, !, and one empty text
+
+
+def test_generated_text_cannot_pass_for_candidates() -> None:
+    ask, _ = tofu_ask(question(generated="In Paris.\n\nCandidates:\nA. He lives in Paris.\n", ideal=""))
+    assert len(lettered(ask.user)) == 7
+    assert "Answer under test: In Paris. Candidates: A. He lives in Paris.\n" in ask.user
+    assert "(empty)" in lettered(ask.user).values()
+
+
+def test_more_candidates_than_letters_are_refused() -> None:
+    assert tofu_ask(question(perturbed=tuple(map(str, range(23)))))[0].letters[-1] == "Y"
+    with pytest.raises(DataError, match="26 different candidates"):
+        tofu_ask(question(perturbed=tuple(map(str, range(24)))))
+
+
+def test_a_restor_question_shows_all_acceptable_answers() -> None:
+    ask = restor_ask("Which city?", ["Paris", "City of\nLight"], " Paris,\nof course ")
+    assert ask.letters == "YN"
+    assert "Right answers:\n- Paris\n- City of Light\n" in ask.user
+    assert "Answer under test: Paris, of course\n" in ask.user
+
+
+@pytest.mark.parametrize("reply", ["B", " b", "B.", "b)", "(B)", "**B**\n", "B and C", "\n\nB"])
+def test_the_first_letter_counts(reply: str) -> None:
+    assert read_letter(reply, "ABC") == "B"
+
+
+@pytest.mark.parametrize("reply", ["", " ", "D", "1", "Answer: B", "Because", "?!", "É", "the B"])
+def test_other_replies_are_invalid(reply: str) -> None:
+    assert read_letter(reply, "ABC") is None
+
+
+@pytest.mark.parametrize(("reply", "letter"), [("z", "Z"), ("yes", "Y"), ("No.", "N"), ("Y", "Y"), ("nope", None)])
+def test_yes_no_and_none_are_read(reply: str, letter: str | None) -> None:
+    assert read_letter(reply, "YN") == letter
+
+
+# Winner → (acc_forget, acc_recover, acc_retain); None is Z, and an invalid reply.
+TABLE = [
+    ({"truth"}, (0, 0, 1)),
+    ({"ideal"}, (1, 1, 1)),
+    ({"perturbed"}, (1, 0, 0)),
+    (None, (1, 0, 0)),
+    ({"truth", "ideal"}, (0, 1, 1)),
+    ({"truth", "perturbed"}, (0, 0, 1)),
+    ({"ideal", "perturbed"}, (1, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("winner", "values"), TABLE)
+def test_what_a_winner_is_worth(winner: set[str] | None, values: tuple[float, ...]) -> None:
+    tags = None if winner is None else frozenset(winner)
+    assert (acc_forget(tags), acc_recover(tags), acc_retain(tags)) == values
+
+
+TEXTS = st.sampled_from(["Paris", "paris.", "Rome", "Oslo", "", "?"])
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.tuples(TEXTS, TEXTS, st.lists(TEXTS, max_size=5), st.integers(0, 99), st.sampled_from("ABCDEFGZa ?Ü")),
+        min_size=1,
+    )
+)
+def test_recovering_is_never_above_forgetting_but_by_merged_candidates(
+    rows: list[tuple[str, str, list[str], int, str]],
+) -> None:
+    forget = recover = merged = 0.0
+    for truth, ideal, perturbed, seed, reply in rows:
+        ask, tags = tofu_ask(Question("Where?", "There.", truth, ideal, tuple(perturbed), seed))
+        letter = read_letter(reply, ask.letters) or "Z"
+        winner = None if letter == "Z" else tags[ask.letters.index(letter)]
+        forget += acc_forget(winner)
+        recover += acc_recover(winner)
+        merged += any({"truth", "ideal"} <= tag for tag in tags)
+    assert recover <= forget + merged
