@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from msa_lite.errors import OutputError, UsageError
 from msa_lite.evals.judge import Ask, JudgeSettings, Usage, Verdict, open_judge
+from msa_lite.evals.judge.cache import Cache
 from msa_lite.evals.judge.local import encode_ask
 from msa_lite.io.progress import silent
 from tests.conftest import save_checkpoint, tiny_model, tiny_tokenizer
@@ -74,6 +76,19 @@ def test_the_cache_is_where_the_environment_says(tmp_path: Path, monkeypatch: py
         open_judge(JudgeSettings("openai"))
     with pytest.raises(OutputError, match="cannot be made"):
         open_judge(JudgeSettings("openai"), tmp_path / "here" / "judge.sqlite" / "below")
+
+
+def test_a_cache_may_be_shared(tmp_path: Path) -> None:
+    def write(number: int) -> None:
+        cache = Cache(tmp_path)
+        for i in range(20):
+            cache.keep({f"{number}-{i}": "A", "shared": "B"})
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(write, range(8)))
+    kept = Cache(tmp_path).read(["shared", "none", *(f"{n}-{i}" for n in range(8) for i in range(20))])
+    assert len(kept) == 161
+    assert set(kept.values()) == {"A", "B"}
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,10 @@ from msa_lite.io.progress import Progress, silent
 
 
 class LocalJudge:
-    """Asks a model in batches; it is loaded when the first reply is missing, and an ask that fails is not repeated,
-    since greedy answers stay the same."""
+    """Asks a model in batches; it is loaded when the first reply is missing.
+
+    An invalid reply is not asked again, since greedy answers stay the same.
+    """
 
     def __init__(self, settings: JudgeSettings, cache: Cache) -> None:
         self.settings = settings
