@@ -75,13 +75,15 @@ def evaluate_benchmark(
         records = collect(partial)
         reference = _ideal_records(partial, ideal, benchmark, records)
         settings: dict[str, Any] = dict(benchmark.describe())
+        asks: list[Asked] = []
+        verdicts: list[Verdict] = []
         if opened is not None:
             asks = benchmark.asks(records, reference, judge.separate)
             verdicts, usage = opened.ask([item.ask for item in asks], progress)
             settings["judge"] = judge.describe() | asdict(usage)
-            _enter_verdicts(records, asks, verdicts)
-            for name, items in records.items():
-                write_records(partial / f"{name}.jsonl", items)
+        _enter_verdicts(records, asks, verdicts)  # without a judge: takes out what an earlier one said
+        for name, items in records.items():
+            write_records(partial / f"{name}.jsonl", items)
         report = Report(benchmark.name, benchmark.split, benchmark.metrics(records, reference), settings)
         write_report(report, partial)
     return report

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Prompter, sample_rows
-from msa_lite.errors import DataError, UsageError, join_faults, nearest
+from msa_lite.errors import DataError, UsageError, join_faults
 from msa_lite.evals import scoring
 from msa_lite.evals.aggregates import mean_metric
 from msa_lite.evals.benchmark import Asked, Benchmark, Item, ItemSet, Record, Records
@@ -130,7 +130,7 @@ def _find_files(folder: Path, split: str) -> tuple[Path, Path, Path]:
     found = {path.name.split(".")[0]: path for path in sorted((folder / _DOCUMENTS).glob("mix_*.json*"))}
     choices = [name.removeprefix("mix_") for name in found]
     if choices and split not in choices:
-        raise UsageError(f"restor has no split '{split}'{nearest(split, choices)}; there are {', '.join(choices)}")
+        raise UsageError(f"restor has no split '{split}'; there are {', '.join(choices)}")
     documents = found.get(f"mix_{split}", folder / _DOCUMENTS / f"mix_{split}.json")
     files = (folder / "facts.json", folder / "entities.json", documents)
     missing = [str(path.relative_to(folder)) for path in files if not path.is_file()]
@@ -192,7 +192,7 @@ def _note(records: Sequence[Record], judged: bool) -> str | None:
     if not judged:
         return "containment match, no judge"
     invalid = sum(not record.get("judge", {}).get("valid", True) for record in records)
-    return f"{invalid} questions have invalid replies of the judge, which count as wrong" if invalid else None
+    return f"questions with an invalid reply of the judge, which counts as wrong: {invalid}" if invalid else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
