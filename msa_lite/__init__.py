@@ -8,16 +8,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from msa_lite.evals.suite import evaluate as evaluate
     from msa_lite.merger import merge as merge
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
-    from msa_lite.pipeline import evaluate as evaluate
     from msa_lite.pipeline import run as run
     from msa_lite.train import fit_vector as fit_vector
 
 _HOMES = {
     "run": "pipeline",
-    "evaluate": "pipeline",
+    "evaluate": "evals.suite",
     "merge": "merger",
     "merge_adapters": "merger",
     "mergekit_recipe": "merger",

@@ -20,6 +20,12 @@ from msa_lite.data import (
     split_rows,
 )
 from msa_lite.errors import MismatchError, UsageError, join_faults, nearest
+from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.compat import resolve_compat
+from msa_lite.evals.judge import JudgeSettings, open_judge
+from msa_lite.evals.qa import Qa, load_qa
+from msa_lite.evals.suite import check_same_vocabulary, load_benchmark
+from msa_lite.evals.tables import pinned_data
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import check_space
@@ -36,7 +42,8 @@ SETS = ("forget", "retain", "holdout")
 @dataclass(frozen=True)
 class Job:
     """A recipe with its inputs. rows: what vectors learn, examples: the same as ids, both by vector name ("forget",
-    "retain"); validation, test: questions by set name. Without a choice to make, validation is empty.
+    "retain"). validation: the questions that (α, β) is chosen by, None without a choice to make. test: what the models
+    are scored on, None where nothing is. benchmark_data: where a published benchmark's rows come from, pinned.
     """
 
     recipe: Recipe
@@ -46,19 +53,20 @@ class Job:
     prompter: Prompter
     rows: Mapping[str, list[Row]]
     examples: Mapping[str, list[Example]]
-    validation: Mapping[str, list[Row]]
-    test: Mapping[str, list[Row]]
+    validation: Qa | None
+    test: Benchmark | None
+    benchmark_data: str | None = None
+
+    @property
+    def judge(self) -> JudgeSettings:
+        """How the test questions are judged."""
+        return _judge_settings(self.recipe)
 
     @property
     def vector_names(self) -> list[str]:
         """The vectors that the recipe's points use."""
         strengths = {"forget": [a for a, _ in self.recipe.points], "retain": [b for _, b in self.recipe.points]}
         return [name for name, values in strengths.items() if any(values)]
-
-    @property
-    def split(self) -> str:
-        """What the rows of `test` are called in reports."""
-        return "test" if self.validation else "all"
 
     def vector_folder(self, name: str) -> Path:
         """Where the forget or retain vector goes."""
@@ -73,6 +81,7 @@ def prepare(recipe: Recipe, folder: Path) -> Job:
     from transformers import AutoTokenizer
 
     check_mode(recipe.vector.mode)
+    open_judge(_judge_settings(recipe))  # it may lack a key
     names = {"target": recipe.target, "prior": recipe.prior}
     if recipe.evaluate and recipe.evaluate.ideal:
         names["ideal"] = recipe.evaluate.ideal
@@ -98,7 +107,7 @@ def prepare(recipe: Recipe, folder: Path) -> Job:
     rows = {name: load_rows(source) for name, source in data.items() if "." not in name}
     if recipe.retain and recipe.retain.data.sample == "match_forget":
         rows["retain"] = sample_rows(rows["retain"], len(rows["forget"]), recipe.seed)
-    validation, test = _split(recipe, _questions(recipe, data))
+    validation, test = _benchmarks(recipe, _questions(recipe, data), prompter)
     return Job(
         recipe=recipe,
         folder=folder,
@@ -109,7 +118,12 @@ def prepare(recipe: Recipe, folder: Path) -> Job:
         examples={name: encode(rows[name], data[name], prompter, recipe.vector.max_length) for name in rows},
         validation=validation,
         test=test,
+        benchmark_data=pinned_data(recipe.evaluate.data) if recipe.evaluate and recipe.evaluate.data else None,
     )
+
+
+def _judge_settings(recipe: Recipe) -> JudgeSettings:
+    return JudgeSettings(**recipe.evaluate.judge.model_dump()) if recipe.evaluate else JudgeSettings()
 
 
 def _data_sources(recipe: Recipe) -> dict[str, DataSource]:
@@ -125,13 +139,6 @@ def _data_sources(recipe: Recipe) -> dict[str, DataSource]:
 
 def _data_source(data: Data) -> DataSource:
     return DataSource(**data.model_dump(exclude={"columns", "sample"}), **data.columns.model_dump())
-
-
-def check_same_vocabulary(one: Checkpoint, other: Checkpoint, names: tuple[str, str]) -> None:
-    """Raise MismatchError for models of different vocabularies, which cannot be scored with one tokenizer."""
-    sizes = one.config.get("vocab_size"), other.config.get("vocab_size")
-    if sizes[0] != sizes[1]:
-        raise MismatchError(f"{names[0]} has a vocabulary of {sizes[0]}, {names[1]} of {sizes[1]}: another tokenizer?")
 
 
 def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
@@ -180,20 +187,44 @@ def _questions(recipe: Recipe, data: Mapping[str, DataSource]) -> dict[str, list
         if source and source.format == "qa":
             rows = load_rows(source)
             questions[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
-    if not questions:
-        logger.warning("nothing can be scored: no set holds questions. Give evaluate.forget, or set evaluate: null")
     return questions
+
+
+def _benchmarks(
+    recipe: Recipe, questions: Mapping[str, list[Row]], prompter: Prompter
+) -> tuple[Qa | None, Benchmark | None]:
+    """(validation, test); a single point needs no validation. Holdout rows are in both, whole.
+
+    Raises UsageError when there is a choice to make and no rows to make it by.
+    """
+    asked = recipe.evaluate
+    if asked is None:
+        return None, None
+    validation, test = _split(recipe, questions) if len(recipe.points) > 1 else ({}, questions)
+    limit = asked.max_new_tokens
+    choosing = load_qa(validation, prompter, limit, "validation") if validation else None
+    if asked.benchmark == "qa":
+        if not test:
+            logger.warning("nothing can be scored: no set holds questions. Give evaluate.forget, or set evaluate: null")
+            return None, None
+        return choosing, load_qa(test, prompter, limit, "test" if validation else "all")
+    benchmark = load_benchmark(
+        asked.benchmark,
+        prompter,
+        split=asked.split,
+        data=asked.data,
+        limit=asked.limit,
+        seed=recipe.seed,
+        compat=resolve_compat(asked.compat),
+    )
+    seen = {row.question for rows in validation.values() for row in rows}
+    return choosing, benchmark.without(seen) if seen else benchmark
 
 
 def _split(
     recipe: Recipe, questions: Mapping[str, list[Row]]
 ) -> tuple[Mapping[str, list[Row]], Mapping[str, list[Row]]]:
-    """(validation, test) rows by set; a single point needs no validation. Holdout rows are in both, whole.
-
-    Raises UsageError when there is a choice to make and no rows to make it by.
-    """
-    if len(recipe.points) == 1:
-        return {}, questions
+    """(validation, test) rows by set."""
     validation, test = dict(questions), dict(questions)
     for name in ("forget", "retain"):
         if name in questions:

@@ -14,20 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.data import DataSource, Prompter, Template, load_rows, rows_identity, sample_rows
+from msa_lite.data import rows_identity
 from msa_lite.demo import HistorySettings, make_groups, make_history
-from msa_lite.errors import MismatchError, OutputError, UsageError
+from msa_lite.errors import OutputError, UsageError
+from msa_lite.evals.evaluation import Ideal, evaluate_benchmark
 from msa_lite.evals.points import choose_point, load_choice
-from msa_lite.evals.qa import QaSettings, evaluate_qa, question_inputs
-from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import fetch
 from msa_lite.io.manifest import load_manifest, write_text
 from msa_lite.io.progress import Progress, silent
-from msa_lite.job import Job, check_same_vocabulary, prepare
+from msa_lite.job import Job, prepare
 from msa_lite.merger import Merged, MergedAdapter, merge, merge_adapters
 from msa_lite.recipe import Recipe, dump_recipe, load_recipe
-from msa_lite.report import Report, load_report, markdown_table
-from msa_lite.report.metrics import REPORT_FILE
+from msa_lite.report import Report, markdown_table
 from msa_lite.train import FitSettings, fit_vector
 
 logger = logging.getLogger(__name__)
@@ -173,6 +171,8 @@ def _pinned(job: Job) -> str:
     values["target"], values["prior"] = job.sources["target"].pinned(), job.sources["prior"].pinned()
     if "ideal" in job.sources:
         values["evaluate"]["ideal"] = job.sources["ideal"].pinned()
+    if job.benchmark_data:
+        values["evaluate"]["data"] = job.benchmark_data
     for name, data in job.data.items():
         place = values["evaluate"][name.partition(".")[2]] if "." in name else values[name]["data"]
         place["revision"] = data.revision
@@ -212,16 +212,14 @@ def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> 
 
 def _choose(job: Job, progress: Progress) -> tuple[float, float, list[str]]:
     """(α, β, reasons to doubt the choice)."""
-    if not job.validation or job.recipe.evaluate is None:
+    if job.validation is None:
         return *job.recipe.points[0], []
     choice = choose_point(
         job.sources["target"],
         {name: job.vector_folder(name) for name in job.vector_names},
         job.recipe.points,
-        job.prompter,
         job.validation,
         job.folder / "sweep",
-        QaSettings(job.recipe.evaluate.max_new_tokens, "validation"),
         job.recipe.select.keep,
         progress,
     )
@@ -231,23 +229,22 @@ def _choose(job: Job, progress: Progress) -> tuple[float, float, list[str]]:
 
 
 def _evaluate_all(job: Job, merged: Merged | MergedAdapter, progress: Progress) -> dict[str, Report]:
-    if job.recipe.evaluate is None or not job.test:
+    """Reports of target, ideal and unlearned model, in this order; the ideal is scored first, as the yardstick."""
+    if job.test is None:
         return {}
-    models = {name: job.sources[name] for name in ("target", "ideal") if name in job.sources}
+    models = {name: job.sources[name] for name in ("ideal", "target") if name in job.sources}
     models["unlearned"] = fetch(str(merged.folder))
-    settings = QaSettings(job.recipe.evaluate.max_new_tokens, job.split)
-    return {
-        name: evaluate_qa(
-            source,
-            job.prompter,
-            job.test,
-            job.folder / "evaluation" / name,
-            settings,
-            label=f"scores: {name}",
-            progress=progress,
+    folder = job.folder / "evaluation"
+    reports = {}
+    for name, source in models.items():
+        ideal: Ideal = "itself" if name == "ideal" else folder / "ideal" if "ideal" in job.sources else None
+        label = f"scores: {name}"
+        report = evaluate_benchmark(
+            source, job.test, folder / name, ideal=ideal, judge=job.judge, label=label, progress=progress
         )
-        for name, source in models.items()
-    }
+        assert report is not None, "a recipe runs in one process"
+        reports[name] = report
+    return {name: reports[name] for name in ("target", "ideal", "unlearned") if name in reports}
 
 
 def _write_summary(
@@ -272,7 +269,7 @@ def _write_summary(
         ]
         if "ideal" not in reports:
             lines.append("No ideal model was given, so there is nothing to say how low the forget scores should go.\n")
-    if job.validation:
+    if job.validation is not None:
         lines += ["How α and β were chosen, on validation rows:\n", (job.folder / "sweep" / "table.md").read_text()]
         lines += [f"Doubt: {doubt}.\n" for doubt in doubts]
     lines.append(
@@ -280,57 +277,3 @@ def _write_summary(
         "influence left; prompts, further tuning or quantisation may bring some of it back.\n"
     )
     write_text(job.folder / "report.md", "\n".join(lines))
-
-
-def evaluate(
-    model: str,
-    out: str | Path,
-    *,
-    forget: DataSource | None = None,
-    retain: DataSource | None = None,
-    holdout: DataSource | None = None,
-    ideal: str | None = None,
-    limit: int | None = None,
-    max_new_tokens: int = 200,
-    seed: int = 0,
-    progress: Progress = silent,
-) -> dict[str, Report]:
-    """Score a model on questions without a recipe; reports by name ("model" and, where given, "ideal").
-
-    ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation. limit: at
-    most so many rows of each set, a seeded sample. Records and report.json go into `out`/model and `out`/ideal.
-    Raises UsageError when no set is given.
-    """
-    from transformers import AutoTokenizer
-
-    given = {"forget": forget, "retain": retain, "holdout": holdout}
-    sets = {name: load_rows(source) for name, source in given.items() if source is not None}
-    if not sets:
-        raise UsageError("nothing to score: give at least one of forget, retain and holdout")
-    sets = {name: sample_rows(rows, limit or len(rows), seed) for name, rows in sets.items()}
-    sources = {"model": fetch(model)}
-    prompter = Prompter.build(AutoTokenizer.from_pretrained(sources["model"].folder), "auto", Template())
-    settings = QaSettings(max_new_tokens)
-    reports: dict[str, Report] = {}
-    if ideal is not None and (Path(ideal).is_file() or (Path(ideal) / REPORT_FILE).is_file()):
-        reports["ideal"] = _comparable_report(Path(ideal), question_inputs(prompter, sets, settings))
-    elif ideal is not None:
-        sources["ideal"] = fetch(ideal)
-    checkpoints = [load_checkpoint(source.folder) for source in sources.values()]
-    check_same_vocabulary(checkpoints[0], checkpoints[-1], (model, str(ideal)))
-    for name, source in sources.items():
-        label = f"scores: {name}"
-        reports[name] = evaluate_qa(source, prompter, sets, Path(out) / name, settings, label=label, progress=progress)
-    return dict(sorted(reports.items(), reverse=True))
-
-
-def _comparable_report(path: Path, asked: Mapping[str, Any]) -> Report:
-    """A report that was made by asking the same. Raises MismatchError when other rows or prompts are behind it."""
-    report = load_report(path)
-    inputs = (load_manifest(path if path.is_dir() else path.parent) or {}).get("inputs", {})
-    other = [key for key, value in asked.items() if inputs.get(key) != value]
-    if other:
-        raise MismatchError(
-            f"{path}: its {', '.join(other)} are not those of this evaluation, so they cannot stand side by side"
-        )
-    return report

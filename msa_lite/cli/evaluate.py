@@ -1,62 +1,72 @@
-"""msa-lite evaluate: score a model on questions."""
+"""msa-lite evaluate: score a model on a benchmark."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
 
 @click.command()
 @click.argument("model")
-@click.option("--benchmark", type=click.Choice(["qa"]), default="qa", show_default=True)
-@click.option("--forget", help="Questions about the forget set: FILE, FOLDER[:CONFIGURATION] or Hub id.")
-@click.option("--retain", help="Questions about the retain set.")
-@click.option("--holdout", help="Questions that no model was trained on.")
-@click.option("--ideal", help="A model to show beside it, or the report.json of an earlier evaluation.")
+@click.option(
+    "--benchmark",
+    type=click.Choice(["qa", "tofu", "restor", "muse", "lm-eval"]),
+    default="qa",
+    show_default=True,
+    help="qa: questions of your own.",
+)
+@click.option("--split", help="tofu: forget01, forget05 or forget10; restor: a0 to a3.")
+@click.option("--data", help="The benchmark's data, a folder or Hub id[@revision]; lm-eval: a folder of own tasks.")
+@click.option("--ideal", help="A model that never saw the forget set, or the report of an earlier evaluation of it.")
+@click.option("--judge", type=click.Choice(["none", "local", "openai"]), default="none", show_default=True)
+@click.option("--judge-model", help="The judge; openai: gpt-4o by default; local: a folder or repo[@revision].")
+@click.option("--judge-url", help="Address of an OpenAI-compatible server. The key is OPENAI_API_KEY.")
+@click.option("--judge-separate", is_flag=True, help="Ask for acc_forget in a call of its own.")
+@click.option("--judge-batch", is_flag=True, help="Ask through OpenAI's Batch API.")
+@click.option("--compat", multiple=True, help="A deviation of published code to repeat, such as open-unlearning.")
+@click.option("--forget", help="qa: questions about the forget set, FILE, FOLDER[:CONFIGURATION] or Hub id.")
+@click.option("--retain", help="qa: questions about the retain set.")
+@click.option("--holdout", help="qa: questions that no model was trained on.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="qa: length limit of answers, 200 by default.")
+@click.option("--tasks", help="lm-eval: names of tasks, separated by commas.")
 @click.option("--limit", type=click.IntRange(min=1), help="Score at most so many rows of each set.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=200, show_default=True)
-@click.option("--out", required=True, type=click.Path(), help="Folder for records and reports.")
+@click.option("--out", required=True, type=click.Path(), help="Folder for records and report.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @click.pass_obj
-def command(
-    verbose: bool,
-    model: str,
-    benchmark: str,
-    forget: str | None,
-    retain: str | None,
-    holdout: str | None,
-    ideal: str | None,
-    limit: int | None,
-    max_new_tokens: int,
-    out: str,
-    as_json: bool,
-) -> None:
-    """Score MODEL: probability, ROUGE-L recall, extraction strength, exact memorization, accuracy.
+def command(verbose: bool, model: str, out: str, as_json: bool, **options: Any) -> None:
+    """Score MODEL on a benchmark.
 
     \b
+    msa-lite evaluate runs/mine/model --benchmark tofu --split forget10 --ideal IDEAL --out scores
     msa-lite evaluate runs/mine/model --forget forget.jsonl --retain retain.jsonl --out scores
+    msa-lite evaluate runs/mine/model --benchmark lm-eval --tasks hellaswag,arc_easy --out general
     """
     from msa_lite.cli.output import print_json, print_reports, progress_bars, quieten_libraries
     from msa_lite.data import DataSource
-    from msa_lite.pipeline import evaluate
+    from msa_lite.evals import evaluate
+    from msa_lite.evals.judge import JudgeSettings
 
     def source(text: str | None) -> DataSource | None:
         path, _, name = (text or "").partition(":")
         return DataSource(path, name=name or None) if text else None
 
     quieten_libraries(verbose)
+    options |= {name: source(options[name]) for name in ("forget", "retain", "holdout")}
+    judge = JudgeSettings(
+        kind=options.pop("judge"),
+        model=options.pop("judge_model"),
+        base_url=options.pop("judge_url"),
+        separate=options.pop("judge_separate"),
+        batch=options.pop("judge_batch"),
+    )
+    options["tasks"] = tuple(name.strip() for name in (options.pop("tasks") or "").split(",") if name.strip())
     with progress_bars() as progress:
-        reports = evaluate(
-            model,
-            out,
-            forget=source(forget),
-            retain=source(retain),
-            holdout=source(holdout),
-            ideal=ideal,
-            limit=limit,
-            max_new_tokens=max_new_tokens,
-            progress=progress,
-        )
+        reports = evaluate(model, out, **options, judge=judge, progress=progress)
+    if not reports:  # of the processes of `accelerate launch`, the first one prints
+        return
     if as_json:
-        print_json({"out": out, "benchmark": benchmark, "metrics": {k: r.values() for k, r in reports.items()}})
+        shown = {name: report.as_dict() for name, report in reports.items()}
+        print_json({"out": out, **shown["model"], "ideal": shown["ideal"]["metrics"] if "ideal" in shown else None})
         return
     print_reports(reports, model)

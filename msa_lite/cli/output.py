@@ -38,7 +38,7 @@ def quieten_libraries(verbose: bool) -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.utils.logging.set_verbosity_error()
-    for name in ("peft", "bitsandbytes", "huggingface_hub", "httpx"):
+    for name in ("peft", "bitsandbytes", "huggingface_hub", "httpx", "httpx2", "openai", "lm_eval"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning)

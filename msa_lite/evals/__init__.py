@@ -1,1 +1,19 @@
-"""Scores of models on questions with known answers: pure metrics, generation, and benchmarks built of them."""
+"""Scores of models on benchmarks: pure metrics, the passes over a model, records, and the data sets built of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from msa_lite.evals.suite import evaluate as evaluate
+
+__all__ = ["evaluate"]
+
+
+def __getattr__(name: str) -> Any:
+    """`evaluate` when it is first used: single modules here are imported without the others."""
+    if name not in __all__:
+        raise AttributeError(f"module 'msa_lite.evals' has no attribute '{name}'")
+    from msa_lite.evals import suite
+
+    return getattr(suite, name)

@@ -7,8 +7,8 @@ without one, beside another ideal or with a judge.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 from msa_lite.data import Example, Prompter
@@ -85,6 +85,14 @@ class Benchmark(ABC):
             "sets": {name: {"rows": len(part.items), "sha256": part.digest()} for name, part in self.sets.items()},
             "compat": sorted(self.compat),
         }
+
+    def without(self, questions: Collection[str]) -> Benchmark:
+        """The same with some questions of its forget and retain sets left out: those that a choice was made by."""
+        sets = {
+            name: replace(part, items=[i for i in part.items if i.fields.get("question") not in questions])
+            for name, part in self.sets.items()
+        }
+        return replace(self, sets=sets, split=f"{self.split} test")
 
     @abstractmethod
     def complete(self, set_name: str, record: Record) -> Record:

@@ -90,7 +90,8 @@ def run_items(runner: Runner, benchmark: Benchmark, name: str) -> list[Record]:
 
 def read_records(path: Path) -> list[Record]:
     """The records of a .jsonl file."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    # Not splitlines: it also cuts at signs that answers may hold.
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
 def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
@@ -139,7 +140,8 @@ class _Set:
         drop_last = self.items.ends or "drop_last_token" in benchmark.compat
         window = runner.window or 1 << 60
         bundles = [[text for group in item.texts.values() for text in group] for item in texts]
-        fitting = [all(len(text.ids) <= window for text in bundle) for bundle in bundles]
+        # The last token of a text is only predicted.
+        fitting = [all(len(text.ids) - 1 <= window for text in bundle) for bundle in bundles]
         yield [_too_long(texts[i], "scores", {}, window) for i, fits in enumerate(fitting) if not fits]
         kept = [i for i, fits in enumerate(fitting) if fits]
         for batch in score_bundles(runner, [bundles[i] for i in kept], with_z=self.items.with_z, hidden=hidden):
@@ -155,6 +157,7 @@ class _Set:
         decoding = self.items.decoding
         if decoding is None or not prompts:
             return
+        window = min(window, decoding.max_length or window)
         yield [_too_long(item, "generated", None, window) for item in prompts if len(item.prompt or ()) >= window]
         asked = [item for item in prompts if len(item.prompt or ()) < window]
         for answers in generate(
@@ -176,12 +179,12 @@ def _hidden_token(benchmark: Benchmark) -> int | None:
 
 
 def _too_long(item: Item, key: str, value: Any, window: int) -> Record:
-    return {"index": item.index, key: value, "skipped": f"longer than the {window} tokens that the model can take"}
+    return {"index": item.index, key: value, "skipped": f"longer than the {window} tokens that there is room for"}
 
 
 def _read_parts(folder: Path, name: str) -> Iterator[Record]:
     for path in sorted(folder.glob(f"{name}.*.part")):
-        for line in path.read_text().splitlines():
+        for line in path.read_text().split("\n"):
             try:
                 yield json.loads(line)
             except ValueError:  # blank, or cut off by a kill

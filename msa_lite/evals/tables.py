@@ -41,7 +41,11 @@ def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
         try:
             table = load_table(DataSource(path, name=part.configuration, split=part.split, revision=source.revision))
         except MsaError as error:
-            faults.append(str(error).removeprefix(f"{path}: "))
+            if not known:
+                if part.optional:
+                    continue
+                raise
+            faults.append(f"configuration '{part.configuration}': {str(error).removeprefix(f'{path}: ')}")
             continue
         lacking = [column for column in part.columns if column not in table.column_names]
         if lacking:
@@ -51,7 +55,7 @@ def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
         tables[name] = table.to_list()
     if faults:
         there = f"; there are {', '.join(known)}" if known else ""
-        raise DataError(join_faults(f"{path}: not the data set that is needed{there}", faults, limit=20))
+        raise DataError(join_faults(f"{path}: not the data set that is needed{there}", dict.fromkeys(faults), limit=20))
     return tables
 
 
@@ -63,13 +67,23 @@ def split_revision(data: str) -> tuple[str, str | None]:
     return path, revision or None
 
 
+def pinned_data(data: str) -> str:
+    """A folder as it is; a Hub id with its commit, as `pin_source` finds it."""
+    path, revision = split_revision(data)
+    pinned = pin_source(DataSource(path, revision=revision)).revision
+    return f"{path}@{pinned}" if pinned else data
+
+
 def _configurations(source: DataSource) -> list[str]:
+    """Names of the configurations; none where they are not to be had, as from the cache alone."""
     import datasets
 
     try:
-        return list(datasets.get_dataset_config_names(source.path, revision=source.revision))
+        names = list(datasets.get_dataset_config_names(source.path, revision=source.revision))
     except Exception:  # whatever its readers raise: then loading says what is wrong
         return []
+    # Without the Hub, `datasets` says "default" of whatever its cache holds.
+    return names if names != ["default"] or Path(source.path).expanduser().exists() else []
 
 
 def sampled(table: Table, limit: int | None, seed: int) -> list[tuple[int, dict[str, Any]]]:

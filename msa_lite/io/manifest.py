@@ -179,8 +179,8 @@ def stage_folder(
     from writing them. When the block raises, the partial folder is removed, or, for a resumable stage, kept (unless
     the error was marked by `discarded`) and handed out again with its content when the same inputs come back.
     resume_key: what has to be equal for that in the place of all inputs, where only a part of them decides the costly
-    work. check: called once nobody else can build the folder any more, to raise what forbids it now. Raises OutputError when
-    another process is building the same folder.
+    work. check: called once nobody else can build the folder any more, to raise what forbids it now. Raises OutputError
+    when another process is building the same folder.
     """
     folder, partial = Path(os.path.realpath(folder)), partial_folder(folder)
     check_free(folder, kind)

@@ -165,23 +165,62 @@ class Merge(_Closed):
         return self
 
 
+class Judge(_Closed):
+    """A language model that says which candidate an answer agrees with (tofu, restor)."""
+
+    kind: Literal["none", "local", "openai"] = "none"
+    """none; local: a Hugging Face model on this machine; openai: any server with OpenAI's interface, whose key is
+    OPENAI_API_KEY in the environment."""
+    model: str | None = None
+    """openai: a model of the server, gpt-4o by default; local: a folder or repo[@revision]."""
+    base_url: str | None = None
+    """The server's address; default: OPENAI_BASE_URL, or OpenAI itself."""
+    separate: bool = False
+    """acc_forget by a call of its own, in which the ideal's answer is no candidate."""
+    batch: bool = False
+    """Calls go through OpenAI's Batch API: half the price, up to 24 hours."""
+    concurrency: int = Field(8, ge=1)
+    """Calls under way at a time."""
+    timeout: float = Field(60.0, gt=0, allow_inf_nan=False)
+    """Seconds without a sign from the server after which a call is tried again."""
+    price: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] | None = None
+    """USD per million prompt and completion tokens, for the estimate; default: the list price, where it is known."""
+
+
 class Evaluate(_Closed):
     """What is scored, and beside which ideal."""
 
-    benchmark: Literal["qa"] = "qa"
-    """qa: probability, ROUGE-L recall, extraction strength, exact memorization and accuracy on each set."""
+    benchmark: Literal["qa", "tofu", "restor", "muse"] = "qa"
+    """qa: the forget, retain and holdout questions below; tofu, restor, muse: the published benchmarks."""
+    split: str | None = None
+    """tofu: forget01, forget05 or forget10; restor: which corruption documents (a0 …)."""
+    data: str | None = None
+    """The benchmark's data: a folder, or Hub id[@revision]; default: where it was published."""
     forget: Data | None = None
-    """Questions about the forget set; default: forget.data, when its format is qa."""
+    """Questions about the forget set, for qa and for the choice of α and β; default: forget.data, where it is qa."""
     retain: Data | None = None
-    """Questions about the retain set; default: retain.data, when its format is qa."""
+    """Questions about the retain set, likewise; default: retain.data, where it is qa."""
     holdout: Data | None = None
     """Questions that no model was trained on."""
     ideal: str | None = None
-    """A model that never saw the forget set, to be shown beside the unlearned one."""
+    """A model that never saw the forget set, to be shown beside the unlearned one; some metrics need it."""
+    judge: Judge = Judge()
+    """Who judges generated answers."""
+    compat: list[str] = []
+    """Deviations of published code to repeat: open-unlearning, tofu, muse, restor, or single switches."""
     limit: int | None = Field(None, ge=1)
     """Score at most so many rows of each set (a seeded sample)."""
     max_new_tokens: int = Field(200, ge=1)
-    """Length limit of generated answers."""
+    """Length limit of generated answers to qa questions."""
+
+    @model_validator(mode="after")
+    def _fits_the_benchmark(self) -> Evaluate:
+        if self.benchmark == "qa":
+            given = {"split": self.split, "data": self.data, "compat": self.compat, "judge": self.judge.kind != "none"}
+            wrong = [name for name, value in given.items() if value]
+            if wrong:
+                raise ValueError(f"{', '.join(wrong)}: not for benchmark qa; choose tofu, restor or muse")
+        return self
 
 
 class Select(_Closed):

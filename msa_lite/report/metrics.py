@@ -37,6 +37,10 @@ class Report:
     metrics: Mapping[str, Metric]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form, that of report.json."""
+        return asdict(self) | {"metrics": {name: asdict(metric) for name, metric in self.metrics.items()}}
+
     def values(self) -> dict[str, float | None]:
         """Metric values by name."""
         return {name: metric.value for name, metric in self.metrics.items()}
@@ -44,7 +48,7 @@ class Report:
 
 def write_report(report: Report, folder: Path) -> None:
     """Write `report.json` into a folder."""
-    write_json(folder / REPORT_FILE, asdict(report) | {"metrics": {k: asdict(m) for k, m in report.metrics.items()}})
+    write_json(folder / REPORT_FILE, report.as_dict())
 
 
 def load_report(path: Path) -> Report:

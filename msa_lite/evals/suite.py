@@ -1,0 +1,168 @@
+"""The benchmarks by name, and the scores of any model on one of them, without a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import DataSource, Prompter, Template, load_rows, sample_rows
+from msa_lite.errors import MismatchError, UsageError, join_faults, nearest
+from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.compat import resolve_compat
+from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
+from msa_lite.evals.judge import JudgeSettings
+from msa_lite.evals.models import checkpoint_folder
+from msa_lite.evals.muse import load_muse
+from msa_lite.evals.qa import load_qa
+from msa_lite.evals.restor import load_restor
+from msa_lite.evals.tofu import load_tofu
+from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
+from msa_lite.io.hub import Source, fetch
+from msa_lite.io.progress import Progress, silent
+from msa_lite.report import Report, load_report
+from msa_lite.report.metrics import REPORT_FILE
+
+PUBLISHED = {"tofu": load_tofu, "restor": load_restor, "muse": load_muse}
+BENCHMARKS = ("qa", *PUBLISHED, "lm-eval")
+_TRAILING_BLANK = Template("Question: {question}\nAnswer: ", "{answer}")
+
+
+def load_benchmark(
+    name: str,
+    prompter: Prompter,
+    *,
+    split: str | None = None,
+    data: str | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    compat: frozenset[str] = frozenset(),
+) -> Benchmark:
+    """One of the published benchmarks (tofu, restor, muse), ready to be asked.
+
+    split: which of its tasks; None for the benchmark's default. data: a folder, or Hub id[@revision]; None for where it
+    was published. limit: at most so many items of each set, a seeded sample. compat: switches of `evals.compat`.
+    Raises UsageError for unknown splits, DataError for a data set that is not whole.
+    """
+    if "trailing_blank" in compat:
+        prompter = replace(prompter, template=_TRAILING_BLANK)
+    given = {"split": split, "data": data}
+    chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    return PUBLISHED[name](prompter, **chosen, limit=limit, seed=seed, compat=compat)
+
+
+def evaluate(
+    model: str,
+    out: str | Path,
+    *,
+    benchmark: str = "qa",
+    split: str | None = None,
+    data: str | None = None,
+    forget: DataSource | None = None,
+    retain: DataSource | None = None,
+    holdout: DataSource | None = None,
+    tasks: Sequence[str] = (),
+    ideal: str | None = None,
+    judge: JudgeSettings = NO_JUDGE,
+    compat: Iterable[str] = (),
+    limit: int | None = None,
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> dict[str, Report]:
+    """Score a model on a benchmark; reports by name ("model" and, where given, "ideal").
+
+    benchmark: "tofu", "restor" or "muse" (with `split`, `data`); "qa", questions of one's own (`forget`, `retain`,
+    `holdout`, answers of at most `max_new_tokens`); or "lm-eval" (`tasks`, with `data` a folder of tasks of one's own).
+    ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation. Records and
+    report.json go into `out`, those of an ideal that is scored into `out`/ideal. Each process of `accelerate launch`
+    calls it; all but the first get no reports. Raises UsageError for arguments that do not go together, before a model
+    is loaded.
+    """
+    sets = {
+        name: source
+        for name, source in (("forget", forget), ("retain", retain), ("holdout", holdout))
+        if source is not None
+    }
+    used = {
+        "split": split, "data": data, "forget, retain, holdout": sets, "tasks": tasks, "ideal": ideal, "compat": compat,
+        "judge": judge.kind != "none", "max_new_tokens": max_new_tokens,
+    }  # fmt: skip
+    _check_arguments(benchmark, {name for name, value in used.items() if value})
+    if benchmark == "lm-eval":
+        from msa_lite.evals.harness import evaluate_harness
+
+        folder = Path(data) if data else None
+        common: dict[str, Any] = {"limit": limit, "task_folder": folder, "seed": seed, "progress": progress}
+        return {"model": evaluate_harness(fetch(model), tasks, Path(out), **common)}
+    switches = resolve_compat(compat)
+    source = fetch(model)
+    prompter = _prompter(source)
+    if benchmark == "qa":
+        rows = {name: load_rows(found) for name, found in sets.items()}
+        rows = {name: sample_rows(items, limit or len(items), seed) for name, items in rows.items()}
+        asked: Benchmark = load_qa(rows, prompter, max_new_tokens or 200)
+    else:
+        asked = load_benchmark(benchmark, prompter, split=split, data=data, limit=limit, seed=seed, compat=switches)
+    beside = _find_ideal(ideal)
+    if isinstance(beside, Source):
+        _check_same_vocabulary(source, beside)
+    report = evaluate_benchmark(source, asked, Path(out), ideal=beside, judge=judge, progress=progress)
+    if report is None:
+        return {}
+    folder_of_ideal = beside if isinstance(beside, Path) else Path(out) / "ideal"
+    return {"model": report} | ({"ideal": load_report(folder_of_ideal)} if beside else {})
+
+
+# Benchmark → the arguments that it takes, besides those that all do.
+_TAKES = {
+    "qa": {"forget, retain, holdout", "ideal", "max_new_tokens"},
+    "lm-eval": {"data", "tasks"},
+    **{name: {"split", "data", "ideal", "compat", "judge"} for name in PUBLISHED},
+}
+
+
+def _check_arguments(benchmark: str, used: set[str]) -> None:
+    if benchmark not in BENCHMARKS:
+        raise UsageError(
+            f"no benchmark '{benchmark}'{nearest(benchmark, BENCHMARKS)}; choose from {', '.join(BENCHMARKS)}"
+        )
+    faults = [f"{name}: not for {benchmark}" for name in sorted(used - _TAKES[benchmark])]
+    if benchmark == "qa" and "forget, retain, holdout" not in used:
+        faults.append("nothing to score: give at least one of forget, retain and holdout, or another benchmark")
+    if benchmark == "lm-eval" and "tasks" not in used:
+        faults.append("nothing to score: give tasks, as in hellaswag,arc_easy")
+    if faults:
+        raise UsageError(faults[0] if len(faults) == 1 else join_faults("these arguments do not fit:", faults))
+
+
+def _prompter(source: Source) -> Prompter:
+    from transformers import AutoTokenizer
+
+    own = (source.folder / "tokenizer_config.json").is_file()  # an adapter may come without one
+    folder = source.folder if own else checkpoint_folder(source.folder)
+    return Prompter.build(AutoTokenizer.from_pretrained(folder), "auto", Template())
+
+
+def _find_ideal(ideal: str | None) -> Ideal:
+    """The folder of an evaluation for a report.json or its folder; a model otherwise."""
+    if ideal is None:
+        return None
+    path = Path(ideal).expanduser()
+    if path.is_file() or (path / REPORT_FILE).is_file():
+        load_report(path)
+        return path if path.is_dir() else path.parent
+    return fetch(ideal)
+
+
+def _check_same_vocabulary(one: Source, other: Source) -> None:
+    found = [load_checkpoint(checkpoint_folder(source.folder)) for source in (one, other)]
+    check_same_vocabulary(found[0], found[1], (one.name, other.name))
+
+
+def check_same_vocabulary(one: Checkpoint, other: Checkpoint, names: tuple[str, str]) -> None:
+    """Raise MismatchError for models of different vocabularies, which cannot be scored with one tokenizer."""
+    sizes = one.config.get("vocab_size"), other.config.get("vocab_size")
+    if sizes[0] != sizes[1]:
+        raise MismatchError(f"{names[0]} has a vocabulary of {sizes[0]}, {names[1]} of {sizes[1]}: another tokenizer?")
