@@ -91,10 +91,11 @@ def load_muse(
     """MUSE-Books, or a data set of the same layout, ready to be asked.
 
     data: folder in Hub layout, or Hub id[@revision]. limit: at most so many items of each set, a seeded sample.
-    Questions are asked after the data set's own examples (ten), all of them whatever the limit; prompts are never cut.
-    Raises UsageError for a split other than books, DataError that names every configuration, split and column that the
-    data set lacks. Passages, answers and texts without a word, and texts of fewer than two
-    tokens, have no scores and are counted as skipped; so are items that are longer than the model's window.
+    Questions follow all of the data set's own examples (ten), and no prompt is cut; open-unlearning cuts plain ones to
+    512 tokens, so that a long one loses its question. Passages and texts are scored over their first `MAX_TOKENS`
+    tokens. Not scored and counted as skipped: empty passages and texts, those without a token to predict, answers whose
+    reference has no word, and what is longer than the model's window. Raises UsageError for a split other than books,
+    DataError that names every configuration, split and column that the data set lacks.
     """
     if split != "books":
         raise UsageError(f"muse has no split '{split}'; choose books, or leave it out")

@@ -1,0 +1,321 @@
+"""MUSE-Books: what is asked, token by token, and the metrics against values worked out by hand and a plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msa_lite.data import IGNORE, Example, Template
+from msa_lite.errors import DataError, UsageError
+from msa_lite.evals.aggregates import NO_IDEAL
+from msa_lite.evals.benchmark import Record, Records, token_record
+from msa_lite.evals.forward import TokenScores
+from msa_lite.evals.muse import MAX_TOKENS, Muse, completion, load_muse
+from msa_lite.report import Metric
+from tests.conftest import tiny_tokenizer
+from tests.muse_data import METRICS, PLAIN, ROWS, SHOTS, make_prompter, write_data
+
+SHARED = Path(__file__).parents[3] / "shared/data/muse-books-pd"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_data(tmp_path_factory.mktemp("books"))
+
+
+def without_bos() -> Any:
+    from tokenizers import processors
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single="$A")
+    return tokenizer
+
+
+# What is asked
+
+
+def test_a_completion_is_prompt_and_text_as_one_string() -> None:
+    tokenizer = tiny_tokenizer()
+    z, q, blank = tokenizer.convert_tokens_to_ids(["z", "q", "Ġ"])
+    (text,) = completion(tokenizer, 7, "zz", " qz")
+    assert text == Example(7, [0, z, z, blank, q, z], [IGNORE, IGNORE, IGNORE, blank, q, z])
+    (text,) = completion(without_bos(), 7, "zz", " qz")
+    assert text == Example(7, [z, z, blank, q, z], [IGNORE, IGNORE, blank, q, z])
+
+
+def test_a_text_without_prompt_is_scored_from_its_second_token_on() -> None:
+    tokenizer = tiny_tokenizer()
+    z, q = tokenizer.convert_tokens_to_ids(["z", "q"])
+    assert completion(tokenizer, 0, "", "zq") == (Example(0, [0, z, q], [IGNORE, z, q]),)
+    assert completion(without_bos(), 0, "", "zq") == (Example(0, [z, q], [IGNORE, q]),)
+    # A single token is predicted from the beginning-of-sequence token, or from nothing.
+    assert completion(tokenizer, 0, "", "z") == (Example(0, [0, z], [IGNORE, z]),)
+    assert completion(without_bos(), 0, "", "z") == ()
+    assert completion(tokenizer, 0, "", "") == completion(tokenizer, 0, "zz", " \n") == ()
+
+
+def test_labels_are_counted_where_the_prompt_merges_into_the_text() -> None:
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"a": 0, "b": 1, " ": 2, "c": 3, "b ": 4}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE(vocabulary, [("b", " ")])))
+    assert tokenizer("ab")["input_ids"] == [0, 1]  # no prefix of a, "b ", c, c: the blank went to the prompt's last
+    assert completion(tokenizer, 0, "ab", " cc") == (Example(0, [0, 4, 3, 3], [IGNORE, IGNORE, 3, 3]),)
+    assert completion(tokenizer, 0, "abb", " c") == (Example(0, [0, 1, 4, 3], [IGNORE, IGNORE, IGNORE, 3]),)
+
+
+def test_texts_are_cut_behind_their_prompt() -> None:
+    long = " " + "z" * 3000
+    for tokenizer, count in ((tiny_tokenizer(), 3), (without_bos(), 2)):
+        (text,) = completion(tokenizer, 0, "zz", long)
+        assert len(text.ids) == count + MAX_TOKENS
+        assert sum(label != IGNORE for label in text.labels) == MAX_TOKENS
+    assert len(completion(tiny_tokenizer(), 0, "", long)[0].ids) == 1 + MAX_TOKENS
+    assert len(completion(without_bos(), 0, "", long)[0].ids) == MAX_TOKENS
+
+
+def test_sets_and_how_their_answers_are_made(data: str) -> None:
+    muse = load_muse(make_prompter(), data)
+    sizes = {name: len(part.items) for name, part in muse.sets.items()}
+    assert sizes == {
+        "verbmem": 2, "knowmem_forget": 2, "knowmem_retain": 1, "privleak_forget": 4, "privleak_holdout": 4,
+    }  # fmt: skip
+    assert (muse.name, muse.split) == ("muse", "books")
+    stops = ("\n\n", "\nQuestion", "Question:")
+    made = {
+        name: part.decoding and (part.decoding.max_new_tokens, part.decoding.stop) for name, part in muse.sets.items()
+    }
+    assert made == {
+        "verbmem": (128, ()), "knowmem_forget": (32, stops), "knowmem_retain": (32, stops),
+        "privleak_forget": None, "privleak_holdout": None,
+    }  # fmt: skip
+    texts = {name for name, part in muse.sets.items() if not part.ends}
+    assert texts == {"verbmem", "privleak_forget", "privleak_holdout"}
+    assert {name for name, part in muse.sets.items() if part.with_z} == {"privleak_forget", "privleak_holdout"}
+    passage = muse.sets["verbmem"].items[0]
+    assert passage.prompt == muse.tokenizer("There was a cat")["input_ids"]
+    assert passage.texts["text"] == completion(muse.tokenizer, 0, "There was a cat", " that sat over there.")
+    assert passage.fields == ROWS["verbmem", "forget"][0]
+
+
+@pytest.mark.parametrize(
+    ("template", "end"), [(PLAIN, "Answer:"), (Template("Question: {question}\nAnswer: ", "{answer}"), "Answer: ")]
+)
+def test_plain_prompts_show_the_ten_examples_in_order(data: str, template: Template, end: str) -> None:
+    muse = load_muse(make_prompter(template=template), data, limit=1)
+    shown = [f"Question: {shot['question']}\nAnswer: {shot['answer']}\n\n" for shot in SHOTS]
+    item = muse.sets["knowmem_forget"].items[0]
+    assert muse.tokenizer.decode(item.prompt) == f"<s>{''.join(shown)}Question: {item.fields['question']}\n{end}"
+    (item,) = muse.sets["knowmem_retain"].items
+    assert muse.tokenizer.decode(item.prompt) == f"<s>{''.join(shown[::-1])}Question: Where is it?\n{end}"
+    assert not item.texts
+
+
+def test_chat_prompts_show_the_ten_examples_as_turns(data: str) -> None:
+    muse = load_muse(make_prompter(chat=True), data)
+    shown = "".join(f"user: {shot['question']}</s>assistant: {shot['answer']}</s>" for shot in SHOTS)
+    prompt = muse.tokenizer.decode(muse.sets["knowmem_forget"].items[0].prompt)
+    assert prompt.endswith(f"</s>{shown}user: Who sat?</s>assistant: ")
+    passage = muse.tokenizer.decode(muse.sets["verbmem"].items[0].prompt)
+    assert passage == "<s>There was a cat"  # running text has no turns
+
+
+def test_a_limit_takes_a_sample_of_each_set(data: str) -> None:
+    muse, again = (load_muse(make_prompter(), data, limit=2, seed=3) for _ in range(2))
+    assert [len(part.items) for part in muse.sets.values()] == [2, 2, 1, 2, 2]
+    assert muse.describe() == again.describe()
+
+
+def test_everything_that_lacks_is_named_at_once(tmp_path: Path) -> None:
+    rows = {key: value for key, value in ROWS.items() if key[0] != "verbmem" and key[1] != "retain_qa_icl"}
+    rows |= {("privleak", split): [{"words": "It is"}] for split in ("forget", "holdout")}
+    with pytest.raises(DataError) as caught:
+        load_muse(make_prompter(), write_data(tmp_path, rows))
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith("there are knowmem, privleak")
+    assert len(lines) == 4
+    assert "no configuration 'verbmem'" in lines[1]
+    assert "configuration 'knowmem': no split 'retain_qa_icl'" in lines[2]
+    assert "configuration 'privleak': no column 'text'" in lines[3]
+
+
+def test_wrong_names_are_wrong_usage(data: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no such file or folder"):
+        load_muse(make_prompter(), str(tmp_path / "none"))
+    with pytest.raises(UsageError, match="muse has no split 'news'"):
+        load_muse(make_prompter(), data, "news")
+
+
+# Metrics by hand
+
+
+def scored(muse: Muse, set_name: str, scores: Sequence[TokenScores], drop_last: bool = False) -> list[Record]:
+    """Records of a set whose texts have these scores."""
+    floor = "es_floor" in muse.compat
+    return [
+        muse.complete(set_name, {"index": i, "prompt": "", "gt": "", "text": "", "generated": None} | {
+            "scores": {"text": [token_record(one, drop_last, floor)]}
+        })
+        for i, one in enumerate(scores)
+    ]  # fmt: skip
+
+
+def answered(muse: Muse, set_name: str, pairs: Sequence[tuple[str, str | None]]) -> list[Record]:
+    """Records of a set with these references and answers."""
+    key = "gt" if set_name == "verbmem" else "answer"
+    return [
+        muse.complete(set_name, {"index": i, key: right, "generated": said}) for i, (right, said) in enumerate(pairs)
+    ]
+
+
+def matches(*values: bool) -> TokenScores:
+    return TokenScores(np.zeros(len(values)), np.array(values), None)
+
+
+def tokens(log_probs: Sequence[float], z: Sequence[float]) -> TokenScores:
+    return TokenScores(np.array(log_probs), np.zeros(len(log_probs), bool), np.array(z))
+
+
+@pytest.fixture
+def muse() -> Muse:
+    return Muse("books", {}, make_prompter())
+
+
+def find(muse: Muse, ideal: Records | None = None, **records: list[Record]) -> dict[str, Metric]:
+    empty: dict[str, list[Record]] = {
+        name: [] for name in ("verbmem", "knowmem_forget", "knowmem_retain", "privleak_forget", "privleak_holdout")
+    }
+    return muse.metrics(empty | records, ideal)
+
+
+def test_memorization_of_passages(muse: Muse) -> None:
+    # Right from the second of four on: ES 1 − 1/4, EM 3/4. Right but at the end: ES 0, EM 3/4. A third is empty: ES and
+    # EM are not defined, and it is counted.
+    passages = [matches(False, True, True, True), matches(True, True, True, False)]
+    records = scored(muse, "verbmem", passages) + answered(muse, "verbmem", [("", "")])
+    found = find(muse, verbmem=records)
+    strength, exact = found["extraction_strength"], found["exact_memorization"]
+    assert (strength.value, strength.n, strength.skipped) == (pytest.approx((3 / 4 + 0) / 2), 2, 1)
+    assert (exact.value, exact.n, exact.skipped) == (pytest.approx(3 / 4), 2, 1)
+    assert strength.stderr == pytest.approx(3 / 8)  # deviation (3/4)/√2, over √2
+    assert strength.higher_is_better is exact.higher_is_better is False
+
+
+def test_memorization_without_the_last_token_and_with_a_floor(muse: Muse) -> None:
+    # Without the last: right from the second of three on, 1 − 1/3 and 2/3; nothing of three right, 1/3 by the floor.
+    passages = [matches(False, True, True, True), matches(False, False, False, True)]
+    records = scored(replace(muse, compat=frozenset({"es_floor"})), "verbmem", passages, drop_last=True)
+    found = find(muse, verbmem=records)
+    assert found["extraction_strength"].value == pytest.approx((2 / 3 + 1 / 3) / 2)
+    assert found["exact_memorization"].value == pytest.approx((2 / 3 + 0) / 2)
+
+
+def test_verbmem_is_rouge_l_f1_of_continuations(muse: Muse) -> None:
+    # "the cat … on … mat" are 4 of 6 and of 5 words: 2·4/(6 + 5). Stems of "Dogs run." and "a dog runs": 2·2/(2 + 3).
+    pairs = [("The cat sat on the mat", "the cat on a mat"), ("Dogs run.", "a dog runs")]
+    found = find(muse, verbmem=answered(muse, "verbmem", pairs))["verbmem_f"]
+    assert (found.value, found.n, found.higher_is_better) == (pytest.approx((8 / 11 + 4 / 5) / 2), 2, False)
+    plain = replace(muse, compat=frozenset({"no_stemmer"}))
+    found = find(plain, verbmem=answered(plain, "verbmem", pairs))["verbmem_f"]
+    assert found.value == pytest.approx((8 / 11 + 0) / 2)
+
+
+def test_a_short_reference_has_as_many_tokens_as_are_generated(muse: Muse) -> None:
+    # "zz zz …" has a beginning token and 3 tokens a word: of 128 tokens, 127 make 42 words and a "z". With 42 words
+    # said, all of them right: F1 = 2·42/(43 + 42) of the cut reference, 2·42/(100 + 42) of the whole.
+    reference, said = ("zz " * 100).strip(), "zz " * 42
+    assert len(muse.tokenizer(reference)["input_ids"]) == 1 + 3 * 100 - 1
+    short = replace(muse, compat=frozenset({"short_reference"}))
+    values = [answered(kind, "verbmem", [(reference, said)])[0]["rouge_l_f1"] for kind in (muse, short)]
+    assert values == pytest.approx([84 / 142, 84 / 85])
+    assert answered(short, "knowmem_forget", [(reference, said)])[0]["rouge_l_f1"] == pytest.approx(84 / 142)
+
+
+def test_knowmem_is_rouge_l_f1_of_answers(muse: Muse) -> None:
+    # Forget: "Necile" in 3 words, 2·1/(1 + 3), and nothing said, 0. Retain: the same words, 1.
+    found = find(
+        muse,
+        knowmem_forget=answered(muse, "knowmem_forget", [("Necile", "It is Necile"), ("Burzee", "")]),
+        knowmem_retain=answered(muse, "knowmem_retain", [("Aunt Em", "aunt em!")]),
+    )
+    forget, retain = found["knowmem_f"], found["knowmem_r"]
+    assert (forget.value, forget.n, forget.higher_is_better) == (pytest.approx((1 / 2 + 0) / 2), 2, False)
+    assert (retain.value, retain.n, retain.higher_is_better) == (1.0, 1, True)
+
+
+def test_items_without_a_score_are_counted(muse: Muse) -> None:
+    # No answer given to compare with (empty, or without a word), and none made as the prompt was too long or empty.
+    pairs = [("", "cat"), ("…", "cat"), ("cat", None), ("cat", "cat")]
+    records = answered(muse, "knowmem_retain", pairs)
+    records.append(muse.complete("knowmem_retain", {"index": 4, "answer": "cat"}))
+    found = find(muse, knowmem_retain=records)["knowmem_r"]
+    assert (found.value, found.n, found.skipped) == (1.0, 1, 4)
+    found = find(muse, verbmem=[muse.complete("verbmem", {"index": 0, "gt": "cat", "scores": {}, "generated": None})])
+    assert [found[key].skipped for key in ("extraction_strength", "exact_memorization", "verbmem_f")] == [1, 1, 1]
+    assert found["verbmem_f"].value is None
+    assert found["verbmem_f"].note
+
+
+# Five tokens, so ⌊0.4 · 5⌋ = 2 of them count. Min-K: 4.5 and 1 of the forget texts, 7 and 2 of the holdout texts, so
+# holdout is above forget in 3 of 4 pairs. Min-K++: 0 and 3 against 1 and 2, above in 2 of 4.
+FORGET = [tokens([-1, -2, -3, -4, -5], [0, 0, 0, 0, 0]), tokens([-1, -1, -1, -1, -1], [-3, 4, 4, 4, -3])]
+HOLDOUT = [tokens([-2, -2, -6, -8, -2], [-1, -1, 9, 9, 9]), tokens([-1, -3, -1, -1, -1], [-2, -2, 0, 0, 0])]
+# The ideal's Min-K: 1 of both forget texts, 1 and 2 of the holdout texts, (½ + ½ + 1 + 1)/4 = 3/4. Its Min-K++: 0
+# everywhere, ½.
+IDEAL_FORGET = [tokens([-1] * 5, [0] * 5)] * 2
+IDEAL_HOLDOUT = [tokens([-1] * 5, [0] * 5), tokens([-2] * 5, [0] * 5)]
+
+
+def sides(muse: Muse, forget: Sequence[TokenScores], holdout: Sequence[TokenScores]) -> dict[str, list[Record]]:
+    return {
+        "privleak_forget": scored(muse, "privleak_forget", forget),
+        "privleak_holdout": scored(muse, "privleak_holdout", holdout),
+    }
+
+
+def test_membership_of_forget_texts_beside_the_ideal(muse: Muse) -> None:
+    found = find(muse, sides(muse, IDEAL_FORGET, IDEAL_HOLDOUT), **sides(muse, FORGET, HOLDOUT))
+    assert (found["min_k"].value, found["min_k"].n) == (pytest.approx(3 / 4), 4)
+    assert found["min_k_pp"].value == pytest.approx(1 / 2)
+    assert found["min_k_gap"].value == pytest.approx(0)
+    assert found["min_k_pp_gap"].value == pytest.approx(0)
+    assert found["privleak"].value == pytest.approx(0)
+    assert [found[key].higher_is_better for key in ("min_k", "min_k_pp", "min_k_gap", "min_k_pp_gap")] == [False] * 4
+    # Told apart every time: 1 − ¾ = ¼ away, PrivLeak (0 − ¼)/¼ = −100 %. The other way round 0: 100·(1 − ¼)/¼ = 300 %.
+    for forget, holdout, gap, leak in ((FORGET[1:], HOLDOUT[:1], 1 / 4, -100), (HOLDOUT[:1], FORGET[1:], 3 / 4, 300)):
+        found = find(muse, sides(muse, IDEAL_FORGET, IDEAL_HOLDOUT), **sides(muse, forget, holdout))
+        assert found["min_k_gap"].value == pytest.approx(gap)
+        assert found["privleak"].value == pytest.approx(leak)
+        assert (found["privleak"].higher_is_better, found["privleak"].note) == (None, "best at 0")
+
+
+def test_without_an_ideal_or_its_items_there_is_a_reason_and_no_number(muse: Muse) -> None:
+    needy = ("min_k_gap", "min_k_pp_gap", "privleak")
+    found = find(muse, **sides(muse, FORGET, HOLDOUT))
+    assert [(found[key].value, found[key].note) for key in needy] == [(None, NO_IDEAL)] * 3
+    assert found["min_k"].value == pytest.approx(3 / 4)
+    found = find(muse, sides(muse, [], HOLDOUT), **sides(muse, FORGET, HOLDOUT))
+    assert [found[key].value for key in needy] == [None] * 3
+    assert {found[key].note for key in needy} == {"one of the ideal's two sides has no items"}
+    assert set(found) == METRICS
+    empty = find(muse, sides(muse, FORGET, HOLDOUT))
+    assert [metric.value for metric in empty.values()] == [None] * len(METRICS)
+    assert all(metric.note for metric in empty.values())
+
+
+def test_the_data_set_of_public_domain_books_loads() -> None:
+    if not SHARED.is_dir():
+        pytest.skip("no data set of MUSE-Books' layout in ../shared/data/muse-books-pd")
+    muse = load_muse(make_prompter(), str(SHARED))
+    sizes = {name: len(part.items) for name, part in muse.sets.items()}
+    assert sizes == {
+        "verbmem": 100, "knowmem_forget": 56, "knowmem_retain": 56, "privleak_forget": 100, "privleak_holdout": 100,
+    }  # fmt: skip
+    assert all(item.texts["text"] for name in ("verbmem", "privleak_forget") for item in muse.sets[name].items)
+    assert muse.tokenizer.decode(muse.sets["knowmem_retain"].items[0].prompt).count("Question:") == 11
