@@ -206,6 +206,7 @@ def _reduce(runner: Runner, states: Any, wanted: Any, with_z: bool) -> list[np.n
         if with_z:
             chances = scores.exp()
             mean = (chances * scores).sum(-1)
-            variance = (chances * scores.square()).sum(-1) - mean.square()
+            # Not E[x²] − E[x]²: where predictions are nearly uniform, nothing exact would be left of the difference.
+            variance = (chances * (scores - mean[:, None]).square()).sum(-1)
             found[2].append((picked - mean) / variance.clamp_min(_LEAST_VARIANCE).sqrt())
     return [torch.cat(parts).cpu().numpy() for parts in found]

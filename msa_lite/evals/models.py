@@ -122,13 +122,12 @@ class Runner:
             yield part, self.logits(states[part])
 
     def lower_budget(self, error: BaseException, tokens: int) -> bool:
-        """Whether an error means that memory ran out and a smaller batch than `tokens` can be tried."""
+        """Whether an error means that memory ran out on a batch of so many tokens; the next is to be half as large."""
         import torch
-        from accelerate.utils import clear_device_cache
-        from accelerate.utils.memory import should_reduce_batch_size
+        from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 
         if not (isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)):
             return False
         clear_device_cache(garbage_collection=True)
-        self.budget = min(self.budget, tokens) // 2
-        return self.budget > 0
+        self.budget = max(1, min(self.budget, tokens) // 2)
+        return True

@@ -1,0 +1,238 @@
+"""Scores of tokens against a plain computation, whatever the batches, the order and what texts share."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msa_lite.data import IGNORE, Example, Template
+from msa_lite.errors import StageError
+from msa_lite.evals import models
+from msa_lite.evals.forward import TokenScores, score_bundles
+from msa_lite.evals.models import Runner, load_model
+from tests.conftest import VOCABULARY
+from tests.muse_data import PLAIN, make_prompter
+from tests.plain import plain_scores, special_model, wide_model
+
+KINDS = ["llama", "qwen2", "olmo2", "gpt2"]
+SPECIAL = ["gemma2", "mistral", "granite", "cohere"]
+ALL = 10**6
+Bundle = Sequence[Example]
+
+
+def question(about: str, answers: Sequence[str], template: Template = PLAIN) -> list[Example]:
+    prompter = make_prompter(template=template)
+    return [prompter.example(0, about, answer) for answer in answers]
+
+
+def text(content: str) -> Example:
+    """Running text: every token but the first is scored."""
+    ids = make_prompter().tokenizer(content)["input_ids"]
+    return Example(0, ids, [IGNORE, *ids[1:]])
+
+
+EMPTY = Example(0, [0, 5, 6], [IGNORE] * 3)
+BUNDLES: list[Bundle] = [
+    question("Where is it?", ["It is over there.", "Here.", "It is not over there, it is elsewhere."]),
+    question("Who was it that stood over there when nobody looked?", ["Nobody", "It was I."]),
+    question("Where?", ["There."]),
+    [*question("Where is it?", ["There."]), *question("Quo vadis, domine?", ["Romam"])],  # nothing in common
+    [question("Where is it?", ["There."])[0], EMPTY, question("Where is it?", ["Here."])[0]],
+    [EMPTY],
+    [],
+    [text("It is over there, where else would it be?")],
+    [text("It is over there, as it was."), text("It is over there, as it is.")],  # one beginning, all of it scored
+    question("Why?", ["Because.", "Because.", "Because. I said so."]),  # the same text twice
+    question("Where is it?", ["It is over there.", "is it?"], Template("Question: {question}\nAnswer: ", "{answer}")),
+    [Example(0, [7], [7]), Example(0, [], [])],  # nothing that anything comes before
+]
+
+
+def score(
+    model: Any, bundles: Sequence[Bundle], budget: int = ALL, hidden: int | None = None
+) -> list[list[TokenScores]]:
+    found = [
+        pair for batch in score_bundles(Runner(model, budget), bundles, with_z=True, hidden=hidden) for pair in batch
+    ]
+    assert sorted(index for index, _ in found) == list(range(len(bundles)))
+    return [scores for _, scores in sorted(found, key=lambda pair: pair[0])]
+
+
+def assert_equal(found: Sequence[Sequence[TokenScores]], wanted: Sequence[Sequence[TokenScores]]) -> None:
+    """Log-probabilities to 1e-5, z to 1e-4 (or 1e-5 of it); the same tokens are right."""
+    for one, other in zip(found, wanted, strict=True):
+        for mine, plain in zip(one, other, strict=True):
+            assert mine.z is not None
+            assert plain.z is not None
+            assert mine.log_probs == pytest.approx(plain.log_probs, abs=1e-5)
+            assert mine.matches.tolist() == plain.matches.tolist()
+            assert mine.z == pytest.approx(plain.z, abs=1e-4, rel=1e-5)
+
+
+def plain(model: Any, bundles: Sequence[Bundle], hidden: int | None = None) -> list[list[TokenScores]]:
+    nothing = TokenScores(np.zeros(0), np.zeros(0, bool), np.zeros(0))
+    return [
+        [plain_scores(model, item, hidden) if len(item.ids) > 1 else nothing for item in bundle] for bundle in bundles
+    ]
+
+
+def test_the_texts_below_are_what_they_are_meant_to_be() -> None:
+    merged = BUNDLES[10]
+    prompter = make_prompter(template=Template("Question: {question}\nAnswer: ", "{answer}"))
+    assert merged[0].ids[: len(prompter.prompt("Where is it?"))] != prompter.prompt("Where is it?")
+    scores = score(wide_model("llama"), BUNDLES)
+    assert [len(one.log_probs) for one in scores[4]] == [len(scores[4][0].log_probs), 0, len(scores[4][2].log_probs)]
+    # The end token of a question's answer is scored.
+    assert len(scores[2][0].log_probs) == sum(label != IGNORE for label in BUNDLES[2][0].labels)
+    assert BUNDLES[2][0].labels[-1] == 1
+    spread = [value for bundle in scores for one in bundle for value in one.log_probs]
+    assert np.std(spread) > 0.5  # not all alike, or the comparisons below would mean little
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
+def test_scores_equal_a_plain_loop(kind: str) -> None:
+    model = wide_model(kind) if kind in KINDS else special_model(kind)
+    assert_equal(score(model, BUNDLES), plain(model, BUNDLES))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "gemma2", "mistral"])
+def test_batches_and_order_do_not_matter(kind: str) -> None:
+    model = wide_model(kind) if kind in KINDS else special_model(kind)
+    wanted = score(model, BUNDLES)
+    for budget in (1, 64, 300):
+        assert_equal(score(model, BUNDLES, budget), wanted)
+    order = random.Random(0).sample(range(len(BUNDLES)), len(BUNDLES))
+    shuffled = score(model, [BUNDLES[i] for i in order], 200)
+    assert_equal(shuffled, [wanted[i] for i in order])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_text_scores_the_same_alone_and_beside_others(kind: str) -> None:
+    texts = [item for bundle in BUNDLES for item in bundle]
+    alone = [scores[0] for scores in score(wide_model(kind), [[item] for item in texts])]
+    together = [one for scores in score(wide_model(kind), BUNDLES) for one in scores]
+    assert_equal([together], [alone])
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+def test_a_token_may_be_hidden_wherever_it_stands(kind: str) -> None:
+    model = wide_model(kind) if kind in KINDS else special_model(kind)
+    hidden = make_prompter().tokenizer("e")["input_ids"][1]
+    assert any(hidden in item.ids[1:-3] for bundle in BUNDLES for item in bundle)
+    for budget in (1, ALL):
+        assert_equal(score(model, BUNDLES, budget, hidden), plain(model, BUNDLES, hidden))
+    shown, unseen = (plain_scores(model, BUNDLES[1][0], token) for token in (None, hidden))
+    assert np.abs(shown.log_probs - unseen.log_probs).max() > 0.01
+
+
+def test_a_hidden_first_token_leaves_its_position_with_nothing_to_see() -> None:
+    first = BUNDLES[0][0].ids[0]
+    found = score(wide_model("llama"), BUNDLES[:2], hidden=first)
+    assert all(np.isfinite(one.log_probs).all() for bundle in found for one in bundle)
+    assert_equal(found, plain(wide_model("llama"), BUNDLES[:2], first))
+
+
+def test_a_vocabulary_is_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("llama", "gemma2"):
+        model = wide_model(kind) if kind in KINDS else special_model(kind)
+        wanted = score(model, BUNDLES)
+        for rows in (1, 3):
+            monkeypatch.setattr(models, "_BLOCK_BYTES", 4 * VOCABULARY * rows)
+            assert_equal(score(model, BUNDLES), wanted)
+            assert_equal(score(model, BUNDLES, budget=0), wanted)  # the budget that is found by itself
+        monkeypatch.undo()
+
+
+def test_a_uniform_prediction_is_no_surprise_either_way() -> None:
+    import copy
+
+    import torch
+
+    model = copy.deepcopy(wide_model("qwen2"))
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    for one in score(model, BUNDLES[:1])[0]:
+        # Each of 300 tokens has log(1/300); none is above or below the mean.
+        assert one.log_probs == pytest.approx(-np.log(VOCABULARY), abs=1e-5)
+        assert one.z == pytest.approx(0, abs=1e-3)
+
+
+def test_min_k_pp_is_not_worked_out_where_nobody_asks() -> None:
+    batch = next(iter(score_bundles(Runner(wide_model("llama")), BUNDLES[:1])))
+    assert all(one.z is None for one in batch[0][1])
+
+
+@pytest.mark.parametrize("options", [{}, {"target_modules": ["q_proj", "lm_head"]}, {"modules_to_save": ["lm_head"]}])
+def test_adapters_are_scored_as_they_are(
+    options: dict[str, Any], make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    from tests.conftest import save_adapter, tiny_model
+
+    below = make_checkpoint("qwen2", max_position_embeddings=512)
+    prior = tiny_model("qwen2", max_position_embeddings=512)
+    prior.name_or_path = str(below)
+    folder = save_adapter(tmp_path / "adapter", prior, scale=0.5, **options)
+    model = load_model(folder)
+    found = score(model, BUNDLES)
+    assert_equal(found, plain(model, BUNDLES))
+    assert not np.allclose(found[0][0].log_probs, score(load_model(below), BUNDLES)[0][0].log_probs, atol=1e-3)
+
+
+class Crowded:
+    """A model that runs out of memory above so many tokens of a batch; counts its calls."""
+
+    def __init__(self, model: Any, room: int) -> None:
+        self.model, self.room, self.calls = model, room, 0
+        self.hook = model.base_model.register_forward_pre_hook(self._look, with_kwargs=True)
+
+    def _look(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        import torch
+
+        self.calls += 1
+        if kwargs["input_ids"].numel() > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def __enter__(self) -> Crowded:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.hook.remove()
+
+
+def test_a_batch_too_large_for_the_memory_is_halved() -> None:
+    model = wide_model("llama")
+    wanted = score(model, BUNDLES)
+    longest = max(len(item.ids) for bundle in BUNDLES for item in bundle)
+    with Crowded(model, 4 * longest):
+        runner = Runner(model, ALL)
+        found = dict(pair for batch in score_bundles(runner, BUNDLES, with_z=True) for pair in batch)
+    assert_equal([found[i] for i in range(len(BUNDLES))], wanted)
+    assert 0 < runner.budget < ALL
+
+
+@pytest.mark.parametrize("budget", [1, ALL])
+def test_a_single_item_too_large_for_the_memory_is_said(budget: int) -> None:
+    with (
+        Crowded(wide_model("llama"), 8),
+        pytest.raises(StageError, match="out of memory with a single item of 3 texts"),
+    ):
+        score(wide_model("llama"), BUNDLES[:1], budget)
+
+
+def test_another_fault_of_the_model_is_not_taken_for_memory() -> None:
+    model = wide_model("llama")
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("shapes differ")
+
+    hook = model.base_model.register_forward_pre_hook(fail)
+    try:
+        with pytest.raises(RuntimeError, match="shapes differ"):
+            score(model, BUNDLES)
+    finally:
+        hook.remove()
