@@ -83,6 +83,9 @@ def print_reports(reports: Mapping[str, Report], title: str) -> None:
     """The table of models side by side on stdout."""
     from rich.console import Console
 
-    from msa_lite.report import rich_table
+    from msa_lite.report import notes, rich_table
 
-    Console().print(rich_table(reports, title))
+    console = Console()
+    console.print(rich_table(reports, title))
+    for note in notes(reports):
+        console.print(f"{note}.", style="dim", highlight=False)

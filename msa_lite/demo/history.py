@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import Prompter, Row, Template, encode_qa, rows_identity
+from msa_lite.data import Example, Prompter, Row, Template, encode_qa, encode_text, rows_identity
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, silent
@@ -19,7 +19,10 @@ from msa_lite.train import FitSettings, fit_vector
 
 @dataclass(frozen=True)
 class HistorySettings:
-    """Width and depth of the Llama, size of the tokenizer, and how long each model is trained."""
+    """Width and depth of the Llama, size of the tokenizer, and how long each model is trained.
+
+    max_length: tokens of a chunk of text; questions are never cut.
+    """
 
     hidden_size: int = 256
     layers: int = 2
@@ -29,6 +32,7 @@ class HistorySettings:
     prior_learning_rate: float = 2e-3
     tuning_learning_rate: float = 5e-4
     batch_size: int = 32
+    max_length: int = 512
     seed: int = 0
 
 
@@ -37,7 +41,8 @@ def make_history(
 ) -> None:
     """Make `folder`/data/GROUP.jsonl and the checkpoints start, prior, target and ideal in `folder`.
 
-    groups: rows by the names "prior", "retain", "forget" and any others, which no model learns. The prior is trained
+    groups: rows by the names "prior", "retain", "forget" and any others, which no model learns; those of one group are
+    all questions with answers, or all texts. The prior is trained
     from nothing on the first; the target goes on from it with retain and forget rows, the ideal with retain rows
     alone. What is there from the same settings is kept, so a stopped run goes on and a finished one costs nothing.
     """
@@ -45,9 +50,10 @@ def make_history(
     _write_start(folder / "start", groups["prior"], settings)
     first_fit = _fit_settings(settings.prior_epochs, settings.prior_learning_rate, settings)
     later_fit = _fit_settings(settings.tuning_epochs, settings.tuning_learning_rate, settings)
-    prior = _tune(fetch(str(folder / "start")), groups["prior"], folder / "prior", first_fit, progress)
-    _tune(prior, [*groups["retain"], *groups["forget"]], folder / "target", later_fit, progress)
-    _tune(prior, groups["retain"], folder / "ideal", later_fit, progress)
+    longest = settings.max_length
+    prior = _tune(fetch(str(folder / "start")), groups["prior"], folder / "prior", first_fit, longest, progress)
+    _tune(prior, [*groups["retain"], *groups["forget"]], folder / "target", later_fit, longest, progress)
+    _tune(prior, groups["retain"], folder / "ideal", later_fit, longest, progress)
 
 
 def _write_data(folder: Path, groups: Mapping[str, Sequence[Row]]) -> None:
@@ -56,8 +62,8 @@ def _write_data(folder: Path, groups: Mapping[str, Sequence[Row]]) -> None:
         return
     with stage_folder(folder, "data", inputs) as partial:
         for name, rows in groups.items():
-            lines = [json.dumps({"question": row.question, "answer": row.answer}) + "\n" for row in rows]
-            (partial / f"{name}.jsonl").write_text("".join(lines))
+            values = ({"text": r.text} if r.text else {"question": r.question, "answer": r.answer} for r in rows)
+            (partial / f"{name}.jsonl").write_text("".join(json.dumps(value) + "\n" for value in values))
 
 
 def _write_start(folder: Path, rows: Sequence[Row], settings: HistorySettings) -> None:
@@ -77,7 +83,8 @@ def _write_start(folder: Path, rows: Sequence[Row], settings: HistorySettings) -
 
     with stage_folder(folder, "checkpoint", inputs) as partial:
         template = Template()
-        texts = [(template.prompt + template.answer).format(question=r.question, answer=r.answer) for r in rows]
+        whole = template.prompt + template.answer
+        texts = [row.text or whole.format(question=row.question, answer=row.answer) for row in rows]
         tokenizer = _train_tokenizer(texts, settings.vocabulary)
         config = LlamaConfig(
             vocab_size=len(tokenizer),
@@ -86,7 +93,7 @@ def _write_start(folder: Path, rows: Sequence[Row], settings: HistorySettings) -
             num_hidden_layers=settings.layers,
             num_attention_heads=4,
             num_key_value_heads=4,
-            max_position_embeddings=256,
+            max_position_embeddings=2048,
             tie_word_embeddings=True,
             bos_token_id=tokenizer.bos_token_id,
             eos_token_id=tokenizer.eos_token_id,
@@ -135,11 +142,19 @@ def _fit_settings(epochs: int, learning_rate: float, settings: HistorySettings) 
     )
 
 
-def _tune(source: Source, rows: Sequence[Row], out: Path, fit: FitSettings, progress: Progress) -> Source:
+def _encode(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Example]:
+    questions, texts = [row for row in rows if not row.text], [row for row in rows if row.text]
+    chunks = encode_text(texts, prompter.tokenizer, max_length) if texts else []
+    return [*encode_qa(questions, prompter), *chunks]
+
+
+def _tune(
+    source: Source, rows: Sequence[Row], out: Path, fit: FitSettings, max_length: int, progress: Progress
+) -> Source:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source.folder)
-    examples = encode_qa(rows, Prompter.build(tokenizer, "plain", Template()))
+    examples = _encode(rows, Prompter.build(tokenizer, "plain", Template()), max_length)
     label = f"history: {out.name}"
     fit_vector(source, examples, out, tokenizer=tokenizer, settings=fit, label=label, progress=progress)
     return fetch(str(out))

@@ -10,47 +10,89 @@ from msa_lite.report.metrics import Metric, Report
 if TYPE_CHECKING:
     from rich.table import Table
 
-_SETS = {"f": "forget set", "r": "retain set", "h": "holdout set"}
+_CAPTION = "mean ± standard error · ↑ higher, ↓ lower is better"
+# Ending of a metric's name → what it is about; names without one of these are the forget set's, but for those below.
+_ENDINGS = {
+    "f": "forget set",
+    "r": "retain set",
+    "h": "holdout set",
+    "ra": "real authors",
+    "wf": "world facts",
+}
+_BETWEEN, _UTILITY, _QUESTIONS, _TASKS = "forget against holdout set", "utility", "questions", "tasks"
+_GROUPS = (*_ENDINGS.values(), _BETWEEN, _UTILITY, _QUESTIONS, _TASKS)
+# Metric → (group, label), where the name alone does not say it.
+_NAMED = {
+    "acc_forget": ("forget set", "Acc forget (judge)"),
+    "acc_recover": ("forget set", "Acc recover (judge)"),
+    "acc_retain": ("retain set", "Acc retain (judge)"),
+    "min_k": (_BETWEEN, "Min-K% AUC"),
+    "min_k_gap": (_BETWEEN, "Min-K% AUC (distance to ideal)"),
+    "min_k_pp": (_BETWEEN, "Min-K%++ AUC"),
+    "min_k_pp_gap": (_BETWEEN, "Min-K%++ AUC (distance to ideal)"),
+    "privleak": (_BETWEEN, "PrivLeak in %"),
+    "model_utility": (_UTILITY, "model utility"),
+    "model_utility_ra_wf": (_UTILITY, "model utility (without retain)"),
+    "accuracy": (_QUESTIONS, "accuracy"),
+    "accuracy_corrupted": (_QUESTIONS, "accuracy (corrupted entities)"),
+    "accuracy_other": (_QUESTIONS, "accuracy (other entities)"),
+}
 
 
-def _set_of(name: str) -> str:
-    return _SETS.get(name.rpartition("_")[2], "forget set")
+def _group_and_label(name: str) -> tuple[str, str]:
+    if name in _NAMED:
+        return _NAMED[name]
+    if "/" in name:  # a task's own metric
+        return _TASKS, name
+    text, _, ending = name.rpartition("_")
+    group = _ENDINGS.get(ending) if text else None
+    return group or "forget set", (text if group else name).replace("rouge_l", "ROUGE-L recall").replace("_", " ")
 
 
-def _label(name: str, metric: Metric) -> str:
-    text = name[:-2] if name.endswith(("_f", "_r", "_h")) else name
-    arrow = {True: " ↑", False: " ↓", None: ""}[metric.higher_is_better]
-    return text.replace("rouge_l", "ROUGE-L recall").replace("_", " ") + arrow
-
-
-def _cell(metric: Metric | None) -> str:
+def _cell(metric: Metric | None, n: int) -> str:
     if metric is None or metric.value is None:
         return "–"
+    small = 0 < abs(metric.value) < 5e-4  # p-values
     error = f" ± {metric.stderr:.3f}" if metric.stderr is not None else ""
-    return f"{metric.value:.3f}{error}"
+    other = f" (n = {metric.n})" if metric.n != n else ""
+    return f"{metric.value:{'.1e' if small else '.3f'}}{error}{other}"
 
 
 def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[str]]]:
-    """(set name, [label, n, one cell a model]) by set; metrics in the order of the first report that has them."""
-    names: dict[str, Metric] = {}
+    """(group, [label, n, one cell a model]) by group; metrics in the order of the first report that has them."""
+    names = dict.fromkeys(name for report in reports.values() for name in report.metrics)
+    rows = []
+    for name in sorted(names, key=lambda name: _GROUPS.index(_group_and_label(name)[0])):
+        group, label = _group_and_label(name)
+        found = [report.metrics.get(name) for report in reports.values()]
+        known = [metric for metric in found if metric is not None]
+        n = max(metric.n for metric in known)
+        arrow = {True: " ↑", False: " ↓", None: ""}[known[0].higher_is_better]
+        rows.append((group, [label + arrow, str(n), *(_cell(metric, n) for metric in found)]))
+    return rows
+
+
+def notes(reports: Mapping[str, Report]) -> list[str]:
+    """What else there is to say of the numbers: reasons of those that are missing, items left out. One line each."""
+    found: dict[str, dict[str, None]] = {}
     for report in reports.values():
         for name, metric in report.metrics.items():
-            names.setdefault(name, metric)
-    rows = []
-    for name, metric in sorted(names.items(), key=lambda item: list(_SETS.values()).index(_set_of(item[0]))):
-        cells = [_cell(report.metrics.get(name)) for report in reports.values()]
-        rows.append((_set_of(name), [_label(name, metric), str(metric.n), *cells]))
-    return rows
+            group, label = _group_and_label(name)
+            if metric.note:
+                found.setdefault(metric.note, {})[label] = None
+            if metric.skipped:
+                found.setdefault(f"items left out: {metric.skipped}", {})[f"{label}, {group}"] = None
+    return [f"{', '.join(labels)}: {note}" for note, labels in found.items()]
 
 
 def rich_table(reports: Mapping[str, Report], title: str) -> Table:
     """A terminal table of reports by model name."""
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left", caption="mean ± standard error · ↑ higher, ↓ lower is better")
+    table = Table(title=title, title_justify="left", caption=_CAPTION)
     table.add_column("metric")
     for name in ("n", *reports):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     last = None
     for group, cells in _rows(reports):
         if group != last:
@@ -62,8 +104,9 @@ def rich_table(reports: Mapping[str, Report], title: str) -> Table:
 
 
 def markdown_table(reports: Mapping[str, Report]) -> str:
-    """The same table as Markdown."""
+    """The same table as Markdown, with its notes."""
     header = ["set", "metric", "n", *reports]
     lines = ["| " + " | ".join(header) + " |", "|---|---|" + "---:|" * (len(header) - 2)]
     lines += ["| " + " | ".join([group, *cells]) + " |" for group, cells in _rows(reports)]
+    lines += [f"\n{note}." for note in notes(reports)]
     return "\n".join(lines) + "\n"

@@ -48,4 +48,28 @@ def test_a_table_shows_models_side_by_side_and_a_dash_for_what_is_not_there() ->
     assert lines[2:] == [
         "| forget set | accuracy ↓ | 4 | 0.500 ± 0.250 | – |",
         "| retain set | ROUGE-L recall ↑ | 2 | 1.000 | – |",
+        "",
+        "accuracy: no item.",
+        "",
+        "accuracy, forget set: items left out: 4.",
+    ]
+
+
+def test_every_published_metric_has_a_group_and_small_numbers_stay_visible() -> None:
+    found = {
+        "forget_quality": Metric(1.06e-239, 400, None, True),
+        "acc_retain": Metric(0.5, 10, 0.1, True),
+        "truth_ratio_wf": Metric(0.25, 117, 0.01, True),
+        "privleak": Metric(-57.3, 200, 4.0, None),
+        "accuracy_other": Metric(0.75, 853, 0.01, True),
+        "hellaswag/acc": Metric(0.5, 100, 0.05, True),
+    }
+    rows = markdown_table({"model": Report("any", "all", found)}).splitlines()[2:]
+    assert rows == [
+        "| forget set | forget quality ↑ | 400 | 1.1e-239 |",
+        "| retain set | Acc retain (judge) ↑ | 10 | 0.500 ± 0.100 |",
+        "| world facts | truth ratio ↑ | 117 | 0.250 ± 0.010 |",
+        "| forget against holdout set | PrivLeak in % | 200 | -57.300 ± 4.000 |",
+        "| questions | accuracy (other entities) ↑ | 853 | 0.750 ± 0.010 |",
+        "| tasks | hellaswag/acc ↑ | 100 | 0.500 ± 0.050 |",
     ]
