@@ -1,4 +1,4 @@
-"""Every example runs, at tiny size; the one on TOFU needs its rows beside the repository."""
+"""Every example runs, at tiny size, on the benchmarks' rows beside the repository."""
 
 from __future__ import annotations
 
@@ -9,19 +9,28 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TOFU = ROOT.parent / "shared/data/tofu"
+DATA = ROOT.parent / "shared/data"
 
 
 def test_there_is_a_test_for_every_example() -> None:
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {"tofu_small.py"}
+    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {"benchmark_small.py"}
 
 
-@pytest.mark.skipif(not TOFU.is_dir(), reason="no TOFU rows in ../shared/data/tofu")
-def test_tofu_small_goes_from_rows_to_a_table(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "examples/tofu_small.py"), "--data", str(TOFU), "--limit", "12"]
+@pytest.mark.skipif(not DATA.is_dir(), reason="no benchmark rows in ../shared/data")
+@pytest.mark.parametrize(
+    ("benchmark", "folder", "metric"),
+    [("tofu", "tofu", "forget quality"), ("restor", "restor", "accuracy"), ("muse", "muse-books-pd", "PrivLeak")],
+)
+def test_a_small_history_goes_from_rows_to_the_benchmarks_own_table(
+    benchmark: str, folder: str, metric: str, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(ROOT / "examples/benchmark_small.py"), benchmark, "--data", str(DATA / folder)]
     done = subprocess.run(
-        [*command, "--epochs", "2", "--out", str(tmp_path / "out")], capture_output=True, text=True, cwd=tmp_path
+        [*command, "--limit", "4", "--epochs", "0.05", "--out", str(tmp_path / "out"), "vector.batch_size=2"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert "ROUGE-L recall" in done.stdout
+    assert metric in done.stdout
     assert (tmp_path / "out/run/report.md").is_file()
