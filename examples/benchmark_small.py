@@ -131,7 +131,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="at most so many rows a group and items a set, for a quick look")
     parser.add_argument("--epochs", type=float, default=1.0, help="times the usual epochs; less for a quick look")
     parser.add_argument("override", nargs="*", help="keys of the recipe, as forget.alpha=1.0")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
 
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else threads that wait hold up those that work
     quieten_libraries(verbose=False)
