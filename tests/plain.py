@@ -1,8 +1,9 @@
-"""What a model says of texts, computed the plain way: one text at a time, one token at a time, in float64."""
+"""What a model says of texts, computed the plain way, one text and one token at a time; and models to compute it of."""
 
 from __future__ import annotations
 
 from functools import cache
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -16,36 +17,31 @@ WINDOW = 512
 WIDE = {"initializer_range": 0.3}
 
 
-@cache
-def wide_model(kind: str, seed: int = 0) -> Any:
-    """A model of tests.conftest with sharp predictions, in evaluation mode."""
-    window = {"n_positions": WINDOW} if kind == "gpt2" else {"max_position_embeddings": WINDOW}
-    return tiny_model(kind, seed, **WIDE, **window).eval()
+KINDS = ["llama", "qwen2", "olmo2", "gpt2"]
+# Gemma 2 and Mistral look 8 tokens back; all but Mistral change their logits behind the head.
+SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("Gemma2Config", {"sliding_window": 8, "final_logit_softcapping": 2.0, "head_dim": 8}),
+    "mistral": ("MistralConfig", {"sliding_window": 8}),
+    "granite": ("GraniteConfig", {"logits_scaling": 3.0}),
+    "cohere": ("CohereConfig", {"logit_scale": 0.25}),
+}
 
 
 @cache
-def special_model(kind: str) -> Any:
-    """A model that does more than the usual: gemma2 and mistral look 8 tokens back, gemma2, granite and cohere change
-    the logits behind the head."""
+def wide_model(kind: str) -> Any:
+    """A model of one of KINDS or SPECIAL with sharp predictions, in evaluation mode."""
     import torch
     import transformers as tf
 
-    changes: dict[str, Any] = {
-        "gemma2": {"sliding_window": 8, "final_logit_softcapping": 2.0, "head_dim": 8, "query_pre_attn_scalar": 8},
-        "mistral": {"sliding_window": 8},
-        "granite": {"logits_scaling": 3.0},
-        "cohere": {"logit_scale": 0.25},
-    }[kind]
-    kinds = {
-        "gemma2": tf.Gemma2Config, "mistral": tf.MistralConfig, "granite": tf.GraniteConfig, "cohere": tf.CohereConfig,
-    }  # fmt: skip
-    config = kinds[kind](
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=WINDOW, bos_token_id=0, eos_token_id=1, pad_token_id=2,
-        **WIDE, **changes,
-    )  # fmt: skip
+    if kind in KINDS:
+        window = "n_positions" if kind == "gpt2" else "max_position_embeddings"
+        return tiny_model(kind, **WIDE, **{window: WINDOW}).eval()
+    config, changes = SPECIAL[kind]
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"num_key_value_heads": 2, "max_position_embeddings": WINDOW, "vocab_size": VOCABULARY}
+    tokens = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "tie_word_embeddings": False}
     torch.manual_seed(0)
-    return tf.AutoModelForCausalLM.from_config(config).float().eval()
+    return tf.AutoModelForCausalLM.from_config(getattr(tf, config)(**sizes, **tokens, **WIDE, **changes)).float().eval()
 
 
 def plain_scores(model: Any, text: Example, hidden: int | None = None) -> TokenScores:
@@ -89,4 +85,29 @@ def plain_answer(model: Any, tokenizer: Any, prompt: list[int], tokens: int, hid
             eos_token_id=sorted(ends),
             pad_token_id=tokenizer.pad_token_id,
         )
-    return str(tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True)).strip()
+    answer = [*takewhile(lambda token: token not in ends, output[0, ids.shape[1] :].tolist())]
+    return str(tokenizer.decode(answer, skip_special_tokens=True)).strip()
+
+
+class Crowded:
+    """Has a model run out of memory above `room` tokens of a batch; keeps the shapes that it was called with."""
+
+    def __init__(self, model: Any, room: int = 1 << 60) -> None:
+        self.room = room
+        self.shapes: list[tuple[int, int]] = []
+        self.hook = model.base_model.register_forward_pre_hook(self._look, with_kwargs=True)
+
+    def _look(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+        import torch
+
+        ids = kwargs["input_ids"] if "input_ids" in kwargs else args[0]
+        if ids.shape != (1, 8):  # with so many a Runner asks once how the model makes its logits
+            self.shapes.append(tuple(ids.shape))
+        if ids.numel() > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def __enter__(self) -> Crowded:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.hook.remove()

@@ -152,7 +152,7 @@ def _sample(runner: Runner, tokenizer: Any, prompts: Sequence[list[int]], decodi
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
     ids, mask = _left_padded(runner, prompts, pad)
     torch.manual_seed(decoding.seed)
-    length = {"max_length": decoding.max_length} if decoding.max_length else {"max_new_tokens": decoding.max_new_tokens}
+    most = decoding.max_length or ids.shape[1] + decoding.max_new_tokens
     with torch.inference_mode():
         output = runner.model.generate(
             input_ids=ids,
@@ -162,7 +162,7 @@ def _sample(runner: Runner, tokenizer: Any, prompts: Sequence[list[int]], decodi
             min_new_tokens=decoding.min_new_tokens or None,
             eos_token_id=sorted(ends) or None,
             pad_token_id=pad,
-            **length,
+            max_length=min(most, runner.window or most),
         )
     texts = tokenizer.batch_decode(output[:, ids.shape[1] :], skip_special_tokens=True)
     answers = [_finish(text, decoding.stop) for text in texts]

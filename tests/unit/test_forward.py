@@ -17,10 +17,8 @@ from msa_lite.evals.forward import TokenScores, score_bundles
 from msa_lite.evals.models import Runner, load_model
 from tests.conftest import VOCABULARY
 from tests.muse_data import PLAIN, make_prompter
-from tests.plain import plain_scores, special_model, wide_model
+from tests.plain import KINDS, SPECIAL, Crowded, plain_scores, wide_model
 
-KINDS = ["llama", "qwen2", "olmo2", "gpt2"]
-SPECIAL = ["gemma2", "mistral", "granite", "cohere"]
 ALL = 10**6
 Bundle = Sequence[Example]
 
@@ -96,13 +94,13 @@ def test_the_texts_below_are_what_they_are_meant_to_be() -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
 def test_scores_equal_a_plain_loop(kind: str) -> None:
-    model = wide_model(kind) if kind in KINDS else special_model(kind)
+    model = wide_model(kind)
     assert_equal(score(model, BUNDLES), plain(model, BUNDLES))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "gemma2", "mistral"])
 def test_batches_and_order_do_not_matter(kind: str) -> None:
-    model = wide_model(kind) if kind in KINDS else special_model(kind)
+    model = wide_model(kind)
     wanted = score(model, BUNDLES)
     for budget in (1, 64, 300):
         assert_equal(score(model, BUNDLES, budget), wanted)
@@ -121,7 +119,7 @@ def test_a_text_scores_the_same_alone_and_beside_others(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
 def test_a_token_may_be_hidden_wherever_it_stands(kind: str) -> None:
-    model = wide_model(kind) if kind in KINDS else special_model(kind)
+    model = wide_model(kind)
     hidden = make_prompter().tokenizer("e")["input_ids"][1]
     assert any(hidden in item.ids[1:-3] for bundle in BUNDLES for item in bundle)
     for budget in (1, ALL):
@@ -139,7 +137,7 @@ def test_a_hidden_first_token_leaves_its_position_with_nothing_to_see() -> None:
 
 def test_a_vocabulary_is_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in ("llama", "gemma2"):
-        model = wide_model(kind) if kind in KINDS else special_model(kind)
+        model = wide_model(kind)
         wanted = score(model, BUNDLES)
         for rows in (1, 3):
             monkeypatch.setattr(models, "_BLOCK_BYTES", 4 * VOCABULARY * rows)
@@ -181,27 +179,6 @@ def test_adapters_are_scored_as_they_are(
     found = score(model, BUNDLES)
     assert_equal(found, plain(model, BUNDLES))
     assert not np.allclose(found[0][0].log_probs, score(load_model(below), BUNDLES)[0][0].log_probs, atol=1e-3)
-
-
-class Crowded:
-    """A model that runs out of memory above so many tokens of a batch; counts its calls."""
-
-    def __init__(self, model: Any, room: int) -> None:
-        self.model, self.room, self.calls = model, room, 0
-        self.hook = model.base_model.register_forward_pre_hook(self._look, with_kwargs=True)
-
-    def _look(self, module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        import torch
-
-        self.calls += 1
-        if kwargs["input_ids"].numel() > self.room:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
-
-    def __enter__(self) -> Crowded:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.hook.remove()
 
 
 def test_a_batch_too_large_for_the_memory_is_halved() -> None:

@@ -1,0 +1,185 @@
+"""Answers against transformers' own `generate`, one prompt at a time, whatever the batches and the order."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from msa_lite.errors import StageError
+from msa_lite.evals.generate import Decoding, generate, generate_answers
+from msa_lite.evals.models import Runner
+from tests.conftest import tiny_model
+from tests.muse_data import make_prompter
+from tests.plain import KINDS, SPECIAL, WIDE, WINDOW, Crowded, plain_answer, wide_model
+
+ALL = 10**6
+TOKENS = 12
+PROMPTER = make_prompter()
+ABOUT = ["Where is it?", "Who was it that stood over there?", "Why?", "Quo vadis, domine?", "Is it so?" * 5, "", "It?"]
+PROMPTS = [PROMPTER.prompt(about) for about in ABOUT]
+
+
+def answers(
+    model: Any,
+    prompts: Sequence[list[int]] = PROMPTS,
+    decoding: Decoding = Decoding(TOKENS),  # noqa: B008
+    budget: int = ALL,
+    hidden: int | None = None,
+) -> list[list[str]]:
+    batches = generate(Runner(model, budget), PROMPTER.tokenizer, prompts, decoding, hidden=hidden)
+    found = dict(pair for batch in batches for pair in batch)
+    return [found[i] for i in range(len(prompts))]
+
+
+def plain(model: Any, hidden: int | None = None) -> list[list[str]]:
+    return [[plain_answer(model, PROMPTER.tokenizer, prompt, TOKENS, hidden)] for prompt in PROMPTS]
+
+
+def model_that_ends(kind: str) -> Any:
+    """A model whose end tokens come at different places of its answers to PROMPTS, and for some not at all."""
+    import torch
+
+    model = copy.deepcopy(wide_model(kind))
+    seen = []
+    for prompt in PROMPTS[:5]:
+        with torch.inference_mode():
+            output = model.generate(torch.tensor([prompt]), max_new_tokens=TOKENS, do_sample=False, pad_token_id=2)
+        seen.append(output[0, len(prompt) :].tolist())
+    model.generation_config.eos_token_id = [1, seen[0][2], seen[1][6], seen[2][0]]
+    return model
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
+def test_answers_equal_those_of_transformers(kind: str) -> None:
+    model = wide_model(kind)
+    wanted = plain(model)
+    assert len({text for (text,) in wanted}) > 3
+    for budget in (1, 100, ALL):
+        assert answers(model, budget=budget) == wanted
+    order = random.Random(0).sample(range(len(PROMPTS)), len(PROMPTS))
+    assert answers(model, [PROMPTS[i] for i in order]) == [wanted[i] for i in order]
+    assert generate_answers(model, PROMPTER.tokenizer, PROMPTS, TOKENS) == [text for (text,) in wanted]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "gemma2", "mistral"])
+def test_rows_that_have_ended_leave_the_batch(kind: str) -> None:
+    model = model_that_ends(kind)
+    wanted = plain(model)
+    with Crowded(model) as seen:
+        assert answers(model) == wanted
+    rows = [shape[0] for shape in seen.shapes]
+    assert rows[0] == len(PROMPTS)
+    assert sum(rows) < 0.9 * TOKENS * len(PROMPTS)
+    assert sorted(rows, reverse=True) == rows
+
+
+def test_an_answer_may_end_with_its_first_token() -> None:
+    model = copy.deepcopy(wide_model("llama"))
+    model.generation_config.eos_token_id = list(range(300))
+    with Crowded(model) as seen:
+        assert answers(model) == [[""]] * len(PROMPTS)
+    assert len(seen.shapes) == 1
+
+
+def test_the_end_token_of_the_tokenizer_ends_answers_too() -> None:
+    model = model_that_ends("llama")
+    first = model.generation_config.eos_token_id[2]
+    model.generation_config.eos_token_id = None
+    tokenizer = copy.deepcopy(PROMPTER.tokenizer)
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(first)
+    wanted = [plain_answer(model, tokenizer, prompt, TOKENS) for prompt in PROMPTS]
+    assert generate_answers(model, tokenizer, PROMPTS, TOKENS) == wanted
+    assert wanted != generate_answers(model, PROMPTER.tokenizer, PROMPTS, TOKENS)
+
+
+def test_settings_of_sampling_that_a_model_comes_with_are_not_used() -> None:
+    model = copy.deepcopy(wide_model("llama"))
+    settings = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "repetition_penalty": 3.0, "max_length": 5}
+    for name, value in settings.items():
+        setattr(model.generation_config, name, value)
+    assert answers(model) == plain(wide_model("llama"))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+def test_a_token_may_be_hidden_wherever_it_stands(kind: str) -> None:
+    model = wide_model(kind)
+    hidden = PROMPTER.tokenizer("?")["input_ids"][1]
+    assert sum(hidden in prompt for prompt in PROMPTS) == len(PROMPTS) - 1
+    wanted = plain(model, hidden)
+    assert wanted != plain(model)
+    for budget in (1, ALL):
+        assert answers(model, budget=budget, hidden=hidden) == wanted
+
+
+def test_an_answer_is_cut_before_its_first_stop_string() -> None:
+    model = wide_model("llama")
+    whole = [text for (text,) in answers(model)]
+    stop = (whole[0][4:6], whole[1][1:3], "never said")
+    cut = [text for (text,) in answers(model, decoding=Decoding(TOKENS, stop))]
+    ends = [min([text.find(word) for word in stop if word in text] or [len(text)]) for text in whole]
+    assert cut == [text[:end].strip() for text, end in zip(whole, ends, strict=True)]
+    assert len(cut[0]) < len(whole[0])
+    with Crowded(model) as seen:
+        answers(model, PROMPTS[:1], Decoding(TOKENS, stop))
+    assert len(seen.shapes) < TOKENS  # and nothing is generated behind it
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_answers_stop_at_the_end_of_the_window(kind: str) -> None:
+    model = wide_model(kind)
+    long = (PROMPTS[1] * WINDOW)[: WINDOW - 3]
+    found = answers(model, [PROMPTS[0], long])
+    # Of 512 places three are left.
+    assert found == [
+        [plain_answer(model, PROMPTER.tokenizer, PROMPTS[0], TOKENS)],
+        [plain_answer(model, PROMPTER.tokenizer, long, 3)],
+    ]
+    full = (PROMPTS[1] * WINDOW)[:WINDOW]
+    assert answers(model, [full, PROMPTS[0]]) == [[""], found[0]]
+
+
+def test_nothing_is_asked_of_a_model_without_prompts() -> None:
+    assert answers(wide_model("llama"), []) == []
+
+
+def test_a_batch_too_large_for_the_memory_is_halved() -> None:
+    model = wide_model("llama")
+    wanted = answers(model)
+    with Crowded(model, 2 * max(map(len, PROMPTS))) as seen:
+        assert answers(model) == wanted
+    assert seen.shapes[0][0] == len(PROMPTS)
+    with Crowded(model, 5), pytest.raises(StageError, match="out of memory with a single prompt"):
+        answers(model)
+
+
+def test_samples_are_drawn_by_the_seed() -> None:
+    model = wide_model("llama")
+    drawn = answers(model, decoding=Decoding(8, samples=3))
+    assert [len(texts) for texts in drawn] == [3] * len(PROMPTS)
+    assert len({text for texts in drawn for text in texts}) > len(PROMPTS)
+    assert answers(model, decoding=Decoding(8, samples=3)) == drawn
+    assert answers(model, decoding=Decoding(8, samples=3, seed=1)) != drawn
+
+
+def test_samples_are_as_long_as_asked() -> None:
+    model = copy.deepcopy(wide_model("llama"))
+    model.generation_config.eos_token_id = list(range(1, 300, 2))  # half of all tokens end an answer
+    room = Decoding(8, samples=3, min_new_tokens=4, max_length=len(PROMPTS[0]) + 6)
+    assert "" in answers(model, PROMPTS[:1], Decoding(8, samples=20))[0]
+    with Crowded(model) as seen:
+        assert "" not in answers(model, PROMPTS[:1], room)[0]
+    assert 4 <= len(seen.shapes) <= 6  # one forward pass a token
+    model.generation_config.eos_token_id = 1
+    with Crowded(model) as seen:
+        answers(model, PROMPTS[:1], room)
+    assert len(seen.shapes) == 6
+
+
+def test_samples_stay_within_the_window() -> None:
+    model = tiny_model("gpt2", n_positions=64, **WIDE).eval()
+    prompt = (PROMPTS[0] * 64)[:60]
+    assert len(answers(model, [prompt], Decoding(8, samples=2, max_length=200))[0]) == 2
