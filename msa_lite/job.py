@@ -24,7 +24,7 @@ from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.evals.suite import check_same_vocabulary, load_benchmark
+from msa_lite.evals.suite import HOMES, check_same_vocabulary, load_benchmark
 from msa_lite.evals.tables import pinned_data
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import Source, fetch
@@ -43,7 +43,7 @@ SETS = ("forget", "retain", "holdout")
 class Job:
     """A recipe with its inputs. rows: what vectors learn, examples: the same as ids, both by vector name ("forget",
     "retain"). validation: the questions that (α, β) is chosen by, None without a choice to make. test: what the models
-    are scored on, None where nothing is. benchmark_data: where a published benchmark's rows come from, pinned.
+    are scored on, None where nothing is.
     """
 
     recipe: Recipe
@@ -55,7 +55,6 @@ class Job:
     examples: Mapping[str, list[Example]]
     validation: Qa | None
     test: Benchmark | None
-    benchmark_data: str | None = None
 
     @property
     def judge(self) -> JudgeSettings:
@@ -80,6 +79,7 @@ def prepare(recipe: Recipe, folder: Path) -> Job:
     """
     from transformers import AutoTokenizer
 
+    recipe = _pin_benchmark(recipe)
     check_mode(recipe.vector.mode)
     open_judge(_judge_settings(recipe))  # it may lack a key
     names = {"target": recipe.target, "prior": recipe.prior}
@@ -118,8 +118,16 @@ def prepare(recipe: Recipe, folder: Path) -> Job:
         examples={name: encode(rows[name], data[name], prompter, recipe.vector.max_length) for name in rows},
         validation=validation,
         test=test,
-        benchmark_data=pinned_data(recipe.evaluate.data) if recipe.evaluate and recipe.evaluate.data else None,
     )
+
+
+def _pin_benchmark(recipe: Recipe) -> Recipe:
+    """The recipe with its benchmark's data named and pinned to a commit where it comes from the Hub."""
+    asked = recipe.evaluate
+    home = asked and (asked.data or HOMES.get(asked.benchmark))
+    if not asked or not home:
+        return recipe
+    return recipe.model_copy(update={"evaluate": asked.model_copy(update={"data": pinned_data(home)})})
 
 
 def _judge_settings(recipe: Recipe) -> JudgeSettings:

@@ -171,8 +171,6 @@ def _pinned(job: Job) -> str:
     values["target"], values["prior"] = job.sources["target"].pinned(), job.sources["prior"].pinned()
     if "ideal" in job.sources:
         values["evaluate"]["ideal"] = job.sources["ideal"].pinned()
-    if job.benchmark_data:
-        values["evaluate"]["data"] = job.benchmark_data
     for name, data in job.data.items():
         place = values["evaluate"][name.partition(".")[2]] if "." in name else values[name]["data"]
         place["revision"] = data.revision

@@ -9,6 +9,7 @@ from typing import Any
 
 from msa_lite.data import DataSource, Prompter, Template, load_rows, sample_rows
 from msa_lite.errors import MismatchError, UsageError, join_faults, nearest
+from msa_lite.evals import muse, tofu
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
@@ -25,6 +26,7 @@ from msa_lite.report import Report, load_report
 from msa_lite.report.metrics import REPORT_FILE
 
 PUBLISHED = {"tofu": load_tofu, "restor": load_restor, "muse": load_muse}
+HOMES = {"tofu": tofu.DATA, "muse": muse.DATA}  # where data comes from that nobody names
 BENCHMARKS = ("qa", *PUBLISHED, "lm-eval")
 _TRAILING_BLANK = Template("Question: {question}\nAnswer: ", "{answer}")
 

@@ -111,7 +111,7 @@ def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str, words: str)
 
 def test_every_shipped_recipe_validates_and_says_what_it_is_for() -> None:
     shipped = shipped_recipes()
-    assert set(shipped) == {"quickstart", "tofu/forget05", "tofu/forget10"}
+    assert set(shipped) == {"muse/books", "quickstart", "tofu/forget05", "tofu/forget10"}
     for path in shipped.values():
         assert load_recipe(path).output.startswith("runs/")
         assert title_of(path)
