@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msa_lite.report.metrics import Metric, Report
 
@@ -82,7 +82,20 @@ def notes(reports: Mapping[str, Report]) -> list[str]:
                 found.setdefault(metric.note, {})[label] = None
             if metric.skipped:
                 found.setdefault(f"items left out: {metric.skipped}", {})[f"{label}, {group}"] = None
-    return [f"{', '.join(labels)}: {note}" for note, labels in found.items()]
+    judges = dict.fromkeys(
+        _judge_note(report.settings["judge"]) for report in reports.values() if "judge" in report.settings
+    )
+    return [*(f"{', '.join(labels)}: {note}" for note, labels in found.items()), *judges]
+
+
+def _judge_note(judge: Mapping[str, Any]) -> str:
+    """What the judge took, of the settings of a report."""
+    cost = "" if judge["cost"] is None else f", {judge['cost']:.2f} USD"
+    tokens = f"{judge['prompt_tokens']} + {judge['completion_tokens']} tokens{cost}"
+    return (
+        f"judge {judge['model']}: {judge['calls']} calls ({tokens}), {judge['cached']} verdicts from earlier ones, "
+        f"{judge['invalid']} invalid"
+    )
 
 
 def rich_table(reports: Mapping[str, Report], title: str) -> Table:
