@@ -111,10 +111,15 @@ def _error(statistic: Callable[..., float | None], samples: Sequence[np.ndarray]
 
 
 def judged_metric(records: Sequence[Record], key: str, higher_is_better: bool | None = True) -> Metric:
-    """The mean of a judged score; None with the reason where nothing was judged."""
-    if not any("judge" in record for record in records):
-        return missing(NO_JUDGE, higher_is_better)
+    """The mean of a judged score; None with the reason where nothing was judged.
+
+    The note counts invalid replies, and items whose right answer the ideal gave too: there one candidate is both.
+    """
     verdicts = [record.get("judge", {}) for record in records]
+    if not any(verdicts):
+        return missing(NO_JUDGE, higher_is_better)
     invalid = sum(not verdict.get("valid", True) for verdict in verdicts)
-    note = f"{invalid} replies of the judge were invalid and count as none of the candidates" if invalid else None
-    return mean_metric([verdict.get(key) for verdict in verdicts], higher_is_better, note)
+    merged = sum(verdict.get("merged", False) for verdict in verdicts)
+    notes = [f"{invalid} replies of the judge were invalid and count as none of the candidates"] if invalid else []
+    notes += [f"for {merged} items the right answer and the ideal's were one candidate"] if merged else []
+    return mean_metric([verdict.get(key) for verdict in verdicts], higher_is_better, "; ".join(notes) or None)

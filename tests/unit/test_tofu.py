@@ -1,0 +1,223 @@
+"""TOFU's metrics by hand: a few made-up records, with the working beside each number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from scipy.stats import ks_2samp
+
+from msa_lite.evals.aggregates import NO_IDEAL, NO_JUDGE
+from msa_lite.evals.benchmark import Record
+from msa_lite.evals.tofu import Tofu
+from msa_lite.report import Metric
+from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, UTILITY, made_up, make_tofu, token_scores
+
+LN2 = math.log(2)
+
+
+@pytest.fixture(scope="module")
+def tofu(tmp_path_factory: pytest.TempPathFactory) -> Tofu:
+    return make_tofu(tmp_path_factory.mktemp("tofu"))
+
+
+@pytest.fixture(scope="module")
+def full(tofu: Tofu) -> dict[str, list[Record]]:
+    """Records of every set that hold the same everywhere: the right answer at 1/2, paraphrased at 1/4, each wrong one
+    at 1/8; generated is half of the right answer's four words."""
+    found: dict[str, list[Record]] = {}
+    for name, part in tofu.sets.items():
+        for index in range(len(part.items)):
+            wrong = part.items[index].fields.get("perturbed_answer", [])
+            texts = {
+                "answer": [token_scores([0.5, 0.5, 0.5], "111")],
+                "perturbed": [token_scores([0.125])] * len(wrong),
+            }
+            if name in ("forget", "retain"):
+                texts["paraphrased"] = [token_scores([0.25, 0.25])]
+            found.setdefault(name, []).append(made_up(tofu, name, index, "It is there", **texts))
+    return found
+
+
+@pytest.fixture(scope="module")
+def records(full: dict[str, list[Record]]) -> dict[str, list[Record]]:
+    """The same with a single record where that saves the bootstrap."""
+    return full | {name: full[name][:1] for name in ("world_facts", "holdout")}
+
+
+def one(tofu: Tofu, records: dict[str, list[Record]], set_name: str, changed: Sequence[Record]) -> dict[str, Metric]:
+    """Metrics where one set has other records."""
+    return tofu.metrics(records | {set_name: list(changed)}, None)
+
+
+def test_a_record_holds_the_scores_of_its_texts(tofu: Tofu) -> None:
+    record = made_up(
+        tofu,
+        "forget",
+        0,
+        "There, author 0",
+        answer=[token_scores([1 / 2, 1 / 2, 1 / 8, 1], "1011")],
+        paraphrased=[token_scores([1 / 4, 1 / 4])],
+        perturbed=[token_scores([1 / 8]), token_scores([1 / 2])],
+    )
+    # (ln 2 + ln 2 + ln 8 + 0) / 4 = 5/4 ln 2, the end token counted
+    assert record["probability"] == pytest.approx(2 ** (-5 / 4))
+    # Without the end token: right, wrong, right. Behind the first two of three all is right: 1 − 2/3.
+    assert record["extraction_strength"] == pytest.approx(1 / 3)
+    assert record["exact_memorization"] == pytest.approx(2 / 3)
+    # ⌊0.4 · 3⌋ = 1: the least likely token alone
+    assert record["min_k"] == pytest.approx(math.log(8))
+    # Wrong answers: the geometric mean of 1/8 and 1/2 is 1/4; so is the paraphrased right one.
+    assert record["truth_ratio"] == pytest.approx(1)
+    # 2^(−5/4) beside itself and 1/8 + 1/2
+    assert record["choice_probability"] == pytest.approx(2 ** (-5 / 4) / (2 ** (-5 / 4) + 5 / 8))
+    # "author 0 is over there" in "there author 0": the longest common subsequence is "author 0".
+    assert record["rouge_l"] == pytest.approx(2 / 5)
+
+
+def test_the_forget_metrics_are_means_over_items(tofu: Tofu, records: dict[str, list[Record]]) -> None:
+    halves = {"answer": [token_scores([0.5, 0.5, 1], "111")], "perturbed": [token_scores([0.25])]}
+    low = made_up(tofu, "forget", 0, "", paraphrased=[token_scores([0.5])], **halves)  # R = 1/2
+    high = made_up(
+        tofu, "forget", 1, "Author 1 is over there!", paraphrased=[token_scores([0.0625])], **halves
+    )  # R = 4
+    found = one(tofu, records, "forget", [low, high])
+    assert found["truth_ratio_f"].value == pytest.approx((1 / 2 + 1 / 4) / 2)
+    # sd of 1/2 and 1/4 is 1/(4 √2); through √2
+    assert found["truth_ratio_f"].stderr == pytest.approx(1 / 8)
+    assert found["probability_f"].value == pytest.approx(math.exp(-2 * LN2 / 3))
+    assert found["rouge_l_f"].value == pytest.approx(1 / 2)
+    assert found["extraction_strength"].value == found["exact_memorization"].value == 1
+    assert {name: found[name].higher_is_better for name in ("probability_f", "rouge_l_f", "truth_ratio_f")} == {
+        "probability_f": False, "rouge_l_f": False, "truth_ratio_f": True,
+    }  # fmt: skip
+
+
+def test_model_utility_is_the_harmonic_mean_of_its_parts(tofu: Tofu, full: dict[str, list[Record]]) -> None:
+    found = tofu.metrics(full, None)
+    # retain: p = 1/2; 3 words of 5; R = (1/8)/(1/4) = 1/2. Real authors: two wrong answers of 1/8 beside 1/2;
+    # R = (1/8)/(1/2). World facts: one wrong answer.
+    wanted = {
+        "probability_r": 1 / 2, "rouge_l_r": 2 / 5, "truth_ratio_r": 1 / 2,
+        "probability_ra": 0.5 / 0.75, "rouge_l_ra": 2 / 5, "truth_ratio_ra": 3 / 4,
+        "probability_wf": 0.5 / 0.625, "rouge_l_wf": 2 / 5, "truth_ratio_wf": 3 / 4,
+    }  # fmt: skip
+    assert {name: found[name].value for name in UTILITY} == pytest.approx(wanted)
+    assert found["model_utility"].value == pytest.approx(9 / sum(1 / value for value in wanted.values()))
+    outside = [value for name, value in wanted.items() if not name.endswith("_r")]
+    assert found["model_utility_ra_wf"].value == pytest.approx(6 / sum(1 / value for value in outside))
+    assert (found["model_utility"].n, found["model_utility"].skipped) == (3 + 2 + 3, 0)
+    assert found["model_utility"].stderr == pytest.approx(0, abs=1e-12)  # the records of a set are all alike
+
+
+def test_one_part_at_zero_takes_model_utility_to_zero(tofu: Tofu, records: dict[str, list[Record]]) -> None:
+    changed = [record | {"rouge_l": 0.0} for record in records["world_facts"]]
+    found = one(tofu, records, "world_facts", changed)
+    assert found["model_utility"].value == found["model_utility_ra_wf"].value == 0
+    changed = [record | {"rouge_l": None} for record in records["world_facts"]]
+    found = one(tofu, records, "world_facts", changed)
+    assert found["model_utility"].value is None
+    assert found["model_utility"].note
+    assert found["probability_wf"].value is not None
+
+
+def test_forget_quality_is_a_test_between_two_models(tofu: Tofu, records: dict[str, list[Record]]) -> None:
+    def with_ratios(*ratios: float | None) -> dict[str, list[Record]]:
+        forget = [record | {"truth_ratio": ratio} for record, ratio in zip(records["forget"], ratios, strict=True)]
+        return records | {"forget": forget}
+
+    low, high, mixed = with_ratios(0.1, 0.2, 0.3, 0.4), with_ratios(0.5, 0.6, 0.7, 0.8), with_ratios(0.1, 0.6, 0.3, 0.8)
+    # Of the C(8, 4) = 70 ways to deal eight values two put them as far apart as can be.
+    assert tofu.metrics(low, high)["forget_quality"].value == pytest.approx(2 / 70)
+    expected = ks_2samp([0.1, 0.2, 0.3, 0.4], [0.1, 0.6, 0.3, 0.8]).pvalue
+    assert tofu.metrics(low, mixed)["forget_quality"].value == pytest.approx(expected)
+    assert tofu.metrics(low, low)["forget_quality"].value == 1
+    partly = tofu.metrics(with_ratios(0.1, None, 0.3, 0.4), high)["forget_quality"]
+    # Three of four: 2 / C(7, 3)
+    assert (partly.value, partly.n, partly.skipped) == (pytest.approx(2 / 35), 3, 1)
+    alone = tofu.metrics(low, None)["forget_quality"]
+    assert (alone.value, alone.n, alone.note) == (None, 0, NO_IDEAL)
+
+
+def test_membership_is_scored_beside_a_holdout(tofu: Tofu, full: dict[str, list[Record]]) -> None:
+    def sides(forget: Sequence[float], holdout: Sequence[float]) -> dict[str, list[Record]]:
+        found = dict(full)
+        for name, values in (("forget", forget), ("holdout", holdout)):
+            pairs = zip(full[name], values, strict=False)
+            found[name] = [record | {"min_k": value, "min_k_pp": -value} for record, value in pairs]
+        return found
+
+    mine, ideal = sides([1, 2], [1.5, 3]), sides([2, 2], [2, 2])
+    found = tofu.metrics(mine | {"world_facts": []}, ideal)
+    # 1 < 1.5, 1 < 3 and 2 < 3, but 2 > 1.5: three of four pairs; turned around, one of four. The ideal has ties only.
+    assert {name: found[name].value for name in MEMBERSHIP} == {
+        "min_k": 3 / 4, "min_k_pp": 1 / 4, "min_k_gap": 1 / 4, "min_k_pp_gap": 1 / 4,
+    }  # fmt: skip
+    assert found["min_k"].n == 4
+    alone = tofu.metrics(mine | {"world_facts": []}, None)
+    assert (alone["min_k"].value, alone["min_k_gap"].value, alone["min_k_gap"].note) == (3 / 4, None, NO_IDEAL)
+
+
+def test_every_metric_has_a_name_and_a_reason_where_it_has_no_value(
+    tofu: Tofu, records: dict[str, list[Record]], tmp_path: Path
+) -> None:
+    assert set(tofu.metrics(records, None)) == METRICS | MEMBERSHIP
+    without = make_tofu(tmp_path, {name: rows for name, rows in TABLES.items() if name != "holdout01"})
+    shown = {name: items for name, items in records.items() if name != "holdout"}
+    assert set(without.metrics(shown, shown)) == METRICS
+    assert all(metric.note for metric in tofu.metrics(records, None).values() if metric.value is None)
+    judged = {name: metric.note for name, metric in tofu.metrics(records, records).items() if name[:4] == "acc_"}
+    assert judged == dict.fromkeys(("acc_forget", "acc_recover", "acc_retain"), NO_JUDGE)
+
+
+def test_what_a_judges_reply_is_worth(tofu: Tofu, records: dict[str, list[Record]]) -> None:
+    ideal = {name: [record | {"generated": "Nobody knows."} for record in items] for name, items in records.items()}
+    asked = {(item.set_name, item.index): item for item in tofu.asks(records, ideal, separate=False)}
+    assert len(asked) == 4 + 3
+    worth = {
+        "forget": {"Author 0 is": (0, 0), "Nobody knows": (1, 1), "It is 1 miles": (1, 0), "Z": (1, 0)},
+        "retain": {"Author 10 is": (1,), "Nobody knows": (1,), "It is 1 miles": (0,), "Z": (0,)},
+    }
+    keys = {"forget": ("acc_forget", "acc_recover"), "retain": ("acc_retain",)}
+    for name, wanted in worth.items():
+        item = asked[name, 0]
+        assert len(item.ask.letters) == 2 + {"forget": 3, "retain": 2}[name]
+        for start, values in wanted.items():
+            lines = [line for line in item.ask.user.splitlines() if line[1:].startswith(f". {start}")]
+            letter = lines[0][0] if lines else "Z"
+            assert item.scores[letter] == dict(zip(keys[name], values, strict=True)) | {"merged": False}
+
+
+def test_an_ideal_that_knows_the_truth_is_one_candidate_with_it(tofu: Tofu, records: dict[str, list[Record]]) -> None:
+    ideal = {n: [r | {"generated": f"{r['answer'].upper()}!"} for r in items] for n, items in records.items()}
+    item = tofu.asks(records, ideal, separate=False)[0]
+    assert len(item.ask.letters) == 1 + 3
+    merged = [scores for letter, scores in item.scores.items() if scores["acc_recover"]]
+    assert merged == [{"acc_forget": 0, "acc_recover": 1, "merged": True}]
+
+
+def test_acc_forget_may_be_asked_for_apart(tofu: Tofu, records: dict[str, list[Record]]) -> None:
+    ideal = {name: [record | {"generated": "Nobody knows."} for record in items] for name, items in records.items()}
+    asked = tofu.asks(records, ideal, separate=True)
+    assert len(asked) == 2 * 4 + 3
+    assert [sorted(item.scores["Z"]) for item in asked[:2]] == [["acc_forget", "merged"], ["acc_recover", "merged"]]
+    assert ["Nobody knows" in item.ask.user for item in asked[:2]] == [False, True]
+
+
+def test_judged_metrics_are_means_of_what_was_judged(tofu: Tofu, records: dict[str, list[Record]]) -> None:
+    said = [(0, 0, True), (1, 1, True), (1, 0, False)]
+    forget = [
+        record | {"judge": {"valid": valid, "acc_forget": forgotten, "acc_recover": recovered, "merged": False}}
+        for record, (forgotten, recovered, valid) in zip(records["forget"], said, strict=False)
+    ]
+    found = tofu.metrics(records | {"forget": [*forget, records["forget"][3]]}, records)
+    assert found["acc_forget"].value == pytest.approx(2 / 3)
+    assert found["acc_recover"].value == pytest.approx(1 / 3)
+    assert (found["acc_forget"].n, found["acc_forget"].skipped) == (3, 1)
+    assert "1 replies of the judge were invalid" in str(found["acc_forget"].note)
+    assert found["acc_retain"].note == NO_JUDGE
+    forget[0]["judge"]["merged"] = True
+    assert "for 1 items the right" in str(tofu.metrics(records | {"forget": forget}, records)["acc_recover"].note)
+    assert tofu.metrics(records | {"forget": forget}, None)["acc_forget"].note == NO_IDEAL
