@@ -51,6 +51,16 @@ class ItemSet:
     with_z: bool = False
     ends: bool = True
 
+    @property
+    def scored(self) -> list[Item]:
+        """The items with texts."""
+        return [item for item in self.items if item.texts]
+
+    @property
+    def answered(self) -> list[Item]:
+        """The items with a prompt."""
+        return [item for item in self.items if item.prompt is not None]
+
     def digest(self) -> str:
         """Hash of all that is asked: data, token ids, and how answers are made."""
         items = [

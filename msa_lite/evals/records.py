@@ -61,6 +61,8 @@ def collect_records(
     Writes `SET.jsonl` into `folder`, which all processes share; sets and items that are there already are not run
     again. Processes other than the first get no records.
     """
+    from accelerate.utils import clear_device_cache
+
     names = [name for name in benchmark.sets if not (folder / f"{name}.jsonl").is_file()]
     todo = {name: _Set.open(benchmark.sets[name], folder, name, ranks) for name in names}
     ranks.wait()  # nobody appends before everybody has read what is there
@@ -72,6 +74,9 @@ def collect_records(
             for count in part.run(runner, benchmark):
                 done += count
                 progress(label, done, total)
+    if runner is not None:
+        runner = None  # its memory is for the next model
+        clear_device_cache(garbage_collection=True)
     ranks.wait()
     if not ranks.first:
         return {}
@@ -82,8 +87,8 @@ def collect_records(
 
 def run_items(runner: Runner, benchmark: Benchmark, name: str) -> list[Record]:
     """The records of one set with nothing kept on disk, in the order of the items."""
-    items = benchmark.sets[name].items
-    part = _Set(benchmark.sets[name], items, items, None)
+    items = benchmark.sets[name]
+    part = _Set(items, items.scored, items.answered, None)
     lines = list(part.lines(runner, benchmark, part.texts, part.prompts))
     return _join(benchmark, name, [line for batch in lines for line in batch])
 
@@ -113,8 +118,8 @@ class _Set:
         lines = list(_read_parts(folder, name))
         scored = {line["index"] for line in lines if "scores" in line}
         answered = {line["index"] for line in lines if "generated" in line}
-        texts = [item for item in items.items if item.texts and item.index not in scored]
-        prompts = [item for item in items.items if item.prompt is not None and item.index not in answered]
+        texts = [item for item in items.scored if item.index not in scored]
+        prompts = [item for item in items.answered if item.index not in answered]
         # Dealt out by length, so that every process has as much to do.
         texts.sort(key=lambda item: -sum(len(text.ids) for group in item.texts.values() for text in group))
         prompts.sort(key=lambda item: -len(item.prompt or ()))
