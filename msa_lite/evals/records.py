@@ -61,7 +61,7 @@ def collect_records(
     Writes `SET.jsonl` into `folder`, which all processes share; sets and items that are there already are not run
     again. Processes other than the first get no records.
     """
-    from accelerate.utils import clear_device_cache
+    from accelerate.utils.memory import clear_device_cache
 
     names = [name for name in benchmark.sets if not (folder / f"{name}.jsonl").is_file()]
     todo = {name: _Set.open(benchmark.sets[name], folder, name, ranks) for name in names}
