@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import re
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -149,7 +150,12 @@ def load_table(source: DataSource) -> Any:
     bars = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
-        tables = datasets.load_dataset(**kwargs)
+        with tempfile.TemporaryDirectory() as fresh:
+            if path.is_dir():
+                # The cache tells folders apart by name and layout alone: it would hand out the rows of another folder
+                # of that name, or those from before a change.
+                kwargs |= {"cache_dir": fresh, "keep_in_memory": True}
+            tables = datasets.load_dataset(**kwargs)
     except datasets.exceptions.DatasetGenerationError as error:
         raise DataError(f"{source.path}: cannot be read ({error.__cause__ or error})") from error
     except Exception as error:  # the library raises whatever its readers raise; all of it means "not readable"

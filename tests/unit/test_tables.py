@@ -156,3 +156,11 @@ def test_the_published_rows_are_asked_as_they_are(split: str, count: int) -> Non
         assert text.labels == [IGNORE] * len(item.prompt or ()) + text.ids[len(item.prompt or ()) :]
         assert len(item.texts["perturbed"]) == 5
     assert len(tofu.sets["world_facts"].items[0].texts["perturbed"]) == 3
+
+
+def test_rows_come_from_the_folder_and_not_from_one_of_the_same_name(tmp_path: Path) -> None:
+    for number in range(2):
+        tofu = make_tofu(tmp_path / str(number) / "data", TABLES | {"forget01_perturbed": [row(number, 1)]})
+        assert [item.fields["question"] for item in tofu.sets["forget"].items] == [f"Where is author {number}?"]
+    changed = make_tofu(tmp_path / "0" / "data", TABLES | {"forget01_perturbed": [row(7, 1)]})
+    assert [item.fields["question"] for item in changed.sets["forget"].items] == ["Where is author 7?"]
