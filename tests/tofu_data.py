@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from msa_lite.evals.benchmark import Record, token_record
 from msa_lite.evals.forward import TokenScores
+from msa_lite.evals.generate import Decoding
 from msa_lite.evals.tofu import Tofu, load_tofu
 from tests.muse_data import make_prompter, write_data
 
@@ -67,3 +69,11 @@ def made_up(
     fields = tofu.sets[set_name].items[index].fields
     scores = {name: list(found) for name, found in texts.items()}
     return tofu.complete(set_name, {"index": index, **fields, "scores": scores, "generated": generated})
+
+
+def shortened(tofu: Tofu, tokens: int = 6) -> Tofu:
+    """The same with answers of a few tokens, which tests wait for less long."""
+    sets = {
+        name: replace(part, decoding=Decoding(tokens)) if part.decoding else part for name, part in tofu.sets.items()
+    }
+    return replace(tofu, sets=sets)

@@ -199,7 +199,7 @@ def _read_parts(folder: Path, name: str) -> Iterator[Record]:
 def _join(benchmark: Benchmark, name: str, lines: Sequence[Record]) -> list[Record]:
     """Records out of the lines of a set."""
     found: dict[int, Record] = {}
-    for line in lines:
+    for line in sorted(lines, key=lambda line: "generated" in line):  # so that a stop does not change the order of keys
         found.setdefault(line["index"], {}).update(line)
     return [
         benchmark.complete(name, {"index": item.index, **item.fields, **found.get(item.index, {})})

@@ -1,0 +1,185 @@
+"""Records are the same in batches of any size, in any order, and after any number of stops; nothing is run twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msa_lite.data import Row
+from msa_lite.evals.benchmark import Benchmark, Record
+from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.qa import Qa, load_qa
+from msa_lite.evals.records import collect_records, read_records, run_items, write_records
+from msa_lite.io.hub import Source, fetch
+from tests.muse_data import make_prompter
+from tests.plain import WIDE
+from tests.tofu_data import make_tofu, shortened
+
+ROWS = [
+    *(Row(i, "Where is it? " * (1 + i % 3), f"It is over there at {i}." * (1 + i % 2)) for i in range(5)),
+    Row(5, "Which sign ends a line?", "This one: \u2028 or this: \u0085 or \r\n"),
+]
+
+
+@pytest.fixture(scope="module")
+def source(make_checkpoint: Callable[..., Path]) -> Source:
+    return fetch(str(make_checkpoint("llama", max_position_embeddings=512, **WIDE)))
+
+
+@pytest.fixture(scope="module")
+def qa() -> Qa:
+    return load_qa({"forget": ROWS, "retain": ROWS[:2]}, make_prompter(), 6)
+
+
+@pytest.fixture(scope="module")
+def wanted(source: Source, qa: Qa, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Record]]:
+    return collect_records(source, qa, tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.fixture(scope="module")
+def part(source: Source, qa: Qa, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The part file of the forget set when all but its last line is there."""
+    folder = tmp_path_factory.mktemp("stopped")
+    stop(source, qa, folder, after=11)
+    return (folder / "forget.0.part").read_bytes()
+
+
+def stop(source: Source, benchmark: Benchmark, folder: Path, after: int) -> None:
+    """Collect records until so many items are done, in batches of one."""
+
+    def progress(label: str, done: int, total: int) -> None:
+        if done >= after:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("msa_lite.evals.models._START_TOKENS", {"cpu": 1, "cuda": 1})
+        with pytest.raises(KeyboardInterrupt):
+            collect_records(source, benchmark, folder, progress=progress)
+
+
+def assert_same(found: Mapping[str, Sequence[Record]], wanted: Mapping[str, Sequence[Record]]) -> None:
+    """Equal to 1e-5, whatever numbers stand in the records."""
+    assert list(found) == list(wanted)
+    for name, records in wanted.items():
+        for one, other in zip(found[name], records, strict=True):
+            assert_close(one, other)
+
+
+def assert_close(one: Any, other: Any) -> None:
+    if isinstance(other, Mapping):
+        assert list(one) == list(other)
+        for key, value in other.items():
+            assert_close(one[key], value)
+    elif isinstance(other, list):
+        for a, b in zip(one, other, strict=True):
+            assert_close(a, b)
+    else:
+        assert one == (pytest.approx(other, abs=1e-5) if isinstance(other, float) else other)
+
+
+def test_a_record_repeats_its_item_and_says_what_the_model_said(wanted: dict[str, list[Record]]) -> None:
+    assert {name: [record["index"] for record in records] for name, records in wanted.items()} == {
+        "forget": [0, 1, 2, 3, 4, 5], "retain": [0, 1],
+    }  # fmt: skip
+    for record, row in zip(wanted["forget"], ROWS, strict=True):
+        assert (record["question"], record["answer"]) == (row.question, row.answer)
+        assert record["scores"]["answer"][0]["probability"] == record["probability"]
+        assert isinstance(record["generated"], str)
+
+
+@pytest.mark.parametrize("tokens", [1, 64, 10**6])
+def test_batches_and_order_leave_no_trace(
+    tokens: int, source: Source, qa: Qa, wanted: dict[str, list[Record]], tmp_path: Path
+) -> None:
+    runner = Runner(load_model(source.folder), tokens)
+    assert_same({name: run_items(runner, qa, name) for name in qa.sets}, wanted)
+    turned = {name: replace(items, items=list(items.items)[::-1]) for name, items in qa.sets.items()}
+    backwards = {name: run_items(runner, replace(qa, sets=turned), name)[::-1] for name in qa.sets}
+    assert_same(backwards, wanted)
+
+
+def test_records_survive_being_written(wanted: dict[str, list[Record]], tmp_path: Path) -> None:
+    records = [*wanted["forget"], {"index": 9, "generated": "\u2028 \u0085 \r\n \x0b 😀"}]
+    write_records(tmp_path / "a.jsonl", records)
+    assert read_records(tmp_path / "a.jsonl") == records
+
+
+@settings(max_examples=12, deadline=None)
+@given(place=st.floats(0, 1))
+def test_a_kill_at_any_byte_of_a_part_file_costs_what_was_not_written(
+    place: float,
+    part: bytes,
+    source: Source,
+    qa: Qa,
+    wanted: dict[str, list[Record]],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    cut = round(place * len(part))
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "forget.0.part").write_bytes(part[:cut])
+    whole = [line for line in part[:cut].split(b"\n") if line.endswith(b"}") and b'"index"' in line and is_json(line)]
+    steps: list[tuple[int, int]] = []
+    found = collect_records(source, qa, folder, progress=lambda label, done, total: steps.append((done, total)))
+    assert_same(found, wanted)
+    assert steps[-1] == (2 * 6 + 2 * 2 - len(whole),) * 2
+    assert sorted(path.name for path in folder.iterdir()) == ["forget.jsonl", "retain.jsonl"]
+
+
+def is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("after", [1, 7, 13])
+def test_a_stopped_run_goes_on_with_the_items_that_are_missing(
+    after: int, source: Source, qa: Qa, wanted: dict[str, list[Record]], tmp_path: Path
+) -> None:
+    stop(source, qa, tmp_path, after)
+    # A mark in what is there, to see that it is not made anew.
+    for path in tmp_path.glob("*.part"):
+        lines = [json.loads(line) for line in path.read_text().split("\n") if line]
+        marked = [line | {"mark": True} for line in lines]
+        path.write_text("".join(json.dumps(line) + "\n" for line in marked))
+    steps: list[tuple[str, int, int]] = []
+    found = collect_records(source, qa, tmp_path, label="x", progress=lambda *step: steps.append(step))
+    assert steps[-1] == ("x", 16 - after, 16 - after)
+    kept = [record for records in found.values() for record in records if record.pop("mark", False)]
+    assert kept
+    assert_same(found, wanted)
+
+
+def test_the_work_of_other_processes_is_taken_up(
+    source: Source, qa: Qa, wanted: dict[str, list[Record]], part: bytes, tmp_path: Path
+) -> None:
+    lines = part.strip().split(b"\n")
+    for rank in range(3):  # as three processes leave it that were killed
+        (tmp_path / f"forget.{rank}.part").write_bytes(b"\n".join(lines[rank:9:3]) + b'\n{"index": 3, "sco')
+    steps: list[int] = []
+    found = collect_records(source, qa, tmp_path, progress=lambda label, done, total: steps.append(total))
+    assert_same(found, wanted)
+    assert steps[-1] == 16 - 9
+
+
+def test_what_is_there_needs_no_model(source: Source, qa: Qa, wanted: dict[str, list[Record]], tmp_path: Path) -> None:
+    for name, records in wanted.items():
+        write_records(tmp_path / f"{name}.jsonl", records)
+    nowhere = Source("nowhere", tmp_path / "nowhere", "sha256:0")
+    assert_same(collect_records(nowhere, qa, tmp_path), wanted)
+
+
+def test_tofus_records_do_not_depend_on_batches_either(source: Source, tmp_path: Path) -> None:
+    tofu = shortened(make_tofu(tmp_path / "data"))
+    model = load_model(source.folder)
+    small, large = ({n: run_items(Runner(model, size), tofu, n) for n in tofu.sets} for size in (1, 10**6))
+    assert_same(small, large)
+    assert "min_k_pp" in large["holdout"][0]
