@@ -18,7 +18,14 @@ from msa_lite.evals.benchmark import Asked, Benchmark, Record, Records
 from msa_lite.evals.judge import JudgeSettings, Verdict, open_judge
 from msa_lite.evals.records import Ranks, collect_records, read_records, write_records
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import canonical_json, is_finished, load_manifest, partial_folder, stage_folder
+from msa_lite.io.manifest import (
+    canonical_json,
+    is_finished,
+    load_manifest,
+    partial_folder,
+    stage_folder,
+    verify_folder,
+)
 from msa_lite.io.progress import Progress, silent
 from msa_lite.report import Report, load_report, write_report
 
@@ -101,7 +108,7 @@ def _enter_verdicts(records: Mapping[str, list[Record]], asks: Sequence[Asked], 
 
 
 def check_comparable(folder: Path, benchmark: Benchmark) -> None:
-    """Raise MismatchError unless the evaluation in `folder` asked the same questions in the same way."""
+    """Raise MismatchError unless the evaluation in `folder` asked the same questions in the same way and is whole."""
     asked = ((load_manifest(folder) or {}).get("inputs") or {}).get("questions", {})
     wanted = json.loads(canonical_json(benchmark.describe()))
     other = [key for key, value in wanted.items() if asked.get(key) != value]
@@ -109,6 +116,13 @@ def check_comparable(folder: Path, benchmark: Benchmark) -> None:
         raise MismatchError(
             f"{folder}: its {', '.join(other)} are not those of this evaluation, so they cannot stand side by side"
         )
+    if lost := sorted(_changed(folder) & {f"{name}.jsonl" for name in benchmark.sets}):
+        raise MismatchError(f"{folder}: {', '.join(lost)}: missing, or not as written; evaluate that model again")
+
+
+def _changed(folder: Path) -> set[str]:
+    """Names of the files of a finished folder that are not as its manifest says."""
+    return {fault.partition(": ")[0] for fault in verify_folder(folder)}
 
 
 def _identity(ideal: Ideal) -> Any:
@@ -123,9 +137,10 @@ def _take_over(out: Path, partial: Path, benchmark: Benchmark, asked: Mapping[st
     inputs = (load_manifest(out) or {}).get("inputs", {})
     if any(inputs.get(key) != json.loads(canonical_json(value)) for key, value in asked.items()):
         return
-    for name in benchmark.sets:
-        if (out / f"{name}.jsonl").is_file() and not (partial / f"{name}.jsonl").is_file():
-            shutil.copy(out / f"{name}.jsonl", partial)
+    changed = _changed(out)
+    for name in (f"{name}.jsonl" for name in benchmark.sets):
+        if name not in changed and not (partial / name).is_file():
+            shutil.copy(out / name, partial)
     if (out / "ideal").is_dir() and not (partial / "ideal").exists():
         shutil.copytree(out / "ideal", partial / "ideal")
 

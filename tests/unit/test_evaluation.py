@@ -1,0 +1,244 @@
+"""An evaluation beside an ideal: what is compared with what, and when the model has to be run again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.errors import MismatchError, MsaError, StageError
+from msa_lite.evals.aggregates import NO_IDEAL
+from msa_lite.evals.evaluation import evaluate_benchmark
+from msa_lite.evals.judge import JudgeSettings
+from msa_lite.evals.records import read_records
+from msa_lite.evals.tofu import Tofu
+from msa_lite.io.hub import Source, fetch
+from msa_lite.io.manifest import verify_folder
+from msa_lite.report import Report, load_report
+from tests.judge_server import JudgeServer, Step
+from tests.plain import WIDE
+from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, make_tofu, shortened
+
+NEEDS_IDEAL = {"forget_quality", "acc_forget", "acc_recover", "acc_retain", "min_k_gap", "min_k_pp_gap"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Tofu:
+    return shortened(make_tofu(tmp_path_factory.mktemp("whole")))
+
+
+@pytest.fixture(scope="module")
+def tofu(tmp_path_factory: pytest.TempPathFactory) -> Tofu:
+    """Without a holdout and with a single fact of the world, which saves the bootstrap."""
+    tables = {name: rows for name, rows in TABLES.items() if name != "holdout01"}
+    tables["world_facts_perturbed"] = tables["world_facts_perturbed"][:1]
+    return shortened(make_tofu(tmp_path_factory.mktemp("tofu"), tables))
+
+
+@pytest.fixture
+def models(make_checkpoint: Callable[..., Path], tmp_path: Path) -> tuple[Source, Source]:
+    """(target, ideal), copies that a test may delete."""
+    folders = [make_checkpoint("llama", seed, max_position_embeddings=512, **WIDE) for seed in (0, 1)]
+    copies = [shutil.copytree(folder, tmp_path / "models" / f"{i}") for i, folder in enumerate(folders)]
+    return fetch(str(copies[0])), fetch(str(copies[1]))
+
+
+@pytest.fixture
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with JudgeServer() as server:
+        monkeypatch.setenv("OPENAI_API_KEY", server.key)
+        monkeypatch.setenv("MSA_LITE_CACHE", str(tmp_path / "cache"))
+        yield server
+
+
+def evaluated(source: Source, tofu: Tofu, out: Path, **options: Any) -> tuple[Report, list[str]]:
+    """(report, labels of the progress: empty where nothing was run)."""
+    labels: list[str] = []
+    report = evaluate_benchmark(source, tofu, out, progress=lambda label, *_: labels.append(label), **options)
+    assert report is not None
+    assert report == load_report(out)
+    assert verify_folder(out) == []
+    return report, list(dict.fromkeys(labels))
+
+
+def records_of(tofu: Tofu, folder: Path) -> dict[str, list[dict[str, Any]]]:
+    return {name: read_records(folder / f"{name}.jsonl") for name in tofu.sets}
+
+
+def test_the_report_follows_from_the_records_alone(whole: Tofu, models: tuple[Source, Source], tmp_path: Path) -> None:
+    report, labels = evaluated(models[0], whole, tmp_path / "out", ideal=models[1])
+    assert labels == ["scores: ideal", "scores"]
+    mine, ideal = records_of(whole, tmp_path / "out"), records_of(whole, tmp_path / "out/ideal")
+    assert whole.metrics(mine, ideal) == report.metrics
+    assert whole.metrics(ideal, ideal) == load_report(tmp_path / "out/ideal").metrics
+    assert set(report.metrics) == METRICS | MEMBERSHIP
+    assert report.settings["compat"] == []
+    undefined = {name for name, value in report.values().items() if value is None}
+    assert undefined == {"acc_forget", "acc_recover", "acc_retain"}  # there is no judge
+    assert 0 < (report.metrics["forget_quality"].value or 0) < 1
+    assert load_report(tmp_path / "out/ideal").metrics["forget_quality"].value == 1  # its own ideal
+
+
+def test_without_an_ideal_the_reason_is_given(whole: Tofu, models: tuple[Source, Source], tmp_path: Path) -> None:
+    report, _ = evaluated(models[0], whole, tmp_path / "out")
+    assert {name for name, value in report.values().items() if value is None} == NEEDS_IDEAL
+    assert {report.metrics[name].note for name in NEEDS_IDEAL} == {NO_IDEAL}
+    assert not (tmp_path / "out/ideal").exists()
+
+
+def test_the_model_itself_may_be_the_ideal(tofu: Tofu, models: tuple[Source, Source], tmp_path: Path) -> None:
+    report, labels = evaluated(models[0], tofu, tmp_path / "out", ideal="itself")
+    assert labels == ["scores"]
+    assert report.metrics["forget_quality"].value == 1
+
+
+def test_another_ideal_does_not_run_the_model_again(tofu: Tofu, models: tuple[Source, Source], tmp_path: Path) -> None:
+    target, ideal = models
+    out = tmp_path / "out"
+    beside, _ = evaluated(target, tofu, out, ideal=ideal)
+    assert evaluated(target, tofu, out, ideal=ideal) == (beside, [])
+    evaluated(ideal, tofu, tmp_path / "earlier")
+    for source in models:
+        shutil.rmtree(source.folder)
+    alone, labels = evaluated(target, tofu, out)
+    assert labels == []
+    assert alone.metrics["forget_quality"].note == NO_IDEAL
+    assert not (out / "ideal").exists()
+    again, labels = evaluated(target, tofu, out, ideal=tmp_path / "earlier")
+    assert labels == []
+    # The same numbers as beside the ideal that was scored on the way.
+    assert again.metrics == beside.metrics
+    # Nobody has its records any more in this folder, so the ideal has to be run: it is gone.
+    with pytest.raises(Exception, match=str(ideal.folder)):
+        evaluated(target, tofu, out, ideal=ideal)
+    assert load_report(out) == again
+
+
+def test_another_model_is_run(tofu: Tofu, models: tuple[Source, Source], tmp_path: Path) -> None:
+    before, _ = evaluated(models[0], tofu, tmp_path / "out")
+    after, labels = evaluated(models[1], tofu, tmp_path / "out")
+    assert labels == ["scores"]
+    assert after.metrics["probability_f"] != before.metrics["probability_f"]
+    assert evaluated(models[1], tofu, tmp_path / "fresh")[0] == after
+
+
+def test_other_questions_are_asked(tofu: Tofu, models: tuple[Source, Source], tmp_path: Path) -> None:
+    evaluated(models[0], tofu, tmp_path / "out")
+    shorter = shortened(tofu, 3)
+    report, labels = evaluated(models[0], shorter, tmp_path / "out")
+    assert labels == ["scores"]
+    assert evaluated(models[0], shorter, tmp_path / "fresh")[0] == report
+
+
+def test_an_ideal_that_was_asked_something_else_is_refused(
+    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path
+) -> None:
+    evaluated(models[1], shortened(tofu, 3), tmp_path / "ideal")
+    with pytest.raises(MismatchError, match="its sets are not those of this evaluation"):
+        evaluated(models[0], tofu, tmp_path / "out", ideal=tmp_path / "ideal")
+    evaluated(models[1], replace(tofu, compat=frozenset({"es_floor"})), tmp_path / "floored")
+    with pytest.raises(MismatchError, match="its compat are not"):
+        evaluated(models[0], tofu, tmp_path / "out", ideal=tmp_path / "floored")
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_an_ideal_whose_records_are_gone_is_refused_before_the_model_is_run(
+    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path
+) -> None:
+    evaluated(models[1], tofu, tmp_path / "ideal")
+    (tmp_path / "ideal/forget.jsonl").unlink()
+    shutil.rmtree(models[0].folder)
+    with pytest.raises(MsaError, match=r"forget\.jsonl"):
+        evaluated(models[0], tofu, tmp_path / "out", ideal=tmp_path / "ideal")
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_records_that_were_damaged_are_made_anew(tofu: Tofu, models: tuple[Source, Source], tmp_path: Path) -> None:
+    report, _ = evaluated(models[0], tofu, tmp_path / "out")
+    kept = tmp_path / "out/forget.jsonl"
+    kept.write_text(kept.read_text()[:-20])
+    assert evaluated(models[0], tofu, tmp_path / "out") == (report, ["scores"])
+
+
+def test_an_ideal_of_an_earlier_attempt_is_not_taken_for_the_present_one(
+    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path
+) -> None:
+    def stop(label: str, done: int, total: int) -> None:
+        if label == "scores" and done:
+            raise KeyboardInterrupt
+
+    wanted, _ = evaluated(models[0], tofu, tmp_path / "wanted", ideal=models[0])
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_benchmark(models[0], tofu, tmp_path / "out", ideal=models[1], progress=stop)
+    assert (tmp_path / "out.partial/ideal/report.json").is_file()
+    found, _ = evaluated(models[0], tofu, tmp_path / "out", ideal=models[0])
+    assert found.values() == pytest.approx(wanted.values())
+    assert found.metrics["forget_quality"].value == 1
+
+
+def settings(server: JudgeServer, **options: Any) -> JudgeSettings:
+    return JudgeSettings(kind="openai", base_url=server.url, **options)
+
+
+def test_a_judge_is_asked_of_forget_and_retain_questions(
+    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path, judge: JudgeServer
+) -> None:
+    judge.reply = lambda body: "Z"
+    report, labels = evaluated(models[0], tofu, tmp_path / "out", ideal=models[1], judge=settings(judge))
+    assert "judge" in labels
+    # Nothing fits: all is forgotten, nothing recovered, nothing retained; of four and three questions.
+    found = {name: (report.metrics[name].value, report.metrics[name].n) for name in NEEDS_IDEAL if name[:3] == "acc"}
+    assert found == {"acc_forget": (1, 4), "acc_recover": (0, 4), "acc_retain": (0, 3)}
+    assert report.settings["judge"]["model"] == "gpt-4o"
+    assert report.settings["judge"]["calls"] > 0
+    records = records_of(tofu, tmp_path / "out")
+    assert [record["judge"]["acc_forget"] for record in records["forget"]] == [1] * 4
+    assert all("judge" not in record for name in ("real_authors", "world_facts") for record in records[name])
+    assert tofu.metrics(records, records_of(tofu, tmp_path / "out/ideal")) == report.metrics
+    assert judge.key not in "".join(path.read_text() for path in (tmp_path / "out").rglob("*") if path.is_file())
+
+
+def test_another_judge_does_not_run_the_model_again(
+    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path, judge: JudgeServer
+) -> None:
+    judge.reply = lambda body: "Z"
+    evaluated(models[0], tofu, tmp_path / "out", ideal=models[1])
+    for source in models:
+        shutil.rmtree(source.folder)
+    first, labels = evaluated(models[0], tofu, tmp_path / "out", ideal=models[1], judge=settings(judge))
+    assert labels == ["judge"]
+    assert first.metrics["acc_forget"].value == 1
+    judge.reply = lambda body: "?"
+    second, _ = evaluated(models[0], tofu, tmp_path / "out", ideal=models[1], judge=settings(judge, model="other"))
+    assert second.settings["judge"]["model"] == "other"
+    assert "invalid" in str(second.metrics["acc_forget"].note)
+    none, labels = evaluated(models[0], tofu, tmp_path / "out", ideal=models[1])
+    assert labels == []
+    assert none.metrics["acc_forget"].value is None
+    assert "judge" not in none.settings
+    assert all("judge" not in record for record in records_of(tofu, tmp_path / "out")["forget"])
+
+
+def test_a_judge_that_fails_midway_keeps_what_was_answered(
+    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path, judge: JudgeServer
+) -> None:
+    one = settings(judge, concurrency=1)
+    judge.reply = lambda body: "Z"
+    evaluated(models[1], tofu, tmp_path / "ideal")
+    judge.script = [Step(), Step(), *[Step(status=400)] * 20]
+    with pytest.raises(StageError):
+        evaluated(models[0], tofu, tmp_path / "out", ideal=tmp_path / "ideal", judge=one)
+    asked = len(judge.calls)
+    judge.script = []
+    shutil.rmtree(models[0].folder)
+    report, labels = evaluated(models[0], tofu, tmp_path / "out", ideal=tmp_path / "ideal", judge=one)
+    assert labels == ["judge"]
+    assert report.metrics["acc_forget"].n == 4
+    assert len(judge.calls) - asked == 7 - 2
+    assert json.loads((tmp_path / "out/report.json").read_text())["settings"]["judge"]["cached"] == 2
