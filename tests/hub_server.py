@@ -13,13 +13,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 from collections import Counter
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.loopback import Loopback
 
 _API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+?)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.+))?)?")
 _FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
@@ -27,7 +27,7 @@ _FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 Files = dict[str, bytes]
 
 
-class HubServer:
+class HubServer(Loopback):
     """Serves repositories from memory between `__enter__` and `__exit__`; `requests` lists (method, path) as asked.
 
     sent: bytes of each file that went out, by name.
@@ -37,29 +37,12 @@ class HubServer:
         self.requests: list[tuple[str, str]] = []
         self.sent: Counter[str] = Counter()
         self._commits: dict[str, dict[str, Files]] = {}  # "models/ORG/NAME" → commit → files, the last one is main
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-        self._http.daemon_threads = True
-        self._http.hub = self  # type: ignore[attr-defined]
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-
-    def __enter__(self) -> HubServer:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Close the port: from here on connections are refused. May be called twice."""
-        self._http.shutdown()
-        self._http.server_close()
+        super().__init__(_Handler)
 
     @property
     def url(self) -> str:
         """What HF_ENDPOINT is set to."""
-        return f"http://127.0.0.1:{self._http.server_port}"
+        return self.address
 
     def commit(self, repo: str, files: Mapping[str, bytes | str]) -> str:
         """Make `files` the state of main in a repository ("models/ORG/NAME" or "datasets/ORG/NAME"); its commit."""
@@ -85,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:
-        hub: HubServer = self.server.hub  # type: ignore[attr-defined]
+        hub: HubServer = self.server.owner  # type: ignore[attr-defined]
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
         hub.requests.append((self.command, self.path))
         path = urlsplit(self.path).path if self.path.startswith("/") else ""  # a proxy is asked for http://…

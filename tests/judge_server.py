@@ -14,11 +14,11 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from msa_lite.evals.judge import Ask, Question, Verdict, tofu_ask
+from tests.loopback import Loopback
 
 PROMPT_TOKENS, COMPLETION_TOKENS = 100, 1  # of every reply
 
@@ -42,7 +42,7 @@ class Step:
 RETRY_NOW = {"retry-after-ms": "1"}
 
 
-class JudgeServer:
+class JudgeServer(Loopback):
     """Serves between `__enter__` and `__exit__`. script: steps for the first calls; later ones get the rule's reply.
 
     calls: the body of each chat call. batches: bodies of each batch, by custom id. busiest: the most chat calls that
@@ -68,29 +68,16 @@ class JudgeServer:
         self.lock = threading.Lock()
         self.stopping = threading.Event()
         self.files: dict[str, bytes] = {}
-        self._http = _Server(("127.0.0.1", 0), _Handler)
-        self._http.judge = self  # type: ignore[attr-defined]
-        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-
-    def __enter__(self) -> JudgeServer:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+        super().__init__(_Handler)
 
     def stop(self) -> None:
-        """Close the port: from here on connections are refused. May be called twice."""
         self.stopping.set()
-        self._http.shutdown()
-        self._http.server_close()
+        super().stop()
 
     @property
     def url(self) -> str:
         """What base_url is set to."""
-        return f"http://127.0.0.1:{self._http.server_port}/v1"
+        return f"{self.address}/v1"
 
     def completion(self, body: dict[str, Any], text: str | None = None) -> dict[str, Any]:
         """A chat completion; the rule's reply where no text is given. An empty one was cut off by the token limit."""
@@ -147,17 +134,12 @@ def agreeing_letter(body: dict[str, Any]) -> str:
     return found[1] if found else "Z"
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 64  # of 5, as is usual, connections that come at once would have to wait for a second
-
-
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def do_POST(self) -> None:
-        judge: JudgeServer = self.server.judge  # type: ignore[attr-defined]
+        judge: JudgeServer = self.server.owner  # type: ignore[attr-defined]
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         judge.requests.append((self.command, self.path))
         judge.on_request(self.command, self.path)
@@ -217,7 +199,7 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _batch(self, number: int, status: str) -> dict[str, Any]:
-        judge: JudgeServer = self.server.judge  # type: ignore[attr-defined]
+        judge: JudgeServer = self.server.owner  # type: ignore[attr-defined]
         over = status in ("completed", "expired", "cancelled")
         faults = {"data": [{"message": "line 1 is no JSON", "line": 1}]} if status == "failed" else None
         return {
