@@ -94,7 +94,7 @@ def as_rows(texts: Iterator[str] | Sequence[str]) -> list[Row]:
 CASES: dict[str, tuple[Callable[[str], Groups], str | None, tuple[int, int, int]]] = {
     "tofu": (tofu, "forget05", (10, 20, 512)),
     "restor": (restor, "a0", (8, 2, 192)),
-    "muse": (muse, None, (10, 25, 768)),
+    "muse": (muse, None, (8, 15, 768)),
 }
 
 
