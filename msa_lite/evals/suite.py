@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import DataSource, Prompter, Template, load_rows, sample_rows
+from msa_lite.data import DataSource, Prompter, Row, Template, load_rows, sample_rows
 from msa_lite.errors import MismatchError, UsageError, join_faults, nearest
 from msa_lite.evals import muse, tofu
 from msa_lite.evals.benchmark import Benchmark
@@ -82,11 +82,8 @@ def evaluate(
     calls it; all but the first get no reports. Raises UsageError for arguments that do not go together, before a model
     is loaded.
     """
-    sets = {
-        name: source
-        for name, source in (("forget", forget), ("retain", retain), ("holdout", holdout))
-        if source is not None
-    }
+    places = {"forget": forget, "retain": retain, "holdout": holdout}
+    sets = {name: place for name, place in places.items() if place is not None}
     used = {
         "split": split, "data": data, "forget, retain, holdout": sets, "tasks": tasks, "ideal": ideal, "compat": compat,
         "judge": judge.kind != "none", "max_new_tokens": max_new_tokens,
@@ -102,8 +99,7 @@ def evaluate(
     source = fetch(model)
     prompter = _prompter(source)
     if benchmark == "qa":
-        rows = {name: load_rows(found) for name, found in sets.items()}
-        rows = {name: sample_rows(items, limit or len(items), seed) for name, items in rows.items()}
+        rows = {name: _sampled_rows(place, limit, seed) for name, place in sets.items()}
         asked: Benchmark = load_qa(rows, prompter, max_new_tokens or 200)
     else:
         asked = load_benchmark(benchmark, prompter, split=split, data=data, limit=limit, seed=seed, compat=switches)
@@ -137,6 +133,11 @@ def _check_arguments(benchmark: str, used: set[str]) -> None:
         faults.append("nothing to score: give tasks, as in hellaswag,arc_easy")
     if faults:
         raise UsageError(faults[0] if len(faults) == 1 else join_faults("these arguments do not fit:", faults))
+
+
+def _sampled_rows(place: DataSource, limit: int | None, seed: int) -> list[Row]:
+    rows = load_rows(place)
+    return sample_rows(rows, limit or len(rows), seed)
 
 
 def _prompter(source: Source) -> Prompter:
