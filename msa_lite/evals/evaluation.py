@@ -69,6 +69,7 @@ def evaluate_benchmark(
         return collect_records(source, benchmark, folder, ranks, label, progress)
 
     if not ranks.first:
+        progress = silent
         ranks.wait()  # until the first process has made the folder
         collect(partial_folder(out))
         return None

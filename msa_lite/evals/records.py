@@ -11,9 +11,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from msa_lite.errors import UsageError
 from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, token_record
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import generate
@@ -41,11 +43,20 @@ class Ranks:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Wait until every process is here."""
-        if self.count > 1:
-            from accelerate import PartialState
+        """Wait until every process is here. Raises UsageError where they do not know of one another."""
+        if self.count == 1:
+            return
+        import torch
+        from accelerate import PartialState
 
-            PartialState().wait_for_everyone()
+        # The others wait for as long as the first one asks a judge, which takes up to a day.
+        state = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=2))
+        if state.num_processes != self.count:
+            raise UsageError(
+                f"WORLD_SIZE is {self.count}, but {state.num_processes} processes found together; start them with "
+                "accelerate launch or torchrun"
+            )
+        state.wait_for_everyone()
 
 
 def collect_records(

@@ -1,0 +1,224 @@
+"""Scores on TOFU from the command line and from a recipe: what is printed, written, refused and taken up again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import msa_lite
+from msa_lite.cli import main
+from msa_lite.evals.records import read_records
+from msa_lite.io.manifest import verify_folder
+from tests.command import run_cli
+from tests.judge_server import JudgeServer, Step
+from tests.plain import WIDE
+from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, write_tofu
+
+SETS = ["forget", "retain", "real_authors", "world_facts"]
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def models(make_checkpoint: Callable[..., Path]) -> tuple[Path, Path]:
+    """(target, ideal)"""
+    target, ideal = (make_checkpoint("llama", seed, max_position_embeddings=512, **WIDE) for seed in (0, 1))
+    return target, ideal
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_tofu(tmp_path_factory.mktemp("tofu"))
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """call(*arguments) → (exit code, stdout, stderr) of `msa-lite evaluate` in this process."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["msa-lite", "evaluate", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
+    with JudgeServer() as server:
+        monkeypatch.setenv("OPENAI_API_KEY", server.key)
+        monkeypatch.setenv("MSA_LITE_CACHE", str(tmp_path / "cache"))
+        server.reply = lambda body: "Z"
+        yield server
+
+
+def arguments(models: tuple[Path, Path], data: str, out: Path, *more: object) -> list[str]:
+    target, ideal = map(str, models)
+    asked = [target, "--benchmark", "tofu", "--split", "forget01", "--data", data, "--ideal", ideal]
+    return [*asked, "--limit", "2", "--out", str(out), *map(str, more)]
+
+
+@pytest.fixture(scope="module")
+def scored(models: tuple[Path, Path], data: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """(folder, what was printed) of an evaluation in a process of its own."""
+    out = tmp_path_factory.mktemp("scored") / "out"
+    done = run_cli("evaluate", *arguments(models, data, out, "--json"))
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout)
+
+
+def test_one_json_object_is_all_that_is_printed(scored: tuple[Path, Any]) -> None:
+    out, printed = scored
+    report = json.loads((out / "report.json").read_text())
+    assert {key: printed[key] for key in report} == report
+    assert set(printed) - set(report) == {"out", "ideal"}
+    assert (report["benchmark"], report["split"], set(report["metrics"])) == ("tofu", "forget01", METRICS | MEMBERSHIP)
+    assert printed["ideal"] == json.loads((out / "ideal/report.json").read_text())["metrics"]
+    assert [len(read_records(out / f"{name}.jsonl")) for name in SETS] == [2, 2, 2, 2]
+    assert verify_folder(out) == []
+
+
+def test_a_table_is_printed_otherwise_and_nothing_is_run_twice(
+    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: Call
+) -> None:
+    code, said, told = call(*arguments(models, data, scored[0]))
+    assert code == 0
+    assert "forget quality" in said
+    assert "needs a judge" in said
+    assert "scores" not in told
+
+
+def test_two_processes_make_the_same_records_and_one_prints(
+    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, tmp_path: Path
+) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "msa_lite"]
+    command = [*launch, "evaluate", *arguments(models, data, tmp_path / "out", "--json")]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert {name: metric["value"] for name, metric in printed["metrics"].items()} == pytest.approx(
+        {name: metric["value"] for name, metric in scored[1]["metrics"].items()}, abs=1e-4
+    )
+    for name in ("", "ideal/"):
+        for kind in (*SETS, "holdout"):
+            mine, other = (read_records(folder / f"{name}{kind}.jsonl") for folder in (tmp_path / "out", scored[0]))
+            assert [record["index"] for record in mine] == [record["index"] for record in other]
+            assert [record.get("generated") for record in mine] == [record.get("generated") for record in other]
+            chances = [[record["probability"] for record in records] for records in (mine, other)]
+            assert chances[0] == pytest.approx(chances[1], abs=1e-5)
+    assert not list((tmp_path / "out").rglob("*.part"))
+
+
+TOFU = ["--benchmark", "tofu", "--data", "DATA"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ([*TOFU, "--split", "forget_10"], "did you mean 'forget10'"),
+        ([*TOFU, "--forget", "x.jsonl", "--tasks", "a", "--max-new-tokens", "3"], "not for tofu"),
+        ([*TOFU, "--split", "forget01", "--compat", "open_unlearning"], "did you mean 'open-unlearning'"),
+        ([*TOFU, "--split", "forget01", "--ideal", "no/such/model/here"], "no/such/model/here: no such folder"),
+        ([*TOFU, "--split", "forget01", "--judge", "openai"], "OPENAI_API_KEY"),
+        ([*TOFU, "--split", "forget01", "--judge", "local"], "judge.model"),
+        ([*TOFU, "--split", "forget01", "--judge", "gpt"], "'gpt' is not one of"),
+        ([*TOFU, "--limit", "0"], "--limit"),
+        (["--benchmark", "toffu"], "'toffu' is not one of"),
+        (["--benchmark", "tofu", "--data", "no/such/folder/here"], "no such file or folder"),
+        (["--benchmark", "qa", "--split", "forget01"], "split: not for qa"),
+        (["--benchmark", "qa"], "nothing to score"),
+        (["--benchmark", "lm-eval"], "give tasks"),
+    ],
+)
+def test_wrong_arguments_are_told_before_a_model_is_loaded(
+    wrong: list[str],
+    told: str,
+    models: tuple[Path, Path],
+    data: str,
+    call: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    hollow = shutil.copytree(models[0], tmp_path / "hollow", ignore=shutil.ignore_patterns("*.safetensors"))
+    given = [data if word == "DATA" else word for word in wrong]
+    code, said, err = call(hollow, *given, "--out", tmp_path / "out")
+    assert (code, said) == (2, "")
+    assert told in err
+    assert "Traceback" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["hollow"]
+
+
+def test_a_data_set_that_is_not_whole_is_told_whole(models: tuple[Path, Path], call: Call, tmp_path: Path) -> None:
+    broken = write_tofu(tmp_path / "data", {"forget01_perturbed": TABLES["forget01_perturbed"]})
+    code, _, err = call(*arguments(models, broken, tmp_path / "out"))
+    assert code == 3
+    assert all(f"no configuration '{name}_perturbed'" in err for name in ("retain", "real_authors", "world_facts"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_judge_that_fails_midway_is_asked_for_the_rest_alone(
+    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: Call, judge: JudgeServer, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    given = arguments(models, data, out, "--judge", "openai", "--judge-url", judge.url)
+    given[given.index("--ideal") + 1] = str(scored[0] / "ideal/report.json")
+    judge.script = [Step(), Step(), *[Step(status=400)] * 20]
+    code, said, err = call(*given)
+    assert (code, said) == (4, "")
+    assert judge.key not in err
+    assert not out.exists()
+    asked, judge.script = len(judge.calls), []
+    code, said, err = call(*given, "--json")
+    assert code == 0, err
+    assert "scores" not in err
+    assert 0 < len(judge.calls) - asked <= 4  # of two forget and two retain questions
+    metrics = json.loads(said)["metrics"]
+    found = {name: metrics[name]["value"] for name in ("acc_forget", "acc_recover", "acc_retain")}
+    assert found == {"acc_forget": 1, "acc_recover": 0, "acc_retain": 0}
+
+
+def test_a_model_on_this_machine_may_be_the_judge(
+    scored: tuple[Path, Any],
+    models: tuple[Path, Path],
+    data: str,
+    call: Call,
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MSA_LITE_CACHE", str(tmp_path / "cache"))
+    model = make_checkpoint("llama", max_position_embeddings=8192)
+    out = shutil.copytree(scored[0], tmp_path / "out")
+    code, said, err = call(*arguments(models, data, out, "--judge", "local", "--judge-model", model, "--json"))
+    assert code == 0, err
+    report = json.loads(said)
+    assert (report["settings"]["judge"]["kind"], report["settings"]["judge"]["model"]) == ("local", str(model))
+    assert [report["metrics"][name]["n"] for name in ("acc_forget", "acc_recover", "acc_retain")] == [2, 2, 2]
+    assert set(err.split()) & {"scores", "scores:"} == set()
+
+
+def test_a_recipe_is_scored_on_tofu(recipe: dict[str, Any], data: str, history: Path, tmp_path: Path) -> None:
+    recipe["evaluate"] = {
+        "benchmark": "tofu", "split": "forget01", "data": data, "ideal": str(history / "ideal"), "limit": 2,
+        "compat": ["es_floor"],
+    }  # fmt: skip
+    reports = msa_lite.run(recipe).reports
+    assert list(reports) == ["target", "ideal", "unlearned"]
+    for name, report in reports.items():
+        assert set(report.metrics) == METRICS | MEMBERSHIP
+        assert report.settings["compat"] == ["es_floor"]
+        assert report.metrics["forget_quality"].value is not None
+        assert (tmp_path / "run/evaluation" / name / "forget.jsonl").is_file()
+    assert reports["ideal"].metrics["forget_quality"].value == 1
+    assert "forget quality" in (tmp_path / "run/report.md").read_text()
