@@ -1,13 +1,15 @@
 """Teacher-forced scores: one forward pass over a text yields whatever any metric needs of its tokens.
 
 A bundle is all that is scored of one item: the right answer to a question, say, and five wrong ones. What its texts
-have in common at the beginning runs through the model once, and the texts go on from its key-value cache. Bundles are
-taken in order of length under a budget of tokens, so results do not depend on file order and padding is short.
+have in common at the beginning runs through the model once, what many bundles begin with (a system message) once for
+all of them, and the texts go on from the key-value cache. Batches are made under a budget of tokens, of texts of one
+length, so results do not depend on file order and padding is short.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -19,7 +21,9 @@ from msa_lite.data import IGNORE, Example
 from msa_lite.errors import StageError
 from msa_lite.evals.models import Runner
 
-_WORTH_SHARING = 8  # tokens; for less, a second pass costs more than it saves
+WORTH_SHARING = 8  # tokens; for less, a second pass costs more than it saves
+_ALIKE = 0.75  # bundles are run together that share no less than this part of what the first shares
+_BATCHES = 8  # of texts at a time from which those of one length are put into a batch
 _LEAST_VARIANCE = 1e-6  # of log-probabilities under the model, as in open-unlearning's Min-K++
 
 
@@ -48,16 +52,29 @@ class _Bundle:
     def shared(self) -> int:
         if len(self.texts) < 2:
             return 0
-        ids = zip(*(text.ids for text in self.texts), strict=False)
-        common = sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, ids))
         # The last token before an answer predicts its first one, so it belongs to the texts.
-        common = min([common, *(len(text.prompt_ids) - 1 for text in self.texts)])
-        return common if common >= _WORTH_SHARING else 0
+        common = min([common_start([t.ids for t in self.texts]), *(len(text.prompt_ids) - 1 for text in self.texts)])
+        return common if common >= WORTH_SHARING else 0
 
     @cached_property
-    def width(self) -> int:
-        """Tokens that go through the model behind the shared ones, of the longest text; the last is only predicted."""
-        return max(len(text.ids) for text in self.texts) - 1 - self.shared
+    def tokens(self) -> int:
+        """Tokens of all texts; the last of each is only predicted."""
+        return sum(len(text.ids) - 1 for text in self.texts)
+
+
+@dataclass(frozen=True)
+class _Past:
+    """What has run of each row of a batch: key-value cache, and (rows, tokens) mask of what may be attended to."""
+
+    cache: Any
+    mask: Any
+
+    def rows(self, chosen: Any) -> _Past:
+        """The past of the chosen rows, each as often as it is named; this one stays as it is."""
+        cache = copy(self.cache)
+        cache.layers = [copy(layer) for layer in cache.layers]
+        cache.batch_select_indices(chosen)
+        return _Past(cache, self.mask[chosen])
 
 
 def score_bundles(
@@ -80,25 +97,25 @@ def score_bundles(
             todo.append(_Bundle(index, scored))
         else:
             yield [(index, [_nothing(with_z) for _ in texts])]
-    # Bundles with and without a shared beginning do not mix; the longest come first, so that memory runs out early.
-    todo.sort(key=lambda b: (b.shared > 0, -(b.shared + b.width), b.index))
+    # Those that share about as much are run together; the longest come first, so that memory runs out early.
+    todo.sort(key=lambda b: (-b.shared, -max(len(text.ids) for text in b.texts), b.index))
     while todo:
         count = _fitting(todo, runner.budget)
-        batch = todo[:count]
-        tokens = _tokens(batch)
+        group = todo[:count]
         try:
-            results = _score(runner, batch, with_z, hidden)
+            results = _score(runner, group, with_z, hidden)
         except RuntimeError as error:
-            if not runner.lower_budget(error, tokens):
+            longest = max(len(text.ids) - 1 for b in group for text in b.texts)
+            if not runner.lower_budget(error, min(runner.budget, longest * sum(len(b.texts) for b in group))):
                 raise
-            if count == 1:
+            if count == 1 and runner.budget < longest:
                 raise StageError(
-                    f"out of memory with a single item of {len(batch[0].texts)} texts and {tokens} tokens; use a GPU "
-                    "with more memory, or a 4-bit or smaller model"
+                    f"out of memory with a single item of {len(group[0].texts)} texts and {group[0].tokens} tokens; "
+                    "use a GPU with more memory, or a 4-bit or smaller model"
                 ) from error
             continue
         todo = todo[count:]
-        yield [(b.index, _in_place(bundles[b.index], r, with_z)) for b, r in zip(batch, results, strict=True)]
+        yield [(b.index, _in_place(bundles[b.index], r, with_z)) for b, r in zip(group, results, strict=True)]
 
 
 def _nothing(with_z: bool) -> TokenScores:
@@ -117,87 +134,97 @@ def _is_scored(text: Example) -> bool:
     return any(label != IGNORE for label in text.labels[1:])
 
 
-def _tokens(batch: Sequence[_Bundle]) -> int:
-    return sum(len(b.texts) for b in batch) * (max(b.shared for b in batch) + max(b.width for b in batch))
+def common_start(rows: Sequence[Sequence[int]]) -> int:
+    """How many tokens all rows begin with alike."""
+    return sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, zip(*rows, strict=False)))
 
 
 def _fitting(todo: Sequence[_Bundle], budget: int) -> int:
-    """How many of the first bundles go into one batch: at least one, all of one kind, rows × width in the budget."""
-    rows = shared = width = 0
+    """How many of the first bundles are run together: at least one, what they share within the budget."""
+    most, tokens = todo[0].shared, 0
     for count, bundle in enumerate(todo):
-        rows += len(bundle.texts)
-        shared, width = max(shared, bundle.shared), max(width, bundle.width)
-        if count and (rows * (shared + width) > budget or (bundle.shared > 0) != (todo[0].shared > 0)):
+        tokens += bundle.tokens
+        alike = bundle.shared >= _ALIKE * most
+        if count and not (alike and most * (count + 1) <= budget and tokens <= _BATCHES * budget):
             return count
     return len(todo)
 
 
-def _score(runner: Runner, batch: Sequence[_Bundle], with_z: bool, hidden: int | None) -> list[list[TokenScores]]:
+def _score(runner: Runner, group: Sequence[_Bundle], with_z: bool, hidden: int | None) -> list[list[TokenScores]]:
+    """Scores of each bundle's texts. Batches are made of texts of one length, whichever bundles they belong to."""
     import torch
 
+    shared = min(bundle.shared for bundle in group)
+    texts = [text for bundle in group for text in bundle.texts]
+    owners = [row for row, bundle in enumerate(group) for _ in bundle.texts]
+    order = sorted(range(len(texts)), key=lambda i: -len(texts[i].ids))
+    scores: dict[int, TokenScores] = {}
     with torch.inference_mode():
-        states = _run(runner, batch, hidden)
-        wanted: list[int] = []
-        places: list[tuple[int, int]] = []
-        rows = [(text, bundle.shared) for bundle in batch for text in bundle.texts]
-        for row, (text, shared) in enumerate(rows):
-            labels = text.labels[shared + 1 :]
-            positions = [t for t, label in enumerate(labels) if label != IGNORE]
-            places.extend((row, t) for t in positions)
-            wanted.extend(labels[t] for t in positions)
-        row_of, position = torch.tensor(places, device=runner.device).T
-        scores = _reduce(runner, states[row_of, position], torch.tensor(wanted, device=runner.device), with_z)
-    counts = np.bincount(row_of.cpu().numpy(), minlength=len(rows))
-    cuts = np.cumsum(counts)[:-1]
-    columns = [np.split(values, cuts) for values in scores]
-    texts = iter([TokenScores(*values) for values in zip(*columns, strict=True)])
-    return [[next(texts) for _ in bundle.texts] for bundle in batch]
+        past = _run_shared(runner, [bundle.texts[0].ids[:shared] for bundle in group], hidden) if shared else None
+        while order:
+            count = max(1, runner.budget // (len(texts[order[0]].ids) - 1))
+            batch, order = order[:count], order[count:]
+            own = past.rows(torch.tensor([owners[i] for i in batch], device=runner.device)) if past else None
+            states, _ = _run(runner, [texts[i].ids[shared:-1] for i in batch], own, hidden, keep=False)
+            labels = [texts[i].labels[shared + 1 :] for i in batch]
+            scores |= zip(batch, _reduce(runner, states, labels, with_z), strict=True)
+    found = (scores[i] for i in range(len(texts)))
+    return [[next(found) for _ in bundle.texts] for bundle in group]
 
 
-def _run(runner: Runner, batch: Sequence[_Bundle], hidden: int | None) -> Any:
-    """(rows, width, ·) states of all texts of a batch, behind what each bundle shares."""
+def _run_shared(runner: Runner, rows: Sequence[list[int]], hidden: int | None) -> _Past:
+    """The past of rows of equal length. What all begin with, a system message say, runs once."""
+    import torch
+
+    common = common_start(rows)
+    if len(rows) < 2 or common < WORTH_SHARING:
+        return _run(runner, rows, None, hidden)[1]
+    _, first = _run(runner, [rows[0][:common]], None, hidden)
+    past = first.rows(torch.zeros(len(rows), dtype=torch.long, device=runner.device))
+    rest = [row[common:] for row in rows]
+    return _run(runner, rest, past, hidden)[1] if rest[0] else past
+
+
+def _run(
+    runner: Runner, rows: Sequence[list[int]], past: _Past | None, hidden: int | None, keep: bool = True
+) -> tuple[Any, _Past]:
+    """(rows, width, ·) states of rows that go on behind their past, and the past behind them.
+
+    Shorter rows are padded on the right, so only rows of equal length can be gone on from. keep: whether they will be.
+    """
     import torch
 
     def tensor(values: list[list[int]]) -> Any:
         return torch.tensor(values, device=runner.device)
 
-    def visible(ids: Any, mask: Any) -> Any:
-        return mask if hidden is None else mask * (ids != hidden)
-
-    cache = mask = None
-    most = max(bundle.shared for bundle in batch)
-    if most:  # padded on the left, so that the texts follow right behind
-        heads = [bundle.texts[0].ids[: bundle.shared] for bundle in batch]
-        gaps = [most - len(head) for head in heads]
-        ids = tensor([[0] * gap + head for gap, head in zip(gaps, heads, strict=True)])
-        mask = visible(ids, tensor([[0] * gap + [1] * len(head) for gap, head in zip(gaps, heads, strict=True)]))
-        positions = tensor([[0] * gap + list(range(len(head))) for gap, head in zip(gaps, heads, strict=True)])
-        _, cache = runner.states(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True)
-        owner = torch.tensor([row for row, b in enumerate(batch) for _ in b.texts], device=runner.device)
-        cache.batch_select_indices(owner)
-        mask = mask[owner]
-    width = max(bundle.width for bundle in batch)
-    tails = [(text.ids[bundle.shared : -1], bundle.shared) for bundle in batch for text in bundle.texts]
-    ids = tensor([tail + [0] * (width - len(tail)) for tail, _ in tails])
-    own = visible(ids, tensor([[1] * len(tail) + [0] * (width - len(tail)) for tail, _ in tails]))
+    start = past.mask.shape[1] if past else 0
+    width = max(map(len, rows))
+    ids = tensor([row + [0] * (width - len(row)) for row in rows])
+    mask = tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows])
+    if hidden is not None:
+        mask = mask * (ids != hidden)
+    mask = torch.cat([past.mask, mask], dim=1) if past else mask
     # Padding repeats the last position: one beyond the model's window must not be looked up.
-    positions = tensor([[start + min(t, len(tail) - 1) for t in range(width)] for tail, start in tails])
-    states, _ = runner.states(
+    positions = tensor([[start + min(t, len(row) - 1) for t in range(width)] for row in rows])
+    states, cache = runner.states(
         input_ids=ids,
-        attention_mask=own if mask is None else torch.cat([mask, own], dim=1),
+        attention_mask=mask,
         position_ids=positions,
-        past_key_values=cache,
-        use_cache=cache is not None,
+        past_key_values=past.cache if past else None,
+        use_cache=keep or past is not None,
     )
-    return states
+    return states, _Past(cache, mask)
 
 
-def _reduce(runner: Runner, states: Any, wanted: Any, with_z: bool) -> list[np.ndarray]:
-    """(n,) log-probabilities, matches and, where wanted, z of n positions; all sums over the vocabulary in fp32."""
+def _reduce(runner: Runner, states: Any, labels: Sequence[list[int]], with_z: bool) -> Iterator[TokenScores]:
+    """Scores of each row of (rows, width, ·) states; all sums over the vocabulary in fp32."""
     import torch
 
+    places = [(row, t) for row, known in enumerate(labels) for t, label in enumerate(known) if label != IGNORE]
+    wanted = torch.tensor([labels[row][t] for row, t in places], device=runner.device)
+    row_of, position = torch.tensor(places, device=runner.device).T
     found: list[list[Any]] = [[], [], []] if with_z else [[], []]
-    for part, logits in runner.blocks(states):
+    for part, logits in runner.blocks(states[row_of, position]):
         matches = logits.argmax(-1) == wanted[part]
         scores = torch.log_softmax(logits, dim=-1)
         picked = scores.gather(-1, wanted[part][:, None])[:, 0]
@@ -209,4 +236,6 @@ def _reduce(runner: Runner, states: Any, wanted: Any, with_z: bool) -> list[np.n
             # Not E[x²] − E[x]²: where predictions are nearly uniform, nothing exact would be left of the difference.
             variance = (chances * (scores - mean[:, None]).square()).sum(-1)
             found[2].append((picked - mean) / variance.clamp_min(_LEAST_VARIANCE).sqrt())
-    return [torch.cat(parts).cpu().numpy() for parts in found]
+    cuts = np.cumsum(np.bincount([row for row, _ in places], minlength=len(labels)))[:-1]
+    columns = [np.split(torch.cat(parts).cpu().numpy(), cuts) for parts in found]
+    return (TokenScores(*values) for values in zip(*columns, strict=True))

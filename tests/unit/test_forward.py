@@ -185,7 +185,7 @@ def test_a_batch_too_large_for_the_memory_is_halved() -> None:
     model = wide_model("llama")
     wanted = score(model, BUNDLES)
     longest = max(len(item.ids) for bundle in BUNDLES for item in bundle)
-    with Crowded(model, 4 * longest):
+    with Crowded(model, 2 * longest):
         runner = Runner(model, ALL)
         found = dict(pair for batch in score_bundles(runner, BUNDLES, with_z=True) for pair in batch)
     assert_equal([found[i] for i in range(len(BUNDLES))], wanted)
