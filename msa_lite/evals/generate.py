@@ -1,18 +1,21 @@
 """Answers of a model: greedy, or sampled where published numbers were.
 
 Greedy decoding is our own loop, since rows that have ended leave the batch: a batch costs what its answers are long,
-not its longest answer times its rows.
+not its longest answer times its rows. What all its prompts begin with, a system message say, runs once.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from msa_lite.errors import StageError
+from msa_lite.evals.forward import WORTH_SHARING, common_start
 from msa_lite.evals.models import Runner
 
+_EXPECTED = 0.25  # of the tokens that an answer may have, in the mean
 _LEAVE = 0.75  # rows are taken out when no more than this share of them goes on; taking out copies the cache
 
 
@@ -49,8 +52,8 @@ def generate(
     """
     todo = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     while todo:
-        width = len(prompts[todo[0]]) + decoding.max_new_tokens
-        batch = todo[: max(1, runner.budget // width)]
+        width = len(prompts[todo[0]]) + math.ceil(_EXPECTED * decoding.max_new_tokens)
+        batch = todo[: max(1, runner.cache_budget // width)]
         ids = [prompts[i] for i in batch]
         try:
             if decoding.samples:
@@ -99,20 +102,24 @@ def _greedy(
     import torch
 
     ends = torch.tensor(sorted(_ends(runner, tokenizer)) or [-1], device=runner.device)
-    ids, mask = _left_padded(runner, prompts, 0)
+    beginning, cache = _run_beginning(runner, prompts, hidden)
+    shared = len(beginning)
+    ids, mask = _left_padded(runner, [prompt[shared:] for prompt in prompts], 0)
+    before = torch.tensor([beginning] * len(prompts), dtype=ids.dtype, device=runner.device)
+    mask = torch.cat([torch.ones_like(before), mask], dim=1)
     if hidden is not None:
-        mask = mask * (ids != hidden)
+        mask = mask * (torch.cat([before, ids], dim=1) != hidden)
     rows = torch.arange(len(prompts), device=runner.device)  # of the batch, that still go on
     room = [min(decoding.max_new_tokens, (runner.window or 1 << 60) - len(p)) for p in prompts]
     limits = torch.tensor(room, device=runner.device)
     answers: list[list[int]] = [[] for _ in prompts]
-    cache = None
+    started = False
     with torch.inference_mode():
         # As `generate` of transformers does: the first visible token has position 0.
-        positions = (mask.cumsum(-1) - 1).clamp_min(0)
+        positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, shared:]
         alive = limits > 0
         while alive.any():
-            if cache is None or int(alive.sum()) <= _LEAVE * len(rows):
+            if not started or int(alive.sum()) <= _LEAVE * len(rows):
                 keep = alive.nonzero().flatten()
                 rows, ids, mask, positions, alive = (x[keep] for x in (rows, ids, mask, positions, alive))
                 if cache is not None:
@@ -128,9 +135,33 @@ def _greedy(
             alive = alive & ~ended & (positions.new_tensor([len(answers[r]) for r in rows.tolist()]) < limits[rows])
             if decoding.stop:
                 alive = alive & positions.new_tensor(_unstopped(tokenizer, answers, rows, decoding.stop)).bool()
+            started = True
             ids, positions = chosen[:, None], positions[:, -1:] + 1
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
     return [_finish(tokenizer.decode(a, skip_special_tokens=True), decoding.stop) for a in answers]
+
+
+def _run_beginning(runner: Runner, prompts: Sequence[list[int]], hidden: int | None) -> tuple[list[int], Any]:
+    """What all prompts begin with, a system message say, and the key-value cache of it for each of them; or nothing.
+
+    Between it and the rest of a short prompt there is padding, which a layer that looks back so many places, or that
+    keeps a state instead of a cache, would take for tokens. Where there are such layers, nothing is shared.
+    """
+    import torch
+    from transformers.cache_utils import DynamicLayer
+
+    shared = min(common_start(prompts), min(map(len, prompts)) - 1)
+    if len(prompts) < 2 or shared < WORTH_SHARING:
+        return [], None
+    ids = torch.tensor([prompts[0][:shared]], device=runner.device)
+    mask = torch.ones_like(ids) if hidden is None else (ids != hidden).long()
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    with torch.inference_mode():
+        _, cache = runner.states(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True)
+        if any(type(layer) is not DynamicLayer for layer in cache.layers):
+            return [], None
+        cache.batch_repeat_interleave(len(prompts))
+    return prompts[0][:shared], cache
 
 
 def _unstopped(tokenizer: Any, answers: list[list[int]], rows: Any, stop: tuple[str, ...]) -> list[bool]:

@@ -16,7 +16,8 @@ from msa_lite.io.adapter import ADAPTER_CONFIG
 from msa_lite.io.hub import fetch
 
 _BLOCK_BYTES = 64 << 20  # fp32 logits held at a time
-_START_TOKENS = {"cpu": 4096, "cuda": 65536}  # of one batch; halved on a GPU until it fits
+_START_TOKENS = {"cpu": 2048, "cuda": 65536}  # of one batch; halved on a GPU until it fits
+_CACHED = {"cpu": 4, "cuda": 1}  # times as many may lie in a cache; on a CPU, a step costs little less for few rows
 
 
 def checkpoint_folder(folder: Path) -> Path:
@@ -71,6 +72,11 @@ class Runner:
     def vocabulary(self) -> int:
         """Logits of one position."""
         return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @property
+    def cache_budget(self) -> int:
+        """Tokens of a batch that are held in the key-value cache while answers are generated."""
+        return self.budget * _CACHED["cuda" if self.device.type == "cuda" else "cpu"]
 
     @property
     def block_rows(self) -> int:
