@@ -1,0 +1,119 @@
+"""Deviations of published code: each changes what it says and nothing else, and only where it is asked for."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.data import Prompter, Template
+from msa_lite.errors import UsageError
+from msa_lite.evals.benchmark import Record
+from msa_lite.evals.compat import PRESETS, SWITCHES, resolve_compat
+from msa_lite.evals.models import Runner
+from msa_lite.evals.records import run_items
+from msa_lite.evals.suite import load_benchmark
+from msa_lite.evals.tofu import Tofu
+from tests.conftest import tiny_tokenizer
+from tests.muse_data import make_prompter
+from tests.plain import plain_answer, plain_scores, wide_model
+from tests.tofu_data import made_up, make_tofu, shortened, token_scores, write_tofu
+
+
+def loaded(folder: Path, compat: Iterable[str] = (), prompter: Prompter | None = None) -> Tofu:
+    """The small TOFU with some switches on."""
+    options: dict[str, Any] = {"split": "forget01", "data": write_tofu(folder), "compat": frozenset(compat)}
+    tofu = load_benchmark("tofu", prompter or make_prompter(), **options)
+    assert isinstance(tofu, Tofu)
+    return shortened(tofu)
+
+
+def run(tofu: Tofu) -> list[Record]:
+    return run_items(Runner(wide_model("llama")), tofu, "forget")
+
+
+def changed(one: Any, other: Any, name: str = "") -> set[str]:
+    """Names of the values that differ between two records, or lists of them."""
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        return {found for key in one for found in changed(one[key], other[key], key)}
+    if isinstance(one, list) and len(one) == len(other):
+        return {found for a, b in zip(one, other, strict=True) for found in changed(a, b, name)}
+    return set() if one == (pytest.approx(other, abs=1e-6) if isinstance(other, float) else other) else {name}
+
+
+@pytest.mark.parametrize(
+    ("switch", "values"),
+    [
+        ("es_floor", {"extraction_strength"}),
+        ("arithmetic_truth_ratio", {"truth_ratio"}),
+        ("drop_last_token", set()),  # TOFU's answers end in an end token, which is left out in any case
+        ("mask_eq_pad", set()),  # a padding token of its own stands in no prompt
+        ("no_stemmer", set()),  # of MUSE alone
+    ],
+)
+def test_a_switch_changes_what_it_says_and_nothing_else(switch: str, values: set[str], tmp_path: Path) -> None:
+    plain, switched = loaded(tmp_path / "a"), loaded(tmp_path / "b", [switch])
+    assert changed(run(plain), run(switched)) == values
+    assert (plain.describe()["compat"], switched.describe()["compat"]) == ([], [switch])
+
+
+def test_nothing_right_has_a_strength_of_one_token_with_the_floor(tmp_path: Path) -> None:
+    tofu = make_tofu(tmp_path)
+    for floor, wanted in ((False, 0), (True, 1 / 4)):  # of four tokens without the end
+        record = made_up(tofu, "forget", 0, answer=[token_scores([0.5] * 5, "00001", floor)])
+        assert record["extraction_strength"] == pytest.approx(wanted)
+
+
+def test_wrong_answers_are_averaged_as_probabilities_on_request(tmp_path: Path) -> None:
+    texts = {"paraphrased": [token_scores([1 / 4])], "perturbed": [token_scores([1 / 8]), token_scores([1 / 2])]}
+    for compat, wanted in ((frozenset[str](), 1 / 4), (frozenset({"arithmetic_truth_ratio"}), 5 / 16)):
+        tofu = make_tofu(tmp_path / str(len(compat)), compat=compat)
+        # √(1/8 · 1/2) = 1/4, (1/8 + 1/2)/2 = 5/16; each beside 1/4
+        assert made_up(tofu, "forget", 0, **texts)["truth_ratio"] == pytest.approx(4 * wanted)
+
+
+def test_ends_of_turn_are_hidden_on_request_where_they_are_the_padding(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(chat=True)  # each turn of whose prompts ends in its end token
+    tokenizer.pad_token = None
+    prompter = Prompter.build(tokenizer, "auto", Template())
+    plain, switched = (loaded(tmp_path / str(n), names, prompter) for n, names in enumerate(([], ["mask_eq_pad"])))
+    end = tokenizer.eos_token_id
+    model = wide_model("llama")
+    padded = copy.deepcopy(tokenizer)
+    padded.pad_token = "<pad>"
+    for tofu, hidden in ((plain, None), (switched, end)):
+        for item, record in zip(tofu.sets["forget"].items, run(tofu), strict=True):
+            wanted = plain_scores(model, item.texts["answer"][0], hidden).log_probs
+            assert record["scores"]["answer"][0]["loss"] == pytest.approx(-wanted.mean(), abs=1e-5)
+            assert record["generated"] == plain_answer(model, padded, item.prompt or [], 6, hidden)
+    assert {"probability", "truth_ratio"} <= changed(run(plain), run(switched))
+
+
+def test_plain_prompts_end_in_a_blank_on_request(tmp_path: Path) -> None:
+    plain, switched = loaded(tmp_path / "a"), loaded(tmp_path / "b", ["trailing_blank"])
+    for one, other in zip(plain.sets["forget"].items, switched.sets["forget"].items, strict=True):
+        texts = [plain.tokenizer.decode(item.prompt) for item in (one, other)]
+        assert texts[1] == texts[0] + " "
+        # What is said is the same; where it is cut is not.
+        whole = [item.texts["answer"][0] for item in (one, other)]
+        assert whole[0].ids == whole[1].ids
+        assert len(whole[0].prompt_ids) + 1 == len(whole[1].prompt_ids)
+    chats = [loaded(tmp_path / name, names, make_prompter(chat=True)) for name, names in (("c", []), ("d", SWITCHES))]
+    assert chats[0].sets["forget"].digest() == chats[1].sets["forget"].digest()
+
+
+def test_presets_stand_for_switches() -> None:
+    assert resolve_compat([]) == frozenset()
+    assert resolve_compat(["open-unlearning", "es_floor"]) == frozenset(PRESETS["open-unlearning"])
+    assert all(set(names) <= set(SWITCHES) for names in PRESETS.values())
+    assert resolve_compat([*PRESETS]) == resolve_compat([*SWITCHES])  # each belongs to somebody's code
+
+
+@pytest.mark.parametrize(("wrong", "meant"), [("es_flor", "es_floor"), ("open_unlearning", "open-unlearning")])
+def test_an_unknown_name_is_told_with_the_nearest(wrong: str, meant: str) -> None:
+    with pytest.raises(UsageError, match=f"compat: unknown '{wrong}' \\(did you mean '{meant}'"):
+        resolve_compat(["muse", wrong])
