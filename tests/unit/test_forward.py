@@ -23,8 +23,8 @@ ALL = 10**6
 Bundle = Sequence[Example]
 
 
-def question(about: str, answers: Sequence[str], template: Template = PLAIN) -> list[Example]:
-    prompter = make_prompter(template=template)
+def question(about: str, answers: Sequence[str], template: Template = PLAIN, chat: bool = False) -> list[Example]:
+    prompter = make_prompter(chat, template)
     return [prompter.example(0, about, answer) for answer in answers]
 
 
@@ -48,6 +48,11 @@ BUNDLES: list[Bundle] = [
     question("Why?", ["Because.", "Because.", "Because. I said so."]),  # the same text twice
     question("Where is it?", ["It is over there.", "is it?"], Template("Question: {question}\nAnswer: ", "{answer}")),
     [Example(0, [7], [7]), Example(0, [], [])],  # nothing that anything comes before
+    # One system message before all of them, and as much again in common to some.
+    question("Where is it?", ["It is over there.", "Here."], chat=True),
+    question("Where is it?", ["Nowhere.", "It is not over there."], chat=True),
+    question("Where is it? " * 8, ["It is over there."] * 2, chat=True),
+    question("Who?", ["Nobody", "It was I, who stood over there."], chat=True),
 ]
 
 

@@ -21,6 +21,8 @@ TOKENS = 12
 PROMPTER = make_prompter()
 ABOUT = ["Where is it?", "Who was it that stood over there?", "Why?", "Quo vadis, domine?", "Is it so?" * 5, "", "It?"]
 PROMPTS = [PROMPTER.prompt(about) for about in ABOUT]
+# Behind a system message that is the same for all; the end token, 1, ends each turn.
+CHATS = [make_prompter(chat=True).prompt(about) for about in ABOUT]
 
 
 def answers(
@@ -35,8 +37,8 @@ def answers(
     return [found[i] for i in range(len(prompts))]
 
 
-def plain(model: Any, hidden: int | None = None) -> list[list[str]]:
-    return [[plain_answer(model, PROMPTER.tokenizer, prompt, TOKENS, hidden)] for prompt in PROMPTS]
+def plain(model: Any, hidden: int | None = None, prompts: Sequence[list[int]] = PROMPTS) -> list[list[str]]:
+    return [[plain_answer(model, PROMPTER.tokenizer, prompt, TOKENS, hidden)] for prompt in prompts]
 
 
 def model_that_ends(kind: str) -> Any:
@@ -75,6 +77,17 @@ def test_rows_that_have_ended_leave_the_batch(kind: str) -> None:
     assert rows[0] == len(PROMPTS)
     assert sum(rows) < 0.9 * TOKENS * len(PROMPTS)
     assert sorted(rows, reverse=True) == rows
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
+def test_what_all_prompts_begin_with_makes_no_difference(kind: str) -> None:
+    model = wide_model(kind)
+    for hidden in (None, 1):
+        wanted = plain(model, hidden, CHATS)
+        assert len({text for (text,) in wanted}) > 2
+        for budget in (1, 200, ALL):
+            assert answers(model, CHATS, budget=budget, hidden=hidden) == wanted
+    assert answers(model, CHATS[:1] * 3) == [answers(model, CHATS[:1])[0]] * 3
 
 
 def test_an_answer_may_end_with_its_first_token() -> None:
