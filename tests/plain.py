@@ -18,12 +18,14 @@ WIDE = {"initializer_range": 0.3}
 
 
 KINDS = ["llama", "qwen2", "olmo2", "gpt2"]
-# Gemma 2 and Mistral look 8 tokens back; all but Mistral change their logits behind the head.
+# Gemma 2 and Mistral look 8 tokens back; Gemma 2, Granite and Cohere change their logits behind the head; LFM 2 has a
+# layer that keeps a state in the place of a cache.
 SPECIAL: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("Gemma2Config", {"sliding_window": 8, "final_logit_softcapping": 2.0, "head_dim": 8}),
     "mistral": ("MistralConfig", {"sliding_window": 8}),
     "granite": ("GraniteConfig", {"logits_scaling": 3.0}),
     "cohere": ("CohereConfig", {"logit_scale": 0.25}),
+    "lfm2": ("Lfm2Config", {"layer_types": ["conv", "full_attention"], "block_multiple_of": 16}),
 }
 
 

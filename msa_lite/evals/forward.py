@@ -19,7 +19,7 @@ import numpy as np
 
 from msa_lite.data import IGNORE, Example
 from msa_lite.errors import StageError
-from msa_lite.evals.models import Runner
+from msa_lite.evals.models import Runner, can_divide
 
 WORTH_SHARING = 8  # tokens; for less, a second pass costs more than it saves
 _ALIKE = 0.75  # bundles are run together that share no less than this part of what the first shares
@@ -161,6 +161,7 @@ def _score(runner: Runner, group: Sequence[_Bundle], with_z: bool, hidden: int |
     scores: dict[int, TokenScores] = {}
     with torch.inference_mode():
         past = _run_shared(runner, [bundle.texts[0].ids[:shared] for bundle in group], hidden) if shared else None
+        shared = shared if past else 0
         while order:
             count = max(1, runner.budget // (len(texts[order[0]].ids) - 1))
             batch, order = order[:count], order[count:]
@@ -172,14 +173,19 @@ def _score(runner: Runner, group: Sequence[_Bundle], with_z: bool, hidden: int |
     return [[next(found) for _ in bundle.texts] for bundle in group]
 
 
-def _run_shared(runner: Runner, rows: Sequence[list[int]], hidden: int | None) -> _Past:
-    """The past of rows of equal length. What all begin with, a system message say, runs once."""
+def _run_shared(runner: Runner, rows: Sequence[list[int]], hidden: int | None) -> _Past | None:
+    """The past of rows of equal length. What all begin with, a system message say, runs once. None where the model
+    keeps no cache that texts can go on from.
+    """
     import torch
 
     common = common_start(rows)
-    if len(rows) < 2 or common < WORTH_SHARING:
-        return _run(runner, rows, None, hidden)[1]
-    _, first = _run(runner, [rows[0][:common]], None, hidden)
+    once = len(rows) > 1 and common >= WORTH_SHARING
+    _, first = _run(runner, [rows[0][:common]] if once else rows, None, hidden)
+    if not can_divide(first.cache):
+        return None
+    if not once:
+        return first
     past = first.rows(torch.zeros(len(rows), dtype=torch.long, device=runner.device))
     rest = [row[common:] for row in rows]
     return _run(runner, rest, past, hidden)[1] if rest[0] else past

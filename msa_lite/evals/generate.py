@@ -13,7 +13,7 @@ from typing import Any
 
 from msa_lite.errors import StageError
 from msa_lite.evals.forward import WORTH_SHARING, common_start
-from msa_lite.evals.models import Runner
+from msa_lite.evals.models import Runner, can_divide
 
 _EXPECTED = 0.25  # of the tokens that an answer may have, in the mean
 _LEAVE = 0.75  # rows are taken out when no more than this share of them goes on; taking out copies the cache
@@ -119,7 +119,8 @@ def _greedy(
         positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, shared:]
         alive = limits > 0
         while alive.any():
-            if not started or int(alive.sum()) <= _LEAVE * len(rows):
+            few = int(alive.sum()) <= _LEAVE * len(rows)
+            if not started or (few and can_divide(cache)):
                 keep = alive.nonzero().flatten()
                 rows, ids, mask, positions, alive = (x[keep] for x in (rows, ids, mask, positions, alive))
                 if cache is not None:

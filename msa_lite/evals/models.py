@@ -50,6 +50,13 @@ def load_model(folder: Path) -> Any:
     return model.to(PartialState().device if cuda else "cpu").eval()
 
 
+def can_divide(cache: Any) -> bool:
+    """Whether rows can be taken out of a key-value cache: not where layers keep a state instead, as Mamba's do."""
+    from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+
+
 @dataclass
 class Runner:
     """A loaded model, and how many tokens of it fit into one batch (`budget`, lowered when memory runs out)."""

@@ -79,6 +79,11 @@ def test_rows_that_have_ended_leave_the_batch(kind: str) -> None:
     assert sorted(rows, reverse=True) == rows
 
 
+def test_rows_stay_where_the_model_keeps_states() -> None:
+    model = model_that_ends("lfm2")
+    assert answers(model) == plain(model)
+
+
 @pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
 def test_what_all_prompts_begin_with_makes_no_difference(kind: str) -> None:
     model = wide_model(kind)
