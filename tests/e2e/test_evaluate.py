@@ -18,6 +18,7 @@ from msa_lite.cli import main
 from msa_lite.evals.records import read_records
 from msa_lite.io.manifest import verify_folder
 from tests.command import run_cli
+from tests.conftest import save_adapter, save_checkpoint
 from tests.judge_server import JudgeServer, Step
 from tests.plain import WIDE
 from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, write_tofu
@@ -167,12 +168,43 @@ def test_a_data_set_that_is_not_whole_is_told_whole(models: tuple[Path, Path], c
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_holds_something_else_is_left_alone(
+    models: tuple[Path, Path], data: str, call: Call, tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine.txt").write_text("mine")
+    code, said, err = call(*arguments(models, data, tmp_path / "out"))
+    assert (code, said) == (3, "")
+    assert "choose another output folder" in err
+    assert "scores" not in err
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "mine.txt"]
+
+
+def test_an_adapter_is_scored_as_the_model_that_it_makes(
+    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: Call, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    prior = AutoModelForCausalLM.from_pretrained(models[0])
+    adapter = save_adapter(tmp_path / "adapter", prior, scale=0.5)
+    merged = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(models[0]), adapter).merge_and_unload()
+    save_checkpoint(tmp_path / "merged", merged)
+    found = []
+    for name in ("adapter", "merged"):
+        given = arguments((tmp_path / name, scored[0] / "ideal"), data, tmp_path / name / "scores", "--json")
+        code, said, err = call(*given)
+        assert code == 0, err
+        found.append({key: metric["value"] for key, metric in json.loads(said)["metrics"].items()})
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+
+
 def test_a_judge_that_fails_midway_is_asked_for_the_rest_alone(
     scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: Call, judge: JudgeServer, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    given = arguments(models, data, out, "--judge", "openai", "--judge-url", judge.url)
-    given[given.index("--ideal") + 1] = str(scored[0] / "ideal/report.json")
+    given = arguments((models[0], scored[0] / "ideal/report.json"), data, out, "--judge", "openai")
+    given += ["--judge-url", judge.url]
     judge.script = [Step(), Step(), *[Step(status=400)] * 20]
     code, said, err = call(*given)
     assert (code, said) == (4, "")

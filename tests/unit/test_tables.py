@@ -164,3 +164,14 @@ def test_rows_come_from_the_folder_and_not_from_one_of_the_same_name(tmp_path: P
         assert [item.fields["question"] for item in tofu.sets["forget"].items] == [f"Where is author {number}?"]
     changed = make_tofu(tmp_path / "0" / "data", TABLES | {"forget01_perturbed": [row(7, 1)]})
     assert [item.fields["question"] for item in changed.sets["forget"].items] == ["Where is author 7?"]
+
+
+def test_questions_that_a_choice_was_made_by_are_left_out(tmp_path: Path) -> None:
+    tofu = make_tofu(tmp_path)
+    seen = {TABLES["forget01_perturbed"][1]["question"], TABLES["retain_perturbed"][0]["question"], "another"}
+    rest = tofu.without(seen)
+    assert rest.split == "forget01 test"
+    assert {name: [item.index for item in part.items] for name, part in rest.sets.items()} == {
+        "forget": [0, 2, 3], "retain": [1, 2], "real_authors": [0, 1], "world_facts": [0, 1, 2], "holdout": [0, 1, 2],
+    }  # fmt: skip
+    assert rest.describe()["sets"]["forget"] != tofu.describe()["sets"]["forget"]
