@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.errors import MismatchError
+from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.benchmark import Asked, Benchmark, Record, Records
 from msa_lite.evals.judge import JudgeSettings, Verdict, open_judge
 from msa_lite.evals.records import Ranks, collect_records, read_records, write_records
@@ -51,12 +51,12 @@ def evaluate_benchmark(
     An ideal that is a model is scored first, into `out`/ideal. A folder made from the same inputs is read instead, and
     after a stop, items that were done are not run again. Returns None in the processes of `accelerate launch` that
     only help.
-    Raises MismatchError for an ideal that was asked other questions, and what the judge raises.
+    Raises what `check_comparable` and the judge raise.
     """
     ranks = Ranks.current()
     asked = {"model": source.identity(), "questions": benchmark.describe()}
     if isinstance(ideal, Path):
-        check_comparable(ideal, benchmark)
+        check_comparable(ideal, benchmark, out)
     inputs = asked | {"ideal": _identity(ideal), "judge": judge.describe()}
     if is_finished(out, inputs):
         return load_report(out)
@@ -108,8 +108,16 @@ def _enter_verdicts(records: Mapping[str, list[Record]], asks: Sequence[Asked], 
         entry.update(item.scores[verdict.letter])
 
 
-def check_comparable(folder: Path, benchmark: Benchmark) -> None:
-    """Raise MismatchError unless the evaluation in `folder` asked the same questions in the same way and is whole."""
+def check_comparable(folder: Path, benchmark: Benchmark, out: Path) -> None:
+    """Raise MismatchError unless the evaluation in `folder` asked the same questions in the same way and is whole.
+
+    Raises UsageError where it lies in `out`, whose content is about to be replaced.
+    """
+    if folder.resolve().is_relative_to(out.resolve()):
+        raise UsageError(
+            f"{folder}: lies in {out}, which is written anew; give the model instead, whose scores are taken up, or "
+            "another output folder"
+        )
     asked = ((load_manifest(folder) or {}).get("inputs") or {}).get("questions", {})
     wanted = json.loads(canonical_json(benchmark.describe()))
     other = [key for key, value in wanted.items() if asked.get(key) != value]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.errors import MismatchError, MsaError, StageError
+from msa_lite.errors import MismatchError, MsaError, StageError, UsageError
 from msa_lite.evals.aggregates import NO_IDEAL
 from msa_lite.evals.evaluation import evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings
@@ -157,6 +157,17 @@ def test_an_ideal_whose_records_are_gone_is_refused_before_the_model_is_run(
     with pytest.raises(MsaError, match=r"forget\.jsonl"):
         evaluated(models[0], tofu, tmp_path / "out", ideal=tmp_path / "ideal")
     assert not (tmp_path / "out.partial").exists()
+
+
+def test_an_ideal_in_the_folder_that_is_written_is_refused(
+    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path
+) -> None:
+    before, _ = evaluated(models[0], tofu, tmp_path / "out", ideal=models[1])
+    for inside in (tmp_path / "out/ideal", tmp_path / "out"):
+        with pytest.raises(UsageError, match="give the model instead"):
+            evaluated(models[0], tofu, tmp_path / "out", ideal=inside)
+    shutil.rmtree(models[1].folder)
+    assert evaluated(models[0], tofu, tmp_path / "out", ideal=models[1]) == (before, [])
 
 
 def test_records_that_were_damaged_are_made_anew(tofu: Tofu, models: tuple[Source, Source], tmp_path: Path) -> None:
