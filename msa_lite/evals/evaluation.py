@@ -118,7 +118,10 @@ def check_comparable(folder: Path, benchmark: Benchmark, out: Path) -> None:
             f"{folder}: lies in {out}, which is written anew; give the model instead, whose scores are taken up, or "
             "another output folder"
         )
-    asked = ((load_manifest(folder) or {}).get("inputs") or {}).get("questions", {})
+    manifest = load_manifest(folder) or {}
+    if manifest.get("kind") != KIND:
+        raise MismatchError(f"{folder}: not the folder of an evaluation; a report needs its records beside it")
+    asked = manifest["inputs"].get("questions", {})
     wanted = json.loads(canonical_json(benchmark.describe()))
     other = [key for key, value in wanted.items() if asked.get(key) != value]
     if other:

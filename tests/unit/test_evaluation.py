@@ -152,10 +152,14 @@ def test_an_ideal_whose_records_are_gone_is_refused_before_the_model_is_run(
     tofu: Tofu, models: tuple[Source, Source], tmp_path: Path
 ) -> None:
     evaluated(models[1], tofu, tmp_path / "ideal")
+    (tmp_path / "alone").mkdir()
+    shutil.copy(tmp_path / "ideal/report.json", tmp_path / "alone")
     (tmp_path / "ideal/forget.jsonl").unlink()
     shutil.rmtree(models[0].folder)
     with pytest.raises(MsaError, match=r"forget\.jsonl"):
         evaluated(models[0], tofu, tmp_path / "out", ideal=tmp_path / "ideal")
+    with pytest.raises(MismatchError, match="needs its records beside it"):
+        evaluated(models[0], tofu, tmp_path / "out", ideal=tmp_path / "alone")
     assert not (tmp_path / "out.partial").exists()
 
 
