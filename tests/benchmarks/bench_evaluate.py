@@ -1,0 +1,345 @@
+"""Time and peak memory of TOFU's evaluation beside a plain loop in the manner of open-unlearning, on a CPU in fp32.
+
+    python tests/benchmarks/bench_evaluate.py --data TOFU_FOLDER [--template chat|plain] [--vocabulary 32768]
+                                              [--work DIR] [--model FOLDER] [--limit N] [--threads 1] [--repeats 3]
+
+Linux only. The model is a small Llama (hidden 256, 4 layers, 4 heads) that is made in DIR and learns the forget set and
+as many retain rows for a few epochs, so that it answers in sentences and stops, as models do that TOFU is asked of. Its
+tokenizer has 4096 tokens; the vocabulary is then filled up with tokens that no text holds, as most of a large one is.
+Prompts are Llama 3's chat with its system message and date, or "Question: ... Answer:".
+
+The plain loop does as open-unlearning does: one metric after another, each in a pass of its own over its rows in file
+order, 32 at a time, padded to the longest, logits and softmax at every position; answers by `generate` of transformers.
+What open-unlearning shares is shared: truth ratio, forget quality and model utility take what passes for probabilities
+gave. It also has the model work out a loss that nobody reads; that is left out. Both sides get the same token ids;
+tokenizing the data, loading, and ROUGE, which are the same for both, are not timed.
+
+The sides take turns, each time in a fresh process. Ratios are medians over repeats of the ratio within a repeat. CPU
+seconds, user and system, are disturbed less by other processes than wall time is; system time goes into handing out
+large blocks of memory again and again. Peak is the most that the process held in that part (VmHWM), beside what it held
+before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from msa_lite.cli.output import progress_bars, quieten_libraries
+from msa_lite.data import IGNORE, DataSource, Example, Prompter, Template, encode_qa, load_rows, make_collator
+from msa_lite.evals import scoring
+from msa_lite.evals.benchmark import token_record
+from msa_lite.evals.forward import score_bundles
+from msa_lite.evals.generate import Decoding, generate
+from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.tofu import DATA, MAX_NEW_TOKENS, Tofu, load_tofu
+
+SIDES, PARTS = ("plain", "msa-lite"), ("teacher-forced", "generation")
+ROWS = 32  # of a batch of the plain loop
+TOKENS = 4096
+CHAT = (
+    "{{ bos_token }}{% for m in messages %}<|start_header_id|>{{ m['role'] }}<|end_header_id|>\n\n"
+    "{% if m['role'] == 'system' %}Cutting Knowledge Date: December 2023\nToday Date: {{ date_string }}\n\n{% endif %}"
+    "{{ m['content'] }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+Values = dict[str, dict[str, Any]]  # "set/row/text/number" → scores, "set/row" → {"answer": ...}
+
+
+def make_model(options: argparse.Namespace) -> Path:
+    """The folder of a small Llama that has learnt TOFU rows, made unless it is there."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from msa_lite.train import FitSettings, fit_vector
+
+    work, template = options.work, options.template
+    rows = load_rows(DataSource(options.data, name="forget10"))
+    rows += load_rows(DataSource(options.data, name="retain90"))[: len(rows)]
+    start = work / f"start-{template}"
+    if not start.exists():
+        write_start(start, template, [text for row in rows for text in (row.question, row.answer)])
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    examples = encode_qa(rows, Prompter.build(tokenizer, "auto", Template()))
+    settings = FitSettings("full", epochs=options.epochs, learning_rate=2e-3, weight_decay=0, batch_size=16)
+    trained = work / f"trained-{template}"
+    with progress_bars() as progress:
+        fit_vector(str(start), examples, trained, tokenizer=tokenizer, settings=settings, progress=progress)
+    folder = work / f"model-{template}-{options.vocabulary}"
+    if not folder.exists():
+        model = AutoModelForCausalLM.from_pretrained(trained)
+        model.resize_token_embeddings(options.vocabulary)  # rows that are the mean of all others: never the likeliest
+        model.config.use_cache = True
+        tokenizer.save_pretrained(folder)
+        model.save_pretrained(folder)
+    return folder
+
+
+def write_start(folder: Path, template: str, texts: Sequence[str]) -> None:
+    """Random weights, and a tokenizer made from the texts."""
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    special = ["<|begin_of_text|>", "<|eot_id|>", "<|start_header_id|>", "<|end_header_id|>"]
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=TOKENS, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    inner.train_from_iterator(texts, trainer)
+    if template == "plain":
+        inner.post_processor = processors.TemplateProcessing(
+            single=f"{special[0]} $A", special_tokens=[(special[0], 0)]
+        )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token=special[0], eos_token=special[1])
+    tokenizer.chat_template = CHAT if template == "chat" else None
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        bos_token_id=0,
+        eos_token_id=1,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def plain_scores(model: Any, benchmark: Tofu) -> Values:
+    """Probabilities of all answers, then the two memorization metrics of the forget set, a pass for each."""
+    values: Values = {}
+    for name, part in benchmark.sets.items():
+        groups: dict[tuple[str, int], dict[int, Example]] = {}
+        for item in part.items:
+            for key, texts in item.texts.items():
+                for number, text in enumerate(texts):
+                    groups.setdefault((key, number), {})[item.index] = text
+        for (key, number), rows in groups.items():
+            for index, found in plain_pass(model, rows, probabilities):
+                values[f"{name}/{index}/{key}/{number}"] = {"probability": found}
+    answers = {item.index: item.texts["answer"][0] for item in benchmark.sets["forget"].items}
+    for metric in (scoring.extraction_strength, scoring.exact_memorization):
+        for index, matches in plain_pass(model, answers, argmax_matches):
+            values[f"forget/{index}/answer/0"][metric.__name__] = metric(matches[:-1])
+    return values
+
+
+def plain_pass(model: Any, texts: dict[int, Example], reduce: Callable[[Any, Any], list[Any]]) -> list[tuple[int, Any]]:
+    """(index, what `reduce` makes of logits and labels) of every text, 32 at a time, as they come."""
+    import torch
+
+    collate, rows = make_collator(0), list(texts.items())
+    found: list[tuple[int, Any]] = []
+    for start in range(0, len(rows), ROWS):
+        some = rows[start : start + ROWS]
+        batch = collate([{"input_ids": text.ids, "labels": text.labels} for _, text in some])
+        labels = batch.pop("labels")
+        with torch.no_grad():
+            logits = model(**batch).logits
+            found += zip([index for index, _ in some], reduce(logits[:, :-1], labels[:, 1:]), strict=True)
+    return found
+
+
+def probabilities(logits: Any, labels: Any) -> list[float]:
+    """exp(−mean cross-entropy) of each row."""
+    import torch
+
+    losses = torch.nn.functional.cross_entropy(
+        logits.contiguous().transpose(1, 2), labels, ignore_index=IGNORE, reduction="none"
+    )
+    return (-losses.sum(1) / (labels != IGNORE).sum(1)).exp().tolist()
+
+
+def argmax_matches(logits: Any, labels: Any) -> list[np.ndarray]:
+    """For each label of each row, whether it is the likeliest token."""
+    chances = logits.log_softmax(-1)
+    return [
+        (row[known != IGNORE].argmax(-1) == known[known != IGNORE]).numpy()
+        for row, known in zip(chances, labels, strict=True)
+    ]
+
+
+def plain_answers(model: Any, benchmark: Tofu) -> Values:
+    """Greedy answers by transformers' own loop, 32 questions at a time, padded on the left."""
+    import torch
+
+    values: Values = {}
+    end = benchmark.tokenizer.eos_token_id
+    for name, part in benchmark.sets.items():
+        for start in range(0, len(part.items), ROWS):
+            items = part.items[start : start + ROWS]
+            prompts = [item.prompt or [] for item in items]
+            width = max(map(len, prompts))
+            ids = torch.tensor([[end] * (width - len(p)) + p for p in prompts])
+            mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+            output = model.generate(
+                ids, attention_mask=mask, max_new_tokens=MAX_NEW_TOKENS, do_sample=False, pad_token_id=end
+            )
+            texts = benchmark.tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
+            values |= {
+                f"{name}/{item.index}": {"answer": text.strip()} for item, text in zip(items, texts, strict=True)
+            }
+    return values
+
+
+def own_scores(model: Any, benchmark: Tofu) -> Values:
+    """The same by msa-lite, with all that its records keep of a text."""
+    values: Values = {}
+    runner = Runner(model)
+    for name, part in benchmark.sets.items():
+        bundles = [[text for group in item.texts.values() for text in group] for item in part.items]
+        for batch in score_bundles(runner, bundles):
+            for at, scores in batch:
+                item, left = part.items[at], iter(scores)
+                for key, texts in item.texts.items():
+                    for number in range(len(texts)):
+                        record = token_record(next(left), part.ends, False)
+                        values[f"{name}/{item.index}/{key}/{number}"] = record
+    return values
+
+
+def own_answers(model: Any, benchmark: Tofu) -> Values:
+    """The same answers by msa-lite."""
+    values: Values = {}
+    runner = Runner(model)
+    for name, part in benchmark.sets.items():
+        prompts = [item.prompt or [] for item in part.items]
+        for batch in generate(runner, benchmark.tokenizer, prompts, Decoding(MAX_NEW_TOKENS)):
+            values |= {f"{name}/{part.items[at].index}": {"answer": texts[0]} for at, texts in batch}
+    return values
+
+
+RUNS = {"plain": (plain_scores, plain_answers), "msa-lite": (own_scores, own_answers)}
+
+
+def run_side(side: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Both parts on one side, in this process: wall and user seconds, peak memory in MB, and the values."""
+    import torch
+    import transformers
+
+    quieten_libraries(verbose=False)
+    torch.set_num_threads(options.threads)
+    model = load_model(options.model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
+    benchmark = load_tofu(Prompter.build(tokenizer, "auto", Template()), options.data, limit=options.limit)
+    benchmark.sets.pop("holdout", None)  # type: ignore[attr-defined]
+    model(input_ids=torch.tensor([benchmark.sets["forget"].items[0].prompt]))  # not counted
+    result: dict[str, Any] = {"before": memory("VmRSS")}
+    for part, run in zip(PARTS, RUNS[side], strict=True):
+        Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+        start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
+        values = run(model, benchmark)
+        wall, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_SELF)
+        user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
+        result[part] = {"wall": wall, "user": user, "cpu": user + system, "peak": memory("VmHWM"), "values": values}
+    lengths = [len(tokenizer(found["answer"], add_special_tokens=False)["input_ids"]) for found in values.values()]
+    return result | {"lengths": lengths}
+
+
+def memory(key: str) -> float:
+    """MB of this process."""
+    return int(Path("/proc/self/status").read_text().partition(f"{key}:")[2].split()[0]) * 1024 / 1e6
+
+
+def compare(plain: dict[str, Any], own: dict[str, Any]) -> str:
+    """How far the values of the two sides are apart."""
+    scores, others = (side["teacher-forced"]["values"] for side in (plain, own))
+    answers, other_answers = (side["generation"]["values"] for side in (plain, own))
+    assert scores.keys() == others.keys()
+    assert answers.keys() == other_answers.keys()
+    far = max(abs(scores[key]["probability"] - others[key]["probability"]) for key in scores)
+    found = [f"probabilities of {len(scores)} answers differ by at most {far:.1e}"]
+    for metric in ("extraction_strength", "exact_memorization"):
+        keys = [key for key in scores if metric in scores[key]]
+        differ = sum(scores[key][metric] != others[key][metric] for key in keys)
+        found.append(f"{metric} differs for {differ} of {len(keys)}")
+    differ = sum(answers[key] != other_answers[key] for key in answers)
+    return ", ".join([*found, f"generated answers differ for {differ} of {len(answers)}"])
+
+
+def print_table(runs: dict[str, list[dict[str, Any]]]) -> None:
+    """A line a part and side: medians, ratios plain ÷ msa-lite, and peaks."""
+    keys = ("wall", "cpu", "user")
+    print(f"{'part':16}{'side':10}{'wall s':>8}{'CPU s':>8}{'user s':>8}{'peak MB':>9}{'before':>8}  plain ÷ msa-lite")
+    for part in PARTS:
+        for side in SIDES:
+            cells = [np.median([run[part][key] for run in runs[side]]) for key in keys]
+            peak, before = max(run[part]["peak"] for run in runs[side]), max(run["before"] for run in runs[side])
+            line = f"{part:16}{side:10}" + "".join(f"{cell:8.1f}" for cell in cells) + f"{peak:9.0f}{before:8.0f}"
+            if side == SIDES[-1]:
+                pairs = list(zip(runs["plain"], runs[side], strict=True))
+                ratios = {key: np.median([one[part][key] / own[part][key] for one, own in pairs]) for key in keys}
+                line += "  " + ", ".join(f"{key} {ratio:.2f}" for key, ratio in ratios.items())
+            print(line)
+
+
+def measure(options: argparse.Namespace) -> None:
+    """Let the sides take turns, each in a process of its own, and print."""
+    runs: dict[str, list[dict[str, Any]]] = {side: [] for side in SIDES}
+    for repeat in range(options.repeats):
+        for side in SIDES[:: -1 if repeat % 2 else 1]:
+            arguments = ["--side", side, "--data", options.data, "--model", options.model]
+            arguments += ["--threads", options.threads, *(["--limit", options.limit] if options.limit else [])]
+            environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+            command = [sys.executable, __file__, *map(str, arguments)]
+            done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            run = json.loads(done.stdout.splitlines()[-1])
+            runs[side].append(run)
+            times = ", ".join(f"{part} {run[part]['wall']:.1f} s ({run[part]['cpu']:.1f} s CPU)" for part in PARTS)
+            print(f"repeat {repeat}: {side}: {times}; load average {os.getloadavg()[0]:.2f}", flush=True)
+    lengths = np.array(runs["msa-lite"][0]["lengths"])
+    longest = np.mean(lengths >= MAX_NEW_TOKENS - 1)
+    print(
+        f"generated answers: {lengths.mean():.0f} tokens in the mean, 90 % at most {np.quantile(lengths, 0.9):.0f}, "
+        f"{longest:.1%} stopped at {MAX_NEW_TOKENS}"
+    )
+    print(compare(runs["plain"][0], runs["msa-lite"][0]))
+    print_table(runs)
+
+
+def main() -> None:
+    """Parse, make the model, measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default=DATA, help="TOFU as a folder in Hub layout, or its Hub id")
+    parser.add_argument("--work", type=Path, default=Path("runs/bench-evaluate"), help="where models are made and kept")
+    parser.add_argument("--template", choices=("chat", "plain"), default="chat")
+    parser.add_argument("--vocabulary", type=int, default=TOKENS)
+    parser.add_argument("--epochs", type=int, default=8, help="of the training of the small model")
+    parser.add_argument("--model", type=Path, help="a checkpoint to measure with instead")
+    parser.add_argument("--limit", type=int, help="at most so many questions of each set")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        print(json.dumps(run_side(options.side, options)))
+        return
+    quieten_libraries(verbose=False)
+    options.work.mkdir(parents=True, exist_ok=True)
+    if options.model is None:
+        options.model = make_model(options)
+    cpu = Path("/proc/cpuinfo").read_text().partition("model name\t: ")[2].partition("\n")[0] or "unknown CPU"
+    print(f"{cpu}, {os.cpu_count()} cores, {options.threads} used; load average {os.getloadavg()[0]:.2f}")
+    config = json.loads((options.model / "config.json").read_text())
+    shape = ", ".join(f"{key} {config[key]}" for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    print(f"{options.model}: {shape}; {options.limit or 'all'} questions of each set")
+    measure(options)
+
+
+if __name__ == "__main__":
+    main()
