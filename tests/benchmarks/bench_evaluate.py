@@ -36,7 +36,17 @@ from typing import Any
 import numpy as np
 
 from msa_lite.cli.output import progress_bars, quieten_libraries
-from msa_lite.data import IGNORE, DataSource, Example, Prompter, Template, encode_qa, load_rows, make_collator
+from msa_lite.data import (
+    IGNORE,
+    SYSTEM_PROMPT,
+    DataSource,
+    Example,
+    Prompter,
+    Template,
+    encode_qa,
+    load_rows,
+    make_collator,
+)
 from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import token_record
 from msa_lite.evals.forward import score_bundles
@@ -67,7 +77,11 @@ def make_model(options: argparse.Namespace) -> Path:
     rows += load_rows(DataSource(options.data, name="retain90"))[: len(rows)]
     start = work / f"start-{template}"
     if not start.exists():
-        write_start(start, template, [text for row in rows for text in (row.question, row.answer)])
+        # Of the words that all prompts hold each is one token, as in a large tokenizer.
+        same = (
+            "system user assistant Cutting Knowledge Date: December 2023\nToday Date: 10 Apr 2025\n\n" + SYSTEM_PROMPT
+        )
+        write_start(start, template, [text for row in rows for text in (f" {row.question}", f" {row.answer}", same)])
     tokenizer = AutoTokenizer.from_pretrained(start)
     examples = encode_qa(rows, Prompter.build(tokenizer, "auto", Template()))
     settings = FitSettings("full", epochs=options.epochs, learning_rate=2e-3, weight_decay=0, batch_size=16)
@@ -248,6 +262,10 @@ def run_side(side: str, options: argparse.Namespace) -> dict[str, Any]:
         user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
         result[part] = {"wall": wall, "user": user, "cpu": user + system, "peak": memory("VmHWM"), "values": values}
     lengths = [len(tokenizer(found["answer"], add_special_tokens=False)["input_ids"]) for found in values.values()]
+    items = [item for part in benchmark.sets.values() for item in part.items]
+    texts = [(item, text) for item in items for group in item.texts.values() for text in group]
+    result["prompt"] = float(np.mean([len(item.prompt or []) for item in items]))
+    result["scored"] = float(np.mean([len(text.ids) - len(item.prompt or []) for item, text in texts]))
     return result | {"lengths": lengths}
 
 
@@ -295,20 +313,22 @@ def measure(options: argparse.Namespace) -> None:
         for side in SIDES[:: -1 if repeat % 2 else 1]:
             arguments = ["--side", side, "--data", options.data, "--model", options.model]
             arguments += ["--threads", options.threads, *(["--limit", options.limit] if options.limit else [])]
-            environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+            environment = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}
             command = [sys.executable, __file__, *map(str, arguments)]
             done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
             run = json.loads(done.stdout.splitlines()[-1])
             runs[side].append(run)
             times = ", ".join(f"{part} {run[part]['wall']:.1f} s ({run[part]['cpu']:.1f} s CPU)" for part in PARTS)
             print(f"repeat {repeat}: {side}: {times}; load average {os.getloadavg()[0]:.2f}", flush=True)
-    lengths = np.array(runs["msa-lite"][0]["lengths"])
+    first = runs["msa-lite"][0]
+    print(f"prompts have {first['prompt']:.0f} tokens in the mean, answers that are scored {first['scored']:.0f}")
+    lengths = np.array(first["lengths"])
     longest = np.mean(lengths >= MAX_NEW_TOKENS - 1)
     print(
         f"generated answers: {lengths.mean():.0f} tokens in the mean, 90 % at most {np.quantile(lengths, 0.9):.0f}, "
         f"{longest:.1%} stopped at {MAX_NEW_TOKENS}"
     )
-    print(compare(runs["plain"][0], runs["msa-lite"][0]))
+    print(compare(runs["plain"][0], first))
     print_table(runs)
 
 
