@@ -90,11 +90,12 @@ def as_rows(texts: Iterator[str] | Sequence[str]) -> list[Row]:
     return [Row(i, text=text) for i, text in enumerate(texts)]
 
 
-# Benchmark → its groups, the task, and sizes: epochs of the prior and of the later models, tokens of a chunk of text.
-CASES: dict[str, tuple[Callable[[str], Groups], str | None, tuple[int, int, int]]] = {
-    "tofu": (tofu, "forget05", (10, 20, 512)),
-    "restor": (restor, "a0", (8, 2, 192)),
-    "muse": (muse, None, (8, 15, 768)),
+# Benchmark → its groups, the task, and sizes: epochs of the prior and of the later models, tokens of a chunk of text,
+# rows of a step.
+CASES: dict[str, tuple[Callable[[str], Groups], str | None, tuple[int, int, int, int]]] = {
+    "tofu": (tofu, "forget05", (10, 20, 512, 16)),
+    "restor": (restor, "a0", (8, 2, 192, 16)),
+    "muse": (muse, None, (8, 20, 768, 4)),
 }
 
 
@@ -113,8 +114,7 @@ def make_recipe(name: str, data: str, split: str | None, out: Path, format: str,
         "vector": {
             "lora": {"rank": 32, "alpha": 64, "targets": MLP},
             "epochs": epochs,
-            "learning_rate": 2e-3,
-            "batch_size": 16,
+            "learning_rate": 1e-3,
             "warmup_epochs": 0.2,
         },
         "evaluate": {"benchmark": name, "split": split, "data": data, "ideal": str(history / "ideal")},
@@ -136,7 +136,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else threads that wait hold up those that work
     quieten_libraries(verbose=False)
     name, out = arguments.benchmark, arguments.out or Path(f"runs/{arguments.benchmark}-small")
-    load_groups, split, (prior_epochs, epochs, max_length) = CASES[name]
+    load_groups, split, (prior_epochs, epochs, max_length, batch_size) = CASES[name]
     groups = {group: rows[: arguments.limit] for group, rows in load_groups(arguments.data).items()}
     epochs = max(1, round(arguments.epochs * epochs))
     settings = HistorySettings(
@@ -146,12 +146,12 @@ def main() -> None:
         prior_epochs=max(1, round(arguments.epochs * prior_epochs)),
         tuning_epochs=epochs,
         tuning_learning_rate=1e-3,
-        batch_size=16,
+        batch_size=batch_size,
         max_length=max_length,
     )
     recipe = make_recipe(name, arguments.data, split, out, "text" if groups["forget"][0].text else "qa", epochs)
     recipe["evaluate"]["limit"] = arguments.limit
-    recipe["vector"]["max_length"] = max_length
+    recipe["vector"] |= {"max_length": max_length, "batch_size": batch_size}
     with progress_bars() as progress:
         make_history(out / "history", groups, settings, progress)
         (out / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))

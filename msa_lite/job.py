@@ -24,7 +24,7 @@ from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.evals.suite import HOMES, check_same_vocabulary, load_benchmark
+from msa_lite.evals.suite import HOMES, check_same_tokens, load_benchmark
 from msa_lite.evals.tables import pinned_data
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import Source, fetch
@@ -93,7 +93,7 @@ def prepare(recipe: Recipe, folder: Path) -> Job:
         raise MismatchError(join_faults(f"target {recipe.target} and prior {recipe.prior} do not fit:", faults))
     _check_lora_targets(recipe, target)
     if "ideal" in sources:
-        check_same_vocabulary(target, load_checkpoint(sources["ideal"].folder), ("the target", "evaluate.ideal"))
+        check_same_tokens(sources["target"], sources["ideal"])
     check_space(folder, _bytes_needed(target, recipe, folder))
 
     tokenizer = AutoTokenizer.from_pretrained(sources["target"].folder)
@@ -223,7 +223,7 @@ def _benchmarks(
         data=asked.data,
         limit=asked.limit,
         seed=recipe.seed,
-        compat=resolve_compat(asked.compat),
+        compat=resolve_compat(asked.compat, asked.benchmark),
     )
     seen = {row.question for rows in validation.values() for row in rows}
     return choosing, benchmark.without(seen) if seen else benchmark

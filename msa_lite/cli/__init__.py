@@ -16,7 +16,7 @@ _COMMANDS = {
     "vector": "Fit only the vectors of a recipe.",
     "merge": "Fold vectors into a target.",
     "mergekit": "Print a merge as a recipe for mergekit.",
-    "evaluate": "Score a model on questions.",
+    "evaluate": "Score a model on a benchmark.",
     "verify": "Re-hash a folder against its manifest.",
     "recipes": "List, show and check recipes.",
 }

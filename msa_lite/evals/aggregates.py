@@ -30,7 +30,8 @@ def missing(reason: str, higher_is_better: bool | None) -> Metric:
 def harmonic_metric(parts: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Metric:
     """Harmonic mean of the means of several scores on several sets, with a bootstrapped standard error.
 
-    parts: scores by set and name; those of one set belong to the same items and are redrawn together. None where one
+    parts: scores by set and name; those of one set belong to the same items and are redrawn together. n: items with
+    all scores; those that lack one are counted as skipped, and still count in the means of the others. None where one
     of the means is not defined.
     """
     tables = [np.array([*scores.values()], np.float64).T for scores in parts.values()]  # None becomes NaN
@@ -40,11 +41,11 @@ def harmonic_metric(parts: Mapping[str, Mapping[str, Sequence[float | None]]]) -
             means = np.concatenate([np.nansum(s, axis=0) / np.sum(~np.isnan(s), axis=0) for s in samples])
         return None if np.isnan(means).any() else scoring.harmonic_mean(means.tolist())
 
-    value, n = statistic(*tables), sum(map(len, tables))
+    value, total = statistic(*tables), sum(map(len, tables))
     skipped = sum(int(np.isnan(table).any(axis=1).sum()) for table in tables)
     if value is None:
-        return Metric(None, 0, None, True, n, "one of its parts has no items")
-    return Metric(value, n, _error(statistic, tables), True, skipped)
+        return Metric(None, 0, None, True, total, "one of its parts has no items")
+    return Metric(value, total - skipped, _error(statistic, tables), True, skipped)
 
 
 Sides = tuple[Sequence[Record], Sequence[Record]]

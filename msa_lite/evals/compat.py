@@ -23,7 +23,7 @@ SWITCHES = {
     "short_reference": "VerbMem's references are cut to their first 128 tokens, as many as are generated, the "
     "beginning-of-sequence token counted (muse_bench)",
     "sampling": "RESTOR's answers are drawn with the model's own sampling settings, three times, prompt and answer of "
-    "at most 200 tokens together (restor)",
+    "at most 200 tokens together; a resumed run draws others (restor)",
 }
 PRESETS = {
     "open-unlearning": ("mask_eq_pad", "es_floor", "drop_last_token", "trailing_blank"),
@@ -33,12 +33,27 @@ PRESETS = {
 }
 
 
-def resolve_compat(names: Iterable[str]) -> frozenset[str]:
-    """The switches that names of switches and presets stand for. Raises UsageError for an unknown name."""
+_PROMPTS = {"mask_eq_pad", "trailing_blank"}
+READS = {  # benchmark → the switches that change something in it
+    "tofu": _PROMPTS | {"es_floor", "arithmetic_truth_ratio"},
+    "restor": {"mask_eq_pad", "sampling"},
+    "muse": _PROMPTS | {"es_floor", "drop_last_token", "no_stemmer", "short_reference"},
+}
+
+
+def resolve_compat(names: Iterable[str], benchmark: str) -> frozenset[str]:
+    """The switches that names of switches and presets stand for in a benchmark.
+
+    Raises UsageError for an unknown name, and for one that changes nothing in it.
+    """
     found: set[str] = set()
+    reads = READS.get(benchmark, set())
     for name in names:
         if name not in SWITCHES and name not in PRESETS:
             choices = [*PRESETS, *SWITCHES]
             raise UsageError(f"compat: unknown '{name}'{nearest(name, choices)}; choose from {', '.join(choices)}")
-        found.update(PRESETS.get(name, (name,)))
+        meant = reads.intersection(PRESETS.get(name, (name,)))
+        if not meant:
+            raise UsageError(f"compat: '{name}' changes nothing in {benchmark}; leave it out")
+        found |= meant
     return frozenset(found)

@@ -7,6 +7,7 @@ the ideal or the judge has changed.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from typing import Any, Literal
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.benchmark import Asked, Benchmark, Record, Records
 from msa_lite.evals.judge import JudgeSettings, Verdict, open_judge
+from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import Ranks, collect_records, read_records, write_records
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import (
@@ -28,6 +30,8 @@ from msa_lite.io.manifest import (
 )
 from msa_lite.io.progress import Progress, silent
 from msa_lite.report import Report, load_report, write_report
+
+logger = logging.getLogger(__name__)
 
 KIND = "evaluation"
 NO_JUDGE = JudgeSettings()
@@ -50,16 +54,15 @@ def evaluate_benchmark(
 
     An ideal that is a model is scored first, into `out`/ideal. A folder made from the same inputs is read instead, and
     after a stop, items that were done are not run again. Returns None in the processes of `accelerate launch` that
-    only help.
-    Raises what `check_comparable` and the judge raise.
+    only help. Raises what `check_comparable` and the judge raise.
     """
     ranks = Ranks.current()
-    asked = {"model": source.identity(), "questions": benchmark.describe()}
+    asked = {"model": model_identity(source), "questions": benchmark.describe()}
     if isinstance(ideal, Path):
         check_comparable(ideal, benchmark, out)
     inputs = asked | {"ideal": _identity(ideal), "judge": judge.describe()}
     if is_finished(out, inputs):
-        return load_report(out)
+        return load_report(out) if ranks.first else None
     opened = open_judge(judge)  # what it lacks is said before any work
 
     def collect(folder: Path) -> dict[str, list[Record]]:
@@ -82,11 +85,10 @@ def evaluate_benchmark(
         ranks.wait()
         records = collect(partial)
         reference = _ideal_records(partial, ideal, benchmark, records)
-        settings: dict[str, Any] = dict(benchmark.describe())
-        asks: list[Asked] = []
+        asks = benchmark.asks(records, reference, judge.separate) if opened else []
+        settings = benchmark.describe()
         verdicts: list[Verdict] = []
-        if opened is not None:
-            asks = benchmark.asks(records, reference, judge.separate)
+        if opened:
             verdicts, usage = opened.ask([item.ask for item in asks], progress)
             settings["judge"] = judge.describe() | asdict(usage)
         _enter_verdicts(records, asks, verdicts)  # without a judge: takes out what an earlier one said
@@ -141,13 +143,15 @@ def _identity(ideal: Ideal) -> Any:
     if isinstance(ideal, Path):
         files = (load_manifest(ideal) or {}).get("files", {})
         return {name: item["sha256"] for name, item in files.items() if name.endswith(".jsonl") and "/" not in name}
-    return ideal.identity() if isinstance(ideal, Source) else ideal
+    return model_identity(ideal) if isinstance(ideal, Source) else ideal
 
 
 def _take_over(out: Path, partial: Path, benchmark: Benchmark, asked: Mapping[str, Any]) -> None:
     """Copy the records of a finished folder that another judge or ideal was used for, and its ideal's."""
     inputs = (load_manifest(out) or {}).get("inputs", {})
     if any(inputs.get(key) != json.loads(canonical_json(value)) for key, value in asked.items()):
+        if inputs:
+            logger.warning("%s: holds scores of another model, or on other questions, and is made anew", out)
         return
     changed = _changed(out)
     for name in (f"{name}.jsonl" for name in benchmark.sets):

@@ -19,7 +19,7 @@ import numpy as np
 
 from msa_lite.data import IGNORE, Example
 from msa_lite.errors import StageError
-from msa_lite.evals.models import Runner, can_divide
+from msa_lite.evals.models import Runner, can_divide, check_numbers
 
 WORTH_SHARING = 8  # tokens; for less, a second pass costs more than it saves
 _ALIKE = 0.75  # bundles are run together that share no less than this part of what the first shares
@@ -242,6 +242,7 @@ def _reduce(runner: Runner, states: Any, labels: Sequence[list[int]], with_z: bo
             # Not E[x²] − E[x]²: where predictions are nearly uniform, nothing exact would be left of the difference.
             variance = (chances * (scores - mean[:, None]).square()).sum(-1)
             found[2].append((picked - mean) / variance.clamp_min(_LEAST_VARIANCE).sqrt())
+    check_numbers(torch.cat(found[0]))
     cuts = np.cumsum(np.bincount([row for row, _ in places], minlength=len(labels)))[:-1]
     columns = [np.split(torch.cat(parts).cpu().numpy(), cuts) for parts in found]
     return (TokenScores(*values) for values in zip(*columns, strict=True))

@@ -13,7 +13,7 @@ from typing import Any
 
 from msa_lite.errors import StageError
 from msa_lite.evals.forward import WORTH_SHARING, common_start
-from msa_lite.evals.models import Runner, can_divide
+from msa_lite.evals.models import Runner, can_divide, check_numbers
 
 _EXPECTED = 0.25  # of the tokens that an answer may have, in the mean
 _LEAVE = 0.75  # rows are taken out when no more than this share of them goes on; taking out copies the cache
@@ -73,15 +73,6 @@ def generate(
         yield list(zip(batch, texts, strict=True))
 
 
-def generate_answers(model: Any, tokenizer: Any, prompts: Sequence[list[int]], max_new_tokens: int) -> list[str]:
-    """Greedy answers of a loaded model, in the order of the prompts."""
-    answers = [""] * len(prompts)
-    for batch in generate(Runner(model), tokenizer, prompts, Decoding(max_new_tokens)):
-        for i, texts in batch:
-            answers[i] = texts[0]
-    return answers
-
-
 def _ends(runner: Runner, tokenizer: Any) -> set[int]:
     known = runner.model.generation_config.eos_token_id
     return {tokenizer.eos_token_id, *(known if isinstance(known, list) else [known])} - {None}
@@ -128,7 +119,8 @@ def _greedy(
             states, cache = runner.states(
                 input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
             )
-            chosen = runner.logits(states[:, -1]).argmax(-1)
+            most, chosen = runner.logits(states[:, -1]).max(-1)
+            check_numbers(most)
             ended = torch.isin(chosen, ends)
             for row, token, goes_on in zip(rows.tolist(), chosen.tolist(), (alive & ~ended).tolist(), strict=True):
                 if goes_on:
@@ -177,7 +169,10 @@ def _finish(text: str, stop: tuple[str, ...]) -> str:
 
 
 def _sample(runner: Runner, tokenizer: Any, prompts: Sequence[list[int]], decoding: Decoding) -> list[list[str]]:
-    """`samples` answers a prompt; the seed is set for each batch, so the batches decide what is drawn."""
+    """`samples` answers a prompt; the seed is set for each batch, so the batches decide what is drawn.
+
+    A resumed run and one in several processes have other batches, and so other answers.
+    """
     import torch
 
     ends = _ends(runner, tokenizer)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import DataError, StageError, UsageError, join_faults, nearest
-from msa_lite.evals.models import load_model
-from msa_lite.evals.records import write_records
+from msa_lite.evals.models import load_model, load_tokenizer, model_identity
+from msa_lite.evals.records import Ranks, write_records
 from msa_lite.io.hub import Source, explain
 from msa_lite.io.manifest import digest, hash_file, is_finished, list_files, stage_folder, write_json
 from msa_lite.io.progress import Progress, silent
@@ -74,10 +74,12 @@ def evaluate_harness(
     changed is not noticed. Raises UsageError as `check_tasks` does, DataError when a task's data cannot be loaded and
     StageError when the harness fails while it asks or scores.
     """
+    if Ranks.current().count > 1:
+        raise UsageError("the benchmark lm-eval runs in one process; start it without accelerate launch or torchrun")
     check_tasks(tasks, task_folder)
     settings: dict[str, Any] = {"tasks": list(tasks), "limit": limit, "few_shot": few_shot, "seed": seed}
     settings["lm_eval"] = metadata.version("lm_eval")
-    inputs = {"model": source.identity(), **settings, "task_files": _identity(task_folder)}
+    inputs = {"model": model_identity(source), **settings, "task_files": _identity(task_folder)}
     if is_finished(out, inputs):
         return load_report(out)
     with (
@@ -233,7 +235,6 @@ def _run(
 def _wrap(folder: Path, progress: Progress) -> Any:
     """A model as the harness takes it, which tells of each answer in place of the harness's own bars."""
     from lm_eval.models.huggingface import HFLM
-    from transformers import AutoTokenizer
 
     class Model(HFLM):
         def _count_answers(self, requests: list[Any], kind: str) -> None:
@@ -252,9 +253,7 @@ def _wrap(folder: Path, progress: Progress) -> Any:
             return super().generate_until(requests, disable_tqdm)
 
     model = load_model(folder)
-    # An adapter may come without a tokenizer; then it is that of the model below it.
-    own = folder / "tokenizer_config.json"
-    tokenizer = AutoTokenizer.from_pretrained(folder if own.is_file() else model.config.name_or_path)
+    tokenizer = load_tokenizer(folder)
     batch = "auto" if model.device.type == "cuda" else _CPU_BATCH
     return Model(pretrained=model, tokenizer=tokenizer, batch_size=batch)
 

@@ -12,22 +12,52 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from msa_lite.errors import StageError
 from msa_lite.io.adapter import ADAPTER_CONFIG
-from msa_lite.io.hub import fetch
+from msa_lite.io.hub import Source, fetch
 
 _BLOCK_BYTES = 64 << 20  # fp32 logits held at a time
 _START_TOKENS = {"cpu": 2048, "cuda": 65536}  # of one batch; halved on a GPU until it fits
 _CACHED = {"cpu": 4, "cuda": 1}  # times as many may lie in a cache; on a CPU, a step costs little less for few rows
 
 
-def checkpoint_folder(folder: Path) -> Path:
-    """The folder itself where it holds a checkpoint; for a PEFT adapter, the model that it lies on (fetched)."""
+def _model_below(folder: Path) -> Source | None:
+    """The model that a PEFT adapter lies on, fetched; None for a folder that holds a checkpoint."""
     if not (Path(folder) / ADAPTER_CONFIG).is_file():
-        return Path(folder)
+        return None
     from peft import PeftConfig
 
     config = PeftConfig.from_pretrained(str(folder))
-    return fetch(config.base_model_name_or_path + (f"@{config.revision}" if config.revision else "")).folder
+    return fetch(config.base_model_name_or_path + (f"@{config.revision}" if config.revision else ""))
+
+
+def checkpoint_folder(folder: Path) -> Path:
+    """The folder itself where it holds a checkpoint; for a PEFT adapter, the model that it lies on (fetched)."""
+    below = _model_below(folder)
+    return below.folder if below else Path(folder)
+
+
+def model_identity(source: Source) -> dict[str, Any]:
+    """What a manifest records of a model that was scored; for an adapter, the model below it as well."""
+    below = _model_below(source.folder)
+    return source.identity() | ({"below": below.identity()} if below else {})
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """A folder's tokenizer; that of the model below for an adapter that came without one."""
+    from transformers import AutoTokenizer
+
+    own = (folder / "tokenizer_config.json").is_file()
+    return AutoTokenizer.from_pretrained(folder if own else checkpoint_folder(folder))
+
+
+def check_numbers(values: Any) -> None:
+    """Raise StageError where a model's outputs are no numbers: a metric made of them would look like any other."""
+    if values.isnan().any():
+        raise StageError(
+            "the model's outputs are no numbers (NaN): its weights are broken, or too large for its dtype; a smaller "
+            "alpha, or --dtype float32 for the merge, may help"
+        )
 
 
 def load_model(folder: Path) -> Any:
@@ -41,13 +71,14 @@ def load_model(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     below = checkpoint_folder(folder)
-    cuda = torch.cuda.is_available()
-    model = AutoModelForCausalLM.from_pretrained(below, dtype="auto" if cuda else torch.float32)
+    # Straight to the GPU: several processes would otherwise each hold the model in the machine's memory for a while.
+    gpu = {"dtype": "auto", "device_map": {"": PartialState().device}} if torch.cuda.is_available() else {}
+    model = AutoModelForCausalLM.from_pretrained(below, **({"dtype": torch.float32} | gpu))
     if below != Path(folder):
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, str(folder))
-    return model.to(PartialState().device if cuda else "cpu").eval()
+    return model.eval()
 
 
 def can_divide(cache: Any) -> bool:

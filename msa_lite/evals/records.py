@@ -75,6 +75,9 @@ def collect_records(
     from accelerate.utils.memory import clear_device_cache
 
     names = [name for name in benchmark.sets if not (folder / f"{name}.jsonl").is_file()]
+    if ranks.first:
+        for name in benchmark.sets.keys() - set(names):  # left by a kill between a set's records and this
+            _remove_parts(folder, name)
     todo = {name: _Set.open(benchmark.sets[name], folder, name, ranks) for name in names}
     ranks.wait()  # nobody appends before everybody has read what is there
     total, done = sum(len(s.texts) + len(s.prompts) for s in todo.values()), 0
@@ -220,5 +223,9 @@ def _join(benchmark: Benchmark, name: str, lines: Sequence[Record]) -> list[Reco
 
 def _write_set(benchmark: Benchmark, name: str, folder: Path) -> None:
     write_records(folder / f"{name}.jsonl", _join(benchmark, name, list(_read_parts(folder, name))))
+    _remove_parts(folder, name)
+
+
+def _remove_parts(folder: Path, name: str) -> None:
     for path in folder.glob(f"{name}.*.part"):
         path.unlink()

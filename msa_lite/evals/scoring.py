@@ -243,18 +243,25 @@ def bootstrap_error(
     """Standard error of statistic(*samples) by the bootstrap: each sample is redrawn on its own, with replacement.
 
     samples: arrays whose first axis counts items; further axes hold values of the same item, which are drawn together.
-    The same seed gives the same error. None where a sample has fewer than two items.
+    The same seed gives the same error. Redraws that give None (nothing defined was drawn) are left out. None where a
+    sample has fewer than two items, or fewer than two redraws have a value.
     """
     from scipy.stats import bootstrap
 
     if min(map(len, samples)) < 2:
         return None
+
+    def redrawn(*rows: np.ndarray) -> float:
+        value = statistic(*(sample[r] for sample, r in zip(samples, rows, strict=True)))
+        return math.nan if value is None else value
+
     drawn = bootstrap(
         [np.arange(len(sample)) for sample in samples],
-        lambda *rows: statistic(*(sample[r] for sample, r in zip(samples, rows, strict=True))),
+        redrawn,
         n_resamples=rounds,
         vectorized=False,
         method="basic",
         rng=np.random.default_rng(seed),
-    )
-    return float(drawn.standard_error)
+    ).bootstrap_distribution
+    known = drawn[~np.isnan(drawn)]
+    return float(np.std(known, ddof=1)) if len(known) > 1 else None

@@ -14,12 +14,12 @@ from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.models import checkpoint_folder
+from msa_lite.evals.models import checkpoint_folder, load_tokenizer
 from msa_lite.evals.muse import load_muse
 from msa_lite.evals.qa import load_qa
 from msa_lite.evals.restor import load_restor
 from msa_lite.evals.tofu import load_tofu
-from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
+from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
 from msa_lite.report import Report, load_report
@@ -86,7 +86,7 @@ def evaluate(
     sets = {name: place for name, place in places.items() if place is not None}
     used = {
         "split": split, "data": data, "forget, retain, holdout": sets, "tasks": tasks, "ideal": ideal, "compat": compat,
-        "judge": judge.kind != "none", "max_new_tokens": max_new_tokens,
+        "judge": judge != NO_JUDGE, "max_new_tokens": max_new_tokens,
     }  # fmt: skip
     _check_arguments(benchmark, {name for name, value in used.items() if value})
     if benchmark == "lm-eval":
@@ -95,9 +95,9 @@ def evaluate(
         folder = Path(data) if data else None
         common: dict[str, Any] = {"limit": limit, "task_folder": folder, "seed": seed, "progress": progress}
         return {"model": evaluate_harness(fetch(model), tasks, Path(out), **common)}
-    switches = resolve_compat(compat)
+    switches = resolve_compat(compat, benchmark)
     source = fetch(model)
-    prompter = _prompter(source)
+    prompter = Prompter.build(load_tokenizer(source.folder), "auto", Template())
     if benchmark == "qa":
         rows = {name: _sampled_rows(place, limit, seed) for name, place in sets.items()}
         asked: Benchmark = load_qa(rows, prompter, max_new_tokens or 200)
@@ -105,7 +105,7 @@ def evaluate(
         asked = load_benchmark(benchmark, prompter, split=split, data=data, limit=limit, seed=seed, compat=switches)
     beside = _find_ideal(ideal)
     if isinstance(beside, Source):
-        _check_same_vocabulary(source, beside)
+        check_same_tokens(source, beside)
     report = evaluate_benchmark(source, asked, Path(out), ideal=beside, judge=judge, progress=progress)
     if report is None:
         return {}
@@ -117,7 +117,9 @@ def evaluate(
 _TAKES = {
     "qa": {"forget, retain, holdout", "ideal", "max_new_tokens"},
     "lm-eval": {"data", "tasks"},
-    **{name: {"split", "data", "ideal", "compat", "judge"} for name in PUBLISHED},
+    "tofu": {"split", "data", "ideal", "compat", "judge"},
+    "restor": {"split", "data", "ideal", "compat", "judge"},
+    "muse": {"split", "data", "ideal", "compat"},
 }
 
 
@@ -140,14 +142,6 @@ def _sampled_rows(place: DataSource, limit: int | None, seed: int) -> list[Row]:
     return sample_rows(rows, limit or len(rows), seed)
 
 
-def _prompter(source: Source) -> Prompter:
-    from transformers import AutoTokenizer
-
-    own = (source.folder / "tokenizer_config.json").is_file()  # an adapter may come without one
-    folder = source.folder if own else checkpoint_folder(source.folder)
-    return Prompter.build(AutoTokenizer.from_pretrained(folder), "auto", Template())
-
-
 def _find_ideal(ideal: str | None) -> Ideal:
     """The folder of an evaluation for a report.json or its folder; a model otherwise."""
     if ideal is None:
@@ -159,13 +153,21 @@ def _find_ideal(ideal: str | None) -> Ideal:
     return fetch(ideal)
 
 
-def _check_same_vocabulary(one: Source, other: Source) -> None:
-    found = [load_checkpoint(checkpoint_folder(source.folder)) for source in (one, other)]
-    check_same_vocabulary(found[0], found[1], (one.name, other.name))
+def check_same_tokens(source: Source, other: Source) -> None:
+    """Raise MismatchError unless two models read the same token ids: one tokenizer makes those of both.
 
-
-def check_same_vocabulary(one: Checkpoint, other: Checkpoint, names: tuple[str, str]) -> None:
-    """Raise MismatchError for models of different vocabularies, which cannot be scored with one tokenizer."""
-    sizes = one.config.get("vocab_size"), other.config.get("vocab_size")
+    Vocabularies are compared by size and, where both come with a tokenizer, token by token.
+    """
+    folders = [checkpoint_folder(s.folder) for s in (source, other)]
+    sizes = [load_checkpoint(folder).config.get("vocab_size") for folder in folders]
     if sizes[0] != sizes[1]:
-        raise MismatchError(f"{names[0]} has a vocabulary of {sizes[0]}, {names[1]} of {sizes[1]}: another tokenizer?")
+        raise MismatchError(
+            f"{source.name} has a vocabulary of {sizes[0]}, {other.name} of {sizes[1]}: another tokenizer?"
+        )
+    if all((folder / "tokenizer_config.json").is_file() for folder in folders):
+        one, two = (load_tokenizer(folder).get_vocab() for folder in folders)
+        if changed := sorted(token for token in one.keys() | two.keys() if one.get(token) != two.get(token)):
+            raise MismatchError(
+                f"{source.name} and {other.name} number their tokens differently, {changed[0]!r} and "
+                f"{len(changed) - 1} others: they cannot be asked with one tokenizer"
+            )

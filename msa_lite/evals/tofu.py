@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msa_lite.data import Prompter
-from msa_lite.errors import UsageError, nearest
+from msa_lite.errors import DataError, UsageError, nearest
 from msa_lite.evals import scoring
 from msa_lite.evals.aggregates import (
     NO_IDEAL,
@@ -52,7 +52,9 @@ class Tofu(Benchmark):
         record |= flat_scores(record)
         if set_name == "holdout":
             return record
-        right = losses(record, "paraphrased") or losses(record, "answer") or [None]
+        # Real authors and world facts have no paraphrases; an empty one elsewhere leaves the ratio undefined.
+        name = "paraphrased" if "paraphrased" in record.get("scores", {}) else "answer"
+        right = losses(record, name) or [None]
         wrong = losses(record, "perturbed")
         arithmetic = "arithmetic_truth_ratio" in self.compat
         record["truth_ratio"] = scoring.truth_ratio(right[0], wrong, arithmetic)
@@ -60,8 +62,9 @@ class Tofu(Benchmark):
         record["choice_probability"] = scoring.choice_probability(
             record["probability"], [text["probability"] for text in wrong_texts]
         )
-        answered = record["generated"] is not None and scoring.normalise(record["answer"])
-        record["rouge_l"] = scoring.rouge_l_recall(record["answer"], record["generated"]) if answered else None
+        generated = record.get("generated")
+        answered = generated is not None and scoring.normalise(record["answer"])
+        record["rouge_l"] = scoring.rouge_l_recall(record["answer"], str(generated)) if answered else None
         return record
 
     def metrics(self, records: Records, ideal: Records | None) -> dict[str, Metric]:
@@ -94,7 +97,7 @@ class Tofu(Benchmark):
         found = []
         for name in ("forget", "retain"):
             for record, other in zip(records[name], ideal[name], strict=True):
-                if record["generated"] is not None and other["generated"] is not None:
+                if record.get("generated") is not None and other.get("generated") is not None:
                     found += _asks(name, record, other["generated"], separate)
         return found
 
@@ -111,8 +114,8 @@ def load_tofu(
     """TOFU's questions for a forget set (forget01, forget05, forget10), ready to be asked.
 
     limit: at most so many questions of each set, a seeded sample. Raises UsageError for an unknown split, DataError
-    that names every configuration and column that the data set lacks. Empty answers are not scored; wrong ones are
-    left out, so that a question's list may be of any length.
+    that names every configuration and column that the data set lacks. Empty questions are not asked and empty answers
+    not scored; empty wrong answers are left out, so that a question's list may be of any length.
     """
     if split not in SPLITS:
         raise UsageError(f"tofu has no split '{split}'{nearest(split, SPLITS)}; choose from {', '.join(SPLITS)}")
@@ -136,15 +139,21 @@ def load_tofu(
 
 
 def _item(prompter: Prompter, index: int, row: dict[str, Any], set_name: str) -> Item:
-    question, answer = str(row["question"]), str(row["answer"] or "")
+    question, answer = str(row["question"] or ""), str(row["answer"] or "")
+    fields: dict[str, Any] = {"question": question, "answer": answer}
+    wrong = row.get("perturbed_answer")
+    if wrong is not None and not isinstance(wrong, list):
+        raise DataError(f"{set_name}, row {index}: its perturbed_answer is no list of answers but {wrong!r}")
+    if set_name != "holdout":
+        fields["perturbed_answer"] = [str(text or "") for text in wrong or []]
+    if not question.strip():
+        return Item(index, fields)
     texts = {"answer": answer_texts(prompter, index, question, [answer])}
     if set_name == "holdout":
-        return Item(index, {"question": question, "answer": answer}, texts)
-    wrong = [str(text or "") for text in row["perturbed_answer"] or []]
+        return Item(index, fields, texts)
     if "paraphrased_answer" in row:
         texts["paraphrased"] = answer_texts(prompter, index, question, [row["paraphrased_answer"]])
-    texts["perturbed"] = answer_texts(prompter, index, question, wrong)
-    fields = {"question": question, "answer": answer, "perturbed_answer": wrong}
+    texts["perturbed"] = answer_texts(prompter, index, question, fields["perturbed_answer"])
     return Item(index, fields, texts, prompter.prompt(question))
 
 
@@ -160,7 +169,11 @@ def _forget_quality(ratios: Sequence[float | None], ideal: Sequence[float | None
         return missing(NO_IDEAL, True)
     value = scoring.forget_quality(ratios, ideal)
     n = sum(r is not None for r in ratios)
-    return Metric(value, n, None, True, len(ratios) - n, None if n else "no item has a truth ratio")
+    if value is None:
+        return Metric(
+            None, 0, None, True, len(ratios), f"no item of {'the ideal' if n else 'the model'} has this score"
+        )
+    return Metric(value, n, None, True, len(ratios) - n)
 
 
 def _asks(set_name: str, record: Record, ideal_answer: str, separate: bool) -> list[Asked]:

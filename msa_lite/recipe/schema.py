@@ -220,6 +220,8 @@ class Evaluate(_Closed):
             wrong = [name for name, value in given.items() if value]
             if wrong:
                 raise ValueError(f"{', '.join(wrong)}: not for benchmark qa; choose tofu, restor or muse")
+        if self.benchmark == "muse" and self.judge.kind != "none":
+            raise ValueError("judge: nothing in muse is judged; leave it out")
         return self
 
 

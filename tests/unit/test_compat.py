@@ -12,7 +12,7 @@ import pytest
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import UsageError
 from msa_lite.evals.benchmark import Record
-from msa_lite.evals.compat import PRESETS, SWITCHES, resolve_compat
+from msa_lite.evals.compat import PRESETS, READS, SWITCHES, resolve_compat
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import run_items
 from msa_lite.evals.suite import load_benchmark
@@ -106,14 +106,23 @@ def test_plain_prompts_end_in_a_blank_on_request(tmp_path: Path) -> None:
     assert chats[0].sets["forget"].digest() == chats[1].sets["forget"].digest()
 
 
-def test_presets_stand_for_switches() -> None:
-    assert resolve_compat([]) == frozenset()
-    assert resolve_compat(["open-unlearning", "es_floor"]) == frozenset(PRESETS["open-unlearning"])
-    assert all(set(names) <= set(SWITCHES) for names in PRESETS.values())
-    assert resolve_compat([*PRESETS]) == resolve_compat([*SWITCHES])  # each belongs to somebody's code
+def test_presets_stand_for_the_switches_that_a_benchmark_reads() -> None:
+    assert resolve_compat([], "tofu") == frozenset()
+    assert resolve_compat(["open-unlearning", "es_floor"], "muse") == frozenset(PRESETS["open-unlearning"])
+    assert resolve_compat(["open-unlearning"], "tofu") == {"mask_eq_pad", "es_floor", "trailing_blank"}
+    assert {name for names in PRESETS.values() for name in names} == set(SWITCHES)  # each belongs to somebody's code
+    assert set().union(*READS.values()) == set(SWITCHES)  # and each changes something
+    for benchmark, names in READS.items():
+        assert resolve_compat(names, benchmark) == names
+
+
+@pytest.mark.parametrize(("name", "benchmark"), [("no_stemmer", "tofu"), ("tofu", "restor"), ("sampling", "muse")])
+def test_a_switch_that_changes_nothing_is_refused(name: str, benchmark: str) -> None:
+    with pytest.raises(UsageError, match=f"compat: '{name}' changes nothing in {benchmark}"):
+        resolve_compat([name], benchmark)
 
 
 @pytest.mark.parametrize(("wrong", "meant"), [("es_flor", "es_floor"), ("open_unlearning", "open-unlearning")])
 def test_an_unknown_name_is_told_with_the_nearest(wrong: str, meant: str) -> None:
     with pytest.raises(UsageError, match=f"compat: unknown '{wrong}' \\(did you mean '{meant}'"):
-        resolve_compat(["muse", wrong])
+        resolve_compat(["muse", wrong], "muse")

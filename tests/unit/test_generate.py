@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import StageError
-from msa_lite.evals.generate import Decoding, generate, generate_answers
+from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner
 from tests.conftest import tiny_model
 from tests.muse_data import make_prompter
@@ -31,8 +31,9 @@ def answers(
     decoding: Decoding = Decoding(TOKENS),  # noqa: B008
     budget: int = ALL,
     hidden: int | None = None,
+    tokenizer: Any = PROMPTER.tokenizer,
 ) -> list[list[str]]:
-    batches = generate(Runner(model, budget), PROMPTER.tokenizer, prompts, decoding, hidden=hidden)
+    batches = generate(Runner(model, budget), tokenizer, prompts, decoding, hidden=hidden)
     found = dict(pair for batch in batches for pair in batch)
     return [found[i] for i in range(len(prompts))]
 
@@ -64,7 +65,6 @@ def test_answers_equal_those_of_transformers(kind: str) -> None:
         assert answers(model, budget=budget) == wanted
     order = random.Random(0).sample(range(len(PROMPTS)), len(PROMPTS))
     assert answers(model, [PROMPTS[i] for i in order]) == [wanted[i] for i in order]
-    assert generate_answers(model, PROMPTER.tokenizer, PROMPTS, TOKENS) == [text for (text,) in wanted]
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "gemma2", "mistral"])
@@ -109,9 +109,9 @@ def test_the_end_token_of_the_tokenizer_ends_answers_too() -> None:
     model.generation_config.eos_token_id = None
     tokenizer = copy.deepcopy(PROMPTER.tokenizer)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(first)
-    wanted = [plain_answer(model, tokenizer, prompt, TOKENS) for prompt in PROMPTS]
-    assert generate_answers(model, tokenizer, PROMPTS, TOKENS) == wanted
-    assert wanted != generate_answers(model, PROMPTER.tokenizer, PROMPTS, TOKENS)
+    wanted = [[plain_answer(model, tokenizer, prompt, TOKENS)] for prompt in PROMPTS]
+    assert answers(model, tokenizer=tokenizer) == wanted
+    assert answers(model) != wanted
 
 
 def test_settings_of_sampling_that_a_model_comes_with_are_not_used() -> None:

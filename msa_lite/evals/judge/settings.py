@@ -64,6 +64,8 @@ class JudgeSettings:
         """Raise UsageError for values that mean nothing."""
         if self.kind not in KINDS:
             raise UsageError(f"judge.kind: '{self.kind}'; choose from {', '.join(KINDS)}{nearest(self.kind, KINDS)}")
+        if self.kind == "none" and (self.model or self.base_url or self.separate or self.batch):
+            raise UsageError("judge.kind is 'none', but something else of a judge is given; choose openai or local")
         if self.concurrency < 1:
             raise UsageError(f"judge.concurrency: {self.concurrency}; it has to be at least 1")
         if not self.timeout > 0:
