@@ -65,9 +65,9 @@ def test_a_harmonic_mean_takes_what_is_defined_of_an_item() -> None:
     found = harmonic_metric({"a": {"x": [0.5, None, 0.5], "y": [0.25, 0.25, 0.25]}, "b": {"x": [1.0, 1.0]}})
     assert found.value == pytest.approx(3 / (2 + 4 + 1))
     assert (found.n, found.skipped) == (4, 1)
-    assert found.stderr is not None
-    assert np.isfinite(found.stderr)  # redraws in which nothing is defined do not count
-    assert found.stderr is None  # of a single item
+    assert found.stderr == pytest.approx(0, abs=1e-12)  # redraws in which nothing is defined do not count
+    single = harmonic_metric({"a": {"x": [0.5, 0.5]}, "b": {"x": [1.0]}})
+    assert (single.value, single.stderr) == (pytest.approx(2 / 3), None)
     lacking = harmonic_metric({"a": {"x": [None, None]}, "b": {"x": [1.0, 1.0]}})
     assert (lacking.value, lacking.n, lacking.note) == (None, 0, "one of its parts has no items")
     assert harmonic_metric({"a": {"x": []}, "b": {"x": [1.0]}}).value is None
