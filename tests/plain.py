@@ -46,6 +46,21 @@ def wide_model(kind: str) -> Any:
     return tf.AutoModelForCausalLM.from_config(getattr(tf, config)(**sizes, **tokens, **WIDE, **changes)).float().eval()
 
 
+def broken_model(where: str) -> Any:
+    """A copy of a wide model with NaN among its weights: one logit's in the "head", or most tokens' "embeddings"."""
+    import copy
+
+    import torch
+
+    model = copy.deepcopy(wide_model("qwen2"))
+    with torch.no_grad():
+        if where == "head":
+            model.get_output_embeddings().weight[VOCABULARY - 1] = torch.nan
+        else:
+            model.get_input_embeddings().weight[8:] = torch.nan
+    return model
+
+
 def plain_scores(model: Any, text: Example, hidden: int | None = None) -> TokenScores:
     """Scores of one text by a forward pass of its own; `hidden`: a token that no position attends to."""
     import torch

@@ -120,6 +120,33 @@ def test_two_processes_make_the_same_records_and_one_prints(
     assert not list((tmp_path / "out").rglob("*.part"))
 
 
+def test_of_several_processes_the_first_prints_what_is_finished(
+    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    said = {}
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        code, said[rank], _ = call(*arguments(models, data, scored[0], "--json"))
+        assert code == 0
+    assert json.loads(said["0"])["metrics"] == scored[1]["metrics"]
+    assert said["1"] == ""
+
+
+def test_an_ideal_that_numbers_its_tokens_otherwise_is_refused(
+    models: tuple[Path, Path], data: str, call: Call, tmp_path: Path
+) -> None:
+    ideal = shutil.copytree(models[1], tmp_path / "ideal")
+    file = json.loads((ideal / "tokenizer.json").read_text())
+    known = file["model"]["vocab"]
+    known["e"], known["x"] = known["x"], known["e"]
+    (ideal / "tokenizer.json").write_text(json.dumps(file))
+    code, said, err = call(*arguments((models[0], ideal), data, tmp_path / "out"))
+    assert (code, said) == (3, "")
+    assert "number their tokens differently, 'e' and 1 others" in " ".join(err.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["ideal"]
+
+
 TOFU = ["--benchmark", "tofu", "--data", "DATA"]
 
 
@@ -138,6 +165,10 @@ TOFU = ["--benchmark", "tofu", "--data", "DATA"]
         (["--benchmark", "tofu", "--data", "no/such/folder/here"], "no such file or folder"),
         (["--benchmark", "qa", "--split", "forget01"], "split: not for qa"),
         (["--benchmark", "qa"], "nothing to score"),
+        (["--forget", "x.jsonl", "--judge-model", "x"], "judge: not for qa"),
+        (["--benchmark", "muse", "--judge", "openai"], "judge: not for muse"),
+        ([*TOFU, "--split", "forget01", "--judge-model", "x"], "judge.kind is 'none'"),
+        ([*TOFU, "--split", "forget01", "--judge-separate"], "judge.kind is 'none'"),
         (["--benchmark", "lm-eval"], "give tasks"),
     ],
 )

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import MismatchError, MsaError, StageError, UsageError
+from msa_lite.evals import evaluation
 from msa_lite.evals.aggregates import NO_IDEAL
 from msa_lite.evals.evaluation import evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings
@@ -20,8 +21,9 @@ from msa_lite.evals.tofu import Tofu
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import verify_folder
 from msa_lite.report import Report, load_report
+from tests.conftest import save_adapter, save_checkpoint
 from tests.judge_server import JudgeServer, Step
-from tests.plain import WIDE
+from tests.plain import WIDE, broken_model
 from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, make_tofu, shortened
 
 NEEDS_IDEAL = {"forget_quality", "acc_forget", "acc_recover", "acc_retain", "min_k_gap", "min_k_pp_gap"}
@@ -133,6 +135,63 @@ def test_other_questions_are_asked(tofu: Tofu, models: tuple[Source, Source], tm
     report, labels = evaluated(models[0], shorter, tmp_path / "out")
     assert labels == ["scores"]
     assert evaluated(models[0], shorter, tmp_path / "fresh")[0] == report
+
+
+@pytest.fixture
+def warnings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What evaluations warned of; not by caplog, since a command that ran before keeps the log to itself."""
+    told: list[str] = []
+    monkeypatch.setattr(evaluation.logger, "warning", lambda text, *values: told.append(text % values))
+    return told
+
+
+def test_replacing_scores_of_another_model_is_warned_of(
+    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path, judge: JudgeServer, warnings: list[str]
+) -> None:
+    judge.reply = lambda body: "Z"
+    out = tmp_path / "out"
+    evaluated(models[0], tofu, out)
+    evaluated(models[0], tofu, out, ideal="itself", judge=settings(judge))
+    assert warnings == []
+    evaluated(models[1], tofu, out)
+    assert warnings == [f"{out}: holds scores of another model, or on other questions, and is made anew"]
+
+
+def test_an_adapter_on_a_model_that_has_changed_is_run_again(
+    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    below = shutil.copytree(models[0].folder, tmp_path / "below")
+    folder = save_adapter(tmp_path / "adapter", AutoModelForCausalLM.from_pretrained(below))
+    out, adapter = tmp_path / "out", fetch(str(folder))
+    assert evaluated(models[0], tofu, out, ideal=adapter)[1] == ["scores: ideal", "scores"]
+    before = load_report(out / "ideal").metrics["probability_f"]
+    assert evaluated(models[0], tofu, out, ideal=adapter)[1] == []
+    shutil.copy(models[1].folder / "model.safetensors", below)
+    assert fetch(str(folder)) == adapter
+    assert evaluated(models[0], tofu, out, ideal=adapter)[1] == ["scores: ideal"]
+    assert load_report(out / "ideal").metrics["probability_f"] != before
+
+
+def test_a_model_of_broken_weights_has_no_report(tofu: Tofu, tmp_path: Path) -> None:
+    source = fetch(str(save_checkpoint(tmp_path / "broken", broken_model("embeddings"))))
+    with pytest.raises(StageError, match="no numbers"):
+        evaluate_benchmark(source, tofu, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.rglob("*.jsonl"))
+    assert not list(tmp_path.rglob("report.json"))
+
+
+def test_processes_that_only_help_get_no_report_of_a_finished_folder_either(
+    tofu: Tofu, models: tuple[Source, Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, _ = evaluated(models[0], tofu, tmp_path / "out")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert evaluate_benchmark(models[0], tofu, tmp_path / "out") is None
+    monkeypatch.setenv("RANK", "0")
+    assert evaluate_benchmark(models[0], tofu, tmp_path / "out") == report
 
 
 def test_an_ideal_that_was_asked_something_else_is_refused(

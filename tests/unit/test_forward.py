@@ -19,7 +19,7 @@ from msa_lite.evals.forward import TokenScores, score_bundles
 from msa_lite.evals.models import Runner, load_model
 from tests.conftest import VOCABULARY
 from tests.muse_data import PLAIN, make_prompter
-from tests.plain import KINDS, SPECIAL, Crowded, plain_scores, wide_model
+from tests.plain import KINDS, SPECIAL, Crowded, broken_model, plain_scores, wide_model
 
 ALL = 10**6
 Bundle = Sequence[Example]
@@ -220,6 +220,13 @@ def test_another_fault_of_the_model_is_not_taken_for_memory() -> None:
             score(model, BUNDLES)
     finally:
         hook.remove()
+
+
+@pytest.mark.parametrize("where", ["head", "embeddings"])
+def test_outputs_that_are_no_numbers_are_no_scores(where: str) -> None:
+    for bundle in (BUNDLES[0], BUNDLES[7]):  # answers to one question, and running text
+        with pytest.raises(StageError, match="no numbers \\(NaN\\)"):
+            score(broken_model(where), [bundle])
 
 
 TOKENS = st.integers(3, 6)  # few, so that beginnings are often the same

@@ -14,7 +14,7 @@ from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner
 from tests.conftest import tiny_model
 from tests.muse_data import make_prompter
-from tests.plain import KINDS, SPECIAL, WIDE, WINDOW, Crowded, plain_answer, wide_model
+from tests.plain import KINDS, SPECIAL, WIDE, WINDOW, Crowded, broken_model, plain_answer, wide_model
 
 ALL = 10**6
 TOKENS = 12
@@ -201,3 +201,10 @@ def test_samples_stay_within_the_window() -> None:
     model = tiny_model("gpt2", n_positions=64, **WIDE).eval()
     prompt = (PROMPTS[0] * 64)[:60]
     assert len(answers(model, [prompt], Decoding(8, samples=2, max_length=200))[0]) == 2
+
+
+@pytest.mark.parametrize("where", ["head", "embeddings"])
+@pytest.mark.parametrize("prompts", [PROMPTS[:2], CHATS])
+def test_outputs_that_are_no_numbers_are_no_answers(where: str, prompts: list[list[int]]) -> None:
+    with pytest.raises(StageError, match="no numbers \\(NaN\\)"):
+        answers(broken_model(where), prompts)

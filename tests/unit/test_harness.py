@@ -260,6 +260,15 @@ def test_what_fails_leaves_no_folder(
     assert not list(tmp_path.glob("out*"))
 
 
+def test_several_processes_are_refused(
+    source: Source, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="lm-eval runs in one process; start it without"):
+        evaluate_harness(source, ["few_places"], tmp_path / "out", task_folder=folder, limit=1)
+    assert not list(tmp_path.glob("out*"))
+
+
 def test_names_are_looked_up_before_anything_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_tasks(["places", "outer"], folder)
     check_tasks(["mmlu", "hellaswag", "places"], folder)

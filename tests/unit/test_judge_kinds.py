@@ -40,6 +40,11 @@ def test_no_judge_for_none_and_what_is_recorded_of_others(monkeypatch: pytest.Mo
     assert JudgeSettings("openai", concurrency=1, timeout=1, batch=True, price=(1, 1)).describe() == described
 
 
+WITHOUT_KIND: list[dict[str, Any]] = [
+    {"model": "x"}, {"base_url": "http://localhost/v1"}, {"separate": True}, {"batch": True},
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -49,6 +54,7 @@ def test_no_judge_for_none_and_what_is_recorded_of_others(monkeypatch: pytest.Mo
         ({"price": (1.0, -1.0)}, "price"),
         ({"kind": "local"}, "judge.model"),
         ({"kind": "local", "model": "x", "batch": True}, "judge.batch"),
+        *(({"kind": "none"} | given, "judge.kind is 'none'") for given in WITHOUT_KIND),
         ({"base_url": "localhost:8000"}, "base_url"),
         ({"base_url": "http://me:secret@host/v1"}, "no password"),
     ],

@@ -61,6 +61,7 @@ def test_every_fault_is_reported_at_once_with_the_nearest_name() -> None:
         ({"forget": {"data": {"path": "f"}, "alpha": float("nan")}}, "finite number"),
         ({"forget": {"data": {"path": "f"}, "alpha": [1, 2]}, "vector": {"mode": "full"}}, "need vector.mode lora"),
         ({"forget": {"data": {"path": "f"}, "alpha": [1, 2]}, "evaluate": None}, "scores to choose by"),
+        ({"evaluate": {"benchmark": "muse", "judge": {"kind": "openai"}}}, "nothing in muse is judged"),
         ({"prompt": {"prompt": "Q: {q}"}}, "unknown or broken"),
         ({"prompt": {"answer": "no field"}}, "lacks {answer}"),
     ],

@@ -19,7 +19,7 @@ from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.records import collect_records, read_records, run_items, write_records
 from msa_lite.io.hub import Source, fetch
 from tests.muse_data import make_prompter
-from tests.plain import WIDE
+from tests.plain import WIDE, WINDOW, plain_answer, wide_model
 from tests.tofu_data import make_tofu, shortened
 
 ROWS = [
@@ -183,3 +183,28 @@ def test_tofus_records_do_not_depend_on_batches_either(source: Source, tmp_path:
     small, large = ({n: run_items(Runner(model, size), tofu, n) for n in tofu.sets} for size in (1, 10**6))
     assert_same(small, large)
     assert "min_k_pp" in large["holdout"][0]
+
+
+def test_part_files_of_a_set_whose_records_are_written_do_not_stay(
+    source: Source, qa: Qa, wanted: dict[str, list[Record]], part: bytes, tmp_path: Path
+) -> None:
+    write_records(tmp_path / "forget.jsonl", wanted["forget"])  # a kill came before its parts were removed
+    for rank in range(2):
+        (tmp_path / f"forget.{rank}.part").write_bytes(part)
+    assert_same(collect_records(source, qa, tmp_path), wanted)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["forget.jsonl", "retain.jsonl"]
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "gpt2"])
+def test_a_prompt_that_fills_the_window_is_skipped_and_one_token_less_is_answered(kind: str, qa: Qa) -> None:
+    model, items = wide_model(kind), qa.sets["retain"].items
+    prompts = [
+        ((item.prompt or []) * WINDOW)[:length] for item, length in zip(items, (WINDOW, WINDOW - 1), strict=True)
+    ]
+    asked = [replace(item, texts={}, prompt=prompt) for item, prompt in zip(items, prompts, strict=True)]
+    filled = replace(qa, sets={"retain": replace(qa.sets["retain"], items=asked)})
+    whole, less = run_items(Runner(model), filled, "retain")
+    assert (whole["generated"], "longer than the 512 tokens" in whole["skipped"]) == (None, True)
+    assert less["generated"] == plain_answer(model, qa.tokenizer, prompts[1], 1)
+    assert less["generated"] != ""
+    assert "skipped" not in less

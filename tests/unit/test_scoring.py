@@ -280,3 +280,18 @@ def test_bootstrap_error_is_the_same_for_the_same_seed_and_needs_two_items() -> 
     assert first != scoring.bootstrap_error(np.mean, [sample], seed=4)
     assert scoring.bootstrap_error(auc, [sample, sample[:1]]) is None
     assert scoring.bootstrap_error(np.mean, [np.ones(5)]) == 0.0
+
+
+def test_bootstrap_error_leaves_out_redraws_in_which_nothing_is_defined() -> None:
+    def first(items: np.ndarray) -> float | None:
+        count = int((items == 0).sum())
+        return None if count == 0 else float(count - 1)
+
+    # Of four equally likely redraws one has it twice, two once, one not at all: 1, 0, 0 and nothing. The variance of
+    # 1, 0, 0 is 2/9.
+    assert scoring.bootstrap_error(first, [np.arange(2)]) == pytest.approx(math.sqrt(2) / 3, rel=0.05)
+
+
+def test_bootstrap_error_needs_two_redraws_with_a_value() -> None:
+    assert scoring.bootstrap_error(lambda items: None, [np.arange(3)]) is None
+    assert scoring.bootstrap_error(np.mean, [np.arange(3)], rounds=1) is None

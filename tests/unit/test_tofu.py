@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
+from msa_lite.errors import DataError
 from msa_lite.evals.aggregates import NO_IDEAL, NO_JUDGE
-from msa_lite.evals.benchmark import Record
+from msa_lite.evals.benchmark import Record, token_record
+from msa_lite.evals.forward import TokenScores
 from msa_lite.evals.tofu import Tofu
 from msa_lite.report import Metric
 from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, UTILITY, made_up, make_tofu, token_scores
@@ -77,6 +80,59 @@ def test_a_record_holds_the_scores_of_its_texts(tofu: Tofu) -> None:
     assert record["rouge_l"] == pytest.approx(2 / 5)
 
 
+def test_the_last_token_is_left_out_of_membership_alone(tofu: Tofu) -> None:
+    scores = TokenScores(np.array([-1.0, -2, -3, -4, -5]), np.ones(5, bool), np.array([0.5, 1, -1, 2, -6]))
+    whole, cut = (token_record(scores, drop_last, es_floor=False) for drop_last in (False, True))
+    # ⌊0.4 · 5⌋ = 2 of all five: (4 + 5)/2 and (6 + 1)/2; ⌊0.4 · 4⌋ = 1 of the first four: 4 and 1
+    assert (whole["min_k"], whole["min_k_pp"]) == pytest.approx((4.5, 3.5))
+    assert (cut["min_k"], cut["min_k_pp"]) == pytest.approx((4, 1))
+    for record in (whole, cut):  # 15/5
+        assert (record["n_tokens"], record["loss"], record["probability"]) == pytest.approx((5, 3, math.exp(-3)))
+
+
+def test_an_empty_paraphrase_leaves_no_truth_ratio(
+    tofu: Tofu, records: dict[str, list[Record]], tmp_path: Path
+) -> None:
+    rows = [TABLES["forget01_perturbed"][0] | {"paraphrased_answer": text} for text in ("Over there.", " ")]
+    loaded = make_tofu(tmp_path, {**TABLES, "forget01_perturbed": rows}).sets["forget"].items
+    assert [len(item.texts["paraphrased"]) for item in loaded] == [1, 0]
+    texts = {"answer": [token_scores([1 / 2])], "perturbed": [token_scores([1 / 8])]}
+    lacking = made_up(tofu, "forget", 0, **texts, paraphrased=[])
+    assert lacking["truth_ratio"] is None
+    found = one(tofu, records, "forget", [lacking, *records["forget"][1:]])["truth_ratio_f"]
+    assert (found.n, found.skipped) == (3, 1)
+    # Real authors have no paraphrases: 1/8 beside the answer's 1/2.
+    assert made_up(tofu, "real_authors", 0, **texts)["truth_ratio"] == pytest.approx(1 / 4)
+
+
+def test_wrong_answers_that_are_no_list_are_refused(tmp_path: Path) -> None:
+    rows = [found | {"perturbed_answer": "It is 3 miles away."} for found in TABLES["retain_perturbed"]]
+    with pytest.raises(DataError, match=r"retain, row 0: its perturbed_answer is no list .* 'It is 3"):
+        make_tofu(tmp_path, {**TABLES, "retain_perturbed": rows})
+
+
+@pytest.mark.parametrize("missing", [None, " "])
+def test_an_empty_question_is_not_asked(missing: str | None, records: dict[str, list[Record]], tmp_path: Path) -> None:
+    rows = list(TABLES["forget01_perturbed"])
+    rows[1] = rows[1] | {"question": missing}
+    tofu = make_tofu(tmp_path, {**TABLES, "forget01_perturbed": rows})
+    item = tofu.sets["forget"].items[1]
+    assert item not in tofu.sets["forget"].scored
+    assert item not in tofu.sets["forget"].answered
+    record = tofu.complete("forget", {"index": 1, **item.fields})
+    scores = ("probability", "extraction_strength", "exact_memorization", "truth_ratio", "rouge_l")
+    assert [record[name] for name in scores] == [None] * 5
+    changed = records | {"forget": [records["forget"][0], record, *records["forget"][2:]]}
+    found = tofu.metrics(changed, changed)
+    for name in ("probability_f", "rouge_l_f", "truth_ratio_f", "extraction_strength", "exact_memorization"):
+        assert (found[name].n, found[name].skipped) == (3, 1)
+    asked = tofu.asks(changed, records, separate=False)
+    assert [ask.index for ask in asked if ask.set_name == "forget"] == [0, 2, 3]
+    said = [r | ({"judge": {"valid": True, "acc_forget": 1.0}} if r["index"] != 1 else {}) for r in changed["forget"]]
+    judged = tofu.metrics(changed | {"forget": said}, records)["acc_forget"]
+    assert (judged.n, judged.skipped) == (3, 1)
+
+
 def test_the_forget_metrics_are_means_over_items(tofu: Tofu, records: dict[str, list[Record]]) -> None:
     halves = {"answer": [token_scores([0.5, 0.5, 1], "111")], "perturbed": [token_scores([0.25])]}
     low = made_up(tofu, "forget", 0, "", paraphrased=[token_scores([0.5])], **halves)  # R = 1/2
@@ -137,6 +193,11 @@ def test_forget_quality_is_a_test_between_two_models(tofu: Tofu, records: dict[s
     partly = tofu.metrics(with_ratios(0.1, None, 0.3, 0.4), high)["forget_quality"]
     # Three of four: 2 / C(7, 3)
     assert (partly.value, partly.n, partly.skipped) == (pytest.approx(2 / 35), 3, 1)
+    undefined = with_ratios(None, None, None, None)
+    for mine, ideal, side in ((low, undefined, "ideal"), (undefined, low, "model")):
+        found = tofu.metrics(mine, ideal)["forget_quality"]
+        assert (found.value, found.n, found.skipped) == (None, 0, 4)
+        assert found.note == f"no item of the {side} has this score"
     alone = tofu.metrics(low, None)["forget_quality"]
     assert (alone.value, alone.n, alone.note) == (None, 0, NO_IDEAL)
 
@@ -188,6 +249,20 @@ def test_what_a_judges_reply_is_worth(tofu: Tofu, records: dict[str, list[Record
             lines = [line for line in item.ask.user.splitlines() if line[1:].startswith(f". {start}")]
             letter = lines[0][0] if lines else "Z"
             assert item.scores[letter] == dict(zip(keys[name], values, strict=True)) | {"merged": False}
+
+
+def test_candidates_of_like_questions_stand_in_orders_of_their_own(
+    records: dict[str, list[Record]], tmp_path: Path
+) -> None:
+    tofu = make_tofu(tmp_path, {**TABLES, "forget01_perturbed": TABLES["forget01_perturbed"][:1] * 4})
+    alike = [records["forget"][0] | {"index": index} for index in range(4)]
+    ideal = [record | {"generated": "Nobody knows."} for record in alike]
+    asked = tofu.asks(records | {"forget": alike}, records | {"forget": ideal}, separate=True)
+    for start in (0, 1):  # of acc_forget and of acc_recover
+        prompts = [item.ask.user for item in asked[start:8:2]]
+        assert len({tuple(sorted(prompt.split())) for prompt in prompts}) == 1
+        assert len(set(prompts)) > 1
+    assert tofu.asks(records | {"forget": alike}, records | {"forget": ideal}, separate=True) == asked
 
 
 def test_an_ideal_that_knows_the_truth_is_one_candidate_with_it(tofu: Tofu, records: dict[str, list[Record]]) -> None:
