@@ -13,7 +13,7 @@ from typing import Any
 
 from msa_lite.errors import StageError
 from msa_lite.evals.forward import WORTH_SHARING, common_start
-from msa_lite.evals.models import Runner, can_divide, check_numbers
+from msa_lite.evals.models import Runner, can_divide, check_numbers, no_numbers
 
 _EXPECTED = 0.25  # of the tokens that an answer may have, in the mean
 _LEAVE = 0.75  # rows are taken out when no more than this share of them goes on; taking out copies the cache
@@ -61,6 +61,8 @@ def generate(
             else:
                 texts = [[text] for text in _greedy(runner, tokenizer, ids, decoding, hidden)]
         except RuntimeError as error:
+            if "probability tensor contains" in str(error):  # torch's words for NaN, when it samples
+                raise no_numbers() from error
             if not runner.lower_budget(error, width * len(batch)):
                 raise
             if len(batch) == 1:

@@ -16,6 +16,7 @@ from msa_lite.errors import StageError
 from msa_lite.io.adapter import ADAPTER_CONFIG
 from msa_lite.io.hub import Source, fetch
 
+_TOKENIZER = "tokenizer_config.json"
 _BLOCK_BYTES = 64 << 20  # fp32 logits held at a time
 _START_TOKENS = {"cpu": 2048, "cuda": 65536}  # of one batch; halved on a GPU until it fits
 _CACHED = {"cpu": 4, "cuda": 1}  # times as many may lie in a cache; on a CPU, a step costs little less for few rows
@@ -47,17 +48,26 @@ def load_tokenizer(folder: Path) -> Any:
     """A folder's tokenizer; that of the model below for an adapter that came without one."""
     from transformers import AutoTokenizer
 
-    own = (folder / "tokenizer_config.json").is_file()
-    return AutoTokenizer.from_pretrained(folder if own else checkpoint_folder(folder))
+    return AutoTokenizer.from_pretrained(folder if (folder / _TOKENIZER).is_file() else checkpoint_folder(folder))
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether `load_tokenizer` finds one."""
+    return any((place / _TOKENIZER).is_file() for place in (folder, checkpoint_folder(folder)))
 
 
 def check_numbers(values: Any) -> None:
     """Raise StageError where a model's outputs are no numbers: a metric made of them would look like any other."""
     if values.isnan().any():
-        raise StageError(
-            "the model's outputs are no numbers (NaN): its weights are broken, or too large for its dtype; a smaller "
-            "alpha, or --dtype float32 for the merge, may help"
-        )
+        raise no_numbers()
+
+
+def no_numbers() -> StageError:
+    """The error for a model whose outputs are NaN."""
+    return StageError(
+        "the model's outputs are no numbers (NaN): its weights are broken, or too large for its dtype; a smaller "
+        "alpha, or --dtype float32 for the merge, may help"
+    )
 
 
 def load_model(folder: Path) -> Any:

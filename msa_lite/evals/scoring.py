@@ -255,13 +255,15 @@ def bootstrap_error(
         value = statistic(*(sample[r] for sample, r in zip(samples, rows, strict=True)))
         return math.nan if value is None else value
 
-    drawn = bootstrap(
-        [np.arange(len(sample)) for sample in samples],
-        redrawn,
-        n_resamples=rounds,
-        vectorized=False,
-        method="basic",
-        rng=np.random.default_rng(seed),
-    ).bootstrap_distribution
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of samples whose items are all alike: their error is 0
+        drawn = bootstrap(
+            [np.arange(len(sample)) for sample in samples],
+            redrawn,
+            n_resamples=rounds,
+            vectorized=False,
+            method="basic",
+            rng=np.random.default_rng(seed),
+        ).bootstrap_distribution
     known = drawn[~np.isnan(drawn)]
     return float(np.std(known, ddof=1)) if len(known) > 1 else None

@@ -14,7 +14,7 @@ from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.models import checkpoint_folder, load_tokenizer
+from msa_lite.evals.models import checkpoint_folder, has_tokenizer, load_tokenizer
 from msa_lite.evals.muse import load_muse
 from msa_lite.evals.qa import load_qa
 from msa_lite.evals.restor import load_restor
@@ -164,8 +164,8 @@ def check_same_tokens(source: Source, other: Source) -> None:
         raise MismatchError(
             f"{source.name} has a vocabulary of {sizes[0]}, {other.name} of {sizes[1]}: another tokenizer?"
         )
-    if all((folder / "tokenizer_config.json").is_file() for folder in folders):
-        one, two = (load_tokenizer(folder).get_vocab() for folder in folders)
+    if all(has_tokenizer(s.folder) for s in (source, other)):
+        one, two = (load_tokenizer(s.folder).get_vocab() for s in (source, other))
         if changed := sorted(token for token in one.keys() | two.keys() if one.get(token) != two.get(token)):
             raise MismatchError(
                 f"{source.name} and {other.name} number their tokens differently, {changed[0]!r} and "

@@ -208,3 +208,5 @@ def test_samples_stay_within_the_window() -> None:
 def test_outputs_that_are_no_numbers_are_no_answers(where: str, prompts: list[list[int]]) -> None:
     with pytest.raises(StageError, match="no numbers \\(NaN\\)"):
         answers(broken_model(where), prompts)
+    with pytest.raises(StageError, match="no numbers \\(NaN\\)"):
+        answers(broken_model(where), prompts, Decoding(TOKENS, samples=2))
