@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # several workers share the cores
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads crawl when another process holds a core
 
 VOCABULARY = 300
