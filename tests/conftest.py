@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # several workers share the cores
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # workers ignore it, and so would what they start
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads crawl when another process holds a core
 
 VOCABULARY = 300

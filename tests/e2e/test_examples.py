@@ -26,7 +26,7 @@ def test_a_small_history_goes_from_rows_to_the_benchmarks_own_table(
 ) -> None:
     command = [sys.executable, str(ROOT / "examples/benchmark_small.py"), benchmark, "--data", str(DATA / folder)]
     done = subprocess.run(
-        [*command, "--limit", "2", "--epochs", "0.05", "--out", str(tmp_path / "out"), "vector.batch_size=2"],
+        [*command, "--limit", "2", "--epochs", "0.05", "--out", str(tmp_path / "out"), "retain.beta=0"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
