@@ -109,7 +109,7 @@ def make_recipe(name: str, data: str, split: str | None, out: Path, format: str,
     return {
         "target": str(history / "target"),
         "prior": str(history / "prior"),
-        "forget": {"data": rows("forget"), "alpha": 0.8},
+        "forget": {"data": rows("forget"), "alpha": 0.5},
         "retain": {"data": rows("retain") | {"sample": "match_forget"}, "beta": 0.25},
         "vector": {
             "lora": {"rank": 32, "alpha": 64, "targets": MLP},
