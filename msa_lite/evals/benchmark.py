@@ -163,8 +163,3 @@ def losses(record: Record, name: str) -> list[float | None]:
 def column(records: Sequence[Record], key: str) -> list[float | None]:
     """One score of every record."""
     return [record.get(key) for record in records]
-
-
-def judged(records: Sequence[Record], key: str) -> list[float | None]:
-    """One judged score of every record."""
-    return [record.get("judge", {}).get(key) for record in records]

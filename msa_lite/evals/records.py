@@ -103,7 +103,7 @@ def run_items(runner: Runner, benchmark: Benchmark, name: str) -> list[Record]:
     """The records of one set with nothing kept on disk, in the order of the items."""
     items = benchmark.sets[name]
     part = _Set(items, items.scored, items.answered, None)
-    lines = list(part.lines(runner, benchmark, part.texts, part.prompts))
+    lines = list(part.lines(runner, benchmark))
     return _join(benchmark, name, [line for batch in lines for line in batch])
 
 
@@ -145,28 +145,26 @@ class _Set:
         assert self.part is not None
         with open(self.part, "a") as stream:
             stream.write("\n")  # ends a line that a kill has left half-written
-            for batch in self.lines(runner, benchmark, self.texts, self.prompts):
+            for batch in self.lines(runner, benchmark):
                 stream.write("".join(json.dumps(line) + "\n" for line in batch))
                 stream.flush()
                 yield len(batch)
 
-    def lines(
-        self, runner: Runner, benchmark: Benchmark, texts: Sequence[Item], prompts: Sequence[Item]
-    ) -> Iterator[list[Record]]:
+    def lines(self, runner: Runner, benchmark: Benchmark) -> Iterator[list[Record]]:
         """Batches of lines {index, scores} and {index, generated}."""
         hidden = _hidden_token(benchmark)
         es_floor = "es_floor" in benchmark.compat
         drop_last = self.items.ends or "drop_last_token" in benchmark.compat
         window = runner.window or 1 << 60
-        bundles = [[text for group in item.texts.values() for text in group] for item in texts]
+        bundles = [[text for group in item.texts.values() for text in group] for item in self.texts]
         # The last token of a text is only predicted.
         fitting = [all(len(text.ids) - 1 <= window for text in bundle) for bundle in bundles]
-        yield [_too_long(texts[i], "scores", {}, window) for i, fits in enumerate(fitting) if not fits]
+        yield [_too_long(self.texts[i], "scores", {}, window) for i, fits in enumerate(fitting) if not fits]
         kept = [i for i, fits in enumerate(fitting) if fits]
         for batch in score_bundles(runner, [bundles[i] for i in kept], with_z=self.items.with_z, hidden=hidden):
             lines = []
             for at, scores in batch:
-                item, left = texts[kept[at]], iter(scores)
+                item, left = self.texts[kept[at]], iter(scores)
                 named = {
                     name: [token_record(next(left), drop_last, es_floor) for _ in group]
                     for name, group in item.texts.items()
@@ -174,11 +172,11 @@ class _Set:
                 lines.append({"index": item.index, "scores": named})
             yield lines
         decoding = self.items.decoding
-        if decoding is None or not prompts:
+        if decoding is None or not self.prompts:
             return
         window = min(window, decoding.max_length or window)
-        yield [_too_long(item, "generated", None, window) for item in prompts if len(item.prompt or ()) >= window]
-        asked = [item for item in prompts if len(item.prompt or ()) < window]
+        yield [_too_long(item, "generated", None, window) for item in self.prompts if len(item.prompt or ()) >= window]
+        asked = [item for item in self.prompts if len(item.prompt or ()) < window]
         for answers in generate(
             runner, benchmark.tokenizer, [item.prompt or [] for item in asked], decoding, hidden=hidden
         ):

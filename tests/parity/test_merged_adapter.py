@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +19,7 @@ from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
 from msa_lite.io.manifest import load_manifest, verify_folder
 from msa_lite.merger import merge, merge_adapters
 from msa_lite.merger.adapter import truncate
+from tests.command import run_cli
 
 Make = Callable[..., Path]
 PREFIX = "base_model.model."
@@ -283,10 +282,6 @@ def test_a_rerun_returns_the_finished_folder_and_other_inputs_need_replace(
     other = merge_adapters(target, out, **given, beta=0.6, max_rank=2, replace=True)
     assert other.truncation_loss != first.truncation_loss
     assert verify_folder(out) == []
-
-
-def run_cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "msa_lite", *arguments], capture_output=True, text=True, check=False)
 
 
 def test_the_command_line_writes_the_same_adapter(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
