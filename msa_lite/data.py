@@ -360,6 +360,12 @@ def encode(rows: Sequence[Row], source: DataSource, prompter: Prompter, max_leng
     return examples
 
 
+def pad_id(tokenizer: Any) -> int:
+    """What fills up rows of a batch: attention masks hide it, so any token will do."""
+    found = tokenizer.pad_token_id
+    return int(found if found is not None else tokenizer.eos_token_id or 0)
+
+
 def make_collator(pad_id: int) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
     """Pads to the longest of a batch on the right.
 

@@ -1,0 +1,215 @@
+"""What a method minimises, step by step: forget rows, each with a retain row drawn afresh in every epoch.
+
+Forget and retain part of a step run one after the other, each with its own backward pass, so that no more than one
+micro-batch of activations is ever held. Means are over all rows, or labels, of a step, whatever the micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msa_lite.baselines import losses
+from msa_lite.baselines.methods import METHODS, Method, Value
+from msa_lite.baselines.passes import (
+    Batch,
+    answer_logits,
+    freeze_copy,
+    in_chunks,
+    layer_activations,
+    make_batch,
+    reference_of,
+)
+from msa_lite.baselines.reference import ReferenceCache
+from msa_lite.data import IGNORE, Example
+from msa_lite.io.manifest import digest
+
+Backward = Callable[[Any], None]
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A part of an objective: `weight` times the mean of `loss(model, rows)` over rows, labels or tokens of `examples`.
+
+    passes: sequences that run for one row.
+    """
+
+    examples: Sequence[Example]
+    weight: float
+    mean_over: str
+    loss: Callable[[Any, Sequence[int]], Any]
+    passes: int = 1
+
+    def run(self, model: Any, rows: Sequence[int], micro: int, backward: Backward) -> Any:
+        """The term over `rows`, chunk by chunk, each with its backward pass; its value, detached."""
+        counts = [self._count(self.examples[i]) for i in rows]
+        total: Any = 0.0
+        for chunk in in_chunks(range(len(rows)), max(1, micro // self.passes)):
+            share = sum(counts[i] for i in chunk) / sum(counts)
+            value = self.weight * share * self.loss(model, [rows[i] for i in chunk])
+            backward(value)
+            total = total + value.detach()
+        return total
+
+    def _count(self, example: Example) -> int:
+        if self.mean_over == "labels":
+            return sum(label != IGNORE for label in example.labels[1:])
+        return len(example.ids) - 1 if self.mean_over == "tokens" else 1
+
+
+@dataclass
+class BaselineObjective:
+    """One method with its parameters and rows, for `fit_vector`.
+
+    parameters: one point of `settings_grid`. forget: the examples of the fit; alternatives: for methods of pairs, what
+    is to be said in the place of each. retain: rows to draw from. cache: where a method wants log-probabilities of a
+    reference. compat: repeat open-unlearning's defect. full: all weights are trained, so a reference is a model apart.
+    """
+
+    name: str
+    parameters: Mapping[str, Value]
+    forget: Sequence[Example]
+    retain: Sequence[Example]
+    pad: int
+    seed: int
+    alternatives: Sequence[Example] = ()
+    cache: ReferenceCache | None = None
+    compat: bool = False
+    full: bool = False
+    _model: Any = field(default=None, init=False)
+    _frozen: Any = field(default=None, init=False)
+    _known: dict[str, list[float]] = field(default_factory=dict, init=False)
+
+    @property
+    def method(self) -> Method:
+        """The entry of the table."""
+        return METHODS[self.name]
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(len(e.ids) for rows in (self.forget, self.retain, self.alternatives) for e in rows)
+
+    def describe(self) -> dict[str, Any]:
+        """What the manifest records."""
+        rows = {"retain": self.retain, "alternatives": self.alternatives}
+        return {
+            "method": self.name,
+            "parameters": {key: value for key, value in self.parameters.items() if key != "learning_rate"},
+            "compat": self._repeats,
+            **{name: digest([[e.ids, e.labels] for e in examples]) for name, examples in rows.items()},
+        }
+
+    def prepare(self, model: Any) -> None:
+        """Get the reference ready."""
+        self._model = model
+        if self.cache is not None:
+            self._known = self.cache.values(model, self.pad)
+        if self.full and self._asks_reference:
+            self._frozen = freeze_copy(model, self._frozen_layers)
+
+    def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Backward) -> Any:
+        """See `train.Objective`: γ · loss of the forget rows, then λ · loss of the retain rows that go with them."""
+        total = self._forget_term.run(model, list(rows), micro, backward)
+        if self._retains:
+            total = total + self._retain_term.run(model, self.draw(epoch)[list(rows)].tolist(), micro, backward)
+        return total
+
+    def draw(self, epoch: int) -> Any:
+        """(forget rows,) the retain row of each in an epoch: uniform, with replacement, from a generator of its own."""
+        import numpy as np
+
+        return np.random.default_rng((self.seed, epoch)).integers(len(self.retain), size=len(self.forget))
+
+    @property
+    def _forget_term(self) -> _Term:
+        run = {"answers": self._answers, "pairs": self._pairs, "activations": self._activations}[self.method.takes]
+        # Theirs, which is to be repeated, is a mean over each micro-batch.
+        over = "rows" if self._repeats else self.method.mean_over
+        each = 2 if self.method.takes == "pairs" else 1
+        return _Term(self.forget, float(self.parameters["forget_weight"]), over, run, each)
+
+    @property
+    def _retain_term(self) -> _Term:
+        if self.method.takes == "activations":
+            over, run = "rows", self._kept_activations
+        else:
+            kl = self.parameters["retain_loss"] == "kl"
+            over, run = ("tokens", self._kl) if kl else ("labels", self._nll)
+        return _Term(self.retain, float(self.parameters["retain_weight"]), over, run)
+
+    @property
+    def _retains(self) -> bool:
+        return bool(self.parameters.get("retain_weight"))
+
+    @property
+    def _asks_reference(self) -> bool:
+        """Whether a step runs the reference."""
+        by_retain = self.method.takes == "activations" or self.parameters.get("retain_loss") == "kl"
+        return self.method.reference == "logits" or (self._retains and by_retain)
+
+    @property
+    def _repeats(self) -> bool:
+        """Whether a defect of open-unlearning is repeated: it is asked for, and this method has one."""
+        return self.compat and self.method.compat is not None
+
+    @property
+    def _frozen_layers(self) -> int | None:
+        """How many layers of the reference are wanted; None for all."""
+        return int(self.parameters["layer"]) + 1 if self.method.takes == "activations" else None
+
+    @property
+    def _keywords(self) -> dict[str, Any]:
+        """What the loss takes by keyword."""
+        own = {key: self.parameters[key] for key in self.method.keywords}
+        return own | ({self.method.compat: True} if self._repeats and self.method.compat else {})
+
+    def _batch(self, examples: Sequence[Example], rows: Sequence[int]) -> Batch:
+        return make_batch([examples[i] for i in rows], self.pad, self._model.device)
+
+    def _log_probs(self, name: str, rows: Sequence[int]) -> Any:
+        import torch
+
+        return torch.tensor([self._known[name][i] for i in rows], device=self._model.device)
+
+    def _answers(self, model: Any, rows: Sequence[int]) -> Any:
+        batch = self._batch(self.forget, rows)
+        wanted = batch.labels[:, 1:] == batch.labels[:, 1:] if self._repeats else None
+        reference: tuple[Any, ...] = ()
+        if self.method.reference == "log_probs":
+            reference = (self._log_probs("forget", rows),)
+        elif self.method.reference == "logits":
+            with reference_of(self._model, self._frozen) as other:
+                reference = (answer_logits(other, batch, wanted)[0],)
+        return self.method.loss(*answer_logits(model, batch, wanted), *reference, **self._keywords)
+
+    def _pairs(self, model: Any, rows: Sequence[int]) -> Any:
+        both = [*(self.forget[i] for i in rows), *(self.alternatives[i] for i in rows)]
+        batch = make_batch(both, self.pad, self._model.device)
+        known = [self._log_probs(name, rows) for name in ("forget", "alternatives")]
+        found = losses.sequence_log_probs(*answer_logits(model, batch)).split(len(rows))
+        return self.method.loss(found[0] - known[0], found[1] - known[1], **self._keywords)
+
+    def _activations(self, model: Any, rows: Sequence[int]) -> Any:
+        batch = self._batch(self.forget, rows)
+        found = layer_activations(model, batch, int(self.parameters["layer"]))
+        aim = losses.control_vector(found.shape[-1], float(self.parameters["steering"]), self.seed).to(found.device)
+        return self.method.loss(found, aim, batch.labels != IGNORE, **self._keywords)
+
+    def _kept_activations(self, model: Any, rows: Sequence[int]) -> Any:
+        batch = self._batch(self.retain, rows)
+        with reference_of(self._model, self._frozen) as other:
+            aim = layer_activations(other, batch, int(self.parameters["layer"]))
+        found = layer_activations(model, batch, int(self.parameters["layer"]))
+        return self.method.loss(found, aim, batch.labels != IGNORE, **self._keywords)
+
+    def _nll(self, model: Any, rows: Sequence[int]) -> Any:
+        return losses.cross_entropy(*answer_logits(model, self._batch(self.retain, rows)))
+
+    def _kl(self, model: Any, rows: Sequence[int]) -> Any:
+        batch = self._batch(self.retain, rows)
+        mask = batch.mask[:, 1:] == 1
+        with reference_of(self._model, self._frozen) as other:
+            reference = answer_logits(other, batch, mask)[0]
+        return losses.kl_divergence(answer_logits(model, batch, mask)[0], reference, mask)

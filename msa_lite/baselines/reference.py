@@ -1,0 +1,73 @@
+"""Log-probabilities of answers under the reference, computed once and kept on disk: no second model in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msa_lite.baselines.losses import sequence_log_probs
+from msa_lite.baselines.passes import answer_logits, in_chunks, make_batch
+from msa_lite.data import Example
+from msa_lite.errors import MismatchError
+from msa_lite.io.hub import Source
+from msa_lite.io.manifest import digest, is_finished, load_manifest, stage_folder, write_json
+
+_FILE = "log_probs.json"
+
+
+@dataclass(frozen=True)
+class ReferenceCache:
+    """Sequence log-probabilities of sets of rows under one model.
+
+    folder: where they are kept. model: the reference; quantised: whether it is held in 4 bits. sets: rows by name.
+    """
+
+    folder: Path
+    model: Source
+    quantised: bool
+    sets: Mapping[str, Sequence[Example]]
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """What the values depend on."""
+        rows = {name: digest([[e.ids, e.labels] for e in examples]) for name, examples in self.sets.items()}
+        return {"model": self.model.identity(), "quantised": self.quantised, "rows": rows}
+
+    def check(self) -> None:
+        """Raise MismatchError where the folder holds values of another model."""
+        found = (load_manifest(self.folder) or {}).get("inputs", {})
+        wanted = {key: self.inputs[key] for key in ("model", "quantised")}
+        if found and any(found.get(key) != value for key, value in wanted.items()):
+            raise MismatchError(
+                f"{self.folder}: log-probabilities of another reference model ({found.get('model')}) than "
+                f"{self.model.name} ({wanted['model']}); remove that folder, or choose another output"
+            )
+
+    def values(self, model: Any, pad: int) -> dict[str, list[float]]:
+        """Log-probabilities by set, one a row: as kept, or of `model`, which then has to be the reference."""
+        import torch
+
+        if not is_finished(self.folder, self.inputs):
+            with stage_folder(self.folder, "reference", self.inputs) as partial, torch.no_grad():
+                training = model.training
+                model.eval()
+                found = {name: _score(model, examples, pad) for name, examples in self.sets.items()}
+                model.train(training)
+                write_json(partial / _FILE, found)
+        values: dict[str, list[float]] = json.loads((self.folder / _FILE).read_text())
+        return values
+
+
+def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
+    """S_i of each row in nats, in batches of rows of like length."""
+    order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
+    values = [0.0] * len(examples)
+    for chunk in in_chunks(order, 8):
+        batch = make_batch([examples[i] for i in chunk], pad, model.device)
+        scores = sequence_log_probs(*answer_logits(model, batch)).tolist()
+        for i, score in zip(chunk, scores, strict=True):
+            values[i] = score
+    return values

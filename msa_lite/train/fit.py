@@ -1,0 +1,181 @@
+"""Fitting vectors: fine-tune a prior on rows and keep what changed, with the Hugging Face Trainer underneath.
+
+What is minimised is the loss of the rows, or an objective of one's own (`Objective`), as the baselines have.
+
+Three modes. `lora`: a PEFT adapter in fp32 on a frozen prior. `qlora`: the same on a prior held in 4-bit NF4. `full`:
+all weights, fp32 masters, saved as an fp32 checkpoint so that the difference to the prior is not rounded. Where the
+device has it, arithmetic runs in bf16 autocast. Training is saved after every epoch, and a rerun goes on from there
+with the same result.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from msa_lite.data import Example
+from msa_lite.errors import StageError, UsageError
+from msa_lite.io.hub import Source, fetch
+from msa_lite.io.manifest import digest, is_finished, stage_folder
+from msa_lite.io.progress import Progress, silent
+from msa_lite.train.loop import SAVES, SCORES, Loop
+from msa_lite.train.model import load_model, save_model
+from msa_lite.train.objective import AfterEpoch, Objective
+
+logger = logging.getLogger(__name__)
+
+_CPU_TOKENS = 4096  # tokens of a micro-batch on a CPU, where running out of memory cannot be caught
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """How a prior is tuned. Defaults follow the paper's TOFU runs (App. "Obtaining Forget and Retain Vectors").
+
+    batch_size: rows of one optimiser step; micro_batch_size: rows of one forward pass, a divisor of it, or "auto".
+    warmup_epochs: length of the linear warm-up; afterwards the rate falls linearly to 0. Gradients are clipped to
+    norm 1; the optimiser is AdamW. lora_targets: "all-linear" or names of modules.
+    """
+
+    mode: Literal["lora", "qlora", "full"] = "lora"
+    lora_rank: int = 32
+    lora_alpha: float = 64
+    lora_dropout: float = 0.0
+    lora_targets: str | tuple[str, ...] = "all-linear"
+    epochs: int = 5
+    learning_rate: float = 2e-4
+    weight_decay: float = 0.01
+    warmup_epochs: float = 1.0
+    batch_size: int = 32
+    micro_batch_size: int | Literal["auto"] = "auto"
+    seed: int = 0
+
+
+def fit_vector(
+    prior: str | Source,
+    examples: Sequence[Example],
+    out: str | Path,
+    *,
+    tokenizer: Any,
+    settings: FitSettings = FitSettings(),
+    label: str = "vector",
+    extra_files: dict[str, str] | None = None,
+    objective: Objective | None = None,
+    after_epoch: AfterEpoch | None = None,
+    progress: Progress = silent,
+) -> Path:
+    """Tune the prior on the examples and write the vector's folder: a PEFT adapter, or an fp32 checkpoint in full mode.
+
+    Also writes train_log.jsonl (one line a step: step, epoch, loss, grad_norm, learning_rate), the files of
+    `extra_files` (name → text) and a manifest. With `after_epoch`, the weights that it keeps go into folders
+    `epoch-1`, `epoch-2`, … in it. A folder made from the same inputs is left as it is; a run that was stopped goes on
+    after its last full epoch.
+
+    Raises UsageError for qlora without bitsandbytes, StageError when the loss is no longer finite (nothing is kept).
+    """
+    source = prior if isinstance(prior, Source) else fetch(str(prior))
+    out = Path(out)
+    inputs = {
+        "prior": source.identity(),
+        "examples": digest([[e.ids, e.labels] for e in examples]),
+        "settings": {k: v for k, v in asdict(settings).items() if settings.mode != "full" or not k.startswith("lora_")},
+    }
+    if objective is not None:
+        inputs["objective"] = objective.describe()
+    if after_epoch is not None:
+        inputs["kept"] = after_epoch.describe()
+    if is_finished(out, inputs):
+        logger.info("%s: already made from the same inputs", out)
+        return out
+    check_mode(settings.mode)
+    facts: dict[str, Any] = {"sources": {"prior": source.pinned()}, "rows": len(examples)}
+    fit = _Fit(source, examples, tokenizer, settings, label, objective, after_epoch, progress)
+    with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
+        facts["micro_batch_size"] = fit.run(partial)
+        for name, text in (extra_files or {}).items():
+            (partial / name).write_text(text)
+    return out
+
+
+def check_mode(mode: str) -> None:
+    """Raise UsageError when the mode needs a package that is not installed."""
+    if mode == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
+        raise UsageError("vector.mode qlora needs bitsandbytes: pip install 'msa-lite[qlora]'")
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A fit, ready to run."""
+
+    source: Source
+    examples: Sequence[Example]
+    tokenizer: Any
+    settings: FitSettings
+    label: str
+    objective: Objective | None
+    after_epoch: AfterEpoch | None
+    progress: Progress
+
+    def run(self, partial: Path) -> int:
+        """Train, falling back to smaller micro-batches when the device runs out of memory; the size that fitted."""
+        from accelerate.utils import find_executable_batch_size
+
+        sizes = self._micro_batches(partial)
+        run = find_executable_batch_size(
+            lambda micro: self._attempt(micro, partial),
+            starting_batch_size=next(sizes),
+            reduce_batch_size_fn=lambda: next(sizes, 0),
+        )
+        try:
+            fitted = run()
+        except RuntimeError as error:
+            if "No executable batch size" not in str(error):
+                raise
+            raise StageError(
+                f"{self.label}: out of memory, not even one row at a time fits; try vector.mode qlora or a smaller "
+                "vector.max_length"
+            ) from error
+        shutil.rmtree(partial / SAVES)
+        return int(fitted)
+
+    def _attempt(self, micro: int, partial: Path) -> int:
+        saves = partial / SAVES
+        if saves.exists() and not (saves / f"micro-{micro}").exists():  # left by a larger one that did not fit
+            for folder in (saves, partial / SCORES, *partial.glob("epoch-*")):
+                shutil.rmtree(folder, ignore_errors=True)
+        saves.mkdir(exist_ok=True)
+        (saves / f"micro-{micro}").touch()
+        Loop(
+            examples=self.examples,
+            tokenizer=self.tokenizer,
+            settings=self.settings,
+            micro=micro,
+            partial=partial,
+            label=self.label,
+            save=lambda model, folder: save_model(model, self.source, folder, self.tokenizer, self.settings),
+            objective=self.objective,
+            after_epoch=self.after_epoch,
+            progress=self.progress,
+        ).run(load_model(self.source.folder, self.settings))
+        return micro
+
+    def _micro_batches(self, partial: Path) -> Iterator[int]:
+        """Sizes to try, largest first: all divisors of batch_size, from where an earlier attempt had got to."""
+        import torch
+
+        size, asked = self.settings.batch_size, self.settings.micro_batch_size
+        if asked != "auto":
+            if size % asked:
+                raise UsageError(f"micro_batch_size {asked} does not divide batch_size {size}")
+            return iter([asked])
+        limit = size
+        if not torch.cuda.is_available():
+            longest = max(len(e.ids) for e in self.examples)
+            limit = max(1, _CPU_TOKENS // max(longest, self.objective.longest if self.objective else 0))
+        for tried in (partial / SAVES).glob("micro-*"):
+            limit = min(limit, int(tried.name.removeprefix("micro-")))
+        return (part for part in range(size, 0, -1) if size % part == 0 and part <= limit)

@@ -1,0 +1,191 @@
+"""The training loop: Hugging Face's Trainer with our objective, log, saves and what happens after an epoch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msa_lite.data import Example, make_collator, pad_id
+from msa_lite.errors import StageError
+from msa_lite.io.manifest import discarded
+from msa_lite.io.progress import Progress
+from msa_lite.train.model import has_bf16
+from msa_lite.train.objective import AfterEpoch, Kept, Objective
+
+if TYPE_CHECKING:
+    from msa_lite.train.fit import FitSettings
+
+logger = logging.getLogger(__name__)
+
+SAVES = "checkpoints"
+SCORES = "scores"  # what `after_epoch` leaves
+_SAVED_WHOLE = "complete"
+_LOG = "train_log.jsonl"
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One training run into the folder `partial`. save: writes the model's weights as they are into a folder."""
+
+    examples: Sequence[Example]
+    tokenizer: Any
+    settings: FitSettings
+    micro: int
+    partial: Path
+    label: str
+    save: Callable[[Any, Path], None]
+    objective: Objective | None
+    after_epoch: AfterEpoch | None
+    progress: Progress
+
+    def run(self, model: Any) -> None:
+        """Train, from the last whole save where there is one, and write the weights."""
+        resume = _last_save(self.partial / SAVES)
+        state = json.loads((resume / "trainer_state.json").read_text()) if resume else {"global_step": 0, "epoch": 0}
+        _cut_log(self.partial / _LOG, state["global_step"])
+        if self.objective is not None:
+            self.objective.prepare(model)
+        ended = resume and self.after_epoch and not self.finish_epoch(model, round(state["epoch"]), False).go_on
+        if not ended:
+            self._trainer(model).train(resume_from_checkpoint=str(resume) if resume else None)
+        if self.after_epoch is None:
+            self.save(model, self.partial)
+
+    def finish_epoch(self, model: Any, epoch: int, write: bool = True) -> Kept:
+        """Ask what the epoch was worth; keep its weights, and drop those of epochs that are no longer wanted."""
+        assert self.after_epoch is not None
+        kept = self.after_epoch(model, epoch, self.partial / SCORES)
+        if write and epoch in kept.epochs:
+            self.save(model, epoch_folder(self.partial, epoch))
+        for folder in self.partial.glob("epoch-*"):
+            if int(folder.name.removeprefix("epoch-")) not in kept.epochs:
+                shutil.rmtree(folder)
+        return kept
+
+    def _trainer(self, model: Any) -> Any:
+        import torch
+        from transformers import PrinterCallback, Trainer, TrainingArguments
+
+        cuda = torch.cuda.is_available()
+        # transformers renamed the option; the older name is what versions for Python 3.10 know.
+        names = ("activation_checkpointing", "gradient_checkpointing")
+        checkpointing = next(name for name in names if name in TrainingArguments.__dataclass_fields__)
+        settings, own = self.settings, self.objective is not None
+        steps_per_epoch = math.ceil(len(self.examples) / settings.batch_size)
+        arguments = TrainingArguments(
+            output_dir=str(self.partial / SAVES),
+            # An objective divides the rows of a step itself: what it averages over is known for all of them only.
+            per_device_train_batch_size=settings.batch_size if own else self.micro,
+            gradient_accumulation_steps=1 if own else settings.batch_size // self.micro,
+            num_train_epochs=settings.epochs,
+            learning_rate=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            warmup_steps=math.floor(settings.warmup_epochs * steps_per_epoch),
+            lr_scheduler_type="linear",
+            max_grad_norm=1.0,
+            seed=settings.seed,
+            bf16=has_bf16(),
+            **{checkpointing: cuda, f"{checkpointing}_kwargs": {"use_reentrant": False} if cuda else None},
+            logging_steps=1,
+            logging_nan_inf_filter=False,
+            save_strategy="epoch",
+            save_total_limit=2,
+            report_to="none",
+            disable_tqdm=True,
+            remove_unused_columns=False,
+            dataloader_pin_memory=cuda and not own,
+            label_names=["labels"],
+        )
+        arguments._n_gpu = min(arguments.n_gpu, 1)  # several GPUs are for `accelerate launch`, not for DataParallel
+        common: dict[str, Any] = {"model": model, "args": arguments, "callbacks": [_make_callback(self)]}
+        if self.objective is not None:
+            rows = list(range(len(self.examples)))
+            kind = _objective_trainer(self.objective, self.micro)
+            trainer = kind(**common, train_dataset=rows, data_collator=lambda batch: {"rows": list(batch)})
+        else:
+            items = [{"input_ids": e.ids, "labels": e.labels} for e in self.examples]
+            trainer = Trainer(**common, train_dataset=items, data_collator=make_collator(pad_id(self.tokenizer)))
+        trainer.remove_callback(PrinterCallback)
+        return trainer
+
+
+def epoch_folder(folder: Path, epoch: int) -> Path:
+    """Where the weights of an epoch, counted from 1, lie in a vector's folder."""
+    return folder / f"epoch-{epoch}"
+
+
+def _objective_trainer(objective: Objective, micro: int) -> Any:
+    """Trainer whose steps are those of an objective."""
+    from transformers import Trainer
+
+    class ObjectiveTrainer(Trainer):
+        def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:
+            model.train()
+            epoch = int(self.state.epoch or 0)
+            with self.compute_loss_context_manager():
+                return objective.step(model, inputs["rows"], epoch, micro, self.accelerator.backward)
+
+        def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:
+            return 0  # it would look for token ids
+
+    return ObjectiveTrainer
+
+
+def _make_callback(loop: Loop) -> Any:
+    """Trainer callback: the log, the progress, the check for a broken loss, epochs' ends, the mark on whole saves."""
+    from transformers import TrainerCallback
+
+    class Watch(TrainerCallback):
+        broken = False
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
+            if "loss" not in logs:
+                return
+            keys = ("loss", "grad_norm", "learning_rate")
+            line = {"step": state.global_step, "epoch": state.epoch} | {k: logs[k] for k in keys if k in logs}
+            if not all(math.isfinite(float(line[k])) for k in ("loss", "grad_norm") if k in line):
+                self._stop(control, line, state.epoch)
+                return
+            with open(loop.partial / _LOG, "a") as stream:
+                stream.write(json.dumps(line) + "\n")
+
+        def _stop(self, control: Any, line: Mapping[str, Any], epoch: float) -> None:
+            what = f"{loop.label}: the loss is {line['loss']} (gradient norm {line.get('grad_norm')}) at step "
+            what += f"{line['step']}"
+            if loop.after_epoch is None or epoch <= 1:
+                key = "vector.learning_rate" if loop.objective is None else "learning_rate"
+                raise discarded(StageError(f"{what}; nothing was kept. Try a lower {key}"))
+            logger.warning("%s; earlier epochs stay", what)
+            self.broken = control.should_training_stop = True
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            loop.progress(loop.label, state.global_step, state.max_steps)
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if loop.after_epoch is not None and not self.broken:
+                control.should_training_stop |= not loop.finish_epoch(kwargs["model"], round(state.epoch)).go_on
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if not self.broken:
+                (Path(args.output_dir) / f"checkpoint-{state.global_step}" / _SAVED_WHOLE).touch()
+
+    return Watch()
+
+
+def _last_save(saves: Path) -> Path | None:
+    """The newest save that was written to its end; a kill may have left a half one."""
+    whole = [path.parent for path in saves.glob(f"checkpoint-*/{_SAVED_WHOLE}")]
+    return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
+
+
+def _cut_log(log: Path, steps: int) -> None:
+    """Drop the lines of steps that will be trained again."""
+    if log.exists():
+        lines = [line for line in log.read_text().splitlines() if line.endswith("}")]
+        log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= steps))

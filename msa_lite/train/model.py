@@ -1,0 +1,89 @@
+"""The model that is tuned: loaded for its mode, checked and saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msa_lite.errors import StageError, UsageError
+from msa_lite.io.adapter import ADAPTER_CONFIG
+from msa_lite.io.hub import Source
+from msa_lite.io.manifest import discarded, write_json
+
+if TYPE_CHECKING:
+    from msa_lite.train.fit import FitSettings
+
+
+def has_bf16() -> bool:
+    """Whether the device computes in bf16."""
+    import torch
+
+    return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+
+
+def load_model(folder: Path, settings: FitSettings) -> Any:
+    """The prior, ready to train in the mode of `settings`; seeds the random numbers that initialise adapters."""
+    import torch
+    from transformers import AutoModelForCausalLM, set_seed
+
+    set_seed(settings.seed)
+    cuda = torch.cuda.is_available()
+    kwargs: dict[str, Any] = {"dtype": torch.float32}
+    if settings.mode == "lora" and has_bf16():
+        kwargs["dtype"] = "auto"  # frozen weights lose nothing in the dtype they are stored in
+    if settings.mode == "qlora":
+        from transformers import BitsAndBytesConfig
+
+        compute = torch.bfloat16 if has_bf16() else torch.float32
+        kwargs |= {
+            "dtype": compute,
+            "device_map": {"": 0 if cuda else "cpu"},
+            "quantization_config": BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type="nf4",
+                bnb_4bit_use_double_quant=True,
+                bnb_4bit_compute_dtype=compute,
+            ),
+        }
+    model = AutoModelForCausalLM.from_pretrained(folder, **kwargs)
+    model.config.use_cache = False
+    if settings.mode == "full":
+        return model
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+    if settings.mode == "qlora":
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=cuda)
+    targets = settings.lora_targets
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=settings.lora_rank,
+        lora_alpha=settings.lora_alpha,
+        lora_dropout=settings.lora_dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+    )
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise discarded(UsageError(f"vector.lora.targets: {error}")) from error
+
+
+def save_model(model: Any, source: Source, partial: Path, tokenizer: Any, settings: FitSettings) -> None:
+    """Write the trained weights. Raises StageError when one of them is not finite."""
+    import torch
+
+    broken = [name for name, p in model.named_parameters() if p.requires_grad and not torch.isfinite(p).all()]
+    if broken:
+        raise discarded(StageError(f"{broken[0]}: not finite after training; try a lower vector.learning_rate"))
+    model.config.use_cache = True
+    model.save_pretrained(partial)
+    if settings.mode == "full":
+        tokenizer.save_pretrained(partial)
+        return
+    (partial / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+    config = json.loads((partial / ADAPTER_CONFIG).read_text())
+    config["base_model_name_or_path"] = source.name.partition("@")[0]
+    config["revision"] = None if source.revision.startswith("sha256:") else source.revision
+    if isinstance(config["target_modules"], list):
+        config["target_modules"].sort()  # PEFT writes a set, in an order that changes from run to run
+    write_json(partial / ADAPTER_CONFIG, dict(sorted(config.items())))
