@@ -17,6 +17,7 @@ _COMMANDS = {
     "merge": "Fold vectors into a target.",
     "mergekit": "Print a merge as a recipe for mergekit.",
     "evaluate": "Score a model on a benchmark.",
+    "compare": "Put reports side by side, as in the paper.",
     "verify": "Re-hash a folder against its manifest.",
     "recipes": "List, show and check recipes.",
 }

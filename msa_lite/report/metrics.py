@@ -60,5 +60,5 @@ def load_report(path: Path) -> Report:
         value = json.loads(path.read_text())
         metrics = {name: Metric(**item) for name, item in value["metrics"].items()}
         return Report(value["benchmark"], value["split"], metrics, value.get("settings", {}))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{path}: not a report of msa-lite ({error})") from error

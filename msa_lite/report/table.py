@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from msa_lite.report.metrics import Metric, Report
+from msa_lite.report.ratios import BEST_AT_ZERO
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+_ARROWS = {True: " ↑", False: " ↓", None: ""}
 _CAPTION = "mean ± standard error · ↑ higher, ↓ lower is better"
 # Ending of a metric's name → what it is about; names without one of these are the forget set's, but for those below.
 _ENDINGS = {
@@ -49,13 +51,28 @@ def _group_and_label(name: str) -> tuple[str, str]:
     return group or "forget set", (text if group else name).replace("rouge_l", "ROUGE-L recall").replace("_", " ")
 
 
+def heading(name: str, higher_is_better: bool | None) -> str:
+    """A metric's label where no group beside it says which set it is about, with the direction's arrow."""
+    group, label = _group_and_label(name)
+    if name not in _NAMED and name.rpartition("_")[2] in _ENDINGS:
+        label = f"{label}, {group}"
+    return label + (" → 0" if name in BEST_AT_ZERO else _ARROWS[higher_is_better])
+
+
+def number(value: float | None) -> str:
+    """A value as tables show it."""
+    if value is None:
+        return "–"
+    small = 0 < abs(value) < 5e-4  # p-values
+    return f"{value:{'.1e' if small else '.3f'}}"
+
+
 def _cell(metric: Metric | None, n: int) -> str:
     if metric is None or metric.value is None:
-        return "–"
-    small = 0 < abs(metric.value) < 5e-4  # p-values
+        return number(None)
     error = f" ± {metric.stderr:.3f}" if metric.stderr is not None else ""
     other = f" (n = {metric.n})" if metric.n != n else ""
-    return f"{metric.value:{'.1e' if small else '.3f'}}{error}{other}"
+    return f"{number(metric.value)}{error}{other}"
 
 
 def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[str]]]:
@@ -67,7 +84,7 @@ def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[str]]]:
         found = [report.metrics.get(name) for report in reports.values()]
         known = [metric for metric in found if metric is not None]
         n = max(metric.n for metric in known)
-        arrow = {True: " ↑", False: " ↓", None: ""}[known[0].higher_is_better]
+        arrow = _ARROWS[known[0].higher_is_better]
         rows.append((group, [label + arrow, str(n), *(_cell(metric, n) for metric in found)]))
     return rows
 

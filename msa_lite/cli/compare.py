@@ -1,0 +1,61 @@
+"""msa-lite compare: reports side by side, as in the MSA paper."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from msa_lite.report import Comparison
+
+
+@click.command()
+@click.argument("paths", nargs=-1, metavar="[LABEL=]DIR|REPORT ...")
+@click.option(
+    "--format", "form", type=click.Choice(["md", "tex", "csv", "html"]), help="Print this instead of a terminal table."
+)
+@click.option("--published", metavar="TABLE", help="A table of the MSA paper to put below; a wrong name lists them.")
+@click.option("--metrics", help="Columns, separated by commas; those of the paper by default.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(
+    paths: tuple[str, ...], form: str | None, published: str | None, metrics: str | None, as_json: bool
+) -> None:
+    """Put reports side by side: target, ideal, and each method with its ratio to the ideal, as in the MSA paper.
+
+    DIR is a run's folder, whose baselines are taken in too, or that of an evaluation; REPORT a report.json.
+
+    \b
+    msa-lite compare runs/mine
+    msa-lite compare LoRA=runs/a full=runs/b --format md
+    msa-lite compare runs/mine --published tofu-forget10-llama-3.2-1b --format tex
+    """
+    from msa_lite.cli.output import print_json
+    from msa_lite.errors import UsageError
+    from msa_lite.report import FORMATS, compare
+
+    if as_json and form:
+        raise UsageError("give one of --json and --format")
+    names = [name.strip() for name in metrics.split(",") if name.strip()] if metrics is not None else None
+    found = compare(paths, published, names)
+    if as_json:
+        print_json(found.as_dict())
+    elif form:
+        click.echo(FORMATS[form](found), nl=False)
+    else:
+        _print(found)
+
+
+def _print(comparison: Comparison) -> None:
+    """The table and its notes; where no terminal sets the width, as wide as the table is."""
+    from rich.console import Console
+
+    from msa_lite.report import comparison_table
+
+    table = comparison_table(comparison)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=max(console.width, Console(width=9999).measure(table).maximum))
+    console.print(table)
+    for note in comparison.notes:
+        console.print(f"{note}.", style="dim", highlight=False, markup=False)

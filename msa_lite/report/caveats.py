@@ -1,0 +1,105 @@
+"""What has to be known to read a comparison: its rule, its rows, its judges, and why some numbers are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from msa_lite.report.agreement import TEST, judge_of
+from msa_lite.report.entries import Entry
+from msa_lite.report.published import PublishedTable
+from msa_lite.report.table import heading, notes
+
+_RULE = (
+    "beside a value, as in the MSA paper: +100% where it matches or exceeds the ideal's, otherwise its ratio to the "
+    "ideal's if some method reaches that, else to the best method's (↑ value / reference, ↓ reference / value); in "
+    "bold, the best of the methods"
+)
+_OVER = "where ↓ is better, a value below the ideal's is over-unlearning, though the rule calls it +100%"
+_ALONE = "with one method, 100.0% says only that no other one is there"
+_NO_IDEAL = (
+    "no ideal among the reports: ratios are to the best method, and how low forget scores should go is not known"
+)
+_AS_PRINTED = "its ratios are those that the paper prints, of values with more decimals"
+
+
+def caveats(
+    own: Sequence[Entry], printed: Sequence[Entry], columns: Sequence[tuple[str, bool]], table: PublishedTable | None
+) -> list[str]:
+    """Notes on a comparison, one line each.
+
+    own, printed: its entries by reports and by a published table. columns: names of the metrics asked for, with
+    whether they are shown.
+    """
+    shown = [name for name, kept in columns if kept]
+    found = [_RULE] if any(entry.role == "method" for entry in (*own, *printed)) else []
+    if any(_over_unlearned(entries, name) for entries in (own, printed) for name in shown):
+        found.append(_OVER)
+    if sum(entry.role == "method" for entry in own) == 1:
+        found.append(_ALONE)
+    found += _about_rows(own)
+    found += [f"{heading(name, None)} left out: {_reason(own, name)}" for name, kept in columns if not kept]
+    found += _about_metrics(own, shown)
+    found += _about_judges(own)
+    if table:
+        ratios = [_AS_PRINTED] if any(figure.ratio for row in table.rows.values() for figure in row.values()) else []
+        found += [
+            f"published: {table.name}, of {'; '.join([table.source, *ratios])}",
+            *(f"published: {note}" for note in table.notes),
+        ]
+    return [note.removesuffix(".") for note in found]
+
+
+def _over_unlearned(entries: Sequence[Entry], name: str) -> bool:
+    ideal = next((entry.report.metrics.get(name) for entry in entries if entry.role == "ideal"), None)
+    if ideal is None or ideal.value is None or ideal.higher_is_better is not False:
+        return False
+    values = [entry.value(name) for entry in entries if entry.role == "method"]
+    return any(value is not None and value < ideal.value for value in values)
+
+
+def _about_rows(own: Sequence[Entry]) -> list[str]:
+    if not own:
+        return []
+    split = own[0].report.split
+    found = []
+    if split.endswith(TEST):
+        rest = "left out are those that a point or an epoch was chosen by"
+        found.append(f"scores are on the test part of {split.removesuffix(TEST)}; {rest}")
+    if compat := own[0].report.settings.get("compat"):
+        found.append(f"scored with compat {', '.join(compat)}")
+    found += [f"{e.label}: made with compat {', '.join(e.method['compat'])}" for e in own if e.method.get("compat")]
+    if all(entry.role != "ideal" for entry in own):
+        found.append(_NO_IDEAL)
+    return found
+
+
+def _reason(own: Sequence[Entry], name: str) -> str:
+    """Why no report has a value of a metric: what the metric itself says."""
+    reasons = [entry.report.metrics[name].note for entry in own if name in entry.report.metrics]
+    return "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or "no report has a value"
+
+
+def _about_metrics(own: Sequence[Entry], shown: Sequence[str]) -> list[str]:
+    """The notes of the metrics that are shown, each with the models that it is about unless it is about all."""
+    found: dict[str, list[str]] = {}
+    for entry in own:
+        metrics = {name: entry.report.metrics[name] for name in shown if name in entry.report.metrics}
+        for note in notes({entry.label: replace(entry.report, metrics=metrics, settings={})}):
+            found.setdefault(note, []).append(entry.label)
+    return [note if len(labels) == len(own) else f"{note} ({', '.join(labels)})" for note, labels in found.items()]
+
+
+def _about_judges(own: Sequence[Entry]) -> list[str]:
+    found: dict[str, list[str]] = {}
+    for entry in own:
+        if judge := judge_of(entry.report):
+            found.setdefault(", ".join(_judge_words(*judge)), []).append(entry.label)
+    if len(found) < 2:
+        return [f"judge {judge}" for judge in found]
+    judges = "; ".join(f"{judge} ({', '.join(labels)})" for judge, labels in found.items())
+    return [f"the judges differ, so that judged values are not quite comparable: {judges}"]
+
+
+def _judge_words(model: object, kind: object, separate: object, prompts: object) -> list[str]:
+    return [f"{model} ({kind})", *(["acc_forget asked for apart"] if separate else []), f"prompts {prompts}"]

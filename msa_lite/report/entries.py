@@ -1,0 +1,204 @@
+"""The reports of a comparison: found in folders, and named as in the MSA paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from msa_lite.errors import FormatError, MsaError, UsageError, join_faults
+from msa_lite.report.metrics import REPORT_FILE, Metric, Report, load_report
+from msa_lite.report.published import Figure
+
+Role = Literal["target", "ideal", "method"]
+SECTIONS = ("references", "msa", "baselines", "others", "published")
+"""Parts of a comparison in their order: target and ideal; MSA; other methods; models whose report does not say how they
+were made; figures of a paper."""
+
+_REFERENCES: dict[str, Role] = {"target": "target", "ideal": "ideal"}
+_METHODS = {
+    "msa": "MSA",
+    "npo": "NPO",
+    "simnpo": "SimNPO",
+    "rmu": "RMU",
+    "grad_ascent": "GradAscent",
+    "grad_diff": "GradDiff",
+    "task_vector": "Task Vector",
+    "satimp": "SatImp",
+    "undial": "UNDIAL",
+    "wga": "WGA",
+    "dpo": "DPO",
+}
+_MODES = {"lora": "LoRA", "qlora": "QLoRA"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row to be: a report, what it is of, and where it came from.
+
+    named: whether the label is the user's own. figures: what a paper prints, for rows of one.
+    """
+
+    role: Role
+    section: str
+    label: str
+    report: Report
+    source: str
+    named: bool = False
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+
+    def value(self, name: str) -> float | None:
+        """A metric's value, None where there is none."""
+        metric = self.report.metrics.get(name)
+        return metric.value if metric else None
+
+    @property
+    def method(self) -> Mapping[str, Any]:
+        """How the model was made, as its report says; empty where it does not."""
+        method = self.report.settings.get("method")
+        return method if isinstance(method, Mapping) else {}
+
+
+def read_entries(paths: str | Path | Iterable[str | Path]) -> tuple[list[Entry], list[str]]:
+    """The reports that paths lead to, in their order, and notes on those that are not there yet.
+
+    A path is a run's folder (target, ideal and unlearned below evaluation/, runs of baselines below baselines/), that
+    of an evaluation, or a report.json, each also as LABEL=PATH. A model is the target or the ideal where the folder of
+    a run or an evaluation says so, where its label does, or where its folder bears that name and no method made it.
+    Raises UsageError or FormatError with every path that cannot be read.
+    """
+    paths = [paths] if isinstance(paths, str | Path) else paths
+    found: dict[Path, Entry] = {}
+    faults: list[MsaError] = []
+    notes: list[str] = []
+    labels: list[str] = []
+    for given in paths:
+        label, path = _split_label(str(given))
+        if label is not None:
+            if not label or label in labels:
+                faults.append(UsageError(f"{given}: the label '{label}' is {'taken' if label else 'empty'}"))
+            labels.append(label)
+        try:
+            for place, role, name in _find(path, label, notes):
+                found.setdefault(place.resolve(), _read(place, role, name))
+        except MsaError as error:
+            faults.append(error)
+    if faults:
+        kind = UsageError if any(isinstance(fault, UsageError) for fault in faults) else FormatError
+        raise kind(str(faults[0]) if len(faults) == 1 else join_faults("cannot compare these:", map(str, faults)))
+    return list(found.values()), notes
+
+
+def _split_label(given: str) -> tuple[str | None, Path]:
+    """LABEL=PATH in its parts; what is there as it is written is a path, whatever signs it has."""
+    whole = Path(given).expanduser()
+    label, sign, path = given.partition("=")
+    if not sign or whole.exists():
+        return None, whole
+    return " ".join(label.split()), Path(path).expanduser()
+
+
+def _find(path: Path, label: str | None, notes: list[str]) -> Iterator[tuple[Path, Role | None, str | None]]:
+    """Each report below a path, with what is known of its model: its role and the user's label."""
+    baselines = [folder for folder in sorted(path.glob("baselines/*")) if folder.is_dir()]
+    reports = {folder: list(_own_reports(folder)) for folder in (path, *baselines) if folder.suffix != ".partial"}
+    if not any(reports.values()):
+        missing = "no report in it; give a run's folder, an evaluation's, or a report.json"
+        raise UsageError(f"{path}: {missing if path.exists() else 'no such file or folder'}")
+    for folder, places in reports.items():
+        own = label if folder == path else None
+        scored = [place for place, role in places if role not in _REFERENCES]
+        if own and not scored:
+            raise UsageError(f"{path}: no report of an unlearned model in it, which the label '{own}' could name")
+        if not scored and (places or folder != path):
+            notes.append(f"{folder}: no unlearned model is scored yet")
+        yield from ((place, role, own if place in scored else None) for place, role in places)
+
+
+def _own_reports(path: Path) -> Iterator[tuple[Path, Role | None]]:
+    if path.is_file():
+        yield path, None
+        return
+    folder = path / "evaluation" if (path / "evaluation").is_dir() else path
+    places: dict[str, Role | None] = {".": None, "unlearned": "method", **_REFERENCES}
+    for name, role in places.items():
+        if (place := folder / name / REPORT_FILE).is_file():
+            yield place, role
+
+
+def _read(place: Path, role: Role | None, label: str | None) -> Entry:
+    report = _checked(load_report(place), place)
+    method = Entry("method", "", "", report, "").method
+    if role is None:
+        name = label if label is not None else "" if method else place.resolve().parent.name
+        role = _REFERENCES.get(name.lower(), "method")
+    if role != "method":
+        return Entry(role, SECTIONS[0], role.capitalize(), report, str(place))
+    section = "others" if not method else "msa" if method.get("name") == "msa" else "baselines"
+    return Entry(role, section, label or _method_label(method) or _folder_name(place), report, str(place), bool(label))
+
+
+def _checked(report: Report, place: Path) -> Report:
+    """The report with what is not a finite number taken out, for a reason. Raises FormatError for other values."""
+    kinds = (int, float, type(None))
+    wrong = [
+        name
+        for name, metric in report.metrics.items()
+        if not all(isinstance(value, kinds) for value in (metric.value, metric.stderr, metric.n))
+        or metric.higher_is_better not in (True, False, None)
+    ]
+    if wrong or not isinstance(report.settings, Mapping):
+        raise FormatError(f"{place}: not a report of msa-lite ({', '.join(wrong) or 'settings'})")
+    return replace(report, metrics={name: _finite(metric) for name, metric in report.metrics.items()})
+
+
+def _finite(metric: Metric) -> Metric:
+    if metric.value is not None and not math.isfinite(metric.value):
+        return replace(metric, value=None, stderr=None, note=metric.note or f"not a finite number but {metric.value}")
+    return metric if metric.stderr is None or math.isfinite(metric.stderr) else replace(metric, stderr=None)
+
+
+def _method_label(method: Mapping[str, Any]) -> str:
+    """A method's name as in the paper; one that starts from the prior, as MSA always does, says so."""
+    name = str(method.get("name", ""))
+    return _METHODS.get(name, name) + (" (prior)" if method.get("start") == "prior" and name != "msa" else "")
+
+
+def _folder_name(place: Path) -> str:
+    """The name of the folder that a report is about: that of the run for one below its evaluation/."""
+    folder = place.resolve().parent
+    while folder.name in ("unlearned", "evaluation"):
+        folder = folder.parent
+    return folder.name or str(place)
+
+
+def set_apart(entries: Sequence[Entry]) -> list[Entry]:
+    """The entries with labels of which no two are alike, as far as mode, then folder, then path tell them apart.
+
+    Labels that the user gave stay as they are.
+    """
+    done = list(entries)
+    for detail_of in (_mode, lambda entry: _folder_name(Path(entry.source)), lambda entry: entry.source):
+        same: dict[str, list[int]] = {}
+        for i, entry in enumerate(done):
+            same.setdefault(entry.label, []).append(i)
+        for alike in same.values():
+            if len({detail_of(done[i]) for i in alike}) > 1:
+                for i in alike:
+                    done[i] = _with_detail(done[i], detail_of)
+    return done
+
+
+def _mode(entry: Entry) -> str:
+    mode = str(entry.method.get("mode", ""))
+    return _MODES.get(mode, mode)
+
+
+def _with_detail(entry: Entry, detail_of: Callable[[Entry], str]) -> Entry:
+    detail = detail_of(entry)
+    if entry.named or not detail:
+        return entry
+    label = f"{entry.label[:-1]}, {detail})" if entry.label.endswith(")") else f"{entry.label} ({detail})"
+    return replace(entry, label=label)

@@ -1,0 +1,88 @@
+"""Figures of the MSA paper's tables as data, one csv file a table below `paper/`.
+
+Each file opens with `# key: value` lines: `source` (paper and label of the table), `benchmark`, `split` where the paper
+says it, `model`, `percent` (a metric printed in percent), and `note`s on what is odd in it. Figures stand as printed.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from msa_lite.errors import UsageError, nearest
+from msa_lite.report.metrics import Metric
+from msa_lite.report.ratios import BEST_AT_ZERO, Ratio
+
+_FOLDER = Path(__file__).parent / "paper"
+_LOWER_IS_BETTER = frozenset(
+    {"extraction_strength", "exact_memorization", "rouge_l_f", "verbmem_f", "min_k", "min_k_pp"}
+)
+_RATIO = "_ratio"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a table: as a metric, and as printed; ratio: None where the paper prints none."""
+
+    metric: Metric
+    printed: str
+    ratio: Ratio | None
+
+
+@dataclass(frozen=True)
+class PublishedTable:
+    """A table of the paper: rows of figures by the name of the model, and metric.
+
+    split: None where the paper does not say it. notes: what is odd, one sentence each.
+    """
+
+    name: str
+    source: str
+    benchmark: str
+    split: str | None
+    model: str
+    notes: tuple[str, ...]
+    rows: Mapping[str, Mapping[str, Figure]]
+
+
+def published_tables() -> list[str]:
+    """Names of the tables that `load_published` knows."""
+    return sorted(path.stem for path in _FOLDER.glob("*.csv"))
+
+
+def load_published(name: str) -> PublishedTable:
+    """A table by its name. Raises UsageError for an unknown one, with the nearest and the list."""
+    names = published_tables()
+    if name not in names:
+        raise UsageError(f"published: no table '{name}'{nearest(name.lower(), names)}; choose from {', '.join(names)}")
+    lines = (_FOLDER / f"{name}.csv").read_text(encoding="utf-8").splitlines()
+    head = [line.removeprefix("# ").partition(": ")[::2] for line in lines if line.startswith("#")]
+    facts = dict(head)
+    rows = {
+        row["model"]: _figures(row, facts.get("percent"))
+        for row in csv.DictReader(line for line in lines if not line.startswith("#"))
+    }
+    notes = tuple(value for key, value in head if key == "note")
+    return PublishedTable(name, facts["source"], facts["benchmark"], facts.get("split"), facts["model"], notes, rows)
+
+
+def _figures(row: Mapping[str, str], percent: str | None) -> dict[str, Figure]:
+    return {
+        name: _figure(name, text, row.get(name + _RATIO), percent == name)
+        for name, text in row.items()
+        if name != "model" and not name.endswith(_RATIO)
+    }
+
+
+def _figure(name: str, text: str, ratio: str | None, percent: bool) -> Figure:
+    value = float(text)
+    if percent:  # shares are in 0…1 here; the decimals stay those that are printed
+        decimals = len(text.partition(".")[2]) + 2
+        value = round(value / 100, decimals)
+        text = f"{value:.{decimals}f}"
+    direction = None if name in BEST_AT_ZERO else name not in _LOWER_IS_BETTER
+    reached = bool(ratio) and str(ratio).startswith("+")
+    share = Ratio(round(float(ratio.rstrip("%")) / 100, 3), reached) if ratio else None
+    return Figure(Metric(value, 0, None, direction), text, share)

@@ -1,0 +1,338 @@
+"""Models side by side: what is taken in, how rows are named, what cannot stand beside what, and what the notes say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.errors import FormatError, MismatchError, UsageError
+from msa_lite.report import Comparison, compare, write_report
+from tests.report_folders import IDEAL, JUDGE, TARGET, made_by, make_report, make_run, put
+
+GOOD = {"acc_forget": 0.84, "extraction_strength": 0.07, "model_utility": 0.54, "forget_quality": 0.6}
+WEAK = {"acc_forget": 0.42, "extraction_strength": 0.28, "model_utility": 0.60, "forget_quality": 1e-5}
+
+
+def labels(comparison: Comparison) -> list[str]:
+    return [row.label for row in comparison.rows]
+
+
+def shown(comparison: Comparison, metric: str) -> list[str]:
+    """A column as tables show it: value, ratio and, of the best, a star."""
+    at = [column.name for column in comparison.columns].index(metric)
+    cells = [row.cells[at] for row in comparison.rows]
+    return [cell.shown + (f" {cell.ratio}" if cell.ratio else "") + "*" * cell.best for cell in cells]
+
+
+def test_a_run_with_its_baselines_is_the_papers_table(tmp_path: Path) -> None:
+    found = compare([make_run(tmp_path / "run", msa=GOOD, undial=WEAK, npo=GOOD)])
+    assert labels(found) == ["Target", "Ideal", "MSA", "NPO", "UNDIAL"]
+    assert [row.section for row in found.rows] == ["references", "references", "msa", "baselines", "baselines"]
+    assert [column.heading for column in found.columns] == [
+        "Acc forget (judge) ↑", "extraction strength ↓", "model utility ↑", "forget quality ↑",
+    ]  # fmt: skip
+    # Nobody reaches the ideal's 0.98: 0.42 / 0.84. The ideal's 0.07 is reached: 0.07 / 0.28. Utility: 0.54 / 0.60.
+    assert shown(found, "acc_forget") == ["0.030", "0.980", "0.840 100.0%*", "0.840 100.0%*", "0.420 50.0%"]
+    assert shown(found, "extraction_strength") == ["0.980", "0.070", "0.070 +100%*", "0.070 +100%*", "0.280 25.0%"]
+    assert shown(found, "model_utility") == ["0.570", "0.600", "0.540 90.0%", "0.540 90.0%", "0.600 +100%*"]
+    assert shown(found, "forget_quality") == ["8.0e-27", "1.000", "0.600*", "0.600*", "1.0e-05"]
+    cell = found.rows[2].cells[0]
+    assert (cell.value, cell.stderr, cell.n) == (0.84, 0.01, 40)
+    assert found.title == "tofu, forget10"
+
+
+def test_an_evaluation_a_report_and_a_run_without_baselines_can_be_given(tmp_path: Path) -> None:
+    put(tmp_path / "scores", GOOD)
+    put(tmp_path / "scores/ideal", IDEAL)
+    put(tmp_path / "target", TARGET)
+    run = make_run(tmp_path / "run", msa=WEAK)
+    found = compare([tmp_path / "scores", tmp_path / "target/report.json", run / "evaluation/unlearned"])
+    assert labels(found) == ["Target", "Ideal", "MSA", "scores"]
+    assert found.rows[3].section == "others"
+    assert labels(compare(f"{tmp_path}/scores")) == ["Ideal", "scores"]
+    assert labels(compare([run, run, run / "evaluation"])) == ["Target", "Ideal", "MSA"]
+
+
+def test_a_run_of_before_methods_were_noted_bears_its_folders_name(tmp_path: Path) -> None:
+    put(tmp_path / "old/evaluation/unlearned", GOOD)
+    put(tmp_path / "old/evaluation/ideal", IDEAL)
+    assert labels(compare([tmp_path / "old"])) == ["Ideal", "old"]
+    assert labels(compare([tmp_path / "old/evaluation/unlearned/report.json"])) == ["old"]
+
+
+def test_labels_of_the_user_stand_as_given_and_can_say_what_a_model_is(tmp_path: Path) -> None:
+    put(tmp_path / "a", TARGET)
+    put(tmp_path / "b", IDEAL)
+    put(tmp_path / "x=y", WEAK)
+    run = make_run(tmp_path / "run", msa=GOOD, npo=WEAK)
+    found = compare([f"Target={tmp_path}/a", f"ideal={tmp_path}/b", f"my  own={run}/evaluation/unlearned"])
+    assert labels(found) == ["Target", "Ideal", "my own"]
+    assert labels(compare([f"ours={run}"])) == ["Target", "Ideal", "ours", "NPO"]
+    assert labels(compare([tmp_path / "x=y"])) == ["x=y"]
+
+
+@pytest.mark.parametrize(
+    ("made", "wanted"),
+    [
+        ([("msa", "lora"), ("msa", "full")], ["MSA (LoRA)", "MSA (full)"]),
+        ([("msa", "lora"), ("msa", "lora")], ["MSA (run0)", "MSA (run1)"]),
+        ([("msa", "lora"), ("msa", "lora"), ("msa", "qlora")], ["MSA (LoRA, run0)", "MSA (LoRA, run1)", "MSA (QLoRA)"]),
+        ([("npo", "lora"), ("rmu", "lora"), ("mine", "full")], ["NPO", "RMU", "mine"]),
+        ([("grad_ascent", "full"), ("grad_diff", "full")], ["GradAscent", "GradDiff"]),
+    ],
+)
+def test_labels_that_would_be_alike_are_told_apart(
+    made: list[tuple[str, str]], wanted: list[str], tmp_path: Path
+) -> None:
+    for i, (name, mode) in enumerate(made):
+        put(tmp_path / f"run{i}/evaluation/unlearned", GOOD, **made_by(name, mode))
+    assert labels(compare(sorted(tmp_path.iterdir()))) == wanted
+
+
+def test_a_start_from_the_prior_is_said_of_baselines(tmp_path: Path) -> None:
+    for i, (mode, start) in enumerate([("lora", "target"), ("lora", "prior"), ("full", "prior")]):
+        put(tmp_path / f"r{i}/evaluation/unlearned", GOOD, **made_by("npo", mode, start))
+    put(tmp_path / "r3/evaluation/unlearned", GOOD, **made_by("msa", start="prior"))
+    found = compare(sorted(tmp_path.iterdir()))
+    assert labels(found) == ["MSA", "NPO", "NPO (prior, LoRA)", "NPO (prior, full)"]
+
+
+def test_folders_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    for folder in ("a/run", "b/run"):
+        put(tmp_path / folder, GOOD)
+    found = labels(compare([tmp_path / "a/run", tmp_path / "b/run"]))
+    assert found == [f"run ({tmp_path}/{folder}/report.json)" for folder in ("a/run", "b/run")]
+    mixed = labels(compare([f"run={tmp_path}/a/run", tmp_path / "b/run"]))
+    assert mixed == ["run", f"run ({tmp_path}/b/run/report.json)"]
+
+
+def test_target_and_ideal_of_several_runs_are_one_row_with_all_their_values(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", msa=GOOD, ideal=IDEAL | {"acc_forget": None})
+    second = make_run(tmp_path / "b", msa=WEAK, ideal=IDEAL | {"model_utility": None})
+    found = compare([first, second])
+    assert labels(found) == ["Target", "Ideal", "MSA (a)", "MSA (b)"]
+    assert shown(found, "acc_forget")[1] == "0.980"
+    assert shown(found, "model_utility")[1] == "0.600"
+
+
+def test_runs_that_disagree_on_a_target_are_both_named(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", msa=GOOD)
+    second = make_run(tmp_path / "b", msa=WEAK, target=TARGET | {"model_utility": 0.56}, ideal=GOOD)
+    with pytest.raises(MismatchError) as told:
+        compare([first, second])
+    text = str(told.value)
+    assert f"Target ({first}/evaluation/target/report.json) and Target ({second}/evaluation/target" in text
+    assert "model_utility (0.57, 0.56)" in text
+    assert "Ideal (" in text
+    assert labels(compare([first, second / "evaluation/unlearned"])) == ["Target", "Ideal", "MSA (a)", "MSA (b)"]
+
+
+def test_what_is_missing_or_broken_is_all_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/report.json").write_text("{")
+    put(tmp_path / "only/evaluation/target", TARGET)
+    put(tmp_path / "fine", GOOD)
+    given = ["nowhere", "empty", "broken", "A=only", "B=fine", "B=fine", "=fine"]
+    with pytest.raises(UsageError) as told:
+        compare([text.replace("=", f"={tmp_path}/") if "=" in text else tmp_path / text for text in given])
+    text = str(told.value)
+    assert "nowhere: no such file or folder" in text
+    assert "empty: no report in it" in text
+    assert "broken/report.json: not a report" in text
+    assert "which the label 'A' could name" in text
+    assert "the label 'B' is taken" in text
+    assert "the label '' is empty" in text
+    with pytest.raises(UsageError, match="nothing to compare"):
+        compare([])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[]",
+        '{"metrics": []}',
+        '{"benchmark": "qa", "split": "all", "metrics": {"a": {"value": "x", "n": 1, "stderr": null,'
+        ' "higher_is_better": true}}}',
+        '{"benchmark": "qa", "split": "all", "metrics": {}, "settings": null}',
+    ],
+)
+def test_files_that_are_no_reports_are_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(content)
+    with pytest.raises(FormatError, match=r"report\.json: not a report of msa-lite"):
+        compare([tmp_path])
+
+
+def test_what_is_not_a_finite_number_is_missing_for_that_reason(tmp_path: Path) -> None:
+    put(tmp_path / "a", GOOD | {"acc_forget": float("nan"), "model_utility": float("inf")})
+    put(tmp_path / "b", WEAK | {"acc_forget": float("nan")})
+    found = compare([tmp_path / "a", tmp_path / "b"])
+    assert shown(found, "model_utility") == ["–", "0.600 100.0%*"]
+    assert "Acc forget (judge) left out: not a finite number but nan" in found.notes
+    assert "model utility: not a finite number but inf (a)" in found.notes
+    assert "NaN" not in json.dumps(found.as_dict())
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"benchmark": "qa"}, "benchmark qa, not tofu"),
+        ({"split": "forget05"}, "split 'forget05', not 'forget10', other questions"),
+        ({"sets": {"forget": {"rows": 39, "sha256": "f"}}}, "other questions"),
+        ({"prompt": {"kind": "chat"}, "compat": ["es_floor"]}, "other prompt, other compat"),
+        ({"few_shot": 5}, "other few_shot"),
+    ],
+)
+def test_reports_of_other_questions_cannot_stand_side_by_side(other: dict[str, Any], told: str, tmp_path: Path) -> None:
+    for name, options in {"a": {}, "b": {}, "c": other, "d": other}.items():
+        put(tmp_path / name, GOOD, **options)
+    with pytest.raises(MismatchError) as error:
+        compare(sorted(tmp_path.iterdir()))
+    lines = str(error.value).splitlines()
+    assert f"a ({tmp_path}/a/report.json), with which the others are compared" in lines[1]
+    assert [line.strip() for line in lines[2:]] == [f"{name} ({tmp_path}/{name}/report.json): {told}" for name in "cd"]
+
+
+def test_a_whole_split_and_its_test_part_are_told_apart(tmp_path: Path) -> None:
+    one = make_run(tmp_path / "one", msa=GOOD)
+    several = make_run(tmp_path / "several", msa=GOOD, options={"split": "forget10 test"})
+    with pytest.raises(MismatchError) as told:
+        compare([one, several])
+    assert "split 'forget10 test', not 'forget10'" in str(told.value)
+    assert "one with a single point on all of it" in str(told.value)
+    assert "scores are on the test part of forget10" in " ".join(compare([several]).notes)
+
+
+def test_other_judges_are_a_note_and_no_fault(tmp_path: Path) -> None:
+    first = make_run(tmp_path / "a", msa=GOOD, options={"judge": JUDGE})
+    second = make_run(
+        tmp_path / "b", msa=WEAK, target=TARGET | {"acc_forget": 0.5}, options={"judge": JUDGE | {"model": "other"}}
+    )
+    (note,) = [note for note in compare([first, second]).notes if "judge" in note and "differ" in note]
+    assert "gpt-4o (openai), prompts 0123 (Target, Ideal, MSA (a))" in note
+    assert "other (openai), prompts 0123 (MSA (b))" in note
+    assert "judge gpt-4o (openai), prompts 0123" in compare([first]).notes
+
+
+def test_columns_without_values_are_left_out_with_the_metrics_own_reason(tmp_path: Path) -> None:
+    put(tmp_path / "a", GOOD | {"acc_forget": None, "rouge_l_f": 0.3})
+    put(tmp_path / "b", WEAK | {"acc_forget": None, "rouge_l_f": None})
+    found = compare([tmp_path / "a", tmp_path / "b"])
+    assert "acc_forget" not in [column.name for column in found.columns]
+    assert "Acc forget (judge) left out: needs a judge" in found.notes
+    assert "ROUGE-L recall: needs a judge (b)" in found.notes  # of those that are shown: for whom
+    assert shown(found, "rouge_l_f") == ["0.300 100.0%*", "–"]
+
+
+def test_metrics_can_be_chosen_and_unknown_ones_are_refused(tmp_path: Path) -> None:
+    put(tmp_path / "a", GOOD | {"truth_ratio_f": 0.5, "min_k": None})
+    found = compare([tmp_path / "a"], metrics=["truth_ratio_f", "model_utility", "truth_ratio_f"])
+    assert [column.name for column in found.columns] == ["truth_ratio_f", "model_utility"]
+    with pytest.raises(UsageError, match=r"'model_utilty' \(did you mean 'model_utility'\?\), 'x'; choose from acc_f"):
+        compare([tmp_path / "a"], metrics=["model_utilty", "x"])
+    with pytest.raises(UsageError, match="no report has a value of min_k"):
+        compare([tmp_path / "a"], metrics=["min_k"])
+
+
+def test_a_benchmark_without_a_table_in_the_paper_has_all_its_metrics(tmp_path: Path) -> None:
+    put(tmp_path / "a", {"arc/acc": 0.5, "arc/acc_norm": 0.6}, benchmark="lm-eval", split="arc")
+    assert [column.heading for column in compare([tmp_path / "a"]).columns] == ["arc/acc ↑", "arc/acc_norm ↑"]
+    scores = {"rouge_l_h": 0.5, "rouge_l_r": 0.6, "extraction_strength": 0.7, "rouge_l_f": 0.8, "probability_f": 0.1}
+    put(tmp_path / "b", scores, benchmark="qa", split="all")
+    found = compare([tmp_path / "b"])
+    assert [column.heading for column in found.columns] == [
+        "ROUGE-L recall, forget set ↓", "extraction strength ↓", "ROUGE-L recall, retain set ↑",
+        "ROUGE-L recall, holdout set",
+    ]  # fmt: skip
+    assert shown(found, "rouge_l_h") == ["0.500"]  # no direction: neither a ratio nor a best one
+
+
+def test_privleak_is_best_at_zero_and_has_no_ratio(tmp_path: Path) -> None:
+    for name, value in {"ideal": 0.0, "a": -3.0, "b": 20.0, "c": 3.0}.items():
+        put(tmp_path / name, {"privleak": value}, benchmark="muse", split="books")
+    found = compare(sorted(tmp_path.iterdir()))
+    assert found.columns[0].heading == "PrivLeak in % → 0"
+    assert shown(found, "privleak") == ["0.000", "-3.000*", "20.000", "3.000*"]
+
+
+def test_notes_say_the_rule_over_unlearning_a_lone_method_and_a_missing_ideal(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", msa=GOOD | {"extraction_strength": 0.01}, npo=WEAK)
+    notes = " ".join(compare([run]).notes)
+    assert "as in the MSA paper" in notes
+    assert "over-unlearning" in notes
+    assert "no ideal" not in notes
+    assert "over-unlearning" not in " ".join(compare([make_run(tmp_path / "b", msa=GOOD)]).notes)
+    alone = " ".join(compare([run / "evaluation/unlearned"]).notes)
+    assert "no ideal among the reports" in alone
+    assert "with one method" in alone
+
+
+def test_deviations_of_scores_and_of_methods_are_noted(tmp_path: Path) -> None:
+    undial = make_report(GOOD, **made_by("undial")).settings | {"compat": ["es_floor"]}
+    undial["method"] = {**undial["method"], "compat": ["open-unlearning"]}
+    (tmp_path / "a").mkdir()
+    write_report(replace(make_report(GOOD), settings=undial), tmp_path / "a")
+    notes = compare([tmp_path / "a"]).notes
+    assert "scored with compat es_floor" in notes
+    assert "UNDIAL: made with compat open-unlearning" in notes
+
+
+def test_baselines_that_are_not_scored_yet_are_left_out_with_a_note(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", msa=GOOD, npo=WEAK)
+    for name in ("rmu/adapter", "satimp.partial/evaluation", "undial/evaluation/unlearned.partial"):
+        (run / "baselines" / name).mkdir(parents=True)
+    found = compare([run])
+    assert labels(found) == ["Target", "Ideal", "MSA", "NPO"]
+    late = [note.partition(":")[0] for note in found.notes if note.endswith("no unlearned model is scored yet")]
+    assert late == [f"{run}/baselines/rmu", f"{run}/baselines/undial"]
+
+
+def test_published_figures_are_a_part_of_their_own_with_the_papers_ratios(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", msa=GOOD, npo=WEAK, options={"split": "forget10 test"})
+    found = compare([run], published="tofu-forget10-llama-3.1-8b")
+    assert [row.section for row in found.rows] == [*["references"] * 2, "msa", "baselines", *["published"] * 10]
+    assert labels(found)[4:7] == ["Target", "Ideal", "MSA (base)"]
+    at = labels(found).index("MSA (base)")
+    assert shown(found, "extraction_strength")[2] == "0.070 +100%*"  # ours are held against our ideal
+    assert shown(found, "extraction_strength")[at] == "0.07 89.1%"  # of values with more decimals than are printed
+    assert shown(found, "model_utility")[at] == "0.78 +100%*"
+    assert shown(found, "acc_recover")[:4] == ["–"] * 4
+    assert "acc_retain" in [column.name for column in found.columns]
+    assert found.rows[at].cells[0].n is None
+    assert any("arXiv 2506.20941" in note for note in found.notes)
+    assert any("0.58" in note for note in found.notes)
+
+
+def test_published_figures_can_stand_alone_and_ratios_that_a_paper_leaves_out_are_worked_out() -> None:
+    found = compare(published="restor-llama-3.1-8b")
+    # None reaches 64.80: to the best, 63.95; 59.40 / 63.95 = 92.9 %.
+    assert shown(found, "accuracy")[:4] == ["0.4431", "0.6480", "0.5940 92.9%", "0.6395 100.0%*"]
+    assert found.title == "restor"
+    assert compare(published="tofu-forget01-llama-3.2-1b").title == "tofu, forget01"
+
+
+def test_a_published_table_has_to_be_of_the_same_benchmark_and_split(tmp_path: Path) -> None:
+    put(tmp_path / "a", GOOD)
+    put(tmp_path / "b", {"accuracy": 0.5}, benchmark="restor", split="a3")
+    with pytest.raises(MismatchError, match="figures of benchmark muse, the reports are of tofu"):
+        compare([tmp_path / "a"], published="muse-books-olmo-2-7b")
+    with pytest.raises(MismatchError, match="figures of split forget05, the reports are of forget10"):
+        compare([tmp_path / "a"], published="tofu-forget05-llama-3.2-1b")
+    assert len(compare([tmp_path / "b"], published="restor-olmo-2-7b").rows) == 13  # whose documents it does not say
+
+
+def test_the_whole_comparison_is_json(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", msa=GOOD, npo=WEAK)
+    found = json.loads(json.dumps(compare([run]).as_dict()))
+    assert (found["benchmark"], found["split"]) == ("tofu", "forget10")
+    assert found["columns"][1]["higher_is_better"] is False
+    npo = found["rows"][3]
+    assert (npo["model"], npo["section"], npo["method"]["name"]) == ("NPO", "baselines", "npo")
+    assert npo["metrics"]["extraction_strength"] == {
+        "value": 0.28, "stderr": 0.01, "n": 40, "ratio": 0.25, "reaches_ideal": False, "best": False,
+    }  # fmt: skip
+    assert found["rows"][0]["metrics"]["acc_forget"]["reaches_ideal"] is None

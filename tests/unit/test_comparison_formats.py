@@ -1,0 +1,161 @@
+"""A comparison in each of its formats, read back; and the command that prints it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from msa_lite.report import FORMATS, Comparison, compare
+from tests.command import run_cli
+from tests.report_folders import make_run
+
+GOOD = {"acc_forget": 0.84, "extraction_strength": 0.07, "model_utility": 0.54, "forget_quality": 0.6}
+WEAK = {"acc_forget": 0.42, "extraction_strength": 0.28, "model_utility": 0.60, "forget_quality": 1e-5}
+ODD = '50% of_a|b & <c> {d} \\e ~^ #1 $ *f* [g] `h` "i"'
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return make_run(tmp_path / "run", msa=GOOD, npo=WEAK)
+
+
+@pytest.fixture
+def comparison(run: Path) -> Comparison:
+    return compare([f"{ODD}={run}"], published="tofu-forget10-llama-3.1-8b")
+
+
+def test_csv_holds_every_number_with_all_its_digits(comparison: Comparison) -> None:
+    rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](comparison))))
+    assert [row["model"] for row in rows] == [row.label for row in comparison.rows]
+    assert {row["section"] for row in rows} == {"references", "msa", "baselines", "published"}
+    ours, npo, paper = rows[2], rows[3], rows[6]
+    assert ours["model"] == ODD
+    assert [npo[f"extraction_strength{end}"] for end in ("", "_stderr", "_n", "_ratio", "_best")] == [
+        "0.28", "0.01", "40", "25.0%", "false",
+    ]  # fmt: skip
+    assert (float(npo["forget_quality"]), npo["forget_quality_ratio"]) == (1e-5, "")
+    assert [paper[f"model_utility{end}"] for end in ("", "_stderr", "_n", "_ratio", "_best")] == [
+        "0.78", "", "", "+100%", "true",
+    ]  # fmt: skip
+    assert (ours["acc_recover"], ours["acc_recover_best"]) == ("", "false")
+
+
+def test_markdown_has_as_many_cells_in_every_row_and_rules_between_parts(comparison: Comparison) -> None:
+    text = FORMATS["md"](comparison)
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in table]
+    assert {len(row) for row in cells} == {len(comparison.columns) + 1}
+    assert cells[1] == ["---", *["---:"] * len(comparison.columns)]
+    empty = [i for i, row in enumerate(cells) if not any(row[1:])]
+    assert [cells[i][0] for i in empty] == ["", "", "*published: Llama-3.1-8B-Instruct*"]
+    assert empty == [4, 6, 8]  # header and rule, two references, MSA, one baseline
+    assert cells[5][0] == '50% of_a\\|b & \\<c> {d} \\\\e ~^ #1 $ \\*f\\* \\[g\\] \\`h\\` "i"'
+    assert cells[7][4] == "0.280 ± 0.010 (25.0%)"
+    assert cells[5][5] == "0.540 ± 0.010 (90.0%)"
+    assert cells[7][5] == "**0.600** ± 0.010 (+100%)"
+    assert text.count("\n- ") == len(comparison.notes)
+
+
+def test_latex_has_balanced_braces_and_as_many_columns_as_it_says(comparison: Comparison) -> None:
+    text = FORMATS["tex"](comparison)
+    lines = [line for line in text.splitlines() if not line.startswith("%")]
+    assert r"% needs \usepackage{booktabs}" in text
+    spec = re.fullmatch(r"\\begin\{tabular\}\{([lr]+)\}", lines[0])
+    assert spec
+    assert lines[-1] == r"\end{tabular}"
+    bare = [re.sub(r"\\[{}&%$#_]", "", line) for line in lines]
+    assert all(line.count("{") == line.count("}") for line in bare)
+    assert all(line.count("$") % 2 == 0 for line in bare)
+    assert not re.search(r"(?<!\\)[%#_]|[↑↓→–]", "\n".join(lines))
+    for line in bare:
+        if line.endswith("\\\\"):
+            merged = sum(int(count) - 1 for count in re.findall(r"\\multicolumn\{(\d+)\}", line))
+            assert line.count("&") + merged + 1 == len(spec[1])
+    assert lines.count(r"\midrule") == 4
+    assert r"\textbf{0.600} & +100\%" in text
+    assert r"50\% of\_a\textbar{}b \& \textless{}c\textgreater{} \{d\} \textbackslash{}e" in text
+    assert r"\multicolumn{2}{c}{extraction strength $\downarrow$}" in text
+
+
+def test_latex_gives_no_column_to_ratios_that_a_metric_has_not() -> None:
+    text = FORMATS["tex"](compare(published="muse-books-olmo-2-7b", metrics=["privleak"]))
+    assert r"\begin{tabular}{lr}" in text
+    assert r"\multicolumn{1}{c}{PrivLeak in \% $\to$ 0}" in text
+    assert r"RMU & $-$17.83 \\" in text
+
+
+class Page(HTMLParser):
+    """The cells of a page's rows, and its open elements, which have to be closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.rows: list[list[str]] = []
+        self.links: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [str(value) for name, value in attrs if name in ("src", "href")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+
+
+def test_html_is_one_whole_page(comparison: Comparison) -> None:
+    text = FORMATS["html"](comparison)
+    page = Page(text)
+    assert page.open == []
+    assert page.links == []
+    assert text.count("<tbody>") == text.count("</tbody>") == 4
+    assert page.rows[0] == ["model", *(column.heading for column in comparison.columns)]
+    assert page.rows[3][0] == ODD
+    assert page.rows[4][:2] == ["NPO", "0.420 ± 0.010 50.0%"]
+    assert page.rows[5] == ["published: Llama-3.1-8B-Instruct"]
+    assert {len(row) for row in page.rows} == {len(comparison.columns) + 1, 1}
+    assert "<b>0.600</b>" in text
+
+
+def test_the_command_prints_a_table_in_every_format(run: Path) -> None:
+    table = run_cli("compare", str(run))
+    assert (table.returncode, table.stderr) == (0, "")
+    assert [word in table.stdout for word in ("tofu, forget10", "MSA", "0.280 25.0%", "± 0.010", "MSA paper")] == [
+        True
+    ] * 5
+    assert run_cli("compare", str(run), "--format", "md").stdout == FORMATS["md"](compare([run]))
+    done = run_cli("compare", str(run), "--json", "--metrics", "model_utility, acc_forget")
+    found = json.loads(done.stdout)
+    assert list(found["rows"][0]["metrics"]) == ["model_utility", "acc_forget"]
+    alone = run_cli("compare", "--published", "restor-olmo-2-7b", "--format", "csv")
+    assert len(alone.stdout.splitlines()) == 13
+
+
+def test_the_command_ends_with_what_is_wrong(run: Path) -> None:
+    cases = {
+        (): (2, "nothing to compare"),
+        (str(run), "nowhere"): (2, "nowhere: no such file or folder"),
+        (str(run), "--metrics", "utility"): (2, "no report has the metric 'utility'"),
+        (str(run), "--published", "tofu"): (2, "choose from muse-books"),
+        (str(run), "--published", "muse-books-olmo-2-7b"): (3, "figures of benchmark muse"),
+        (str(run), "--json", "--format", "md"): (2, "one of --json and --format"),
+    }
+    for arguments, (status, text) in cases.items():
+        done = run_cli("compare", *arguments)
+        assert (done.returncode, done.stdout) == (status, "")
+        assert text in done.stderr
