@@ -46,7 +46,7 @@ def check_agreement(entries: Sequence[Entry], table: PublishedTable | None = Non
         if any(split + TEST in splits for split in splits):
             faults.append(
                 "a run that chooses between several points or epochs is scored on the part of the split that it did "
-                "not choose by, one with a single point on all of it; let both choose, or neither"
+                "not choose by, one with a single point on all of it; give both one point, or both several"
             )
     if table and (other := _differs(first.report, table)):
         faults.append(f"{table.name}: {other}")

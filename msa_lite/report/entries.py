@@ -82,7 +82,12 @@ def read_entries(paths: str | Path | Iterable[str | Path]) -> tuple[list[Entry],
             labels.append(label)
         try:
             for place, role, name in _find(path, label, notes):
-                found.setdefault(place.resolve(), _read(place, role, name))
+                entry = _read(place, role, name)
+                known = found.setdefault(place.resolve(), entry)
+                if entry.named and known.named and entry.label != known.label:
+                    raise UsageError(f"{place}: has two labels, '{known.label}' and '{entry.label}'")
+                if entry.named:
+                    found[place.resolve()] = entry
         except MsaError as error:
             faults.append(error)
     if faults:
@@ -131,6 +136,8 @@ def _own_reports(path: Path) -> Iterator[tuple[Path, Role | None]]:
 def _read(place: Path, role: Role | None, label: str | None) -> Entry:
     report = _checked(load_report(place), place)
     method = Entry("method", "", "", report, "").method
+    if label is not None and label.lower() in _REFERENCES and (role or method):
+        raise UsageError(f"{place}: of an unlearned model, which the label '{label}' would make the {label.lower()}")
     if role is None:
         name = label if label is not None else "" if method else place.resolve().parent.name
         role = _REFERENCES.get(name.lower(), "method")

@@ -73,6 +73,11 @@ def test_labels_of_the_user_stand_as_given_and_can_say_what_a_model_is(tmp_path:
     assert labels(found) == ["Target", "Ideal", "my own"]
     assert labels(compare([f"ours={run}"])) == ["Target", "Ideal", "ours", "NPO"]
     assert labels(compare([tmp_path / "x=y"])) == ["x=y"]
+    assert labels(compare([run / "evaluation", f"ours={run}"])) == ["Target", "Ideal", "ours", "NPO"]
+    with pytest.raises(UsageError, match="has two labels, 'ours' and 'mine'"):
+        compare([f"ours={run}", f"mine={run}"])
+    with pytest.raises(UsageError, match="of an unlearned model, which the label 'Ideal' would make the ideal"):
+        compare([f"Ideal={run}"])
 
 
 @pytest.mark.parametrize(
