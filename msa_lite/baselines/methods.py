@@ -74,13 +74,13 @@ METHODS = {
     "wga": Method(losses.wga, "labels"),
     "undial": Method(losses.undial, "labels", reference="logits", retain_weight=0.0, compat="wrapped"),
 }
-NAMES = (*METHODS, TASK_VECTOR)
 
 
 def check_method(name: str) -> None:
     """Raise UsageError for a name that is no method's."""
-    if name not in NAMES:
-        raise UsageError(f"no method '{name}'{nearest(name, NAMES)}; choose from {', '.join(NAMES)}")
+    names = (*METHODS, TASK_VECTOR)
+    if name not in names:
+        raise UsageError(f"no method '{name}'{nearest(name, names)}; choose from {', '.join(names)}")
 
 
 def settings_grid(name: str, given: Mapping[str, Value | Sequence[Value]]) -> list[dict[str, Value]]:
@@ -104,8 +104,10 @@ def _faults(name: str, key: str, value: Any, defaults: Mapping[str, Value]) -> l
         hint = f"; it is one of {', '.join(others)}" if others else nearest(key, known)
         return [f"{key}: not a parameter of {name}{hint}. {name} takes {', '.join(known)}"]
     values = list(value) if isinstance(value, (list, tuple)) else [value]
-    faults = ["an empty list"] if not values else ["a value stands twice"] if len(set(values)) < len(values) else []
-    return [f"{key}: {fault}" for fault in [*faults, *filter(None, (_fault(key, one) for one in values))]]
+    faults = [fault for one in values if (fault := _fault(key, one))] if values else ["an empty list"]
+    if not faults and len(set(values)) < len(values):
+        faults = ["a value stands twice"]
+    return [f"{key}: {fault}" for fault in faults]
 
 
 # Parameters that may be 0, or of either sign; the others are above 0.

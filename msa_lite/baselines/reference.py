@@ -39,11 +39,14 @@ class ReferenceCache:
     def check(self) -> None:
         """Raise MismatchError where the folder holds values of another model."""
         found = (load_manifest(self.folder) or {}).get("inputs", {})
-        wanted = {key: self.inputs[key] for key in ("model", "quantised")}
-        if found and any(found.get(key) != value for key, value in wanted.items()):
+        theirs, ours = (
+            f"{(inputs.get('model') or {}).get('revision')}{', in 4 bits' if inputs.get('quantised') else ''}"
+            for inputs in (found, self.inputs)
+        )
+        if found and theirs != ours:
             raise MismatchError(
-                f"{self.folder}: log-probabilities of another reference model ({found.get('model')}) than "
-                f"{self.model.name} ({wanted['model']}); remove that folder, or choose another output"
+                f"{self.folder}: log-probabilities of another reference model ({theirs}) than {self.model.name} "
+                f"({ours}); remove that folder, or choose another output"
             )
 
     def values(self, model: Any, pad: int) -> dict[str, list[float]]:
