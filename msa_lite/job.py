@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from msa_lite.data import (
     DataSource,
@@ -40,14 +41,33 @@ SETS = ("forget", "retain", "holdout")
 
 
 @dataclass(frozen=True)
+class Plan:
+    """What of a recipe is to be done.
+
+    method: "msa", or the name of a baseline. folder: of the run. start: the model that is tuned. choice: whether there
+    is something to choose on validation rows; "if possible": where there are questions to choose by. sample: whether
+    the retain set is sampled as the recipe says. checkpoints: fp32 checkpoints in full mode that lie on the disk at a
+    time, each vector's own aside.
+    """
+
+    method: str
+    folder: Path
+    start: Literal["prior", "target"]
+    choice: bool | Literal["if possible"]
+    sample: bool = True
+    checkpoints: int = 0
+
+
+@dataclass(frozen=True)
 class Job:
-    """A recipe with its inputs. rows: what vectors learn, examples: the same as ids, both by vector name ("forget",
-    "retain"). validation: the questions that (α, β) is chosen by, None without a choice to make. test: what the models
-    are scored on, None where nothing is.
+    """A recipe with its inputs. sources: models by name; "prior" is the one that is tuned. rows: what vectors learn,
+    examples: the same as ids, both by vector name ("forget", "retain"). validation: the questions that a choice is made
+    by, None where there is none to make. test: what the models are scored on, None where nothing is. alternatives: the
+    answers given for dpo.
     """
 
     recipe: Recipe
-    folder: Path
+    plan: Plan
     sources: Mapping[str, Source]
     data: Mapping[str, DataSource]
     prompter: Prompter
@@ -55,6 +75,12 @@ class Job:
     examples: Mapping[str, list[Example]]
     validation: Qa | None
     test: Benchmark | None
+    alternatives: list[str]
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.plan.folder
 
     @property
     def judge(self) -> JudgeSettings:
@@ -72,8 +98,8 @@ class Job:
         return self.folder / "vectors" / name
 
 
-def prepare(recipe: Recipe, folder: Path) -> Job:
-    """Find and check every input of a recipe; nothing is written.
+def prepare(recipe: Recipe, plan: Plan) -> Job:
+    """Find and check every input of what is planned; nothing is written.
 
     Raises MismatchError with the tensors on which target and prior differ, and whatever the parts raise.
     """
@@ -82,7 +108,7 @@ def prepare(recipe: Recipe, folder: Path) -> Job:
     recipe = _pin_benchmark(recipe)
     check_mode(recipe.vector.mode)
     open_judge(_judge_settings(recipe))  # it may lack a key
-    names = {"target": recipe.target, "prior": recipe.prior}
+    names = {"target": recipe.target, "prior": recipe.prior if plan.start == "prior" else recipe.target}
     if recipe.evaluate and recipe.evaluate.ideal:
         names["ideal"] = recipe.evaluate.ideal
     sources = {key: fetch(name) for key, name in names.items()}
@@ -90,11 +116,11 @@ def prepare(recipe: Recipe, folder: Path) -> Job:
     check_mergeable(target)
     faults = compare_checkpoints(target, prior, ("target", "prior"))
     if faults:
-        raise MismatchError(join_faults(f"target {recipe.target} and prior {recipe.prior} do not fit:", faults))
+        raise MismatchError(join_faults(f"target {names['target']} and prior {names['prior']} do not fit:", faults))
     _check_lora_targets(recipe, target)
     if "ideal" in sources:
         check_same_tokens(sources["target"], sources["ideal"])
-    check_space(folder, _bytes_needed(target, recipe, folder))
+    check_space(plan.folder, _bytes_needed(target, recipe, plan))
 
     tokenizer = AutoTokenizer.from_pretrained(sources["target"].folder)
     size = target.config.get("vocab_size")
@@ -103,14 +129,14 @@ def prepare(recipe: Recipe, folder: Path) -> Job:
             f"{recipe.target}: the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size}"
         )
     prompter = Prompter.build(tokenizer, recipe.prompt.kind, Template(recipe.prompt.prompt, recipe.prompt.answer))
-    data = _data_sources(recipe)
+    data = _data_sources(recipe, plan)
     rows = {name: load_rows(source) for name, source in data.items() if "." not in name}
-    if recipe.retain and recipe.retain.data.sample == "match_forget":
+    if recipe.retain and recipe.retain.data.sample == "match_forget" and plan.sample:
         rows["retain"] = sample_rows(rows["retain"], len(rows["forget"]), recipe.seed)
-    validation, test = _benchmarks(recipe, _questions(recipe, data), prompter)
+    validation, test = _benchmarks(recipe, plan.choice, _questions(recipe, data), prompter)
     return Job(
         recipe=recipe,
-        folder=folder,
+        plan=plan,
         sources=sources,
         data=data,
         prompter=prompter,
@@ -118,6 +144,7 @@ def prepare(recipe: Recipe, folder: Path) -> Job:
         examples={name: encode(rows[name], data[name], prompter, recipe.vector.max_length) for name in rows},
         validation=validation,
         test=test,
+        alternatives=_alternatives(data.get("baseline.alternatives")),
     )
 
 
@@ -134,12 +161,14 @@ def _judge_settings(recipe: Recipe) -> JudgeSettings:
     return JudgeSettings(**recipe.evaluate.judge.model_dump()) if recipe.evaluate else JudgeSettings()
 
 
-def _data_sources(recipe: Recipe) -> dict[str, DataSource]:
+def _data_sources(recipe: Recipe, plan: Plan) -> dict[str, DataSource]:
     """Every data set of the recipe, pinned, by its place in the recipe ("forget", "evaluate.holdout")."""
     given: dict[str, Data | None] = {
         "forget": recipe.forget.data,
         "retain": recipe.retain.data if recipe.retain else None,
     }
+    if plan.method == "dpo":
+        given["baseline.alternatives"] = recipe.baseline.alternatives
     if recipe.evaluate:
         given |= {f"evaluate.{name}": getattr(recipe.evaluate, name) for name in SETS}
     return {name: pin_source(_data_source(data)) for name, data in given.items() if data is not None}
@@ -147,6 +176,15 @@ def _data_sources(recipe: Recipe) -> dict[str, DataSource]:
 
 def _data_source(data: Data) -> DataSource:
     return DataSource(**data.model_dump(exclude={"columns", "sample"}), **data.columns.model_dump())
+
+
+def _alternatives(source: DataSource | None) -> list[str]:
+    """The lines of a set of texts."""
+    if source is None:
+        return []
+    if source.format != "text":
+        raise UsageError("baseline.alternatives.format: 'text' is wanted, one answer a line")
+    return [line.strip() for row in load_rows(source) for line in row.text.splitlines() if line.strip()]
 
 
 def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
@@ -168,10 +206,11 @@ def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
         raise UsageError(join_faults("vector.lora.targets:", faults))
 
 
-def _bytes_needed(target: Checkpoint, recipe: Recipe, folder: Path) -> int:
+def _bytes_needed(target: Checkpoint, recipe: Recipe, plan: Plan) -> int:
     """Disk space that a run still needs: the merged model; in full mode, for each vector, fp32 weights and two saves
     with AdamW's state. Stages that are there already need none.
     """
+    folder = plan.folder
     count = sum(entry.nbytes // {"F64": 8, "F32": 4}.get(entry.dtype, 2) for entry in target.tensors.values())
     size = 0
     if recipe.merge.form == "model" and not (folder / "model").exists():
@@ -179,6 +218,7 @@ def _bytes_needed(target: Checkpoint, recipe: Recipe, folder: Path) -> int:
     if recipe.vector.mode == "full":
         vectors = ["forget", "retain"] if recipe.retain else ["forget"]
         size += sum((4 + 2 * 12) * count for name in vectors if not (folder / "vectors" / name).exists())
+        size += 4 * count * plan.checkpoints
     return size
 
 
@@ -199,16 +239,19 @@ def _questions(recipe: Recipe, data: Mapping[str, DataSource]) -> dict[str, list
 
 
 def _benchmarks(
-    recipe: Recipe, questions: Mapping[str, list[Row]], prompter: Prompter
+    recipe: Recipe, choice: bool | Literal["if possible"], questions: Mapping[str, list[Row]], prompter: Prompter
 ) -> tuple[Qa | None, Benchmark | None]:
-    """(validation, test); a single point needs no validation. Holdout rows are in both, whole.
+    """(validation, test); without a choice to make there is no validation. Holdout rows are in both, whole.
 
     Raises UsageError when there is a choice to make and no rows to make it by.
     """
     asked = recipe.evaluate
     if asked is None:
         return None, None
-    validation, test = _split(recipe, questions) if len(recipe.points) > 1 else ({}, questions)
+    if choice == "if possible":
+        parts = [questions[name] for name in ("forget", "retain") if name in questions]
+        choice = "forget" in questions and all(len(rows) > 1 for rows in parts)
+    validation, test = _split(recipe, questions) if choice else ({}, questions)
     limit = asked.max_new_tokens
     choosing = load_qa(validation, prompter, limit, "validation") if validation else None
     if asked.benchmark == "qa":
@@ -242,6 +285,6 @@ def _split(
         short.append("forget: no questions; give evaluate.forget")
     if short:
         raise UsageError(
-            join_faults("several values of alpha or beta need rows to choose by and others to score:", short)
+            join_faults("a choice (of alpha, beta, epochs, …) needs rows to choose by and others to score:", short)
         )
     return validation, test

@@ -98,6 +98,7 @@ class BaselineObjective:
             "method": self.name,
             "parameters": {key: value for key, value in self.parameters.items() if key != "learning_rate"},
             "compat": self._repeats,
+            "seed": self.seed,
             **{name: digest([[e.ids, e.labels] for e in examples]) for name, examples in rows.items()},
         }
 

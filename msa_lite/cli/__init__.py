@@ -18,6 +18,7 @@ _COMMANDS = {
     "mergekit": "Print a merge as a recipe for mergekit.",
     "evaluate": "Score a model on a benchmark.",
     "compare": "Put reports side by side, as in the paper.",
+    "baseline": "Run a method that MSA is compared with.",
     "verify": "Re-hash a folder against its manifest.",
     "recipes": "List, show and check recipes.",
 }

@@ -47,20 +47,25 @@ def evaluate_benchmark(
     *,
     ideal: Ideal = None,
     judge: JudgeSettings = NO_JUDGE,
+    method: Mapping[str, Any] | None = None,
+    known: Sequence[Path] = (),
     label: str = "scores",
     progress: Progress = silent,
 ) -> Report | None:
     """Score a model; writes `SET.jsonl` records, report.json and a manifest into `out`.
 
     An ideal that is a model is scored first, into `out`/ideal. A folder made from the same inputs is read instead, and
-    after a stop, items that were done are not run again. Returns None in the processes of `accelerate launch` that
-    only help. Raises what `check_comparable` and the judge raise.
+    after a stop, items that were done are not run again. method: what made the model, for the report. known: folders in
+    which the same model may have been asked the same before, whose records are then taken over.
+
+    Returns None in the processes of `accelerate launch` that only help. Raises what `check_comparable` and the judge
+    raise.
     """
     ranks = Ranks.current()
     asked = {"model": model_identity(source), "questions": benchmark.describe()}
     if isinstance(ideal, Path):
         check_comparable(ideal, benchmark, out)
-    inputs = asked | {"ideal": _identity(ideal), "judge": judge.describe()}
+    inputs = asked | {"ideal": _identity(ideal), "judge": judge.describe()} | ({"method": method} if method else {})
     if is_finished(out, inputs):
         return load_report(out) if ranks.first else None
     opened = open_judge(judge)  # what it lacks is said before any work
@@ -78,7 +83,7 @@ def evaluate_benchmark(
         return None
     facts = {"sources": {"model": source.pinned()}}
     with stage_folder(out, KIND, inputs, facts, resumable=True, resume_key=asked) as partial:
-        _take_over(out, partial, benchmark, asked)
+        _take_over([out, *known], partial, benchmark, asked)
         if not isinstance(ideal, Source):
             for left in ("ideal", "ideal.partial"):
                 shutil.rmtree(partial / left, ignore_errors=True)
@@ -86,7 +91,7 @@ def evaluate_benchmark(
         records = collect(partial)
         reference = _ideal_records(partial, ideal, benchmark, records)
         asks = benchmark.asks(records, reference, judge.separate) if opened else []
-        settings = benchmark.describe()
+        settings = benchmark.describe() | ({"method": method} if method else {})
         verdicts: list[Verdict] = []
         if opened:
             verdicts, usage = opened.ask([item.ask for item in asks], progress)
@@ -146,19 +151,23 @@ def _identity(ideal: Ideal) -> Any:
     return model_identity(ideal) if isinstance(ideal, Source) else ideal
 
 
-def _take_over(out: Path, partial: Path, benchmark: Benchmark, asked: Mapping[str, Any]) -> None:
-    """Copy the records of a finished folder that another judge or ideal was used for, and its ideal's."""
-    inputs = (load_manifest(out) or {}).get("inputs", {})
-    if any(inputs.get(key) != json.loads(canonical_json(value)) for key, value in asked.items()):
-        if inputs:
-            logger.warning("%s: holds scores of another model, or on other questions, and is made anew", out)
-        return
-    changed = _changed(out)
-    for name in (f"{name}.jsonl" for name in benchmark.sets):
-        if name not in changed and not (partial / name).is_file():
-            shutil.copy(out / name, partial)
-    if (out / "ideal").is_dir() and not (partial / "ideal").exists():
-        shutil.copytree(out / "ideal", partial / "ideal")
+def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, asked: Mapping[str, Any]) -> None:
+    """Copy the records of finished folders that another judge or ideal was used for, and their ideal's.
+
+    The first of the folders is the one that is made.
+    """
+    for folder in folders:
+        inputs = (load_manifest(folder) or {}).get("inputs", {})
+        if any(inputs.get(key) != json.loads(canonical_json(value)) for key, value in asked.items()):
+            if inputs and folder == folders[0]:
+                logger.warning("%s: holds scores of another model, or on other questions, and is made anew", folder)
+            continue
+        changed = _changed(folder)
+        for name in (f"{name}.jsonl" for name in benchmark.sets):
+            if name not in changed and not (partial / name).is_file():
+                shutil.copy(folder / name, partial)
+        if (folder / "ideal").is_dir() and not (partial / "ideal").exists():
+            shutil.copytree(folder / "ideal", partial / "ideal")
 
 
 def _ideal_records(partial: Path, ideal: Ideal, benchmark: Benchmark, own: Records) -> Records | None:

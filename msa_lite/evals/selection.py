@@ -33,6 +33,15 @@ def kept_share(metrics: Mapping[str, float | None], reference: Mapping[str, floa
     return min(((metrics.get(name) or 0.0) / known for name in names if (known := reference.get(name))), default=1.0)
 
 
+def utility(metrics: Mapping[str, float | None], reference: Mapping[str, float | None]) -> float:
+    """The harmonic mean of the shares left of the target's own probability and ROUGE-L on the retain set, ≥ 0.
+
+    0 where the model is broken, 1 where it is as good as the target, and without retain rows.
+    """
+    shares = [(metrics.get(n) or 0.0) / known for n in ("probability_r", "rouge_l_r") if (known := reference.get(n))]
+    return 0.0 if not all(shares) else len(shares) / sum(1 / share for share in shares) if shares else 1.0
+
+
 def selection_score(metrics: Mapping[str, float | None], reference: Mapping[str, float | None], keep: float) -> float:
     """How good a point (α, β) is on validation rows; higher is better. Needs no ideal model.
 

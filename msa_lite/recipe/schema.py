@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 MOST_PEOPLE = 400  # of the demo; it has names for no more
 
@@ -234,6 +234,46 @@ class Select(_Closed):
     """The point that forgets most is chosen among those that leave this share of the target's retain scores."""
 
 
+def _as_number(value: object) -> object:
+    """YAML reads 1e-5 as a string."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+Parameter = Annotated[int | float | str, BeforeValidator(_as_number)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Baseline(_Closed):
+    """How `msa-lite baseline METHOD` trains. What is not said here is as in `vector`, so that methods compare."""
+
+    start: Literal["target", "prior"] = "target"
+    """target: the method is run on the target; prior: on the prior, and the change is then added to the target."""
+    scale: Rate | Annotated[list[Rate], Field(min_length=1)] = 1.0
+    """With start prior: what the change is multiplied by; of a list, the best is chosen on validation rows."""
+    epochs: int | None = Field(None, ge=1)
+    """Passes over the forget rows, each of them a candidate on validation rows; default: vector.epochs."""
+    learning_rate: Rate | None = None
+    """Of the methods that have none of their own below; default: vector.learning_rate."""
+    alternatives: Data | None = None
+    """dpo: what to answer in the place of forget rows, one answer a line (format text); default: a few of our own."""
+    compat: list[Literal["open-unlearning"]] = []
+    """Deviations of published code to repeat: open-unlearning's in the losses of undial and rmu."""
+    methods: dict[str, dict[str, Parameter | Annotated[list[Parameter], Field(min_length=1)]]] = {}
+    """Parameters by method, as npo: {retain_weight: [2, 4], learning_rate: 1e-5}; lists are tried in all combinations
+    and the best is chosen on validation rows."""
+
+    _points = field_validator("scale")(_check_points)
+
+    @model_validator(mode="after")
+    def _scales_a_change_of_the_prior(self) -> Baseline:
+        if self.start == "target" and self.scale != 1.0:
+            raise ValueError("scale: only with start: prior")
+        return self
+
+
 class Demo(_Closed):
     """Make a small model history of fictional people in `$output/history` first: prior, target, ideal and data."""
 
@@ -290,7 +330,9 @@ class Recipe(_Closed):
     evaluate: Evaluate | None = Evaluate()
     """What is scored; null: nothing."""
     select: Select = Select()
-    """How (α, β) is chosen."""
+    """How (α, β), or a baseline's epoch, is chosen."""
+    baseline: Baseline = Baseline()
+    """How the methods that MSA is compared with are run (`msa-lite baseline METHOD`)."""
     demo: Demo | None = None
     """Make the models and the data first; for a try without any download."""
     output: str
@@ -299,9 +341,7 @@ class Recipe(_Closed):
     """Seed of every random choice."""
 
     @model_validator(mode="after")
-    def _points_need_adapters(self) -> Recipe:
-        if len(self.points) > 1 and self.vector.mode == "full":
-            raise ValueError("several values of alpha or beta need vector.mode lora or qlora; give one each for full")
+    def _points_need_scores(self) -> Recipe:
         if len(self.points) > 1 and self.evaluate is None:
             raise ValueError("several values of alpha or beta need scores to choose by; do not set evaluate to null")
         return self

@@ -365,7 +365,7 @@ def test_a_choice_that_means_little_says_so(recipe: dict[str, Any], caplog: pyte
     del recipe["retain"]
     with caplog.at_level("WARNING", logger="msa_lite"):
         folder = msa_lite.run(recipe, ["forget.alpha=[0.5,1.0]"]).folder
-    assert "nothing speaks against the largest alpha" in caplog.text
+    assert "nothing speaks against the strongest candidate" in caplog.text
     assert "Doubt: without questions about a retain set" in (folder / "report.md").read_text()
 
 

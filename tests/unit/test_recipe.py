@@ -59,7 +59,6 @@ def test_every_fault_is_reported_at_once_with_the_nearest_name() -> None:
         ({"forget": {"data": {"path": "f"}, "alpha": [1, 1]}}, "stands twice"),
         ({"forget": {"data": {"path": "f"}, "alpha": []}}, "at least 1 item"),
         ({"forget": {"data": {"path": "f"}, "alpha": float("nan")}}, "finite number"),
-        ({"forget": {"data": {"path": "f"}, "alpha": [1, 2]}, "vector": {"mode": "full"}}, "need vector.mode lora"),
         ({"forget": {"data": {"path": "f"}, "alpha": [1, 2]}, "evaluate": None}, "scores to choose by"),
         ({"evaluate": {"benchmark": "muse", "judge": {"kind": "openai"}}}, "nothing in muse is judged"),
         ({"prompt": {"prompt": "Q: {q}"}}, "unknown or broken"),

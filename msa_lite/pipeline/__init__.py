@@ -1,0 +1,10 @@
+"""The order of stages, from a recipe to scores and a report: the whole job of MSA, and that of a baseline.
+
+This is the only part that knows both what a recipe is and what the stages are. Every stage skips itself when its folder
+was made from the same inputs, so running a recipe again does only what is missing or has changed.
+"""
+
+from msa_lite.pipeline.baseline import run_baseline
+from msa_lite.pipeline.msa import RunResult, merge_arguments, run, run_vectors
+
+__all__ = ["RunResult", "merge_arguments", "run", "run_baseline", "run_vectors"]

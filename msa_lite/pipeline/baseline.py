@@ -1,0 +1,338 @@
+"""The whole job of a baseline: recipe → training, an epoch after the other → the choice of one → merge → scores.
+
+What is trained is a vector as MSA's are, an adapter or a checkpoint, and is added to the target by the same merge: once
+where training started from the target, `scale` times where it started from the prior (MSA paper, App. "Augmenting
+Baselines with Intermediate Checkpoints").
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from msa_lite.baselines.alternatives import draw_answers
+from msa_lite.baselines.methods import METHODS, TASK_VECTOR, Value, check_method, settings_grid
+from msa_lite.baselines.objective import BaselineObjective
+from msa_lite.baselines.passes import check_layer
+from msa_lite.baselines.reference import ReferenceCache
+from msa_lite.data import Example, Row, encode_qa, pad_id
+from msa_lite.errors import UsageError
+from msa_lite.evals.choice import TARGET, Candidates, Choice, Values, candidate_name, score_into
+from msa_lite.evals.evaluation import evaluate_benchmark
+from msa_lite.evals.qa import Qa
+from msa_lite.evals.selection import selection_score, utility
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.manifest import load_manifest
+from msa_lite.io.progress import Progress, silent
+from msa_lite.job import Job, Plan
+from msa_lite.merger import Merged, MergedAdapter
+from msa_lite.pipeline.folder import BASELINES, claimed, run_folder
+from msa_lite.pipeline.msa import Given, run_plan
+from msa_lite.pipeline.stages import (
+    choose_candidate,
+    evaluate_all,
+    evaluations_beside,
+    fit_settings,
+    load_candidate,
+    merge_vectors,
+    row_hashes,
+    write_summary,
+)
+from msa_lite.recipe import Recipe, load_recipe
+from msa_lite.report import Report
+from msa_lite.train import Kept, epoch_folder, fit_vector
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BaselineResult:
+    """What a baseline's run made: its folder, what was chosen (parameters, epoch, scale), the merge, and a report for
+    each model scored.
+    """
+
+    folder: Path
+    method: str
+    chosen: Values
+    merged: Merged | MergedAdapter
+    reports: dict[str, Report]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form, for `--json`."""
+        return {
+            "output": str(self.folder),
+            "method": self.method,
+            "chosen": dict(self.chosen),
+            "model": self.merged.as_dict(),
+            "metrics": {name: report.values() for name, report in self.reports.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of a method's grid. tried: those of its parameters that others of the grid have other values of."""
+
+    parameters: Mapping[str, Value]
+    tried: Mapping[str, Value]
+    folder: Path
+
+
+def run_baseline(
+    method: str, recipe: Given, overrides: Iterable[str] = (), progress: Progress = silent
+) -> BaselineResult:
+    """Run a method that MSA is compared with on a recipe's models and data, and score it in the same way.
+
+    The run goes into `baselines/METHOD` of the recipe's output (`METHOD-prior` with `start: prior`). Raises before
+    anything is written when method, recipe or inputs are at fault.
+    """
+    check_method(method)
+    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    for name, given in recipe.baseline.methods.items():
+        check_method(name)
+        _grid(name, given)
+    if method == TASK_VECTOR:
+        plan = Plan(method, run_folder(recipe) / BASELINES / method, "target", choice=len(recipe.points) > 1)
+        found = run_plan(recipe, plan, progress)
+        strengths = {"alpha": found.alpha, "beta": found.beta}
+        return BaselineResult(found.folder, method, strengths, found.merged, found.reports)
+    plan, settings = _plan(method, recipe)
+    with claimed(recipe, plan, progress, lambda job: _Run(job, settings).check()) as job:
+        run = _Run(job, settings)
+        run.fit(progress)
+        setting, epoch, scale, choice = run.choose(progress)
+        vector = run.weights(setting, epoch)
+        merged = merge_vectors(job, {"retain": (vector, scale)}, progress)
+        how = {**setting.parameters, "epoch": epoch} | ({"scale": scale} if plan.start == "prior" else {})
+        about = {"name": method, "mode": recipe.vector.mode, "start": plan.start, "parameters": how}
+        reports = evaluate_all(job, merged, about | {"compat": run.compat}, progress)
+        write_summary(job, run.title(how), choice.doubts if choice else [], merged, reports)
+    return BaselineResult(job.folder, method, how, merged, reports)
+
+
+def _plan(method: str, recipe: Recipe) -> tuple[Plan, list[Setting]]:
+    """The plan of a method's run, and the settings to try. Raises UsageError where nothing could choose of several."""
+    asked = recipe.baseline
+    folder = run_folder(recipe) / BASELINES / (method if asked.start == "target" else f"{method}-{asked.start}")
+    points = _grid(method, asked.methods.get(method, {}))
+    several = [key for key in points[0] if len({point[key] for point in points}) > 1]
+    settings = []
+    for point in points:
+        tried = {key: point[key] for key in several}
+        name = "_".join([method, candidate_name(tried)]) if tried else method
+        settings.append(Setting(point, tried, folder / "vectors" / name))
+    choice: bool | Literal["if possible"] = len(points) * len(_scales(recipe)) > 1 or "if possible"
+    if choice is True and recipe.evaluate is None:
+        raise UsageError(f"several settings of {method} need scores to choose by; do not set evaluate to null")
+    kept = len(points) * (_epochs(recipe) if asked.start == "prior" else 1)
+    return Plan(method, folder, asked.start, choice, sample=False, checkpoints=kept), settings
+
+
+def _grid(method: str, given: Mapping[str, Any]) -> list[dict[str, Value]]:
+    if method == TASK_VECTOR:
+        if given:
+            raise UsageError(f"baseline.methods.{TASK_VECTOR}: takes no parameters but forget.alpha and retain.beta")
+        return [{}]
+    return settings_grid(method, given)
+
+
+def _epochs(recipe: Recipe) -> int:
+    return recipe.baseline.epochs or recipe.vector.epochs
+
+
+def _scales(recipe: Recipe) -> list[float]:
+    scale = recipe.baseline.scale
+    return scale if isinstance(scale, list) else [scale]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A method's run, from checks to the choice."""
+
+    job: Job
+    settings: Sequence[Setting]
+
+    @property
+    def method(self) -> str:
+        return self.job.plan.method
+
+    @property
+    def from_prior(self) -> bool:
+        return self.job.plan.start == "prior"
+
+    @property
+    def compat(self) -> list[str]:
+        """The deviations that are repeated: those asked for, where the method has one."""
+        return list(self.job.recipe.baseline.compat) if METHODS[self.method].compat else []
+
+    def check(self) -> None:
+        """Raise before any training where the method lacks what it needs."""
+        forget, config = self.job.recipe.forget, load_checkpoint(self.job.sources["prior"].folder).config
+        for setting in self.settings:
+            weight = setting.parameters.get("retain_weight")
+            if weight and "retain" not in self.job.rows:
+                raise UsageError(
+                    f"{self.method} needs a retain set (its retain_weight is {weight:g}): give retain.data in the "
+                    f"recipe, or baseline.methods.{self.method}.retain_weight=0"
+                )
+            if "layer" in setting.parameters:
+                check_layer(self.job.sources["prior"].name, config, int(setting.parameters["layer"]))
+        if METHODS[self.method].takes == "pairs" and forget.data.format != "qa":
+            raise UsageError(f"{self.method} needs questions to answer otherwise: forget.data.format qa")
+        if cache := self._cache():
+            cache.check()
+
+    def fit(self, progress: Progress) -> None:
+        """Train every setting; those that are there already are kept."""
+        reference = self._target_validation(progress)
+        for setting in self.settings:
+            after: BestEpoch | EveryEpoch | None = None
+            if self.job.validation is not None and reference is not None:
+                keep = self.job.recipe.select.keep
+                after = EveryEpoch() if self.from_prior else BestEpoch(self.job.validation, reference, keep)
+            rate = setting.parameters.get("learning_rate") or self.job.recipe.baseline.learning_rate
+            fit_vector(
+                self.job.sources["prior"],
+                self.job.examples["forget"],
+                setting.folder,
+                tokenizer=self.job.prompter.tokenizer,
+                settings=fit_settings(self.job.recipe, epochs=_epochs(self.job.recipe), learning_rate=rate),
+                label=setting.folder.name,
+                extra_files=row_hashes(self.job.rows["forget"]),
+                objective=self._objective(setting),
+                after_epoch=after,
+                progress=progress,
+            )
+
+    def choose(self, progress: Progress) -> tuple[Setting, int, float, Choice | None]:
+        """(setting, epoch, scale, how they were chosen); the last epoch where there is nothing to choose by."""
+        scales = _scales(self.job.recipe)
+        if self.job.validation is None:
+            return self.settings[0], _epochs(self.job.recipe), scales[0], None
+        found: dict[str, tuple[Setting, int, float]] = {}
+        values: list[Values] = []
+        known = {TARGET: self._validation_folder}
+        for setting in self.settings:
+            trained = "epoch-*" if self.from_prior else "scores/epoch-*"
+            epochs = {int(path.name.removeprefix("epoch-")): path for path in setting.folder.glob(trained)}
+            for epoch, scale in product(sorted(epochs), scales):
+                values.append({**setting.tried, "epoch": epoch} | ({"scale": scale} if self.from_prior else {}))
+                name = candidate_name(values[-1])
+                found[name] = setting, epoch, scale
+                if not self.from_prior:
+                    known[name] = epochs[epoch]
+
+        def load(candidate: Values | None) -> Any:
+            setting, epoch, scale = found[candidate_name(candidate or {})]
+            return load_candidate(self.job, {"retain": (self.weights(setting, epoch), scale)})
+
+        made_of = [(load_manifest(setting.folder) or {}).get("files") for setting in self.settings]
+        choice = choose_candidate(self.job, Candidates(values, load, made_of, known), "the epoch", progress)
+        return *found[candidate_name(choice.values)], choice
+
+    def weights(self, setting: Setting, epoch: int) -> Path:
+        """Where the weights of an epoch lie."""
+        return setting.folder if self.job.validation is None else epoch_folder(setting.folder, epoch)
+
+    def title(self, how: Mapping[str, Any]) -> tuple[str, str]:
+        """Heading of the summary, and what was done."""
+        sources, settings = self.job.sources, ", ".join(f"{key} {value}" for key, value in how.items())
+        if self.from_prior:
+            what = f"θ_u = θ_D + scale (θ_1 − θ_0): run from the prior {sources['prior'].name} to θ_1. {settings}."
+        else:
+            what = f"Run on the target. {settings}."
+        if self.compat:
+            what += f" Repeats deviations of {', '.join(self.compat)}."
+        return f"Baseline {self.method} on {sources['target'].name}", what
+
+    @property
+    def _validation_folder(self) -> Path:
+        return self.job.folder / "evaluation" / "target_validation"
+
+    def _target_validation(self, progress: Progress) -> Report | None:
+        """What the target scores on the validation rows, which epochs are held against."""
+        job, folder = self.job, self._validation_folder
+        if job.validation is None:
+            logger.warning(
+                "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
+                self.method,
+            )
+            return None
+        label = "validation: target"
+        known = evaluations_beside(job, folder.name)
+        return evaluate_benchmark(
+            job.sources["target"], job.validation, folder, known=known, label=label, progress=progress
+        )
+
+    def _objective(self, setting: Setting) -> BaselineObjective:
+        return BaselineObjective(
+            self.method,
+            setting.parameters,
+            self.job.examples["forget"],
+            self.job.examples.get("retain", ()),
+            pad=pad_id(self.job.prompter.tokenizer),
+            seed=self.job.recipe.seed,
+            alternatives=self._alternatives(),
+            cache=self._cache(),
+            compat=bool(self.compat),
+            full=self.job.recipe.vector.mode == "full",
+        )
+
+    def _alternatives(self) -> list[Example]:
+        """For methods of pairs: the questions of the forget examples with other answers."""
+        if METHODS[self.method].takes != "pairs":
+            return []
+        questions = {row.index: row.question for row in self.job.rows["forget"]}
+        asked = [questions[example.index] for example in self.job.examples["forget"]]
+        answers = draw_answers(len(asked), self.job.recipe.seed, self.job.alternatives)
+        rows = [Row(i, question, answer) for i, (question, answer) in enumerate(zip(asked, answers, strict=True))]
+        return encode_qa(rows, self.job.prompter, self.job.recipe.vector.max_length)
+
+    def _cache(self) -> ReferenceCache | None:
+        """Where the method wants log-probabilities of the model before training."""
+        if METHODS[self.method].reference != "log_probs":
+            return None
+        sets = {"forget": self.job.examples["forget"], "alternatives": self._alternatives()}
+        quantised = self.job.recipe.vector.mode == "qlora"
+        return ReferenceCache(self.job.folder / "reference", self.job.sources["prior"], quantised, sets)
+
+
+@dataclass(frozen=True)
+class BestEpoch:
+    """After each epoch: scores the model on validation rows; the best so far is kept, a broken one ends the training.
+
+    reference: what the target scores; keep: see `selection_score`.
+    """
+
+    validation: Qa
+    reference: Report
+    keep: float
+
+    def describe(self) -> dict[str, Any]:
+        """What decides."""
+        return {"questions": self.validation.describe(), "target": self.reference.values(), "keep": self.keep}
+
+    def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
+        folders = [epoch_folder(scores, number) for number in range(1, epoch + 1)]
+        found = [score_into(folder, lambda: model, self.validation).values() for folder in folders]
+        reference = self.reference.values()
+        ranks = [selection_score(values, reference, self.keep) for values in found]
+        broken = round(utility(found[-1], reference), 2) == 0
+        if broken:
+            logger.warning("epoch %d left nothing of the target's retain scores; training ends there", epoch)
+        return Kept(frozenset([1 + ranks.index(max(ranks))]), not broken)
+
+
+@dataclass(frozen=True)
+class EveryEpoch:
+    """After each epoch: kept, to be added to the target and scored later."""
+
+    def describe(self) -> str:
+        """What decides: nothing."""
+        return "every epoch"
+
+    def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
+        return Kept(frozenset(range(1, epoch + 1)))

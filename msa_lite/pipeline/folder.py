@@ -1,0 +1,87 @@
+"""A run's folder: claimed by one process, with the recipe as resolved in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msa_lite.data import rows_identity
+from msa_lite.demo import HistorySettings, make_groups, make_history
+from msa_lite.errors import OutputError
+from msa_lite.io.manifest import write_text
+from msa_lite.io.progress import Progress
+from msa_lite.job import Job, Plan, prepare
+from msa_lite.recipe import Recipe, dump_recipe
+
+BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
+HISTORY = "history"  # of the demo
+_HEADER = "# A run of msa-lite: the recipe as resolved. `msa-lite{command}` on this file repeats the run.\n"
+
+
+def run_folder(recipe: Recipe) -> Path:
+    """Where the recipe's run goes."""
+    return Path(recipe.output).expanduser()
+
+
+@contextmanager
+def claimed(
+    recipe: Recipe, plan: Plan, progress: Progress, check: Callable[[Job], None] = lambda job: None
+) -> Iterator[Job]:
+    """Check everything (`check` at last), then claim the run's folder for this process and write down the recipe."""
+    from filelock import FileLock, Timeout
+
+    folder = plan.folder
+    _check_run_folder(folder)
+    if recipe.demo is None:  # with a demo, the inputs that are checked have to be made first
+        job = prepare(recipe, plan)
+        check(job)
+    lock = FileLock(folder / ".lock")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise OutputError(f"{folder}: another msa-lite is working on this run") from error
+    try:
+        if recipe.demo is not None:
+            write_text(folder / "recipe.yaml", _header(plan) + dump_recipe(recipe))
+            sizes = recipe.demo.model_dump()
+            people = {name: sizes.pop(name) for name in ("prior", "retain", "forget", "holdout")}
+            settings = HistorySettings(**sizes, seed=recipe.seed)
+            make_history(run_folder(recipe) / HISTORY, make_groups(people, recipe.seed), settings, progress)
+            job = prepare(recipe, plan)
+            check(job)
+        write_text(folder / "recipe.yaml", _pinned(job))
+        yield job
+    finally:
+        lock.release()
+
+
+def _check_run_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder}: a file is in the way; choose another output")
+    mark = folder / "recipe.yaml"
+    ours = mark.is_file() and mark.read_text().startswith(_HEADER.partition(":")[0])
+    allowed = {".lock", BASELINES, HISTORY}  # of baselines that were run first
+    if folder.is_dir() and any(path.name not in allowed for path in folder.iterdir()) and not ours:
+        raise OutputError(f"{folder}: holds something that is no run of msa-lite; choose another output")
+
+
+def _header(plan: Plan) -> str:
+    return _HEADER.format(command="" if plan.method == "msa" else f" baseline {plan.method}")
+
+
+def _pinned(job: Job) -> str:
+    """The resolved recipe with commits for Hub repositories; commits and content hashes of all inputs as comments."""
+    values = job.recipe.model_dump(mode="json")
+    values["target"] = job.sources["target"].pinned()
+    if job.plan.start == "prior":
+        values["prior"] = job.sources["prior"].pinned()
+    if "ideal" in job.sources:
+        values["evaluate"]["ideal"] = job.sources["ideal"].pinned()
+    for name, data in job.data.items():
+        section, _, key = name.partition(".")
+        values[section][key or "data"]["revision"] = data.revision
+    notes = [f"# {name}: {source.revision}" for name, source in job.sources.items()]
+    notes += [f"# rows learnt, {name}: sha256:{rows_identity(rows)['sha256']}" for name, rows in job.rows.items()]
+    return _header(job.plan) + "\n".join(notes) + "\n" + dump_recipe(Recipe.model_validate(values))

@@ -1,0 +1,163 @@
+"""Stages that runs of MSA and of the baselines have in common: settings of a fit, scores, summary."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import Row
+from msa_lite.evals.choice import Candidates, Choice, choose
+from msa_lite.evals.evaluation import Ideal, evaluate_benchmark
+from msa_lite.evals.models import load_model
+from msa_lite.io.hub import fetch
+from msa_lite.io.manifest import write_text
+from msa_lite.io.progress import Progress, silent
+from msa_lite.job import Job
+from msa_lite.merger import Merged, MergedAdapter, merge, merge_adapters
+from msa_lite.pipeline.folder import BASELINES, run_folder
+from msa_lite.recipe import Recipe
+from msa_lite.report import Report, markdown_table
+from msa_lite.train import FitSettings
+
+logger = logging.getLogger(__name__)
+
+
+def fit_settings(recipe: Recipe, **changes: Any) -> FitSettings:
+    """The recipe's `vector` section as settings of a fit, with changes; those that are None change nothing."""
+    spec = recipe.vector
+    targets = spec.lora.targets
+    settings = FitSettings(
+        **spec.model_dump(exclude={"lora", "max_length"}),
+        lora_rank=spec.lora.rank,
+        lora_alpha=spec.lora.alpha,
+        lora_dropout=spec.lora.dropout,
+        lora_targets=targets if isinstance(targets, str) else tuple(targets),
+        seed=recipe.seed,
+    )
+    return replace(settings, **{key: value for key, value in changes.items() if value is not None})
+
+
+def row_hashes(rows: Sequence[Row]) -> dict[str, str]:
+    """The file that says which rows were learnt, by hash: what is to be forgotten is not written down again."""
+    return {"rows.jsonl": "".join(json.dumps({"index": r.index, "sha256": r.sha256}) + "\n" for r in rows)}
+
+
+Vectors = Mapping[str, tuple[Path, float]]
+"""(folder, strength) of "forget", which is subtracted, and of "retain", which is added."""
+
+
+def merge_vectors(job: Job, vectors: Vectors, progress: Progress) -> Merged | MergedAdapter:
+    """The unlearned model, or one adapter on the target where the recipe asks for that."""
+    if job.recipe.merge.form == "adapter":
+        target, folder = job.sources["target"], job.folder / "adapter"
+        return merge_adapters(target, folder, **_merge_inputs(job, vectors), progress=progress)
+    return _merge_model(job, job.folder / "model", vectors, progress)
+
+
+def load_candidate(job: Job, vectors: Vectors) -> Any:
+    """What the merge would make of these vectors, ready to be scored; nothing of it stays on the disk."""
+    folder = job.folder / "candidate"
+    _merge_model(job, folder, vectors, silent)
+    try:
+        return load_model(folder)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _merge_model(job: Job, folder: Path, vectors: Vectors, progress: Progress) -> Merged:
+    settings, seed = job.recipe.merge, job.recipe.seed
+    how: dict[str, Any] = {"dtype": settings.dtype, "rounding": settings.rounding, "seed": seed, "progress": progress}
+    return merge(job.sources["target"], folder, **_merge_inputs(job, vectors), **how)
+
+
+def _merge_inputs(job: Job, vectors: Vectors) -> dict[str, Any]:
+    used = {name: (fetch(str(path)), strength) for name, (path, strength) in vectors.items() if strength}
+    (forget, alpha), (retain, beta) = (used.get(name, (None, 0.0)) for name in ("forget", "retain"))
+    strengths = {"alpha": alpha, "beta": beta}
+    return {"forget": forget, "retain": retain, **strengths, "prior": job.sources["prior"], "replace": True}
+
+
+def choose_candidate(job: Job, candidates: Candidates, what: str, progress: Progress) -> Choice:
+    """The best candidate on the job's validation rows; reasons to doubt it are warned of."""
+    assert job.validation is not None, "asked where there is a choice"
+    label, keep = f"choosing {what}", job.recipe.select.keep
+    choice = choose(candidates, job.validation, job.folder / "sweep", keep, label, progress)
+    for doubt in choice.doubts:
+        logger.warning("the choice of %s: %s", what, doubt)
+    return choice
+
+
+def evaluate_all(
+    job: Job, merged: Merged | MergedAdapter, method: Mapping[str, Any], progress: Progress
+) -> dict[str, Report]:
+    """Reports of target, ideal and unlearned model, in this order; the ideal is scored first, as the yardstick.
+
+    method: what made the unlearned model, for its report. What another run of the recipe has asked target and ideal is
+    not asked again.
+    """
+    if job.test is None:
+        return {}
+    models = {name: job.sources[name] for name in ("ideal", "target") if name in job.sources}
+    models["unlearned"] = fetch(str(merged.folder))
+    folder = job.folder / "evaluation"
+    reports = {}
+    for name, source in models.items():
+        ideal: Ideal = "itself" if name == "ideal" else folder / "ideal" if "ideal" in job.sources else None
+        report = evaluate_benchmark(
+            source,
+            job.test,
+            folder / name,
+            ideal=ideal,
+            judge=job.judge,
+            method=method if name == "unlearned" else None,
+            known=evaluations_beside(job, name),
+            label=f"scores: {name}",
+            progress=progress,
+        )
+        assert report is not None, "a recipe runs in one process"
+        reports[name] = report
+    return {name: reports[name] for name in ("target", "ideal", "unlearned") if name in reports}
+
+
+def evaluations_beside(job: Job, name: str) -> list[Path]:
+    """Folders of this name in the evaluations of the recipe's other runs, of MSA and of baselines."""
+    home = run_folder(job.recipe)
+    runs = [home, *sorted((home / BASELINES).glob("*"))]
+    return [run / "evaluation" / name for run in runs if run != job.folder and (run / "evaluation" / name).is_dir()]
+
+
+def write_summary(
+    job: Job,
+    title: Sequence[str],
+    doubts: Sequence[str],
+    merged: Merged | MergedAdapter,
+    reports: Mapping[str, Report],
+) -> None:
+    """Write report.md: what was done (`title`: a heading, then paragraphs), scores, how the choice was made, limits."""
+    lines = [
+        f"# {title[0]}\n",
+        *(f"{paragraph}\n" for paragraph in title[1:]),
+        "".join(f"- {line}\n" for line in merged.describe().splitlines()),
+        *(f"Warning: {note}.\n" for note in merged.notes),
+    ]
+    if reports:
+        split = next(iter(reports.values())).split
+        lines += [
+            f"Scores on {split} rows, mean ± standard error; ↑ higher, ↓ lower is better.\n",
+            markdown_table(reports),
+        ]
+        if "ideal" not in reports:
+            lines.append("No ideal model was given, so there is nothing to say how low the forget scores should go.\n")
+    if job.validation is not None:
+        lines += ["How the choice was made, on validation rows:\n", (job.folder / "sweep" / "table.md").read_text()]
+        lines += [f"Doubt: {doubt}.\n" for doubt in doubts]
+    lines.append(
+        "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
+        "prompts, further tuning or quantisation may bring some of it back.\n"
+    )
+    write_text(job.folder / "report.md", "\n".join(lines))
