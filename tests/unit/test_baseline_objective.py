@@ -1,0 +1,358 @@
+"""What each method minimises: against a plain computation on one batch, whatever the micro-batch, lora and full."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from msa_lite.baselines import losses, objective
+from msa_lite.baselines.methods import METHODS, Method, Value, settings_grid
+from msa_lite.baselines.objective import BaselineObjective
+from msa_lite.baselines.passes import Batch, make_batch
+from msa_lite.baselines.reference import ReferenceCache
+from msa_lite.data import IGNORE, Example
+from msa_lite.io.hub import Source
+from tests.conftest import tiny_model
+from tests.ragged import PAD, VOCABULARY, ragged_rows, with_adapter
+
+FORGET, RETAIN = ragged_rows(6, seed=1), ragged_rows(9, seed=2)
+ALTERNATIVES = [  # to the same questions, of other lengths
+    replace(row, ids=[*row.prompt_ids, *other.ids[-3:]], labels=[IGNORE] * len(row.prompt_ids) + other.ids[-3:])
+    for row, other in zip(FORGET, ragged_rows(6, seed=3), strict=True)
+]
+ROWS = [5, 0, 3, 1, 4, 2]  # a step's rows, in no order
+SEED, EPOCH, LAYER = 7, 2, 0
+
+CASES = [
+    (name, retain_loss)
+    for name, method in METHODS.items()
+    for retain_loss in (("nll", "kl") if "retain_loss" in method.parameters else ("",))
+]
+every_case = pytest.mark.parametrize(("name", "retain_loss"), CASES)
+each_mode = pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
+
+
+def knows_its_start(name: str, retain_loss: str) -> bool:
+    """Whether a term of the method has a value at the start that needs no computation."""
+    return retain_loss == "kl" or name == "rmu" or METHODS[name].reference == "log_probs"
+
+
+def start_model() -> Any:
+    return tiny_model("llama", vocab_size=VOCABULARY, initializer_range=0.15).eval()
+
+
+def to_train(full: bool) -> Any:
+    return start_model() if full else with_adapter(start_model())
+
+
+# In the place of defaults that leave a model of random weights, at ln 150 nats a token, hardly any gradient.
+OWN: dict[str, dict[str, Value]] = {
+    "rmu": {"layer": LAYER},
+    "simnpo": {"beta": 1.5, "delta": 5.0},
+    "satimp": {"beta1": 0.5, "beta2": 2.0},
+    "wga": {"beta": 0.5},
+}
+
+
+def point(name: str, retain_loss: str = "nll", **changes: Any) -> dict[str, Any]:
+    """Parameters with every weight at work and none of them 1."""
+    parameters = settings_grid(name, OWN.get(name, {}))[0]
+    weights: dict[str, Value] = {"forget_weight": 0.75, "retain_weight": 1.5, "retain_loss": retain_loss}
+    return parameters | {key: value for key, value in (weights | changes).items() if key in parameters}
+
+
+def objective_of(parameters: dict[str, Any], name: str, folder: Path, full: bool, **changes: Any) -> Any:
+    sets = {"forget": FORGET, "alternatives": ALTERNATIVES} if name == "dpo" else {"forget": FORGET}
+    known = METHODS[name].reference == "log_probs"
+    given: dict[str, Any] = {
+        "forget": FORGET,
+        "retain": RETAIN,
+        "pad": PAD,
+        "seed": SEED,
+        "alternatives": ALTERNATIVES if name == "dpo" else (),
+        "cache": ReferenceCache(folder / "reference", Source("m", folder, "a" * 40), False, sets) if known else None,
+        "full": full,
+    }
+    return BaselineObjective(name, parameters, **(given | changes))
+
+
+@dataclass(frozen=True)
+class Plain:
+    """The objective as one would write it down: all rows in one batch, all logits, a second model as reference."""
+
+    name: str
+    parameters: dict[str, Any]
+    model: Any
+    compat: bool = False
+
+    def loss(self, retained: Sequence[int]) -> Tensor:
+        """Of `ROWS`, with these rows of the retain set."""
+        total = self.parameters["forget_weight"] * self.forget_loss()
+        if self.parameters.get("retain_weight"):
+            total = total + self.parameters["retain_weight"] * self.retain_loss([RETAIN[i] for i in retained])
+        return total
+
+    def forget_loss(self) -> Tensor:
+        rows, other = [FORGET[i] for i in ROWS], start_model()
+        keywords = {key: self.parameters[key] for key in METHODS[self.name].keywords}
+        if self.name == "dpo":
+            better = [ALTERNATIVES[i] for i in ROWS]
+            gains = [self.sums(self.model, part) - self.sums(other, part).detach() for part in (rows, better)]
+            return losses.dpo(gains[0], gains[1], **keywords)
+        if self.name == "rmu":
+            batch = make_batch(rows, PAD, "cpu")
+            aim = losses.control_vector(32, self.parameters["steering"], SEED)
+            return losses.rmu(self.states(self.model, batch), aim, batch.labels != IGNORE, broadcast=self.compat)
+        logits, labels = self.logits(self.model, rows)
+        if self.name == "npo":
+            return losses.npo(logits, labels, self.sums(other, rows).detach(), **keywords)
+        if self.name == "undial":
+            reference = self.logits(other, rows)[0].detach()
+            return losses.undial(logits, labels, reference, wrapped=self.compat, **keywords)
+        return getattr(losses, "grad_ascent" if self.name == "grad_diff" else self.name)(logits, labels, **keywords)
+
+    def retain_loss(self, rows: list[Example]) -> Tensor:
+        batch, other = make_batch(rows, PAD, "cpu"), start_model()
+        if self.name == "rmu":
+            aim = self.states(other, batch).detach()
+            return losses.rmu(self.states(self.model, batch), aim, batch.labels != IGNORE, broadcast=self.compat)
+        if self.parameters["retain_loss"] == "nll":
+            return losses.cross_entropy(*self.logits(self.model, rows))
+        mine, theirs = (self.logits(model, rows)[0].log_softmax(-1) for model in (self.model, other))
+        told = batch.mask[:, 1:] == 1
+        return (theirs.exp() * (theirs - mine)).sum(-1)[told].mean()
+
+    def logits(self, model: Any, rows: Sequence[Example]) -> tuple[Tensor, Tensor]:
+        batch = make_batch(rows, PAD, "cpu")
+        return model(input_ids=batch.ids, attention_mask=batch.mask).logits[:, :-1], batch.labels[:, 1:]
+
+    def states(self, model: Any, batch: Batch) -> Tensor:
+        output = model(input_ids=batch.ids, attention_mask=batch.mask, output_hidden_states=True)
+        return output.hidden_states[LAYER + 1]
+
+    def sums(self, model: Any, rows: Sequence[Example]) -> Tensor:
+        """Log-probabilities of answers, each row alone."""
+        return torch.cat([losses.sequence_log_probs(*self.logits(model, [row])) for row in rows])
+
+
+def gradients(model: Any) -> dict[str, Tensor]:
+    found = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def alike(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    wanted = {name: grad for name, grad in wanted.items() if name in found or grad.any()}
+    assert found.keys() == wanted.keys()
+    size = max(float(grad.abs().max()) for grad in wanted.values())
+    assert size > 1e-4
+    for name, grad in found.items():
+        assert torch.allclose(grad, wanted[name], rtol=1e-3, atol=1e-4 * size), name
+
+
+def move(model: Any, made: Any) -> None:
+    """A few optimiser steps away from the start."""
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    for epoch in range(3):
+        made.step(model, ROWS, epoch, 6, lambda loss: loss.backward())
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@each_mode
+@every_case
+def test_a_step_is_the_plain_loss_for_every_micro_batch_after_the_model_has_moved(
+    name: str, retain_loss: str, full: bool, tmp_path: Path
+) -> None:
+    parameters = point(name, retain_loss)
+    model = to_train(full)
+    made = objective_of(parameters, name, tmp_path, full)
+    made.prepare(model)
+    move(model, made)
+    plain = Plain(name, parameters, model).loss(made.draw(EPOCH)[ROWS].tolist())
+    plain.backward()
+    wanted = gradients(model)
+    for micro in (6, 4, 1):
+        loss = made.step(model, ROWS, EPOCH, micro, lambda loss: loss.backward())
+        assert not loss.requires_grad
+        assert float(loss) == pytest.approx(float(plain.detach()), rel=1e-4, abs=1e-5)
+        alike(gradients(model), wanted)
+
+
+@each_mode
+@pytest.mark.parametrize("name", [name for name, method in METHODS.items() if method.compat])
+def test_what_open_unlearning_does_is_repeated_when_asked_for(name: str, full: bool, tmp_path: Path) -> None:
+    parameters, model = point(name), to_train(full)
+    made = objective_of(parameters, name, tmp_path, full, compat=True)
+    made.prepare(model)
+    move(model, made)
+    retained = made.draw(EPOCH)[ROWS].tolist()
+    plain, correct = (Plain(name, parameters, model, compat).loss(retained) for compat in (True, False))
+    plain.backward()
+    wanted = gradients(model)
+    assert float(made.step(model, ROWS, EPOCH, 6, lambda loss: loss.backward())) == pytest.approx(float(plain.detach()))
+    alike(gradients(model), wanted)
+    assert float(plain.detach()) != pytest.approx(float(correct.detach()), rel=1e-5)
+
+
+@each_mode
+@pytest.mark.parametrize(("name", "retain_loss"), [(name, loss) for name, loss in CASES if knows_its_start(name, loss)])
+def test_at_the_start_model_and_reference_agree(name: str, retain_loss: str, full: bool, tmp_path: Path) -> None:
+    """NPO and DPO are (2/β) ln 2 there, and what keeps close to the reference, KL and RMU's retain term, is 0."""
+    of_retain = retain_loss == "kl" or name == "rmu"
+    parameters = point(name, retain_loss, forget_weight=float(not of_retain), retain_weight=float(of_retain))
+    made, model = objective_of(parameters, name, tmp_path, full), to_train(full)
+    made.prepare(model)
+    wanted = 0.0 if of_retain else 20 * np.log(2)  # β = 0.1
+    assert float(made.step(model, ROWS, 0, 4, lambda loss: None)) == pytest.approx(wanted, abs=1e-4)
+
+
+@each_mode
+@pytest.mark.parametrize("name", METHODS)
+def test_no_pass_holds_more_rows_than_a_micro_batch(name: str, full: bool, tmp_path: Path) -> None:
+    made, model = objective_of(point(name), name, tmp_path, full), to_train(full)
+    made.prepare(model)
+    held: list[int] = []
+    inner = model if full else model.get_base_model()
+    inner.register_forward_pre_hook(lambda *args: held.append(len(args[2]["input_ids"])), with_kwargs=True)
+    passes: list[Tensor] = []
+    made.step(model, ROWS, 0, 4, passes.append)
+    assert max(held) == 4
+    chunks = 3 if name == "dpo" else 2  # pairs are two sequences each
+    assert len(passes) == chunks + (0 if name == "grad_ascent" else 2)
+
+
+@each_mode
+@pytest.mark.parametrize("name", METHODS)
+def test_without_a_retain_term_no_retain_set_is_needed(name: str, full: bool, tmp_path: Path) -> None:
+    parameters, model = point(name, "kl", retain_weight=0.0), to_train(full)
+    made = objective_of(parameters, name, tmp_path, full, retain=())
+    made.prepare(model)
+    loss = made.step(model, ROWS, 0, 4, lambda loss: loss.backward())
+    plain = Plain(name, parameters, model).forget_loss()
+    assert float(loss) == pytest.approx(0.75 * float(plain.detach()), rel=1e-4)
+    assert made.longest == max(len(row.ids) for row in (*FORGET, *made.alternatives))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "copied"),
+    [
+        ("grad_diff", {}, False),
+        ("npo", {}, False),
+        ("dpo", {}, False),
+        ("satimp", {"retain_weight": 0.0, "retain_loss": "kl"}, False),
+        ("rmu", {"retain_weight": 0.0}, False),
+        ("rmu", {}, True),
+        ("wga", {"retain_loss": "kl"}, True),
+        ("undial", {"retain_weight": 0.0}, True),
+    ],
+)
+def test_a_second_model_is_held_only_where_a_step_runs_it(
+    name: str, changes: dict[str, Any], copied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers: list[int | None] = []
+    copy = objective.freeze_copy
+
+    def watch(model: Any, count: int | None = None) -> Any:
+        layers.append(count)
+        return copy(model, count)
+
+    monkeypatch.setattr(objective, "freeze_copy", watch)
+    for full in (False, True):
+        made, model = objective_of(point(name, **changes), name, tmp_path, full), to_train(full)
+        made.prepare(model)
+        made.step(model, ROWS, 0, 6, lambda loss: loss.backward())
+    assert layers == ([LAYER + 1 if name == "rmu" else None] if copied else [])
+
+
+def test_retain_rows_are_drawn_afresh_each_epoch_from_a_generator_of_their_own(tmp_path: Path) -> None:
+    made = objective_of(point("grad_diff"), "grad_diff", tmp_path, False, forget=FORGET * 20)
+    states = torch.get_rng_state(), random.getstate(), str(np.random.get_state())
+    drawn = [made.draw(epoch).tolist() for epoch in range(3)]
+    assert torch.get_rng_state().equal(states[0])
+    assert (random.getstate(), str(np.random.get_state())) == states[1:]
+    assert [len(rows) for rows in drawn] == [120] * 3
+    assert len({tuple(rows) for rows in drawn}) == 3
+    torch.rand(3), random.random(), np.random.rand()
+    again = objective_of(point("npo"), "npo", tmp_path, True, forget=FORGET * 20)
+    assert [again.draw(epoch).tolist() for epoch in range(3)] == drawn
+    assert replace(made, seed=8).draw(0).tolist() != drawn[0]
+
+
+def test_retain_rows_are_drawn_uniformly(tmp_path: Path) -> None:
+    made = objective_of(point("grad_diff"), "grad_diff", tmp_path, False, forget=FORGET * 600)
+    counts = np.bincount(np.concatenate([made.draw(epoch) for epoch in range(5)]), minlength=9)
+    assert len(counts) == 9
+    # 18,000 draws of 9 rows: 2,000 each, with a standard deviation of √(18,000 · 1/9 · 8/9) = 42.
+    assert np.abs(counts - 2000).max() < 5 * 42
+
+
+def test_a_forget_row_keeps_its_retain_row_in_whatever_order_an_epoch_runs(tmp_path: Path) -> None:
+    made, model = objective_of(point("grad_diff"), "grad_diff", tmp_path, True), to_train(True)
+    made.prepare(model)
+    orders = ([[0, 1, 2], [3, 4, 5]], [[5, 3, 4], [2, 1, 0]])
+    halves = [[float(made.step(model, rows, 1, 6, lambda loss: None)) for rows in order] for order in orders]
+    assert halves[0] == pytest.approx(halves[1][::-1], rel=1e-5)
+
+
+def test_steering_is_one_vector_for_the_whole_fit(tmp_path: Path) -> None:
+    made, model = objective_of(point("rmu", retain_weight=0.0), "rmu", tmp_path, True), to_train(True)
+    made.prepare(model)
+    first = float(made.step(model, ROWS, 0, 6, lambda loss: None))
+    torch.rand(5)
+    assert float(made.step(model, ROWS, 4, 6, lambda loss: None)) == first
+    made.seed = SEED + 1
+    assert float(made.step(model, ROWS, 0, 6, lambda loss: None)) != first
+
+
+def test_a_method_is_one_function_and_one_entry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def confidence(logits: Tensor, labels: Tensor, reference: Tensor, *, power: float = 2.0) -> Tensor:
+        """Mean over rows of how sure the model is of the first label, against the reference."""
+        where = (labels != IGNORE).int().argmax(1)
+        mine, theirs = (x[torch.arange(len(x)), where].softmax(-1).amax(-1) for x in (logits, reference))
+        return ((mine - 0.5 * theirs) ** power).mean()
+
+    monkeypatch.setitem(METHODS, "confidence", Method(confidence, "rows", reference="logits", retain_weight=0.0))
+    parameters = settings_grid("confidence", {"power": 3.0, "forget_weight": 2.0})[0]
+    for full in (False, True):
+        made, model = objective_of(parameters, "confidence", tmp_path, full), to_train(full)
+        made.prepare(model)
+        # Model and reference agree, so each row's value is (0.5 p)³.
+        plain = Plain("confidence", parameters, model)
+        sure = []
+        for row in FORGET:
+            logits, labels = plain.logits(model, [row])
+            sure.append(float(logits[0, int((labels[0] != IGNORE).int().argmax())].detach().softmax(-1).max()))
+        found = float(made.step(model, ROWS, 0, 4, lambda loss: loss.backward()))
+        assert found == pytest.approx(2 * np.mean([(p / 2) ** 3 for p in sure]), rel=1e-4)
+
+
+def test_two_objectives_are_the_same_when_they_describe_themselves_alike(tmp_path: Path) -> None:
+    def described(name: str = "undial", **changes: Any) -> str:
+        parameters = point(name, **changes.pop("parameters", {}))
+        parameters |= changes.pop("more", {})
+        return json.dumps(objective_of(parameters, name, tmp_path, False, **changes).describe(), sort_keys=True)
+
+    same = described()
+    assert same == described(more={"learning_rate": 1e-3}) == described(pad=0)
+    others = [
+        described("wga"),
+        described(parameters={"retain_weight": 2.0}),
+        described(parameters={"retain_loss": "kl"}),
+        described(compat=True),
+        described(retain=RETAIN[1:]),
+        described(retain=[replace(RETAIN[0], labels=RETAIN[1].labels), *RETAIN[1:]]),
+        described(alternatives=ALTERNATIVES),
+        described(seed=8),
+    ]
+    assert len({same, *others}) == 1 + len(others)
+    assert described("wga", compat=True) == described("wga")  # there is nothing to repeat
