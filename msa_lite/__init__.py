@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
     from msa_lite.pipeline import run as run
+    from msa_lite.pipeline import run_baseline as run_baseline
     from msa_lite.train import fit_vector as fit_vector
 
 _HOMES = {
     "run": "pipeline",
+    "run_baseline": "pipeline",
     "evaluate": "evals.suite",
     "merge": "merger",
     "merge_adapters": "merger",
@@ -24,7 +26,7 @@ _HOMES = {
     "fit_vector": "train",
 }
 
-__all__ = ["evaluate", "fit_vector", "merge", "merge_adapters", "mergekit_recipe", "run"]
+__all__ = ["evaluate", "fit_vector", "merge", "merge_adapters", "mergekit_recipe", "run", "run_baseline"]
 
 
 def __getattr__(name: str) -> Any:

@@ -83,12 +83,23 @@ def check_method(name: str) -> None:
         raise UsageError(f"no method '{name}'{nearest(name, names)}; choose from {', '.join(names)}")
 
 
+def check_grids(methods: Mapping[str, Mapping[str, Value | Sequence[Value]]]) -> None:
+    """Raise UsageError for a name that is no method's, and for parameters that a method has not, by method."""
+    for name, given in methods.items():
+        check_method(name)
+        settings_grid(name, given)
+
+
 def settings_grid(name: str, given: Mapping[str, Value | Sequence[Value]]) -> list[dict[str, Value]]:
     """Every combination of the values given to a method, each with defaults for the others.
 
     A list stands for values to try. Raises UsageError that names every parameter that the method has not (and the
     methods that have it) and every value of the wrong kind.
     """
+    if name == TASK_VECTOR:
+        if given:
+            raise UsageError(f"baseline.methods.{name}: takes no parameters; it has forget.alpha and retain.beta")
+        return [{}]
     defaults = METHODS[name].parameters
     faults = [fault for key, value in given.items() for fault in _faults(name, key, value, defaults)]
     if faults:

@@ -41,10 +41,12 @@ def show(name: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved recipe as JSON.")
 def validate(path: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a recipe against the schema and print it with all defaults filled in."""
+    from msa_lite.baselines.methods import check_grids
     from msa_lite.cli.output import print_json
     from msa_lite.recipe import dump_recipe, load_recipe
 
     recipe = load_recipe(path, overrides)
+    check_grids(recipe.baseline.methods)
     if as_json:
         print_json(recipe.model_dump(mode="json"))
     else:

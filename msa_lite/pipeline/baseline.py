@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.baselines.alternatives import draw_answers
-from msa_lite.baselines.methods import METHODS, TASK_VECTOR, Value, check_method, settings_grid
+from msa_lite.baselines.methods import METHODS, TASK_VECTOR, Value, check_grids, check_method, settings_grid
 from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.baselines.passes import check_layer
 from msa_lite.baselines.reference import ReferenceCache
@@ -91,9 +91,7 @@ def run_baseline(
     """
     check_method(method)
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
-    for name, given in recipe.baseline.methods.items():
-        check_method(name)
-        _grid(name, given)
+    check_grids(recipe.baseline.methods)
     if method == TASK_VECTOR:
         plan = Plan(method, run_folder(recipe) / BASELINES / method, "target", choice=len(recipe.points) > 1)
         found = run_plan(recipe, plan, progress)
@@ -117,7 +115,7 @@ def _plan(method: str, recipe: Recipe) -> tuple[Plan, list[Setting]]:
     """The plan of a method's run, and the settings to try. Raises UsageError where nothing could choose of several."""
     asked = recipe.baseline
     folder = run_folder(recipe) / BASELINES / (method if asked.start == "target" else f"{method}-{asked.start}")
-    points = _grid(method, asked.methods.get(method, {}))
+    points = settings_grid(method, asked.methods.get(method, {}))
     several = [key for key in points[0] if len({point[key] for point in points}) > 1]
     settings = []
     for point in points:
@@ -129,14 +127,6 @@ def _plan(method: str, recipe: Recipe) -> tuple[Plan, list[Setting]]:
         raise UsageError(f"several settings of {method} need scores to choose by; do not set evaluate to null")
     kept = len(points) * (_epochs(recipe) if asked.start == "prior" else 1)
     return Plan(method, folder, asked.start, choice, sample=False, checkpoints=kept), settings
-
-
-def _grid(method: str, given: Mapping[str, Any]) -> list[dict[str, Value]]:
-    if method == TASK_VECTOR:
-        if given:
-            raise UsageError(f"baseline.methods.{TASK_VECTOR}: takes no parameters but forget.alpha and retain.beta")
-        return [{}]
-    return settings_grid(method, given)
 
 
 def _epochs(recipe: Recipe) -> int:

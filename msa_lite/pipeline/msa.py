@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from msa_lite.baselines.methods import check_grids
 from msa_lite.errors import UsageError
 from msa_lite.evals.choice import Candidates, Values, load_choice
 from msa_lite.evals.points import Points
@@ -60,6 +61,7 @@ def run(recipe: Given, overrides: Iterable[str] = (), progress: Progress = silen
     recipe or its inputs are at fault; later errors leave finished stages in place and a rerun resumes.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    check_grids(recipe.baseline.methods)
     return run_plan(recipe, msa_plan(recipe), progress)
 
 

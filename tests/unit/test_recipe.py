@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from msa_lite.baselines.methods import check_grids
 from msa_lite.errors import RecipeError, UsageError
 from msa_lite.recipe import Recipe, dump_recipe, load_recipe, shipped_recipes, title_of
 
@@ -111,9 +112,12 @@ def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str, words: str)
 
 def test_every_shipped_recipe_validates_and_says_what_it_is_for() -> None:
     shipped = shipped_recipes()
-    assert set(shipped) == {"muse/books", "quickstart", "tofu/forget05", "tofu/forget10"}
+    papers = {f"paper/{name}" for name in ("muse_books", "restor", "tofu_llama_1b", "tofu_llama_8b")}
+    assert set(shipped) == {"muse/books", "quickstart", "tofu/forget05", "tofu/forget10"} | papers
     for path in shipped.values():
-        assert load_recipe(path).output.startswith("runs/")
+        recipe = load_recipe(path)
+        assert recipe.output.startswith("runs/")
+        check_grids(recipe.baseline.methods)
         assert title_of(path)
 
 
