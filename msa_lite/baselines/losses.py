@@ -45,8 +45,8 @@ def kl_divergence(logits: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     """
     from torch.nn.functional import kl_div
 
-    mine, theirs = logits[mask].log_softmax(-1), reference[mask].log_softmax(-1)
-    return kl_div(mine, theirs, log_target=True, reduction="batchmean")
+    mine, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
+    return kl_div(mine, theirs, log_target=True, reduction="none").sum(-1)[mask].mean()
 
 
 def grad_ascent(logits: Tensor, labels: Tensor) -> Tensor:
