@@ -110,6 +110,10 @@ class BaselineObjective:
         if self.full and self._asks_reference:
             self._frozen = freeze_copy(model, self._frozen_layers)
 
+    def release(self) -> None:
+        """Let go of the models."""
+        self._model = self._frozen = None
+
     def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Backward) -> Any:
         """See `train.Objective`: γ · loss of the forget rows, then λ · loss of the retain rows that go with them."""
         total = self._forget_term.run(model, list(rows), micro, backward)

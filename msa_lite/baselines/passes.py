@@ -12,6 +12,7 @@ from typing import Any
 
 from msa_lite.data import IGNORE, Example, make_collator
 from msa_lite.errors import UsageError
+from msa_lite.train.model import autocast
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def reference_of(model: Any, frozen: Any | None) -> Iterator[Any]:
     import torch
 
     if frozen is not None:
-        with torch.no_grad():
+        with torch.no_grad(), autocast(frozen):
             yield frozen
         return
     training = model.training

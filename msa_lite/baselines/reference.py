@@ -14,6 +14,7 @@ from msa_lite.data import Example
 from msa_lite.errors import MismatchError
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import digest, is_finished, load_manifest, stage_folder, write_json
+from msa_lite.train.model import autocast
 
 _FILE = "log_probs.json"
 
@@ -57,7 +58,8 @@ class ReferenceCache:
             with stage_folder(self.folder, "reference", self.inputs) as partial, torch.no_grad():
                 training = model.training
                 model.eval()
-                found = {name: _score(model, examples, pad) for name, examples in self.sets.items()}
+                with autocast(model):
+                    found = {name: _score(model, examples, pad) for name, examples in self.sets.items()}
                 model.train(training)
                 write_json(partial / _FILE, found)
         values: dict[str, list[float]] = json.loads((self.folder / _FILE).read_text())

@@ -10,6 +10,7 @@ with the same result.
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import logging
 import shutil
@@ -143,9 +144,12 @@ class _Fit:
         return int(fitted)
 
     def _attempt(self, micro: int, partial: Path) -> int:
+        gc.collect()  # a model that did not fit would hold its memory for as long as nobody looks
         saves = partial / SAVES
         if saves.exists() and not (saves / f"micro-{micro}").exists():  # left by a larger one that did not fit
-            for folder in (saves, partial / SCORES, *partial.glob("epoch-*")):
+            for mark in saves.glob("micro-*"):  # first, so that after a kill meanwhile nothing is taken up
+                mark.unlink()
+            for folder in (*partial.glob("epoch-*"), partial / SCORES, saves):
                 shutil.rmtree(folder, ignore_errors=True)
         saves.mkdir(exist_ok=True)
         (saves / f"micro-{micro}").touch()

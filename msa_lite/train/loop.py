@@ -49,18 +49,25 @@ class Loop:
         resume = _last_save(self.partial / SAVES)
         state = json.loads((resume / "trainer_state.json").read_text()) if resume else {"global_step": 0, "epoch": 0}
         _cut_log(self.partial / _LOG, state["global_step"])
-        if self.objective is not None:
-            self.objective.prepare(model)
-        ended = resume and self.after_epoch and not self.finish_epoch(model, round(state["epoch"]), False).go_on
-        if not ended:
-            self._trainer(model).train(resume_from_checkpoint=str(resume) if resume else None)
+        trainer = self._trainer(model)  # which puts the model on its device
+        try:
+            if self.objective is not None:
+                self.objective.prepare(model)
+            ended = resume and self.after_epoch and not self.finish_epoch(model, round(state["epoch"]), False).go_on
+            if not ended:
+                trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        finally:
+            if self.objective is not None:
+                self.objective.release()
         if self.after_epoch is None:
             self.save(model, self.partial)
 
     def finish_epoch(self, model: Any, epoch: int, write: bool = True) -> Kept:
         """Ask what the epoch was worth; keep its weights, and drop those of epochs that are no longer wanted."""
         assert self.after_epoch is not None
-        kept = self.after_epoch(model, epoch, self.partial / SCORES)
+        training = model.training
+        kept = self.after_epoch(model.eval(), epoch, self.partial / SCORES)
+        model.train(training)
         if write and epoch in kept.epochs:
             self.save(model, epoch_folder(self.partial, epoch))
         for folder in self.partial.glob("epoch-*"):

@@ -22,6 +22,13 @@ def has_bf16() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 
 
+def autocast(model: Any) -> Any:
+    """The context of a fit's forward passes, for those that the Trainer does not run: bf16 where the device has it."""
+    import torch
+
+    return torch.autocast(model.device.type, torch.bfloat16, enabled=has_bf16())
+
+
 def load_model(folder: Path, settings: FitSettings) -> Any:
     """The prior, ready to train in the mode of `settings`; seeds the random numbers that initialise adapters."""
     import torch
@@ -75,8 +82,9 @@ def save_model(model: Any, source: Source, partial: Path, tokenizer: Any, settin
     broken = [name for name, p in model.named_parameters() if p.requires_grad and not torch.isfinite(p).all()]
     if broken:
         raise discarded(StageError(f"{broken[0]}: not finite after training; try a lower vector.learning_rate"))
-    model.config.use_cache = True
+    cached, model.config.use_cache = model.config.use_cache, True  # training may go on, without a cache
     model.save_pretrained(partial)
+    model.config.use_cache = cached
     if settings.mode == "full":
         tokenizer.save_pretrained(partial)
         return

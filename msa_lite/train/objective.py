@@ -22,6 +22,9 @@ class Objective(Protocol):
     def prepare(self, model: Any) -> None:
         """Take what is needed of the loaded model before it changes; called at every start, of a resumed fit too."""
 
+    def release(self) -> None:
+        """Let go of what was taken: the fit is over, or begins again with another model because memory ran out."""
+
     def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Callable[[Any], None]) -> Any:
         """Run forward and backward passes of at most `micro` rows for one optimiser step; the loss, detached.
 
@@ -43,7 +46,7 @@ class AfterEpoch(Protocol):
         """What the manifest records of it, JSON-able: it decides alike where this is equal."""
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
-        """model: after so many epochs. scores: a folder for what is found out, kept in the vector's.
+        """model: after so many epochs, in eval mode. scores: a folder for what is found out, kept in the vector's.
 
         After a stop it is called again for the last epoch, with the folder as it was left and perhaps another model:
         what it says then has to rest on the files.
