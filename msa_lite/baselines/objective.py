@@ -32,7 +32,7 @@ Backward = Callable[[Any], None]
 class _Term:
     """A part of an objective: `weight` times the mean of `loss(model, rows)` over rows, labels or tokens of `examples`.
 
-    passes: sequences that run for one row.
+    passes: sequences that one row counts for against the size of a micro-batch.
     """
 
     examples: Sequence[Example]
@@ -132,17 +132,18 @@ class BaselineObjective:
         run = {"answers": self._answers, "pairs": self._pairs, "activations": self._activations}[self.method.takes]
         # Theirs, which is to be repeated, is a mean over each micro-batch.
         over = "rows" if self._repeats else self.method.mean_over
-        each = 2 if self.method.takes == "pairs" else 1
-        return _Term(self.forget, float(self.parameters["forget_weight"]), over, run, each)
+        # A reference's logits beside the model's own take as much memory as a second row does.
+        twice = self.method.takes == "pairs" or (self.method.reference == "logits" and not self._repeats)
+        return _Term(self.forget, float(self.parameters["forget_weight"]), over, run, 1 + twice)
 
     @property
     def _retain_term(self) -> _Term:
+        weight = float(self.parameters["retain_weight"])
         if self.method.takes == "activations":
-            over, run = "rows", self._kept_activations
-        else:
-            kl = self.parameters["retain_loss"] == "kl"
-            over, run = ("tokens", self._kl) if kl else ("labels", self._nll)
-        return _Term(self.retain, float(self.parameters["retain_weight"]), over, run)
+            return _Term(self.retain, weight, "rows", self._kept_activations)
+        if self.parameters["retain_loss"] == "kl":
+            return _Term(self.retain, weight, "tokens", self._kl, 2)
+        return _Term(self.retain, weight, "labels", self._nll)
 
     @property
     def _retains(self) -> bool:
@@ -190,10 +191,10 @@ class BaselineObjective:
         return self.method.loss(*answer_logits(model, batch, wanted), *reference, **self._keywords)
 
     def _pairs(self, model: Any, rows: Sequence[int]) -> Any:
-        both = [*(self.forget[i] for i in rows), *(self.alternatives[i] for i in rows)]
-        batch = make_batch(both, self.pad, self._model.device)
-        known = [self._log_probs(name, rows) for name in ("forget", "alternatives")]
-        found = losses.sequence_log_probs(*answer_logits(model, batch)).split(len(rows))
+        # Each in a batch of its own: alternatives are short, and padded to the answers they would cost as much.
+        sets = {"forget": self.forget, "alternatives": self.alternatives}
+        found = [losses.sequence_log_probs(*answer_logits(model, self._batch(part, rows))) for part in sets.values()]
+        known = [self._log_probs(name, rows) for name in sets]
         return self.method.loss(found[0] - known[0], found[1] - known[1], **self._keywords)
 
     def _activations(self, model: Any, rows: Sequence[int]) -> Any:

@@ -227,7 +227,7 @@ def test_no_pass_holds_more_rows_than_a_micro_batch(name: str, full: bool, tmp_p
     passes: list[Tensor] = []
     made.step(model, ROWS, 0, 4, passes.append)
     assert max(held) == 4
-    chunks = 3 if name == "dpo" else 2  # pairs are two sequences each
+    chunks = 3 if name in ("dpo", "undial") else 2  # two sequences, or two sets of logits, for each row
     assert len(passes) == chunks + (0 if name == "grad_ascent" else 2)
 
 
