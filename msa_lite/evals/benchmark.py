@@ -108,8 +108,9 @@ class Benchmark(ABC):
     def complete(self, set_name: str, record: Record) -> Record:
         """A record with the scores that follow from its texts: ROUGE, truth ratio and the like."""
 
+    @staticmethod
     @abstractmethod
-    def metrics(self, records: Records, ideal: Records | None) -> dict[str, Metric]:
+    def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
         """Aggregates. Without records of the ideal, metrics that need it are None with the reason."""
 
     def asks(self, records: Records, ideal: Records | None, separate: bool) -> list[Asked]:

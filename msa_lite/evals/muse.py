@@ -54,7 +54,8 @@ class Muse(Benchmark):
             record["rouge_l_f1"] = scoring.rouge_l_f1(reference, str(generated), stem) if scored else None
         return record if set_name.startswith("knowmem") else record | flat_scores(record, "text")
 
-    def metrics(self, records: Records, ideal: Records | None) -> dict[str, Metric]:
+    @staticmethod
+    def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
         """extraction_strength, exact_memorization and verbmem_f (ROUGE-L F1) of passages to be forgotten; knowmem_f
         and knowmem_r (ROUGE-L F1) of answers about what is to be forgotten and kept; min_k and min_k_pp (AUC of telling
         forget from holdout texts) with their distances to the ideal's, and privleak (percent, best at 0).

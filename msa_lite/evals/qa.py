@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msa_lite.data import Prompter, Row, encode_qa
 from msa_lite.evals import scoring
@@ -24,6 +25,10 @@ class Qa(Benchmark):
 
     name = "qa"
 
+    def describe(self) -> dict[str, Any]:
+        lengths = {part.decoding.max_new_tokens for part in self.sets.values() if part.decoding}
+        return super().describe() | {"max_new_tokens": max(lengths, default=None)}
+
     def complete(self, set_name: str, record: Record) -> Record:
         record |= flat_scores(record)
         answer, generated = record["answer"], record["generated"]
@@ -31,7 +36,8 @@ class Qa(Benchmark):
         record["accuracy"] = None if generated is None else scoring.accuracy(answer, generated)
         return record
 
-    def metrics(self, records: Records, ideal: Records | None) -> dict[str, Metric]:
+    @staticmethod
+    def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
         return {
             _metric_name(score, name): mean_metric(column(items, score), _HIGHER_IS_BETTER[name])
             for name, items in records.items()

@@ -50,7 +50,8 @@ class Restor(Benchmark):
         matches = [scoring.containment(record["answers"], text) for text in _generated(record).values()]
         return record | {"containment": _mean(matches) if record["answers"] else None}
 
-    def metrics(self, records: Records, ideal: Records | None) -> dict[str, Metric]:
+    @staticmethod
+    def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
         """Means over questions: of the judge's verdicts, or of `scoring.containment` where there are none.
 
         A question with several answers counts with their mean. Empty answers are wrong. Skipped are questions without

@@ -67,7 +67,8 @@ class Tofu(Benchmark):
         record["rouge_l"] = scoring.rouge_l_recall(record["answer"], str(generated)) if answered else None
         return record
 
-    def metrics(self, records: Records, ideal: Records | None) -> dict[str, Metric]:
+    @staticmethod
+    def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
         forget = records["forget"]
         ratios = column(forget, "truth_ratio")
         parts = {end: dict(zip(_PARTS, _utility_scores(records, end), strict=True)) for end in _UTILITY}
