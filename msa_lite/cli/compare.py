@@ -23,7 +23,8 @@ def command(
 ) -> None:
     """Put reports side by side: target, ideal, and each method with its ratio to the ideal, as in the MSA paper.
 
-    DIR is a run's folder, whose baselines are taken in too, or that of an evaluation; REPORT a report.json.
+    DIR is a run's folder, whose baselines are taken in too, or that of an evaluation; REPORT a report.json. Models that
+    were scored on different rows are compared on those that all share.
 
     \b
     msa-lite compare runs/mine
@@ -32,7 +33,8 @@ def command(
     """
     from msa_lite.cli.output import print_json
     from msa_lite.errors import UsageError
-    from msa_lite.report import FORMATS, compare
+    from msa_lite.evals.common import compare
+    from msa_lite.report import FORMATS
 
     if as_json and form:
         raise UsageError("give one of --json and --format")

@@ -29,7 +29,7 @@ from msa_lite.io.manifest import (
     verify_folder,
 )
 from msa_lite.io.progress import Progress, silent
-from msa_lite.report import Report, load_report, write_report
+from msa_lite.report import REPORT_FILE, Report, load_report, write_report
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,8 @@ def evaluate_benchmark(
     asked = {"model": model_identity(source), "questions": benchmark.describe()}
     if isinstance(ideal, Path):
         check_comparable(ideal, benchmark, out)
-    inputs = asked | {"ideal": _identity(ideal), "judge": judge.describe()} | ({"method": method} if method else {})
+    beside = {"ideal": ideal_identity(ideal), "judge": judge.describe()}
+    inputs = asked | beside | ({"method": method} if method else {})
     if is_finished(out, inputs):
         return load_report(out) if ranks.first else None
     opened = open_judge(judge)  # what it lacks is said before any work
@@ -125,18 +126,28 @@ def check_comparable(folder: Path, benchmark: Benchmark, out: Path) -> None:
             f"{folder}: lies in {out}, which is written anew; give the model instead, whose scores are taken up, or "
             "another output folder"
         )
-    manifest = load_manifest(folder) or {}
-    if manifest.get("kind") != KIND:
-        raise MismatchError(f"{folder}: not the folder of an evaluation; a report needs its records beside it")
-    asked = manifest["inputs"].get("questions", {})
+    asked = finished_inputs(folder).get("questions", {})
     wanted = json.loads(canonical_json(benchmark.describe()))
     other = [key for key, value in wanted.items() if asked.get(key) != value]
     if other:
         raise MismatchError(
             f"{folder}: its {', '.join(other)} are not those of this evaluation, so they cannot stand side by side"
         )
-    if lost := sorted(_changed(folder) & {f"{name}.jsonl" for name in benchmark.sets}):
+
+
+def finished_inputs(folder: Path) -> dict[str, Any]:
+    """What a finished evaluation was made of: model, questions, ideal, judge.
+
+    Raises MismatchError for another folder, and where its records are not as they were written.
+    """
+    manifest = load_manifest(folder) or {}
+    if manifest.get("kind") != KIND:
+        raise MismatchError(f"{folder}: not the folder of an evaluation; a report needs its records beside it")
+    inputs: dict[str, Any] = manifest["inputs"]
+    sets = inputs.get("questions", {}).get("sets", {})
+    if lost := sorted(_changed(folder) & {REPORT_FILE, *(f"{name}.jsonl" for name in sets)}):
         raise MismatchError(f"{folder}: {', '.join(lost)}: missing, or not as written; evaluate that model again")
+    return inputs
 
 
 def _changed(folder: Path) -> set[str]:
@@ -144,7 +155,8 @@ def _changed(folder: Path) -> set[str]:
     return {fault.partition(": ")[0] for fault in verify_folder(folder)}
 
 
-def _identity(ideal: Ideal) -> Any:
+def ideal_identity(ideal: Ideal) -> Any:
+    """What a manifest records of the ideal: the model, or the hashes of an earlier evaluation's records."""
     if isinstance(ideal, Path):
         files = (load_manifest(ideal) or {}).get("files", {})
         return {name: item["sha256"] for name, item in files.items() if name.endswith(".jsonl") and "/" not in name}

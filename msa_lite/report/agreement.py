@@ -18,6 +18,8 @@ _ASKED = {"prompt": "prompt", "sets": "questions", "compat": "compat"} | {
     name: name for name in ("tasks", "few_shot", "limit", "seed")
 }
 _JUDGED = frozenset({"acc_forget", "acc_recover", "acc_retain", "accuracy", "accuracy_corrupted", "accuracy_other"})
+# What `evals.common` says in a report's settings of the evaluation that it was taken from.
+TAKEN_FROM = "taken_from"
 _HEADLINE = "these reports cannot stand side by side:"
 
 
@@ -29,25 +31,31 @@ def judge_of(report: Report) -> tuple[Any, ...]:
     return tuple(judge.get(key) for key in ("model", "kind", "separate", "prompts"))
 
 
-def check_agreement(entries: Sequence[Entry], table: PublishedTable | None = None) -> None:
+def whole_split(split: str) -> str:
+    """The split that a test part is of."""
+    return "all" if split == TEST.strip() else split.removesuffix(TEST)
+
+
+def same_rows(entries: Sequence[Entry]) -> bool:
+    """Whether all reports are on the same rows."""
+    rows = [(entry.report.split, entry.report.settings.get("sets")) for entry in entries]
+    return all(other == rows[0] for other in rows)
+
+
+def check_agreement(entries: Sequence[Entry], table: PublishedTable | None = None, any_rows: bool = False) -> None:
     """Raise MismatchError where benchmark, split, questions, prompt or compat of two reports differ, with all faults.
 
-    A published table has to be of the reports' benchmark and split. Different judges are no fault.
+    A published table has to be of the reports' benchmark and split. Different judges are no fault. any_rows: nor are
+    other rows of the same split.
     """
     if not entries:
         return
     first, faults = entries[0], []
     for entry in entries[1:]:
-        if differences := _differences(entry.report, first.report):
+        if differences := _differences(entry.report, first.report, any_rows):
             faults.append(f"{_name(entry)}: {', '.join(differences)}")
     if faults:
         faults.insert(0, f"{_name(first)}, with which the others are compared")
-        splits = {entry.report.split for entry in entries}
-        if any(split + TEST in splits for split in splits):
-            faults.append(
-                "a run that chooses between several points or epochs is scored on the part of the split that it did "
-                "not choose by, one with a single point on all of it; give both one point, or both several"
-            )
     if table and (other := _differs(first.report, table)):
         faults.append(f"{table.name}: {other}")
     if faults:
@@ -58,18 +66,20 @@ def _name(entry: Entry) -> str:
     return f"{entry.label} ({entry.source})"
 
 
-def _differences(one: Report, other: Report) -> list[str]:
+def _differences(one: Report, other: Report, any_rows: bool) -> list[str]:
     if one.benchmark != other.benchmark:
         return [f"benchmark {one.benchmark}, not {other.benchmark}"]
-    found = [f"split '{one.split}', not '{other.split}'"] if one.split != other.split else []
-    return found + [f"other {name}" for key, name in _ASKED.items() if one.settings.get(key) != other.settings.get(key)]
+    splits = [whole_split(report.split) if any_rows else report.split for report in (one, other)]
+    found = [f"split '{one.split}', not '{other.split}'"] if splits[0] != splits[1] else []
+    asked = {key: name for key, name in _ASKED.items() if not (any_rows and key == "sets")}
+    return found + [f"other {name}" for key, name in asked.items() if one.settings.get(key) != other.settings.get(key)]
 
 
 def _differs(report: Report, table: PublishedTable) -> str | None:
     """What a published table is of, where the report is of something else."""
     if table.benchmark != report.benchmark:
         return f"figures of benchmark {table.benchmark}, the reports are of {report.benchmark}"
-    if table.split is not None and table.split != report.split.removesuffix(TEST):
+    if table.split is not None and table.split != whole_split(report.split):
         return f"figures of split {table.split}, the reports are of {report.split}"
     return None
 
@@ -77,7 +87,8 @@ def _differs(report: Report, table: PublishedTable) -> str | None:
 def merge_references(entries: Sequence[Entry]) -> list[Entry]:
     """The entries with one target and one ideal at most, each with the values of all reports of it.
 
-    Raises MismatchError where two reports of it do not agree; judged values of different judges may differ.
+    Raises MismatchError where two reports of it do not agree; judged values of different judges may differ. Where both
+    were computed anew and the model is known to be the same, the first one's values are taken.
     """
     faults: list[str] = []
     kept: list[Entry] = []
@@ -99,6 +110,9 @@ def merge_references(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _disagreements(one: Entry, other: Entry) -> list[str]:
+    models = [entry.report.settings.get(TAKEN_FROM, {}).get("model") for entry in (one, other)]
+    if models[0] is not None and models[0] == models[1]:
+        return []  # other rows made other batches, and sums of floats go by these
     free = _JUDGED if judge_of(one.report) != judge_of(other.report) else frozenset[str]()
     pairs = {name: (one.value(name), other.value(name)) for name in one.report.metrics if name not in free}
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msa_lite.report.agreement import TEST, judge_of
+from msa_lite.report.agreement import TAKEN_FROM, TEST, judge_of, whole_split
 from msa_lite.report.entries import Entry
 from msa_lite.report.published import PublishedTable
 from msa_lite.report.table import heading, notes
@@ -62,7 +62,7 @@ def _about_rows(own: Sequence[Entry]) -> list[str]:
     if not own:
         return []
     split = own[0].report.split
-    found = []
+    found = _about_common_rows(own)
     if split.endswith(TEST):
         rest = "left out are those that a point or an epoch was chosen by"
         found.append(f"scores are on the test part of {split.removesuffix(TEST)}; {rest}")
@@ -72,6 +72,26 @@ def _about_rows(own: Sequence[Entry]) -> list[str]:
     if all(entry.role != "ideal" for entry in own):
         found.append(_NO_IDEAL)
     return found
+
+
+def _about_common_rows(own: Sequence[Entry]) -> list[str]:
+    """Of reports that were computed anew: whose evaluations had more rows, how many of which sets."""
+    taken = [(entry, entry.report.settings[TAKEN_FROM]) for entry in own if TAKEN_FROM in entry.report.settings]
+    if not taken:
+        return []
+    found: dict[str, list[str]] = {}
+    for entry, before in taken:
+        kept = entry.report.settings["sets"]
+        more = {name: rows - kept[name]["rows"] for name, rows in before["rows"].items()}
+        if any(more.values()):
+            text = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in more.items() if count)
+            found.setdefault(text, []).append(entry.label)
+    left = "; ".join(f"{text} ({', '.join(labels)})" for text, labels in found.items())
+    aside = f"; rows left aside: {left}" if left else ""
+    notes = [f"computed anew from the records, on the rows that all were scored on{aside}"]
+    if any(before["split"] != whole_split(before["split"]) for _, before in taken):
+        notes.append("runs that chose between settings or epochs are not scored on the rows that they chose by")
+    return notes
 
 
 def _reason(own: Sequence[Entry], name: str) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import UsageError, nearest
-from msa_lite.report.agreement import check_agreement, merge_references
+from msa_lite.report.agreement import check_agreement, merge_references, same_rows
 from msa_lite.report.caveats import caveats
-from msa_lite.report.entries import SECTIONS, Entry, Role, read_entries, set_apart
+from msa_lite.report.entries import SECTIONS, Entry, Role, read_entries, set_apart, with_reports
 from msa_lite.report.metrics import Report
 from msa_lite.report.published import PublishedTable, load_published
 from msa_lite.report.ratios import BEST_AT_ZERO, WITHOUT_RATIO, Ratio, best_values, ratios
@@ -126,13 +126,15 @@ def compare(
     paths: str | Path | Iterable[str | Path] = (),
     published: str | None = None,
     metrics: Sequence[str] | None = None,
+    anew: Callable[[Sequence[Path]], Sequence[Report]] | None = None,
 ) -> Comparison:
     """Put reports side by side, as in the MSA paper.
 
     paths: folders of runs and evaluations, and report.json files, each also as LABEL=PATH; see `read_entries`.
     published: name of a table of the paper, whose figures follow in rows of their own, with the ratios that it prints,
     or else by the same rule beside its own ideal. metrics: the columns, by name; None for those of the paper. Columns
-    without any value are left out, and the notes say why.
+    without any value are left out, and the notes say why. anew: for the paths of reports on other rows of the same
+    split, these reports on the rows that all share; None: such reports cannot stand side by side.
     Raises UsageError for what is missing or unknown, FormatError for broken reports, MismatchError for reports that
     cannot stand side by side, each with all faults.
     """
@@ -140,7 +142,9 @@ def compare(
     entries, notes = read_entries(paths)
     if not entries and not table:
         raise UsageError("nothing to compare: give folders of runs or evaluations, reports, or a published table")
-    check_agreement(entries, table)
+    check_agreement(entries, table, any_rows=anew is not None)
+    if anew and not same_rows(entries):
+        entries = with_reports(entries, anew([Path(entry.source) for entry in entries]))
     own = sorted(set_apart(merge_references(entries)), key=_place)
     printed = _published_entries(table) if table else []
     asked = _choose_columns([*own, *printed], metrics)

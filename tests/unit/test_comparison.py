@@ -205,10 +205,8 @@ def test_reports_of_other_questions_cannot_stand_side_by_side(other: dict[str, A
 def test_a_whole_split_and_its_test_part_are_told_apart(tmp_path: Path) -> None:
     one = make_run(tmp_path / "one", msa=GOOD)
     several = make_run(tmp_path / "several", msa=GOOD, options={"split": "forget10 test"})
-    with pytest.raises(MismatchError) as told:
+    with pytest.raises(MismatchError, match="split 'forget10 test', not 'forget10'"):
         compare([one, several])
-    assert "split 'forget10 test', not 'forget10'" in str(told.value)
-    assert "one with a single point on all of it" in str(told.value)
     assert "scores are on the test part of forget10" in " ".join(compare([several]).notes)
 
 

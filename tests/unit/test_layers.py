@@ -96,6 +96,8 @@ def test_imports_are_found_in_every_form(source: str, parts: list[str]) -> None:
         "import msa_lite",
         "import msa_lite.cli",
         "sys.argv[1:] = ['--help']; runpy.run_module('msa_lite', run_name='__main__')",
+        "sys.argv[1:] = ['compare', '--published', 'restor-olmo-2-7b', '--format', 'html']; "
+        "runpy.run_module('msa_lite', run_name='__main__')",
         "sys.argv[1:] = ['recipes', 'list']; runpy.run_module('msa_lite', run_name='__main__')",
     ],
 )
