@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from msa_lite.evals.common import compare as compare
     from msa_lite.evals.suite import evaluate as evaluate
     from msa_lite.merger import merge as merge
     from msa_lite.merger import merge_adapters as merge_adapters
@@ -20,13 +21,14 @@ _HOMES = {
     "run": "pipeline",
     "run_baseline": "pipeline",
     "evaluate": "evals.suite",
+    "compare": "evals.common",
     "merge": "merger",
     "merge_adapters": "merger",
     "mergekit_recipe": "merger",
     "fit_vector": "train",
 }
 
-__all__ = ["evaluate", "fit_vector", "merge", "merge_adapters", "mergekit_recipe", "run", "run_baseline"]
+__all__ = ["compare", "evaluate", "fit_vector", "merge", "merge_adapters", "mergekit_recipe", "run", "run_baseline"]
 
 
 def __getattr__(name: str) -> Any:

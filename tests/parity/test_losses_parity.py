@@ -69,7 +69,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-def same(found: torch.Tensor, expected: float) -> None:
+def assert_same(found: torch.Tensor, expected: float) -> None:
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(expected, rel=2e-5, abs=1e-5)
 
@@ -79,8 +79,8 @@ def same(found: torch.Tensor, expected: float) -> None:
 def test_cross_entropy_and_gradient_ascent(batch: Batch) -> None:
     logits, labels, _ = batch.tensors()
     expected = -np.concatenate(list(answers(batch.logits, batch.labels))).mean()
-    same(losses.cross_entropy(logits, labels), expected)
-    same(losses.grad_ascent(logits, labels), -expected)
+    assert_same(losses.cross_entropy(logits, labels), expected)
+    assert_same(losses.grad_ascent(logits, labels), -expected)
     flat = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
     torch.testing.assert_close(losses.cross_entropy(logits, labels), flat)
 
@@ -91,7 +91,7 @@ def test_npo(batch: Batch, beta: float) -> None:
     # Its second form: (2/β) E log(1 + (π_θ/π_ref)^β).
     logits, labels, _ = batch.tensors()
     expected = 2 / beta * np.logaddexp(0, beta * batch.log_ratios()).mean()
-    same(losses.npo(logits, labels, batch.reference_sums(), beta=beta), expected)
+    assert_same(losses.npo(logits, labels, batch.reference_sums(), beta=beta), expected)
 
 
 @many
@@ -101,7 +101,7 @@ def test_simnpo(batch: Batch, beta: float, gamma: float) -> None:
     logits, labels, _ = batch.tensors()
     means = np.array([row.sum() / len(row) for row in answers(batch.logits, batch.labels)])
     expected = (-2 / beta * np.log(sigmoid(-beta * means - gamma))).mean()
-    same(losses.simnpo(logits, labels, beta=beta, delta=gamma / beta), expected)
+    assert_same(losses.simnpo(logits, labels, beta=beta, delta=gamma / beta), expected)
 
 
 @many
@@ -111,7 +111,7 @@ def test_dpo(pairs: list[tuple[float, float]], beta: float) -> None:
     forget, alternative = np.array(pairs).T
     expected = 2 / beta * np.logaddexp(0, -(beta * alternative - beta * forget)).mean()
     found = losses.dpo(torch.tensor(forget).float(), torch.tensor(alternative).float(), beta=beta)
-    same(found, expected)
+    assert_same(found, expected)
 
 
 @many
@@ -120,8 +120,8 @@ def test_satimp_and_wga(batch: Batch, beta1: float, beta2: float) -> None:
     logits, labels, _ = batch.tensors()
     each = np.concatenate(list(answers(batch.logits, batch.labels)))
     p = np.exp(each)
-    same(losses.satimp(logits, labels, beta1=beta1, beta2=beta2), (p**beta1 * (1 - p) ** beta2 * each).mean())
-    same(losses.wga(logits, labels, beta=beta1), (p**beta1 * each).mean())
+    assert_same(losses.satimp(logits, labels, beta1=beta1, beta2=beta2), (p**beta1 * (1 - p) ** beta2 * each).mean())
+    assert_same(losses.wga(logits, labels, beta=beta1), (p**beta1 * each).mean())
 
 
 def distilled(batch: Batch, onehot: np.ndarray, beta: float) -> np.ndarray:
@@ -135,7 +135,7 @@ def distilled(batch: Batch, onehot: np.ndarray, beta: float) -> np.ndarray:
 def test_undial(batch: Batch, beta: float) -> None:
     onehot = batch.labels[..., None] == np.arange(batch.logits.shape[-1])
     expected = distilled(batch, onehot, beta)[batch.labels != IGNORE].mean()
-    same(losses.undial(*batch.tensors(), beta=beta), expected)
+    assert_same(losses.undial(*batch.tensors(), beta=beta), expected)
 
 
 @many
@@ -149,7 +149,7 @@ def test_undial_as_open_unlearning_has_it(batch: Batch, beta: float) -> None:
     expected = distilled(batch, onehot, beta).mean()
     logits, labels, reference = batch.tensors()
     before = labels.clone()
-    same(losses.undial(logits, labels, reference, beta=beta, wrapped=True), expected)
+    assert_same(losses.undial(logits, labels, reference, beta=beta, wrapped=True), expected)
     assert torch.equal(labels, before)
     # Where every position has a label, nothing wraps.
     full = labels.clamp(0)
@@ -163,7 +163,7 @@ def test_kl_divergence(batch: Batch) -> None:
     logits, labels, reference = batch.tensors()
     mine, theirs = log_softmax(batch.logits), log_softmax(batch.reference)
     expected = (np.exp(theirs) * (theirs - mine)).sum(-1)[batch.labels != IGNORE].mean()
-    same(losses.kl_divergence(logits, reference, labels != IGNORE), expected)
+    assert_same(losses.kl_divergence(logits, reference, labels != IGNORE), expected)
 
 
 @many
@@ -176,10 +176,10 @@ def test_rmu(batch: Batch, retain: bool) -> None:
     rows = [row[known].mean(-1) for row, known in zip(squares, batch.labels != IGNORE, strict=True)]
     expected = np.mean([row.mean() for row in rows])
     theirs = reference if retain else reference[0, 0]
-    same(losses.rmu(activations, theirs, labels != IGNORE), expected)
+    assert_same(losses.rmu(activations, theirs, labels != IGNORE), expected)
     # open-unlearning divides sums (b,) by counts (b, 1), so that every sum meets every count.
     sums, counts = np.array([row.sum() for row in rows]), np.array([[len(row)] for row in rows])
-    same(losses.rmu(activations, theirs, labels != IGNORE, broadcast=True), (sums / counts).mean())
+    assert_same(losses.rmu(activations, theirs, labels != IGNORE, broadcast=True), (sums / counts).mean())
 
 
 def test_cross_entropy_is_the_loss_of_transformers_on_a_ragged_batch() -> None:
