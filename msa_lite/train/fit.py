@@ -144,11 +144,11 @@ class _Fit:
         return int(fitted)
 
     def _attempt(self, micro: int, partial: Path) -> int:
-        gc.collect()  # a model that did not fit would hold its memory for as long as nobody looks
         saves = partial / SAVES
         if saves.exists() and not (saves / f"micro-{micro}").exists():  # left by a larger one that did not fit
             for mark in saves.glob("micro-*"):  # first, so that after a kill meanwhile nothing is taken up
                 mark.unlink()
+            gc.collect()  # its model would hold memory for as long as nobody looks
             for folder in (*partial.glob("epoch-*"), partial / SCORES, saves):
                 shutil.rmtree(folder, ignore_errors=True)
         saves.mkdir(exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,19 @@ def steps_of(folder: Path) -> list[int]:
 
 def epochs_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("epoch-*"))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_objects() -> Iterator[None]:
+    """Leave out of garbage collections, of which each fit has several, what the imports have made."""
+    import peft
+    import transformers
+
+    assert transformers.Trainer
+    assert peft.LoraConfig
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
@@ -459,6 +472,22 @@ def test_a_stop_that_was_told_survives_a_kill(prior: Path, tmp_path: Path, monke
     assert epochs_in(folder) == ["epoch-1"]
     assert steps_of(folder) == [1, 2, 3, 4]
     assert verify_folder(folder) == []
+
+
+def test_what_a_broken_loss_left_is_not_taken_up(prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Trainer saves at the end of a broken epoch as of any other."""
+    plan = keeping([1], [2], [3])
+    with monkeypatch.context() as patch:
+        kill_at_disk(patch, "end", ())
+        with pytest.raises(Killed):
+            fit(prior, tmp_path / "v", objective=CrossEntropy(broken_from=(1, 0)), after_epoch=Watch(plan))
+    watch = Watch(plan)
+    objective = CrossEntropy(broken_from=(1, 0))
+    folder = fit(prior, tmp_path / "v", objective=objective, after_epoch=watch)
+    assert [epoch for _, epoch, _ in objective.steps] == [1, 1]
+    assert watch.calls == [1]
+    assert epochs_in(folder) == ["epoch-1"]
+    assert steps_of(folder) == [1, 2, 3]
 
 
 def test_another_objective_or_say_starts_anew(prior: Path, tmp_path: Path) -> None:
