@@ -51,8 +51,8 @@ class Candidates:
 
 
 def candidate_name(values: Values) -> str:
-    """The folder of a candidate: `alpha-0.5_beta-1`."""
-    return "_".join(f"{key}-{value if isinstance(value, str) else format(value, 'g')}" for key, value in values.items())
+    """The folder of a candidate: `alpha-0.5_beta-1`; no two candidates share one."""
+    return "_".join(f"{key}-{v if isinstance(v, str) else format(v, '.12g')}" for key, v in values.items())
 
 
 def choose(

@@ -1,0 +1,82 @@
+"""The choice among candidates that were scored before: which is taken, what is written, what is refused twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.data import Prompter, Template
+from msa_lite.evals.choice import TARGET, Candidates, Values, candidate_name, choose, load_choice
+from msa_lite.evals.qa import Qa
+from msa_lite.io.manifest import verify_folder
+from msa_lite.report import Metric, Report, write_report
+from tests.conftest import tiny_tokenizer
+
+# What is left of a target that knows everything: (forget set, retain set). Least of the forget set, where 95 % of the
+# retain set are left, is at epochs 2 and 3.
+LEFT = {1: (0.8, 1.0), 2: (0.3, 0.96), 3: (0.3, 1.0), 4: (0.0, 0.5)}
+
+
+def scored(folder: Path, forget: float, retain: float) -> Path:
+    """The folder of a candidate with its report."""
+    shares = {"_f": forget, "_r": retain}
+    names = {"rouge_l": "rouge_l_f", "accuracy": "accuracy_f", "extraction_strength": "extraction_strength"}
+    metrics = {names[name]: Metric(forget, 4, None, False) for name in names}
+    metrics |= {f"{name}_r": Metric(shares["_r"], 4, None, True) for name in names}
+    folder.mkdir(parents=True)
+    write_report(Report("qa", "validation", metrics), folder)
+    return folder
+
+
+def refuse(values: Values | None) -> Any:
+    raise AssertionError(f"{values} was scored before")
+
+
+@pytest.fixture
+def candidates(tmp_path: Path) -> Candidates:
+    known = {TARGET: scored(tmp_path / "known/target", 1.0, 1.0)}
+    for epoch, (forget, retain) in LEFT.items():
+        known[f"epoch-{epoch}"] = scored(tmp_path / f"known/epoch-{epoch}", forget, retain)
+    return Candidates([{"epoch": epoch} for epoch in LEFT], refuse, "made of nothing", known)
+
+
+@pytest.fixture
+def questions() -> Qa:
+    return Qa("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template()))
+
+
+def test_the_first_of_equals_is_taken_and_nothing_that_is_known_is_scored_again(
+    candidates: Candidates, questions: Qa, tmp_path: Path
+) -> None:
+    choice = choose(candidates, questions, tmp_path / "sweep", 0.95, "choosing")
+    # 1 − exposure where enough is kept, kept − 1 where it is not.
+    assert [row["score"] for row in choice.scores] == pytest.approx([0.2, 0.7, 0.7, -0.5])
+    assert (choice.values, choice.score, choice.doubts) == ({"epoch": 2}, pytest.approx(0.7), [])
+    assert load_choice(tmp_path / "sweep") == choice
+    assert verify_folder(tmp_path / "sweep") == []
+    table = (tmp_path / "sweep/table.md").read_text().splitlines()
+    assert table[0] == "| epoch | accuracy_f | rouge_l_f | extraction_strength | accuracy_r | rouge_l_r | score |"
+    assert table[3] == "| 2 | 0.300 | 0.300 | 0.300 | 0.960 | 0.960 | 0.700 |"
+    assert json.loads((tmp_path / "sweep/choice.json").read_text())["epoch"] == 2
+
+
+def test_where_none_keeps_enough_the_gentlest_is_taken_and_doubted(
+    candidates: Candidates, questions: Qa, tmp_path: Path
+) -> None:
+    broken = Candidates(candidates.values[3:], refuse, None, candidates.known)
+    choice = choose(broken, questions, tmp_path / "sweep", 0.95, "choosing")
+    assert choice.values == {"epoch": 4}
+    assert "no candidate left 95% of the target's retain scores, so the one that left most (50%)" in choice.doubts[0]
+
+
+def test_candidates_that_differ_have_folders_that_differ() -> None:
+    rates: list[Values] = [{"learning_rate": 1e-5}, {"learning_rate": 1.0000001e-5}, {"learning_rate": 2}]
+    assert [candidate_name(values) for values in rates] == [
+        "learning_rate-1e-05",
+        "learning_rate-1.0000001e-05",
+        "learning_rate-2",
+    ]
+    assert candidate_name({"retain_loss": "kl", "epoch": 3, "scale": 0.5}) == "retain_loss-kl_epoch-3_scale-0.5"
