@@ -67,7 +67,8 @@ def run(recipe: Given, overrides: Iterable[str] = (), progress: Progress = silen
 
 def msa_plan(recipe: Recipe) -> Plan:
     """The plan of the recipe's own run."""
-    return Plan("msa", run_folder(recipe), "prior", choice=len(recipe.points) > 1)
+    vectors = ("forget", "retain") if recipe.retain else ("forget",)
+    return Plan("msa", run_folder(recipe), "prior", choice=len(recipe.points) > 1, vectors=vectors)
 
 
 def run_plan(recipe: Recipe, plan: Plan, progress: Progress) -> RunResult:
@@ -81,7 +82,7 @@ def run_plan(recipe: Recipe, plan: Plan, progress: Progress) -> RunResult:
         method = {"name": plan.method, "mode": recipe.vector.mode, "start": plan.start, "parameters": parameters}
         reports = evaluate_all(job, merged, method | {"compat": []}, progress)
         title = (
-            f"Unlearned model of {job.sources['target'].name}",
+            f"{'Unlearned model of' if plan.method == 'msa' else f'Baseline {plan.method} on'} {recipe.target}",
             f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), α = {alpha:g}, β = {beta:g}, "
             f"prior {job.sources['prior'].name}.",
         )

@@ -1,0 +1,293 @@
+"""From a recipe to the report of a method that MSA is compared with, by Python and by the command line."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import msa_lite
+from msa_lite.baselines.methods import METHODS, TASK_VECTOR
+from msa_lite.demo import HistorySettings, make_groups, make_history
+from msa_lite.io.manifest import hash_file, verify_folder
+from msa_lite.pipeline import BaselineResult
+from msa_lite.recipe import load_recipe
+from tests.command import run_cli
+from tests.e2e.conftest import PEOPLE, SIZES
+
+KNOWING: dict[str, Any] = SIZES | {"prior_epochs": 2, "tuning_epochs": 30, "prior_learning_rate": 2e-2, "tuning_learning_rate": 2e-2}
+
+
+@dataclass
+class Runs:
+    """Runs of one recipe into one folder: MSA's, then a baseline's for each method, and what each of them worked on."""
+
+    recipe: Mapping[str, Any]
+    folder: Path
+    results: dict[str, BaselineResult] = field(default_factory=dict)
+    labels: dict[str, set[str]] = field(default_factory=dict)
+
+    def start(self, method: str, *overrides: str, name: str | None = None) -> BaselineResult:
+        """Run a method, and keep the labels of its progress."""
+        labels: set[str] = set()
+        self.labels[name or method] = labels
+        return msa_lite.run_baseline(method, self.recipe, overrides, lambda label, done, total: labels.add(label))
+
+
+def tiny_recipe(learnt: Path, output: Path) -> dict[str, Any]:
+    """A recipe whose baselines take about a second each."""
+    return {
+        "target": str(learnt / "target"),
+        "prior": str(learnt / "prior"),
+        "forget": {"data": {"path": str(learnt / "data/forget.jsonl")}, "alpha": [0.5, 1.0]},
+        "retain": {"data": {"path": str(learnt / "data/retain.jsonl"), "sample": "match_forget"}, "beta": 0.5},
+        "vector": {
+            "lora": {"rank": 2, "alpha": 4},
+            "epochs": 2,
+            "learning_rate": 3e-2,
+            "batch_size": 8,
+            "warmup_epochs": 0,
+        },
+        "evaluate": {"ideal": str(learnt / "ideal"), "max_new_tokens": 12, "limit": 8},
+        "select": {"validation": 0.25},
+        "baseline": {"compat": ["open-unlearning"], "methods": {"rmu": {"layer": 0}}},
+        "output": str(output),
+    }
+
+
+@pytest.fixture(scope="module")
+def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A history whose target knows its rows, so that there is something to choose by."""
+    folder = tmp_path_factory.mktemp("learnt")
+    make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**KNOWING, batch_size=8))
+    gc.freeze()  # every fit has all objects looked at otherwise, which takes longer than the fit
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(learnt: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("baselines") / "run"
+    made = Runs(tiny_recipe(learnt, folder), folder)
+    msa_lite.run(made.recipe)
+    for method in (*METHODS, TASK_VECTOR):
+        made.results[method] = made.start(method)
+    return made
+
+
+def tensors(model: Any) -> dict[str, torch.Tensor]:
+    """The weights of a model, or of a checkpoint's folder."""
+    if isinstance(model, Path):
+        model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def tuned(start: Path, adapter: Path) -> dict[str, torch.Tensor]:
+    """The weights of a model with an adapter folded in by PEFT."""
+    model = AutoModelForCausalLM.from_pretrained(start, dtype=torch.float32)
+    return tensors(PeftModel.from_pretrained(model, str(adapter)).merge_and_unload())
+
+
+def assert_same(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, wanted[name], atol=1e-6, rtol=1e-5, msg=name)
+
+
+def indices(path: Path) -> set[int]:
+    return {json.loads(line)["index"] for line in path.read_text().splitlines()}
+
+
+@pytest.mark.parametrize("method", [*METHODS, TASK_VECTOR])
+def test_every_method_goes_from_a_recipe_to_a_report(method: str, runs: Runs) -> None:
+    result = runs.results[method]
+    run = runs.folder / "baselines" / method
+    assert result.folder == run
+    vectors = {"forget", "retain"} if method == TASK_VECTOR else {method}
+    assert {path.name for path in (run / "vectors").iterdir()} == vectors
+    stages = ["sweep", "model", *(f"evaluation/{name}" for name in ("target", "ideal", "unlearned"))]
+    for stage in [*stages, *(f"vectors/{name}" for name in vectors)]:
+        assert verify_folder(run / stage) == [], stage
+    assert method in (run / "report.md").read_text().splitlines()[0]
+    assert "How the choice was made" in (run / "report.md").read_text()
+    assert not list(run.rglob("*.partial"))
+    assert not (run / "candidate").exists()
+
+    choice = json.loads((run / "sweep/choice.json").read_text())
+    best = max(choice["scores"], key=lambda row: row["score"])  # the first of equals
+    assert choice["score"] == best["score"]
+    chosen = {key: value for key, value in best.items() if key != "score"}
+    assert chosen.items() <= result.chosen.items()
+    for row in choice["scores"]:
+        name = "_".join(f"{key}-{value:g}" for key, value in row.items() if key != "score")
+        assert (run / "sweep" / name / "report.json").is_file()
+
+    recorded = json.loads((run / "evaluation/unlearned/report.json").read_text())["settings"]["method"]
+    assert recorded == {
+        "name": method,
+        "mode": "lora",
+        "start": "target",
+        "parameters": result.chosen,
+        "compat": ["open-unlearning"] if method in ("rmu", "undial") else [],
+    }
+
+
+def test_epochs_differ_in_what_they_are_worth(runs: Runs) -> None:
+    """Or the tests here would hold for whatever is chosen."""
+    assert {runs.results[method].chosen["epoch"] for method in METHODS} == {1, 2}
+
+
+def test_rows_that_chose_an_epoch_are_not_scored_on(runs: Runs) -> None:
+    for method in METHODS:
+        run = runs.folder / "baselines" / method
+        tried = indices(run / "sweep/epoch-1/forget.jsonl")
+        tested = indices(run / "evaluation/unlearned/forget.jsonl")
+        assert (len(tried), len(tested), tried & tested) == (2, 6, set())
+        assert tested == indices(runs.folder / "evaluation/unlearned/forget.jsonl")  # of MSA
+        assert {report.split for report in runs.results[method].reports.values()} == {"test"}
+
+
+def test_what_msa_asked_target_and_ideal_is_not_asked_again(runs: Runs) -> None:
+    asked = {"scores: target", "scores: ideal"}
+    for method in (*METHODS, TASK_VECTOR):
+        assert not asked & runs.labels[method]
+        assert "scores: unlearned" in runs.labels[method]
+    assert "validation: target" in runs.labels["grad_ascent"]
+    assert "validation: target" not in runs.labels["npo"]
+    for name in ("target", "ideal"):
+        ours = runs.folder / "baselines/npo/evaluation" / name
+        assert hash_file(ours / "forget.jsonl") == hash_file(runs.folder / "evaluation" / name / "forget.jsonl")
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_the_model_is_the_target_with_the_chosen_epochs_adapter(method: str, runs: Runs, learnt: Path) -> None:
+    result = runs.results[method]
+    vector = result.folder / "vectors" / method
+    epoch = result.chosen["epoch"]
+    assert [path.name for path in vector.glob("epoch-*")] == [f"epoch-{epoch}"]  # the others are gone
+    found = tensors(result.merged.folder)
+    assert_same(found, tuned(learnt / "target", vector / f"epoch-{epoch}"))
+    before = tensors(learnt / "target")
+    assert any(not torch.equal(found[name], before[name]) for name in found)
+
+
+@pytest.mark.parametrize("method", ["npo", "undial", "rmu"])  # a kept reference, one of logits, one of activations
+def test_in_full_mode_the_model_is_the_chosen_epochs(method: str, runs: Runs, tmp_path: Path) -> None:
+    overrides = ["vector.mode=full", f"output={tmp_path}", "baseline.learning_rate=1e-4", "evaluate.ideal=null"]
+    result = runs.start(method, *overrides, name=f"full {method}")
+    epoch = tmp_path / "baselines" / method / "vectors" / method / f"epoch-{result.chosen['epoch']}"
+    assert_same(tensors(result.merged.folder), tensors(epoch))
+    assert verify_folder(epoch.parent) == []
+    assert result.reports["unlearned"].settings["method"]["mode"] == "full"
+
+
+def test_from_the_prior_the_change_is_added_to_the_target(runs: Runs, learnt: Path, tmp_path: Path) -> None:
+    result = runs.start("npo", "baseline.start=prior", "baseline.scale=[0.5,2.0]", name="prior")
+    assert result.folder == runs.folder / "baselines/npo-prior"
+    vector = result.folder / "vectors/npo"
+    assert {path.name for path in vector.glob("epoch-*")} == {"epoch-1", "epoch-2"}
+    candidates = {path.name for path in (result.folder / "sweep").iterdir() if path.is_dir()}
+    assert candidates == {"target", *(f"epoch-{epoch}_scale-{scale}" for epoch in (1, 2) for scale in ("0.5", "2"))}
+    target, prior = tensors(learnt / "target"), tensors(learnt / "prior")
+    after = tuned(learnt / "prior", vector / f"epoch-{result.chosen['epoch']}")
+    scale = float(result.chosen["scale"])
+    assert_same(tensors(result.merged.folder), {n: target[n] + scale * (after[n] - prior[n]) for n in target})
+    settings = result.reports["unlearned"].settings["method"]
+    assert (settings["start"], settings["parameters"]) == ("prior", result.chosen)
+    assert "θ_u = θ_D + scale (θ_1 − θ_0)" in (result.folder / "report.md").read_text()
+    assert not list((result.folder / "sweep").rglob("*.safetensors"))
+
+    repeated(result, tmp_path / "again")
+
+    overrides = ["baseline.start=prior", "baseline.scale=1.5", "baseline.epochs=1", "vector.mode=full"]
+    result = runs.start("npo", *overrides, "evaluate.ideal=null", f"output={tmp_path}/full", name="full prior")
+    after = tensors(result.folder / "vectors/npo/epoch-1")
+    assert_same(tensors(result.merged.folder), {n: target[n] + 1.5 * (after[n] - prior[n]) for n in target})
+
+
+def repeated(run: BaselineResult, output: Path) -> None:
+    """Run the recipe that a run left, by the command that its first line says, and compare the models."""
+    path = run.folder / "recipe.yaml"
+    command = re.search(r"`msa-lite baseline (\w+)` on this file repeats the run", path.read_text())
+    assert command is not None
+    again = msa_lite.run_baseline(command[1], path, [f"output={output}", "evaluate.ideal=null"])
+    assert again.chosen == run.chosen
+    assert again.folder.name == run.folder.name
+    for shard in run.merged.folder.glob("*.safetensors"):
+        assert hash_file(again.merged.folder / shard.name) == hash_file(shard)
+
+
+def test_the_recipe_in_the_folder_repeats_the_run_and_names_what_it_used(runs: Runs, tmp_path: Path) -> None:
+    run = runs.results["npo"]
+    repeated(run, tmp_path / "again")
+    text = (run.folder / "recipe.yaml").read_text()
+    assert re.search(r"^# target: sha256:", text, re.MULTILINE)
+    assert "# prior:" not in text  # it was not used
+    assert load_recipe(run.folder / "recipe.yaml").prior == runs.recipe["prior"]
+
+
+def test_the_task_vector_is_a_plain_merge_of_vectors_from_the_target(runs: Runs, learnt: Path, tmp_path: Path) -> None:
+    result = runs.results[TASK_VECTOR]
+    target, vectors = str(learnt / "target"), result.folder / "vectors"
+    assert set(result.chosen) == {"alpha", "beta"}
+    plain = msa_lite.merge(
+        target,
+        tmp_path / "plain",
+        forget=str(vectors / "forget"),
+        alpha=float(result.chosen["alpha"]),
+        retain=str(vectors / "retain"),
+        beta=float(result.chosen["beta"]),
+    )
+    assert hash_file(plain.folder / "model.safetensors") == hash_file(result.merged.folder / "model.safetensors")
+    # The same vectors come from a run of MSA whose prior is the target.
+    own = {**runs.recipe, "prior": target, "output": str(tmp_path / "own"), "evaluate": None}
+    own["forget"] = {**own["forget"], "alpha": 1.0}
+    msa_lite.run(own)
+    for name in ("forget", "retain"):
+        ours = load_file(tmp_path / "own/vectors" / name / "adapter_model.safetensors")
+        theirs = load_file(vectors / name / "adapter_model.safetensors")
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours | theirs)
+
+
+def times(folder: Path) -> dict[str, int]:
+    return {str(p.relative_to(folder)): p.stat().st_mtime_ns for p in folder.rglob("manifest.json")}
+
+
+def test_a_second_run_does_nothing_and_a_changed_one_only_what_depends_on_it(runs: Runs, tmp_path: Path) -> None:
+    shutil.copytree(runs.folder, tmp_path / "run")
+    run, output = tmp_path / "run/baselines/npo", f"output={tmp_path}/run"
+    before = times(run)
+    again = runs.start("npo", output, name="again")
+    assert runs.labels["again"] == set()
+    assert again.reports == runs.results["npo"].reports
+    assert times(run) == before
+    runs.start("npo", output, "baseline.methods.npo.beta=0.5", name="beta")
+    assert runs.labels["beta"] == {"npo", "choosing the epoch", "merge", "scores: unlearned"}
+    kept = {name for name, time in times(run).items() if before[name] == time}
+    evaluations = ("target", "ideal", "target_validation")
+    assert kept == {"reference/manifest.json", *(f"evaluation/{name}/manifest.json" for name in evaluations)}
+
+
+def test_the_command_prints_a_table_or_one_json_object(runs: Runs, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(dict(runs.recipe)))
+    before = times(runs.folder)
+    done = run_cli("baseline", "npo", str(path), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(json.dumps(runs.results["npo"].as_dict()))
+    table = run_cli("baseline", "npo", str(path))
+    assert table.returncode == 0, table.stderr
+    chosen = ", ".join(f"{key} {value}" for key, value in runs.results["npo"].chosen.items())
+    assert f"npo: {chosen}; scores on test rows" in " ".join(table.stdout.split())
+    assert times(runs.folder) == before
