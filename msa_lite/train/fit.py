@@ -10,7 +10,6 @@ with the same result.
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import logging
 import shutil
@@ -148,7 +147,6 @@ class _Fit:
         if saves.exists() and not (saves / f"micro-{micro}").exists():  # left by a larger one that did not fit
             for mark in saves.glob("micro-*"):  # first, so that after a kill meanwhile nothing is taken up
                 mark.unlink()
-            gc.collect()  # its model would hold memory for as long as nobody looks
             for folder in (*partial.glob("epoch-*"), partial / SCORES, saves):
                 shutil.rmtree(folder, ignore_errors=True)
         saves.mkdir(exist_ok=True)
