@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -45,17 +45,18 @@ class Plan:
     """What of a recipe is to be done.
 
     method: "msa", or the name of a baseline. folder: of the run. start: the model that is tuned. choice: whether there
-    is something to choose on validation rows; "if possible": where there are questions to choose by. sample: whether
-    the retain set is sampled as the recipe says. checkpoints: fp32 checkpoints in full mode that lie on the disk at a
-    time, each vector's own aside.
+    is something to choose on validation rows; "if possible": where there are questions to choose by. vectors: names of
+    what is fitted; in full mode each leaves so many fp32 `checkpoints`. sample: whether the retain set is sampled as
+    the recipe says.
     """
 
     method: str
     folder: Path
     start: Literal["prior", "target"]
     choice: bool | Literal["if possible"]
+    vectors: Sequence[str]
+    checkpoints: int = 1
     sample: bool = True
-    checkpoints: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,8 @@ def prepare(recipe: Recipe, plan: Plan) -> Job:
 
     recipe = _pin_benchmark(recipe)
     check_mode(recipe.vector.mode)
+    if recipe.merge.form == "adapter" and recipe.vector.mode == "full":
+        raise UsageError("merge.as: what vector.mode full makes is no adapter; choose model, or vector.mode lora")
     open_judge(_judge_settings(recipe))  # it may lack a key
     names = {"target": recipe.target, "prior": recipe.prior if plan.start == "prior" else recipe.target}
     if recipe.evaluate and recipe.evaluate.ideal:
@@ -207,8 +210,8 @@ def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
 
 
 def _bytes_needed(target: Checkpoint, recipe: Recipe, plan: Plan) -> int:
-    """Disk space that a run still needs: the merged model; in full mode, for each vector, fp32 weights and two saves
-    with AdamW's state. Stages that are there already need none.
+    """Disk space that a run still needs: the merged model; in full mode, the fp32 checkpoints of each vector, and two
+    saves with AdamW's state while one is fitted. Stages that are there already need none.
     """
     folder = plan.folder
     count = sum(entry.nbytes // {"F64": 8, "F32": 4}.get(entry.dtype, 2) for entry in target.tensors.values())
@@ -216,9 +219,8 @@ def _bytes_needed(target: Checkpoint, recipe: Recipe, plan: Plan) -> int:
     if recipe.merge.form == "model" and not (folder / "model").exists():
         size += {"same": target.nbytes, "float32": 4 * count}.get(recipe.merge.dtype, 2 * count)
     if recipe.vector.mode == "full":
-        vectors = ["forget", "retain"] if recipe.retain else ["forget"]
-        size += sum((4 + 2 * 12) * count for name in vectors if not (folder / "vectors" / name).exists())
-        size += 4 * count * plan.checkpoints
+        missing = [name for name in plan.vectors if not (folder / "vectors" / name).exists()]
+        size += (4 * plan.checkpoints * len(missing) + (2 * 12 if missing else 0)) * count
     return size
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +31,7 @@ from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job, Plan
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.folder import BASELINES, claimed, run_folder
-from msa_lite.pipeline.msa import Given, run_plan
+from msa_lite.pipeline.msa import Given, msa_plan, run_plan
 from msa_lite.pipeline.stages import (
     choose_candidate,
     evaluate_all,
@@ -93,7 +93,10 @@ def run_baseline(
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     check_grids(recipe.baseline.methods)
     if method == TASK_VECTOR:
-        plan = Plan(method, run_folder(recipe) / BASELINES / method, "target", choice=len(recipe.points) > 1)
+        if recipe.baseline.start == "prior":
+            raise UsageError(f"{method} from the prior is MSA itself: `msa-lite run`; leave baseline.start at target")
+        folder = run_folder(recipe) / BASELINES / method
+        plan = replace(msa_plan(recipe), method=method, folder=folder, start="target")
         found = run_plan(recipe, plan, progress)
         strengths = {"alpha": found.alpha, "beta": found.beta}
         return BaselineResult(found.folder, method, strengths, found.merged, found.reports)
@@ -125,8 +128,8 @@ def _plan(method: str, recipe: Recipe) -> tuple[Plan, list[Setting]]:
     choice: bool | Literal["if possible"] = len(points) * len(_scales(recipe)) > 1 or "if possible"
     if choice is True and recipe.evaluate is None:
         raise UsageError(f"several settings of {method} need scores to choose by; do not set evaluate to null")
-    kept = len(points) * (_epochs(recipe) if asked.start == "prior" else 1)
-    return Plan(method, folder, asked.start, choice, sample=False, checkpoints=kept), settings
+    names, kept = [setting.folder.name for setting in settings], _epochs(recipe) if asked.start == "prior" else 1
+    return Plan(method, folder, asked.start, choice, names, checkpoints=kept, sample=False), settings
 
 
 def _epochs(recipe: Recipe) -> int:

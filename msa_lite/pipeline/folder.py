@@ -32,7 +32,8 @@ def claimed(
     from filelock import FileLock, Timeout
 
     folder = plan.folder
-    _check_run_folder(folder)
+    for used in dict.fromkeys([run_folder(recipe), folder]):
+        _check_run_folder(used)
     if recipe.demo is None:  # with a demo, the inputs that are checked have to be made first
         job = prepare(recipe, plan)
         check(job)
@@ -60,9 +61,9 @@ def claimed(
 def _check_run_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: a file is in the way; choose another output")
-    mark = folder / "recipe.yaml"
-    ours = mark.is_file() and mark.read_text().startswith(_HEADER.partition(":")[0])
-    allowed = {".lock", BASELINES, HISTORY}  # of baselines that were run first
+    marks = [folder / "recipe.yaml", *folder.glob(f"{BASELINES}/*/recipe.yaml")]  # baselines may be run first
+    ours = any(mark.is_file() and mark.read_text().startswith(_HEADER.partition(":")[0]) for mark in marks)
+    allowed = {".lock", BASELINES, HISTORY}
     if folder.is_dir() and any(path.name not in allowed for path in folder.iterdir()) and not ours:
         raise OutputError(f"{folder}: holds something that is no run of msa-lite; choose another output")
 
@@ -82,6 +83,7 @@ def _pinned(job: Job) -> str:
     for name, data in job.data.items():
         section, _, key = name.partition(".")
         values[section][key or "data"]["revision"] = data.revision
-    notes = [f"# {name}: {source.revision}" for name, source in job.sources.items()]
+    used = {name: source for name, source in job.sources.items() if name != "prior" or job.plan.start == "prior"}
+    notes = [f"# {name}: {source.revision}" for name, source in used.items()]
     notes += [f"# rows learnt, {name}: sha256:{rows_identity(rows)['sha256']}" for name, rows in job.rows.items()]
     return _header(job.plan) + "\n".join(notes) + "\n" + dump_recipe(Recipe.model_validate(values))
