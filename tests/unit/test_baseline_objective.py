@@ -150,7 +150,7 @@ def gradients(model: Any) -> dict[str, Tensor]:
     return found
 
 
-def alike(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+def assert_alike(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     wanted = {name: grad for name, grad in wanted.items() if name in found or grad.any()}
     assert found.keys() == wanted.keys()
     size = max(float(grad.abs().max()) for grad in wanted.values())
@@ -185,7 +185,7 @@ def test_a_step_is_the_plain_loss_for_every_micro_batch_after_the_model_has_move
         loss = made.step(model, ROWS, EPOCH, micro, lambda loss: loss.backward())
         assert not loss.requires_grad
         assert float(loss) == pytest.approx(float(plain.detach()), rel=1e-4, abs=1e-5)
-        alike(gradients(model), wanted)
+        assert_alike(gradients(model), wanted)
 
 
 @each_mode
@@ -200,7 +200,7 @@ def test_what_open_unlearning_does_is_repeated_when_asked_for(name: str, full: b
     plain.backward()
     wanted = gradients(model)
     assert float(made.step(model, ROWS, EPOCH, 6, lambda loss: loss.backward())) == pytest.approx(float(plain.detach()))
-    alike(gradients(model), wanted)
+    assert_alike(gradients(model), wanted)
     assert float(plain.detach()) != pytest.approx(float(correct.detach()), rel=1e-5)
 
 

@@ -119,7 +119,7 @@ def weights(folder: Path) -> dict[str, Any]:
     return {n: t for path in sorted(folder.glob("*.safetensors")) for n, t in load_file(path).items()}
 
 
-def close(found: dict[str, Any], wanted: dict[str, Any], atol: float = 0.0) -> None:
+def assert_close(found: dict[str, Any], wanted: dict[str, Any], atol: float = 0.0) -> None:
     assert found
     assert found.keys() == wanted.keys()
     for name, value in found.items():
@@ -162,7 +162,7 @@ def test_the_plain_loss_as_an_objective_gives_the_plain_vector(mode: Any, prior:
     for micro in (4, 1):
         objective = CrossEntropy()
         folder = fit(prior, tmp_path / str(micro), replace(settings, micro_batch_size=micro), objective=objective)
-        close(weights(folder), wanted, atol=1e-5)
+        assert_close(weights(folder), wanted, atol=1e-5)
         assert [epoch for _, epoch, _ in objective.steps] == [0, 0, 1, 1, 2, 2]
         assert {size for _, _, size in objective.steps} == {micro}
         for epoch in range(3):
@@ -216,7 +216,7 @@ def test_a_baseline_is_trained_by_plain_steps_of_adamw(prior: Path, tmp_path: Pa
         optimizer.param_groups[0]["lr"] = rate * SETTINGS.learning_rate
         optimizer.step()
     trained = {n.replace(".default", ""): p.detach() for n, p in model.named_parameters() if p.requires_grad}
-    close(weights(folder), trained, atol=1e-4)
+    assert_close(weights(folder), trained, atol=1e-4)
     assert max(float(p.abs().max()) for n, p in trained.items() if "lora_B" in n) > 5e-3
 
 
@@ -292,8 +292,8 @@ def test_epochs_weights_come_and_go_as_is_said(prior: Path, tmp_path: Path) -> N
     assert there == [[], ["epoch-1"], ["epoch-1", "epoch-2"]]
     assert epochs_in(folder) == ["epoch-2", "epoch-3"]
     assert weights(folder) == {}  # no weights but those of epochs
-    close(weights(epoch_folder(folder, 3)), final)
-    close(weights(epoch_folder(folder, 2)), {n.replace(".default", ""): p for n, p in watch.weights[2].items()})
+    assert_close(weights(epoch_folder(folder, 3)), final)
+    assert_close(weights(epoch_folder(folder, 2)), {n.replace(".default", ""): p for n, p in watch.weights[2].items()})
     assert sorted(path.name for path in (folder / "scores").iterdir()) == [f"epoch-{i}.json" for i in (1, 2, 3)]
     assert verify_folder(folder) == []
     assert steps_of(folder) == [1, 2, 3, 4, 5, 6]
@@ -311,7 +311,7 @@ def test_an_epochs_folder_is_a_whole_vector(mode: Any, prior: Path, tmp_path: Pa
     config = json.loads((folder / name).read_text())
     assert config["use_cache"] if mode == "full" else config["r"] == 4
     found = load_model(folder, settings).state_dict() if mode == "full" else weights(folder)
-    close(
+    assert_close(
         {n: found[n.replace(".default", "")] for n in watch.weights[1]},
         watch.weights[1],
     )
@@ -321,7 +321,7 @@ def test_after_epoch_goes_with_the_plain_loss_too(prior: Path, tmp_path: Path) -
     final = weights(fit(prior, tmp_path / "plain"))
     folder = fit(prior, tmp_path / "v", after_epoch=Watch(keeping([1], [2], [3])))
     assert epochs_in(folder) == ["epoch-3"]
-    close(weights(folder / "epoch-3"), final)
+    assert_close(weights(folder / "epoch-3"), final)
 
 
 def test_what_is_asked_after_an_epoch_leaves_training_as_it_was(prior: Path, tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_what_is_asked_after_an_epoch_leaves_training_as_it_was(prior: Path, tmp
     settings = replace(SETTINGS, lora_dropout=0.5)
     final = weights(fit(prior, tmp_path / "plain", settings, objective=CrossEntropy()))
     folder = fit(prior, tmp_path / "v", settings, objective=CrossEntropy(), after_epoch=Watch(keeping([], [], [3])))
-    close(weights(folder / "epoch-3"), final)
+    assert_close(weights(folder / "epoch-3"), final)
 
 
 def test_training_ends_early_when_told(prior: Path, tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_a_fit_that_was_stopped_goes_on_to_the_same_weights(
     assert watch.calls == second
     assert epochs_in(cut) == epochs_in(whole) == ["epoch-2", "epoch-3"]
     for name in epochs_in(whole):
-        close(weights(cut / name), weights(whole / name))
+        assert_close(weights(cut / name), weights(whole / name))
     assert (cut / "train_log.jsonl").read_text() == (whole / "train_log.jsonl").read_text()
     assert [p.name for p in sorted((cut / "scores").iterdir())] == [f"epoch-{i}.json" for i in (1, 2, 3)]
     assert verify_folder(cut) == []
@@ -547,7 +547,7 @@ def test_a_smaller_micro_batch_starts_afresh(prior: Path, tmp_path: Path) -> Non
     assert manifest["micro_batch_size"] == 2
     assert steps_of(folder) == [1, 2, 3, 4, 5, 6]
     for name in epochs_in(wanted):
-        close(weights(folder / name), weights(wanted / name))
+        assert_close(weights(folder / name), weights(wanted / name))
 
 
 def test_a_run_that_was_stopped_keeps_the_micro_batch_that_fitted(prior: Path, tmp_path: Path) -> None:
