@@ -67,12 +67,21 @@ class ReferenceCache:
 
 
 def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
-    """S_i of each row in nats, in batches of rows of like length."""
+    """S_i of each row in nats, in batches of rows of like length, as large as fit."""
+    from accelerate.utils import find_executable_batch_size
+
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
-    values = [0.0] * len(examples)
-    for chunk in in_chunks(order, 8):
-        batch = make_batch([examples[i] for i in chunk], pad, model.device)
-        scores = sequence_log_probs(*answer_logits(model, batch)).tolist()
-        for i, score in zip(chunk, scores, strict=True):
-            values[i] = score
-    return values
+
+    def run(size: int) -> list[float]:
+        values = [0.0] * len(examples)
+        for chunk in in_chunks(order, size):
+            batch = make_batch([examples[i] for i in chunk], pad, model.device)
+            scores = sequence_log_probs(*answer_logits(model, batch)).tolist()
+            for i, score in zip(chunk, scores, strict=True):
+                values[i] = score
+        return values
+
+    sizes = iter((8, 4, 2, 1, 0))
+    run_fitting = find_executable_batch_size(run, next(sizes), reduce_batch_size_fn=lambda: next(sizes))
+    found: list[float] = run_fitting()
+    return found

@@ -70,7 +70,7 @@ def gradient(loss: Tensor, at: Tensor) -> Tensor:
     return torch.autograd.grad(loss, at, retain_graph=True)[0]
 
 
-def close(found: Tensor, expected: Tensor, rtol: float = 1e-4) -> None:
+def assert_same(found: Tensor, expected: Tensor, rtol: float = 1e-4) -> None:
     torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-6)
 
 
@@ -161,7 +161,7 @@ def test_rmu_forms_agree_for_equal_lengths_and_for_one_row() -> None:
     every = torch.ones_like(POSITIONS)
     for activations, mask in ((ACTIVATIONS, every), (ACTIVATIONS[:1], every[:1]), (ACTIVATIONS[1:], POSITIONS[1:])):
         loss = losses.rmu(activations, torch.ones(2), mask)
-        close(losses.rmu(activations, torch.ones(2), mask, broadcast=True), loss)
+        assert_same(losses.rmu(activations, torch.ones(2), mask, broadcast=True), loss)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -173,7 +173,7 @@ def test_rmu_of_half_precision_is_that_of_the_same_values_in_full(dtype: torch.d
     for aim in (reference, losses.control_vector(8, 2.0, seed=0)):
         loss = losses.rmu(activations, aim, mask)
         assert loss.dtype == torch.float32
-        close(loss, losses.rmu(activations.float(), aim.float(), mask))
+        assert_same(loss, losses.rmu(activations.float(), aim.float(), mask))
 
 
 def test_a_control_vector_has_its_length_its_seed_and_no_negative_entry() -> None:
@@ -184,7 +184,7 @@ def test_a_control_vector_has_its_length_its_seed_and_no_negative_entry() -> Non
     state = torch.get_rng_state()
     assert torch.equal(losses.control_vector(64, 2.5, seed=7), vector)
     assert torch.equal(torch.get_rng_state(), state)
-    close(losses.control_vector(64, 5.0, seed=7), 2 * vector)
+    assert_same(losses.control_vector(64, 5.0, seed=7), 2 * vector)
     assert not torch.allclose(losses.control_vector(64, 2.5, seed=8), vector)
 
 
@@ -207,7 +207,7 @@ def test_npo_at_its_reference_is_two_ln_two_by_beta_and_climbs_as_gradient_ascen
     for beta in (0.1, 1.0, 3.0):
         loss = losses.npo(logits, labels, sums.detach(), beta=beta)
         assert value(loss) == 2 / beta * LN2
-        close(gradient(loss, logits), ascent)
+        assert_same(gradient(loss, logits), ascent)
 
 
 def test_npo_weighs_each_row_by_its_log_ratio() -> None:
@@ -217,7 +217,7 @@ def test_npo_weighs_each_row_by_its_log_ratio() -> None:
         sums = losses.sequence_log_probs(logits, labels)
         weights = 2 * torch.sigmoid(beta * (sums - theirs)).detach()
         assert weights.std() > 0.01
-        close(
+        assert_same(
             gradient(losses.npo(logits, labels, theirs, beta=beta), logits), gradient((weights * sums).mean(), logits)
         )
 
@@ -238,11 +238,11 @@ def test_simnpo_of_equal_lengths_is_npo_with_its_beta_by_the_length() -> None:
     # β/n · S = β · S/n: with log-probability 0 for the reference, and n times what the smaller β makes of 2/β.
     logits, labels, _ = random_batch([4, 4])
     npo = losses.npo(logits, labels, torch.zeros(2), beta=3.0 / 4)
-    close(losses.simnpo(logits, labels, beta=3.0), npo / 4)
+    assert_same(losses.simnpo(logits, labels, beta=3.0), npo / 4)
     # Where every row has one label, a margin is a reference that gives it the probability e^−δ.
     logits, labels, _ = random_batch([1, 1, 1])
     npo = losses.npo(logits, labels, torch.full((3,), -0.7), beta=3.0)
-    close(losses.simnpo(logits, labels, beta=3.0, delta=0.7), npo)
+    assert_same(losses.simnpo(logits, labels, beta=3.0, delta=0.7), npo)
 
 
 @given(st.lists(st.floats(-20, 20), min_size=1, max_size=5), st.floats(0.05, 5))
@@ -252,7 +252,7 @@ def test_dpo_goes_by_the_sign_of_the_margin(margins: list[float], beta: float) -
     forget, alternative = torch.tensor(margins), torch.zeros(len(margins))
     loss, swapped = losses.dpo(forget, alternative, beta=beta), losses.dpo(alternative, forget, beta=beta)
     assert (loss - swapped).item() == pytest.approx(2 * forget.mean().item(), rel=1e-4, abs=1e-5 / beta)
-    close(losses.dpo(-forget, alternative, beta=beta), swapped)
+    assert_same(losses.dpo(-forget, alternative, beta=beta), swapped)
     assert loss >= 0
 
 
@@ -263,17 +263,17 @@ def test_weights_of_satimp_and_wga_are_constants(beta1: float, beta2: float) -> 
     weights = (-tokens).exp() ** beta1 * (1 - (-tokens).exp()) ** beta2
     fixed, moving = (gradient(-(w * tokens).sum() / 8, logits) for w in (weights.detach(), weights))
     found = gradient(losses.satimp(logits, labels, beta1=beta1, beta2=beta2), logits)
-    close(found, fixed)
+    assert_same(found, fixed)
     assert (found - moving).norm() > 0.1 * fixed.norm()
     if beta2 == 0:
         wga = losses.wga(logits, labels, beta=beta1)
         assert torch.equal(wga, losses.satimp(logits, labels, beta1=beta1, beta2=0.0))
-        close(gradient(wga, logits), fixed)
+        assert_same(gradient(wga, logits), fixed)
 
 
 def test_satimp_without_exponents_is_gradient_ascent() -> None:
     logits, labels, _ = random_batch([3, 1, 4])
-    close(losses.satimp(logits, labels, beta1=0.0, beta2=0.0), losses.grad_ascent(logits, labels))
+    assert_same(losses.satimp(logits, labels, beta1=0.0, beta2=0.0), losses.grad_ascent(logits, labels))
 
 
 def test_undial_is_least_where_the_student_is_the_adjusted_teacher() -> None:
@@ -289,7 +289,7 @@ def test_undial_is_least_where_the_student_is_the_adjusted_teacher() -> None:
         assert losses.undial(elsewhere, labels, reference, beta=2.0) > least
         # Above that least by the divergence from it.
         above = losses.kl_divergence(elsewhere, adjusted.detach(), known)
-        close(losses.undial(elsewhere, labels, reference, beta=2.0) - least, above)
+        assert_same(losses.undial(elsewhere, labels, reference, beta=2.0) - least, above)
 
 
 def test_undial_without_beta_is_distillation_and_leaves_the_reference_alone() -> None:
@@ -297,7 +297,7 @@ def test_undial_without_beta_is_distillation_and_leaves_the_reference_alone() ->
     known, before = labels != IGNORE, reference.clone()
     teacher = reference[known].softmax(-1)
     expected = -(teacher * logits[known].log_softmax(-1)).sum(-1).mean()
-    close(losses.undial(logits, labels, reference, beta=0.0), expected)
+    assert_same(losses.undial(logits, labels, reference, beta=0.0), expected)
     student = reference.clone().requires_grad_()
     assert gradient(losses.undial(student, labels, reference, beta=0.0), student).abs().max() < 1e-6
     losses.undial(logits, labels, reference)
@@ -327,7 +327,7 @@ def test_positions_without_a_label_neither_count_nor_move(loss: Loss) -> None:
     assert torch.equal(loss(elsewhere, labels, theirs), found)
     # Nor does more padding.
     wider = [torch.nn.functional.pad(x, (0, 0, 0, 4), value=9.0) for x in (logits, reference)]
-    close(loss(wider[0], torch.nn.functional.pad(labels, (0, 4), value=IGNORE), wider[1]), found)
+    assert_same(loss(wider[0], torch.nn.functional.pad(labels, (0, 4), value=IGNORE), wider[1]), found)
 
 
 @every_loss
@@ -340,8 +340,8 @@ def test_micro_batches_put_together_give_the_whole(loss: Loss, cut: int) -> None
         counts[rows].sum() / counts.sum() * loss(logits[rows], labels[rows], reference[rows])
         for rows in (slice(cut), slice(cut, None))
     ]
-    close(sum(parts, torch.tensor(0.0)), whole)
-    close(gradient(sum(parts, torch.tensor(0.0)), logits), gradient(whole, logits))
+    assert_same(sum(parts, torch.tensor(0.0)), whole)
+    assert_same(gradient(sum(parts, torch.tensor(0.0)), logits), gradient(whole, logits))
 
 
 def test_micro_batches_of_rmu_put_together_give_the_whole() -> None:
@@ -352,7 +352,7 @@ def test_micro_batches_of_rmu_put_together_give_the_whole() -> None:
             losses.rmu(activations[rows], vector[rows] if vector is aim else vector, mask[rows])
             for rows in (slice(1), slice(1, None))
         )
-        close((first + 3 * last) / 4, losses.rmu(activations, vector, mask))
+        assert_same((first + 3 * last) / 4, losses.rmu(activations, vector, mask))
 
 
 @every_loss
