@@ -33,9 +33,11 @@ from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.folder import BASELINES, claimed, run_folder
 from msa_lite.pipeline.msa import Given, msa_plan, run_plan
 from msa_lite.pipeline.stages import (
+    check_learns,
     choose_candidate,
     evaluate_all,
     evaluations_beside,
+    first_epoch,
     fit_settings,
     load_candidate,
     merge_vectors,
@@ -44,7 +46,7 @@ from msa_lite.pipeline.stages import (
 )
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report import Report
-from msa_lite.train import Kept, epoch_folder, fit_vector
+from msa_lite.train import FitSettings, Kept, epoch_folder, fit_vector
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +177,7 @@ class _Run:
                 check_layer(self.job.sources["prior"].name, config, int(setting.parameters["layer"]))
         if METHODS[self.method].takes == "pairs" and forget.data.format != "qa":
             raise UsageError(f"{self.method} needs questions to answer otherwise: forget.data.format qa")
+        check_learns(self.job, ["forget"], self._fit_settings())
         if cache := self._cache():
             cache.check()
 
@@ -182,17 +185,20 @@ class _Run:
         """Train every setting; those that are there already are kept."""
         reference = self._target_validation(progress)
         for setting in self.settings:
+            rate = setting.parameters.get("learning_rate") or self.job.recipe.baseline.learning_rate
+            fitted = self._fit_settings(learning_rate=rate)
+            first = first_epoch(fitted, len(self.job.examples["forget"]))
             after: BestEpoch | EveryEpoch | None = None
             if self.job.validation is not None and reference is not None:
                 keep = self.job.recipe.select.keep
-                after = EveryEpoch() if self.from_prior else BestEpoch(self.job.validation, reference, keep)
-            rate = setting.parameters.get("learning_rate") or self.job.recipe.baseline.learning_rate
+                best = BestEpoch(self.job.validation, reference, keep, first)
+                after = EveryEpoch(first) if self.from_prior else best
             fit_vector(
                 self.job.sources["prior"],
                 self.job.examples["forget"],
                 setting.folder,
                 tokenizer=self.job.prompter.tokenizer,
-                settings=fit_settings(self.job.recipe, epochs=_epochs(self.job.recipe), learning_rate=rate),
+                settings=fitted,
                 label=setting.folder.name,
                 extra_files=row_hashes(self.job.rows["forget"]),
                 objective=self._objective(setting),
@@ -225,6 +231,9 @@ class _Run:
         made_of = [(load_manifest(setting.folder) or {}).get("files") for setting in self.settings]
         choice = choose_candidate(self.job, Candidates(values, load, made_of, known), "the epoch", progress)
         return *found[candidate_name(choice.values)], choice
+
+    def _fit_settings(self, **changes: Any) -> FitSettings:
+        return fit_settings(self.job.recipe, epochs=_epochs(self.job.recipe), **changes)
 
     def weights(self, setting: Setting, epoch: int) -> Path:
         """Where the weights of an epoch lie."""
@@ -297,35 +306,41 @@ class _Run:
 class BestEpoch:
     """After each epoch: scores the model on validation rows; the best so far is kept, a broken one ends the training.
 
-    reference: what the target scores; keep: see `selection_score`.
+    reference: what the target scores; keep: see `selection_score`; first: the first epoch that is a candidate.
     """
 
     validation: Qa
     reference: Report
     keep: float
+    first: int = 1
 
     def describe(self) -> dict[str, Any]:
         """What decides."""
-        return {"questions": self.validation.describe(), "target": self.reference.values(), "keep": self.keep}
+        target = self.reference.values()
+        return {"questions": self.validation.describe(), "target": target, "keep": self.keep, "first": self.first}
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
-        folders = [epoch_folder(scores, number) for number in range(1, epoch + 1)]
+        if epoch < self.first:
+            return Kept(frozenset())
+        folders = [epoch_folder(scores, number) for number in range(self.first, epoch + 1)]
         found = [score_into(folder, lambda: model, self.validation).values() for folder in folders]
         reference = self.reference.values()
         ranks = [selection_score(values, reference, self.keep) for values in found]
         broken = round(utility(found[-1], reference), 2) == 0
         if broken:
             logger.warning("epoch %d left nothing of the target's retain scores; training ends there", epoch)
-        return Kept(frozenset([1 + ranks.index(max(ranks))]), not broken)
+        return Kept(frozenset([self.first + ranks.index(max(ranks))]), not broken)
 
 
 @dataclass(frozen=True)
 class EveryEpoch:
-    """After each epoch: kept, to be added to the target and scored later."""
+    """After each epoch from the `first` on: kept, to be added to the target and scored later."""
+
+    first: int = 1
 
     def describe(self) -> str:
         """What decides: nothing."""
-        return "every epoch"
+        return f"every epoch from {self.first}"
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
-        return Kept(frozenset(range(1, epoch + 1)))
+        return Kept(frozenset(range(self.first, epoch + 1)))

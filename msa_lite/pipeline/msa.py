@@ -17,6 +17,7 @@ from msa_lite.job import Job, Plan
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.folder import claimed, run_folder
 from msa_lite.pipeline.stages import (
+    check_learns,
     choose_candidate,
     evaluate_all,
     fit_settings,
@@ -73,7 +74,7 @@ def msa_plan(recipe: Recipe) -> Plan:
 
 def run_plan(recipe: Recipe, plan: Plan, progress: Progress) -> RunResult:
     """The whole job, from the model that the plan says."""
-    with claimed(recipe, plan, progress) as job:
+    with claimed(recipe, plan, progress, _check) as job:
         fit_vectors(job, job.vector_names, progress)
         alpha, beta, doubts = _choose(job, progress)
         used = {"forget": (job.vector_folder("forget"), alpha), "retain": (job.vector_folder("retain"), beta)}
@@ -98,7 +99,7 @@ def run_vectors(
 ) -> list[Path]:
     """Only the vectors of a recipe; their folders. Raises UsageError for a retain vector that the recipe has not."""
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
-    with claimed(recipe, msa_plan(recipe), progress) as job:
+    with claimed(recipe, msa_plan(recipe), progress, _check) as job:
         names = job.vector_names if which == "all" else [which]
         if "retain" in names and "retain" not in job.rows:
             raise UsageError("the recipe has no retain set, so there is no retain vector to fit")
@@ -139,6 +140,10 @@ def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> 
             extra_files=row_hashes(job.rows[name]),
             progress=progress,
         )
+
+
+def _check(job: Job) -> None:
+    check_learns(job, job.vector_names, fit_settings(job.recipe))
 
 
 def _choose(job: Job, progress: Progress) -> tuple[float, float, Sequence[str]]:

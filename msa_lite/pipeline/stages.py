@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Row
+from msa_lite.errors import UsageError
 from msa_lite.evals.choice import Candidates, Choice, choose
 from msa_lite.evals.evaluation import Ideal, evaluate_benchmark
 from msa_lite.evals.models import load_model
@@ -40,6 +41,22 @@ def fit_settings(recipe: Recipe, **changes: Any) -> FitSettings:
         seed=recipe.seed,
     )
     return replace(settings, **{key: value for key, value in changes.items() if value is not None})
+
+
+def first_epoch(settings: FitSettings, rows: int) -> int:
+    """The first epoch that learns anything: a warm-up begins at rate 0, which may be the one step of an epoch."""
+    return 2 if rows <= settings.batch_size and settings.warmup_epochs >= 1 else 1
+
+
+def check_learns(job: Job, names: Iterable[str], settings: FitSettings) -> None:
+    """Raise UsageError where a fit on one of the named sets of examples would end before it has learnt anything."""
+    for name in names:
+        if settings.epochs < first_epoch(settings, rows := len(job.examples[name])):
+            raise UsageError(
+                f"{name}: its {rows} rows are one step of batch_size {settings.batch_size}, and of a warm-up of "
+                f"{settings.warmup_epochs:g} epochs the first step learns nothing; give more epochs, or "
+                "vector.warmup_epochs=0"
+            )
 
 
 def row_hashes(rows: Sequence[Row]) -> dict[str, str]:

@@ -27,7 +27,12 @@ from msa_lite.recipe import load_recipe
 from tests.command import run_cli
 from tests.e2e.conftest import PEOPLE, SIZES
 
-KNOWING: dict[str, Any] = SIZES | {"prior_epochs": 2, "tuning_epochs": 30, "prior_learning_rate": 2e-2, "tuning_learning_rate": 2e-2}
+KNOWING: dict[str, Any] = SIZES | {
+    "prior_epochs": 2,
+    "tuning_epochs": 30,
+    "prior_learning_rate": 2e-2,
+    "tuning_learning_rate": 2e-2,
+}
 
 
 @dataclass
@@ -277,6 +282,22 @@ def test_a_second_run_does_nothing_and_a_changed_one_only_what_depends_on_it(run
     kept = {name for name, time in times(run).items() if before[name] == time}
     evaluations = ("target", "ideal", "target_validation")
     assert kept == {"reference/manifest.json", *(f"evaluation/{name}/manifest.json" for name in evaluations)}
+
+
+def test_an_epoch_that_breaks_the_model_ends_the_training(
+    runs: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    overrides = ["vector.epochs=4", "baseline.learning_rate=0.3", "evaluate.ideal=null", f"output={tmp_path}/run"]
+    with caplog.at_level("WARNING", logger="msa_lite"):
+        result = runs.start("grad_ascent", *overrides, name="broken")
+    found = re.search(r"epoch (\d) left nothing of the target's retain scores; training ends there", caplog.text)
+    assert found is not None
+    last = int(found[1])
+    assert last < 4
+    tried = {path.name for path in (result.folder / "sweep").glob("epoch-*")}
+    assert tried == {f"epoch-{epoch}" for epoch in range(1, last + 1)}
+    log = (result.folder / "vectors/grad_ascent/train_log.jsonl").read_text().splitlines()
+    assert len(log) == 3 * last
 
 
 def test_the_command_prints_a_table_or_one_json_object(runs: Runs, tmp_path: Path) -> None:

@@ -1,0 +1,351 @@
+"""Baselines that are stopped, that break, that are given other data, grids or a demo, and what they refuse."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import msa_lite
+from msa_lite.errors import MismatchError, MsaError, OutputError, StageError
+from msa_lite.io.manifest import hash_file, load_manifest
+from tests.command import run_cli
+from tests.e2e.conftest import PEOPLE, SHORT
+
+
+@pytest.fixture
+def small(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe with no more than a baseline needs."""
+    gc.freeze()  # every fit has all objects looked at otherwise, which takes longer than the fit
+    recipe["evaluate"] = {"max_new_tokens": 4, "limit": 8}
+    recipe["select"] = {"validation": 0.25}
+    recipe["vector"] |= {"learning_rate": 1e-3, "warmup_epochs": 0}
+    return recipe
+
+
+def write(recipe: dict[str, Any], folder: Path) -> str:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return str(path)
+
+
+# Stopped
+
+STOPPER = """
+import contextlib, os, sys
+import msa_lite.cli.output as output
+label, step, signal = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+def progress(name, done, total):
+    print(name, done, sep=": ")
+    if name == label and done >= step:
+        sys.stdout.flush()
+        os.kill(os.getpid(), signal)
+output.progress_bars = contextlib.contextmanager(lambda: (yield progress))
+from msa_lite.cli import _run
+sys.exit(_run(["baseline", "npo", *sys.argv[4:]]))
+"""
+
+
+def stopped(path: str, label: str, step: int, number: int = signal.SIGKILL) -> subprocess.CompletedProcess[str]:
+    """`msa-lite baseline npo`, ended by a signal where its progress gets to a step; stdout: all progress till then."""
+    command = [sys.executable, "-c", STOPPER, label, str(step), str(int(number)), path]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_baseline_that_is_stopped_goes_on_where_it_was_and_ends_in_the_same_model(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = msa_lite.run_baseline("npo", small | {"output": str(tmp_path / "whole")})
+    path, run = write(small, tmp_path), tmp_path / "run/baselines/npo"
+    partial = run / "vectors/npo.partial"
+
+    killed = stopped(path, "npo", 5)  # 18 rows in batches of 8 are 3 steps an epoch
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (run / "vectors/npo").exists()
+    first = (partial / "scores/epoch-1/report.json").stat().st_mtime_ns
+
+    interrupted = stopped(path, "choosing the epoch", 2, signal.SIGINT)
+    assert interrupted.returncode == 130, interrupted.stderr
+    assert "interrupted; finished stages stay" in interrupted.stderr
+    assert re.findall(r"^npo: (\d+)$", interrupted.stdout, re.MULTILINE) == ["4", "5", "6"]  # not the first epoch
+    assert (run / "vectors/npo/scores/epoch-1/report.json").stat().st_mtime_ns == first
+    assert not (run / "sweep").exists()
+
+    killed = stopped(path, "merge", 1)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert "npo: " not in killed.stdout
+    assert (run / "model.partial").is_dir()
+
+    labels: set[str] = set()
+    again = msa_lite.run_baseline("npo", path, progress=lambda label, done, total: labels.add(label))
+    assert labels == {"merge", "scores: unlearned", "scores: target"}
+    for name in ("model/model.safetensors", "evaluation/unlearned/forget.jsonl", "sweep/choice.json"):
+        assert hash_file(run / name) == hash_file(whole.folder / name)
+    logs = [folder / "vectors/npo/train_log.jsonl" for folder in (run, whole.folder)]
+    assert logs[0].read_text() == logs[1].read_text()
+    assert again.reports == whole.reports
+
+
+# Grids, other data, breakdowns
+
+
+def test_a_grid_is_tried_whole_and_one_epoch_of_one_setting_is_kept(small: dict[str, Any]) -> None:
+    grid = {"learning_rate": [1e-4, "1e-3"], "retain_weight": [1, 2]}
+    small["baseline"] = {"epochs": 1, "methods": {"grad_diff": grid}}
+    result = msa_lite.run_baseline("grad_diff", small)
+    names = {f"retain_weight-{weight}_learning_rate-{rate}" for rate in ("0.0001", "0.001") for weight in (1, 2)}
+    assert {path.name for path in (result.folder / "vectors").iterdir()} == {f"grad_diff_{name}" for name in names}
+    sweep = {path.name for path in (result.folder / "sweep").iterdir() if path.is_dir()}
+    assert sweep == {"target", *(f"{name}_epoch-1" for name in names)}
+    assert result.chosen["learning_rate"] in (1e-4, 1e-3)
+    choice = json.loads((result.folder / "sweep/choice.json").read_text())
+    assert {key: choice[key] for key in ("learning_rate", "retain_weight", "epoch")}.items() <= result.chosen.items()
+    assert "| retain_weight | learning_rate | epoch |" in (result.folder / "report.md").read_text()
+    for name in names:
+        settings = (load_manifest(result.folder / f"vectors/grad_diff_{name}") or {})["inputs"]["settings"]
+        assert settings["learning_rate"] == float(name.rpartition("-")[2])
+    # Another value is trained beside the others, which stay.
+    labels: set[str] = set()
+    small["baseline"]["methods"]["grad_diff"]["learning_rate"] = [1e-4, 1e-3, 2e-3]
+    msa_lite.run_baseline("grad_diff", small, progress=lambda label, done, total: labels.add(label))
+    assert {label for label in labels if label.startswith("grad_diff")} == {
+        f"grad_diff_retain_weight-{weight}_learning_rate-0.002" for weight in (1, 2)
+    }
+
+
+def test_without_scores_the_last_epoch_is_taken(small: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", logger="msa_lite"):
+        result = msa_lite.run_baseline("grad_ascent", small | {"evaluate": None, "retain": None})
+    assert result.chosen == {"forget_weight": 1.0, "epoch": 2}
+    assert "no questions to choose an epoch by, so the last one is taken" in caplog.text
+    vector = result.folder / "vectors/grad_ascent"
+    assert (vector / "adapter_model.safetensors").is_file()
+    assert not list(vector.glob("epoch-*"))
+    assert (result.reports, (result.folder / "sweep").exists()) == ({}, False)
+    assert (result.folder / "report.md").is_file()
+
+
+def test_texts_are_unlearnt_as_well_and_questions_about_them_choose(
+    small: dict[str, Any], history: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = tmp_path / "notes.txt"
+    text.write_text("Otan Wenmere lives in Yarheath. " * 5)
+    small["forget"]["data"] = {"path": str(text), "format": "text"}
+    small["vector"] |= {"max_length": 32, "batch_size": 4}
+    with caplog.at_level("WARNING", logger="msa_lite"):
+        last = msa_lite.run_baseline("simnpo", small | {"evaluate": {"max_new_tokens": 2, "limit": 2}})
+    assert "so the last one is taken; evaluate.forget can give some" in caplog.text
+    assert last.chosen["epoch"] == 2
+    small["evaluate"]["forget"] = {"path": str(history / "data/forget.jsonl")}
+    result = msa_lite.run_baseline("simnpo", small)
+    assert (result.folder / "sweep/epoch-2").is_dir()
+    assert "accuracy_f" in result.reports["unlearned"].metrics
+
+
+def test_no_retain_set_is_needed_where_nothing_is_retained(small: dict[str, Any]) -> None:
+    small |= {"retain": None, "evaluate": None, "baseline": {"epochs": 1}}
+    assert msa_lite.run_baseline("grad_ascent", small).chosen["epoch"] == 1
+    assert (
+        msa_lite.run_baseline("rmu", small, ["baseline.methods.rmu={layer: 0, retain_weight: 0}"]).chosen["epoch"] == 1
+    )
+
+
+def test_answers_of_ones_own_take_the_place_of_ours(small: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "answers.txt").write_text("No idea.\n\nWho knows?\n")
+    small |= {"evaluate": None}
+    small["baseline"] = {"epochs": 1, "alternatives": {"path": str(tmp_path / "answers.txt"), "format": "text"}}
+    own = msa_lite.run_baseline("dpo", small).folder
+    before = hash_file(own / "reference/log_probs.json")
+    msa_lite.run_baseline("dpo", small | {"baseline": {"epochs": 1}})
+    assert hash_file(own / "reference/log_probs.json") != before
+
+
+@pytest.mark.parametrize("start", ["target", "prior"])
+def test_an_epoch_that_is_all_warm_up_is_no_candidate(start: str, small: dict[str, Any]) -> None:
+    """Its one step is at learning rate 0, and leaves nothing to merge."""
+    small["vector"] |= {"batch_size": 32, "warmup_epochs": 1}
+    result = msa_lite.run_baseline("grad_diff", small, [f"baseline.start={start}"])
+    assert result.chosen["epoch"] == 2
+    epochs = {path.name.partition("_")[0] for path in (result.folder / "sweep").glob("epoch-*")}
+    assert epochs == {"epoch-2"}
+    assert result.merged.as_dict()["weights_changed"] > 0
+
+
+def test_a_loss_that_is_not_finite_says_what_to_try(small: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(StageError, match=r"grad_ascent: .* nothing was kept. Try a lower learning_rate"):
+        msa_lite.run_baseline("grad_ascent", small, ["baseline.learning_rate=1e30"])
+    assert not list((tmp_path / "run/baselines/grad_ascent/vectors").iterdir())
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "code", "words"),
+    [
+        ("nop", [], 2, "no method 'nop' (did you mean 'npo'?); choose from grad_ascent, grad_diff, npo"),
+        ("npo", ["baseline.methods.simnop.beta=1"], 2, "no method 'simnop' (did you mean 'simnpo'?)"),
+        ("npo", ["baseline.methods.npo.steering=1"], 2, "steering: not a parameter of npo; it is one of rmu"),
+        ("rmu", ["baseline.methods.rmu.beta=1"], 2, "it is one of npo, simnpo, dpo, wga, undial"),
+        (
+            "npo",
+            ["baseline.methods.simnpo.beta=-1"],
+            2,
+            "baseline.methods.simnpo:\n  beta: expected more than 0, got -1",
+        ),
+        ("npo", ["baseline.methods.npo.beta=[]"], 2, "baseline.methods"),
+        ("npo", ["baseline.methods.npo.beta=[1,1.0]"], 2, "beta: a value stands twice"),
+        ("rmu", [], 2, "baseline.methods.rmu.layer: 7, but"),
+        ("rmu", ["baseline.methods.rmu.layer=[0,1]"], 2, "has 1 layers, 0 to 0"),
+        ("npo", ["retain=null"], 2, "or baseline.methods.npo.retain_weight=0"),
+        ("dpo", ["forget.data.format=text", "forget.data.columns.text=question"], 2, "forget.data.format qa"),
+        ("dpo", ["baseline.alternatives.path={history}/data/forget.jsonl"], 2, "'text' is wanted, one answer a line"),
+        ("dpo", ["baseline.alternatives={path: '{tmp}/blank.txt', format: text}"], 3, "cells without text"),
+        ("npo", ["baseline.scale=0.5"], 2, "scale: only with start: prior"),
+        ("npo", ["baseline.start=prior", "baseline.scale=[1,1.0]"], 2, "a value stands twice"),
+        ("npo", ["baseline.epoch=3"], 2, "baseline.epoch: unknown key (did you mean 'epochs'?)"),
+        ("npo", ["baseline.start=prior", "prior=/nowhere"], 2, "/nowhere: no such folder"),
+        ("npo", ["evaluate=null", "baseline.methods.npo.beta=[1,2]"], 2, "do not set evaluate to null"),
+        ("npo", ["evaluate=null", "baseline.start=prior", "baseline.scale=[1,2]"], 2, "do not set evaluate to null"),
+        ("npo", ["evaluate.limit=1", "baseline.methods.npo.beta=[1,2]"], 2, "forget: 1 rows"),
+        ("npo", ["vector.mode=full", "merge.as=adapter"], 2, "what vector.mode full makes is no adapter"),
+        ("npo", ["vector={batch_size: 32, warmup_epochs: 1}", "baseline.epochs=1"], 2, "give more epochs, or vector.w"),
+        ("task_vector", ["vector={batch_size: 32, warmup_epochs: 1, epochs: 1}"], 2, "the first step learns nothing"),
+        ("task_vector", ["baseline.start=prior"], 2, "task_vector from the prior is MSA itself"),
+        ("task_vector", ["baseline.methods.task_vector.alpha=1"], 2, "it has forget.alpha and retain.beta"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    method: str, overrides: list[str], code: int, words: str, small: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "blank.txt").write_text(" \n\n")
+    filled = [item.replace("{history}", str(history)).replace("{tmp}", str(tmp_path)) for item in overrides]
+    with pytest.raises(MsaError, match=re.escape(words)) as caught:
+        msa_lite.run_baseline(method, small, filled)
+    assert caught.value.exit_code == code
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refusal_is_a_message_and_an_exit_code(small: dict[str, Any], tmp_path: Path) -> None:
+    done = run_cli("baseline", "simpo", write(small, tmp_path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"error: no method 'simpo' \(did you mean 'simnpo'\?\); choose from .*\n", done.stderr)
+
+
+def test_a_prior_that_is_not_there_is_not_missed_where_training_starts_from_the_target(small: dict[str, Any]) -> None:
+    small |= {"prior": "/nowhere", "evaluate": None}
+    assert msa_lite.run_baseline("simnpo", small, ["baseline.epochs=1"]).chosen["epoch"] == 1
+
+
+@pytest.mark.parametrize("place", ["run", "run/baselines/npo"])
+def test_a_folder_of_something_else_is_left_alone(place: str, small: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / place).mkdir(parents=True)
+    (tmp_path / place / "thesis.tex").write_text("years of work")
+    with pytest.raises(OutputError, match="no run of msa-lite"):
+        msa_lite.run_baseline("npo", small)
+    assert [path.name for path in (tmp_path / place).iterdir()] == ["thesis.tex"]
+
+
+def test_notes_beside_baselines_are_in_nobodys_way(small: dict[str, Any], tmp_path: Path) -> None:
+    small |= {"evaluate": None, "baseline": {"epochs": 1}}
+    msa_lite.run_baseline("grad_ascent", small)
+    (tmp_path / "run/table.tex").write_text("\\toprule")  # as of `msa-lite compare run > run/table.tex`
+    msa_lite.run_baseline("simnpo", small)
+    msa_lite.run(small)
+    assert (tmp_path / "run/table.tex").is_file()
+
+
+def test_a_reference_of_another_model_is_refused_before_any_training(
+    small: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    small |= {"evaluate": None, "baseline": {"epochs": 1}}
+    run = msa_lite.run_baseline("npo", small).folder
+    model = hash_file(run / "model/model.safetensors")
+    with pytest.raises(MismatchError, match=r"log-probabilities of another reference model .* remove that folder"):
+        msa_lite.run_baseline("npo", small | {"target": str(history / "ideal")})
+    assert hash_file(run / "model/model.safetensors") == model
+    shutil.rmtree(run / "reference")
+    msa_lite.run_baseline("npo", small | {"target": str(history / "ideal")})
+    assert hash_file(run / "model/model.safetensors") != model
+
+
+def test_a_full_run_that_is_finished_needs_no_more_room(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small |= {"evaluate": None, "baseline": {"epochs": 1}}
+    small["vector"] |= {"mode": "full", "learning_rate": 1e-5}
+    usage = shutil.disk_usage(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=100_000))
+        with pytest.raises(OutputError, match="are needed, 100 kB are free"):
+            msa_lite.run_baseline("simnpo", small)
+    assert not (tmp_path / "run").exists()
+    whole = msa_lite.run_baseline("simnpo", small)
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: usage._replace(free=1000))
+    assert msa_lite.run_baseline("simnpo", small).as_dict() == whole.as_dict()
+
+
+# The demo, and a method of one's own
+
+
+@pytest.mark.parametrize("first", ["baseline", "msa"])
+def test_the_demo_takes_baselines_before_and_after_its_own_run(first: str, tmp_path: Path) -> None:
+    sizes = [f"demo.{key}={value}" for key, value in (PEOPLE | SHORT).items()]
+    sizes += [
+        "vector.lora={rank: 2}",
+        "vector.epochs=1",
+        "vector.warmup_epochs=0",
+        "evaluate.max_new_tokens=2",
+        "evaluate.limit=8",
+    ]
+    sizes += ["forget.alpha=[1.0,1.5]", "retain.beta=0.25", f"output={tmp_path}/run"]
+    made: dict[Path, int] = {}
+    for what in ("baseline", "msa") if first == "baseline" else ("msa", "baseline"):
+        if what == "baseline":
+            reports = msa_lite.run_baseline("grad_diff", "quickstart", sizes).reports
+        else:
+            reports = msa_lite.run("quickstart", sizes).reports
+        assert set(reports) == {"target", "ideal", "unlearned"}
+        models = {path: path.stat().st_mtime_ns for path in (tmp_path / "run/history").rglob("*.safetensors")}
+        assert len(models) == 4
+        assert made in ({}, models)  # made once
+        made = models
+    assert (tmp_path / "run/report.md").is_file()
+    assert (tmp_path / "run/baselines/grad_diff/report.md").is_file()
+
+
+def test_the_method_that_contributing_adds_runs(small: dict[str, Any], tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+    text = (root / ".github/CONTRIBUTING.md").read_text()
+    part = text.partition("## Adding a method to compare with")[2].partition("\n## ")[0]
+    block = re.search(r"```python\n(.*?)\n# in METHODS:\n(.*?)\n```", part, re.DOTALL)
+    command = re.search(r"`msa-lite (baseline .*? RECIPE\.yaml .*?)`", part)
+    assert block is not None
+    assert command is not None
+    package = tmp_path / "package/msa_lite"
+    shutil.copytree(root / "msa_lite", package, ignore=shutil.ignore_patterns("__pycache__"))
+    (package / "baselines/losses.py").open("a").write(f"\n\n{block[1]}\n")
+    methods = package / "baselines/methods.py"
+    table = methods.read_text()
+    assert table.count("METHODS = {\n") == 1
+    methods.write_text(table.replace("METHODS = {\n", f"METHODS = {{\n    {block[2]}\n"))
+    small |= {"evaluate": None}
+    words = command[1].replace("RECIPE.yaml", write(small, tmp_path)).split()
+    done = subprocess.run(
+        [sys.executable, "-m", "msa_lite", *words, "--json"], cwd=package.parent, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["method"] == words[1]
+    key, value = words[3].removeprefix(f"baseline.methods.{words[1]}.").split("=")
+    assert result["chosen"][key] == float(value)
+    assert {"forget_weight", "retain_weight", "retain_loss", "epoch"} <= set(result["chosen"])
