@@ -168,6 +168,8 @@ class _Run:
         forget, config = self.job.recipe.forget, load_checkpoint(self.job.sources["prior"].folder).config
         for setting in self.settings:
             weight = setting.parameters.get("retain_weight")
+            if not weight and not setting.parameters["forget_weight"]:
+                raise UsageError(f"{self.method}: with forget_weight and retain_weight 0 there is nothing to minimise")
             if weight and "retain" not in self.job.rows:
                 raise UsageError(
                     f"{self.method} needs a retain set (its retain_weight is {weight:g}): give retain.data in the "

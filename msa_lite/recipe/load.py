@@ -43,7 +43,9 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
     try:
         return Recipe.model_validate(values)
     except ValidationError as error:
-        raise RecipeError(join_faults(f"{name}: {error.error_count()} faults:", _explain(error), limit=50)) from error
+        faults = _explain(error)
+        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
+        raise RecipeError(join_faults(f"{name}: {count}:", faults, limit=50)) from error
 
 
 def _override(values: dict[str, Any], override: str) -> dict[str, Any]:
@@ -93,16 +95,19 @@ def _explain(error: ValidationError) -> list[str]:
 
 def _walk(location: Sequence[int | str]) -> tuple[str, type[BaseModel] | None]:
     """The dotted path of a fault without the names of union members, and the model its last key belongs to."""
-    model: type[BaseModel] | None = Recipe
+    kind: Any = Recipe
+    model: type[BaseModel] | None = None
     keys: list[str] = []
-    for i, part in enumerate(location):
-        if model is None and isinstance(part, str):
+    for part in location:
+        model = _model_in(kind)
+        if model is not None:
+            field = model.model_fields.get(str(part))
+            kind = field.annotation if field else None
+        elif typing.get_origin(kind) is dict:
+            kind = typing.get_args(kind)[1]
+        elif isinstance(part, str):
             continue
         keys.append(str(part))
-        if i == len(location) - 1:
-            break
-        field = model.model_fields.get(str(part)) if model else None
-        model = _model_in(field.annotation) if field else None
     return ".".join(keys), model
 
 
