@@ -333,6 +333,7 @@ def test_the_method_that_contributing_adds_runs(small: dict[str, Any], tmp_path:
     command = re.search(r"`msa-lite (baseline .*? RECIPE\.yaml .*?)`", part)
     assert block is not None
     assert command is not None
+    assert re.fullmatch(rf'"{command[1].split()[1]}": Method\(losses\.\w+, "labels"\),', block[2])
     package = tmp_path / "package/msa_lite"
     shutil.copytree(root / "msa_lite", package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "baselines/losses.py").open("a").write(f"\n\n{block[1]}\n")
