@@ -57,6 +57,10 @@ class StageError(MsaError):
     exit_code = 4
 
 
+class NotFiniteError(StageError):
+    """A model's loss, weights or outputs are no numbers: it was driven too far."""
+
+
 def join_faults(headline: str, faults: Iterable[str], limit: int = 10) -> str:
     """One message of many faults: a headline and an indented line for each, at most `limit` of them."""
     faults = list(faults)

@@ -211,7 +211,8 @@ def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
 
 def _bytes_needed(target: Checkpoint, recipe: Recipe, plan: Plan) -> int:
     """Disk space that a run still needs: the merged model; in full mode, the fp32 checkpoints of each vector, and two
-    saves with AdamW's state while one is fitted. Stages that are there already need none.
+    saves with AdamW's state and a new best epoch beside the old one while one is fitted. Stages that are there already
+    need none.
     """
     folder = plan.folder
     count = sum(entry.nbytes // {"F64": 8, "F32": 4}.get(entry.dtype, 2) for entry in target.tensors.values())
@@ -220,7 +221,7 @@ def _bytes_needed(target: Checkpoint, recipe: Recipe, plan: Plan) -> int:
         size += {"same": target.nbytes, "float32": 4 * count}.get(recipe.merge.dtype, 2 * count)
     if recipe.vector.mode == "full":
         missing = [name for name in plan.vectors if not (folder / "vectors" / name).exists()]
-        size += (4 * plan.checkpoints * len(missing) + (2 * 12 if missing else 0)) * count
+        size += (4 * plan.checkpoints * len(missing) + (4 + 2 * 12 if missing else 0)) * count
     return size
 
 

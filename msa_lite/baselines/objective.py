@@ -89,11 +89,11 @@ class BaselineObjective:
     @property
     def longest(self) -> int:
         """Tokens of the longest row."""
-        return max(len(e.ids) for rows in (self.forget, self.retain, self.alternatives) for e in rows)
+        return max(len(e.ids) for rows in (self.forget, self._kept_rows, self.alternatives) for e in rows)
 
     def describe(self) -> dict[str, Any]:
         """What the manifest records."""
-        rows = {"retain": self.retain, "alternatives": self.alternatives}
+        rows = {"retain": self._kept_rows, "alternatives": self.alternatives}
         return {
             "method": self.name,
             "parameters": {key: value for key, value in self.parameters.items() if key != "learning_rate"},
@@ -148,6 +148,10 @@ class BaselineObjective:
     @property
     def _retains(self) -> bool:
         return bool(self.parameters.get("retain_weight"))
+
+    @property
+    def _kept_rows(self) -> Sequence[Example]:
+        return self.retain if self._retains else ()
 
     @property
     def _asks_reference(self) -> bool:

@@ -77,14 +77,12 @@ def _blocks(model: Any) -> Any:
 @contextmanager
 def _only_first(model: Any, count: int) -> Iterator[None]:
     """The model without its layers from `count` on, for a while."""
-    import torch
-
     blocks = _blocks(model)
     places = [
         (parent, name) for parent in model.modules() for name, child in parent.named_children() if child is blocks
     ]
     for parent, name in places:
-        setattr(parent, name, torch.nn.ModuleList(blocks[:count]))
+        setattr(parent, name, blocks[:count])
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msa_lite.errors import NotFiniteError
 from msa_lite.evals import selection
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.models import Runner
@@ -18,6 +20,8 @@ from msa_lite.io.manifest import MANIFEST, is_finished, stage_folder, write_json
 from msa_lite.io.progress import Progress, silent
 from msa_lite.report import Report, load_report, write_report
 from msa_lite.report.metrics import REPORT_FILE
+
+logger = logging.getLogger(__name__)
 
 CHOICE_FILE = "choice.json"
 TARGET = "target"  # what the candidates are held against; scored beside them
@@ -62,7 +66,8 @@ def choose(
 
     benchmark: validation rows of "forget" and "retain"; "holdout" rows, if any, say what unseen data scores, and are
     asked of the target alone. keep: see `selection_score`. Writes records and a report per candidate, the table and
-    choice.json into `out`; candidates that were scored before a stop are not scored again.
+    choice.json into `out`; candidates that were scored before a stop are not scored again. One whose outputs are no
+    numbers is left out, with a warning.
     """
     inputs = {
         "candidates": [dict(values) for values in candidates.values],
@@ -86,14 +91,20 @@ def _score_all(
         if name in candidates.known:
             ignored = shutil.ignore_patterns(MANIFEST)
             shutil.copytree(candidates.known[name], folder, ignore=ignored, dirs_exist_ok=True)
-        reports[name] = score_into(folder, partial(candidates.load, values), benchmark, with_holdout=values is None)
+        try:
+            reports[name] = score_into(folder, partial(candidates.load, values), benchmark, with_holdout=values is None)
+        except NotFiniteError as error:
+            if values is None or (number == len(asked) - 1 and len(reports) == 1):  # the target, or nothing but it
+                raise
+            logger.warning("%s: %s; it is left out of the choice", name, error)
         progress(label, number + 1, len(asked))
     reference = reports[TARGET].values()
     scores = {
-        name: selection.selection_score(reports[name].values(), reference, keep) for name in asked if name != TARGET
+        name: selection.selection_score(reports[name].values(), reference, keep) for name in reports if name != TARGET
     }
     best = max(scores, key=lambda name: scores[name])  # max keeps the first of equals
-    table = [{**values, "score": scores[candidate_name(values)]} for values in candidates.values]
+    scored = [values for values in candidates.values if candidate_name(values) in scores]
+    table = [{**values, "score": scores[candidate_name(values)]} for values in scored]
     choice = Choice(asked[best] or {}, scores[best], table, _doubts(reference, scores[best], keep))
     write_json(out / CHOICE_FILE, {**choice.values, **{k: v for k, v in vars(choice).items() if k != "values"}})
     write_text(out / "table.md", _table(reports, table))

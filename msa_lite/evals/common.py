@@ -156,8 +156,8 @@ def _computed_anew(evaluation: Evaluation, evaluations: Sequence[Evaluation], ro
     settings = {
         **before.settings,
         "sets": {name: {"rows": len(rows[name])} for name in evaluation.records},
+        "model": evaluation.inputs["model"],
         TAKEN_FROM: {
-            "model": evaluation.inputs["model"],
             "split": before.split,
             "rows": {name: len(records) for name, records in evaluation.records.items()},
         },

@@ -92,7 +92,7 @@ def evaluate_benchmark(
         records = collect(partial)
         reference = _ideal_records(partial, ideal, benchmark, records)
         asks = benchmark.asks(records, reference, judge.separate) if opened else []
-        settings = benchmark.describe() | ({"method": method} if method else {})
+        settings = benchmark.describe() | {"model": asked["model"]} | ({"method": method} if method else {})
         verdicts: list[Verdict] = []
         if opened:
             verdicts, usage = opened.ask([item.ask for item in asks], progress)

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import StageError
+from msa_lite.errors import NotFiniteError
 from msa_lite.io.adapter import ADAPTER_CONFIG
 from msa_lite.io.hub import Source, fetch
 
@@ -57,14 +57,14 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def check_numbers(values: Any) -> None:
-    """Raise StageError where a model's outputs are no numbers: a metric made of them would look like any other."""
+    """Raise NotFiniteError where a model's outputs are no numbers: a metric made of them would look like any other."""
     if values.isnan().any():
         raise no_numbers()
 
 
-def no_numbers() -> StageError:
+def no_numbers() -> NotFiniteError:
     """The error for a model whose outputs are NaN."""
-    return StageError(
+    return NotFiniteError(
         "the model's outputs are no numbers (NaN): its weights are broken, or too large for its dtype; a smaller "
         "alpha, or --dtype float32 for the merge, may help"
     )
@@ -155,7 +155,8 @@ class Runner:
         with torch.inference_mode():
             whole = self.model(input_ids=ids, use_cache=False).logits
             parts = head(body(input_ids=ids, use_cache=False).last_hidden_state)
-        return (body, head) if torch.equal(whole, parts) else None
+        # Compared in fp32: a model that is being trained gives its own logits in that dtype.
+        return (body, head) if torch.equal(whole.float(), parts.float()) else None
 
     def states(self, **inputs: Any) -> tuple[Any, Any]:
         """(states, key-value cache) of a forward pass; states: (batch, positions, ·), which `logits` takes."""

@@ -20,7 +20,7 @@ from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.baselines.passes import check_layer
 from msa_lite.baselines.reference import ReferenceCache
 from msa_lite.data import Example, Row, encode_qa, pad_id
-from msa_lite.errors import UsageError
+from msa_lite.errors import NotFiniteError, UsageError
 from msa_lite.evals.choice import TARGET, Candidates, Choice, Values, candidate_name, score_into
 from msa_lite.evals.evaluation import evaluate_benchmark
 from msa_lite.evals.qa import Qa
@@ -40,6 +40,7 @@ from msa_lite.pipeline.stages import (
     first_epoch,
     fit_settings,
     load_candidate,
+    merge_identity,
     merge_vectors,
     row_hashes,
     write_summary,
@@ -105,12 +106,13 @@ def run_baseline(
     plan, settings = _plan(method, recipe)
     with claimed(recipe, plan, progress, lambda job: _Run(job, settings).check()) as job:
         run = _Run(job, settings)
-        run.fit(progress)
-        setting, epoch, scale, choice = run.choose(progress)
+        setting, epoch, scale, choice = run.choose(run.fit(progress), progress)
         vector = run.weights(setting, epoch)
         merged = merge_vectors(job, {"retain": (vector, scale)}, progress)
-        how = {**setting.parameters, "epoch": epoch} | ({"scale": scale} if plan.start == "prior" else {})
-        about = {"name": method, "mode": recipe.vector.mode, "start": plan.start, "parameters": how}
+        how: dict[str, Value] = {**setting.parameters, "epoch": epoch}
+        how |= {"scale": scale} if plan.start == "prior" else {}
+        parameters = how | {"epochs": _epochs(recipe)}
+        about = {"name": method, "mode": recipe.vector.mode, "start": plan.start, "parameters": parameters}
         reports = evaluate_all(job, merged, about | {"compat": run.compat}, progress)
         write_summary(job, run.title(how), choice.doubts if choice else [], merged, reports)
     return BaselineResult(job.folder, method, how, merged, reports)
@@ -120,7 +122,9 @@ def _plan(method: str, recipe: Recipe) -> tuple[Plan, list[Setting]]:
     """The plan of a method's run, and the settings to try. Raises UsageError where nothing could choose of several."""
     asked = recipe.baseline
     folder = run_folder(recipe) / BASELINES / (method if asked.start == "target" else f"{method}-{asked.start}")
-    points = settings_grid(method, asked.methods.get(method, {}))
+    rate = asked.learning_rate or recipe.vector.learning_rate
+    grid = settings_grid(method, asked.methods.get(method, {}))
+    points: list[dict[str, Value]] = [{"learning_rate": rate, **point} for point in grid]
     several = [key for key in points[0] if len({point[key] for point in points}) > 1]
     settings = []
     for point in points:
@@ -130,6 +134,8 @@ def _plan(method: str, recipe: Recipe) -> tuple[Plan, list[Setting]]:
     choice: bool | Literal["if possible"] = len(points) * len(_scales(recipe)) > 1 or "if possible"
     if choice is True and recipe.evaluate is None:
         raise UsageError(f"several settings of {method} need scores to choose by; do not set evaluate to null")
+    if recipe.demo and (layers := [int(point["layer"]) for point in points if "layer" in point]):
+        check_layer("the demo's model", {"num_hidden_layers": recipe.demo.layers}, max(layers))  # before it is trained
     names, kept = [setting.folder.name for setting in settings], _epochs(recipe) if asked.start == "prior" else 1
     return Plan(method, folder, asked.start, choice, names, checkpoints=kept, sample=False), settings
 
@@ -183,40 +189,49 @@ class _Run:
         if cache := self._cache():
             cache.check()
 
-    def fit(self, progress: Progress) -> None:
-        """Train every setting; those that are there already are kept."""
+    def fit(self, progress: Progress) -> list[Setting]:
+        """Train every setting, or keep what is there already; those whose loss has stayed a number."""
         reference = self._target_validation(progress)
+        fitted = []
         for setting in self.settings:
-            rate = setting.parameters.get("learning_rate") or self.job.recipe.baseline.learning_rate
-            fitted = self._fit_settings(learning_rate=rate)
-            first = first_epoch(fitted, len(self.job.examples["forget"]))
-            after: BestEpoch | EveryEpoch | None = None
-            if self.job.validation is not None and reference is not None:
-                keep = self.job.recipe.select.keep
-                best = BestEpoch(self.job.validation, reference, keep, first)
-                after = EveryEpoch(first) if self.from_prior else best
-            fit_vector(
-                self.job.sources["prior"],
-                self.job.examples["forget"],
-                setting.folder,
-                tokenizer=self.job.prompter.tokenizer,
-                settings=fitted,
-                label=setting.folder.name,
-                extra_files=row_hashes(self.job.rows["forget"]),
-                objective=self._objective(setting),
-                after_epoch=after,
-                progress=progress,
-            )
+            try:
+                self._fit(setting, reference, progress)
+                fitted.append(setting)
+            except NotFiniteError as error:
+                if not fitted and setting is self.settings[-1]:
+                    raise
+                logger.warning("%s; it is left out of the choice", error)
+        return fitted
 
-    def choose(self, progress: Progress) -> tuple[Setting, int, float, Choice | None]:
+    def _fit(self, setting: Setting, reference: Report | None, progress: Progress) -> None:
+        fitted = self._fit_settings(learning_rate=setting.parameters["learning_rate"])
+        first = first_epoch(fitted, len(self.job.examples["forget"]))
+        after: BestEpoch | EveryEpoch | None = None
+        if self.job.validation is not None and reference is not None:
+            best = BestEpoch(self.job.validation, reference, self.job.recipe.select.keep, first)
+            after = EveryEpoch(first) if self.from_prior else best
+        fit_vector(
+            self.job.sources["prior"],
+            self.job.examples["forget"],
+            setting.folder,
+            tokenizer=self.job.prompter.tokenizer,
+            settings=fitted,
+            label=setting.folder.name,
+            extra_files=row_hashes(self.job.rows["forget"]),
+            objective=self._objective(setting),
+            after_epoch=after,
+            progress=progress,
+        )
+
+    def choose(self, settings: Sequence[Setting], progress: Progress) -> tuple[Setting, int, float, Choice | None]:
         """(setting, epoch, scale, how they were chosen); the last epoch where there is nothing to choose by."""
         scales = _scales(self.job.recipe)
         if self.job.validation is None:
-            return self.settings[0], _epochs(self.job.recipe), scales[0], None
+            return settings[0], _epochs(self.job.recipe), scales[0], None
         found: dict[str, tuple[Setting, int, float]] = {}
         values: list[Values] = []
         known = {TARGET: self._validation_folder}
-        for setting in self.settings:
+        for setting in settings:
             trained = "epoch-*" if self.from_prior else "scores/epoch-*"
             epochs = {int(path.name.removeprefix("epoch-")): path for path in setting.folder.glob(trained)}
             for epoch, scale in product(sorted(epochs), scales):
@@ -230,7 +245,8 @@ class _Run:
             setting, epoch, scale = found[candidate_name(candidate or {})]
             return load_candidate(self.job, {"retain": (self.weights(setting, epoch), scale)})
 
-        made_of = [(load_manifest(setting.folder) or {}).get("files") for setting in self.settings]
+        vectors = [(load_manifest(setting.folder) or {}).get("files") for setting in settings]
+        made_of = {"vectors": vectors} | (merge_identity(self.job) if self.from_prior else {})
         choice = choose_candidate(self.job, Candidates(values, load, made_of, known), "the epoch", progress)
         return *found[candidate_name(choice.values)], choice
 

@@ -22,6 +22,7 @@ from msa_lite.pipeline.stages import (
     evaluate_all,
     fit_settings,
     load_candidate,
+    merge_identity,
     merge_vectors,
     row_hashes,
     write_summary,
@@ -163,6 +164,7 @@ def _choose(job: Job, progress: Progress) -> tuple[float, float, Sequence[str]]:
         made_of={
             "target": job.sources["target"].identity(),
             "vectors": {name: (load_manifest(path) or {}).get("files") for name, path in vectors.items()},
+            **(merge_identity(job) if full else {}),
         },
     )
     choice = choose_candidate(job, candidates, "alpha and beta", progress)

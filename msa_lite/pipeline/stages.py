@@ -79,11 +79,18 @@ def merge_vectors(job: Job, vectors: Vectors, progress: Progress) -> Merged | Me
 def load_candidate(job: Job, vectors: Vectors) -> Any:
     """What the merge would make of these vectors, ready to be scored; nothing of it stays on the disk."""
     folder = job.folder / "candidate"
+    shutil.rmtree(folder, ignore_errors=True)  # what a kill may have left
     _merge_model(job, folder, vectors, silent)
     try:
         return load_model(folder)
     finally:
         shutil.rmtree(folder)
+
+
+def merge_identity(job: Job) -> dict[str, Any]:
+    """What decides a merge besides its vectors and their strengths, for a manifest."""
+    models = {name: job.sources[name].identity() for name in ("target", "prior")}
+    return models | {"merge": job.recipe.merge.model_dump(), "seed": job.recipe.seed}
 
 
 def _merge_model(job: Job, folder: Path, vectors: Vectors, progress: Progress) -> Merged:

@@ -235,7 +235,9 @@ class Select(_Closed):
 
 
 def _as_number(value: object) -> object:
-    """YAML reads 1e-5 as a string."""
+    """YAML reads 1e-5 as a string; and true is no number, though Python has it for one."""
+    if isinstance(value, bool):
+        raise ValueError("a number or a word is wanted")
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

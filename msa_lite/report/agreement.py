@@ -87,8 +87,8 @@ def _differs(report: Report, table: PublishedTable) -> str | None:
 def merge_references(entries: Sequence[Entry]) -> list[Entry]:
     """The entries with one target and one ideal at most, each with the values of all reports of it.
 
-    Raises MismatchError where two reports of it do not agree; judged values of different judges may differ. Where both
-    were computed anew and the model is known to be the same, the first one's values are taken.
+    Raises MismatchError where two reports of it do not agree; judged values of different judges may differ. Where the
+    model is known to be the same, the first one's values are taken.
     """
     faults: list[str] = []
     kept: list[Entry] = []
@@ -110,9 +110,9 @@ def merge_references(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _disagreements(one: Entry, other: Entry) -> list[str]:
-    models = [entry.report.settings.get(TAKEN_FROM, {}).get("model") for entry in (one, other)]
+    models = [entry.report.settings.get("model") for entry in (one, other)]
     if models[0] is not None and models[0] == models[1]:
-        return []  # other rows made other batches, and sums of floats go by these
+        return []  # other devices and batches make other sums of floats
     free = _JUDGED if judge_of(one.report) != judge_of(other.report) else frozenset[str]()
     pairs = {name: (one.value(name), other.value(name)) for name in one.report.metrics if name not in free}
     return [

@@ -75,7 +75,8 @@ def fit_vector(
     `epoch-1`, `epoch-2`, … in it. A folder made from the same inputs is left as it is; a run that was stopped goes on
     after its last full epoch.
 
-    Raises UsageError for qlora without bitsandbytes, StageError when the loss is no longer finite (nothing is kept).
+    Raises UsageError for qlora without bitsandbytes, NotFiniteError when the loss is no longer finite and there is no
+    epoch to keep.
     """
     source = prior if isinstance(prior, Source) else fetch(str(prior))
     out = Path(out)
@@ -123,6 +124,7 @@ class _Fit:
     def run(self, partial: Path) -> int:
         """Train, falling back to smaller micro-batches when the device runs out of memory; the size that fitted."""
         from accelerate.utils import find_executable_batch_size
+        from accelerate.utils.memory import clear_device_cache
 
         sizes = self._micro_batches(partial)
         run = find_executable_batch_size(
@@ -139,10 +141,15 @@ class _Fit:
                 f"{self.label}: out of memory, not even one row at a time fits; try vector.mode qlora or a smaller "
                 "vector.max_length"
             ) from error
+        finally:  # in bf16, accelerate ties the model to itself, and it would stay beside whatever comes next
+            clear_device_cache(garbage_collection=True)
         shutil.rmtree(partial / SAVES)
         return int(fitted)
 
     def _attempt(self, micro: int, partial: Path) -> int:
+        from accelerate.utils.memory import clear_device_cache
+
+        clear_device_cache(garbage_collection=True)  # of a model that did not fit
         saves = partial / SAVES
         if saves.exists() and not (saves / f"micro-{micro}").exists():  # left by a larger one that did not fit
             for mark in saves.glob("micro-*"):  # first, so that after a kill meanwhile nothing is taken up

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msa_lite.data import Example, make_collator, pad_id
-from msa_lite.errors import StageError
+from msa_lite.errors import NotFiniteError
 from msa_lite.io.manifest import discarded
 from msa_lite.io.progress import Progress
-from msa_lite.train.model import has_bf16
+from msa_lite.train.model import autocast, has_bf16
 from msa_lite.train.objective import AfterEpoch, Kept, Objective
 
 if TYPE_CHECKING:
@@ -63,10 +63,14 @@ class Loop:
             self.save(model, self.partial)
 
     def finish_epoch(self, model: Any, epoch: int, write: bool = True) -> Kept:
-        """Ask what the epoch was worth; keep its weights, and drop those of epochs that are no longer wanted."""
+        """Ask what the epoch was worth; keep its weights, and drop those of epochs that are no longer wanted.
+
+        Raises NotFiniteError where the model's outputs or weights are no numbers.
+        """
         assert self.after_epoch is not None
         training = model.training
-        kept = self.after_epoch(model.eval(), epoch, self.partial / SCORES)
+        with autocast(model):  # as the Trainer has it, also for parts of the model that it does not call
+            kept = self.after_epoch(model.eval(), epoch, self.partial / SCORES)
         model.train(training)
         if write and epoch in kept.epochs:
             self.save(model, epoch_folder(self.partial, epoch))
@@ -157,26 +161,30 @@ def _make_callback(loop: Loop) -> Any:
             keys = ("loss", "grad_norm", "learning_rate")
             line = {"step": state.global_step, "epoch": state.epoch} | {k: logs[k] for k in keys if k in logs}
             if not all(math.isfinite(float(line[k])) for k in ("loss", "grad_norm") if k in line):
-                self._stop(control, line, state.epoch)
+                norm = line.get("grad_norm")
+                self._stop(control, f"the loss is {line['loss']} (gradient norm {norm}) at step {line['step']}")
                 return
             with open(loop.partial / _LOG, "a") as stream:
                 stream.write(json.dumps(line) + "\n")
 
-        def _stop(self, control: Any, line: Mapping[str, Any], epoch: float) -> None:
-            what = f"{loop.label}: the loss is {line['loss']} (gradient norm {line.get('grad_norm')}) at step "
-            what += f"{line['step']}"
-            if loop.after_epoch is None or epoch <= 1:
+        def _stop(self, control: Any, what: str) -> None:
+            """End the training; its epochs so far are worth keeping, if there are any."""
+            if not list(loop.partial.glob("epoch-*")):
                 key = "vector.learning_rate" if loop.objective is None else "learning_rate"
-                raise discarded(StageError(f"{what}; nothing was kept. Try a lower {key}"))
-            logger.warning("%s; earlier epochs stay", what)
+                raise discarded(NotFiniteError(f"{loop.label}: {what}; nothing was kept. Try a lower {key}"))
+            logger.warning("%s: %s; earlier epochs stay", loop.label, what)
             self.broken = control.should_training_stop = True
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             loop.progress(loop.label, state.global_step, state.max_steps)
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if loop.after_epoch is not None and not self.broken:
+            if loop.after_epoch is None or self.broken:
+                return
+            try:
                 control.should_training_stop |= not loop.finish_epoch(kwargs["model"], round(state.epoch)).go_on
+            except NotFiniteError as error:
+                self._stop(control, f"after epoch {state.epoch:g}, {error}")
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if not self.broken:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msa_lite.errors import StageError, UsageError
+from msa_lite.errors import NotFiniteError, UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import discarded, write_json
@@ -76,12 +76,12 @@ def load_model(folder: Path, settings: FitSettings) -> Any:
 
 
 def save_model(model: Any, source: Source, partial: Path, tokenizer: Any, settings: FitSettings) -> None:
-    """Write the trained weights. Raises StageError when one of them is not finite."""
+    """Write the trained weights. Raises NotFiniteError when one of them is no number."""
     import torch
 
     broken = [name for name, p in model.named_parameters() if p.requires_grad and not torch.isfinite(p).all()]
     if broken:
-        raise discarded(StageError(f"{broken[0]}: not finite after training; try a lower vector.learning_rate"))
+        raise discarded(NotFiniteError(f"{broken[0]}: not finite after training; try a lower vector.learning_rate"))
     cached, model.config.use_cache = model.config.use_cache, True  # training may go on, without a cache
     model.save_pretrained(partial)
     model.config.use_cache = cached
