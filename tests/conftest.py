@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,17 @@ def save_adapter(folder: Path, model: Any, seed: int = 1, scale: float = 0.05, *
     peft_model.save_pretrained(folder)
     peft_model.unload()
     return folder
+
+
+@pytest.fixture(scope="session")
+def quick_fits() -> Iterator[None]:
+    """For tests that fit: leave what the imports have made out of garbage collections, of which a fit has several."""
+    for name in ("peft", "transformers.trainer", "datasets"):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")

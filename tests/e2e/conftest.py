@@ -20,7 +20,7 @@ SHORT = SIZES | {"prior_epochs": 2, "tuning_epochs": 2, "prior_learning_rate": 5
 
 
 @pytest.fixture(scope="session")
-def history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def history(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("history")
     make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**SHORT))
     return folder

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import shutil
@@ -73,11 +72,10 @@ def tiny_recipe(learnt: Path, output: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def learnt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def learnt(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A history whose target knows its rows, so that there is something to choose by."""
     folder = tmp_path_factory.mktemp("learnt")
     make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**KNOWING, batch_size=8))
-    gc.freeze()  # every fit has all objects looked at otherwise, which takes longer than the fit
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import shutil
@@ -25,7 +24,6 @@ from tests.e2e.conftest import PEOPLE, SHORT
 @pytest.fixture
 def small(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe with no more than a baseline needs."""
-    gc.freeze()  # every fit has all objects looked at otherwise, which takes longer than the fit
     recipe["evaluate"] = {"max_new_tokens": 4, "limit": 8}
     recipe["select"] = {"validation": 0.25}
     recipe["vector"] |= {"learning_rate": 1e-3, "warmup_epochs": 0}

@@ -20,6 +20,7 @@ from msa_lite.train import FitSettings, fit_vector
 from tests.conftest import tiny_tokenizer
 
 Make = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("quick_fits")
 SETTINGS = FitSettings(lora_rank=4, lora_alpha=8, epochs=3, learning_rate=5e-3, batch_size=4, seed=0)
 
 

@@ -1,0 +1,244 @@
+"""Fits with a say after each epoch: whose weights are kept, what breaks, and what goes on after a stop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from msa_lite.errors import StageError
+from msa_lite.io.manifest import load_manifest, verify_folder
+from msa_lite.train import epoch_folder
+from msa_lite.train.model import load_model
+from tests.fits import (
+    SETTINGS,
+    CrossEntropy,
+    Kill,
+    Killed,
+    Watch,
+    assert_close,
+    epochs_in,
+    fit,
+    keeping,
+    kill_at_disk,
+    never,
+    steps_of,
+    weights,
+)
+
+Make = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("quick_fits")
+
+
+@pytest.fixture
+def prior(make_checkpoint: Make) -> Path:
+    return make_checkpoint("llama")
+
+
+# What is kept
+
+
+def test_epochs_weights_come_and_go_as_is_said(prior: Path, tmp_path: Path) -> None:
+    final = weights(fit(prior, tmp_path / "plain", objective=CrossEntropy()))
+    there: list[list[str]] = []
+    partial = tmp_path / "v.partial"
+    watch = Watch(keeping([1], [1, 2], [2, 3]), before=lambda epoch: there.append(epochs_in(partial)))
+    folder = fit(prior, tmp_path / "v", objective=CrossEntropy(), after_epoch=watch)
+    assert watch.calls == [1, 2, 3]
+    assert there == [[], ["epoch-1"], ["epoch-1", "epoch-2"]]
+    assert epochs_in(folder) == ["epoch-2", "epoch-3"]
+    assert weights(folder) == {}  # no weights but those of epochs
+    assert_close(weights(epoch_folder(folder, 3)), final)
+    assert_close(weights(epoch_folder(folder, 2)), {n.replace(".default", ""): p for n, p in watch.weights[2].items()})
+    assert sorted(path.name for path in (folder / "scores").iterdir()) == [f"epoch-{i}.json" for i in (1, 2, 3)]
+    assert verify_folder(folder) == []
+    assert steps_of(folder) == [1, 2, 3, 4, 5, 6]
+    again = Watch(watch.plan)
+    fit(prior, folder, objective=CrossEntropy(before=lambda *args: pytest.fail("trained again")), after_epoch=again)
+    assert again.calls == []
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_an_epochs_folder_is_a_whole_vector(mode: Any, prior: Path, tmp_path: Path) -> None:
+    watch = Watch(keeping([1], [1]))
+    settings = replace(SETTINGS, mode=mode, epochs=2)
+    folder = epoch_folder(fit(prior, tmp_path / "v", settings, objective=CrossEntropy(), after_epoch=watch), 1)
+    name = "config.json" if mode == "full" else "adapter_config.json"
+    config = json.loads((folder / name).read_text())
+    assert config["use_cache"] if mode == "full" else config["r"] == 4
+    found = load_model(folder, settings).state_dict() if mode == "full" else weights(folder)
+    assert_close(
+        {n: found[n.replace(".default", "")] for n in watch.weights[1]},
+        watch.weights[1],
+    )
+
+
+def test_after_epoch_goes_with_the_plain_loss_too(prior: Path, tmp_path: Path) -> None:
+    final = weights(fit(prior, tmp_path / "plain"))
+    folder = fit(prior, tmp_path / "v", after_epoch=Watch(keeping([1], [2], [3])))
+    assert epochs_in(folder) == ["epoch-3"]
+    assert_close(weights(folder / "epoch-3"), final)
+
+
+def test_what_is_asked_after_an_epoch_leaves_training_as_it_was(prior: Path, tmp_path: Path) -> None:
+    """Dropout is off meanwhile, and on again afterwards."""
+    settings = replace(SETTINGS, lora_dropout=0.5)
+    final = weights(fit(prior, tmp_path / "plain", settings, objective=CrossEntropy()))
+    folder = fit(prior, tmp_path / "v", settings, objective=CrossEntropy(), after_epoch=Watch(keeping([], [], [3])))
+    assert_close(weights(folder / "epoch-3"), final)
+
+
+def test_training_ends_early_when_told(prior: Path, tmp_path: Path) -> None:
+    watch, objective = Watch(keeping([1], [1], stop=2)), CrossEntropy()
+    folder = fit(prior, tmp_path / "v", objective=objective, after_epoch=watch)
+    assert watch.calls == [1, 2]
+    assert epochs_in(folder) == ["epoch-1"]
+    assert steps_of(folder) == [1, 2, 3, 4]
+    assert len(objective.steps) == 4
+
+
+# What breaks
+
+
+@pytest.mark.parametrize("step", [1, 0], ids=["first step", "last step"])
+def test_a_loss_that_breaks_later_leaves_the_epochs_before(
+    step: int, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from msa_lite.train import loop
+
+    told: list[str] = []
+    monkeypatch.setattr(loop.logger, "warning", lambda text, *values: told.append(text % values))
+    watch, objective = Watch(keeping([1], [2], [3])), CrossEntropy(broken_from=(1, step))
+    folder = fit(prior, tmp_path / "v", objective=objective, after_epoch=watch, label="npo")
+    assert watch.calls == [1]
+    assert epochs_in(folder) == ["epoch-1"]
+    assert all(torch.isfinite(value).all() for value in weights(folder / "epoch-1").values())
+    assert steps_of(folder) == ([1, 2] if step else [1, 2, 3])
+    assert len(told) == 1
+    assert told[0].startswith(f"npo: the loss is nan (gradient norm nan) at step {3 if step else 4}; earlier epochs")
+    assert verify_folder(folder) == []
+
+
+@pytest.mark.parametrize("step", [1, 0], ids=["first step", "last step"])
+def test_a_loss_that_breaks_in_the_first_epoch_leaves_nothing(step: int, prior: Path, tmp_path: Path) -> None:
+    watch = Watch(keeping([1], [2], [3]))
+    with pytest.raises(StageError, match=r"at step .*; nothing was kept\. Try a lower learning_rate"):
+        fit(prior, tmp_path / "v", objective=CrossEntropy(broken_from=(0, step)), after_epoch=watch)
+    assert watch.calls == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_say_after_epochs_a_broken_loss_leaves_nothing(prior: Path, tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="nothing was kept"):
+        fit(prior, tmp_path / "v", objective=CrossEntropy(broken_from=(2, 1)))
+    assert list(tmp_path.iterdir()) == []
+
+
+# What goes on after a stop
+
+
+@pytest.mark.parametrize(
+    ("where", "at", "first", "second"),
+    [
+        ("epoch", (1,), [1], [1, 2, 3]),  # no whole save yet: from the start
+        ("epoch", (2,), [1, 2], [1, 2, 3]),  # epoch 2 is trained again; of epoch 1 it is asked once more
+        ("epoch", (3,), [1, 2, 3], [2, 3]),
+        ("step", (1, 0), [1], [1, 2, 3]),
+        ("step", (1, 1), [1], [1, 2, 3]),
+        ("step", (2, 1), [1, 2], [2, 3]),
+        ("save", (4,), [1, 2], [1, 2, 3]),  # between the say of epoch 2 and its save
+        ("end", (), [1, 2, 3], [3]),
+    ],
+)
+def test_a_fit_that_was_stopped_goes_on_to_the_same_weights(
+    where: str,
+    at: tuple[int, ...],
+    first: list[int],
+    second: list[int],
+    prior: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings, plan = replace(SETTINGS, lora_dropout=0.1), keeping([1], [1, 2], [2, 3])
+    whole = fit(prior, tmp_path / "whole", settings, objective=CrossEntropy(), after_epoch=Watch(plan))
+    kill = Kill(at)
+    objective = CrossEntropy()
+    if where == "step":
+        objective.before = lambda rows, epoch, micro: kill(epoch, len(objective.steps) % 2)
+    watch = Watch(plan, before=kill if where == "epoch" else never)
+    with monkeypatch.context() as patch:
+        kill_at_disk(patch, where, at)
+        with pytest.raises(Killed):
+            fit(prior, tmp_path / "cut", settings, objective=objective, after_epoch=watch)
+    assert watch.calls == first
+    assert not (tmp_path / "cut").exists()
+    watch = Watch(plan)
+    cut = fit(prior, tmp_path / "cut", settings, objective=CrossEntropy(), after_epoch=watch)
+    assert watch.calls == second
+    assert epochs_in(cut) == epochs_in(whole) == ["epoch-2", "epoch-3"]
+    for name in epochs_in(whole):
+        assert_close(weights(cut / name), weights(whole / name))
+    assert (cut / "train_log.jsonl").read_text() == (whole / "train_log.jsonl").read_text()
+    assert [p.name for p in sorted((cut / "scores").iterdir())] == [f"epoch-{i}.json" for i in (1, 2, 3)]
+    assert verify_folder(cut) == []
+
+
+def test_a_stop_that_was_told_survives_a_kill(prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = keeping([1], [1], stop=2)
+    with monkeypatch.context() as patch:
+        kill_at_disk(patch, "end", ())
+        with pytest.raises(Killed):
+            fit(prior, tmp_path / "v", objective=CrossEntropy(), after_epoch=Watch(plan))
+    objective, watch = CrossEntropy(), Watch(plan)
+    folder = fit(prior, tmp_path / "v", objective=objective, after_epoch=watch)
+    assert objective.steps == []
+    assert watch.calls == [2]
+    assert epochs_in(folder) == ["epoch-1"]
+    assert steps_of(folder) == [1, 2, 3, 4]
+    assert verify_folder(folder) == []
+
+
+def test_what_a_broken_loss_left_is_not_taken_up(prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Trainer saves at the end of a broken epoch as of any other."""
+    plan = keeping([1], [2], [3])
+    with monkeypatch.context() as patch:
+        kill_at_disk(patch, "end", ())
+        with pytest.raises(Killed):
+            fit(prior, tmp_path / "v", objective=CrossEntropy(broken_from=(1, 0)), after_epoch=Watch(plan))
+    watch = Watch(plan)
+    objective = CrossEntropy(broken_from=(1, 0))
+    folder = fit(prior, tmp_path / "v", objective=objective, after_epoch=watch)
+    assert [epoch for _, epoch, _ in objective.steps] == [1, 1]
+    assert watch.calls == [1]
+    assert epochs_in(folder) == ["epoch-1"]
+    assert steps_of(folder) == [1, 2, 3]
+
+
+def test_another_objective_or_say_starts_anew(prior: Path, tmp_path: Path) -> None:
+    plan = keeping([1], [1])
+    settings = replace(SETTINGS, epochs=2)
+
+    def calls(objective: Any, say: Any) -> int:
+        fit(prior, tmp_path / "v", settings, objective=objective, after_epoch=say)
+        return len(objective.steps) if objective else -1
+
+    assert calls(CrossEntropy(), Watch(plan)) == 4
+    assert calls(CrossEntropy(), Watch(plan)) == 0
+    assert calls(CrossEntropy(title="another"), Watch(plan)) == 4
+    assert calls(CrossEntropy(title="another"), Watch(plan, title="another")) == 4
+    assert calls(CrossEntropy(title="another"), None) == 4
+    assert epochs_in(tmp_path / "v") == []
+    assert weights(tmp_path / "v")
+    calls(None, None)
+    manifest = load_manifest(tmp_path / "v")
+    assert manifest is not None
+    assert manifest["inputs"].keys() == {"prior", "examples", "settings"}
+    # What was half done for another objective is not taken up.
+    with pytest.raises(Killed):
+        calls(CrossEntropy(title="third", before=lambda rows, epoch, micro: Kill((1,))(epoch)), Watch(plan))
+    assert calls(CrossEntropy(), Watch(plan)) == 4
