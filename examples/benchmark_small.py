@@ -1,12 +1,12 @@
 """A small history for a published benchmark, then the whole job on it, scored by the benchmark itself:
 
-    python examples/benchmark_small.py tofu --data TOFU_FOLDER
+    python examples/benchmark_small.py tofu --data TOFU_FOLDER --baselines npo undial task_vector
     python examples/benchmark_small.py restor --data RESTOR_FOLDER
     python examples/benchmark_small.py muse --data MUSE_FOLDER
 
 Trains small Llamas from nothing: a prior, a target that goes on from it with the forget set, an ideal that goes on
-without it; writes a recipe beside them and runs it. Takes a quarter of an hour on a CPU. Hub ids of TOFU and MUSE-Books
-do as well as folders.
+without it; writes a recipe beside them and runs it, and the methods that MSA is compared with where some are named.
+Takes half an hour on a CPU, each method some minutes more. Hub ids of TOFU and MUSE-Books do as well as folders.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import msa_lite
 from msa_lite.cli.output import print_reports, progress_bars, quieten_libraries
 from msa_lite.data import DataSource, Row, load_rows, load_table
 from msa_lite.demo import HistorySettings, make_history
+from msa_lite.report import FORMATS
 
 Groups = dict[str, list[Row]]
 MLP = ["gate_proj", "up_proj", "down_proj"]  # facts sit there; what is to be kept suffers less
@@ -35,9 +37,9 @@ def tofu(data: str) -> Groups:
     authors = load_rows(DataSource(data, name="retain90"))
     known = [row for name in ("real_authors", "world_facts") for row in load_rows(DataSource(data, name=name))]
     return {
-        "forget": load_rows(DataSource(data, name="forget05")),
-        "retain": authors[:400],  # those that the benchmark asks about
-        "prior": [*known, *authors[400:1000]],
+        "forget": load_rows(DataSource(data, name="forget10")),
+        "retain": authors[:600],  # the benchmark asks about the first 400
+        "prior": [*known * 3, *authors[600:]],
     }
 
 
@@ -90,18 +92,37 @@ def as_rows(texts: Iterator[str] | Sequence[str]) -> list[Row]:
     return [Row(i, text=text) for i, text in enumerate(texts)]
 
 
-# Benchmark → its groups, the task, and sizes: epochs of the prior and of the later models, tokens of a chunk of text,
-# rows of a step.
-CASES: dict[str, tuple[Callable[[str], Groups], str | None, tuple[int, int, int, int]]] = {
-    "tofu": (tofu, "forget05", (10, 20, 512, 16)),
-    "restor": (restor, "a0", (8, 2, 192, 16)),
-    "muse": (muse, None, (8, 20, 768, 4)),
-}
+@dataclass(frozen=True)
+class Case:
+    """A benchmark at small size. epochs: of the prior, of target and ideal, and of the vectors, the latter two each
+    with its learning rate. max_length: tokens of a chunk of text; batch_size: rows of a step.
+    """
+
+    load_groups: Callable[[str], Groups]
+    split: str | None
+    epochs: tuple[int, int, int]
+    learning_rates: tuple[float, float]
+    max_length: int
+    batch_size: int
+    alpha: float | list[float] = 0.5
+    beta: float | list[float] = 0.25
+    baseline: dict[str, Any] = field(default_factory=dict)
 
 
-def make_recipe(name: str, data: str, split: str | None, out: Path, format: str, epochs: int) -> dict[str, Any]:
-    """The recipe of the unlearning run over the history in `out`/history."""
-    history = out / "history"
+CASES = {
+    "tofu": Case(
+        tofu, "forget10", (7, 14, 6), (6e-4, 5e-4), 512, 16,
+        alpha=[0.5, 0.75, 1.0], beta=[0.0, 0.25, 0.5],
+        baseline={"epochs": 4, "learning_rate": 1e-3, "methods": {"rmu": {"layer": 1}, "satimp": {"forget_weight": 4}}},
+    ),
+    "restor": Case(restor, "a0", (8, 2, 2), (1e-3, 1e-3), 192, 16, baseline={"methods": {"rmu": {"layer": 1}}}),
+    "muse": Case(muse, None, (8, 20, 20), (1e-3, 1e-3), 768, 4, baseline={"methods": {"rmu": {"layer": 1}}}),
+}  # fmt: skip
+
+
+def make_recipe(name: str, data: str, out: Path, format: str, epochs: float) -> dict[str, Any]:
+    """The recipe of the unlearning run over the history in `out`/history. epochs: times the case's own."""
+    history, case = out / "history", CASES[name]
 
     def rows(group: str) -> dict[str, str]:
         return {"path": str(history / f"data/{group}.jsonl"), "format": format}
@@ -109,17 +130,23 @@ def make_recipe(name: str, data: str, split: str | None, out: Path, format: str,
     return {
         "target": str(history / "target"),
         "prior": str(history / "prior"),
-        "forget": {"data": rows("forget"), "alpha": 0.5},
-        "retain": {"data": rows("retain") | {"sample": "match_forget"}, "beta": 0.25},
+        "forget": {"data": rows("forget"), "alpha": case.alpha},
+        "retain": {"data": rows("retain") | {"sample": "match_forget"}, "beta": case.beta},
         "vector": {
             "lora": {"rank": 32, "alpha": 64, "targets": MLP},
-            "epochs": epochs,
-            "learning_rate": 1e-3,
+            "epochs": max(1, round(epochs * case.epochs[2])),
+            "learning_rate": case.learning_rates[1],
             "warmup_epochs": 0.2,
+            "max_length": case.max_length,
+            "batch_size": case.batch_size,
         },
-        "evaluate": {"benchmark": name, "split": split, "data": data, "ideal": str(history / "ideal")},
+        "baseline": case.baseline,
+        "evaluate": {
+            "benchmark": name, "split": case.split, "data": data, "ideal": str(history / "ideal"), "max_new_tokens": 60,
+        },
+        "select": {"keep": 0.9},
         "output": str(out / "run"),
-    }
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -129,6 +156,7 @@ def main() -> None:
     parser.add_argument("--data", required=True, help="the benchmark's data: a folder, or a Hub id")
     parser.add_argument("--out", type=Path, help="folder of history and run; default: runs/BENCHMARK-small")
     parser.add_argument("--limit", type=int, help="at most so many rows a group and items a set, for a quick look")
+    parser.add_argument("--baselines", nargs="*", default=[], help="methods to compare with, as npo")
     parser.add_argument("--epochs", type=float, default=1.0, help="times the usual epochs; less for a quick look")
     parser.add_argument("override", nargs="*", help="keys of the recipe, as forget.alpha=1.0")
     arguments = parser.parse_intermixed_args()
@@ -136,28 +164,31 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else threads that wait hold up those that work
     quieten_libraries(verbose=False)
     name, out = arguments.benchmark, arguments.out or Path(f"runs/{arguments.benchmark}-small")
-    load_groups, split, (prior_epochs, epochs, max_length, batch_size) = CASES[name]
-    groups = {group: rows[: arguments.limit] for group, rows in load_groups(arguments.data).items()}
-    epochs = max(1, round(arguments.epochs * epochs))
+    case = CASES[name]
+    groups = {group: rows[: arguments.limit] for group, rows in case.load_groups(arguments.data).items()}
+    epochs = [max(1, round(arguments.epochs * count)) for count in case.epochs]
     settings = HistorySettings(
         hidden_size=192,
         layers=4,
         vocabulary=2048,
-        prior_epochs=max(1, round(arguments.epochs * prior_epochs)),
-        tuning_epochs=epochs,
-        tuning_learning_rate=1e-3,
-        batch_size=batch_size,
-        max_length=max_length,
+        prior_epochs=epochs[0],
+        tuning_epochs=epochs[1],
+        tuning_learning_rate=case.learning_rates[0],
+        batch_size=case.batch_size,
+        max_length=case.max_length,
     )
-    recipe = make_recipe(name, arguments.data, split, out, "text" if groups["forget"][0].text else "qa", epochs)
+    recipe = make_recipe(name, arguments.data, out, "text" if groups["forget"][0].text else "qa", arguments.epochs)
     recipe["evaluate"]["limit"] = arguments.limit
-    recipe["vector"] |= {"max_length": max_length, "batch_size": batch_size}
     with progress_bars() as progress:
         make_history(out / "history", groups, settings, progress)
         (out / "recipe.yaml").write_text(yaml.safe_dump(recipe, sort_keys=False))
         result = msa_lite.run(recipe, arguments.override, progress=progress)
+        for method in arguments.baselines:
+            msa_lite.run_baseline(method, recipe, arguments.override, progress=progress)
     print_reports(result.reports, f"{name}: α = {result.alpha:g}, β = {result.beta:g}")
     print(f"report: {result.folder / 'report.md'}")
+    if arguments.baselines:
+        print(FORMATS["md"](msa_lite.compare(out / "run")))
 
 
 if __name__ == "__main__":
