@@ -21,15 +21,14 @@ from msa_lite.baselines.passes import check_layer
 from msa_lite.baselines.reference import ReferenceCache
 from msa_lite.data import Example, Row, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, UsageError
-from msa_lite.evals.choice import TARGET, Candidates, Choice, Values, candidate_name, score_into
+from msa_lite.evals.choice import TARGET, Candidates, Choice, Values, candidate_name
 from msa_lite.evals.evaluation import evaluate_benchmark
-from msa_lite.evals.qa import Qa
-from msa_lite.evals.selection import selection_score, utility
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.manifest import load_manifest
 from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job, Plan
 from msa_lite.merger import Merged, MergedAdapter
+from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.folder import BASELINES, claimed, run_folder
 from msa_lite.pipeline.msa import Given, msa_plan, run_plan
 from msa_lite.pipeline.stages import (
@@ -47,7 +46,7 @@ from msa_lite.pipeline.stages import (
 )
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report import Report
-from msa_lite.train import FitSettings, Kept, epoch_folder, fit_vector
+from msa_lite.train import FitSettings, epoch_folder, fit_vector
 
 logger = logging.getLogger(__name__)
 
@@ -318,47 +317,3 @@ class _Run:
         sets = {"forget": self.job.examples["forget"], "alternatives": self._alternatives()}
         quantised = self.job.recipe.vector.mode == "qlora"
         return ReferenceCache(self.job.folder / "reference", self.job.sources["prior"], quantised, sets)
-
-
-@dataclass(frozen=True)
-class BestEpoch:
-    """After each epoch: scores the model on validation rows; the best so far is kept, a broken one ends the training.
-
-    reference: what the target scores; keep: see `selection_score`; first: the first epoch that is a candidate.
-    """
-
-    validation: Qa
-    reference: Report
-    keep: float
-    first: int = 1
-
-    def describe(self) -> dict[str, Any]:
-        """What decides."""
-        target = self.reference.values()
-        return {"questions": self.validation.describe(), "target": target, "keep": self.keep, "first": self.first}
-
-    def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
-        if epoch < self.first:
-            return Kept(frozenset())
-        folders = [epoch_folder(scores, number) for number in range(self.first, epoch + 1)]
-        found = [score_into(folder, lambda: model, self.validation).values() for folder in folders]
-        reference = self.reference.values()
-        ranks = [selection_score(values, reference, self.keep) for values in found]
-        broken = round(utility(found[-1], reference), 2) == 0
-        if broken:
-            logger.warning("epoch %d left nothing of the target's retain scores; training ends there", epoch)
-        return Kept(frozenset([self.first + ranks.index(max(ranks))]), not broken)
-
-
-@dataclass(frozen=True)
-class EveryEpoch:
-    """After each epoch from the `first` on: kept, to be added to the target and scored later."""
-
-    first: int = 1
-
-    def describe(self) -> str:
-        """What decides: nothing."""
-        return f"every epoch from {self.first}"
-
-    def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
-        return Kept(frozenset(range(self.first, epoch + 1)))
