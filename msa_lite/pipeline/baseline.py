@@ -123,7 +123,7 @@ def _plan(method: str, recipe: Recipe) -> tuple[Plan, list[Setting]]:
     folder = run_folder(recipe) / BASELINES / (method if asked.start == "target" else f"{method}-{asked.start}")
     rate = asked.learning_rate or recipe.vector.learning_rate
     grid = settings_grid(method, asked.methods.get(method, {}))
-    points: list[dict[str, Value]] = [{"learning_rate": rate, **point} for point in grid]
+    points: list[dict[str, Value]] = [{**point, "learning_rate": point.get("learning_rate", rate)} for point in grid]
     several = [key for key in points[0] if len({point[key] for point in points}) > 1]
     settings = []
     for point in points:
