@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,12 +33,22 @@ def never(*args: Any) -> None:
     """Does nothing at any point of a fit."""
 
 
+def spoil(model: Any) -> None:
+    """Make one weight NaN, as a step does that goes too far, with a loss and gradients that are numbers still."""
+    with torch.no_grad():
+        next(p for p in model.parameters() if p.requires_grad).view(-1)[0] = float("nan")
+
+
 @dataclass
 class CrossEntropy:
-    """The plain loss as an objective. before: called with what a step is about to run; steps: (rows, epoch, micro)."""
+    """The plain loss as an objective. before: called with what a step is about to run; steps: (rows, epoch, micro).
+
+    broken_from: (epoch, step) whose loss is NaN; spoilt_in: the epoch whose last step leaves a weight that is.
+    """
 
     before: Callable[[Sequence[int], int, int], None] = never
     broken_from: tuple[int, int] | None = None
+    spoilt_in: int | None = None
     title: str = "cross-entropy"
     longest: int = 16
     steps: list[tuple[list[int], int, int]] = field(default_factory=list)
@@ -67,6 +78,8 @@ class CrossEntropy:
                 loss = loss * float("nan")
             backward(loss)
             total = total + loss.detach()
+        if epoch == self.spoilt_in and len(self.steps) % 2 == 0:
+            spoil(model)
         return total
 
 
@@ -94,6 +107,29 @@ class Watch:
         scores.mkdir(exist_ok=True)
         (scores / f"epoch-{epoch}.json").write_text(f"{epoch}")
         return self.plan[epoch]
+
+
+def compute_in_bf16(patch: pytest.MonkeyPatch) -> None:
+    """Have fits take a CPU for a device that computes in bf16."""
+    for place in ("msa_lite.train.loop.has_bf16", "msa_lite.train.model.has_bf16"):
+        patch.setattr(place, lambda: True)
+    patch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+
+
+@dataclass
+class Noted(CrossEntropy):
+    """Notes at each start of a fit how many models of earlier starts are alive."""
+
+    seen: list[weakref.ref[Any]] = field(default_factory=list)
+    alive: list[int] = field(default_factory=list)
+
+    def prepare(self, model: Any) -> None:
+        self.alive.append(self.count())
+        self.seen.append(weakref.ref(model))
+        super().prepare(model)
+
+    def count(self) -> int:
+        return sum(model() is not None for model in self.seen)
 
 
 def keeping(*epochs: Sequence[int], stop: int = 0) -> dict[int, Kept]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msa_lite.data import Example, make_collator, pad_id
-from msa_lite.errors import NotFiniteError
+from msa_lite.errors import MsaError, NotFiniteError
 from msa_lite.io.manifest import discarded
 from msa_lite.io.progress import Progress
-from msa_lite.train.model import autocast, has_bf16
+from msa_lite.train.model import autocast, broken_weight, has_bf16
 from msa_lite.train.objective import AfterEpoch, Kept, Objective
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Loop:
         resume = _last_save(self.partial / SAVES)
         state = json.loads((resume / "trainer_state.json").read_text()) if resume else {"global_step": 0, "epoch": 0}
         _cut_log(self.partial / _LOG, state["global_step"])
+        self._drop_epochs(lambda epoch: epoch > round(state["epoch"]))  # written after the save, perhaps half
         trainer = self._trainer(model)  # which puts the model on its device
         try:
             if self.objective is not None:
@@ -60,7 +61,14 @@ class Loop:
             if self.objective is not None:
                 self.objective.release()
         if self.after_epoch is None:
+            if name := broken_weight(model):
+                raise self.failure(f"{name} is no number after training")
             self.save(model, self.partial)
+
+    def failure(self, what: str) -> MsaError:
+        """The error for a training that left nothing to keep."""
+        key = "vector.learning_rate" if self.objective is None else "learning_rate"
+        return discarded(NotFiniteError(f"{self.label}: {what}; nothing was kept. Try a lower {key}"))
 
     def finish_epoch(self, model: Any, epoch: int, write: bool = True) -> Kept:
         """Ask what the epoch was worth; keep its weights, and drop those of epochs that are no longer wanted.
@@ -68,16 +76,21 @@ class Loop:
         Raises NotFiniteError where the model's outputs or weights are no numbers.
         """
         assert self.after_epoch is not None
+        if write and (name := broken_weight(model)):  # before it is scored: what is not kept must leave no scores
+            raise NotFiniteError(f"{name} is no number")
         training = model.training
         with autocast(model):  # as the Trainer has it, also for parts of the model that it does not call
             kept = self.after_epoch(model.eval(), epoch, self.partial / SCORES)
         model.train(training)
         if write and epoch in kept.epochs:
             self.save(model, epoch_folder(self.partial, epoch))
-        for folder in self.partial.glob("epoch-*"):
-            if int(folder.name.removeprefix("epoch-")) not in kept.epochs:
-                shutil.rmtree(folder)
+        self._drop_epochs(lambda epoch: epoch not in kept.epochs)
         return kept
+
+    def _drop_epochs(self, unwanted: Callable[[int], bool]) -> None:
+        for folder in self.partial.glob("epoch-*"):
+            if unwanted(int(folder.name.removeprefix("epoch-"))):
+                shutil.rmtree(folder)
 
     def _trainer(self, model: Any) -> Any:
         import torch
@@ -170,8 +183,7 @@ def _make_callback(loop: Loop) -> Any:
         def _stop(self, control: Any, what: str) -> None:
             """End the training; its epochs so far are worth keeping, if there are any."""
             if not list(loop.partial.glob("epoch-*")):
-                key = "vector.learning_rate" if loop.objective is None else "learning_rate"
-                raise discarded(NotFiniteError(f"{loop.label}: {what}; nothing was kept. Try a lower {key}"))
+                raise loop.failure(what)
             logger.warning("%s: %s; earlier epochs stay", loop.label, what)
             self.broken = control.should_training_stop = True
 
@@ -183,8 +195,8 @@ def _make_callback(loop: Loop) -> Any:
                 return
             try:
                 control.should_training_stop |= not loop.finish_epoch(kwargs["model"], round(state.epoch)).go_on
-            except NotFiniteError as error:
-                self._stop(control, f"after epoch {state.epoch:g}, {error}")
+            except NotFiniteError:
+                self._stop(control, f"the model's weights or outputs are no numbers after epoch {state.epoch:g}")
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if not self.broken:

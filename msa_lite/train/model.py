@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msa_lite.errors import NotFiniteError, UsageError
+from msa_lite.errors import UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import discarded, write_json
@@ -75,13 +75,16 @@ def load_model(folder: Path, settings: FitSettings) -> Any:
         raise discarded(UsageError(f"vector.lora.targets: {error}")) from error
 
 
-def save_model(model: Any, source: Source, partial: Path, tokenizer: Any, settings: FitSettings) -> None:
-    """Write the trained weights. Raises NotFiniteError when one of them is no number."""
+def broken_weight(model: Any) -> str | None:
+    """The name of a weight that is trained and is no number, if there is one."""
     import torch
 
-    broken = [name for name, p in model.named_parameters() if p.requires_grad and not torch.isfinite(p).all()]
-    if broken:
-        raise discarded(NotFiniteError(f"{broken[0]}: not finite after training; try a lower vector.learning_rate"))
+    trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    return next((name for name, p in trained if not torch.isfinite(p).all()), None)
+
+
+def save_model(model: Any, source: Source, partial: Path, tokenizer: Any, settings: FitSettings) -> None:
+    """Write the trained weights."""
     cached, model.config.use_cache = model.config.use_cache, True  # training may go on, without a cache
     model.save_pretrained(partial)
     model.config.use_cache = cached

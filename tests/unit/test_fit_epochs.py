@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from msa_lite.errors import StageError
+from msa_lite.errors import NotFiniteError, StageError
 from msa_lite.io.manifest import load_manifest, verify_folder
-from msa_lite.train import epoch_folder
+from msa_lite.train import Kept, epoch_folder
 from msa_lite.train.model import load_model
 from tests.fits import (
     SETTINGS,
@@ -134,8 +134,73 @@ def test_a_loss_that_breaks_in_the_first_epoch_leaves_nothing(step: int, prior: 
 
 
 def test_without_a_say_after_epochs_a_broken_loss_leaves_nothing(prior: Path, tmp_path: Path) -> None:
-    with pytest.raises(StageError, match="nothing was kept"):
-        fit(prior, tmp_path / "v", objective=CrossEntropy(broken_from=(2, 1)))
+    for objective in (CrossEntropy(broken_from=(2, 1)), CrossEntropy(spoilt_in=2)):
+        with pytest.raises(NotFiniteError, match=r"nothing was kept\. Try a lower learning_rate"):
+            fit(prior, tmp_path / "v", objective=objective)
+        assert list(tmp_path.iterdir()) == []
+
+
+def breaking(what: str, epoch: int, plan: dict[int, Kept]) -> tuple[CrossEntropy, Watch]:
+    """A fit whose weights are NaN after an epoch, or are found to give no numbers then, or whose loss is one in it."""
+
+    def score(now: int) -> None:
+        if (what, now) == ("outputs", epoch):
+            raise NotFiniteError("no numbers")
+
+    objective = CrossEntropy(spoilt_in=epoch - 1 if what == "weights" else None)
+    objective.broken_from = (epoch - 1, 1) if what == "loss" else None
+    return objective, Watch(plan, before=score)
+
+
+@pytest.mark.parametrize("what", ["weights", "outputs"])
+def test_a_model_that_breaks_at_the_end_of_an_epoch_leaves_those_before(
+    what: str, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from msa_lite.train import loop
+
+    told: list[str] = []
+    monkeypatch.setattr(loop.logger, "warning", lambda text, *values: told.append(text % values))
+    plan, calls = keeping([1], [2], [3]), [1, 2] if what == "outputs" else [1]
+    with monkeypatch.context() as patch:
+        kill_at_disk(patch, "end", ())
+        objective, watch = breaking(what, 2, plan)
+        with pytest.raises(Killed):
+            fit(prior, tmp_path / "v", objective=objective, after_epoch=watch, label="npo")
+    assert watch.calls == calls
+    objective, watch = breaking(what, 2, plan)
+    folder = fit(prior, tmp_path / "v", objective=objective, after_epoch=watch, label="npo")
+    assert [epoch for _, epoch, _ in objective.steps] == [1, 1]  # what the first attempt saved then is not taken up
+    assert watch.calls == [1, *calls[1:]]  # of epoch 1 it is asked once more
+    assert epochs_in(folder) == ["epoch-1"]
+    assert [path.name for path in (folder / "scores").iterdir()] == ["epoch-1.json"]
+    assert all(torch.isfinite(value).all() for value in weights(folder / "epoch-1").values())
+    assert told == ["npo: the model's weights or outputs are no numbers after epoch 2; earlier epochs stay"] * 2
+    assert verify_folder(folder) == []
+
+
+@pytest.mark.parametrize("what", ["loss", "weights", "outputs"])
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_model_that_breaks_in_the_first_epoch_that_counts_leaves_nothing(
+    first: int, what: str, prior: Path, tmp_path: Path
+) -> None:
+    objective, watch = breaking(what, first, keeping([1], [2]) if first == 1 else keeping([], [2]))
+    with pytest.raises(NotFiniteError, match=r"nothing was kept\. Try a lower learning_rate"):
+        fit(prior, tmp_path / "v", objective=objective, after_epoch=watch)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_epoch_of_before_a_kill_is_not_taken_for_one_of_the_training_that_breaks(
+    prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was never saved whole, and its weights may be half written."""
+    plan = keeping([1], [2], [3])
+    with monkeypatch.context() as patch:
+        kill_at_disk(patch, "save", (2,))
+        with pytest.raises(Killed):
+            fit(prior, tmp_path / "v", objective=CrossEntropy(), after_epoch=Watch(plan))
+    assert epochs_in(tmp_path / "v.partial") == ["epoch-1"]
+    with pytest.raises(NotFiniteError):
+        fit(prior, tmp_path / "v", objective=CrossEntropy(broken_from=(0, 1)), after_epoch=Watch(plan))
     assert list(tmp_path.iterdir()) == []
 
 

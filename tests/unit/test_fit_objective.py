@@ -6,7 +6,7 @@ import gc
 import json
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,27 @@ from msa_lite.baselines.methods import settings_grid
 from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.baselines.passes import make_batch
 from msa_lite.baselines.reference import ReferenceCache
-from msa_lite.data import Example
+from msa_lite.data import Example, Prompter, Row, Template
+from msa_lite.evals import models
+from msa_lite.evals.choice import score_into
+from msa_lite.evals.models import Runner
+from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.io.hub import fetch
 from msa_lite.io.manifest import load_manifest
+from msa_lite.report import load_report
+from msa_lite.train import Kept, epoch_folder
 from msa_lite.train.model import load_model
+from tests.conftest import tiny_tokenizer
 from tests.fits import (
     ROWS,
     SETTINGS,
     CrossEntropy,
     Kill,
     Killed,
+    Noted,
     Watch,
     assert_close,
+    compute_in_bf16,
     epochs_in,
     fit,
     keeping,
@@ -123,9 +132,7 @@ def test_in_half_precision_too_a_fit_starts_at_its_reference(
     name: str, mode: Any, make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the device computes in bf16, the reference does as the model does: no difference but by training."""
-    for place in ("msa_lite.train.loop.has_bf16", "msa_lite.train.model.has_bf16"):
-        monkeypatch.setattr(place, lambda: True)
-    monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
+    compute_in_bf16(monkeypatch)
     prior = make_checkpoint("llama", initializer_range=0.3)  # sure of itself, so that rounding shows
     given: dict[str, Any] = {"forget_weight": 0.0, "retain_weight": 1.0}
     given |= {"layer": 1} if name == "rmu" else {"retain_loss": "kl"}
@@ -148,6 +155,42 @@ def test_in_half_precision_too_a_fit_starts_at_its_reference(
     )
     # KL and RMU's retain term are 0 at the reference; dpo is (2/β) ln 2, with a gradient, as every gain is 0.
     assert first["loss"] == pytest.approx(13.862944 if name == "dpo" else 0.0, abs=1e-6)
+
+
+@dataclass
+class Scores:
+    """Scores the model after each epoch, and notes whether it was taken apart for that."""
+
+    questions: Qa
+    apart: list[bool] = field(default_factory=list)
+
+    def describe(self) -> str:
+        return "scores"
+
+    def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
+        self.apart.append(Runner(model)._parts is not None)
+        score_into(epoch_folder(scores, epoch), lambda: model, self.questions)
+        return Kept(frozenset([epoch]))
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_in_half_precision_an_epoch_is_scored_as_its_weights_are_later(
+    mode: Any, make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole logits, as of a model that cannot be taken apart, would not fit beside one that is being trained."""
+    compute_in_bf16(monkeypatch)
+    rows = [Row(i, f"Where is {i}?", f"At {i * 7}.") for i in range(4)]
+    sets = {"forget": rows, "retain": rows[:2]}
+    questions = load_qa(sets, Prompter.build(tiny_tokenizer(), "plain", Template()), max_new_tokens=4)
+    say, settings = Scores(questions), replace(SETTINGS, mode=mode, epochs=2)
+    prior = make_checkpoint("llama", dtype="bfloat16", initializer_range=0.3)
+    folder = fit(prior, tmp_path / "v", settings, objective=CrossEntropy(), after_epoch=say)
+    assert say.apart == [True, True]
+    inside = load_report(folder / "scores/epoch-2").values()
+    outside = score_into(tmp_path / "fp32", lambda: models.load_model(folder / "epoch-2"), questions).values()
+    for name in ("probability_f", "probability_r"):
+        assert inside[name] == pytest.approx(outside[name], rel=0.05)
+        assert inside[name] != pytest.approx(outside[name], rel=1e-6)  # or it was not scored in bf16
 
 
 def test_an_objective_gets_the_model_where_it_is_trained(
@@ -240,6 +283,23 @@ def test_a_kill_while_a_larger_micro_batch_is_cleared_away_leaves_nothing_of_it(
     assert watch.calls == [1, 2, 3]
     assert watch.known[0] == []
     assert epochs_in(folder) == ["epoch-2", "epoch-3"]
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_in_half_precision_no_model_outlives_its_fit(
+    mode: Any, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the Trainer ties the model to itself; it would stay beside the next fit, the merge and the scores."""
+    compute_in_bf16(monkeypatch)
+    objective = Noted(before=out_of_memory(0, 2))
+    gc.disable()  # it would come by chance
+    try:
+        for name in "ab":
+            fit(prior, tmp_path / name, replace(SETTINGS, mode=mode, epochs=1), objective=objective)
+            assert objective.count() == 0
+    finally:
+        gc.enable()
+    assert objective.alive == [0] * 4  # two starts a fit: the first micro-batch is too large
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
