@@ -76,17 +76,17 @@ METHODS = {
 }
 
 
-def check_method(name: str) -> None:
-    """Raise UsageError for a name that is no method's."""
+def check_method(name: str, where: str = "") -> None:
+    """Raise UsageError for a name that is no method's. where: what the message begins with."""
     names = (*METHODS, TASK_VECTOR)
     if name not in names:
-        raise UsageError(f"no method '{name}'{nearest(name, names)}; choose from {', '.join(names)}")
+        raise UsageError(f"{where}no method '{name}'{nearest(name, names)}; choose from {', '.join(names)}")
 
 
 def check_grids(methods: Mapping[str, Mapping[str, Value | Sequence[Value]]]) -> None:
     """Raise UsageError for a name that is no method's, and for parameters that a method has not, by method."""
     for name, given in methods.items():
-        check_method(name)
+        check_method(name, "baseline.methods: ")
         settings_grid(name, given)
 
 
