@@ -241,6 +241,13 @@ def test_without_a_retain_term_no_retain_set_is_needed(name: str, full: bool, tm
     plain = Plain(name, parameters, model).forget_loss()
     assert float(loss) == pytest.approx(0.75 * float(plain.detach()), rel=1e-4)
     assert made.longest == max(len(row.ids) for row in (*FORGET, *made.alternatives))
+    for retain in (RETAIN, ragged_rows(9, seed=5) * 2):  # what is not used decides nothing
+        given = objective_of(parameters, name, tmp_path, full, retain=retain)
+        assert (given.describe(), given.longest) == (made.describe(), made.longest)
+    if "retain_weight" in parameters:
+        used = parameters | {"retain_weight": 1.0}
+        one, other = (objective_of(used, name, tmp_path, full, retain=RETAIN[:k]).describe() for k in (8, 9))
+        assert one != other
 
 
 @pytest.mark.parametrize(

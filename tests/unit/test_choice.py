@@ -1,14 +1,18 @@
-"""The choice among candidates that were scored before: which is taken, what is written, what is refused twice."""
+"""The choice among candidates that were scored before: which is taken, what is written, which are left out."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from msa_lite.data import Prompter, Template
+from msa_lite.errors import MsaError, NotFiniteError, StageError
+from msa_lite.evals import choice as module
 from msa_lite.evals.choice import TARGET, Candidates, Values, candidate_name, choose, load_choice
 from msa_lite.evals.qa import Qa
 from msa_lite.io.manifest import verify_folder
@@ -70,6 +74,53 @@ def test_where_none_keeps_enough_the_gentlest_is_taken_and_doubted(
     choice = choose(broken, questions, tmp_path / "sweep", 0.95, "choosing")
     assert choice.values == {"epoch": 4}
     assert "no candidate left 95% of the target's retain scores, so the one that left most (50%)" in choice.doubts[0]
+
+
+def breaking(*broken: Values | None, error: type[MsaError] = NotFiniteError) -> Callable[[Values | None], Any]:
+    """How candidates are loaded of which these break."""
+
+    def load(values: Values | None) -> Any:
+        assert values in broken, "was scored before"
+        raise error("no numbers")
+
+    return load
+
+
+def without(candidates: Candidates, *names: str, **changes: Any) -> Candidates:
+    """The same, some of them not scored yet."""
+    known = {name: path for name, path in candidates.known.items() if name not in names}
+    return replace(candidates, known=known, **changes)
+
+
+@pytest.mark.parametrize("epoch", [2, 4])  # the last one too, though nothing comes after it
+def test_a_candidate_whose_outputs_are_no_numbers_is_left_out(
+    epoch: int, candidates: Candidates, questions: Qa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(module.logger, "warning", lambda text, *values: told.append(text % values))
+    broken = without(candidates, f"epoch-{epoch}", load=breaking({"epoch": epoch}))
+    choice = choose(broken, questions, tmp_path / "sweep", 0.95, "choosing")
+    assert told == [f"epoch-{epoch}: no numbers; it is left out of the choice"]
+    assert choice.values == {"epoch": 3 if epoch == 2 else 2}
+    assert [row["epoch"] for row in choice.scores] == [other for other in LEFT if other != epoch]
+    assert len((tmp_path / "sweep/table.md").read_text().splitlines()) == 2 + 3
+    assert not (tmp_path / f"sweep/epoch-{epoch}").exists()
+    assert choose(broken, questions, tmp_path / "sweep", 0.95, "choosing") == choice
+    assert len(told) == 1
+
+
+def test_without_a_target_or_a_candidate_that_can_be_scored_nothing_is_chosen(
+    candidates: Candidates, questions: Qa, tmp_path: Path
+) -> None:
+    names = [f"epoch-{epoch}" for epoch in LEFT]
+    for broken in (
+        without(candidates, TARGET, load=breaking(None)),
+        without(candidates, *names, load=breaking(*candidates.values)),
+        without(candidates, "epoch-1", load=breaking({"epoch": 1}, error=StageError)),  # as of a full disk
+    ):
+        with pytest.raises(StageError, match="no numbers"):
+            choose(broken, questions, tmp_path / "sweep", 0.95, "choosing")
+        assert not (tmp_path / "sweep").exists()
 
 
 def test_candidates_that_differ_have_folders_that_differ() -> None:

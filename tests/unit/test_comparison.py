@@ -136,6 +136,23 @@ def test_runs_that_disagree_on_a_target_are_both_named(tmp_path: Path) -> None:
     assert labels(compare([first, second / "evaluation/unlearned"])) == ["Target", "Ideal", "MSA (a)", "MSA (b)"]
 
 
+def test_a_model_that_was_scored_twice_is_one_row_with_the_first_values(tmp_path: Path) -> None:
+    """Another device, or other batches, make other sums; older reports do not say which model they are of."""
+    one, other = {"model": {"revision": "sha256:1"}}, {"model": {"revision": "sha256:2"}}
+    for name, value, which in (
+        ("a", 0.57, one), ("b", 0.571, one), ("c", 0.571, other), ("old", 0.57, {}), ("older", 0.571, {}),
+    ):  # fmt: skip
+        put(tmp_path / name / "evaluation/target", TARGET | {"model_utility": value}, **which)
+        put(tmp_path / name / "evaluation/unlearned", GOOD, **made_by("msa"))
+    for names, value in (("ab", "0.570"), ("ba", "0.571"), (("a", "old"), "0.570"), (("c", "older"), "0.571")):
+        found = compare([tmp_path / name for name in names])
+        assert labels(found) == ["Target", *(f"MSA ({name})" for name in names)]
+        assert shown(found, "model_utility")[0] == value
+    for names in ("ac", ("a", "older"), ("old", "older")):
+        with pytest.raises(MismatchError, match=r"model_utility \(0\.57, 0\.571\)"):
+            compare([tmp_path / name for name in names])
+
+
 def test_what_is_missing_or_broken_is_all_told_at_once(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "broken").mkdir()
