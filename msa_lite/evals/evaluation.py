@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.benchmark import Asked, Benchmark, Record, Records
-from msa_lite.evals.judge import JudgeSettings, Verdict, open_judge
+from msa_lite.evals.judge import Judge, JudgeSettings, Verdict, open_judge
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import Ranks, collect_records, read_records, write_records
 from msa_lite.io.hub import Source
@@ -91,13 +91,8 @@ def evaluate_benchmark(
         ranks.wait()
         records = collect(partial)
         reference = _ideal_records(partial, ideal, benchmark, records)
-        asks = benchmark.asks(records, reference, judge.separate) if opened else []
-        settings = benchmark.describe() | {"model": asked["model"]} | ({"method": method} if method else {})
-        verdicts: list[Verdict] = []
-        if opened:
-            verdicts, usage = opened.ask([item.ask for item in asks], progress)
-            settings["judge"] = judge.describe() | asdict(usage)
-        _enter_verdicts(records, asks, verdicts)  # without a judge: takes out what an earlier one said
+        judged = _judge(opened, benchmark, records, reference, judge, progress)
+        settings = benchmark.describe() | {"model": asked["model"]} | ({"method": method} if method else {}) | judged
         for name, items in records.items():
             write_records(partial / f"{name}.jsonl", items)
         report = Report(benchmark.name, benchmark.split, benchmark.metrics(records, reference), settings)
@@ -105,7 +100,22 @@ def evaluate_benchmark(
     return report
 
 
-def _enter_verdicts(records: Mapping[str, list[Record]], asks: Sequence[Asked], verdicts: Sequence[Verdict]) -> None:
+def _judge(
+    opened: Judge | None,
+    benchmark: Benchmark,
+    records: Records,
+    reference: Records | None,
+    judge: JudgeSettings,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Have the records judged; what a report says of that. Without a judge, what an earlier one said is taken out."""
+    asks = benchmark.asks(records, reference, judge.separate) if opened else []
+    verdicts, usage = opened.ask([item.ask for item in asks], progress) if opened else ([], None)
+    _enter_verdicts(records, asks, verdicts)
+    return {"judge": judge.describe() | asdict(usage)} if usage else {}
+
+
+def _enter_verdicts(records: Records, asks: Sequence[Asked], verdicts: Sequence[Verdict]) -> None:
     """Put what the judge said into the records, under "judge", in place of what an earlier one said."""
     places = {(name, record["index"]): record for name, items in records.items() for record in items}
     for record in places.values():
