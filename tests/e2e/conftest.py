@@ -45,6 +45,15 @@ def recipe(history: Path, tmp_path: Path) -> dict[str, Any]:
     }
 
 
+@pytest.fixture
+def small(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe with no more than a baseline needs."""
+    recipe["evaluate"] = {"max_new_tokens": 4, "limit": 8}
+    recipe["select"] = {"validation": 0.25}
+    recipe["vector"] |= {"learning_rate": 1e-3, "warmup_epochs": 0}
+    return recipe
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The arguments of a merge that takes a moment, `out` left out."""

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 import msa_lite
 from msa_lite.baselines.methods import METHODS, TASK_VECTOR
 from msa_lite.demo import HistorySettings, make_groups, make_history
-from msa_lite.io.manifest import hash_file, verify_folder
+from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
 from msa_lite.pipeline import BaselineResult
 from msa_lite.recipe import load_recipe
 from tests.command import run_cli
@@ -138,12 +138,14 @@ def test_every_method_goes_from_a_recipe_to_a_report(method: str, runs: Runs) ->
         name = "_".join(f"{key}-{value:g}" for key, value in row.items() if key != "score")
         assert (run / "sweep" / name / "report.json").is_file()
 
-    recorded = json.loads((run / "evaluation/unlearned/report.json").read_text())["settings"]["method"]
-    assert recorded == {
+    assert (method == TASK_VECTOR) or result.chosen["learning_rate"] == 3e-2
+    settings = json.loads((run / "evaluation/unlearned/report.json").read_text())["settings"]
+    assert settings["model"] == (load_manifest(run / "evaluation/unlearned") or {})["inputs"]["model"]
+    assert settings["method"] == {
         "name": method,
         "mode": "lora",
         "start": "target",
-        "parameters": result.chosen,
+        "parameters": dict(result.chosen) | ({} if method == TASK_VECTOR else {"epochs": 2}),
         "compat": ["open-unlearning"] if method in ("rmu", "undial") else [],
     }
 
@@ -209,7 +211,7 @@ def test_from_the_prior_the_change_is_added_to_the_target(runs: Runs, learnt: Pa
     scale = float(result.chosen["scale"])
     assert_same(tensors(result.merged.folder), {n: target[n] + scale * (after[n] - prior[n]) for n in target})
     settings = result.reports["unlearned"].settings["method"]
-    assert (settings["start"], settings["parameters"]) == ("prior", result.chosen)
+    assert (settings["start"], settings["parameters"]) == ("prior", {**result.chosen, "epochs": 2})
     assert "θ_u = θ_D + scale (θ_1 − θ_0)" in (result.folder / "report.md").read_text()
     assert not list((result.folder / "sweep").rglob("*.safetensors"))
 

@@ -1,4 +1,4 @@
-"""Baselines that are stopped, that break, that are given other data, grids or a demo, and what they refuse."""
+"""Baselines that are stopped, that are given other data or a demo, and what they refuse."""
 
 from __future__ import annotations
 
@@ -15,19 +15,10 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.errors import MismatchError, MsaError, OutputError, StageError
-from msa_lite.io.manifest import hash_file, load_manifest
+from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
+from msa_lite.io.manifest import hash_file
 from tests.command import run_cli
 from tests.e2e.conftest import PEOPLE, SHORT
-
-
-@pytest.fixture
-def small(recipe: dict[str, Any]) -> dict[str, Any]:
-    """A recipe with no more than a baseline needs."""
-    recipe["evaluate"] = {"max_new_tokens": 4, "limit": 8}
-    recipe["select"] = {"validation": 0.25}
-    recipe["vector"] |= {"learning_rate": 1e-3, "warmup_epochs": 0}
-    return recipe
 
 
 def write(recipe: dict[str, Any], folder: Path) -> str:
@@ -93,37 +84,13 @@ def test_a_baseline_that_is_stopped_goes_on_where_it_was_and_ends_in_the_same_mo
     assert again.reports == whole.reports
 
 
-# Grids, other data, breakdowns
-
-
-def test_a_grid_is_tried_whole_and_one_epoch_of_one_setting_is_kept(small: dict[str, Any]) -> None:
-    grid = {"learning_rate": [1e-4, "1e-3"], "retain_weight": [1, 2]}
-    small["baseline"] = {"epochs": 1, "methods": {"grad_diff": grid}}
-    result = msa_lite.run_baseline("grad_diff", small)
-    names = {f"retain_weight-{weight}_learning_rate-{rate}" for rate in ("0.0001", "0.001") for weight in (1, 2)}
-    assert {path.name for path in (result.folder / "vectors").iterdir()} == {f"grad_diff_{name}" for name in names}
-    sweep = {path.name for path in (result.folder / "sweep").iterdir() if path.is_dir()}
-    assert sweep == {"target", *(f"{name}_epoch-1" for name in names)}
-    assert result.chosen["learning_rate"] in (1e-4, 1e-3)
-    choice = json.loads((result.folder / "sweep/choice.json").read_text())
-    assert {key: choice[key] for key in ("learning_rate", "retain_weight", "epoch")}.items() <= result.chosen.items()
-    assert "| retain_weight | learning_rate | epoch |" in (result.folder / "report.md").read_text()
-    for name in names:
-        settings = (load_manifest(result.folder / f"vectors/grad_diff_{name}") or {})["inputs"]["settings"]
-        assert settings["learning_rate"] == float(name.rpartition("-")[2])
-    # Another value is trained beside the others, which stay.
-    labels: set[str] = set()
-    small["baseline"]["methods"]["grad_diff"]["learning_rate"] = [1e-4, 1e-3, 2e-3]
-    msa_lite.run_baseline("grad_diff", small, progress=lambda label, done, total: labels.add(label))
-    assert {label for label in labels if label.startswith("grad_diff")} == {
-        f"grad_diff_retain_weight-{weight}_learning_rate-0.002" for weight in (1, 2)
-    }
+# Other data
 
 
 def test_without_scores_the_last_epoch_is_taken(small: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", logger="msa_lite"):
         result = msa_lite.run_baseline("grad_ascent", small | {"evaluate": None, "retain": None})
-    assert result.chosen == {"forget_weight": 1.0, "epoch": 2}
+    assert result.chosen == {"learning_rate": 1e-3, "forget_weight": 1.0, "epoch": 2}
     assert "no questions to choose an epoch by, so the last one is taken" in caplog.text
     vector = result.folder / "vectors/grad_ascent"
     assert (vector / "adapter_model.safetensors").is_file()
@@ -167,23 +134,6 @@ def test_answers_of_ones_own_take_the_place_of_ours(small: dict[str, Any], tmp_p
     assert hash_file(own / "reference/log_probs.json") != before
 
 
-@pytest.mark.parametrize("start", ["target", "prior"])
-def test_an_epoch_that_is_all_warm_up_is_no_candidate(start: str, small: dict[str, Any]) -> None:
-    """Its one step is at learning rate 0, and leaves nothing to merge."""
-    small["vector"] |= {"batch_size": 32, "warmup_epochs": 1}
-    result = msa_lite.run_baseline("grad_diff", small, [f"baseline.start={start}"])
-    assert result.chosen["epoch"] == 2
-    epochs = {path.name.partition("_")[0] for path in (result.folder / "sweep").glob("epoch-*")}
-    assert epochs == {"epoch-2"}
-    assert result.merged.as_dict()["weights_changed"] > 0
-
-
-def test_a_loss_that_is_not_finite_says_what_to_try(small: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(StageError, match=r"grad_ascent: .* nothing was kept. Try a lower learning_rate"):
-        msa_lite.run_baseline("grad_ascent", small, ["baseline.learning_rate=1e30"])
-    assert not list((tmp_path / "run/baselines/grad_ascent/vectors").iterdir())
-
-
 # What is refused
 
 
@@ -202,6 +152,7 @@ def test_a_loss_that_is_not_finite_says_what_to_try(small: dict[str, Any], tmp_p
         ),
         ("npo", ["baseline.methods.npo.beta=[]"], 2, "recipe: 1 fault:\n  baseline.methods.npo.beta: "),
         ("npo", ["baseline.methods.npo.beta=[1,1.0]"], 2, "beta: a value stands twice"),
+        ("npo", ["baseline.methods.npo.retain_weight=true"], 2, "baseline.methods.npo.retain_weight"),
         ("wga", ["baseline.methods.wga={forget_weight: 0, retain_weight: [1, 0]}"], 2, "there is nothing to minimise"),
         ("grad_ascent", ["baseline.methods.grad_ascent.forget_weight=0"], 2, "there is nothing to minimise"),
         ("rmu", [], 2, "baseline.methods.rmu.layer: 7, but"),
@@ -295,6 +246,13 @@ def test_a_full_run_that_is_finished_needs_no_more_room(
 
 
 # The demo, and a method of one's own
+
+
+def test_a_layer_that_the_demos_model_has_not_is_refused_before_its_history_is_made(tmp_path: Path) -> None:
+    sizes = [f"demo.{key}={value}" for key, value in (PEOPLE | SHORT).items()]
+    with pytest.raises(UsageError, match=r"the demo's model has 1 layers"):
+        msa_lite.run_baseline("rmu", "quickstart", [*sizes, f"output={tmp_path}/run"])
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("first", ["baseline", "msa"])
