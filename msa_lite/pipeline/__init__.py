@@ -4,7 +4,7 @@ This is the only part that knows both what a recipe is and what the stages are. 
 was made from the same inputs, so running a recipe again does only what is missing or has changed.
 """
 
-from msa_lite.pipeline.baseline import BaselineResult, run_baseline
+from msa_lite.pipeline.baseline import run_baseline
 from msa_lite.pipeline.msa import RunResult, merge_arguments, run, run_vectors
 
-__all__ = ["BaselineResult", "RunResult", "merge_arguments", "run", "run_baseline", "run_vectors"]
+__all__ = ["RunResult", "merge_arguments", "run", "run_baseline", "run_vectors"]

@@ -27,10 +27,9 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.manifest import load_manifest
 from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job, Plan
-from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.folder import BASELINES, claimed, run_folder
-from msa_lite.pipeline.msa import Given, msa_plan, run_plan
+from msa_lite.pipeline.msa import Given, RunResult, msa_plan, run_plan
 from msa_lite.pipeline.stages import (
     check_learns,
     choose_candidate,
@@ -52,29 +51,6 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class BaselineResult:
-    """What a baseline's run made: its folder, what was chosen (parameters, epoch, scale), the merge, and a report for
-    each model scored.
-    """
-
-    folder: Path
-    method: str
-    chosen: Values
-    merged: Merged | MergedAdapter
-    reports: dict[str, Report]
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able form, for `--json`."""
-        return {
-            "output": str(self.folder),
-            "method": self.method,
-            "chosen": dict(self.chosen),
-            "model": self.merged.as_dict(),
-            "metrics": {name: report.values() for name, report in self.reports.items()},
-        }
-
-
-@dataclass(frozen=True)
 class Setting:
     """One point of a method's grid. tried: those of its parameters that others of the grid have other values of."""
 
@@ -83,9 +59,7 @@ class Setting:
     folder: Path
 
 
-def run_baseline(
-    method: str, recipe: Given, overrides: Iterable[str] = (), progress: Progress = silent
-) -> BaselineResult:
+def run_baseline(method: str, recipe: Given, overrides: Iterable[str] = (), progress: Progress = silent) -> RunResult:
     """Run a method that MSA is compared with on a recipe's models and data, and score it in the same way.
 
     The run goes into `baselines/METHOD` of the recipe's output (`METHOD-prior` with `start: prior`). Raises before
@@ -98,10 +72,7 @@ def run_baseline(
         if recipe.baseline.start == "prior":
             raise UsageError(f"{method} from the prior is MSA itself: `msa-lite run`; leave baseline.start at target")
         folder = run_folder(recipe) / BASELINES / method
-        plan = replace(msa_plan(recipe), method=method, folder=folder, start="target")
-        found = run_plan(recipe, plan, progress)
-        strengths = {"alpha": found.alpha, "beta": found.beta}
-        return BaselineResult(found.folder, method, strengths, found.merged, found.reports)
+        return run_plan(recipe, replace(msa_plan(recipe), method=method, folder=folder, start="target"), progress)
     plan, settings = _plan(method, recipe)
     with claimed(recipe, plan, progress, lambda job: _Run(job, settings).check()) as job:
         run = _Run(job, settings)
@@ -114,7 +85,7 @@ def run_baseline(
         about = {"name": method, "mode": recipe.vector.mode, "start": plan.start, "parameters": parameters}
         reports = evaluate_all(job, merged, about | {"compat": run.compat}, progress)
         write_summary(job, run.title(how), choice.doubts if choice else [], merged, reports)
-    return BaselineResult(job.folder, method, how, merged, reports)
+    return RunResult(job.folder, method, how, merged, reports)
 
 
 def _plan(method: str, recipe: Recipe) -> tuple[Plan, list[Setting]]:

@@ -37,20 +37,34 @@ Given = Recipe | str | Path | Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run made: its folder, the strengths used, the merge, and a report for each model scored."""
+    """What a run made: its folder, what was chosen, the merge, and a report for each model scored.
+
+    method: "msa", or the baseline's name. chosen: alpha and beta; of a baseline that trains, parameters, epoch, scale.
+    """
 
     folder: Path
-    alpha: float
-    beta: float
+    method: str
+    chosen: Values
     merged: Merged | MergedAdapter
     reports: dict[str, Report]
+
+    @property
+    def alpha(self) -> float:
+        """The forget vector's strength, of MSA and the task vector."""
+        return float(self.chosen["alpha"])
+
+    @property
+    def beta(self) -> float:
+        """The retain vector's strength, of MSA and the task vector."""
+        return float(self.chosen["beta"])
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able form, for `--json`."""
         return {
             "output": str(self.folder),
-            "alpha": self.alpha,
-            "beta": self.beta,
+            "method": self.method,
+            **({"alpha": self.alpha, "beta": self.beta} if "alpha" in self.chosen else {}),
+            "chosen": dict(self.chosen),
             "model": self.merged.as_dict(),
             "metrics": {name: report.values() for name, report in self.reports.items()},
         }
@@ -89,7 +103,7 @@ def run_plan(recipe: Recipe, plan: Plan, progress: Progress) -> RunResult:
             f"prior {job.sources['prior'].name}.",
         )
         write_summary(job, title, doubts, merged, reports)
-    return RunResult(job.folder, alpha, beta, merged, reports)
+    return RunResult(job.folder, plan.method, {"alpha": alpha, "beta": beta}, merged, reports)
 
 
 def run_vectors(

@@ -21,7 +21,7 @@ import msa_lite
 from msa_lite.baselines.methods import METHODS, TASK_VECTOR
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
-from msa_lite.pipeline import BaselineResult
+from msa_lite.pipeline import RunResult
 from msa_lite.recipe import load_recipe
 from tests.command import run_cli
 from tests.e2e.conftest import PEOPLE, SIZES
@@ -40,10 +40,10 @@ class Runs:
 
     recipe: Mapping[str, Any]
     folder: Path
-    results: dict[str, BaselineResult] = field(default_factory=dict)
+    results: dict[str, RunResult] = field(default_factory=dict)
     labels: dict[str, set[str]] = field(default_factory=dict)
 
-    def start(self, method: str, *overrides: str, name: str | None = None) -> BaselineResult:
+    def start(self, method: str, *overrides: str, name: str | None = None) -> RunResult:
         """Run a method, and keep the labels of its progress."""
         labels: set[str] = set()
         self.labels[name or method] = labels
@@ -223,7 +223,7 @@ def test_from_the_prior_the_change_is_added_to_the_target(runs: Runs, learnt: Pa
     assert_same(tensors(result.merged.folder), {n: target[n] + 1.5 * (after[n] - prior[n]) for n in target})
 
 
-def repeated(run: BaselineResult, output: Path) -> None:
+def repeated(run: RunResult, output: Path) -> None:
     """Run the recipe that a run left, by the command that its first line says, and compare the models."""
     path = run.folder / "recipe.yaml"
     command = re.search(r"`msa-lite baseline (\w+)` on this file repeats the run", path.read_text())
