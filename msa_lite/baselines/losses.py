@@ -115,8 +115,8 @@ def undial(logits: Tensor, labels: Tensor, reference: Tensor, *, beta: float = 1
         labels = torch.where(labels == IGNORE, logits.shape[-1] + IGNORE, labels)
     known = labels != IGNORE
     with torch.no_grad():
-        places = labels.clamp(min=0).unsqueeze(-1)
-        teacher = reference.scatter_add(-1, places, -beta * known.unsqueeze(-1).to(reference.dtype)).softmax(-1)
+        places = labels.clamp(min=0).unsqueeze(-1)  # any will do where there is no label: it does not count
+        teacher = reference.scatter_add(-1, places, torch.full_like(reference[..., :1], -beta)).softmax(-1)
     losses = token_cross_entropy(logits.flatten(0, 1), teacher.flatten(0, 1), reduction="none").view(labels.shape)
     return (losses * known).sum() / known.sum()
 

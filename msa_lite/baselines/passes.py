@@ -52,7 +52,7 @@ def layer_activations(model: Any, batch: Batch, layer: int) -> Any:
             model(input_ids=batch.ids, attention_mask=batch.mask, logits_to_keep=1, use_cache=False)
     finally:
         handle.remove()
-    return found[0].float()
+    return found[0]
 
 
 def check_layer(name: str, config: dict[str, Any], layer: int) -> None:

@@ -126,7 +126,7 @@ class Loop:
             dataloader_pin_memory=cuda and not own,
             label_names=["labels"],
         )
-        arguments._n_gpu = min(arguments.n_gpu, 1)  # several GPUs are for `accelerate launch`, not for DataParallel
+        arguments._n_gpu = min(arguments.n_gpu, 1)  # a process trains on one GPU; DataParallel would spread it over all
         common: dict[str, Any] = {"model": model, "args": arguments, "callbacks": [_make_callback(self)]}
         if self.objective is not None:
             rows = list(range(len(self.examples)))
