@@ -282,7 +282,7 @@ def _split(
     validation, test = dict(questions), dict(questions)
     for name in ("forget", "retain"):
         if name in questions:
-            validation[name], test[name] = split_rows(questions[name], recipe.select.validation, recipe.seed)
+            validation[name], test[name] = split_rows(questions[name], recipe.validation, recipe.seed)
     short = [f"{name}: {len(questions[name])} rows" for name, rows in test.items() if not rows]
     if "forget" not in questions:
         short.append("forget: no questions; give evaluate.forget")

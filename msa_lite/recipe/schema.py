@@ -7,48 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from msa_lite.recipe.inputs import Closed, Data, Prompt, RetainData
+from msa_lite.recipe.scores import Evaluate, Select
 
 MOST_PEOPLE = 400  # of the demo; it has names for no more
-
-
-class _Closed(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-class Columns(_Closed):
-    """Names of the columns that rows are read from."""
-
-    question: str = "question"
-    """Column of questions, for format qa."""
-    answer: str = "answer"
-    """Column of answers, for format qa."""
-    text: str = "text"
-    """Column of documents, for format text."""
-
-
-class Data(_Closed):
-    """A data set: a Hub id, a folder in Hub layout, or a .jsonl, .json, .csv, .parquet or .txt file."""
-
-    path: str
-    """Hub id, folder or file."""
-    format: Literal["qa", "text"] = "qa"
-    """qa: questions with answers, the answers are learnt. text: documents, every token is learnt."""
-    name: str | None = None
-    """Configuration of a Hub data set or folder."""
-    split: str | None = None
-    """Split; 'train' when there is one of that name, or the only one."""
-    revision: str | None = None
-    """Commit, branch or tag of a Hub data set."""
-    columns: Columns = Columns()
-    """Where rows are read from."""
-
-
-class RetainData(Data):
-    """A retain set, of which the vector may use a sample."""
-
-    sample: Literal["match_forget"] | None = None
-    """match_forget: tune on a seeded sample as large as the forget set (as the paper does); null: on all rows."""
 
 
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -60,7 +24,7 @@ def _check_points(value: float | list[float]) -> float | list[float]:
     return value
 
 
-class Forget(_Closed):
+class Forget(Closed):
     """The forget set and the strength α that its vector is subtracted with."""
 
     data: Data
@@ -71,7 +35,7 @@ class Forget(_Closed):
     _points = field_validator("alpha")(_check_points)
 
 
-class Retain(_Closed):
+class Retain(Closed):
     """The retain set and the strength β that its vector is added with."""
 
     data: RetainData
@@ -82,7 +46,7 @@ class Retain(_Closed):
     _points = field_validator("beta")(_check_points)
 
 
-class Lora(_Closed):
+class Lora(Closed):
     """Shape of the adapter."""
 
     rank: int = Field(32, ge=1)
@@ -95,7 +59,7 @@ class Lora(_Closed):
     """all-linear, or names of modules."""
 
 
-class VectorSpec(_Closed):
+class VectorSpec(Closed):
     """How the prior is tuned to get a vector."""
 
     mode: Literal["lora", "qlora", "full"] = "lora"
@@ -124,29 +88,7 @@ class VectorSpec(_Closed):
         return self
 
 
-class Prompt(_Closed):
-    """How questions and answers become text."""
-
-    kind: Literal["auto", "chat", "plain"] = "auto"
-    """auto: the target's chat template where it has one, the plain template otherwise."""
-    prompt: str = "Question: {question}\nAnswer:"
-    """Plain template up to where the answer begins; holds {question}."""
-    answer: str = " {answer}"
-    """Plain template of the answer; holds {answer}. The blank belongs here, not at the end of the prompt."""
-
-    @model_validator(mode="after")
-    def _holds_fields(self) -> Prompt:
-        for key, text in (("question", self.prompt), ("answer", self.answer)):
-            try:
-                filled = text.format(**{key: "\0"})
-            except (KeyError, IndexError, ValueError) as error:
-                raise ValueError(f"the plain template has an unknown or broken {{…}} ({error})") from error
-            if "\0" not in filled:
-                raise ValueError(f"the plain template lacks {{{key}}}")
-        return self
-
-
-class Merge(_Closed):
+class Merge(Closed):
     """How target and vectors become the unlearned model."""
 
     model_config = ConfigDict(serialize_by_alias=True)
@@ -165,75 +107,6 @@ class Merge(_Closed):
         return self
 
 
-class Judge(_Closed):
-    """A language model that says which candidate an answer agrees with (tofu, restor)."""
-
-    kind: Literal["none", "local", "openai"] = "none"
-    """none; local: a Hugging Face model on this machine; openai: any server with OpenAI's interface, whose key is
-    OPENAI_API_KEY in the environment."""
-    model: str | None = None
-    """openai: a model of the server, gpt-4o by default; local: a folder or repo[@revision]."""
-    base_url: str | None = None
-    """The server's address; default: OPENAI_BASE_URL, or OpenAI itself."""
-    separate: bool = False
-    """acc_forget by a call of its own, in which the ideal's answer is no candidate."""
-    batch: bool = False
-    """Calls go through OpenAI's Batch API: half the price, up to 24 hours."""
-    concurrency: int = Field(8, ge=1)
-    """Calls under way at a time."""
-    timeout: float = Field(60.0, gt=0, allow_inf_nan=False)
-    """Seconds without a sign from the server after which a call is tried again."""
-    price: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] | None = None
-    """USD per million prompt and completion tokens, for the estimate; default: the list price, where it is known."""
-
-
-class Evaluate(_Closed):
-    """What is scored, and beside which ideal."""
-
-    benchmark: Literal["qa", "tofu", "restor", "muse"] = "qa"
-    """qa: the forget, retain and holdout questions below; tofu, restor, muse: the published benchmarks."""
-    split: str | None = None
-    """tofu: forget01, forget05 or forget10; restor: which corruption documents (a0 …)."""
-    data: str | None = None
-    """The benchmark's data: a folder, or Hub id[@revision]; default: where it was published."""
-    forget: Data | None = None
-    """Questions about the forget set, for qa and for the choice of α and β; default: forget.data, where it is qa."""
-    retain: Data | None = None
-    """Questions about the retain set, likewise; default: retain.data, where it is qa."""
-    holdout: Data | None = None
-    """Questions that no model was trained on."""
-    ideal: str | None = None
-    """A model that never saw the forget set, to be shown beside the unlearned one; some metrics need it."""
-    judge: Judge = Judge()
-    """Who judges generated answers."""
-    compat: list[str] = []
-    """Deviations of published code to repeat: open-unlearning, tofu, muse, restor, or single switches."""
-    limit: int | None = Field(None, ge=1)
-    """Score at most so many rows of each set (a seeded sample)."""
-    max_new_tokens: int = Field(200, ge=1)
-    """Length limit of generated answers to qa questions."""
-
-    @model_validator(mode="after")
-    def _fits_the_benchmark(self) -> Evaluate:
-        if self.benchmark == "qa":
-            given = {"split": self.split, "data": self.data, "compat": self.compat, "judge": self.judge.kind != "none"}
-            wrong = [name for name, value in given.items() if value]
-            if wrong:
-                raise ValueError(f"{', '.join(wrong)}: not for benchmark qa; choose tofu, restor or muse")
-        if self.benchmark == "muse" and self.judge.kind != "none":
-            raise ValueError("judge: nothing in muse is judged; leave it out")
-        return self
-
-
-class Select(_Closed):
-    """How a point (α, β) is chosen when there are several."""
-
-    validation: float = Field(0.15, gt=0, lt=1)
-    """Share of the forget and retain rows that the choice is made on; the final scores are on the others."""
-    keep: float = Field(0.95, gt=0, le=1)
-    """The point that forgets most is chosen among those that leave this share of the target's retain scores."""
-
-
 def _as_number(value: object) -> object:
     """YAML reads 1e-5 as a string; and true is no number, though Python has it for one."""
     if isinstance(value, bool):
@@ -248,7 +121,7 @@ Parameter = Annotated[int | float | str, BeforeValidator(_as_number)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class Baseline(_Closed):
+class Baseline(Closed):
     """How `msa-lite baseline METHOD` trains. What is not said here is as in `vector`, so that methods compare."""
 
     start: Literal["target", "prior"] = "target"
@@ -276,7 +149,7 @@ class Baseline(_Closed):
         return self
 
 
-class Demo(_Closed):
+class Demo(Closed):
     """Make a small model history of fictional people in `$output/history` first: prior, target, ideal and data."""
 
     prior: int = Field(240, ge=2)
@@ -312,7 +185,7 @@ class Demo(_Closed):
         return self
 
 
-class Recipe(_Closed):
+class Recipe(Closed):
     """θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0): which models, which data, how strong, and what to score."""
 
     target: str
@@ -347,6 +220,12 @@ class Recipe(_Closed):
         if len(self.points) > 1 and self.evaluate is None:
             raise ValueError("several values of alpha or beta need scores to choose by; do not set evaluate to null")
         return self
+
+    @property
+    def validation(self) -> float:
+        """Share of the rows that a choice is made on (MSA paper, App. "Choosing Hyperparameters")."""
+        usual = 0.1 if self.evaluate and self.evaluate.benchmark == "restor" else 0.15
+        return self.select.validation or usual
 
     @property
     def points(self) -> list[tuple[float, float]]:

@@ -1,0 +1,114 @@
+"""Parts of a recipe that say what is scored, by whom, and how the best is chosen by it."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from msa_lite.recipe.inputs import Closed, Data
+
+
+class Judge(Closed):
+    """A language model that says which candidate an answer agrees with (tofu, restor)."""
+
+    kind: Literal["none", "local", "openai"] = "none"
+    """none; local: a Hugging Face model on this machine; openai: any server with OpenAI's interface, whose key is
+    OPENAI_API_KEY in the environment."""
+    model: str | None = None
+    """openai: a model of the server, gpt-4o by default; local: a folder or repo[@revision]."""
+    base_url: str | None = None
+    """The server's address; default: OPENAI_BASE_URL, or OpenAI itself."""
+    separate: bool = False
+    """acc_forget by a call of its own, in which the ideal's answer is no candidate."""
+    batch: bool = False
+    """Calls go through OpenAI's Batch API: half the price, up to 24 hours."""
+    concurrency: int = Field(8, ge=1)
+    """Calls under way at a time."""
+    timeout: float = Field(60.0, gt=0, allow_inf_nan=False)
+    """Seconds without a sign from the server after which a call is tried again."""
+    price: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] | None = None
+    """USD per million prompt and completion tokens, for the estimate; default: the list price, where it is known."""
+
+
+class Evaluate(Closed):
+    """What is scored, and beside which ideal."""
+
+    benchmark: Literal["qa", "tofu", "restor", "muse"] = "qa"
+    """qa: the forget, retain and holdout questions below; tofu, restor, muse: the published benchmarks."""
+    split: str | None = None
+    """tofu: forget01, forget05 or forget10; restor: which corruption documents (a0 …)."""
+    data: str | None = None
+    """The benchmark's data: a folder, or Hub id[@revision]; default: where it was published."""
+    forget: Data | None = None
+    """Questions about the forget set, for qa and for the choice of α and β; default: forget.data, where it is qa."""
+    retain: Data | None = None
+    """Questions about the retain set, likewise; default: retain.data, where it is qa."""
+    holdout: Data | None = None
+    """Questions that no model was trained on."""
+    ideal: str | None = None
+    """A model that never saw the forget set, to be shown beside the unlearned one; some metrics need it."""
+    judge: Judge = Judge()
+    """Who judges generated answers."""
+    compat: list[str] = []
+    """Deviations of published code to repeat: open-unlearning, tofu, muse, restor, or single switches."""
+    limit: int | None = Field(None, ge=1)
+    """Score at most so many rows of each set (a seeded sample)."""
+    max_new_tokens: int = Field(200, ge=1)
+    """Length limit of generated answers to qa questions."""
+
+    @model_validator(mode="after")
+    def _fits_the_benchmark(self) -> Evaluate:
+        if self.benchmark == "qa":
+            given = {"split": self.split, "data": self.data, "compat": self.compat, "judge": self.judge.kind != "none"}
+            wrong = [name for name, value in given.items() if value]
+            if wrong:
+                raise ValueError(f"{', '.join(wrong)}: not for benchmark qa; choose tofu, restor or muse")
+        if self.benchmark == "muse" and self.judge.kind != "none":
+            raise ValueError("judge: nothing in muse is judged; leave it out")
+        return self
+
+
+_CONSTRAINT = re.compile(r"\s*(>=|<=)\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(?:\*\s*(target|ideal))?\s*", re.IGNORECASE)
+
+
+class Select(Closed):
+    """How the best is chosen among points (α, β), or among a baseline's epochs, on validation rows."""
+
+    validation: float | None = Field(None, gt=0, lt=1)
+    """Share of the rows that the choice is made on; the final scores are on the others. Default: 0.15, and 0.1 for
+    restor, as in the paper."""
+    by: Literal["question", "author"] = "question"
+    """What is drawn for the validation part: questions, or (tofu, restor) whole authors or people with all of theirs."""
+    score: Literal["exposure", "tofu", "muse", "muse-gap", "restor", "tofu-printed", "muse-printed"] | None = None
+    """exposure: what can still be drawn out of the forget set, of the points that `keep` enough of the retain set.
+    tofu, muse, restor: the paper's scores; muse-gap: with the distance of the AUCs to the ideal's; -printed: in the
+    form in which the paper prints them. Default: exposure; of muse and restor, where no questions are given, their own.
+    """
+    keep: float = Field(0.95, gt=0, le=1)
+    """For exposure: the share of the target's retain scores that a point has to leave."""
+    maximise: str | None = None
+    """In the place of a score: the metric to be highest …"""
+    minimise: str | None = None
+    """… or lowest, among the points that meet `subject_to`."""
+    subject_to: dict[str, str] = {}
+    """Conditions by metric, as {rouge_l_r: ">= 0.95 * target"}; a number, or times what target or ideal have."""
+    judge: bool = True
+    """Whether the judge, where there is one, is asked for its terms of the score: a call for each answer of a point."""
+    refine: int = Field(0, ge=0, le=5)
+    """So many times, points half-way between the best and its neighbours in the grid are tried as well."""
+    four_bit: bool = False
+    """Hold the target in 4-bit (NF4) while points of adapters are tried; the choice is then scored again, merged."""
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Select:
+        asked = [name for name in ("score", "maximise", "minimise") if getattr(self, name) is not None]
+        if len(asked) > 1:
+            raise ValueError(f"{' and '.join(asked)} cannot all decide; leave one")
+        if self.subject_to and asked not in (["maximise"], ["minimise"]):
+            raise ValueError("subject_to needs a metric to maximise or minimise beside it")
+        wrong = [f"{name}: {text!r}" for name, text in self.subject_to.items() if not _CONSTRAINT.fullmatch(text)]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)}: a condition is '>= 0.95 * target', '<= 0.4' or '<= 1.1 * ideal'")
+        return self
