@@ -80,7 +80,7 @@ class Select(Closed):
     """Share of the rows that the choice is made on; the final scores are on the others. Default: 0.15, and 0.1 for
     restor, as in the paper."""
     by: Literal["question", "author"] = "question"
-    """What is drawn for the validation part: questions, or (tofu, restor) whole authors or people with all of theirs."""
+    """What is drawn for the validation part: questions, or (tofu, restor) authors, people, with all of theirs."""
     score: Literal["exposure", "tofu", "muse", "muse-gap", "restor", "tofu-printed", "muse-printed"] | None = None
     """exposure: what can still be drawn out of the forget set, of the points that `keep` enough of the retain set.
     tofu, muse, restor: the paper's scores; muse-gap: with the distance of the AUCs to the ideal's; -printed: in the
