@@ -59,9 +59,20 @@ class Plan:
         vectors = [vector for vector in (self.forget, self.retain) if vector]
         return [name for name in self.target.tensors if any(name in vector.deltas for vector in vectors)]
 
+    @cached_property
+    def rewritten(self) -> list[str]:
+        """The target's tensors whose bytes do not stay: those touched, and those stored in another dtype."""
+        touched = set(self.touched)
+        return [
+            name
+            for name, entry in self.target.tensors.items()
+            if entry.nbytes and (name in touched or output_dtype(entry, self.precision.dtype) != entry.dtype)
+        ]
+
     def deltas(self, name: str) -> tuple[Delta | None, Delta | None]:
-        """The forget and the retain vector's delta of a tensor."""
-        forget, retain = (vector.deltas.get(name) if vector else None for vector in (self.forget, self.retain))
+        """The forget and the retain vector's delta of a tensor; None, too, for a vector of strength 0."""
+        vectors = ((self.forget, self.alpha), (self.retain, self.beta))
+        forget, retain = (vector.deltas.get(name) if vector and strength else None for vector, strength in vectors)
         return forget, retain
 
     def is_low_rank(self, name: str) -> bool:

@@ -11,7 +11,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +34,10 @@ from msa_lite.merger.formula import Factors, combine, combine_factors
 from msa_lite.merger.plan import Budget, Plan, block_rows
 from msa_lite.vectors import Delta, Loaded
 
+Put = Callable[[str, slice, np.ndarray], None]
+"""Takes a tensor's name, which rows of its matrix view, and their values, in a buffer that is used again."""
+
+_Buffers = tuple[Scratch, Scratch, Scratch]
 _COPY = 16 << 20  # bytes of a range that stays, copied at a time
 
 
@@ -122,11 +126,29 @@ class Stream:
             self._files.close()  # or a model of many files would use up the descriptors
             return sink.close(), changes
 
+    def fill(self, put: Put) -> None:
+        """Hand the rows of every tensor that does not stay as it is to `put`, as they would be stored.
+
+        put: called on worker threads. A vector of strength 0 is not read; what it alone touches comes as the target's.
+        """
+        pending: list[Future[None]] = []
+        for name in self._plan.rewritten:
+            entry = self._plan.target.tensors[name]
+            load, _ = self._load(entry)
+            step, rows = block_rows(entry), entry.matrix_shape[0]
+            blocks = [_Block(entry, (start, min(start + step, rows)), *load) for start in range(0, rows, step)]
+            futures = [self._workers.submit(self._put, block, put) for block in blocks]
+            for future in pending:  # no more than two tensors' factors are in memory
+                future.result()
+            pending = futures
+        for future in pending:
+            future.result()
+
     def _pieces(self, shard: ShardFile, changes: dict[str, Change]) -> Iterator[_Block | _Range]:
         """The file's data in order. A tensor's factors are read, and measured, when its turn comes."""
-        dtype, touched = self._plan.precision.dtype, set(self._plan.touched)
+        rewritten = set(self._plan.rewritten)
         for entry in shard.tensors:
-            if not entry.nbytes or (entry.name not in touched and output_dtype(entry, dtype) == entry.dtype):
+            if entry.name not in rewritten:
                 for done in range(0, entry.nbytes, _COPY):
                     yield _Range(entry.start + done, min(_COPY, entry.nbytes - done))
                 continue
@@ -148,20 +170,43 @@ class Stream:
         return (product, (None, None), held), measure_factors(*pairs)
 
     def _merge(self, block: _Block, output: Scratch) -> tuple[Change | None, np.ndarray]:
-        """A block on a worker thread, which has buffers of its own for what is only needed meanwhile."""
+        """A block on a worker thread, with what changed."""
+        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked at on its own
+            return merge_block(self._plan, self._files, block, self._scratch(), output)
+
+    def _put(self, block: _Block, put: Put) -> None:
+        """A block on a worker thread, handed over."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows = merge_rows(self._plan, self._files, block, self._scratch(), self._scratch()[0])
+        put(block.entry.name, slice(*block.rows), rows.stored)
+
+    def _scratch(self) -> _Buffers:
+        """The buffers of a worker thread, for what is only needed meanwhile."""
         if not hasattr(self._own, "scratch"):
             common = Scratch()
             self._own.scratch = (common, Scratch(common), Scratch(common))
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked at on its own
-            return merge_block(self._plan, self._files, block, self._own.scratch, output)
+        own: _Buffers = self._own.scratch
+        return own
 
 
-def merge_block(
-    plan: Plan, files: Files, block: _Block, scratch: tuple[Scratch, Scratch, Scratch], output: Scratch
-) -> tuple[Change | None, np.ndarray]:
-    """One block: what changed (None for a cast alone), and the rows as they are stored, in a buffer of `output`.
+@dataclass(frozen=True)
+class _Rows:
+    """A merged block: the rows as they were, as they are stored, and, where a vector touches them, the update that was
+    wanted and the result before it was rounded, with the norms of deltas.
+    """
 
-    scratch: buffers for the block itself, the forget delta and the retain delta. Rounds once, on storing.
+    raw: np.ndarray
+    before: np.ndarray
+    stored: np.ndarray
+    wanted: np.ndarray | None = None
+    merged: np.ndarray | None = None
+    norms: Change = field(default_factory=Change)
+
+
+def merge_rows(plan: Plan, files: Files, block: _Block, scratch: _Buffers, output: Scratch) -> _Rows:
+    """The formula on one block, rounded once, on storing, into a buffer of `output`.
+
+    scratch: buffers for the block itself, the forget delta and the retain delta.
     """
     entry, (start, stop) = block.entry, block.rows
     own, work, dtype = scratch[0], plan.precision.work(entry), output_dtype(entry, plan.precision.dtype)
@@ -171,8 +216,7 @@ def merge_block(
     before = own.take("before", shape, work)
     np.copyto(before, raw)
     if block.product is None and not any(block.deltas):
-        check_cast(entry.name, dtype, before, round_once(before, dtype, stored))
-        return None, stored
+        return _Rows(raw, before, round_once(before, dtype, stored))
     wanted, merged = own.take("wanted", shape, work), own.take("merged", shape, work)
     norms = Change()
     if block.product is not None:
@@ -191,13 +235,26 @@ def merge_block(
         round_stochastically(merged, dtype, np.random.Generator(np.random.SFC64(seed)), stored)
     else:
         round_once(merged, dtype, stored)
+    return _Rows(raw, before, stored, wanted, merged, norms)
+
+
+def merge_block(
+    plan: Plan, files: Files, block: _Block, scratch: _Buffers, output: Scratch
+) -> tuple[Change | None, np.ndarray]:
+    """`merge_rows` with what changed (None for a cast alone); the rows as they are stored, in a buffer of `output`."""
+    rows = merge_rows(plan, files, block, scratch, output)
+    entry, dtype = block.entry, output_dtype(block.entry, plan.precision.dtype)
+    raw, before, stored, wanted, merged = rows.raw, rows.before, rows.stored, rows.wanted, rows.merged
+    if wanted is None or merged is None:
+        check_cast(entry.name, dtype, before, stored)
+        return None, stored
     if dtype != entry.dtype:
         np.copyto(before, round_once(before, dtype))  # a cast is no change
     np.copyto(merged, stored)
-    change = measure(before, wanted, merged, own.take("moved", shape, np.bool_))
+    change = measure(before, wanted, merged, scratch[0].take("moved", raw.shape, np.bool_))
     if not np.isfinite(change.stored + change.lost + change.weight + change.wanted):
         check_update(entry.name, wanted)
-        check_overflow(entry.name, dtype, raw.astype(work), stored)
+        check_overflow(entry.name, dtype, raw.astype(before.dtype), stored)
         change = measure_carefully(before, wanted, stored)
-    change.add(norms)
+    change.add(rows.norms)
     return change, stored
