@@ -64,13 +64,14 @@ def markdown_comparison(comparison: Comparison) -> str:
     lines = [line(["model", *(column.heading for column in comparison.columns)]), "|---|" + "---:|" * (width - 1)]
     for i, (title, rows) in enumerate(_parts(comparison)):
         if i or title:
-            lines.append(line([f"*{_escape_markdown(title)}*" if title else ""]))
-        lines += [line([_escape_markdown(row.label), *map(_markdown_cell, row.cells)]) for row in rows]
-    lines += ["", *(f"- {_escape_markdown(note)}." for note in comparison.notes)]
+            lines.append(line([f"*{escape_markdown(title)}*" if title else ""]))
+        lines += [line([escape_markdown(row.label), *map(_markdown_cell, row.cells)]) for row in rows]
+    lines += ["", *(f"- {escape_markdown(note)}." for note in comparison.notes)]
     return "\n".join(lines) + "\n"
 
 
-def _escape_markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
+    """Text whose signs mean nothing to Markdown."""
     return re.sub(r"([\\|*`<\[\]])", r"\\\1", text)
 
 

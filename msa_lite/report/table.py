@@ -67,7 +67,8 @@ def number(value: float | None) -> str:
     return f"{value:{'.1e' if small else '.3f'}}"
 
 
-def _cell(metric: Metric | None, n: int) -> str:
+def metric_cell(metric: Metric | None, n: int) -> str:
+    """A metric as tables show it, with its standard error, and its items where they are not n."""
     if metric is None or metric.value is None:
         return number(None)
     error = f" ± {metric.stderr:.3f}" if metric.stderr is not None else ""
@@ -85,7 +86,7 @@ def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[str]]]:
         known = [metric for metric in found if metric is not None]
         n = max(metric.n for metric in known)
         arrow = _ARROWS[known[0].higher_is_better]
-        rows.append((group, [label + arrow, str(n), *(_cell(metric, n) for metric in found)]))
+        rows.append((group, [label + arrow, str(n), *(metric_cell(metric, n) for metric in found)]))
     return rows
 
 
