@@ -1,0 +1,33 @@
+"""Data sets → rows → token ids with labels.
+
+Two formats. `qa`: a question and an answer, rendered with the target's chat template where it has one and a plain
+template otherwise; only the answer, its end token included, is learnt and scored. `text`: documents, cut into chunks;
+every token is learnt. Sources are whatever `datasets` reads: a Hub id, a folder in Hub layout, or a file.
+"""
+
+from msa_lite.data.examples import encode, encode_qa, encode_text, make_collator, pad_id
+from msa_lite.data.prompts import DATE_STRING, IGNORE, Example, Prompter, Shots, Template
+from msa_lite.data.rows import Row, load_rows, rows_identity, sample_rows, split_rows
+from msa_lite.data.sources import DataSource, load_table, pin_source
+
+__all__ = [
+    "DATE_STRING",
+    "IGNORE",
+    "DataSource",
+    "Example",
+    "Prompter",
+    "Row",
+    "Shots",
+    "Template",
+    "encode",
+    "encode_qa",
+    "encode_text",
+    "load_rows",
+    "load_table",
+    "make_collator",
+    "pad_id",
+    "pin_source",
+    "rows_identity",
+    "sample_rows",
+    "split_rows",
+]

@@ -1,0 +1,91 @@
+"""Rows → examples: token ids with labels, cut to a length, and batches of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from msa_lite.data.prompts import IGNORE, Example, Prompter
+from msa_lite.data.rows import Row
+from msa_lite.data.sources import DataSource
+from msa_lite.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = None) -> list[Example]:
+    """One example a row (`Prompter.example`), with a warning where the first answer token cannot be learnt.
+
+    max_length cuts on the right; a row whose answer is cut away entirely has no labels.
+    """
+    examples, merged, cut = [], 0, 0
+    for row in rows:
+        whole = prompter.example(row.index, row.question, row.answer)
+        merged += whole.prompt_ids != prompter.prompt(row.question)
+        cut += bool(max_length) and len(whole.ids) > (max_length or 0)
+        examples.append(Example(row.index, whole.ids[:max_length], whole.labels[:max_length]))
+    if merged:
+        logger.warning(
+            "%d of %d rows: the tokenizer merges the end of the prompt into the answer, so the first answer token is "
+            "not learnt; put the blank at the start of prompt.answer instead of the end of prompt.prompt",
+            merged,
+            len(rows),
+        )
+    if cut:
+        logger.warning("%d of %d rows are longer than max_length=%s and were cut", cut, len(rows), max_length)
+    return examples
+
+
+def encode_text(rows: Sequence[Row], tokenizer: Any, max_length: int) -> list[Example]:
+    """Chunks of at most max_length ids over all rows joined by blank lines; every token is a label.
+
+    Each chunk opens with the beginning-of-sequence token where the tokenizer has one. A last chunk too short to
+    predict anything is dropped (its loss would be 0/0).
+    """
+    ids = tokenizer("\n\n".join(row.text for row in rows), add_special_tokens=False)["input_ids"]
+    begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    size = max_length - len(begin)
+    chunks = [begin + list(ids[i : i + size]) for i in range(0, len(ids), size)]
+    return [Example(i, chunk, list(chunk)) for i, chunk in enumerate(chunks) if len(chunk) >= 2]
+
+
+def encode(rows: Sequence[Row], source: DataSource, prompter: Prompter, max_length: int) -> list[Example]:
+    """Examples to train on, of either format. Raises DataError when not one label is left."""
+    if source.format == "qa":
+        examples = [e for e in encode_qa(rows, prompter, max_length) if any(label != IGNORE for label in e.labels)]
+    else:
+        examples = encode_text(rows, prompter.tokenizer, max_length)
+    if not examples:
+        raise DataError(f"{source.path}: nothing is left to learn after cutting to max_length={max_length}; raise it")
+    return examples
+
+
+def pad_id(tokenizer: Any) -> int:
+    """What fills up rows of a batch: attention masks hide it, so any token will do."""
+    found = tokenizer.pad_token_id
+    return int(found if found is not None else tokenizer.eos_token_id or 0)
+
+
+def make_collator(pad_id: int) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
+    """Pads to the longest of a batch on the right.
+
+    The attention mask comes from lengths, not from `ids ≠ pad`: with pad = end of turn, as in Llama 3 Instruct, the
+    latter would hide the prompt's own end-of-turn tokens.
+    """
+
+    def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
+        import torch
+
+        width = max(len(item["input_ids"]) for item in batch)
+
+        def pad(values: list[int], filler: int) -> list[int]:
+            return values + [filler] * (width - len(values))
+
+        return {
+            "input_ids": torch.tensor([pad(item["input_ids"], pad_id) for item in batch]),
+            "attention_mask": torch.tensor([pad([1] * len(item["input_ids"]), 0) for item in batch]),
+            "labels": torch.tensor([pad(item["labels"], IGNORE) for item in batch]),
+        }
+
+    return collate

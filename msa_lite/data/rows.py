@@ -1,0 +1,80 @@
+"""Rows of a data set: questions with answers, or texts; read, sampled, split and named by their content."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from msa_lite.data.sources import DataSource, load_table
+from msa_lite.errors import DataError, join_faults, nearest
+from msa_lite.io.manifest import digest
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row: its index in the source, and a question with its answer, or a text (the other fields are empty)."""
+
+    index: int
+    question: str = ""
+    answer: str = ""
+    text: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """Hash of the content, by which a row can be recorded without repeating what is to be forgotten."""
+        return digest([self.question, self.answer, self.text])
+
+
+def load_rows(source: DataSource) -> list[Row]:
+    """Read all rows of a source.
+
+    Raises UsageError when path, configuration or split is not there, DataError when the set is empty, lacks a column
+    (those that are there are named), or has empty cells in it.
+    """
+    table = load_table(source)
+    missing = [column for column in source.columns if column not in table.column_names]
+    if missing:
+        hint = "".join(nearest(column, table.column_names) for column in missing)
+        raise DataError(
+            f"{source.path}: no column {', '.join(map(repr, missing))}{hint}; there are "
+            f"{', '.join(map(repr, table.column_names))}. Set data.columns in the recipe"
+        )
+    if len(table) == 0:
+        raise DataError(f"{source.path}: the data set is empty")
+    columns = {key: table[key] for key in source.columns}
+    faults = [
+        f"row {i}, column '{key}': {value!r}"
+        for key, values in columns.items()
+        for i, value in enumerate(values)
+        if not isinstance(value, (str, int, float)) or not str(value).strip()
+    ]
+    if faults:
+        raise DataError(join_faults(f"{source.path}: cells without text:", faults))
+    if source.format == "qa":
+        pairs = zip(columns[source.question], columns[source.answer], strict=True)
+        return [Row(i, question=str(q), answer=str(a)) for i, (q, a) in enumerate(pairs)]
+    return [Row(i, text=str(text)) for i, text in enumerate(columns[source.text])]
+
+
+def sample_rows(rows: Sequence[T], count: int, seed: int) -> list[T]:
+    """A seeded sample without replacement, in the source's order; all rows where there are no more than `count`."""
+    if count >= len(rows):
+        return list(rows)
+    chosen = random.Random(seed).sample(range(len(rows)), count)
+    return [rows[i] for i in sorted(chosen)]
+
+
+def split_rows(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
+    """(validation, test): a seeded split by row; validation gets `share` of the rows, at least one."""
+    validation = sample_rows(rows, max(1, round(share * len(rows))), seed)
+    chosen = {row.index for row in validation}
+    return validation, [row for row in rows if row.index not in chosen]
+
+
+def rows_identity(rows: Sequence[Row]) -> dict[str, Any]:
+    """What a manifest records of a data set: the number of rows and one hash over their content."""
+    return {"rows": len(rows), "sha256": digest([row.sha256 for row in rows])}

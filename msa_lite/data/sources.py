@@ -1,0 +1,119 @@
+"""Where rows come from, as `datasets` reads it: a Hub id, a folder in Hub layout, or a file."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from msa_lite.errors import DataError, UsageError, nearest
+from msa_lite.io.hub import explain
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where rows come from. path: Hub id, folder or file; name, split: as in `datasets.load_dataset`."""
+
+    path: str
+    format: Literal["qa", "text"] = "qa"
+    name: str | None = None
+    split: str | None = None
+    question: str = "question"
+    answer: str = "answer"
+    text: str = "text"
+    revision: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the format needs."""
+        return (self.question, self.answer) if self.format == "qa" else (self.text,)
+
+
+def load_table(source: DataSource) -> Any:
+    """The table of a source as `datasets` reads it. Raises UsageError or DataError for what cannot be read."""
+    path = Path(source.path).expanduser()
+    kwargs: dict[str, Any] = {}
+    if path.is_file():
+        builder = _BUILDERS.get(path.suffix)
+        if builder is None:
+            raise UsageError(f"{path}: unknown ending '{path.suffix}'; choose from {', '.join(_BUILDERS)}, or a folder")
+        if path.stat().st_size == 0:
+            raise DataError(f"{path}: the data set is empty")
+        kwargs = {"path": builder, "data_files": str(path)}
+        if builder == "text":
+            kwargs["sample_by"] = "document"
+    elif path.is_dir():
+        kwargs = {"path": str(path), "name": source.name}
+    elif path.suffix in _BUILDERS or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1:
+        raise UsageError(f"{source.path}: no such file or folder")
+    else:
+        source = pin_source(source)
+        kwargs = {"path": source.path, "name": source.name, "revision": source.revision}
+    import datasets
+
+    bars = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        with tempfile.TemporaryDirectory() as fresh:
+            if path.is_dir():
+                # The cache tells folders apart by name and layout alone: it would hand out the rows of another folder
+                # of that name, or those from before a change.
+                kwargs |= {"cache_dir": fresh, "keep_in_memory": True}
+            tables = datasets.load_dataset(**kwargs)
+    except datasets.exceptions.DatasetGenerationError as error:
+        raise DataError(f"{source.path}: cannot be read ({error.__cause__ or error})") from error
+    except Exception as error:  # the library raises whatever its readers raise; all of it means "not readable"
+        raise UsageError(f"{source.path}: cannot be loaded ({type(error).__name__}: {error})") from error
+    finally:
+        if bars:
+            datasets.enable_progress_bars()
+    _check_commit(source, [item["filename"] for table in tables.values() for item in table.cache_files])
+    split = source.split or ("train" if "train" in tables else next(iter(tables)))
+    if split not in tables:
+        raise UsageError(f"{source.path}: no split '{split}'{nearest(split, tables)}; there are {', '.join(tables)}")
+    if source.split is None and len(tables) > 1 and "train" not in tables:
+        raise UsageError(f"{source.path}: which split? There are {', '.join(tables)}; set data.split in the recipe")
+    return tables[split]
+
+
+def _check_commit(source: DataSource, files: Sequence[str]) -> None:
+    """Raise UsageError unless `files` of the cache come from the commit that the source is pinned to.
+
+    Without the Hub, `datasets` hands out the newest rows that its cache has of a data set, whatever was asked for.
+    """
+    commits = {Path(file).parent.name for file in files}  # the cache names these folders by their commit
+    others = sorted(commit for commit in commits if _COMMIT.fullmatch(commit) and commit != source.revision)
+    if source.revision and others:
+        raise UsageError(
+            f"{source.path}: asked for was commit {source.revision}, but the Hub is out of reach and the cache offers "
+            f"{', '.join(others)}; go online, or set data.revision in the recipe"
+        )
+
+
+def pin_source(source: DataSource) -> DataSource:
+    """The source with its Hub revision resolved to a commit (from the cache when the Hub is out of reach).
+
+    A local source, and one without revision that cannot be resolved offline, is returned as it is. Raises UsageError
+    when the Hub has no such data set or revision.
+    """
+    path = Path(source.path).expanduser()
+    if path.exists() or path.suffix in _BUILDERS or source.path.startswith((".", "/", "~")):
+        return source
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RevisionResolutionError
+
+    try:
+        found = HfApi().resolve_revision(source.path, repo_type="dataset", revision=source.revision)
+    except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
+        if isinstance(error, RevisionResolutionError) and source.revision is None:
+            return source
+        raise UsageError(
+            f"{source.path}: no such file or folder, and not to be had from the Hub ({explain(error)})"
+        ) from error
+    return replace(source, revision=found.resolved)
