@@ -96,24 +96,28 @@ def value_text(value: float | int | str) -> str:
 
 
 def points_table(sweep: Sweep) -> Table:
-    """A table for the terminal; standard errors of target, ideal and the chosen one stand on a second line."""
+    """A table for the terminal; standard errors of target, ideal and the chosen one on a second line."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
     names, keys = shown_metrics(sweep), _keys(sweep)
     table = Table(title=escape(f"sweep, {sweep.part}"), title_justify="left", box=box.HORIZONTALS)
-    table.collapse_padding, table.pad_edge = True, False
+    table.padding, table.pad_edge = 0, False  # five metrics have room in 80 columns
     table.caption, table.caption_justify = escape("\n".join(["↑ higher, ↓ lower is better", *_notes(sweep)])), "left"
-    table.add_column("model")
-    for title in (*keys, *(_heading(sweep, name) for name in names), sweep.score_heading):
-        table.add_column(escape(title), justify="right", overflow="fold", min_width=5, max_width=16)
+    table.add_column("model", no_wrap=True)
+    for key in keys:
+        table.add_column(escape(key), justify="right", no_wrap=True)
+    for title in (sweep.score_heading, *(_heading(sweep, name) for name in names)):
+        width = 6 if title == sweep.score_heading else 5  # room for the sign of a score
+        table.add_column(escape(title), justify="right", overflow="fold", min_width=width, max_width=16)
     for row in _rows(sweep):
         full = row.mark in ("target", "ideal") or row.chosen
         cells = [_rich_cell(row.metrics.get(name), full) for name in names]
         style = "bold" if row.chosen else "dim" if row.mark in ("broken", "not met") else None
-        table.add_row(row.mark, *map(escape, row.values(keys)), *cells, number(row.score), style=style)
+        table.add_row(row.mark, *map(escape, row.values(keys)), number(row.score), *cells, style=style)
         if row.last_reference:
+            table.add_row("n", "", *[""] * len(keys), *(str(_most_items(sweep, name)) for name in names), style="dim")
             table.add_section()
     return table
 
@@ -133,13 +137,13 @@ def points_markdown(sweep: Sweep) -> str:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cells) + " |"
 
-    titles = ["model", *keys, *(_heading(sweep, name) for name in names), sweep.score_heading]
+    titles = ["model", *keys, sweep.score_heading, *(f"{_heading(sweep, name)} (n = {ns[name]})" for name in names)]
     lines = [f"Sweep, {escape_markdown(sweep.part)}; chosen: {escape_markdown(values_text(sweep.chosen))}.", ""]
     lines += [line([escape_markdown(title) for title in titles]), "|---|" + "---:|" * (len(titles) - 1)]
     for row in _rows(sweep):
         mark = f"**{row.mark}**" if row.chosen else row.mark
         cells = [metric_cell(row.metrics.get(name), ns[name]) for name in names]
-        lines.append(line([mark, *map(escape_markdown, row.values(keys)), *cells, number(row.score)]))
+        lines.append(line([mark, *map(escape_markdown, row.values(keys)), number(row.score), *cells]))
     lines += ["", *(f"- {escape_markdown(note)}." for note in _notes(sweep))]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -212,7 +216,7 @@ def _most_items(sweep: Sweep, name: str) -> int:
 
 
 def _heading(sweep: Sweep, name: str) -> str:
-    return f"{heading(name, _known(sweep, name)[0].higher_is_better)} (n = {_most_items(sweep, name)})"
+    return heading(name, _known(sweep, name)[0].higher_is_better)
 
 
 def _notes(sweep: Sweep) -> list[str]:
