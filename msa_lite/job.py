@@ -111,7 +111,7 @@ def prepare(recipe: Recipe, plan: Plan) -> Job:
     if recipe.merge.form == "adapter" and recipe.vector.mode == "full":
         raise UsageError("merge.as: what vector.mode full makes is no adapter; choose model, or vector.mode lora")
     open_judge(_judge_settings(recipe))  # it may lack a key
-    names = {"target": recipe.target, "prior": recipe.prior if plan.start == "prior" else recipe.target}
+    names = {"target": recipe.target, "prior": recipe.prior_checkpoint if plan.start == "prior" else recipe.target}
     if recipe.evaluate and recipe.evaluate.ideal:
         names["ideal"] = recipe.evaluate.ideal
     sources = {key: fetch(name) for key, name in names.items()}

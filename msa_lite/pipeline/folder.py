@@ -77,13 +77,15 @@ def _pinned(job: Job) -> str:
     values = job.recipe.model_dump(mode="json")
     values["target"] = job.sources["target"].pinned()
     if job.plan.start == "prior":
-        values["prior"] = job.sources["prior"].pinned()
+        values |= {"prior": job.sources["prior"].pinned(), "history": None}
     if "ideal" in job.sources:
         values["evaluate"]["ideal"] = job.sources["ideal"].pinned()
     for name, data in job.data.items():
         section, _, key = name.partition(".")
         values[section][key or "data"]["revision"] = data.revision
     used = {name: source for name, source in job.sources.items() if name != "prior" or job.plan.start == "prior"}
-    notes = [f"# {name}: {source.revision}" for name, source in used.items()]
+    reason = job.recipe.prior_reason if job.plan.start == "prior" else None
+    notes = [f"# {reason}"] if reason else []
+    notes += [f"# {name}: {source.revision}" for name, source in used.items()]
     notes += [f"# rows learnt, {name}: sha256:{rows_identity(rows)['sha256']}" for name, rows in job.rows.items()]
     return _header(job.plan) + "\n".join(notes) + "\n" + dump_recipe(Recipe.model_validate(values))

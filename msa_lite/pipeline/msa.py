@@ -137,9 +137,9 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
     missing = [str(path) for path in vectors.values() if load_manifest(path) is None]
     if missing:
         raise UsageError(f"{' and '.join(missing)}: not fitted yet; `msa-lite vector` on the recipe does it")
-    names = {name: str(path) for name, path in vectors.items()}
-    strengths = {"alpha": alpha, "beta": beta}
-    return {"target": recipe.target, "prior": recipe.prior, **names, **strengths, "dtype": recipe.merge.dtype}
+    names = {"target": recipe.target, "prior": recipe.prior_checkpoint}
+    names |= {name: str(path) for name, path in vectors.items()}
+    return {**names, "alpha": alpha, "beta": beta, "dtype": recipe.merge.dtype}
 
 
 def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> None:

@@ -85,7 +85,7 @@ def _explain(error: ValidationError) -> list[str]:
         if item["type"] == "extra_forbidden":
             text = f"unknown key{nearest(str(item['loc'][-1]), model.model_fields if model else ())}"
         elif item["type"] == "missing":
-            text = "is missing"
+            text = text.replace("Field required", "is missing")
         elif not isinstance(item["input"], dict):
             text = f"{text[0].lower()}{text[1:]}, got {item['input']!r}"
         lines.setdefault(path or "recipe", []).append(text)
@@ -105,6 +105,8 @@ def _walk(location: Sequence[int | str]) -> tuple[str, type[BaseModel] | None]:
             kind = field.annotation if field else None
         elif typing.get_origin(kind) is dict:
             kind = typing.get_args(kind)[1]
+        elif typing.get_origin(kind) is list:
+            kind = typing.get_args(kind)[0]
         elif isinstance(part, str):
             continue
         keys.append(str(part))

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
+from msa_lite.recipe.history import History, choose_prior
 from msa_lite.recipe.inputs import Closed, Data, Prompt, RetainData
 from msa_lite.recipe.scores import Evaluate, Select
 
@@ -188,9 +190,13 @@ class Demo(Closed):
 class Recipe(Closed):
     """θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0): which models, which data, how strong, and what to score."""
 
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["prior"]}, {"required": ["history"]}]})
+
     target: str
     """θ_D, the finished model to unlearn from: a folder or repo[@revision]."""
-    prior: str
+    history: History | None = None
+    """Earlier checkpoints, of which the right one is taken as the prior; in the place of `prior`."""
+    prior: str | None = Field(None, validate_default=True)
     """θ_0, an earlier checkpoint from before the target saw the forget set."""
     forget: Forget
     """What to forget."""
@@ -215,11 +221,33 @@ class Recipe(Closed):
     seed: int = Field(0, ge=0)
     """Seed of every random choice."""
 
+    @field_validator("prior")
+    @classmethod
+    def _prior_or_history(cls, prior: str | None, info: ValidationInfo) -> str | None:
+        if prior is not None and info.data.get("history") is not None:
+            raise ValueError("stands beside a history, from which the prior is chosen; leave out one, or set it null")
+        if prior is None and info.data.get("history", "faulty") is None:
+            raise PydanticCustomError("missing", "is missing; name it, or give a history from which it is chosen")
+        return prior
+
     @model_validator(mode="after")
     def _points_need_scores(self) -> Recipe:
         if len(self.points) > 1 and self.evaluate is None:
             raise ValueError("several values of alpha or beta need scores to choose by; do not set evaluate to null")
         return self
+
+    @property
+    def prior_checkpoint(self) -> str:
+        """θ_0 by name: the prior that is given, or that of the history."""
+        if self.history is not None:
+            return choose_prior(self.history).checkpoint
+        assert self.prior is not None
+        return self.prior
+
+    @property
+    def prior_reason(self) -> str | None:
+        """Why it is this checkpoint, in a sentence; None where the prior is given."""
+        return choose_prior(self.history).why if self.history is not None else None
 
     @property
     def validation(self) -> float:

@@ -138,7 +138,7 @@ def test_the_recipes_command_lists_shows_validates_and_prints_the_schema(tmp_pat
     assert "quickstart" in json.loads(msa("list", "--json").stdout)
     assert msa("show", "quickstart").stdout == shipped_recipes()["quickstart"].read_text()
     assert json.loads(msa("validate", "quickstart", "seed=3", "--json").stdout)["seed"] == 3
-    assert json.loads(msa("schema").stdout)["required"] == ["target", "prior", "forget", "output"]
+    assert json.loads(msa("schema").stdout)["required"] == ["target", "forget", "output"]
     wrong = msa("validate", "quickstrat")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "did you mean 'quickstart'" in wrong.stderr

@@ -1,0 +1,144 @@
+"""Which checkpoint is the prior: the latest that was saved before the forget data came in.
+
+MSA takes "the exact checkpoint immediately preceding" the unlearning targets (MSA paper, §Experimental Setup). Where
+the targets came in several times, the first time counts: checkpoints that have seen them do worse, however much was
+learnt since (App. "Unlearning Targets Introduced Many Tokens Before the Final Checkpoint" and "Repeated Exposure").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from msa_lite.counts import Progress, format_count, named_progress, parse_count
+from msa_lite.recipe.inputs import Closed
+
+
+def _parse_counts(value: object) -> list[int]:
+    return [parse_count(item) for item in (value if isinstance(value, list) else [value])]
+
+
+Count = Annotated[int, BeforeValidator(parse_count, json_schema_input_type=int | str)]
+Counts = Annotated[list[int], BeforeValidator(_parse_counts, json_schema_input_type=int | str | list[int | str])]
+
+
+class PastCheckpoint(Closed):
+    """A checkpoint that was saved in the course of the target's training, and when that was."""
+
+    checkpoint: str
+    """A folder or repo[@revision]; repo@tokens=3859B and repo@step=928646 find the revision of that number."""
+    seen_tokens: Count | None = None
+    """Tokens that it was trained on by then, such as 20M; default: what its name says."""
+    step: Count | None = None
+    """Or steps; default: what its name says. Of all checkpoints, tokens are known or steps are."""
+
+    @property
+    def progress(self) -> Progress:
+        """Its counts: the one given here, otherwise those of its name."""
+        if self.seen_tokens is None and self.step is None:
+            return named_progress(self.checkpoint)
+        return Progress(tokens=self.seen_tokens, step=self.step)
+
+    @model_validator(mode="after")
+    def _says_when(self) -> PastCheckpoint:
+        said = self.progress
+        if self.seen_tokens is not None and self.step is not None:
+            raise ValueError("give one of seen_tokens and step")
+        if said.tokens is None and said.step is None:
+            raise ValueError(f"{self.checkpoint}: the name does not say when it was saved; give seen_tokens or step")
+        if said.stage > 1:
+            raise ValueError(
+                f"{self.checkpoint}: the name counts from the start of stage {said.stage}; give seen_tokens or step, "
+                "counted from the start of training"
+            )
+        return self
+
+
+class History(Closed):
+    """Checkpoints of the target's training, of which the latest before the exposure is the prior."""
+
+    checkpoints: list[PastCheckpoint] = Field(min_length=1)
+    """Those that there are, in any order."""
+    exposure: Counts = Field(min_length=1)
+    """When the forget data came in, in tokens if these are known of the checkpoints, else in steps; of a list, the
+    first time counts."""
+
+    @model_validator(mode="after")
+    def _has_a_prior(self) -> History:
+        choose_prior(self)
+        return self
+
+
+@dataclass(frozen=True)
+class ChosenPrior:
+    """The prior of a history, and why it is this one, in a sentence."""
+
+    checkpoint: str
+    why: str
+
+
+def choose_prior(history: History) -> ChosenPrior:
+    """The latest checkpoint with a count ≤ the (first) exposure; one saved at that very point has not seen the data.
+
+    Raises ValueError with all that is wrong: counts in tokens and in steps, checkpoints that contradict each other,
+    none from before the exposure.
+    """
+    exposure = min(history.exposure)
+    saved = [(item.progress, item.checkpoint) for item in history.checkpoints]
+    in_tokens = [(said.tokens, name) for said, name in saved if said.tokens is not None]
+    in_steps = [(said.step, name) for said, name in saved if said.tokens is None and said.step is not None]
+    if in_tokens and in_steps:
+        names = ", ".join(name for _, name in in_steps)
+        raise ValueError(
+            f"checkpoints: of some, tokens are known, of {names} only steps; give seen_tokens of all, or step of all"
+        )
+    unit, counts = ("tokens", sorted(set(in_tokens))) if in_tokens else ("steps", sorted(set(in_steps)))
+    faults = _contradictions(counts, unit)
+    before = [item for item in counts if item[0] <= exposure]
+    if not before:
+        first, name = counts[0]
+        faults.append(
+            f"exposure: no checkpoint is from before {_at(exposure, unit)}; the earliest, {name}, was saved at "
+            f"{_at(first, unit)}, {_distance(first - exposure, unit)} too late"
+        )
+    if faults:
+        raise ValueError("; ".join(faults))
+    count, name = before[-1]
+    which = f"the latest of {len(before)} checkpoints" if len(before) > 1 else "the only checkpoint"
+    gap = f"{_distance(exposure - count, unit)} before" if count < exposure else "saved at that very point"
+    later = len(counts) - len(before)
+    notes = [gap, *([f"{later} later checkpoint{'s have' if later > 1 else ' has'} seen it"] if later else [])]
+    seen = f"seen {format_count(count)} tokens" if unit == "tokens" else f"saved at {_at(count, unit)}"
+    came = "first came in" if len(set(history.exposure)) > 1 else "came in"
+    why = (
+        f"prior: {name}, {seen}: {which} from before the forget data {came} at "
+        f"{_at(exposure, unit)} ({'; '.join(notes)})"
+    )
+    return ChosenPrior(name, why)
+
+
+def _contradictions(counts: Sequence[tuple[int, str]], unit: str) -> list[str]:
+    """Two checkpoints of one count, and one checkpoint with two. counts: sorted, each pair once."""
+    faults = [
+        f"checkpoints: {one} and {other} are both from {_at(count, unit)}"
+        for (count, one), (same, other) in pairwise(counts)
+        if count == same
+    ]
+    for name in dict.fromkeys(name for _, name in counts):
+        several = [_at(count, unit) for count, other in counts if other == name]
+        if len(several) > 1:
+            faults.append(f"checkpoints: {name} is said to be from {' and from '.join(several)}")
+    return faults
+
+
+def _at(count: int, unit: str) -> str:
+    return f"{format_count(count)} tokens" if unit == "tokens" else f"step {count}"
+
+
+def _distance(count: int, unit: str) -> str:
+    number = format_count(count) if unit == "tokens" else str(count)
+    return f"{number} {unit.removesuffix('s') if count == 1 else unit}"
