@@ -1,22 +1,297 @@
-"""The scores that a sweep chooses (α, β) by, from the metrics of one point: one number a point, higher is better."""
+"""The rules by which the best of several candidates (strengths of vectors, epochs of a baseline) is chosen.
+
+A rule ranks the metrics of one candidate beside those of the target, and of the ideal where there is one; the highest
+rank is chosen. Pure functions of reports: nothing here runs a model.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from msa_lite.errors import DataError
+from msa_lite.errors import DataError, UsageError, join_faults, nearest
+
+Metrics = Mapping[str, float | None]
+"""Values of metrics by name; None where a metric cannot be given."""
+
+LOWEST = 1e-6  # the least that a factor of a paper's score counts, so that the others still order what shares a zero
+
+_TOFU = {"model_utility": 2, "acc_forget": 1, "acc_recover": 2, "acc_retain": 1, "extraction_strength": -2}
+_PASSAGES = {"verbmem_f": -1, "extraction_strength": -2, "exact_memorization": -1}
+# Score → weights by metric: of the factor m where positive, of 1 − m where negative. -printed: as the paper prints it.
+PAPER_SCORES: Mapping[str, Mapping[str, int]] = {
+    "tofu": _TOFU,
+    "tofu-printed": _TOFU,
+    "muse": {"min_k": -1, "min_k_pp": -1, **_PASSAGES, "knowmem_r": 2},
+    "muse-gap": {"min_k_gap": -1, "min_k_pp_gap": -1, **_PASSAGES, "knowmem_r": 2},
+    "muse-printed": {"min_k": -1, "min_k_pp": -1, **_PASSAGES, "knowmem_r": -2},
+    "restor": {"accuracy": 1},
+}
+_JUDGED = ("acc_forget", "acc_recover", "acc_retain")
+_BESIDE_IDEAL = {"forget_quality", "min_k_gap", "min_k_pp_gap", "privleak", *_JUDGED}  # None without the ideal
+_CONDITION = re.compile(r"\s*([<>]=)\s*(-?[0-9.]+(?:e[+-]?[0-9]+)?)\s*(?:\*\s*(target|ideal))?\s*", re.IGNORECASE)
 
 
-def exposure(metrics: Mapping[str, float | None], reference: Mapping[str, float | None]) -> float:
+@dataclass(frozen=True, order=True)
+class Rank:
+    """How good a candidate is; the highest is chosen.
+
+    met: whether it meets the conditions of the rule; one that does is above all that do not. value: what orders
+    candidates that are alike in that, higher is better.
+    """
+
+    met: bool
+    value: float
+
+
+class Rule(Protocol):
+    """What orders candidates."""
+
+    @property
+    def name(self) -> str:
+        """What is printed."""
+
+    @property
+    def needs_ideal(self) -> bool:
+        """Whether candidates cannot be ranked without the ideal model."""
+
+    def rank(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None = None) -> Rank:
+        """The rank of a candidate by its metrics, the target's (`reference`) and the ideal's, all on the same rows.
+
+        Raises DataError where the target or the ideal has no value that all candidates are held against.
+        """
+
+    def needs(self) -> tuple[str, ...]:
+        """Metrics without any one of which candidates cannot be ranked."""
+
+    def describe(self) -> Any:
+        """What a manifest records, JSON-able."""
+
+    def notes(self, reference: Metrics) -> list[str]:
+        """What of the rule does not count beside this target."""
+
+
+@dataclass(frozen=True)
+class Exposure:
+    """Forget most among what keeps enough: 1 − `exposure` where `kept_share` ≥ keep, in [0, 1].
+
+    What keeps less does not meet the rule, and ranks by kept_share − 1 < 0, so that the gentlest is chosen where
+    nothing keeps enough. Needs neither a benchmark nor the ideal.
+    """
+
+    keep: float
+    name = "exposure"
+    needs_ideal = False
+
+    def rank(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None = None) -> Rank:
+        kept = kept_share(metrics, reference)
+        return Rank(True, 1.0 - exposure(metrics, reference)) if kept >= self.keep else Rank(False, kept - 1.0)
+
+    def needs(self) -> tuple[str, ...]:
+        return ("extraction_strength",)
+
+    def describe(self) -> Any:
+        return {"score": self.name, "keep": self.keep}
+
+    def notes(self, reference: Metrics) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True)
+class PaperScore:
+    """A validation score of the MSA paper, one of `PAPER_SCORES`; see `paper_score`.
+
+    Terms that the target has no value for, as the judge's three without a judge, are left out for everybody, with
+    their weights. Where a candidate has none for a term that is in, the factor is the lowest.
+    """
+
+    name: str
+
+    @property
+    def needs_ideal(self) -> bool:
+        return not _BESIDE_IDEAL.isdisjoint(self.needs())
+
+    def rank(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None = None) -> Rank:
+        weights = {n: w for n, w in PAPER_SCORES[self.name].items() if reference.get(n) is not None}
+        if not weights:
+            raise DataError(f"score {self.name}: the target has none of {', '.join(PAPER_SCORES[self.name])}")
+        return Rank(True, paper_score(metrics, weights, printed=self.name.endswith("-printed")))
+
+    def needs(self) -> tuple[str, ...]:
+        return tuple(name for name in PAPER_SCORES[self.name] if name not in _JUDGED)
+
+    def describe(self) -> Any:
+        return {"score": self.name, "weights": dict(PAPER_SCORES[self.name])}
+
+    def notes(self, reference: Metrics) -> list[str]:
+        out = [name for name in PAPER_SCORES[self.name] if reference.get(name) is None]
+        groups = {
+            "there is no judge that compares with an ideal model": [name for name in out if name in _JUDGED],
+            "the target has no value for it": [name for name in out if name not in _JUDGED],
+        }
+        return [f"{', '.join(names)}: left out of the score, {why}" for why, names in groups.items() if names]
+
+
+def paper_score(metrics: Metrics, weights: Mapping[str, int], printed: bool = False) -> float:
+    """(Π f^|w|)^(1/Σ|w|), in (0, 1], higher is better: f = m for a positive weight w, 1 − m for a negative one.
+
+    Every factor is kept within [1e-6, 1]; a metric that is None counts as 1e-6. The paper (§Experiments) calls this a
+    geometric mean but prints exp(Π / 8), 8 being the sum of the weights; that is `printed`, in (1, e^⅛], and orders
+    alike. For MUSE it also prints (1 − KnowMem_r)², against its own words that this term is there to preserve what is
+    known of the retain set. As in the paper, an AUC (min_k, min_k_pp) below the ideal's counts as a gain, though it is
+    over-unlearning; muse-gap has 1 − |AUC − AUC of the ideal| in its place. RESTOR's score is plain accuracy.
+    """
+    logs = 0.0
+    for name, weight in weights.items():
+        value = metrics.get(name)
+        factor = LOWEST if value is None else value if weight > 0 else 1.0 - value
+        logs += abs(weight) * math.log(min(1.0, max(LOWEST, factor)))
+    return math.exp(math.exp(logs) / 8) if printed else math.exp(logs / sum(map(abs, weights.values())))
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a metric has to be: at least, or at most, a number, or that many times what the target or ideal has."""
+
+    metric: str
+    at_least: bool
+    factor: float
+    of: str | None = None
+
+    @classmethod
+    def parse(cls, metric: str, text: str) -> Condition:
+        """From ">= 0.95 * target", "<= 0.4" or "<= 1.1 * ideal". Raises UsageError for anything else."""
+        found = _CONDITION.fullmatch(text)
+        try:
+            sign, number, of = found.groups() if found else ("", "", None)
+            return cls(metric, sign == ">=", float(number), of and of.lower())
+        except ValueError:
+            raise UsageError(
+                f"subject_to.{metric}: {text!r} is no condition; write one as '>= 0.95 * target', '<= 0.4' or "
+                "'<= 1.1 * ideal'"
+            ) from None
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.at_least else '<='} {self.factor:g}{f' * {self.of}' if self.of else ''}"
+
+    def shortfall(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None) -> float:
+        """How far a candidate is from meeting it, in parts of the bound (of 1 where that is 0); 0 where it does.
+
+        1 where the candidate has no such metric. A billionth of the bound is forgiven, as rounding.
+        """
+        bound, value = self.factor * self._unit(reference, ideal), metrics.get(self.metric)
+        if value is None:
+            return 1.0
+        missing = (bound - value if self.at_least else value - bound) / (abs(bound) or 1.0)
+        return missing if missing > 1e-9 else 0.0
+
+    def _unit(self, reference: Metrics, ideal: Metrics | None) -> float:
+        if self.of is None:
+            return 1.0
+        value = (reference if self.of == "target" else ideal or {}).get(self.metric)
+        if value is None:
+            raise DataError(f"subject_to.{self.metric}: '{self}' says nothing, as the {self.of} has no such metric")
+        return value
+
+
+@dataclass(frozen=True)
+class Constrained:
+    """The metric that is highest, or lowest, among what meets all conditions.
+
+    value: the metric, negated where the lowest is best. What does not meet the conditions, or lacks the metric, ranks
+    by −Σ `Condition.shortfall`, less 1 where it lacks the metric: the nearest is best.
+    """
+
+    metric: str
+    highest: bool
+    conditions: Sequence[Condition] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{'maximise' if self.highest else 'minimise'} {self.metric}"
+
+    @property
+    def needs_ideal(self) -> bool:
+        return any(c.of == "ideal" for c in self.conditions) or not _BESIDE_IDEAL.isdisjoint(self.needs())
+
+    def rank(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None = None) -> Rank:
+        missing = sum(condition.shortfall(metrics, reference, ideal) for condition in self.conditions)
+        value = metrics.get(self.metric)
+        if value is None or missing:
+            return Rank(False, -missing - (value is None))
+        return Rank(True, value if self.highest else -value)
+
+    def needs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys([self.metric, *(condition.metric for condition in self.conditions)]))
+
+    def describe(self) -> Any:
+        conditions = {condition.metric: str(condition) for condition in self.conditions}
+        return {"maximise" if self.highest else "minimise": self.metric, "subject_to": conditions}
+
+    def notes(self, reference: Metrics) -> list[str]:
+        return []
+
+
+def make_rule(
+    score: str | None, keep: float, maximise: str | None, minimise: str | None, subject_to: Mapping[str, str]
+) -> Rule:
+    """The rule of a recipe's `select`: the metric to be highest or lowest, else the score, by default exposure.
+
+    Raises UsageError for an unknown score and for what is no condition.
+    """
+    if metric := maximise or minimise:
+        conditions = tuple(Condition.parse(name, text) for name, text in subject_to.items())
+        return Constrained(metric, maximise is not None, conditions)
+    if score in (None, "exposure"):
+        return Exposure(keep)
+    if score not in PAPER_SCORES:
+        choices = ("exposure", *PAPER_SCORES)
+        raise UsageError(f"no score '{score}'{nearest(score, choices)}; choose from {', '.join(choices)}")
+    return PaperScore(score)
+
+
+def check_rule(rule: Rule, available: Collection[str], where: str) -> None:
+    """Raise UsageError where a rule needs metrics that are not `available`, with what there is.
+
+    where: what makes the metrics, to open the message with ("benchmark qa").
+    """
+    lacking = [f"{name}{nearest(name, available)}" for name in rule.needs() if name not in available]
+    if lacking:
+        raise UsageError(
+            join_faults(f"{where}: it does not give what is chosen by ({rule.name}):", lacking)
+            + f"\n  there are {', '.join(available)}"
+        )
+
+
+def broken(metrics: Metrics, reference: Metrics) -> str | None:
+    """Why a candidate is broken and never to be chosen: nothing is left of what the target knows of what is to be kept.
+
+    That is, `utility` is 0.00, or knowmem_r, model_utility or RESTOR's accuracy is 0, where the target's is not.
+    """
+    left = utility(metrics, reference)
+    if round(left, 2) == 0:
+        return f"{left:.2g} is left of the target's probability_r and rouge_l_r"
+    for name in ("knowmem_r", "model_utility", "accuracy"):
+        if (known := reference.get(name)) and not metrics.get(name):
+            return f"{name} is 0, the target's {known:.2g}"
+    return None
+
+
+def exposure(metrics: Metrics, reference: Metrics) -> float:
     """How much of what the target knows of the forget set can still be drawn out, in [0, 1]; lower is better.
 
-    The mean over ROUGE-L, accuracy and extraction strength of (m − h) / (t − h), clipped to [0, 1], where m is the
-    point's value on the forget set, t the target's, and h the target's on the holdout set (0 without one): rows that
-    it never saw. Going below h counts for nothing, since unseen data is what forgotten data should look like.
+    The mean over ROUGE-L, accuracy and extraction strength (over extraction strength and exact memorization where no
+    questions were asked) of (m − h) / (t − h), clipped to [0, 1], where m is the candidate's value on the forget set,
+    t the target's, and h the target's on the holdout set (0 without one): rows that it never saw. Going below h counts
+    for nothing, since unseen data is what forgotten data should look like.
     """
+    asked = any(reference.get(name) is not None for name in ("rouge_l_f", "accuracy_f"))
+    names = ("rouge_l", "accuracy") if asked else ("exact_memorization",)
     shares = []
-    for name in ("rouge_l", "accuracy", "extraction_strength"):
+    for name in (*names, "extraction_strength"):
         key = name if name in reference else f"{name}_f"
         known, unseen = reference.get(key) or 0.0, reference.get(f"{name}_h") or 0.0
         if known > unseen:
@@ -24,16 +299,20 @@ def exposure(metrics: Mapping[str, float | None], reference: Mapping[str, float 
     return sum(shares) / len(shares) if shares else 0.0
 
 
-def kept_share(metrics: Mapping[str, float | None], reference: Mapping[str, float | None]) -> float:
-    """The least share left of the target's own ROUGE-L, accuracy and extraction strength on the retain set, ≥ 0.
+def kept_share(metrics: Metrics, reference: Metrics) -> float:
+    """The least share left of what the target itself has on the retain set, ≥ 0.
 
-    1 without retain rows; may exceed 1 where a point does better than the target.
+    Over ROUGE-L, accuracy and extraction strength, and MUSE's knowmem_r; where no questions were asked, over
+    probability and exact memorization: extraction strength ends at a text's last error, and says little of texts that
+    are not known by heart. 1 without retain rows; may exceed 1 where a candidate does better than the target.
     """
-    names = ("rouge_l_r", "accuracy_r", "extraction_strength_r")
+    names: tuple[str, ...] = ("rouge_l_r", "accuracy_r", "knowmem_r")
+    asked = any(reference.get(name) is not None for name in names)
+    names = (*names, "extraction_strength_r") if asked else ("probability_r", "exact_memorization_r")
     return min(((metrics.get(name) or 0.0) / known for name in names if (known := reference.get(name))), default=1.0)
 
 
-def utility(metrics: Mapping[str, float | None], reference: Mapping[str, float | None]) -> float:
+def utility(metrics: Metrics, reference: Metrics) -> float:
     """The harmonic mean of the shares left of the target's own probability and ROUGE-L on the retain set, ≥ 0.
 
     0 where the model is broken, 1 where it is as good as the target, and without retain rows.
@@ -42,46 +321,6 @@ def utility(metrics: Mapping[str, float | None], reference: Mapping[str, float |
     return 0.0 if not all(shares) else len(shares) / sum(1 / share for share in shares) if shares else 1.0
 
 
-def selection_score(metrics: Mapping[str, float | None], reference: Mapping[str, float | None], keep: float) -> float:
-    """How good a point (α, β) is on validation rows; higher is better. Needs no ideal model.
-
-    1 − `exposure` where `kept_share` ≥ keep, in [0, 1]. Other points score kept_share − 1 < 0, so that the gentlest of
-    them is chosen where no point keeps enough. metrics, reference: means by name of the point and of the target.
-    """
-    kept = kept_share(metrics, reference)
-    return 1.0 - exposure(metrics, reference) if kept >= keep else kept - 1.0
-
-
-def tofu_score(metrics: Mapping[str, float | None]) -> float:
-    """The MSA paper's validation score for TOFU, in (0, 1]; higher is better.
-
-    The geometric mean of model utility (weight 2), acc_forget (1), acc_recover (2), acc_retain (1) and 1 − extraction
-    strength (2). The paper prints exp(product / 8), which orders points alike. Terms that are None or absent, as the
-    judge's three are without a judge, are left out with their weights: scores compare only where the same are there.
-    DataError where none is.
-    """
-    rising = {"model_utility": 2, "acc_forget": 1, "acc_recover": 2, "acc_retain": 1}
-    return _geometric_mean(metrics, rising, falling={"extraction_strength": 2})
-
-
-def muse_score(metrics: Mapping[str, float | None]) -> float:
-    """The MSA paper's validation score for MUSE, in (0, 1]; higher is better.
-
-    The geometric mean of 1 − each of min_k, min_k_pp, verbmem_f and exact_memorization (weight 1), 1 − extraction
-    strength (2) and knowmem_r (2). The paper prints (1 − knowmem_r)², against its own words that this term is there to
-    preserve what is known of the retain set; and exp(product / 8), which orders points alike. As in the paper, an AUC
-    below the ideal model's counts as a gain, though it is over-unlearning. Missing terms: as in `tofu_score`.
-    """
-    falling = {"min_k": 1, "min_k_pp": 1, "verbmem_f": 1, "extraction_strength": 2, "exact_memorization": 1}
-    return _geometric_mean(metrics, {"knowmem_r": 2}, falling)
-
-
-def _geometric_mean(
-    metrics: Mapping[str, float | None], rising: Mapping[str, int], falling: Mapping[str, int]
-) -> float:
-    """(Π f^w)^(1/Σw) over the metrics m that are there: f = m where rising, 1 − m where falling, within [1e-6, 1]."""
-    factors = [(m, w) for name, w in rising.items() if (m := metrics.get(name)) is not None]
-    factors += [(1.0 - m, w) for name, w in falling.items() if (m := metrics.get(name)) is not None]
-    if not factors:
-        raise DataError(f"none of the score's metrics is there: it needs some of {', '.join([*rising, *falling])}")
-    return math.exp(sum(w * math.log(min(1.0, max(1e-6, f))) for f, w in factors) / sum(w for _, w in factors))
+def selection_score(metrics: Metrics, reference: Metrics, keep: float) -> float:
+    """The value of `Exposure`'s rank."""
+    return Exposure(keep).rank(metrics, reference).value

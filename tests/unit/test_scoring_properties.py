@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.evals import scoring, selection
+from msa_lite.evals.selection import PaperScore
 
 many = settings(max_examples=50, deadline=None)
 matches = st.lists(st.booleans(), min_size=1, max_size=30).map(np.array)
@@ -158,11 +159,11 @@ def test_bootstrap_error_of_a_mean_is_the_textbooks(seed: int, count: int) -> No
 def test_selection_scores_rise_with_each_metric_in_its_direction(
     values: tuple[float, ...], which: int, other: float
 ) -> None:
-    tofu = ["model_utility", "acc_forget", "acc_recover", "acc_retain", "extraction_strength"]
-    muse = ["knowmem_r", "min_k", "min_k_pp", "verbmem_f", "extraction_strength", "exact_memorization"]
-    better_higher = {"model_utility", "acc_forget", "acc_recover", "acc_retain", "knowmem_r"}
-    for score, names in ((selection.tofu_score, tofu), (selection.muse_score, muse)):
+    better_higher = {"model_utility", "acc_forget", "acc_recover", "acc_retain", "knowmem_r", "accuracy"}
+    for score in ("tofu", "muse", "muse-gap", "restor"):
+        names = [*selection.PAPER_SCORES[score]]
         name = names[which % len(names)]
         low, high = sorted((values[which], other), reverse=name not in better_higher)
         point = dict(zip(names, values, strict=False))
-        assert 0 < score(point | {name: low}) <= score(point | {name: high}) * (1 + 1e-9) <= 1 + 1e-6
+        low_rank, high_rank = (PaperScore(score).rank(point | {name: value}, point) for value in (low, high))
+        assert 0 < low_rank.value <= high_rank.value * (1 + 1e-9) <= 1 + 1e-6

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 
 import pytest
 
-from msa_lite.errors import DataError
+from msa_lite.errors import DataError, UsageError
 from msa_lite.evals import selection
+from msa_lite.evals.selection import (
+    PAPER_SCORES,
+    Exposure,
+    Metrics,
+    PaperScore,
+    Rank,
+    Rule,
+    broken,
+    check_rule,
+    make_rule,
+)
 
 TARGET = {
     "rouge_l_f": 1.0, "accuracy_f": 0.9, "extraction_strength": 1.0,
@@ -37,36 +48,176 @@ def test_selection_forgets_most_among_points_that_keep_enough() -> None:
     assert selection.selection_score(forgotten, {"rouge_l_f": 1.2}, keep=0.95) == pytest.approx(0.5)
 
 
-def test_tofu_score_is_the_weighted_geometric_mean() -> None:
-    # 0.5² · 0.8 · 0.4² · 0.7 · (1 − 0.1)² = 0.25 · 0.8 · 0.16 · 0.7 · 0.81 = 0.018144, to the power of 1/8
-    point = {"model_utility": 0.5, "acc_forget": 0.8, "acc_recover": 0.4, "acc_retain": 0.7, "extraction_strength": 0.1}
-    assert selection.tofu_score(point) == pytest.approx(0.018144 ** (1 / 8))
-    assert selection.tofu_score(dict.fromkeys(point, 1.0) | {"extraction_strength": 0.0}) == 1.0
+TOFU = {"model_utility": 0.5, "acc_forget": 0.8, "acc_recover": 0.4, "acc_retain": 0.7, "extraction_strength": 0.1}
+MUSE = {
+    "min_k": 0.5, "min_k_pp": 0.6, "min_k_gap": 0.1, "min_k_pp_gap": 0.2, "verbmem_f": 0.2, "extraction_strength": 0.1,
+    "exact_memorization": 0.5, "knowmem_r": 0.6,
+}  # fmt: skip
 
 
-def test_tofu_score_without_a_judge_is_the_mean_of_what_is_left() -> None:
-    # (0.5² · 0.9²)^(1/4) = √0.45
-    point = {"model_utility": 0.5, "extraction_strength": 0.1}
-    assert selection.tofu_score(point) == pytest.approx(0.45**0.5)
-    assert selection.tofu_score(point | {"acc_forget": None, "acc_recover": None}) == selection.tofu_score(point)
-    assert selection.tofu_score(point | {"rouge_l_f": 0.1}) == selection.tofu_score(point)
+@pytest.mark.parametrize(
+    ("score", "metrics", "value"),
+    [
+        # 0.5² · 0.8 · 0.4² · 0.7 · (1 − 0.1)² = 0.25 · 0.8 · 0.16 · 0.7 · 0.81 = 0.018144, to the power of 1/8
+        ("tofu", TOFU, 0.018144 ** (1 / 8)),
+        ("tofu-printed", TOFU, math.exp(0.018144 / 8)),
+        # (1 − 0.5)(1 − 0.6)(1 − 0.2)(1 − 0.1)²(1 − 0.5) · 0.6² = 0.5 · 0.4 · 0.8 · 0.81 · 0.5 · 0.36 = 0.023328
+        ("muse", MUSE, 0.023328 ** (1 / 8)),
+        # the same with (1 − 0.1)(1 − 0.2) = 0.72 in the place of (1 − 0.5)(1 − 0.6) = 0.2
+        ("muse-gap", MUSE, (0.023328 / 0.2 * 0.72) ** (1 / 8)),
+        # the same with (1 − 0.6)² = 0.16 in the place of 0.36
+        ("muse-printed", MUSE, math.exp(0.023328 / 0.36 * 0.16 / 8)),
+        ("restor", {"accuracy": 0.4431}, 0.4431),
+        ("tofu", {"model_utility": 1.0, "extraction_strength": 0.0}, 1.0),
+        # A factor of 0 counts as a millionth, (1e-6² · 1²)^(1/4): the other terms still order points that share it.
+        ("tofu", {"model_utility": 0.0, "extraction_strength": 0.0}, 1e-3),
+        ("tofu", {"model_utility": 0.0, "extraction_strength": 0.75}, 1e-3 * 0.5),
+    ],
+)
+def test_a_papers_score_is_the_weighted_geometric_mean(score: str, metrics: Metrics, value: float) -> None:
+    assert PaperScore(score).rank(metrics, metrics) == Rank(True, pytest.approx(value))
 
 
-def test_muse_score_rewards_what_is_known_of_the_retain_set() -> None:
-    # (1 − 0.5)(1 − 0.6)(1 − 0.2)(1 − 0.1)²(1 − 0.5) · 0.6² = 0.5 · 0.4 · 0.8 · 0.81 · 0.5 · 0.36 = 0.023328
-    point = {"min_k": 0.5, "min_k_pp": 0.6, "verbmem_f": 0.2, "extraction_strength": 0.1, "exact_memorization": 0.5}
-    score = selection.muse_score(point | {"knowmem_r": 0.6})
-    assert score == pytest.approx(0.023328 ** (1 / 8))
-    assert selection.muse_score(point | {"knowmem_r": 0.7}) > score
+def test_the_target_decides_which_terms_are_in() -> None:
+    rule, alone = PaperScore("tofu"), {"model_utility": 0.5, "extraction_strength": 0.1}
+    # Without a judge: (0.5² · 0.9²)^(1/4) = √0.45, whatever one says of a candidate.
+    unjudged = dict.fromkeys(TOFU) | alone
+    for metrics in (alone, unjudged, TOFU | {"rouge_l_f": 0.1}):
+        assert rule.rank(metrics, unjudged).value == pytest.approx(0.45**0.5)
+    assert rule.notes(unjudged) == [
+        "acc_forget, acc_recover, acc_retain: left out of the score, there is no judge that compares with an ideal "
+        "model"
+    ]
+    assert rule.notes(TOFU) == []
+    # A term that only the candidate lacks is at its lowest: 1e-6² in the place of 0.4².
+    assert rule.rank(TOFU | {"acc_recover": None}, TOFU).value == pytest.approx((0.018144 / 0.16 * 1e-12) ** (1 / 8))
+    with pytest.raises(DataError, match=r"score muse: the target has none of min_k, min_k_pp, .*, knowmem_r"):
+        PaperScore("muse").rank(MUSE, dict.fromkeys(MUSE))
 
 
-def test_a_factor_of_zero_counts_as_a_millionth() -> None:
-    # (1e-6² · 1²)^(1/4) = 1e-3: the other terms still order points that share a zero
-    assert selection.tofu_score({"model_utility": 0.0, "extraction_strength": 0.0}) == pytest.approx(1e-3)
-    assert selection.tofu_score({"model_utility": 0.0, "extraction_strength": 0.5}) < 1e-3
+def test_the_printed_form_orders_the_other_way_where_it_punishes_what_is_kept() -> None:
+    more = MUSE | {"knowmem_r": 0.7}
+    for score, better in (("muse", True), ("muse-gap", True), ("muse-printed", False)):
+        rule = PaperScore(score)
+        assert (rule.rank(more, MUSE) > rule.rank(MUSE, MUSE)) is better
 
 
-@pytest.mark.parametrize("score", [selection.tofu_score, selection.muse_score])
-def test_a_score_of_nothing_is_an_error(score: Callable[[dict[str, float | None]], float]) -> None:
-    with pytest.raises(DataError, match="extraction_strength"):
-        score({"extraction_strength": None, "rouge_l_f": 0.5})
+def test_ranks_put_what_meets_the_conditions_first() -> None:
+    assert max(Rank(False, 5.0), Rank(True, -2.0), Rank(True, -1.0)) == Rank(True, -1.0)
+
+
+def constrained(**conditions: str) -> Rule:
+    return make_rule(None, 0.95, None, "extraction_strength", conditions)
+
+
+def test_a_constraint_takes_the_lowest_of_what_meets_all_conditions() -> None:
+    rule = constrained(rouge_l_r=">= 0.95 * target", accuracy_f="<= 0.4", min_k="<=1.1*IDEAL")
+    target, ideal = {"rouge_l_r": 0.8, "min_k": 1.0}, {"min_k": 0.5}
+    point = {"extraction_strength": 0.2, "rouge_l_r": 0.76, "accuracy_f": 0.4, "min_k": 0.55}
+    assert rule.needs_ideal
+    assert rule.name == "minimise extraction_strength"
+    # 0.95 · 0.8 = 0.76 and 1.1 · 0.5 = 0.55: bounds themselves are within.
+    assert rule.rank(point, target, ideal) == Rank(True, -0.2)
+    assert rule.rank(point | {"extraction_strength": 0.1}, target, ideal) > rule.rank(point, target, ideal)
+    # Short by 0.38/0.76 of what is to be kept and by 0.1/0.4 of what is to be forgotten: −(0.5 + 0.25).
+    far = point | {"rouge_l_r": 0.38, "accuracy_f": 0.5, "extraction_strength": 0.0}
+    assert rule.rank(far, target, ideal) == Rank(False, pytest.approx(-0.75))
+    # What a candidate lacks counts as 1, in a condition and as what is to be lowest.
+    lacking = point | {"accuracy_f": None, "extraction_strength": None}
+    assert rule.rank(lacking, target, ideal) == Rank(False, pytest.approx(-2.0))
+    highest = make_rule(None, 0.95, "rouge_l_r", None, {})
+    assert highest.rank(point, target) == Rank(True, 0.76)
+    assert not highest.needs_ideal
+
+
+def test_a_condition_is_held_against_zero_by_its_distance() -> None:
+    rule = constrained(accuracy_f="<= 0")
+    assert rule.rank({"extraction_strength": 0.1, "accuracy_f": 0.25}, {}) == Rank(False, -0.25)
+    assert rule.rank({"extraction_strength": 0.1, "accuracy_f": 0.0}, {}) == Rank(True, -0.1)
+
+
+@pytest.mark.parametrize(("text", "who"), [(">= 0.95 * target", "target"), ("<= 1.1 * ideal", "ideal")])
+def test_a_condition_beside_a_model_without_the_metric_is_an_error(text: str, who: str) -> None:
+    with pytest.raises(DataError, match=rf"subject_to.rouge_l_r: .* says nothing, as the {who} has no such metric"):
+        constrained(rouge_l_r=text).rank({"extraction_strength": 0.1, "rouge_l_r": 0.5}, {"rouge_l_r": None})
+
+
+@pytest.mark.parametrize("text", ["", "0.95 * target", ">= target", "> 0.5", ">= 0.5 * prior", ">= 1.2.3", ">= x"])
+def test_what_is_no_condition_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"subject_to\.rouge_l_r: .* is no condition; write one as '>= 0.95"):
+        constrained(rouge_l_r=text)
+
+
+def test_rules_are_made_of_what_a_recipe_says_and_recorded() -> None:
+    assert make_rule(None, 0.9, None, None, {}) == make_rule("exposure", 0.9, None, None, {}) == Exposure(0.9)
+    assert make_rule("muse-gap", 0.9, None, None, {}) == PaperScore("muse-gap")
+    assert [score for score in PAPER_SCORES if PaperScore(score).needs_ideal] == ["muse-gap"]
+    rules = [Exposure(0.9), PaperScore("restor"), constrained(rouge_l_r=">=0.950*target", accuracy_f="<= 0.4")]
+    assert [rule.describe() for rule in rules] == [
+        {"score": "exposure", "keep": 0.9},
+        {"score": "restor", "weights": {"accuracy": 1}},
+        {
+            "minimise": "extraction_strength",
+            "subject_to": {"rouge_l_r": ">= 0.95 * target", "accuracy_f": "<= 0.4"},
+        },
+    ]
+    with pytest.raises(
+        UsageError, match=r"no score 'musegap' \(did you mean 'muse-gap'\?\); choose from exposure, tofu"
+    ):
+        make_rule("musegap", 0.9, None, None, {})
+
+
+def test_a_rule_is_refused_where_its_metrics_are_not_measured() -> None:
+    there = ["extraction_strength", "rouge_l_r", "rouge_l_f"]
+    check_rule(Exposure(0.95), there, "benchmark qa")
+    check_rule(constrained(rouge_l_r=">= 0.5"), there, "benchmark qa")
+    check_rule(PaperScore("tofu"), ["model_utility", "extraction_strength"], "without a judge")
+    with pytest.raises(UsageError) as error:
+        check_rule(constrained(rougel_r=">= 0.5"), there, "benchmark qa")
+    assert str(error.value).splitlines() == [
+        "benchmark qa: it does not give what is chosen by (minimise extraction_strength):",
+        "  rougel_r (did you mean 'rouge_l_r'?)",
+        "  there are extraction_strength, rouge_l_r, rouge_l_f",
+    ]
+    with pytest.raises(UsageError, match=r"chosen by \(tofu\):\n  model_utility\n"):
+        check_rule(PaperScore("tofu"), there, "benchmark qa")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reference", "why"),
+    [
+        (TARGET | {"rouge_l_r": 0.004}, TARGET, "0.004 is left of the target's probability_r and rouge_l_r"),
+        (TARGET | {"rouge_l_r": 0.006}, TARGET, None),
+        (TARGET | {"rouge_l_r": None}, TARGET, "0 is left of"),
+        ({"probability_r": 1e-9}, {"probability_r": 0.5}, "2e-09 is left of"),
+        (MUSE | {"knowmem_r": 0.0}, MUSE, "knowmem_r is 0, the target's 0.6"),
+        (TOFU | {"model_utility": 0.0}, TOFU, "model_utility is 0, the target's 0.5"),
+        ({"accuracy": 0.0}, {"accuracy": 0.648}, "accuracy is 0, the target's 0.65"),
+        ({"accuracy": 0.0, "knowmem_r": 0.0}, {"accuracy": 0.0, "knowmem_r": None}, None),
+        ({"rouge_l_f": 0.0}, {"rouge_l_f": 1.0}, None),
+    ],
+)
+def test_what_keeps_nothing_is_broken(metrics: Metrics, reference: Metrics, why: str | None) -> None:
+    found = broken(metrics, reference)
+    assert found is None if why is None else found is not None and found.startswith(why)
+
+
+def test_texts_are_chosen_by_what_is_measured_on_texts() -> None:
+    target = {
+        "probability_f": 0.9, "extraction_strength": 0.5, "exact_memorization": 0.9, "exact_memorization_h": 0.4,
+        "extraction_strength_h": 0.0, "probability_r": 0.8, "exact_memorization_r": 0.9, "extraction_strength_r": 0.02,
+    }  # fmt: skip
+    point = target | {
+        "extraction_strength": 0.1, "exact_memorization": 0.5, "probability_r": 0.76, "extraction_strength_r": 0.01,
+    }  # fmt: skip
+    # 0.1 / 0.5 = 0.2 and (0.5 − 0.4) / (0.9 − 0.4) = 0.2 are left; 0.76 / 0.8 = 0.95 is kept.
+    assert selection.exposure(point, target) == pytest.approx(0.2)
+    assert selection.kept_share(point, target) == pytest.approx(0.95)
+    # Beside questions nothing changes: exact_memorization and probability_r do not count.
+    both = {"rouge_l_r": 1.0, "rouge_l_f": 1.0}
+    assert selection.kept_share(point | both, target | both) == pytest.approx(0.5)
+    assert selection.exposure(point | both, target | both) == pytest.approx(0.6)
+
+
+def test_of_muse_what_is_kept_is_what_the_model_still_knows() -> None:
+    assert selection.kept_share(MUSE | {"knowmem_r": 0.3}, MUSE) == pytest.approx(0.5)
