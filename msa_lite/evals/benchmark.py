@@ -9,9 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, ClassVar
+from math import sqrt
+from typing import Any, ClassVar, Literal
 
-from msa_lite.data import Example, Prompter
+from msa_lite.data import Example, Prompter, sample_rows
+from msa_lite.errors import DataError, UsageError, join_faults
 from msa_lite.evals import scoring
 from msa_lite.evals.forward import TokenScores
 from msa_lite.evals.generate import Decoding
@@ -29,13 +31,15 @@ class Item:
     """One question, or one piece of text.
 
     index: its row in the data set. fields: what its record repeats of the data. texts: what is scored teacher-forced,
-    by name ("answer", "perturbed"). prompt: ids that an answer is generated from, or None.
+    by name ("answer", "perturbed"). prompt: ids that an answer is generated from, or None. group: whom it is about,
+    where the data set has several items about one author or person.
     """
 
     index: int
     fields: Mapping[str, Any]
     texts: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
     prompt: list[int] | None = None
+    group: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class ItemSet:
         return [item for item in self.items if item.prompt is not None]
 
     def digest(self) -> str:
-        """Hash of all that is asked: data, token ids, and how answers are made."""
+        """Hash of all that is asked: data, token ids, and how answers are made; whom it is about changes nothing."""
         items = [
             [i.index, dict(i.fields), i.prompt, {name: [t.ids for t in texts] for name, texts in i.texts.items()}]
             for i in self.items
@@ -80,6 +84,8 @@ class Benchmark(ABC):
     compat: frozenset[str] = frozenset()
 
     name: ClassVar[str]
+    sides: ClassVar[tuple[str, str] | None] = None
+    """The sets that min_k and min_k_pp are to tell apart: what is to be forgotten, and what nobody learnt."""
 
     @property
     def tokenizer(self) -> Any:
@@ -103,6 +109,52 @@ class Benchmark(ABC):
             for name, part in self.sets.items()
         }
         return replace(self, sets=sets, split=f"{self.split} test")
+
+    def divide(
+        self, share: float, seed: int, by: Literal["question", "author"] = "question"
+    ) -> tuple[Benchmark, Benchmark]:
+        """(validation, test): every set divided by itself, seeded; no item is in both.
+
+        share: of the items of a set, or of its authors, that go to validation; at least one does. by: what is drawn;
+        with "author", all items of a group stay together, and sets without groups are divided by item.
+        Raises UsageError where no set has groups, DataError where a part of a set would be empty.
+        """
+        if by == "author" and all(item.group is None for part in self.sets.values() for item in part.items):
+            raise UsageError(f"select.by author: {self.name} has no authors; leave it at question")
+        validation, test, faults = {}, {}, []
+        for name, part in self.sets.items():
+            units = [item.index if by == "question" or item.group is None else (item.group,) for item in part.items]
+            known = list(dict.fromkeys(units))
+            drawn = set(sample_rows(known, max(1, round(share * len(known))), seed))
+            if len(drawn) == len(known):
+                kind = "author" if any(isinstance(unit, tuple) for unit in known) else "question"
+                faults.append(f"{name}: {len(known)} {kind}{'' if len(known) == 1 else 's'} cannot be divided")
+            pairs = list(zip(part.items, units, strict=True))
+            validation[name] = replace(part, items=[item for item, unit in pairs if unit in drawn])
+            test[name] = replace(part, items=[item for item, unit in pairs if unit not in drawn])
+        if faults:
+            headline = f"{share:g} of {self.name} for the choice, and the rest for the scores, leaves a part empty"
+            raise DataError(join_faults(f"{headline}; raise evaluate.limit, where there is one:", faults))
+        return (
+            replace(self, sets=validation, split=f"{self.split} validation"),
+            replace(self, sets=test, split=f"{self.split} test"),
+        )
+
+    def resolution(self, metrics: Collection[str]) -> str | None:
+        """How coarse those of the metrics are that rest on telling two sets apart; None where none of them does.
+
+        An AUC of n × m texts moves in steps of 1/nm. Its standard error at chance is that of the Mann-Whitney
+        statistic, √((n + m + 1) / 12nm).
+        """
+        resting = [name for name in metrics if name.removesuffix("_gap") in ("min_k", "min_k_pp", "privleak")]
+        if not resting or not self.sides or not all(name in self.sets for name in self.sides):
+            return None
+        n, m = (len(self.sets[name].scored) for name in self.sides)
+        error = sqrt((n + m + 1) / (12 * n * m)) if n * m else float("nan")
+        return (
+            f"{' and '.join(resting)} rest on {n} × {m} pairs of texts: the AUC moves in steps of 1/{n * m}, and its "
+            f"standard error at chance is {error:.2f}"
+        )
 
     @abstractmethod
     def complete(self, set_name: str, record: Record) -> Record:

@@ -12,17 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from msa_lite.data import IGNORE, Example, Prompter, Shots
+from msa_lite.data import Prompter, Shots
 from msa_lite.errors import UsageError
 from msa_lite.evals import scoring
 from msa_lite.evals.aggregates import Sides, mean_metric, membership_metrics, privleak_metric
 from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, column, flat_scores
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.tables import Part, Table, load_parts, sampled
+from msa_lite.evals.texts import completion
 from msa_lite.report import Metric
 
 DATA = "muse-bench/MUSE-Books"
-MAX_TOKENS = 2048  # of a text that are scored, behind its prompt; what is longer is cut
 
 _VERBMEM = Decoding(128)
 _KNOWMEM = Decoding(32, stop=("\n\n", "\nQuestion", "Question:"))
@@ -44,6 +44,7 @@ class Muse(Benchmark):
     """The benchmark over loaded texts and questions; made by `load_muse`."""
 
     name = "muse"
+    sides = _PRIVLEAK
 
     def complete(self, set_name: str, record: Record) -> Record:
         if set_name in _REFERENCE:
@@ -111,22 +112,6 @@ def load_muse(
     for name in _PRIVLEAK:
         sets[name] = ItemSet([_text(tokenizer, i, row) for i, row in chosen[name]], with_z=True, ends=False)
     return Muse(split, sets, prompter, compat)
-
-
-def completion(tokenizer: Any, index: int, prompt: str, text: str) -> tuple[Example, ...]:
-    """A text behind its prompt, read as one string; labels are the text's tokens, the first `MAX_TOKENS` of them.
-
-    As many ids as the prompt has by itself are no labels, and at least one, which nothing comes before: the
-    beginning-of-sequence token or, for tokenizers without one, the text's first. That holds, too, where the tokenizer
-    merges across the boundary, so that the prompt's ids do not open the whole (as in open-unlearning). No end token is
-    added. Nothing where no label is left.
-    """
-    count = len(tokenizer(prompt)["input_ids"])
-    ids = list(tokenizer(prompt + text)["input_ids"])[: count + MAX_TOKENS]
-    first = max(1, count)
-    if not text.strip() or len(ids) <= first:
-        return ()
-    return (Example(index, ids, [IGNORE] * first + ids[first:]),)
 
 
 def _passage(tokenizer: Any, index: int, row: Mapping[str, Any]) -> Item:

@@ -1,4 +1,4 @@
-"""The `qa` benchmark: how well a model knows the answers of the forget, retain and holdout sets."""
+"""The `qa` benchmark: how well a model knows its user's own questions or texts, in forget, retain and holdout sets."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msa_lite.data import Prompter, Row, encode_qa
+from msa_lite.data import Example, Prompter, Row, encode_qa
 from msa_lite.evals import scoring
 from msa_lite.evals.aggregates import mean_metric
 from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, column, flat_scores
 from msa_lite.evals.generate import Decoding
+from msa_lite.evals.texts import completion
 from msa_lite.report import Metric
 
 # Score → its ending for each set; the bare names are those that the published benchmarks use for the forget set.
+_TEXT_SCORES = ("probability", "extraction_strength", "exact_memorization")
 _SCORES = ("accuracy", "probability", "rouge_l", "extraction_strength", "exact_memorization")
 _BARE = ("extraction_strength", "exact_memorization")
 _HIGHER_IS_BETTER = {"forget": False, "retain": True, "holdout": None}
@@ -21,7 +23,7 @@ _HIGHER_IS_BETTER = {"forget": False, "retain": True, "holdout": None}
 
 @dataclass(frozen=True)
 class Qa(Benchmark):
-    """Questions with answers in sets named forget, retain and holdout; made by `load_qa`."""
+    """Questions with answers, or texts, in sets named forget, retain and holdout; made by `load_qa`."""
 
     name = "qa"
 
@@ -30,6 +32,8 @@ class Qa(Benchmark):
         return super().describe() | {"max_new_tokens": max(lengths, default=None)}
 
     def complete(self, set_name: str, record: Record) -> Record:
+        if "text" in record:
+            return record | flat_scores(record, "text")
         record |= flat_scores(record)
         answer, generated = record["answer"], record["generated"]
         record["rouge_l"] = None if generated is None else scoring.rouge_l_recall(answer, generated)
@@ -38,11 +42,16 @@ class Qa(Benchmark):
 
     @staticmethod
     def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
-        return {
-            _metric_name(score, name): mean_metric(column(items, score), _HIGHER_IS_BETTER[name])
-            for name, items in records.items()
-            for score in _SCORES
-        }
+        """Means of each set: probability, extraction_strength, exact_memorization, and of sets that hold questions
+        accuracy and rouge_l, which go over the questions alone.
+        """
+        found = {}
+        for name, items in records.items():
+            asked = [item for item in items if "text" not in item]
+            for score in _TEXT_SCORES if items and not asked else _SCORES:
+                values = column(items if score in _TEXT_SCORES else asked, score)
+                found[_metric_name(score, name)] = mean_metric(values, _HIGHER_IS_BETTER[name])
+        return found
 
 
 def _metric_name(score: str, set_name: str) -> str:
@@ -50,18 +59,25 @@ def _metric_name(score: str, set_name: str) -> str:
 
 
 def load_qa(sets: Mapping[str, Sequence[Row]], prompter: Prompter, max_new_tokens: int = 200, split: str = "all") -> Qa:
-    """The benchmark over rows by set name. No row is cut: prompts and answers are scored whole."""
-    decoding = Decoding(max_new_tokens)
-    return Qa(split, {name: ItemSet(_items(prompter, rows), decoding) for name, rows in sets.items()}, prompter)
+    """The benchmark over rows by set name, questions or texts.
+
+    No question is cut: prompts and answers are scored whole. Texts are scored over their first `MAX_TOKENS` tokens
+    after what every text begins with, and nothing is generated from them. Memorization scores leave out the last token
+    of each row of a set: an answer's end token. A set of texts alone is scored to its texts' ends.
+    """
+    loaded = {}
+    for name, rows in sets.items():
+        examples = iter(encode_qa([row for row in rows if not row.text], prompter))
+        items = [_text(prompter, row) if row.text else _question(prompter, row, next(examples)) for row in rows]
+        asked = not items or any(item.prompt is not None for item in items)
+        loaded[name] = ItemSet(items, Decoding(max_new_tokens) if asked else None, ends=asked)
+    return Qa(split, loaded, prompter)
 
 
-def _items(prompter: Prompter, rows: Sequence[Row]) -> list[Item]:
-    return [
-        Item(
-            row.index,
-            {"question": row.question, "answer": row.answer},
-            {"answer": (example,)},
-            prompter.prompt(row.question),
-        )
-        for row, example in zip(rows, encode_qa(rows, prompter), strict=True)
-    ]
+def _question(prompter: Prompter, row: Row, example: Example) -> Item:
+    fields = {"question": row.question, "answer": row.answer}
+    return Item(row.index, fields, {"answer": (example,)}, prompter.prompt(row.question))
+
+
+def _text(prompter: Prompter, row: Row) -> Item:
+    return Item(row.index, {"text": row.text}, {"text": completion(prompter.tokenizer, row.index, "", row.text)})

@@ -169,7 +169,7 @@ def _items(
                 "corrupted": entity in corrupted,
             }
             prompt = list(prompter.tokenizer(examples + fields["question"])["input_ids"])
-            items.append(Item(len(items), fields, prompt=prompt))
+            items.append(Item(len(items), fields, prompt=prompt, group=entity))
     return items
 
 

@@ -7,7 +7,7 @@ ones; a holdout set of authors that nobody learnt, where the data set has one, f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msa_lite.data import Prompter
@@ -30,6 +30,7 @@ from msa_lite.report import Metric
 DATA = "locuslab/TOFU"
 SPLITS = ("forget01", "forget05", "forget10")
 MAX_NEW_TOKENS = 200
+QUESTIONS_PER_AUTHOR = 20  # one after the other in every set of invented authors (Maini et al., 2024)
 
 _QUESTION = ("question", "answer")
 _WRONG = (*_QUESTION, "perturbed_answer")
@@ -47,6 +48,7 @@ class Tofu(Benchmark):
     """The benchmark over loaded questions; made by `load_tofu`."""
 
     name = "tofu"
+    sides = ("forget", "holdout")
 
     def complete(self, set_name: str, record: Record) -> Record:
         record |= flat_scores(record)
@@ -134,6 +136,8 @@ def load_tofu(
     sets = {}
     for name, table in tables.items():
         items = [_item(prompter, i, row, name) for i, row in sampled(table, limit, seed)]
+        if name in ("forget", "retain", "holdout"):
+            items = [replace(item, group=item.index // QUESTIONS_PER_AUTHOR) for item in items]
         with_z = "holdout" in tables and name in ("forget", "holdout")
         sets[name] = ItemSet(items, None if name == "holdout" else decoding, with_z)
     return Tofu(split, sets, prompter, compat)
