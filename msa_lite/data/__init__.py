@@ -5,10 +5,10 @@ template otherwise; only the answer, its end token included, is learnt and score
 every token is learnt. Sources are whatever `datasets` reads: a Hub id, a folder in Hub layout, or a file.
 """
 
-from msa_lite.data.examples import encode, encode_qa, encode_text, make_collator, pad_id
+from msa_lite.data.examples import encode, encode_qa, encode_text, encode_up_to, make_collator, pad_id
 from msa_lite.data.prompts import DATE_STRING, IGNORE, Example, Prompter, Shots, Template
-from msa_lite.data.rows import Row, load_rows, rows_identity, sample_rows, split_rows
-from msa_lite.data.sources import DataSource, load_table, pin_source
+from msa_lite.data.rows import Row, load_rows, rows_identity, sample_rows, split_rows, stream_texts
+from msa_lite.data.sources import DataSource, is_remote_data, load_table, pin_source, stream_table
 
 __all__ = [
     "DATE_STRING",
@@ -22,6 +22,8 @@ __all__ = [
     "encode",
     "encode_qa",
     "encode_text",
+    "encode_up_to",
+    "is_remote_data",
     "load_rows",
     "load_table",
     "make_collator",
@@ -30,4 +32,6 @@ __all__ = [
     "rows_identity",
     "sample_rows",
     "split_rows",
+    "stream_table",
+    "stream_texts",
 ]

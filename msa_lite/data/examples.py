@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from msa_lite.data.prompts import IGNORE, Example, Prompter
@@ -12,6 +12,8 @@ from msa_lite.data.sources import DataSource
 from msa_lite.errors import DataError
 
 logger = logging.getLogger(__name__)
+
+_BLOCK = 1 << 20  # characters
 
 
 def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = None) -> list[Example]:
@@ -43,9 +45,47 @@ def encode_text(rows: Sequence[Row], tokenizer: Any, max_length: int) -> list[Ex
     Each chunk opens with the beginning-of-sequence token where the tokenizer has one. A last chunk too short to
     predict anything is dropped (its loss would be 0/0).
     """
-    ids = tokenizer("\n\n".join(row.text for row in rows), add_special_tokens=False)["input_ids"]
+    begin, size = _chunk_shape(tokenizer, max_length)
+    return _chunks(tokenizer("\n\n".join(row.text for row in rows), add_special_tokens=False)["input_ids"], begin, size)
+
+
+def encode_up_to(texts: Iterable[str], tokenizer: Any, max_length: int, tokens: int) -> list[Example]:
+    """Chunks as of `encode_text`, of `tokens` ids in all, from no more of the texts than that takes.
+
+    There are fewer ids where the texts end before, and one fewer where it would be a chunk of its own.
+    """
+    begin, size = _chunk_shape(tokenizer, max_length)
+    whole, rest = divmod(tokens, max_length)
+    wanted = whole * size + max(0, rest - len(begin))
+    ids: list[int] = []
+    for block in _blocks(texts):
+        ids += tokenizer(block, add_special_tokens=False)["input_ids"]
+        if len(ids) >= wanted:
+            break
+    return _chunks(ids[:wanted], begin, size)
+
+
+def _blocks(texts: Iterable[str]) -> Iterator[str]:
+    """The texts joined by blank lines, in pieces of a size that a tokenizer takes at once."""
+    parts: list[str] = []
+    length = 0
+    for text in texts:
+        parts.append(text)
+        length += len(text)
+        if length >= _BLOCK:
+            yield "\n\n".join(parts)
+            parts, length = [""], 0  # the next one begins with a blank line
+    if parts != [""]:
+        yield "\n\n".join(parts)
+
+
+def _chunk_shape(tokenizer: Any, max_length: int) -> tuple[list[int], int]:
+    """(what every chunk opens with, how many ids of the text it holds)."""
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    size = max_length - len(begin)
+    return begin, max_length - len(begin)
+
+
+def _chunks(ids: Sequence[int], begin: list[int], size: int) -> list[Example]:
     chunks = [begin + list(ids[i : i + size]) for i in range(0, len(ids), size)]
     return [Example(i, chunk, list(chunk)) for i, chunk in enumerate(chunks) if len(chunk) >= 2]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from msa_lite.data.sources import DataSource, load_table
+from msa_lite.data.sources import DataSource, load_table, stream_table
 from msa_lite.errors import DataError, join_faults, nearest
 from msa_lite.io.manifest import digest
 
@@ -36,28 +36,43 @@ def load_rows(source: DataSource) -> list[Row]:
     (those that are there are named), or has empty cells in it.
     """
     table = load_table(source)
-    missing = [column for column in source.columns if column not in table.column_names]
-    if missing:
-        hint = "".join(nearest(column, table.column_names) for column in missing)
-        raise DataError(
-            f"{source.path}: no column {', '.join(map(repr, missing))}{hint}; there are "
-            f"{', '.join(map(repr, table.column_names))}. Set data.columns in the recipe"
-        )
+    _check_columns(source, table.column_names)
     if len(table) == 0:
         raise DataError(f"{source.path}: the data set is empty")
     columns = {key: table[key] for key in source.columns}
-    faults = [
-        f"row {i}, column '{key}': {value!r}"
-        for key, values in columns.items()
-        for i, value in enumerate(values)
-        if not isinstance(value, (str, int, float)) or not str(value).strip()
-    ]
+    cells = ((i, key, value) for key, values in columns.items() for i, value in enumerate(values))
+    faults = [fault for cell in cells if (fault := _cell_fault(*cell))]
     if faults:
         raise DataError(join_faults(f"{source.path}: cells without text:", faults))
     if source.format == "qa":
         pairs = zip(columns[source.question], columns[source.answer], strict=True)
         return [Row(i, question=str(q), answer=str(a)) for i, (q, a) in enumerate(pairs)]
     return [Row(i, text=str(text)) for i, text in enumerate(columns[source.text])]
+
+
+def stream_texts(source: DataSource) -> Iterator[str]:
+    """The texts of a source in its order, as they are asked for. Raises as `load_rows`, once it comes to the fault."""
+    for index, row in enumerate(stream_table(source)):
+        if index == 0:
+            _check_columns(source, list(row))
+        if fault := _cell_fault(index, source.text, row[source.text]):
+            raise DataError(f"{source.path}: cell without text: {fault}")
+        yield str(row[source.text])
+
+
+def _check_columns(source: DataSource, found: Sequence[str]) -> None:
+    missing = [column for column in source.columns if column not in found]
+    if missing:
+        hint = "".join(nearest(column, found) for column in missing)
+        raise DataError(
+            f"{source.path}: no column {', '.join(map(repr, missing))}{hint}; there are "
+            f"{', '.join(map(repr, found))}. Set data.columns in the recipe"
+        )
+
+
+def _cell_fault(index: int, column: str, value: object) -> str | None:
+    wrong = not isinstance(value, (str, int, float)) or not str(value).strip()
+    return f"row {index}, column '{column}': {value!r}" if wrong else None
 
 
 def sample_rows(rows: Sequence[T], count: int, seed: int) -> list[T]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -37,35 +38,43 @@ class DataSource:
 
 def load_table(source: DataSource) -> Any:
     """The table of a source as `datasets` reads it. Raises UsageError or DataError for what cannot be read."""
-    path = Path(source.path).expanduser()
-    kwargs: dict[str, Any] = {}
-    if path.is_file():
-        builder = _BUILDERS.get(path.suffix)
-        if builder is None:
-            raise UsageError(f"{path}: unknown ending '{path.suffix}'; choose from {', '.join(_BUILDERS)}, or a folder")
-        if path.stat().st_size == 0:
-            raise DataError(f"{path}: the data set is empty")
-        kwargs = {"path": builder, "data_files": str(path)}
-        if builder == "text":
-            kwargs["sample_by"] = "document"
-    elif path.is_dir():
-        kwargs = {"path": str(path), "name": source.name}
-    elif path.suffix in _BUILDERS or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1:
-        raise UsageError(f"{source.path}: no such file or folder")
-    else:
-        source = pin_source(source)
-        kwargs = {"path": source.path, "name": source.name, "revision": source.revision}
+    import datasets
+
+    source, where = _locate(source)
+    with _explained(source), tempfile.TemporaryDirectory() as fresh:
+        if Path(where["path"]).is_dir():
+            # The cache tells folders apart by name and layout alone: it would hand out the rows of another folder
+            # of that name, or those from before a change.
+            where |= {"cache_dir": fresh, "keep_in_memory": True}
+        tables = datasets.load_dataset(**where)
+    files = [item["filename"] for table in tables.values() for item in table.cache_files]
+    _check_commit(source, [Path(file).parent.name for file in files])  # the cache names these folders by their commit
+    return _choose_split(source, tables)
+
+
+def stream_table(source: DataSource) -> Iterator[dict[str, Any]]:
+    """The rows of a source in its order; no more of it is fetched and read than is taken. Raises as `load_table`."""
+    import datasets
+
+    source, where = _locate(source)
+    with _explained(source):
+        builder = datasets.load_dataset_builder(**where)
+        tables = builder.as_streaming_dataset()
+    _check_commit(source, [builder.hash or ""])
+    table = _choose_split(source, tables)
+    with _explained(source):
+        yield from table
+
+
+@contextmanager
+def _explained(source: DataSource) -> Iterator[None]:
+    """Turn whatever `datasets` raises into one of our errors; meanwhile it shows no progress bars."""
     import datasets
 
     bars = datasets.is_progress_bar_enabled()
     datasets.disable_progress_bars()
     try:
-        with tempfile.TemporaryDirectory() as fresh:
-            if path.is_dir():
-                # The cache tells folders apart by name and layout alone: it would hand out the rows of another folder
-                # of that name, or those from before a change.
-                kwargs |= {"cache_dir": fresh, "keep_in_memory": True}
-            tables = datasets.load_dataset(**kwargs)
+        yield
     except datasets.exceptions.DatasetGenerationError as error:
         raise DataError(f"{source.path}: cannot be read ({error.__cause__ or error})") from error
     except Exception as error:  # the library raises whatever its readers raise; all of it means "not readable"
@@ -73,7 +82,28 @@ def load_table(source: DataSource) -> Any:
     finally:
         if bars:
             datasets.enable_progress_bars()
-    _check_commit(source, [item["filename"] for table in tables.values() for item in table.cache_files])
+
+
+def _locate(source: DataSource) -> tuple[DataSource, dict[str, Any]]:
+    """(the source, pinned where it is the Hub's; what `datasets` has to be told)."""
+    path = Path(source.path).expanduser()
+    if path.is_file():
+        builder = _BUILDERS.get(path.suffix)
+        if builder is None:
+            raise UsageError(f"{path}: unknown ending '{path.suffix}'; choose from {', '.join(_BUILDERS)}, or a folder")
+        if path.stat().st_size == 0:
+            raise DataError(f"{path}: the data set is empty")
+        by_document = {"sample_by": "document"} if builder == "text" else {}
+        return source, {"path": builder, "data_files": str(path), **by_document}
+    if path.is_dir():
+        return source, {"path": str(path), "name": source.name}
+    if not is_remote_data(source):
+        raise UsageError(f"{source.path}: no such file or folder")
+    source = pin_source(source)
+    return source, {"path": source.path, "name": source.name, "revision": source.revision}
+
+
+def _choose_split(source: DataSource, tables: Mapping[str, Any]) -> Any:
     split = source.split or ("train" if "train" in tables else next(iter(tables)))
     if split not in tables:
         raise UsageError(f"{source.path}: no split '{split}'{nearest(split, tables)}; there are {', '.join(tables)}")
@@ -82,18 +112,24 @@ def load_table(source: DataSource) -> Any:
     return tables[split]
 
 
-def _check_commit(source: DataSource, files: Sequence[str]) -> None:
-    """Raise UsageError unless `files` of the cache come from the commit that the source is pinned to.
+def _check_commit(source: DataSource, found: Sequence[str]) -> None:
+    """Raise UsageError unless the commits among `found` are the one that the source is pinned to.
 
     Without the Hub, `datasets` hands out the newest rows that its cache has of a data set, whatever was asked for.
     """
-    commits = {Path(file).parent.name for file in files}  # the cache names these folders by their commit
-    others = sorted(commit for commit in commits if _COMMIT.fullmatch(commit) and commit != source.revision)
+    others = sorted({name for name in found if _COMMIT.fullmatch(name) and name != source.revision})
     if source.revision and others:
         raise UsageError(
             f"{source.path}: asked for was commit {source.revision}, but the Hub is out of reach and the cache offers "
             f"{', '.join(others)}; go online, or set data.revision in the recipe"
         )
+
+
+def is_remote_data(source: DataSource) -> bool:
+    """Whether a source is no path on this machine but could be a data set of the Hub."""
+    path = Path(source.path).expanduser()
+    is_path = path.suffix in _BUILDERS or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1
+    return not path.exists() and not is_path
 
 
 def pin_source(source: DataSource) -> DataSource:
@@ -102,8 +138,7 @@ def pin_source(source: DataSource) -> DataSource:
     A local source, and one without revision that cannot be resolved offline, is returned as it is. Raises UsageError
     when the Hub has no such data set or revision.
     """
-    path = Path(source.path).expanduser()
-    if path.exists() or path.suffix in _BUILDERS or source.path.startswith((".", "/", "~")):
+    if not is_remote_data(source):
         return source
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RevisionResolutionError
