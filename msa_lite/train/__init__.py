@@ -1,7 +1,16 @@
 """Fitting vectors: fine-tune a prior on rows and keep what changed, with the Hugging Face Trainer underneath."""
 
-from msa_lite.train.fit import FitSettings, check_mode, fit_vector
+from msa_lite.train.fit import FitSettings, check_mode, fit_inputs, fit_vector
 from msa_lite.train.loop import epoch_folder
 from msa_lite.train.objective import AfterEpoch, Kept, Objective
 
-__all__ = ["AfterEpoch", "FitSettings", "Kept", "Objective", "check_mode", "epoch_folder", "fit_vector"]
+__all__ = [
+    "AfterEpoch",
+    "FitSettings",
+    "Kept",
+    "Objective",
+    "check_mode",
+    "epoch_folder",
+    "fit_inputs",
+    "fit_vector",
+]

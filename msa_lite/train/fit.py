@@ -37,8 +37,8 @@ class FitSettings:
     """How a prior is tuned. Defaults follow the paper's TOFU runs (App. "Obtaining Forget and Retain Vectors").
 
     batch_size: rows of one optimiser step; micro_batch_size: rows of one forward pass, a divisor of it, or "auto".
-    warmup_epochs: length of the linear warm-up; afterwards the rate falls linearly to 0. Gradients are clipped to
-    norm 1; the optimiser is AdamW. lora_targets: "all-linear" or names of modules.
+    warmup_epochs: length of the linear warm-up; afterwards the rate falls linearly to 0, or is constant, as `schedule`
+    says. Gradients are clipped to norm 1; the optimiser is AdamW. lora_targets: "all-linear" or names of modules.
     """
 
     mode: Literal["lora", "qlora", "full"] = "lora"
@@ -52,7 +52,15 @@ class FitSettings:
     warmup_epochs: float = 1.0
     batch_size: int = 32
     micro_batch_size: int | Literal["auto"] = "auto"
+    schedule: Literal["linear", "constant"] = "linear"
     seed: int = 0
+
+    def describe(self) -> dict[str, Any]:
+        """What a manifest records: all that decides the result."""
+        said = {k: v for k, v in asdict(self).items() if self.mode != "full" or not k.startswith("lora_")}
+        if self.schedule == "linear":  # what was made before there was a choice stays known
+            del said["schedule"]
+        return said
 
 
 def fit_vector(
@@ -80,15 +88,7 @@ def fit_vector(
     """
     source = prior if isinstance(prior, Source) else fetch(str(prior))
     out = Path(out)
-    inputs = {
-        "prior": source.identity(),
-        "examples": digest([[e.ids, e.labels] for e in examples]),
-        "settings": {k: v for k, v in asdict(settings).items() if settings.mode != "full" or not k.startswith("lora_")},
-    }
-    if objective is not None:
-        inputs["objective"] = objective.describe()
-    if after_epoch is not None:
-        inputs["kept"] = after_epoch.describe()
+    inputs = fit_inputs(source, examples, settings, objective, after_epoch)
     if is_finished(out, inputs):
         logger.info("%s: already made from the same inputs", out)
         return out
@@ -100,6 +100,26 @@ def fit_vector(
         for name, text in (extra_files or {}).items():
             (partial / name).write_text(text)
     return out
+
+
+def fit_inputs(
+    prior: Source,
+    examples: Sequence[Example],
+    settings: FitSettings,
+    objective: Objective | None = None,
+    after_epoch: AfterEpoch | None = None,
+) -> dict[str, Any]:
+    """What decides the result of a fit, as its manifest records it and `is_finished` compares it."""
+    inputs = {
+        "prior": prior.identity(),
+        "examples": digest([[e.ids, e.labels] for e in examples]),
+        "settings": settings.describe(),
+    }
+    if objective is not None:
+        inputs["objective"] = objective.describe()
+    if after_epoch is not None:
+        inputs["kept"] = after_epoch.describe()
+    return inputs
 
 
 def check_mode(mode: str) -> None:
@@ -138,8 +158,8 @@ class _Fit:
             if "No executable batch size" not in str(error):
                 raise
             raise StageError(
-                f"{self.label}: out of memory, not even one row at a time fits; try vector.mode qlora or a smaller "
-                "vector.max_length"
+                f"{self.label}: out of memory, not even one row at a time fits; try a smaller max_length, or, for "
+                "vectors, vector.mode qlora"
             ) from error
         finally:  # in bf16, accelerate ties the model to itself, and it would stay beside whatever comes next
             clear_device_cache(garbage_collection=True)

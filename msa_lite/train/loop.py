@@ -67,8 +67,7 @@ class Loop:
 
     def failure(self, what: str) -> MsaError:
         """The error for a training that left nothing to keep."""
-        key = "vector.learning_rate" if self.objective is None else "learning_rate"
-        return discarded(NotFiniteError(f"{self.label}: {what}; nothing was kept. Try a lower {key}"))
+        return discarded(NotFiniteError(f"{self.label}: {what}; nothing was kept. Try a lower learning_rate"))
 
     def finish_epoch(self, model: Any, epoch: int, write: bool = True) -> Kept:
         """Ask what the epoch was worth; keep its weights, and drop those of epochs that are no longer wanted.
@@ -111,7 +110,7 @@ class Loop:
             learning_rate=settings.learning_rate,
             weight_decay=settings.weight_decay,
             warmup_steps=math.floor(settings.warmup_epochs * steps_per_epoch),
-            lr_scheduler_type="linear",
+            lr_scheduler_type={"linear": "linear", "constant": "constant_with_warmup"}[settings.schedule],
             max_grad_norm=1.0,
             seed=settings.seed,
             bf16=has_bf16(),

@@ -285,7 +285,7 @@ def test_two_runs_of_one_folder_do_not_mix(recipe: dict[str, Any], tmp_path: Pat
 def test_a_diverging_vector_stops_the_job_with_exit_code_4(recipe: dict[str, Any], tmp_path: Path) -> None:
     done = msa(write(recipe, tmp_path), "vector.learning_rate=1e30", "vector.warmup_epochs=0")
     assert done.returncode == 4
-    assert "Try a lower vector.learning_rate" in done.stderr
+    assert "Try a lower learning_rate" in done.stderr
     assert not list((tmp_path / "run/vectors").iterdir())
 
 

@@ -71,6 +71,21 @@ def test_warm_up_is_counted_in_epochs_and_the_rate_falls_to_zero(
     assert rates == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25])
 
 
+def test_a_constant_rate_stays_after_the_warm_up_and_only_then_the_manifest_says_so(
+    make_checkpoint: Make, examples: list[Example], tmp_path: Path
+) -> None:
+    def fit(settings: FitSettings) -> Path:
+        folder = tmp_path / settings.schedule
+        return fit_vector(make_checkpoint("llama"), examples, folder, tokenizer=tiny_tokenizer(), settings=settings)
+
+    linear, constant = fit(SETTINGS), fit(replace(SETTINGS, schedule="constant"))
+    rates = [line["learning_rate"] / SETTINGS.learning_rate for line in read_log(constant)]
+    assert rates == pytest.approx([0, 0.5, 1, 1, 1, 1])
+    recorded = [(load_manifest(folder) or {})["inputs"]["settings"] for folder in (linear, constant)]
+    assert recorded[0] | {"schedule": "constant"} == recorded[1]
+    assert "schedule" not in recorded[0]  # vectors from before there was a choice are known again
+
+
 def test_micro_batches_give_the_same_vector_as_one_batch(
     make_checkpoint: Make, examples: list[Example], tmp_path: Path
 ) -> None:
@@ -168,7 +183,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bytes(
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_nothing(
     make_checkpoint: Make, examples: list[Example], tmp_path: Path
 ) -> None:
-    with pytest.raises(StageError, match=r"the loss is .* nothing was kept. Try a lower vector.learning_rate"):
+    with pytest.raises(StageError, match=r"the loss is .* nothing was kept. Try a lower learning_rate"):
         fit_vector(
             make_checkpoint("llama"),
             examples,
