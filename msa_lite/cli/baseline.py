@@ -23,11 +23,13 @@ def command(verbose: bool, method: str, recipe: str, overrides: tuple[str, ...],
     msa-lite baseline rmu my.yaml baseline.start=prior 'baseline.scale=[0.5, 1.0]'
     """
     from msa_lite.baselines.methods import check_method
-    from msa_lite.cli.output import print_json, print_reports, progress_bars, quieten_libraries
+    from msa_lite.cli.output import print_json, print_prior, print_reports, progress_bars, quieten_libraries
     from msa_lite.recipe import load_recipe
 
     check_method(method)
     loaded = load_recipe(recipe, overrides)
+    if loaded.baseline.start == "prior":
+        print_prior(loaded)
     from msa_lite.pipeline import run_baseline
 
     quieten_libraries(verbose)

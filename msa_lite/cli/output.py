@@ -13,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from msa_lite.io.progress import Progress
+    from msa_lite.recipe import Recipe
     from msa_lite.report import Report
 
 
@@ -72,6 +73,12 @@ def progress_bars() -> Iterator[Progress]:
     finally:
         if tasks:
             bars.stop()
+
+
+def print_prior(recipe: Recipe) -> None:
+    """On stderr, which checkpoint of the recipe's history is the prior, and why; nothing where the prior is given."""
+    if recipe.prior_reason:
+        click.echo(recipe.prior_reason, err=True)
 
 
 def print_json(value: Any) -> None:

@@ -19,10 +19,11 @@ def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: boo
     msa-lite quickstart
     msa-lite my.yaml forget.alpha=1.25 output=runs/stronger
     """
-    from msa_lite.cli.output import print_json, print_reports, progress_bars, quieten_libraries
+    from msa_lite.cli.output import print_json, print_prior, print_reports, progress_bars, quieten_libraries
     from msa_lite.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides)
+    print_prior(loaded)
     from msa_lite.pipeline import run
 
     quieten_libraries(verbose)

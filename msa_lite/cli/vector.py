@@ -17,10 +17,11 @@ def command(
     verbose: bool, recipe: str, overrides: tuple[str, ...], which: Literal["forget", "retain", "all"], as_json: bool
 ) -> None:
     """Fit the forget and retain vectors of RECIPE into its run folder, and nothing else."""
-    from msa_lite.cli.output import print_json, progress_bars, quieten_libraries
+    from msa_lite.cli.output import print_json, print_prior, progress_bars, quieten_libraries
     from msa_lite.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides)
+    print_prior(loaded)
     from msa_lite.pipeline import run_vectors
 
     quieten_libraries(verbose)
