@@ -1,6 +1,7 @@
 """A Hugging Face Hub on loopback: as much of its HTTP interface as huggingface_hub and datasets need for downloads.
 
     GET   /api/{models,datasets}/ORG/NAME[/revision/REVISION]     the commit and the files of a repository
+    GET   /api/{models,datasets}/ORG/NAME/refs                    its branches
     GET   /api/{models,datasets}/ORG/NAME/tree/REVISION[/FOLDER]  a listing
     POST  /api/{models,datasets}/ORG/NAME/paths-info/REVISION     what some paths are
     HEAD, GET  /[datasets/]ORG/NAME/resolve/REVISION/PATH         a file, or a range of its bytes
@@ -21,7 +22,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.loopback import Loopback
 
-_API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+?)(?:/(revision|tree|paths-info)/([^/]+)(?:/(.+))?)?")
+_API = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+?)(?:/(refs|revision|tree|paths-info)(?:/([^/]+)(?:/(.+))?)?)?")
 _FILE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 Files = dict[str, bytes]
@@ -36,7 +37,8 @@ class HubServer(Loopback):
     def __init__(self) -> None:
         self.requests: list[tuple[str, str]] = []
         self.sent: Counter[str] = Counter()
-        self._commits: dict[str, dict[str, Files]] = {}  # "models/ORG/NAME" → commit → files, the last one is main
+        self._commits: dict[str, dict[str, Files]] = {}  # "models/ORG/NAME" → commit → files
+        self._branches: dict[str, dict[str, str]] = {}  # "models/ORG/NAME" → branch → commit
         super().__init__(_Handler)
 
     @property
@@ -44,20 +46,25 @@ class HubServer(Loopback):
         """What HF_ENDPOINT is set to."""
         return self.address
 
-    def commit(self, repo: str, files: Mapping[str, bytes | str]) -> str:
-        """Make `files` the state of main in a repository ("models/ORG/NAME" or "datasets/ORG/NAME"); its commit."""
+    def commit(self, repo: str, files: Mapping[str, bytes | str], branch: str = "main") -> str:
+        """Make `files` the state of a branch in a repository ("models/ORG/NAME" or "datasets/ORG/NAME"); its commit."""
         content = {name: data.encode() if isinstance(data, str) else data for name, data in files.items()}
         commits = self._commits.setdefault(repo, {})
         sha = hashlib.sha1(repr((len(commits), sorted(content.items()))).encode()).hexdigest()
         commits[sha] = content
+        self._branches.setdefault(repo, {})[branch] = sha
         return sha
+
+    def branches(self, repo: str) -> dict[str, str]:
+        """Commits by branch. Raises LookupError with the Hub's error code."""
+        if repo not in self._branches:
+            raise LookupError("RepoNotFound")
+        return self._branches[repo]
 
     def find(self, repo: str, revision: str) -> tuple[str, Files]:
         """(commit, files) of a revision. Raises LookupError with the Hub's error code."""
-        commits = self._commits.get(repo)
-        if commits is None:
-            raise LookupError("RepoNotFound")
-        sha = list(commits)[-1] if revision == "main" else revision
+        sha = self.branches(repo).get(revision, revision)
+        commits = self._commits[repo]
         if sha not in commits:
             raise LookupError("RevisionNotFound")
         return sha, commits[sha]
@@ -99,6 +106,9 @@ class _Handler(BaseHTTPRequestHandler):
         folder: str | None,
         query: Any,
     ) -> None:
+        if call == "refs":
+            self._answer_json({"branches": _refs(hub.branches(f"{kind}/{repo}")), "converts": [], "tags": []})
+            return
         sha, files = hub.find(f"{kind}/{repo}", unquote(revision or "main"))
         if call == "tree":
             below = f"{unquote(folder)}/" if folder else ""
@@ -111,6 +121,9 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             siblings = [{"rfilename": name} for name in files]
             value = {"id": repo, "sha": sha, "siblings": siblings, "tags": [], "private": False, "downloads": 0}
+        self._answer_json(value)
+
+    def _answer_json(self, value: Any) -> None:
         self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def _answer_file(self, hub: HubServer, sha: str, files: Files, name: str) -> None:
@@ -135,6 +148,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing; requests are recorded in HubServer.requests."""
+
+
+def _refs(branches: Mapping[str, str]) -> list[dict[str, str]]:
+    """What the Hub says of branches."""
+    return [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": sha} for name, sha in branches.items()]
 
 
 def _entries(files: Files, below: str) -> list[dict[str, Any]]:

@@ -1,7 +1,11 @@
-"""Names of checkpoints and adapters → local folders: a folder is taken as it is, `repo[@revision]` is fetched."""
+"""Names of checkpoints and adapters → local folders: a folder is taken as it is, `repo[@revision]` is fetched.
+
+A revision is a commit, branch or tag; or `tokens=3859B` or `step=928646`, the branch whose name has that number.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
@@ -12,6 +16,7 @@ from pathlib import Path
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.checkpoint import COMPANION_PATTERNS, INDEX_FILE, Checkpoint, TensorEntry, companion_files
 from msa_lite.io.manifest import check_space, digest, hash_file
+from msa_lite.io.revisions import find_branch, is_number
 
 logger = logging.getLogger(__name__)
 
@@ -60,13 +65,47 @@ def fetch(name: str, by_content: bool = True) -> Source:
         raise UsageError(f"{name}: no such folder")
     from huggingface_hub import snapshot_download
 
-    repo, _, revision = name.partition("@")
+    repo, revision = split_name(name)
     wanted = ["*.safetensors", *COMPANION_PATTERNS]
     try:  # patterns reach into folders, where repositories keep copies in other formats and intermediate checkpoints
-        path = Path(snapshot_download(repo, revision=revision or None, allow_patterns=wanted, ignore_patterns=["*/*"]))
+        path = Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
         raise UsageError(f"{name}: no such folder, and not to be had from the Hub ({explain(error)})") from error
     return Source(name, path, path.name)  # the cache names a snapshot's folder by its commit
+
+
+def split_name(name: str) -> tuple[str, str | None]:
+    """(repository, revision) of `repo[@revision]`; a revision by its number becomes the branch that has it.
+
+    Raises UsageError when there is no such branch, or several, or no list of branches to be had.
+    """
+    repo, _, revision = name.partition("@")
+    return repo, _branch_by_number(repo, revision) if is_number(revision) else revision or None
+
+
+@functools.cache  # one merge asks several times, and the list of branches may be long
+def _branch_by_number(repo: str, revision: str) -> str:
+    from huggingface_hub import HfApi
+
+    unheard = ""
+    try:
+        branches = [branch.name for branch in HfApi().list_repo_refs(repo).branches]
+    except Exception as error:  # as in `fetch`
+        branches = _cached_branches(repo)
+        unheard = f"; only the cache was looked through, as the Hub lists no branches ({explain(error)})"
+    try:
+        return find_branch(branches, revision)
+    except ValueError as error:
+        raise UsageError(f"{repo}@{revision}: {error}{unheard}") from error
+
+
+def _cached_branches(repo: str) -> list[str]:
+    """Branches, tags and the like of which something was fetched before."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    refs = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"), "refs")
+    return [path.relative_to(refs).as_posix() for path in sorted(refs.rglob("*")) if path.is_file()]
 
 
 def is_remote(name: str) -> bool:
@@ -78,9 +117,9 @@ def is_remote_adapter(name: str) -> bool:
     """Whether a Hub repository is a PEFT adapter; False where the Hub cannot be asked."""
     from huggingface_hub import file_exists
 
-    repo, _, revision = name.partition("@")
     try:
-        return is_remote(name) and file_exists(repo, "adapter_config.json", revision=revision or None)
+        repo, revision = split_name(name)
+        return is_remote(name) and file_exists(repo, "adapter_config.json", revision=revision)
     except Exception:  # offline, refused, not there: whoever fetches it will say so
         return False
 
@@ -89,9 +128,9 @@ def commit_of(name: str) -> str | None:
     """The commit that `repo[@revision]` is now; None where the Hub cannot be asked."""
     from huggingface_hub import HfApi
 
-    repo, _, revision = name.partition("@")
+    repo, revision = split_name(name)
     try:
-        return str(HfApi().model_info(repo, revision=revision or None).sha)
+        return str(HfApi().model_info(repo, revision=revision).sha)
     except Exception as error:
         logger.debug("no commit of %s: %s", name, error)
         return None
@@ -105,10 +144,10 @@ def fetch_headers(name: str) -> Checkpoint | None:
     from huggingface_hub import get_safetensors_metadata, hf_hub_download
     from huggingface_hub.errors import NotASafetensorsRepoError
 
-    repo, _, revision = name.partition("@")
+    repo, revision = split_name(name)
     try:
-        found = get_safetensors_metadata(repo, revision=revision or None)
-        config = json.loads(Path(hf_hub_download(repo, "config.json", revision=revision or None)).read_text())
+        found = get_safetensors_metadata(repo, revision=revision)
+        config = json.loads(Path(hf_hub_download(repo, "config.json", revision=revision)).read_text())
     except NotASafetensorsRepoError as error:
         if commit_of(name) is None:  # it is said of repositories and revisions that are not there, too
             return None
@@ -132,9 +171,9 @@ def check_download_space(checkpoints: Iterable[Checkpoint]) -> None:
 
     missing = 0
     for checkpoint in checkpoints:
-        repo, _, revision = str(checkpoint.folder).partition("@")
+        repo, revision = split_name(str(checkpoint.folder))
         for entry in checkpoint.tensors.values():
-            if not isinstance(try_to_load_from_cache(repo, str(entry.file), revision=revision or None), str):
+            if not isinstance(try_to_load_from_cache(repo, str(entry.file), revision=revision), str):
                 missing += entry.nbytes
     check_space(Path(constants.HF_HUB_CACHE), missing)
 

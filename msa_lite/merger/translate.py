@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from msa_lite.errors import UsageError
-from msa_lite.io.hub import Source, commit_of, is_remote
+from msa_lite.io.hub import Source, commit_of, is_remote, split_name
 from msa_lite.mergekit import MergeRequest, Reference, write_recipe
 from msa_lite.merger.inputs import peek
 from msa_lite.merger.plan import DTYPES, Plan, check_arguments
@@ -56,8 +56,8 @@ def _named(name: str) -> Reference:
     """A folder by its full path, a repository with the commit that its revision is now."""
     if not is_remote(name):
         return Reference(str(Path(name).expanduser().resolve()))
-    repo, _, revision = name.partition("@")
-    return Reference(repo, commit_of(name) or revision or None)
+    repo, revision = split_name(name)
+    return Reference(repo, commit_of(name) or revision)
 
 
 def _write(plan: Plan, references: Mapping[str, Reference], dtype: str) -> str:

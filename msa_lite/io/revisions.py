@@ -1,0 +1,47 @@
+"""Revisions by a number: `tokens=3859B` and `step=928646` are the branch whose name says so.
+
+Families of models that publish their training keep each checkpoint on a branch that says how far it had come:
+`stage1-step928646-tokens3896B` (OLMo 2), `step143000` (Pythia).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msa_lite.counts import named_progress, parse_count
+
+_UNITS = {"tokens": "tokens", "step": "steps"}
+_SHOWN = 8  # branches that an error names
+
+
+def is_number(revision: str) -> bool:
+    """Whether a revision is given by its number of tokens or steps."""
+    unit, equals, _ = revision.partition("=")
+    return bool(equals) and unit in _UNITS
+
+
+def find_branch(branches: Iterable[str], revision: str) -> str:
+    """The one branch whose name has the number of `revision` (`tokens=3859B`, `step=928646`).
+
+    Later stages of a training count from their own start (OLMo 2), so one of theirs is never taken for the number that
+    was asked for. Raises ValueError with the branches that have it, or the nearest below and above.
+    """
+    unit, _, text = revision.partition("=")
+    count = parse_count(text)
+    said = {branch: named_progress(branch) for branch in branches}
+    numbers = {branch: number for branch, at in said.items() if (number := getattr(at, unit)) is not None}
+    found = sorted(branch for branch, number in numbers.items() if number == count)
+    if len(found) > 1:
+        more = f", … ({len(found)} in all)" if len(found) > _SHOWN else ""
+        raise ValueError(f"several branches have this number; name the one you mean: {', '.join(found[:_SHOWN])}{more}")
+    if found and said[found[0]].stage > 1:
+        raise ValueError(f"only {found[0]} has this number, but counted from the start of its stage; if meant, name it")
+    if found:
+        return found[0]
+    others = sorted((number, branch) for branch, number in numbers.items() if said[branch].stage == 1)
+    if not others:
+        raise ValueError(f"no branch has a number of {_UNITS[unit]} in its name")
+    below = [branch for number, branch in others if number < count][-1:]
+    above = [branch for number, branch in others if number > count][:1]
+    verb = "are" if below and above else "is"
+    raise ValueError(f"no branch has this number; the nearest {verb} {' and '.join([*below, *above])}")

@@ -1,0 +1,164 @@
+"""Checkpoints by their number of tokens, from a Hub on loopback; and runs that choose their prior from a history."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import save
+
+from msa_lite.recipe import load_recipe
+from tests.e2e.hub import Hub
+
+REPO = "models/org/olmo"
+EARLY, LATE = "stage1-step920000-tokens3859B", "stage1-step928646-tokens3896B"
+FIRST, SECOND = "stage2-ingredient1-step1000-tokens5B", "stage2-ingredient2-step1000-tokens5B"
+
+
+def checkpoint(number: int) -> dict[str, bytes | str]:
+    """Files of a checkpoint that differs from others by its weights alone."""
+    weights = {"model.embed_tokens.weight": np.full((4, 3), number, np.float32)}
+    return {"model.safetensors": save(weights, {"format": "pt"}), "config.json": '{"model_type": "llama"}'}
+
+
+@pytest.fixture
+def commits(hub: Hub) -> dict[str, str]:
+    """Commits by branch of a repository with branches as OLMo 2 has them."""
+    branches = ["main", EARLY, LATE, FIRST, SECOND]
+    return {branch: hub.server.commit(REPO, checkpoint(i), branch) for i, branch in enumerate(branches)}
+
+
+def refs_asked(hub: Hub) -> int:
+    return sum(path.endswith("/refs") for _, path in hub.server.requests)
+
+
+def test_a_number_of_tokens_or_steps_is_the_branch_that_has_it(hub: Hub, commits: dict[str, str]) -> None:
+    folder, revision, pinned = hub.fetch("org/olmo@tokens=3859B")
+    assert (revision, pinned) == (commits[EARLY], f"org/olmo@{commits[EARLY]}")
+    assert (Path(folder) / "model.safetensors").read_bytes() == checkpoint(1)["model.safetensors"]
+    assert hub.fetch("org/olmo@step=928646")[1] == commits[LATE]
+    assert hub.fetch("org/olmo")[1] == commits["main"]
+    assert refs_asked(hub) == 2  # only where a number is to be looked up
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("org/olmo@tokens=5B", ["several branches have this number", FIRST, SECOND]),
+        ("org/olmo@tokens=3890B", ["no branch has this number", "the nearest are", EARLY, LATE]),
+        ("org/olmo@step=x", ["a whole number is wanted"]),
+        ("org/none@tokens=5B", ["the Hub lists no branches", "Repository Not Found", "hf auth login"]),
+    ],
+)
+def test_a_number_that_is_not_there_is_wrong_usage(
+    hub: Hub, commits: dict[str, str], tmp_path: Path, name: str, parts: list[str]
+) -> None:
+    out = tmp_path / "out"
+    done = hub.start("-m", "msa_lite", "merge", "--target", name, "--alpha", "0", "--out", str(out))
+    message = done.stderr.strip()
+    assert (done.returncode, done.stdout, out.exists()) == (2, "", False)
+    assert message.startswith(f"error: {name}: ")
+    assert [part for part in parts if part not in message] == [], message
+    assert "\n" not in message
+
+
+def test_without_a_hub_the_cache_knows_the_branches_that_were_fetched(hub: Hub, commits: dict[str, str]) -> None:
+    online = hub.fetch("org/olmo@tokens=3859B")
+    asked = len(hub.server.requests)
+    assert hub.fetch("org/olmo@tokens=3859B", offline=True) == online
+    assert hub.fetch("org/olmo@step=920000", offline=True)[1] == commits[EARLY]
+    kind, message = hub.fetch("org/olmo@tokens=3896B", offline=True)
+    assert kind == "UsageError"
+    assert "no branch has this number; the nearest is stage1-step920000" in message
+    assert "only the cache was looked through" in message
+    assert len(hub.server.requests) == asked
+    kind, message = hub.fetch("org/other@tokens=3896B", offline=True)
+    assert (kind, "HF_HUB_OFFLINE" in message) == ("UsageError", True)
+    hub.server.stop()
+    assert hub.fetch("org/olmo@tokens=3859B") == online
+
+
+def test_a_merge_takes_numbers_for_every_model_and_records_commits(
+    hub: Hub, commits: dict[str, str], tmp_path: Path
+) -> None:
+    models = ["--target", "org/olmo", "--forget", "org/olmo@tokens=3896B", "--prior", "org/olmo@tokens=3859B"]
+    done = hub.start("-m", "msa_lite", "merge", *models, "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "out/manifest.json").read_text())["sources"] == {
+        "target": f"org/olmo@{commits['main']}",
+        "forget": f"org/olmo@{commits[LATE]}",
+        "prior": f"org/olmo@{commits[EARLY]}",
+    }
+    # θ_D − α (θ_1 − θ_0) = 0 − 1 · (2 − 1)
+    assert (tmp_path / "out/model.safetensors").read_bytes() == checkpoint(-1)["model.safetensors"]
+    printed = hub.start("-m", "msa_lite", "mergekit", *models)
+    assert f"org/olmo@{commits[EARLY]}" in printed.stdout, printed.stderr
+    assert "tokens=" not in printed.stdout
+
+
+def msa(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "msa_lite", *args], capture_output=True, text=True)
+
+
+@pytest.fixture
+def with_history(recipe: dict[str, Any], history: Path) -> dict[str, Any]:
+    """The recipe with a history in the place of its prior; the target, saved after the exposure, stands for another."""
+    prior = recipe.pop("prior")
+    recipe["history"] = {
+        "checkpoints": [
+            {"checkpoint": str(history / "target"), "seen_tokens": "30k"},
+            {"checkpoint": prior, "seen_tokens": "20k"},
+            {"checkpoint": str(history / "start"), "seen_tokens": 0},
+        ],
+        "exposure": ["40k", "25k"],
+    }
+    return recipe
+
+
+def test_a_run_takes_the_prior_from_its_history_says_why_and_resumes(
+    with_history: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(with_history))
+    why = (
+        f"prior: {history / 'prior'}, seen 20k tokens: the latest of 2 checkpoints from before the forget data first "
+        "came in at 25k tokens (5k tokens before; 1 later checkpoint has seen it)"
+    )
+    fitted = msa("vector", str(path))
+    assert fitted.returncode == 0, fitted.stderr
+    assert fitted.stderr.splitlines()[0] == why
+    done = msa("run", str(path), "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines()[0] == why
+    assert "vector" not in done.stderr  # both are there already
+    assert set(json.loads(done.stdout)["metrics"]) == {"target", "ideal", "unlearned"}
+    resolved = tmp_path / "run/recipe.yaml"
+    assert f"# {why}\n" in resolved.read_text()
+    pinned = load_recipe(resolved)
+    assert (pinned.prior, pinned.history) == (str(history / "prior"), None)
+
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("manifest.json")}
+    assert msa(str(path)).returncode == 0
+    again = msa(str(resolved))
+    assert (again.returncode, why in again.stderr) == (0, False)
+    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("manifest.json")} == before
+    printed = msa("mergekit", str(path))
+    assert (printed.returncode, printed.stderr.strip()) == (0, why)
+
+
+def test_a_history_without_a_prior_stops_before_anything_is_written(
+    with_history: dict[str, Any], tmp_path: Path
+) -> None:
+    with_history["history"]["checkpoints"].pop()
+    with_history["history"]["exposure"] = "15k"
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(with_history))
+    done = msa(str(path))
+    assert (done.returncode, done.stdout, (tmp_path / "run").exists()) == (2, "", False)
+    assert "was saved at 20k tokens, 5k tokens too late" in done.stderr

@@ -1,0 +1,172 @@
+"""Which checkpoint of a history is the prior, and what a recipe says of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msa_lite.errors import RecipeError
+from msa_lite.recipe import dump_recipe, load_recipe
+from msa_lite.recipe.history import History, choose_prior
+
+OLMO = "allenai/OLMo-2-1124-7B"
+RECIPE: dict[str, Any] = {"target": "t", "forget": {"data": {"path": "f.jsonl"}}, "output": "runs/x"}
+HISTORY: dict[str, Any] = {
+    "checkpoints": [
+        {"checkpoint": f"{OLMO}@tokens=3859B"},
+        {"checkpoint": f"{OLMO}@stage1-step928646-tokens3896B"},
+        {"checkpoint": "runs/history/stage-2", "seen_tokens": "20M"},
+    ],
+    "exposure": "3890B",
+}
+
+
+def chosen(exposure: Any, *counts: int, key: str = "seen_tokens") -> str:
+    """The checkpoint that is taken of those named by their counts."""
+    saved = [{"checkpoint": f"at-{count}", key: count} for count in counts]
+    return choose_prior(History.model_validate({"checkpoints": saved, "exposure": exposure})).checkpoint
+
+
+def test_the_latest_before_the_exposure_is_the_prior_with_the_reason() -> None:
+    recipe = load_recipe(RECIPE | {"history": HISTORY})
+    assert recipe.prior_checkpoint == f"{OLMO}@tokens=3859B"
+    assert recipe.prior_reason == (
+        f"prior: {OLMO}@tokens=3859B, seen 3859B tokens: the latest of 2 checkpoints from before the forget data came "
+        "in at 3890B tokens (31B tokens before; 1 later checkpoint has seen it)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("exposure", "checkpoint", "why"),
+    [
+        ("3859B", f"{OLMO}@tokens=3859B", "saved at that very point; 1 later checkpoint has seen it"),
+        ("4T", f"{OLMO}@stage1-step928646-tokens3896B", "the latest of 3 .* at 4T tokens \\(104B tokens before$"),
+        ("1.5T", "runs/history/stage-2", "the only checkpoint from before .*; 2 later checkpoints have seen it"),
+        (["4T", "3858B", "3880B"], "runs/history/stage-2", "the forget data first came in at 3858B tokens"),
+    ],
+)
+def test_repeated_and_exact_exposures(exposure: Any, checkpoint: str, why: str) -> None:
+    recipe = load_recipe(RECIPE | {"history": HISTORY | {"exposure": exposure}})
+    assert recipe.prior_checkpoint == checkpoint
+    assert re.search(why, str(recipe.prior_reason).removesuffix(")")), recipe.prior_reason
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, unique=True), st.lists(st.integers(0, 50), min_size=1))
+@settings(max_examples=50, deadline=None)
+def test_the_choice_is_the_greatest_count_up_to_the_first_exposure(counts: list[int], exposures: list[int]) -> None:
+    before = [count for count in counts if count <= min(exposures)]
+    if before:
+        assert chosen(exposures, *counts) == chosen(exposures, *counts, key="step") == f"at-{max(before)}"
+    else:
+        late = min(counts) - min(exposures)
+        with pytest.raises(ValueError, match=rf"the earliest, at-{min(counts)}, .* {late} tokens? too late"):
+            chosen(exposures, *counts)
+
+
+def test_steps_count_where_no_tokens_are_known() -> None:
+    saved = [{"checkpoint": f"EleutherAI/pythia-1b@step{step}000"} for step in (1, 2, 3)]
+    recipe = load_recipe(RECIPE | {"history": {"checkpoints": saved, "exposure": "2500"}})
+    assert recipe.prior_reason == (
+        "prior: EleutherAI/pythia-1b@step2000, saved at step 2000: the latest of 2 checkpoints from before the forget "
+        "data came in at step 2500 (500 steps before; 1 later checkpoint has seen it)"
+    )
+    # Steps that are given set aside the tokens of the name.
+    given_steps = {"checkpoint": f"{OLMO}@stage1-step928646-tokens3896B", "step": 928_646}
+    with_steps = {"checkpoints": [given_steps, {"checkpoint": "runs/a", "step": "930k"}], "exposure": 929_000}
+    assert load_recipe(RECIPE | {"history": with_steps}).prior_checkpoint == given_steps["checkpoint"]
+
+
+def test_an_entry_that_stands_twice_counts_once() -> None:
+    assert (
+        "the only checkpoint"
+        in choose_prior(
+            History.model_validate({"checkpoints": [{"checkpoint": "a", "step": 5}] * 2, "exposure": 7})
+        ).why
+    )
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "exposure", "says"),
+    [
+        ([], 5, ["history.checkpoints: list should have at least 1 item"]),
+        ([{"checkpoint": "a", "step": 1}], [], ["history.exposure: list should have at least 1 item"]),
+        (
+            [
+                {"checkpoint": "a"},
+                {"checkpoint": f"{OLMO}@stage2-ingredient1-step1000-tokens5B"},
+                {"checkpoint": "b", "step": 3, "seen_tokens": 4},
+                {"checkpoint": "c", "step": "1.5"},
+                {"checkpoint": "d", "stp": 3},
+            ],
+            True,
+            [
+                "6 faults",
+                "history.checkpoints.0: a: the name does not say when it was saved; give seen_tokens or step",
+                f"history.checkpoints.1: {OLMO}@stage2-ingredient1-step1000-tokens5B: the name counts from the start of "
+                "stage 2",
+                "history.checkpoints.2: give one of seen_tokens and step",
+                "history.checkpoints.3.step: a whole number is wanted, or a text such as 3859B",
+                "history.checkpoints.4.stp: unknown key (did you mean 'step'?)",
+                "history.exposure: a whole number is wanted, or a text such as 3859B, 1.5T, 20M or 500k, got True",
+            ],
+        ),
+        (
+            [{"checkpoint": "a", "step": 3}, {"checkpoint": "b", "step": 3}, {"checkpoint": "a", "step": 4}],
+            1,
+            [
+                "a and b are both from step 3",
+                "a is said to be from step 3 and from step 4",
+                "exposure: no checkpoint is from before step 1; the earliest, a, was saved at step 3, 2 steps too late",
+            ],
+        ),
+        (
+            [{"checkpoint": "a", "step": 3}, {"checkpoint": "b", "seen_tokens": "3B"}],
+            "4B",
+            ["history: checkpoints: of some, tokens are known, of a only steps; give seen_tokens of all"],
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_history_is_said_at_once(checkpoints: Any, exposure: Any, says: list[str]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(RECIPE | {"history": {"checkpoints": checkpoints, "exposure": exposure}})
+    assert [part for part in says if part not in str(caught.value)] == [], caught.value
+
+
+def test_a_recipe_has_a_prior_or_a_history() -> None:
+    with pytest.raises(RecipeError, match=r"prior: is missing; name it, or give a history from which it is chosen$"):
+        load_recipe(RECIPE)
+    with pytest.raises(RecipeError, match=r"prior: stands beside a history, .* leave out one, or set it null"):
+        load_recipe(RECIPE | {"prior": "p", "history": HISTORY})
+    with pytest.raises(RecipeError) as caught:  # a faulty history is not taken for none
+        load_recipe(RECIPE | {"history": {"checkpoints": []}})
+    assert "prior" not in str(caught.value)
+    given_prior = load_recipe(RECIPE | {"history": HISTORY}, ["prior=p", "history=null"])
+    assert (given_prior.prior_checkpoint, given_prior.prior_reason) == ("p", None)
+
+
+def test_a_history_is_written_out_checked_and_described_as_the_rest_of_the_recipe(tmp_path: Path) -> None:
+    recipe = load_recipe(RECIPE | {"history": HISTORY})
+    assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(RECIPE | {"history": HISTORY}))
+
+    def recipes(*arguments: str) -> Any:
+        command = [sys.executable, "-m", "msa_lite", "recipes", *arguments]
+        return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    history = recipes("validate", str(path), "--json")["history"]
+    assert history["exposure"] == [3_890_000_000_000]
+    assert history["checkpoints"][2] == {"checkpoint": "runs/history/stage-2", "seen_tokens": 20_000_000, "step": None}
+    schema = recipes("schema")
+    kinds = [kind["type"] for kind in schema["$defs"]["PastCheckpoint"]["properties"]["seen_tokens"]["anyOf"]]
+    assert kinds == ["integer", "string", "null"]
+    assert schema["anyOf"] == [{"required": ["prior"]}, {"required": ["history"]}]

@@ -1,0 +1,134 @@
+"""Numbers of tokens and steps: as texts, in names of checkpoints, and as revisions."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msa_lite.counts import Progress, format_count, named_progress, parse_count
+from msa_lite.io.revisions import find_branch, is_number
+
+# As of OLMo 2 7B: 4,194,304 tokens a step, and three runs of stage 2 that count from its start.
+BRANCHES = [
+    "main",
+    "stage1-step150-tokens1B",
+    "stage1-step200-tokens1B",
+    "stage1-step12000-tokens51B",
+    "stage1-step920000-tokens3859B",
+    "stage1-step928646-tokens3896B",
+    "stage2-ingredient1-step1000-tokens5B",
+    "stage2-ingredient2-step1000-tokens5B",
+    "stage2-ingredient3-step11931-tokens51B",
+    "stage2-ingredient3-step12100-tokens52B",
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        (0, 0),
+        (20_000_000, 20_000_000),
+        (3.9e12, 3_900_000_000_000),
+        ("3859B", 3_859_000_000_000),
+        ("1.5T", 1_500_000_000_000),
+        ("500k", 500_000),
+        (" 20m ", 20_000_000),
+        ("2.0", 2),
+        ("3.9e12", 3_900_000_000_000),
+    ],
+)
+def test_counts_are_read_from_numbers_and_texts(text: object, count: int) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "B", "1.5", "-3", -3, "3859 B x", "1,000", "1.0001k", True, None, float("nan")])
+def test_what_is_no_whole_number_is_refused(text: object) -> None:
+    with pytest.raises(ValueError, match=r"a whole number is wanted, or a text such as 3859B"):
+        parse_count(text)
+
+
+@given(st.integers(0, 10**16))
+@settings(max_examples=50, deadline=None)
+def test_a_count_reads_back_as_it_was_written(count: int) -> None:
+    assert parse_count(format_count(count)) == count
+
+
+def test_counts_are_written_as_names_of_checkpoints_have_them() -> None:
+    counts = [3_859_000_000_000, 1_500_000_000_000, 4_000_000_000_000, 20_000_000, 500_000, 928_646, 0]
+    assert [format_count(count) for count in counts] == ["3859B", "1500B", "4T", "20M", "500k", "928646", "0"]
+
+
+@pytest.mark.parametrize(
+    ("name", "progress"),
+    [
+        ("allenai/OLMo-2-1124-7B@tokens=3859B", Progress(tokens=3_859_000_000_000)),
+        ("allenai/OLMo-2-1124-7B@step=928646", Progress(step=928_646)),
+        ("allenai/OLMo-2-1124-7B@stage1-step928646-tokens3896B", Progress(3_896_000_000_000, 928_646)),
+        ("allenai/OLMo-2-1124-7B@stage2-ingredient1-step1000-tokens5B", Progress(5_000_000_000, 1000, stage=2)),
+        ("EleutherAI/pythia-1b@step143000", Progress(step=143_000)),
+        ("runs/olmo_stage1-step150-tokens2.5b/", Progress(2_500_000_000, 150)),
+        ("runs/step-0040", Progress(step=40)),
+        ("runs/tokens20M/final", Progress()),  # of a folder, its own name counts
+        ("runs/tokens20M@main", Progress()),  # of a repository with a revision, the revision
+        ("meta-llama/Llama-3.2-1B", Progress()),
+        ("runs/footstep12-tokens7x", Progress()),
+        ("runs/tokens2.5", Progress()),  # no whole number
+    ],
+)
+def test_names_say_how_far_training_had_come(name: str, progress: Progress) -> None:
+    assert named_progress(name) == progress
+
+
+def test_the_branch_with_the_number_is_found() -> None:
+    assert find_branch(BRANCHES, "tokens=3859B") == "stage1-step920000-tokens3859B"
+    assert find_branch(BRANCHES, "tokens=3859000000000") == "stage1-step920000-tokens3859B"
+    assert find_branch(BRANCHES, "step=928646") == "stage1-step928646-tokens3896B"
+    assert find_branch(["step1000", "step2000"], "step=2k") == "step2000"
+
+
+@pytest.mark.parametrize(
+    ("revision", "says"),
+    [
+        ("tokens=1B", "several branches have this number; .*: stage1-step150-tokens1B, stage1-step200-tokens1B$"),
+        ("tokens=51B", "several .*: stage1-step12000-tokens51B, stage2-ingredient3-step11931-tokens51B$"),
+        ("tokens=52B", "only stage2-ingredient3-step12100-tokens52B .* counted from the start of its stage"),
+        ("tokens=3860B", "nearest are stage1-step920000-tokens3859B and stage1-step928646-tokens3896B$"),
+        ("tokens=5T", "nearest is stage1-step928646-tokens3896B$"),
+        ("step=1", "nearest is stage1-step150-tokens1B$"),
+        ("tokens=many", "a whole number is wanted"),
+    ],
+)
+def test_a_number_that_no_branch_or_several_have_is_told_with_names(revision: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        find_branch(BRANCHES, revision)
+
+
+def test_branches_without_numbers_say_so_and_long_lists_are_cut() -> None:
+    with pytest.raises(ValueError, match="no branch has a number of steps in its name"):
+        find_branch(["main", "v1"], "step=5")
+    with pytest.raises(ValueError, match=r"seed7-step5, … \(10 in all\)$"):
+        find_branch([f"seed{i}-step5" for i in range(10)], "step=5")
+
+
+@given(st.sets(st.integers(0, 5000), min_size=1), st.integers(0, 5000))
+@settings(max_examples=50, deadline=None)
+def test_a_branch_is_found_exactly_where_its_number_is_there(numbers: set[int], wanted: int) -> None:
+    branches = [f"stage1-step{number * 7}-tokens{number}B" for number in numbers]
+    if wanted in numbers:
+        assert find_branch(branches, f"tokens={wanted}B") == f"stage1-step{wanted * 7}-tokens{wanted}B"
+        return
+    with pytest.raises(ValueError, match="no branch has this number") as caught:
+        find_branch(branches, f"tokens={wanted}B")
+    below, above = [n for n in numbers if n < wanted], [n for n in numbers if n > wanted]
+    named = [int(n) for n in re.findall(r"tokens(\d+)B", str(caught.value))]
+    assert named == [*([max(below)] if below else []), *([min(above)] if above else [])]
+
+
+def test_only_numbers_are_looked_up() -> None:
+    assert [is_number(text) for text in ("tokens=1B", "step=3", "main", "tokens", "step3", "", "stage=1")] == [
+        *[True] * 2,
+        *[False] * 5,
+    ]
