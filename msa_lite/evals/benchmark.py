@@ -141,19 +141,20 @@ class Benchmark(ABC):
         )
 
     def resolution(self, metrics: Collection[str]) -> str | None:
-        """How coarse those of the metrics are that rest on telling two sets apart; None where none of them does.
+        """How coarse those of the metrics are that rest on telling `sides` apart; None where none of them does.
 
         An AUC of n × m texts moves in steps of 1/nm. Its standard error at chance is that of the Mann-Whitney
         statistic, √((n + m + 1) / 12nm).
         """
         resting = [name for name in metrics if name.removesuffix("_gap") in ("min_k", "min_k_pp", "privleak")]
-        if not resting or not self.sides or not all(name in self.sets for name in self.sides):
+        counts = [len(self.sets[name].scored) for name in self.sides or () if name in self.sets]
+        if not resting or len(counts) < 2 or not all(counts):
             return None
-        n, m = (len(self.sets[name].scored) for name in self.sides)
-        error = sqrt((n + m + 1) / (12 * n * m)) if n * m else float("nan")
+        n, m = counts
+        error = sqrt((n + m + 1) / (12 * n * m))
         return (
-            f"{' and '.join(resting)} rest on {n} × {m} pairs of texts: the AUC moves in steps of 1/{n * m}, and its "
-            f"standard error at chance is {error:.2f}"
+            f"{', '.join(resting)}: measured on {n} × {m} pairs of texts, so that the AUC moves in steps of "
+            f"1/{n * m}, with a standard error of {error:.2f} at chance"
         )
 
     @abstractmethod

@@ -1,0 +1,194 @@
+"""Validation and test parts of a benchmark: what is drawn, what stays together, and how coarse an AUC on a part is."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msa_lite.errors import DataError, UsageError
+from msa_lite.evals.benchmark import Benchmark, Item, ItemSet
+from msa_lite.evals.generate import Decoding
+from msa_lite.evals.muse import load_muse
+from msa_lite.evals.qa import Qa
+from msa_lite.evals.restor import load_restor
+from tests.muse_data import ROWS, make_prompter, write_data
+from tests.tofu_data import TABLES, make_tofu, row
+
+PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "tofu"
+By = Literal["question", "author"]
+
+
+def make_qa(**groups: Sequence[int | str | None]) -> Qa:
+    """Sets of items by the groups of their items; every third row of the data."""
+    sets = {
+        name: ItemSet([Item(3 * i, {"question": f"{name} {i}"}, group=group) for i, group in enumerate(found)])
+        for name, found in groups.items()
+    }
+    return Qa("all", sets, make_prompter())
+
+
+def rows(benchmark: Benchmark, name: str) -> list[int]:
+    return [item.index for item in benchmark.sets[name].items]
+
+
+def authors(benchmark: Benchmark, name: str) -> set[int | str | None]:
+    return {item.group for item in benchmark.sets[name].items}
+
+
+group_lists = st.lists(st.none() | st.integers(0, 4) | st.sampled_from("ab"), min_size=2, max_size=30)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(group_lists, min_size=1, max_size=3),
+    st.floats(0.05, 0.5),
+    st.integers(),
+    st.sampled_from(["question", "author"]),
+)
+def test_no_item_is_in_both_parts_and_none_is_lost(
+    groups: list[list[int | str | None]], share: float, seed: int, by: By
+) -> None:
+    whole = make_qa(**{f"set{i}": [0, "a", *found] for i, found in enumerate(groups)})
+    validation, test = whole.divide(share, seed, by)
+    for name in whole.sets:
+        one, other = rows(validation, name), rows(test, name)
+        assert sorted(one + other) == rows(whole, name)
+        assert one == sorted(one)
+        assert other == sorted(other)
+        assert one
+        assert other
+        if by == "question":
+            assert len(one) == max(1, round(share * len(one + other)))
+        else:
+            assert authors(validation, name) & authors(test, name) <= {None}
+    assert [rows(part, name) for part in whole.divide(share, seed, by) for name in whole.sets] == [
+        rows(part, name) for part in (validation, test) for name in whole.sets
+    ]
+
+
+def test_the_seed_draws_and_the_parts_keep_how_they_are_asked() -> None:
+    whole = make_qa(forget=[None] * 40)
+    whole = replace(
+        whole, sets={"forget": replace(whole.sets["forget"], decoding=Decoding(7), with_z=True, ends=False)}
+    )
+    parts = whole.divide(0.15, 0)
+    assert [part.split for part in parts] == ["all validation", "all test"]
+    assert [len(part.sets["forget"].items) for part in parts] == [6, 34]
+    for part in parts:
+        assert replace(part.sets["forget"], items=[]) == replace(whole.sets["forget"], items=[])
+    assert len({tuple(rows(whole.divide(0.15, seed)[0], "forget")) for seed in range(8)}) == 8
+
+
+def test_tofus_invented_authors_stay_whole(tmp_path: Path) -> None:
+    tables = TABLES | {
+        "forget01_perturbed": [row(i, 1) for i in range(60)],
+        "retain_perturbed": [row(i, 1) for i in range(100, 140)],
+        "holdout01": [{"question": f"Where was {i}?", "answer": f"It was {i} miles away."} for i in range(40)],
+    }
+    tofu = make_tofu(tmp_path, tables)
+    validation, test = tofu.divide(0.15, 0, "author")
+    # One of three and of two authors, each with 20 questions one after the other; real authors are single questions.
+    assert {name: len(part.items) for name, part in validation.sets.items()} == {
+        "forget": 20, "retain": 20, "holdout": 20, "real_authors": 1, "world_facts": 1,
+    }  # fmt: skip
+    for name in ("forget", "retain", "holdout"):
+        first = rows(validation, name)[0]
+        assert first % 20 == 0
+        assert rows(validation, name) == [*range(first, first + 20)]
+    assert validation.split == "forget01 validation"
+    assert set(rows(test, "forget")) == {*range(60)} - set(rows(validation, "forget"))
+    # Drawn among all rows, a sample's questions keep their authors.
+    sampled = make_tofu(tmp_path, tables, limit=30)
+    assert {(item.index // 20, item.group) for item in sampled.sets["forget"].items} == {(0, 0), (1, 1), (2, 2)}
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published questions are not on this machine")
+@pytest.mark.parametrize("name", ["forget01_perturbed", "forget05_perturbed", "forget10_perturbed", "retain_perturbed"])
+def test_twenty_questions_in_a_row_are_about_one_author(name: str) -> None:
+    table = [json.loads(line) for line in (PUBLISHED / f"{name}.json").read_text().splitlines()]
+
+    def most_named(start: int) -> int:
+        """In how many of 20 rows the word stands, of those with a capital, that stands in most of them."""
+        found = Counter[str]()
+        for item in table[start : start + 20]:
+            words = f"{item['question']} {item['answer']}".replace("'", " ").split()
+            found.update({word.strip('.,?!"') for word in words if word[0].isupper()} - COMMON)
+        return found.most_common(1)[0][1]
+
+    starts = range(0, len(table), 20)
+    assert sum(most_named(start) >= 18 for start in starts) >= 0.9 * len(starts)
+    # Half an author further on, two share the rows.
+    assert sum(most_named(start + 10) >= 18 for start in starts[:-1]) <= 0.1 * len(starts)
+
+
+COMMON = {"What", "How", "Has", "Can", "The", "Is", "Does", "In", "Which", "Are", "Yes", "While", "Who", "Did", "His"}
+
+
+def test_restors_people_stay_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "datasets"
+    (folder / "wikidata" / "v0").mkdir(parents=True)
+    facts = {
+        who: {f"P{i}": {"question": f"What is {i} of {who}?", "answers": ["one"]} for i in range(3)}
+        for who in ("Ann", "Bob", "Cyd")
+    }
+    (folder / "facts.json").write_text(json.dumps({"dset": facts, "context": {}}))
+    (folder / "entities.json").write_text(json.dumps([*facts]))
+    (folder / "wikidata" / "v0" / "mix_a0.json").write_text(json.dumps([{"text": "Ann is here."}]))
+    whole = load_restor(make_prompter(), folder)
+    validation, test = whole.divide(0.1, 0, "author")
+    assert [len(part.sets["questions"].items) for part in (validation, test)] == [3, 6]
+    assert authors(validation, "questions") | authors(test, "questions") == {"Ann", "Bob", "Cyd"}
+
+
+def test_muse_has_no_authors_and_says_how_coarse_its_aucs_are(tmp_path: Path) -> None:
+    texts = {("privleak", side): [{"text": f"It is {side} {i}"} for i in range(100)] for side in ("forget", "holdout")}
+    muse = load_muse(make_prompter(), write_data(tmp_path, ROWS | texts))
+    muse = replace(muse, sets={name: part for name, part in muse.sets.items() if name.startswith("privleak")})
+    with pytest.raises(UsageError, match=r"select\.by author: muse has no authors; leave it at question"):
+        muse.divide(0.15, 0, "author")
+    validation, _ = muse.divide(0.15, 0)
+    # √((15 + 15 + 1) / (12 · 15 · 15)) = √0.01148 = 0.107
+    assert validation.resolution(["knowmem_r", "min_k", "min_k_pp"]) == (
+        "min_k, min_k_pp: measured on 15 × 15 pairs of texts, so that the AUC moves in steps of 1/225, with a standard "
+        "error of 0.11 at chance"
+    )
+    assert str(validation.resolution(["min_k_gap"])).startswith("min_k_gap: measured on 15 × 15 pairs")
+    assert validation.resolution(["knowmem_r", "verbmem_f"]) is None
+
+
+def test_an_auc_rests_on_the_holdout_set_where_there_is_one(tmp_path: Path) -> None:
+    tofu = make_tofu(tmp_path)  # 4 questions to be forgotten, 3 that nobody learnt
+    assert "4 × 3 pairs of texts, so that the AUC moves in steps of 1/12," in str(tofu.resolution(["min_k"]))
+    alone = replace(tofu, sets={name: part for name, part in tofu.sets.items() if name != "holdout"})
+    assert alone.resolution(["min_k"]) is None
+    assert make_qa(forget=[None], holdout=[None]).resolution(["min_k"]) is None
+
+
+def test_a_set_too_small_to_be_divided_is_an_error() -> None:
+    whole = make_qa(forget=["a"] * 4, retain=[None], holdout=[None] * 5)
+    with pytest.raises(DataError) as error:
+        whole.divide(0.95, 0, "author")
+    assert str(error.value).splitlines() == [
+        "0.95 of qa for the choice, and the rest for the scores, leaves a part empty; raise evaluate.limit, where "
+        "there is one:",
+        "  forget: 1 author cannot be divided",
+        "  retain: 1 question cannot be divided",
+        "  holdout: 5 questions cannot be divided",
+    ]
+    with pytest.raises(DataError, match="forget: 0 questions cannot be divided"):
+        make_qa(forget=[]).divide(0.5, 0)
+
+
+def test_whom_an_item_is_about_is_no_part_of_what_is_asked(tmp_path: Path) -> None:
+    forget = make_tofu(tmp_path).sets["forget"]
+    assert {item.group for item in forget.items} == {0}
+    without = replace(forget, items=[replace(item, group=None) for item in forget.items])
+    assert without.digest() == forget.digest()
