@@ -7,8 +7,22 @@ from msa_lite.recipe.files import find_recipe as find_recipe
 from msa_lite.recipe.files import shipped_recipes as shipped_recipes
 from msa_lite.recipe.files import title_of as title_of
 from msa_lite.recipe.load import dump_recipe as dump_recipe
+from msa_lite.recipe.load import load_any as load_any
 from msa_lite.recipe.load import load_recipe as load_recipe
+from msa_lite.recipe.load import load_training as load_training
 from msa_lite.recipe.schema import Data as Data
 from msa_lite.recipe.schema import Recipe as Recipe
+from msa_lite.recipe.training import TrainingRecipe as TrainingRecipe
 
-__all__ = ["Data", "Recipe", "dump_recipe", "find_recipe", "load_recipe", "shipped_recipes", "title_of"]
+__all__ = [
+    "Data",
+    "Recipe",
+    "TrainingRecipe",
+    "dump_recipe",
+    "find_recipe",
+    "load_any",
+    "load_recipe",
+    "load_training",
+    "shipped_recipes",
+    "title_of",
+]

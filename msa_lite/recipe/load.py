@@ -5,26 +5,49 @@ from __future__ import annotations
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 
 from msa_lite.errors import RecipeError, UsageError, join_faults, nearest
 from msa_lite.recipe.files import find_recipe
 from msa_lite.recipe.schema import Recipe
+from msa_lite.recipe.training import TrainingRecipe
 
 OUTPUT_VARIABLE = "$output"
 
+Given = str | Path | Mapping[str, Any]
+"""A file, the name of a shipped recipe, or a mapping."""
+M = TypeVar("M", bound=BaseModel)
 
-def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+
+def load_recipe(source: Given, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe from a YAML file, the name of a shipped recipe, or a mapping; then apply `key.sub=value`.
 
     `$output` at the start of a path stands for the run's folder. Raises RecipeError with one line for every fault,
-    UsageError when there is no such file.
+    UsageError when there is no such file, or when it is a recipe of another kind.
     """
+    name, values = _read(source, overrides)
+    return _validate(_of_kind(Recipe, name, values), name, values)
+
+
+def load_training(source: Given, overrides: Iterable[str] = ()) -> TrainingRecipe:
+    """Read a recipe of a training in stages, as `load_recipe` reads that of a run."""
+    name, values = _read(source, overrides)
+    return _validate(_of_kind(TrainingRecipe, name, values), name, values)
+
+
+def load_any(source: Given, overrides: Iterable[str] = ()) -> Recipe | TrainingRecipe:
+    """Read a recipe of either kind."""
+    name, values = _read(source, overrides)
+    return _validate(_kind(values) or Recipe, name, values)
+
+
+def _read(source: Given, overrides: Iterable[str]) -> tuple[str, dict[str, Any]]:
+    """(what the recipe is called in messages, its keys and values)."""
     name = "recipe"
     if isinstance(source, Mapping):
         values: Any = dict(source)
@@ -39,11 +62,29 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
             raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this is {type(values).__name__}")
     for override in overrides:
         values = _override(values, override)
-    values = _fill_output(values, values.get("output"))
+    return name, _fill_output(values, values.get("output"))
+
+
+def _kind(values: Mapping[str, Any]) -> type[Recipe] | type[TrainingRecipe] | None:
+    """What a recipe is by its keys, if they say so."""
+    if values.keys() & {"target", "prior", "forget"}:
+        return Recipe
+    return TrainingRecipe if values.keys() & {"model", "stages"} else None
+
+
+def _of_kind(wanted: type[M], name: str, values: Mapping[str, Any]) -> type[M]:
+    found = _kind(values)
+    if found in (None, wanted):
+        return wanted
+    what, command = ("an unlearning run", "run") if found is Recipe else ("a training in stages", "train")
+    raise UsageError(f"{name}: is the recipe of {what}; `msa-lite {command}` takes it")
+
+
+def _validate(kind: type[M], name: str, values: Mapping[str, Any]) -> M:
     try:
-        return Recipe.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
-        faults = _explain(error)
+        faults = _explain(error, kind)
         count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         raise RecipeError(join_faults(f"{name}: {count}:", faults, limit=50)) from error
 
@@ -56,31 +97,37 @@ def _override(values: dict[str, Any], override: str) -> dict[str, Any]:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UsageError(f"'{override}': the value is not YAML ({error})") from error
-    *parents, last = key.split(".")
-    result = dict(values)
-    place = result
-    for parent in parents:
-        below = place.get(parent)
-        if below is not None and not isinstance(below, dict):
-            raise UsageError(f"'{override}': {parent} holds {below!r}, which has no keys below it")
-        place[parent] = dict(below or {})
-        place = place[parent]
-    place[last] = value
-    return result
+    return typing.cast("dict[str, Any]", _put(values, key.split("."), value, override))
+
+
+def _put(place: Any, keys: Sequence[str], value: Any, override: str) -> Any:
+    """A copy of `place`, a mapping, a list or nothing yet, in which what the keys lead to is `value`."""
+    if not keys:
+        return value
+    key, *rest = keys
+    if isinstance(place, list):
+        if not key.isdigit() or int(key) >= len(place):
+            raise UsageError(f"'{override}': no {key} in a list of {len(place)}, which counts from 0")
+        return [_put(item, rest, value, override) if i == int(key) else item for i, item in enumerate(place)]
+    if place is not None and not isinstance(place, dict):
+        raise UsageError(f"'{override}': {place!r} stands there, which has no key {key}")
+    return {**(place or {}), key: _put((place or {}).get(key), rest, value, override)}
 
 
 def _fill_output(value: Any, output: Any) -> Any:
     if isinstance(value, dict):
         return {key: _fill_output(item, output) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_fill_output(item, output) for item in value]
     if isinstance(value, str) and isinstance(output, str) and value.startswith(OUTPUT_VARIABLE + "/"):
         return output.rstrip("/") + value.removeprefix(OUTPUT_VARIABLE)
     return value
 
 
-def _explain(error: ValidationError) -> list[str]:
+def _explain(error: ValidationError, kind: type[BaseModel]) -> list[str]:
     lines: dict[str, list[str]] = {}
     for item in error.errors():
-        path, model = _walk(item["loc"])
+        path, model = _walk(item["loc"], kind)
         text = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             text = f"unknown key{nearest(str(item['loc'][-1]), model.model_fields if model else ())}"
@@ -93,35 +140,42 @@ def _explain(error: ValidationError) -> list[str]:
     return [f"{path}: {'; or '.join(dict.fromkeys(texts))}" for path, texts in lines.items()]
 
 
-def _walk(location: Sequence[int | str]) -> tuple[str, type[BaseModel] | None]:
+def _walk(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, type[BaseModel] | None]:
     """The dotted path of a fault without the names of union members, and the model its last key belongs to."""
-    kind: Any = Recipe
+    kind: Any = root
     model: type[BaseModel] | None = None
     keys: list[str] = []
     for part in location:
-        model = _model_in(kind)
-        if model is not None:
-            field = model.model_fields.get(str(part))
+        members = dict(_members(kind))
+        if isinstance(part, str) and part in members:
+            kind = members[part]
+            continue
+        model = next((m for m in members.values() if isinstance(m, type) and issubclass(m, BaseModel)), None)
+        holds = dict if isinstance(part, str) else list
+        container = next((m for m in members.values() if typing.get_origin(m) is holds), None)
+        if model is not None and isinstance(part, str):
+            field = model.model_fields.get(part)
             kind = field.annotation if field else None
-        elif typing.get_origin(kind) is dict:
-            kind = typing.get_args(kind)[1]
-        elif typing.get_origin(kind) is list:
-            kind = typing.get_args(kind)[0]
+        elif container is not None:
+            kind = typing.get_args(container)[-1]
         elif isinstance(part, str):
             continue
         keys.append(str(part))
     return ".".join(keys), model
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    members = (
-        typing.get_args(annotation)
-        if typing.get_origin(annotation) in (typing.Union, types.UnionType)
-        else (annotation,)
-    )
-    return next((m for m in members if isinstance(m, type) and issubclass(m, BaseModel)), None)
+def _members(annotation: Any, tag: object = None) -> Iterator[tuple[object, Any]]:
+    """The types that an annotation is a union of, each by its tag, or, where it has none, by itself."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        for member in typing.get_args(annotation):
+            yield from _members(member)
+    elif typing.get_origin(annotation) is Annotated:
+        kind, *notes = typing.get_args(annotation)
+        yield from _members(kind, next((note.tag for note in notes if isinstance(note, Tag)), None))
+    else:
+        yield tag or str(annotation), annotation
 
 
-def dump_recipe(recipe: Recipe) -> str:
-    """YAML with every default filled in; `load_recipe` reads it back to an equal recipe."""
+def dump_recipe(recipe: Recipe | TrainingRecipe) -> str:
+    """YAML with every default filled in; reading it gives an equal recipe."""
     return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from msa_lite.recipe.history import History, choose_prior
 from msa_lite.recipe.inputs import Closed, Data, Prompt, RetainData
 from msa_lite.recipe.scores import Evaluate, Select
+from msa_lite.recipe.training import Tuning
 
 MOST_PEOPLE = 400  # of the demo; it has names for no more
 
@@ -61,33 +62,13 @@ class Lora(Closed):
     """all-linear, or names of modules."""
 
 
-class VectorSpec(Closed):
+class VectorSpec(Tuning):
     """How the prior is tuned to get a vector."""
 
     mode: Literal["lora", "qlora", "full"] = "lora"
     """lora: an adapter; qlora: an adapter on a 4-bit prior; full: all weights, in fp32."""
     lora: Lora = Lora()
     """Shape of the adapter, for lora and qlora."""
-    epochs: int = Field(5, ge=1)
-    """Passes over the rows."""
-    learning_rate: float = Field(2e-4, gt=0, allow_inf_nan=False)
-    """Highest learning rate; it falls linearly to 0 after the warm-up."""
-    weight_decay: float = Field(0.01, ge=0, allow_inf_nan=False)
-    """AdamW's weight decay."""
-    warmup_epochs: float = Field(1.0, ge=0, allow_inf_nan=False)
-    """Length of the linear warm-up, in epochs."""
-    batch_size: int = Field(32, ge=1)
-    """Effective batch: rows of one optimiser step."""
-    micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """Rows of one forward pass, a divisor of batch_size; auto: as many as fit."""
-    max_length: int = Field(512, ge=8)
-    """Longest row in tokens; longer ones are cut (qa) or split (text)."""
-
-    @model_validator(mode="after")
-    def _divides(self) -> VectorSpec:
-        if self.micro_batch_size != "auto" and self.batch_size % self.micro_batch_size:
-            raise ValueError(f"micro_batch_size {self.micro_batch_size} does not divide batch_size {self.batch_size}")
-        return self
 
 
 class Merge(Closed):

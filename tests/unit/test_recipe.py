@@ -81,7 +81,7 @@ def test_overrides_reach_into_the_recipe_and_are_checked_like_it() -> None:
         load_recipe(SMALLEST, ["vector.rnk=4"])
     with pytest.raises(UsageError, match=r"an override is key.sub=value"):
         load_recipe(SMALLEST, ["seed"])
-    with pytest.raises(UsageError, match="has no keys below it"):
+    with pytest.raises(UsageError, match="'models/target' stands there, which has no key name"):
         load_recipe(SMALLEST, ["target.name=x"])
 
 

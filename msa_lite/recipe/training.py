@@ -1,0 +1,135 @@
+"""How a recipe says that models are tuned; and the recipe of a training in stages, as closed as that of a run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+
+from msa_lite.recipe.history import Count
+from msa_lite.recipe.inputs import Closed, Data, Prompt
+
+
+class Tuning(Closed):
+    """How long and how fast a model is tuned."""
+
+    epochs: int = Field(5, ge=1)
+    """Passes over the rows."""
+    learning_rate: float = Field(2e-4, gt=0, allow_inf_nan=False)
+    """Highest learning rate; it falls linearly to 0 after the warm-up."""
+    weight_decay: float = Field(0.01, ge=0, allow_inf_nan=False)
+    """AdamW's weight decay."""
+    warmup_epochs: float = Field(1.0, ge=0, allow_inf_nan=False)
+    """Length of the linear warm-up, in epochs."""
+    batch_size: int = Field(32, ge=1)
+    """Effective batch: rows of one optimiser step."""
+    micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Rows of one forward pass, a divisor of batch_size; auto: as many as fit."""
+    max_length: int = Field(512, ge=8)
+    """Longest row in tokens; longer ones are cut (qa) or split (text)."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> Tuning:
+        if self.micro_batch_size != "auto" and self.batch_size % self.micro_batch_size:
+            raise ValueError(f"micro_batch_size {self.micro_batch_size} does not divide batch_size {self.batch_size}")
+        return self
+
+
+class Training(Tuning):
+    """How all weights are trained. Defaults are those of the paper's TOFU models."""
+
+    learning_rate: float = Field(1e-5, gt=0, allow_inf_nan=False)
+    """Highest learning rate, which the warm-up leads to."""
+    schedule: Literal["linear", "constant"] = "linear"
+    """linear: after the warm-up the rate falls to 0; constant: it stays."""
+
+
+class Stage(Training):
+    """A stage of training. What it does not say is as `training` has it."""
+
+    name: str | None = Field(None, pattern=r"^\w[\w.-]*$")
+    """Its folder is NUMBER-NAME; default: after the data."""
+    data: Annotated[
+        Annotated[Data, Tag("one")] | Annotated[list[Data], Field(min_length=1), Tag("many")],
+        Discriminator(lambda value: "many" if isinstance(value, list) else "one"),
+    ]
+    """Rows to learn; a list of data sets is learnt together."""
+    tokens: Annotated[Count, Field(ge=1)] | None = None
+    """So many tokens, such as 20M, from the beginning of the data (format text), which is read no further; default: all
+    of it. Epochs are passes over them."""
+
+    @property
+    def sets(self) -> list[Data]:
+        """The data sets, be it one or several."""
+        return self.data if isinstance(self.data, list) else [self.data]
+
+    @property
+    def title(self) -> str:
+        """The name, or one made from the data's."""
+        last = PurePosixPath(self.sets[0].path).name
+        return self.name or re.sub(r"[^\w.-]+", "-", last.partition(".")[0].lower()).strip("-.") or "stage"
+
+    @model_validator(mode="after")
+    def _counts_tokens_of_one_text(self) -> Stage:
+        if self.tokens is not None and [data.format for data in self.sets] != ["text"]:
+            raise ValueError("tokens: counted are those of one data set of format text; questions are learnt whole")
+        return self
+
+
+class NewTokenizer(Closed):
+    """A byte-level BPE tokenizer that is trained on the rows of the first stage."""
+
+    vocabulary: int = Field(ge=300)
+    """Its size."""
+
+
+class NewModel(Closed):
+    """A model of random weights, to start from nothing."""
+
+    config: dict[str, Any]
+    """What transformers' config of the model holds: model_type (llama, gpt2, …) and, of the rest, what shall not be as
+    usual. vocab_size and the numbers of special tokens come from the tokenizer."""
+    tokenizer: Annotated[
+        Annotated[str, Tag("name")] | Annotated[NewTokenizer, Tag("new")],
+        Discriminator(lambda value: "name" if isinstance(value, str) else "new"),
+    ]
+    """A folder or repo[@revision] that has one, or {vocabulary: 2048} for one that is trained here."""
+
+    @field_validator("config")
+    @classmethod
+    def _has_a_type(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if not isinstance(value.get("model_type"), str):
+            raise ValueError("model_type is missing, as in {model_type: llama, …}")
+        return value
+
+
+class TrainingRecipe(Closed):
+    """Training in stages: makes targets, ideals and the checkpoints before them (`msa-lite train`)."""
+
+    model: Annotated[
+        Annotated[str, Tag("name")] | Annotated[NewModel, Tag("new")],
+        Discriminator(lambda value: "name" if isinstance(value, str) else "new"),
+    ]
+    """Where training starts: a folder, repo[@revision], or {config, tokenizer} for a model from nothing."""
+    training: Training = Training()
+    """What holds for all stages that say nothing else."""
+    stages: list[Stage] = Field(min_length=1)
+    """What is learnt, one after the other. Every stage has an optimiser and a schedule of its own."""
+    prompt: Prompt = Prompt()
+    """How rows of format qa become text."""
+    keep: Literal["each", "last"] = "each"
+    """each: the models of all stages; last: that of the last alone, the others go when the next one is there."""
+    output: str
+    """Folder of the models."""
+    seed: int = Field(0, ge=0)
+    """Seed of every random choice."""
+
+    @field_validator("stages", mode="before")
+    @classmethod
+    def _fill(cls, stages: object, info: ValidationInfo) -> object:
+        if not isinstance(stages, list) or "training" not in info.data:
+            return stages
+        defaults = info.data["training"].model_dump()
+        return [defaults | stage if isinstance(stage, dict) else stage for stage in stages]
