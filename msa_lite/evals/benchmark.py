@@ -140,6 +140,11 @@ class Benchmark(ABC):
             replace(self, sets=test, split=f"{self.split} test"),
         )
 
+    def metric_names(self) -> list[str]:
+        """Names of the metrics that a model gets beside an ideal, known before any is scored."""
+        unscored = {name: [dict(item.fields) for item in part.items] for name, part in self.sets.items()}
+        return [*self.metrics(unscored, unscored)]
+
     def resolution(self, metrics: Collection[str]) -> str | None:
         """How coarse those of the metrics are that rest on telling `sides` apart; None where none of them does.
 

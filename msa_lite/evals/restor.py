@@ -184,7 +184,7 @@ def _generated(record: Record) -> dict[str, str]:
 def _score(record: Record, judged: bool) -> float | None:
     """The share of a record's answers that are right, by the judge or by containment."""
     if not judged:
-        return record["containment"]
+        return record.get("containment")
     verdicts = record.get("judge", {})
     return _mean([verdicts.get(key, 0.0) for key in _generated(record)]) if record["answers"] else None
 

@@ -13,14 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msa_lite.data import Row
 from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.benchmark import Benchmark, Item, ItemSet
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.muse import load_muse
-from msa_lite.evals.qa import Qa
+from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.restor import load_restor
+from tests.muse_data import METRICS as MUSE_METRICS
 from tests.muse_data import ROWS, make_prompter, write_data
-from tests.tofu_data import TABLES, make_tofu, row
+from tests.tofu_data import MEMBERSHIP, TABLES, make_tofu, row
+from tests.tofu_data import METRICS as TOFU_METRICS
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "tofu"
 By = Literal["question", "author"]
@@ -41,6 +44,19 @@ def rows(benchmark: Benchmark, name: str) -> list[int]:
 
 def authors(benchmark: Benchmark, name: str) -> set[int | str | None]:
     return {item.group for item in benchmark.sets[name].items}
+
+
+def write_restor(folder: Path) -> Path:
+    """Three people with three facts each, one of them described by a document."""
+    (folder / "wikidata" / "v0").mkdir(parents=True)
+    facts = {
+        who: {f"P{i}": {"question": f"What is {i} of {who}?", "answers": ["one"]} for i in range(3)}
+        for who in ("Ann", "Bob", "Cyd")
+    }
+    (folder / "facts.json").write_text(json.dumps({"dset": facts, "context": {}}))
+    (folder / "entities.json").write_text(json.dumps([*facts]))
+    (folder / "wikidata" / "v0" / "mix_a0.json").write_text(json.dumps([{"text": "Ann is here."}]))
+    return folder
 
 
 group_lists = st.lists(st.none() | st.integers(0, 4) | st.sampled_from("ab"), min_size=2, max_size=30)
@@ -133,16 +149,7 @@ COMMON = {"What", "How", "Has", "Can", "The", "Is", "Does", "In", "Which", "Are"
 
 
 def test_restors_people_stay_whole(tmp_path: Path) -> None:
-    folder = tmp_path / "datasets"
-    (folder / "wikidata" / "v0").mkdir(parents=True)
-    facts = {
-        who: {f"P{i}": {"question": f"What is {i} of {who}?", "answers": ["one"]} for i in range(3)}
-        for who in ("Ann", "Bob", "Cyd")
-    }
-    (folder / "facts.json").write_text(json.dumps({"dset": facts, "context": {}}))
-    (folder / "entities.json").write_text(json.dumps([*facts]))
-    (folder / "wikidata" / "v0" / "mix_a0.json").write_text(json.dumps([{"text": "Ann is here."}]))
-    whole = load_restor(make_prompter(), folder)
+    whole = load_restor(make_prompter(), write_restor(tmp_path))
     validation, test = whole.divide(0.1, 0, "author")
     assert [len(part.sets["questions"].items) for part in (validation, test)] == [3, 6]
     assert authors(validation, "questions") | authors(test, "questions") == {"Ann", "Bob", "Cyd"}
@@ -170,6 +177,17 @@ def test_an_auc_rests_on_the_holdout_set_where_there_is_one(tmp_path: Path) -> N
     alone = replace(tofu, sets={name: part for name, part in tofu.sets.items() if name != "holdout"})
     assert alone.resolution(["min_k"]) is None
     assert make_qa(forget=[None], holdout=[None]).resolution(["min_k"]) is None
+
+
+def test_metrics_are_known_by_name_before_any_model_is_scored(tmp_path: Path) -> None:
+    assert {*make_tofu(tmp_path / "tofu").metric_names()} == TOFU_METRICS | MEMBERSHIP
+    assert {*load_muse(make_prompter(), write_data(tmp_path / "muse")).metric_names()} == MUSE_METRICS
+    restor = load_restor(make_prompter(), write_restor(tmp_path / "restor"))
+    assert restor.metric_names() == ["accuracy", "accuracy_corrupted", "accuracy_other"]
+    rows = {"forget": [Row(0, text="It is over there.")], "retain": [Row(0, "Where is it?", "There.")]}
+    names = load_qa(rows, make_prompter()).metric_names()
+    assert "rouge_l_r" in names
+    assert "rouge_l_f" not in names
 
 
 def test_a_set_too_small_to_be_divided_is_an_error() -> None:
