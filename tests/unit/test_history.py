@@ -111,8 +111,8 @@ def test_an_entry_that_stands_twice_counts_once() -> None:
             [
                 "6 faults",
                 "history.checkpoints.0: a: the name does not say when it was saved; give seen_tokens or step",
-                f"history.checkpoints.1: {OLMO}@stage2-ingredient1-step1000-tokens5B: the name counts from the start of "
-                "stage 2",
+                f"history.checkpoints.1: {OLMO}@stage2-ingredient1-step1000-tokens5B: the name counts from the start "
+                "of stage 2",
                 "history.checkpoints.2: give one of seen_tokens and step",
                 "history.checkpoints.3.step: a whole number is wanted, or a text such as 3859B",
                 "history.checkpoints.4.stp: unknown key (did you mean 'step'?)",
