@@ -87,16 +87,20 @@ def split_name(name: str) -> tuple[str, str | None]:
 def _branch_by_number(repo: str, revision: str) -> str:
     from huggingface_hub import HfApi
 
-    unheard = ""
+    known = ""
     try:
         branches = [branch.name for branch in HfApi().list_repo_refs(repo).branches]
     except Exception as error:  # as in `fetch`
-        branches = _cached_branches(repo)
-        unheard = f"; only the cache was looked through, as the Hub lists no branches ({explain(error)})"
+        branches, said = _cached_branches(repo), explain(error)
+        if not branches:
+            raise UsageError(
+                f"{repo}@{revision}: its branches are not to be had from the Hub, nor is one in the cache ({said})"
+            ) from error
+        known = f"; only the cache was looked through, as the Hub lists no branches ({said})"
     try:
         return find_branch(branches, revision)
     except ValueError as error:
-        raise UsageError(f"{repo}@{revision}: {error}{unheard}") from error
+        raise UsageError(f"{repo}@{revision}: {error}{known}") from error
 
 
 def _cached_branches(repo: str) -> list[str]:

@@ -53,7 +53,7 @@ def test_a_number_of_tokens_or_steps_is_the_branch_that_has_it(hub: Hub, commits
         ("org/olmo@tokens=5B", ["several branches have this number", FIRST, SECOND]),
         ("org/olmo@tokens=3890B", ["no branch has this number", "the nearest are", EARLY, LATE]),
         ("org/olmo@step=x", ["a whole number is wanted"]),
-        ("org/none@tokens=5B", ["the Hub lists no branches", "Repository Not Found", "hf auth login"]),
+        ("org/none@tokens=5B", ["branches are not to be had from the Hub", "Repository Not Found", "hf auth login"]),
     ],
 )
 def test_a_number_that_is_not_there_is_wrong_usage(
