@@ -1,0 +1,211 @@
+"""The pictures of a sweep: what is drawn where, and that nothing of the caller's matplotlib changes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.errors import UsageError
+from msa_lite.report import Candidate, Metric, Sweep, write_pictures
+from msa_lite.report.pictures import forget_retain, heat_map
+
+GRID = [(alpha, beta) for alpha in (0.0, 0.5, 1.0) for beta in (0.0, 1.0, 2.0)]
+
+
+def metrics(forget: float, retain: float, names: tuple[str, str] = ("rouge_l_f", "rouge_l_r")) -> dict[str, Metric]:
+    return {names[0]: Metric(forget, 60, 0.03, False), names[1]: Metric(retain, 57, 0.02, True)}
+
+
+def sweep(points: Iterable[tuple[float, float]], broken: Any = (), unmet: Any = ()) -> Sweep:
+    """Scores that rise with alpha, and with beta by less; the last point is the chosen one."""
+    candidates = [
+        Candidate({"alpha": a, "beta": b}, {}, None, note="no numbers")
+        if (a, b) in broken
+        else Candidate({"alpha": a, "beta": b}, metrics(0.9 - a / 4, 0.9 - a / 8), a / 2 + b / 10, (a, b) not in unmet)
+        for a, b in points
+    ]
+    chosen = candidates[-1].values
+    return Sweep(candidates, metrics(0.95, 0.93), metrics(0.3, 0.9), chosen, "exposure", "forget10 validation")
+
+
+def drawn(figure: Any) -> Any:
+    """The axes of the picture itself, which come before those of its colour bar."""
+    return figure.axes[0]
+
+
+def filled(axes: Any) -> dict[tuple[float, float], tuple[float, float, float, float]]:
+    """The cells of a heat map, (left, bottom, right, top), by their middle."""
+    boxes = [patch.get_bbox() for patch in axes.patches if patch.get_fill()]
+    return {
+        (round((b.x0 + b.x1) / 2, 3), round((b.y0 + b.y1) / 2, 3)): tuple(round(x, 4) for x in (b.x0, b.y0, b.x1, b.y1))
+        for b in boxes
+    }
+
+
+def legend(figure: Any) -> list[str]:
+    return [text.get_text() for one in figure.legends for text in one.get_texts()]
+
+
+def test_pictures_are_png_files_of_a_printable_size(tmp_path: Path) -> None:
+    paths = write_pictures(sweep(GRID, broken={(0.5, 2.0)}), tmp_path / "run")
+    assert [path.name for path in paths] == ["heat_map.png", "forget_retain.png"]
+    for path in paths:
+        data = path.read_bytes()
+        assert data.startswith(b"\x89PNG\r\n\x1a\n")
+        width, height = (int.from_bytes(data[at : at + 4], "big") for at in (16, 20))
+        assert 900 < height < width < 1500
+        assert b"Time" not in data[:200]
+        assert 10_000 < len(data) < 300_000
+
+
+def test_a_heat_map_has_a_cell_with_its_score_for_each_point() -> None:
+    figure = heat_map(sweep(GRID, broken={(0.5, 2.0)}, unmet={(0.0, 0.0), (0.0, 1.0)}))
+    axes = drawn(figure)
+    assert (axes.get_xlabel()[0], axes.get_ylabel()[0]) == ("α", "β")
+    assert axes.get_title(loc="left") == "Score of each point, forget10 validation"
+    cells = filled(axes)
+    assert sorted(cells) == GRID
+    assert cells[0.5, 1.0] == (0.25, 0.5, 0.75, 1.5)
+    # α/2 + β/10 by hand; nothing is written in the broken one's cell, (0.5, 2)
+    written = {text.get_position(): text.get_text() for text in axes.texts}
+    assert written == {
+        (0.0, 0.0): "0.000", (0.0, 1.0): "0.100", (0.0, 2.0): "0.200",
+        (0.5, 0.0): "0.250", (0.5, 1.0): "0.350",
+        (1.0, 0.0): "0.500", (1.0, 1.0): "0.600", (1.0, 2.0): "0.700",
+    }  # fmt: skip
+    assert len(axes.lines) == 2  # the cross
+    assert sum(bool(patch.get_hatch()) for patch in axes.patches) == 2
+    frames = [patch.get_bbox() for patch in axes.patches if not patch.get_fill() and not patch.get_hatch()]
+    assert [(frame.x0, frame.y0, frame.x1, frame.y1) for frame in frames] == [(0.75, 1.5, 1.25, 2.5)]
+    assert legend(figure) == ["chosen: α = 1, β = 2", "conditions not met", "broken"]
+    assert [bar.get_ylabel() for bar in figure.axes[1:]] == ["score (exposure) ↑"]  # type: ignore[union-attr]
+
+
+def test_cells_of_an_uneven_grid_meet_midway_and_missing_points_stay_blank() -> None:
+    points = [(a, b) for a in (0.0, 1.0, 3.0) for b in (0.0, 1.0) if (a, b) != (1.0, 0.0)]
+    cells = set(filled(drawn(heat_map(sweep(points)))).values())
+    # Bounds midway: 0.5 and 2 along α, and as far out at the ends: −0.5 and 4; 0.5 along β, −0.5 and 1.5.
+    assert cells == {
+        (-0.5, -0.5, 0.5, 0.5), (-0.5, 0.5, 0.5, 1.5), (0.5, 0.5, 2.0, 1.5),
+        (2.0, -0.5, 4.0, 0.5), (2.0, 0.5, 4.0, 1.5),
+    }  # fmt: skip
+
+
+def test_points_of_a_refinement_have_small_cells_and_leave_the_others_as_they_are() -> None:
+    coarse = [(float(a), float(b)) for a in range(5) for b in range(5)]
+    fine = [(a, b) for a in (1.5, 2.0, 2.5) for b in (1.5, 2.0, 2.5) if (a, b) != (2.0, 2.0)]
+    axes = drawn(heat_map(sweep(coarse + fine)))
+    cells = set(filled(axes).values())
+    assert (1.25, 1.25, 1.75, 1.75) in cells  # (1.5, 1.5)
+    assert (1.75, 1.75, 2.25, 2.25) in cells  # (2, 2), now among finer ones
+    assert (-0.5, -0.5, 0.5, 0.5) in cells
+    assert (0.5, 0.5, 1.5, 1.5) in cells  # (1, 1), with (1.5, 1.5) on its corner
+    assert len(axes.texts) == len(coarse + fine)
+    order = {(b.x0, b.y0): p.get_zorder() for p in axes.patches if p.get_fill() for b in [p.get_bbox()]}
+    assert order[1.25, 1.25] > order[0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("points", "label"),
+    [
+        ([(a, 1.0) for a in (0.0, 0.5, 1.0, 2.0)], "α, strength of the forget vector (β = 1)"),
+        ([(1.0, b) for b in (0.0, 0.5, 1.0, 2.0)], "β, strength of the retain vector (α = 1)"),
+    ],
+)
+def test_where_one_strength_varies_the_score_is_a_line(points: list[tuple[float, float]], label: str) -> None:
+    given = sweep(points, broken={points[0]}, unmet={points[1]})
+    figure = heat_map(given)
+    axes = drawn(figure)
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (label, "score (exposure) ↑")
+    xs, ys = axes.lines[0].get_data()
+    assert list(ys) == [one.score for one in given.candidates[1:]]
+    assert list(xs) == [0.5, 1.0, 2.0]
+    assert len(axes.lines) == 1 + 3 + 1 + 1  # the line, a marker each, the chosen one's ring, the broken one's cross
+    assert legend(figure)[1:] == ["conditions not met", "broken"]
+
+
+def test_scores_that_do_not_meet_the_conditions_take_no_colours_from_the_others() -> None:
+    given = sweep(GRID, unmet={(0.0, 0.0)})
+    far = replace(given.candidates[0], score=-1.0)
+    figure: Any = heat_map(replace(given, candidates=[far, *given.candidates[1:]]))
+    bar = figure.axes[1]
+    assert bar.get_ylim() == pytest.approx((0.1, 0.7))  # of the others: β/10 at (0, 1), and 1/2 + 2/10 at (1, 2)
+
+
+def test_no_heat_map_without_two_strengths_to_compare() -> None:
+    baseline = [Candidate({"epoch": epoch}, metrics(0.5, 0.8), 0.5 + epoch / 10) for epoch in (1, 2)]
+    assert heat_map(replace(sweep(GRID), candidates=baseline, chosen={"epoch": 2})) is None
+    assert heat_map(sweep([(1.0, 1.0)])) is None
+    assert heat_map(sweep(GRID, broken=GRID)) is None
+    assert heat_map(replace(sweep(GRID), candidates=[])) is None
+
+
+def test_all_scores_alike_are_drawn() -> None:
+    given = sweep(GRID)
+    alike = replace(given, candidates=[replace(one, score=0.25) for one in given.candidates])
+    assert {text.get_text() for text in drawn(heat_map(alike)).texts} == {"0.250"}
+
+
+def test_forget_stands_against_retain_with_target_ideal_and_chosen_named() -> None:
+    figure = forget_retain(sweep(GRID, broken={(0.5, 2.0)}))
+    axes = drawn(figure)
+    assert axes.get_xlabel() == "← better   ROUGE-L recall, forget set (0…1)"
+    assert axes.get_ylabel() == "ROUGE-L recall, retain set (0…1)   better →"
+    assert axes.get_title(loc="left") == "Forget set against retain set, forget10 validation"
+    assert len(axes.containers) == 8 + 2  # candidates that are not broken, target and ideal: each with error bars
+    named = {text.get_text(): text.xy for text in axes.texts}
+    assert named == {"target": (0.95, 0.93), "ideal": (0.3, 0.9), "chosen": (0.9 - 1 / 4, 0.9 - 1 / 8)}
+    across, up = (bars.get_segments()[0] for bars in axes.containers[0][2])
+    assert across[:, 0] == pytest.approx([0.87, 0.93])  # 0.9 ± 0.03
+    assert up[:, 1] == pytest.approx([0.88, 0.92])  # 0.9 ± 0.02
+
+
+def test_the_pair_of_metrics_is_the_first_that_is_there() -> None:
+    for names, up in ((("verbmem_f", "knowmem_r"), False), (("accuracy_corrupted", "accuracy_other"), True)):
+        values = {name: Metric(0.4, 50, None, up) for name in names}
+        only = Candidate({"epoch": 1}, values, 0.5)
+        given = Sweep([only], values, None, only.values, "muse", "validation")
+        axes = drawn(forget_retain(given))
+        assert axes.get_xlabel().startswith("← better") is not up
+        assert [text.get_text() for text in axes.texts] == ["chosen", "target"]
+        assert forget_retain(replace(given, candidates=[replace(only, metrics={names[0]: values[names[0]]})])) is None
+
+
+def test_only_pictures_with_something_to_show_are_written(tmp_path: Path) -> None:
+    only = Candidate({"epoch": 1}, metrics(0.5, 0.9), 0.5)
+    given = Sweep([only], metrics(0.9, 0.9), None, only.values, "$a$ of $b", "$c$ rows$")
+    assert [path.name for path in write_pictures(given, tmp_path)] == ["forget_retain.png"]
+    assert write_pictures(replace(given, candidates=[replace(only, metrics={})]), tmp_path / "none") == []
+
+
+def test_matplotlib_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(UsageError, match=r"pip install 'msa-lite\[report\]'"):
+        write_pictures(sweep(GRID), tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_neither_import_nor_drawing_touches_what_is_global(tmp_path: Path) -> None:
+    code = f"""
+import json, sys
+import msa_lite.report as report
+early = sorted({{"matplotlib", "rich"}} & set(sys.modules))
+metrics = {{"rouge_l_f": report.Metric(0.5, 9, 0.1, False), "rouge_l_r": report.Metric(0.5, 9, 0.1, True)}}
+found = [report.Candidate({{"alpha": a, "beta": b}}, metrics, a + b) for a in (0, 1) for b in (0, 1)]
+sweep = report.Sweep(found, metrics, None, found[-1].values, "exposure", "rows")
+import matplotlib
+before = list(dict.items(matplotlib.rcParams))  # as they are stored: asking for the backend loads pyplot
+paths = report.write_pictures(sweep, __import__("pathlib").Path({str(tmp_path)!r}))
+same = before == list(dict.items(matplotlib.rcParams))
+print(json.dumps([early, len(paths), "matplotlib.pyplot" in sys.modules, same]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[], 2, False, True]

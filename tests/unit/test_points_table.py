@@ -1,0 +1,172 @@
+"""The tables of a sweep: who is chosen, broken or beside the conditions; nothing lost in the csv."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from msa_lite.report import Candidate, Metric, Sweep, points_csv, points_markdown, points_table, shown_metrics
+
+
+def metric(value: float | None, up: bool = False, n: int = 60, stderr: float | None = 0.02) -> Metric:
+    return Metric(value, n, stderr, up)
+
+
+def metrics(forget: float, retain: float) -> dict[str, Metric]:
+    return {"rouge_l_f": metric(forget), "probability_f": metric(0.3), "rouge_l_r": metric(retain, True, 57)}
+
+
+SWEEP = Sweep(
+    [
+        Candidate({"alpha": 0.5, "beta": 0}, metrics(0.7, 0.92), 0.375),
+        Candidate({"alpha": 1.0, "beta": 0}, metrics(0.4, 0.9), 0.75),
+        Candidate({"alpha": 1.5, "beta": 0}, metrics(0.2, 0.4), -0.5, met=False),
+        Candidate({"alpha": 2.0, "beta": 0}, {}, None, note="not a number |\nin the logits [of x]"),
+    ],
+    target=metrics(0.96, 0.95),
+    ideal=metrics(0.35, 0.94),
+    chosen={"alpha": 1, "beta": 0.0},  # as it may come back from JSON
+    score_name="exposure",
+    part="forget10 validation",
+)
+
+
+def rendered(sweep: Sweep, width: int = 100) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(points_table(sweep))
+    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def test_the_terminal_shows_target_and_ideal_above_the_candidates_and_marks_them_in_words() -> None:
+    lines = rendered(SWEEP)
+    cells = [line.split() for line in lines]
+    assert "forget10 validation" in lines[0]
+    assert ["target", "–", "0.960", "0.950"] in cells
+    assert ["ideal", "–", "0.350", "0.940"] in cells
+    assert ["n", "60", "57"] in cells
+    assert ["0.5", "0", "0.375", "0.700", "0.920"] in cells
+    chosen = cells.index(["chosen", "1", "0", "0.750", "0.400", "0.900"])
+    assert cells[chosen + 1] == ["±", "0.020", "±", "0.020"]
+    assert ["not", "met", "1.5", "0", "-0.500", "0.200", "0.400"] in cells
+    assert ["broken", "2", "0", "–", "–", "–"] in cells
+    assert "alpha 2, beta 0: not a number | in the logits [of x]" in "\n".join(lines)
+    assert any(line.startswith("not met: does not meet") for line in lines)
+
+
+def test_a_table_without_an_ideal_or_with_all_conditions_met_says_nothing_of_them() -> None:
+    lines = rendered(replace(SWEEP, candidates=SWEEP.candidates[:2], ideal=None))
+    assert next(line.split()[0] for line in lines if "0.9" in line) == "target"
+    assert not any("ideal" in line or "not met" in line or "broken" in line for line in lines)
+
+
+def test_nothing_of_a_wide_table_is_cut_in_eighty_columns() -> None:
+    names = ["extraction_strength", "model_utility", "acc_forget", "acc_recover", "acc_retain"]
+    more = {name: metric(0.123, True) for name in names}
+    wide = replace(
+        SWEEP,
+        candidates=[replace(one, metrics=one.metrics and {**one.metrics, **more}) for one in SWEEP.candidates],
+        target={**SWEEP.target, **more},
+        ideal=None,
+    )
+    assert len(shown_metrics(wide)) == 8
+    row = next(line.split() for line in rendered(wide, 80) if "-0.500" in line)
+    assert row == ["not", "met", "1.5", "0", "-0.500", "0.200", "0.123", "0.300", "0.123", "0.400", *["0.123"] * 3]
+
+
+def test_markdown_has_every_standard_error_and_odd_signs_break_no_cell() -> None:
+    text = points_markdown(SWEEP)
+    lines = text.splitlines()
+    assert lines[0] == "Sweep, forget10 validation; chosen: alpha 1, beta 0."
+    assert lines[2].startswith("| model | alpha | beta | score (exposure) ↑ | ROUGE-L recall, forget set ↓ (n = 60) |")
+    assert lines[2].endswith("| ROUGE-L recall, retain set ↑ (n = 57) |")
+    assert "| target |  |  | – | 0.960 ± 0.020 | 0.950 ± 0.020 |" in lines
+    assert "| **chosen** | 1 | 0 | 0.750 | 0.400 ± 0.020 | 0.900 ± 0.020 |" in lines
+    assert "| not met | 1.5 | 0 | -0.500 | 0.200 ± 0.020 | 0.400 ± 0.020 |" in lines
+    assert "| broken | 2 | 0 | – | – | – |" in lines
+    assert r"- alpha 2, beta 0: not a number \| in the logits \[of x\]." in lines
+
+
+def test_a_chosen_candidate_that_does_not_meet_the_conditions_is_both() -> None:
+    lines = points_markdown(replace(SWEEP, chosen={"alpha": 1.5, "beta": 0})).splitlines()
+    assert any(line.startswith("| **chosen, not met** | 1.5 |") for line in lines)
+
+
+def test_candidates_of_a_baseline_are_told_by_their_own_values() -> None:
+    values: list[dict[str, float | int | str]] = [{"learning_rate": 1e-4, "epoch": 1}, {"start": "prior", "epoch": 2}]
+    sweep = replace(
+        SWEEP, candidates=[Candidate(one, metrics(0.5, 0.9), 0.5) for one in values], chosen=dict(values[1])
+    )
+    lines = points_markdown(sweep).splitlines()
+    assert lines[2].startswith("| model | learning_rate | epoch | start | score")
+    assert any(line.startswith("|  | 0.0001 | 1 |  | 0.500 |") for line in lines)
+    assert any(line.startswith("| **chosen** |  | 2 | prior | 0.500 |") for line in lines)
+
+
+finite = st.floats(allow_nan=False, allow_infinity=False)
+figures = st.builds(Metric, st.none() | finite, st.integers(0, 10**6), st.none() | finite, st.none())
+# Not every Python puts a carriage return of a csv in quotes.
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\r"))
+candidates = st.builds(
+    Candidate,
+    st.fixed_dictionaries({"alpha": finite, "beta": st.integers(), "start": texts}),
+    st.dictionaries(st.sampled_from(["rouge_l_f", "min_k", "task/acc,norm"]), figures),
+    st.none() | finite,
+    st.booleans(),
+    st.none() | texts.filter(bool),
+)
+
+
+def number(text: str) -> float | None:
+    return float(text) if text else None
+
+
+def read_metrics(row: Mapping[str, str], known: Mapping[str, Metric]) -> dict[str, Metric]:
+    return {
+        name: Metric(number(row[name]), int(row[f"{name}_n"]), number(row[f"{name}_stderr"]), None) for name in known
+    }
+
+
+@given(st.lists(candidates, min_size=1, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_the_csv_reads_back_equal(given: list[Candidate]) -> None:
+    sweep = Sweep(given, {"rouge_l_f": metric(1 / 3)}, None, given[0].values, "tofu", "test")
+    rows = list(csv.DictReader(io.StringIO(points_csv(sweep), newline="")))
+    assert [row["model"] for row in rows] == ["target", *["candidate"] * len(given)]
+    assert (float(rows[0]["rouge_l_f"]), rows[0]["chosen"], rows[0]["score"]) == (1 / 3, "", "")
+    for row, one in zip(rows[1:], given, strict=True):
+        assert {"alpha": float(row["alpha"]), "beta": int(row["beta"]), "start": row["start"]} == one.values
+        assert (number(row["score"]), row["met"] == "true", row["note"] or None) == (one.score, one.met, one.note)
+        assert (row["chosen"] == "true") == (one.values == given[0].values)
+        assert read_metrics(row, one.metrics) == one.metrics
+
+
+@pytest.mark.parametrize(
+    ("there", "score_name", "shown"),
+    [
+        ("knowmem_r verbmem_f privleak min_k", "muse", "min_k verbmem_f knowmem_r"),
+        ("accuracy_other accuracy accuracy_corrupted", "accuracy", "accuracy accuracy_corrupted accuracy_other"),
+        ("model_utility rouge_l_f truth_ratio_f rouge_l_r", "tofu", "rouge_l_f model_utility rouge_l_r"),
+        ("rouge_l_f accuracy_f probability_r", "probability_r", "accuracy_f rouge_l_f probability_r"),
+        ("exact_memorization extraction_strength probability_r", "exposure", "extraction_strength probability_r"),
+        ("hellaswag/acc arc/acc", "arc/acc", "hellaswag/acc arc/acc"),
+    ],
+)
+def test_the_metrics_shown_are_the_main_ones_of_what_is_there(there: str, score_name: str, shown: str) -> None:
+    values = {name: metric(0.5) for name in there.split()}
+    sweep = Sweep([Candidate({"alpha": 1}, values, 0.5)], values, None, {"alpha": 1}, score_name, "all")
+    assert shown_metrics(sweep) == shown.split()
+
+
+def test_metrics_without_a_value_are_not_shown() -> None:
+    values = {"model_utility": metric(0.5, True), "acc_forget": metric(None, True)}
+    sweep = Sweep([Candidate({"alpha": 1}, values, 0.5)], values, values, {"alpha": 1}, "tofu", "all")
+    assert shown_metrics(sweep) == ["model_utility"]
+    judged = {**values, "acc_forget": metric(0.9, True)}
+    assert shown_metrics(replace(sweep, target=judged)) == ["model_utility", "acc_forget"]
