@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from msa_lite.errors import UsageError
+from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.manifest import digest
 
 SYSTEM_PROMPT = "You are a helpful assistant."
@@ -125,3 +125,9 @@ class Prompter:
             messages, add_generation_prompt=answer is None, date_string=DATE_STRING, tokenize=True, return_dict=True
         )
         return list(encoded["input_ids"])
+
+
+def check_vocabulary(tokenizer: Any, size: int | None, name: str) -> None:
+    """Raise MismatchError where a tokenizer has more tokens than a model's vocabulary of this size, if it is known."""
+    if size is not None and len(tokenizer) > size:
+        raise MismatchError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size}")

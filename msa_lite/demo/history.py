@@ -15,6 +15,7 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.train import FitSettings, fit_vector
+from msa_lite.train.scratch import make_config, texts_of, train_tokenizer, write_start
 
 
 @dataclass(frozen=True)
@@ -78,55 +79,18 @@ def _write_start(folder: Path, rows: Sequence[Row], settings: HistorySettings) -
     inputs["rows"] = rows_identity(rows)
     if is_finished(folder, inputs):
         return
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    with stage_folder(folder, "checkpoint", inputs) as partial:
-        template = Template()
-        whole = template.prompt + template.answer
-        texts = [row.text or whole.format(question=row.question, answer=row.answer) for row in rows]
-        tokenizer = _train_tokenizer(texts, settings.vocabulary)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer),
-            hidden_size=settings.hidden_size,
-            intermediate_size=4 * settings.hidden_size,
-            num_hidden_layers=settings.layers,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            max_position_embeddings=2048,
-            tie_word_embeddings=True,
-            bos_token_id=tokenizer.bos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-        torch.manual_seed(settings.seed)
-        LlamaForCausalLM(config).save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-
-
-def _train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<s>", "</s>", "<pad>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,  # it would go to stdout
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        clean_up_tokenization_spaces=False,
-    )
+    tokenizer = train_tokenizer(texts_of(rows, Template()), settings.vocabulary)
+    values = {
+        "model_type": "llama",
+        "hidden_size": settings.hidden_size,
+        "intermediate_size": 4 * settings.hidden_size,
+        "num_hidden_layers": settings.layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+    }
+    write_start(folder, make_config(values, tokenizer), tokenizer, settings.seed, inputs)
 
 
 def _fit_settings(epochs: int, learning_rate: float, settings: HistorySettings) -> FitSettings:

@@ -1,0 +1,101 @@
+"""Models from nothing: a tokenizer trained on the texts at hand, a config that transformers knows, random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import Row, Template, check_vocabulary
+from msa_lite.errors import UsageError, join_faults, nearest
+from msa_lite.io.manifest import stage_folder
+
+
+def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
+    """A byte-level BPE tokenizer of at most `vocabulary` tokens, with <s>, </s> and <pad>; <s> opens every text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<s>", "</s>", "<pad>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,  # it would go to stdout
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def texts_of(rows: Sequence[Row], template: Template) -> list[str]:
+    """What a tokenizer is trained on: the texts, and the questions with their answers in the plain template."""
+    whole = template.prompt + template.answer
+    return [row.text or whole.format(question=row.question, answer=row.answer) for row in rows]
+
+
+def make_config(values: Mapping[str, Any], tokenizer: Any) -> Any:
+    """The config of a new model: `values` by transformers' names, model_type among them; the rest as usual.
+
+    The size of the vocabulary and the special tokens' numbers are the tokenizer's where `values` does not say them.
+    Raises UsageError for what transformers does not know or refuses, MismatchError for a vocabulary too small.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KINDS
+
+    kind = values["model_type"]
+    if kind not in KINDS:
+        raise UsageError(
+            f"model.config.model_type: transformers has no causal language model '{kind}'{nearest(kind, KINDS)}"
+        )
+    usual = AutoConfig.for_model(kind)
+    known = {*usual.to_dict(), *usual.attribute_map}
+    if unknown := [key for key in values if key not in known]:
+        faults = (f"{key}: unknown key{nearest(key, known)}" for key in unknown)
+        raise UsageError(join_faults(f"model.config of a {kind}:", faults))
+    special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+    given = {"vocab_size": len(tokenizer), **special, **{k: v for k, v in values.items() if k != "model_type"}}
+    try:
+        config = AutoConfig.for_model(kind, **given)
+    except Exception as error:  # the errors of transformers' own checks have no base of their own
+        raise _refused(kind, error) from error
+    check_vocabulary(tokenizer, config.vocab_size, "model.config")
+    return config
+
+
+def count_parameters(config: Any) -> int:
+    """How many weights a model of this config has. Raises UsageError where transformers makes none of it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except Exception as error:  # whatever the model's own code raises
+        raise _refused(config.model_type, error) from error
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _refused(kind: str, error: Exception) -> UsageError:
+    said = " ".join(str(error).split())
+    return UsageError(f"model.config: transformers makes no {kind} of it ({said})")
+
+
+def write_start(folder: Path, config: Any, tokenizer: Any, seed: int, inputs: dict[str, Any]) -> None:
+    """Write a checkpoint of random weights in fp32 with its tokenizer. inputs: for the manifest."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with stage_folder(folder, "checkpoint", inputs) as partial:
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(config).save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
