@@ -29,21 +29,13 @@ def claimed(
     recipe: Recipe, plan: Plan, progress: Progress, check: Callable[[Job], None] = lambda job: None
 ) -> Iterator[Job]:
     """Check everything (`check` at last), then claim the run's folder for this process and write down the recipe."""
-    from filelock import FileLock, Timeout
-
     folder = plan.folder
     for used in dict.fromkeys([run_folder(recipe), folder]):
-        _check_run_folder(used)
+        check_run_folder(used, _HEADER)
     if recipe.demo is None:  # with a demo, the inputs that are checked have to be made first
         job = prepare(recipe, plan)
         check(job)
-    lock = FileLock(folder / ".lock")
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise OutputError(f"{folder}: another msa-lite is working on this run") from error
-    try:
+    with locked(folder):
         if recipe.demo is not None:
             write_text(folder / "recipe.yaml", _header(plan) + dump_recipe(recipe))
             sizes = recipe.demo.model_dump()
@@ -54,15 +46,31 @@ def claimed(
             check(job)
         write_text(folder / "recipe.yaml", _pinned(job))
         yield job
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a run's folder and keep other processes out of it. Raises OutputError when one is at work there."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / ".lock")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise OutputError(f"{folder}: another msa-lite is working on this run") from error
+    try:
+        yield
     finally:
         lock.release()
 
 
-def _check_run_folder(folder: Path) -> None:
+def check_run_folder(folder: Path, header: str) -> None:
+    """Raise OutputError unless a folder is absent, empty, or holds a run whose recipe begins as `header` does."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: a file is in the way; choose another output")
     marks = [folder / "recipe.yaml", *folder.glob(f"{BASELINES}/*/recipe.yaml")]  # baselines may be run first
-    ours = any(mark.is_file() and mark.read_text().startswith(_HEADER.partition(":")[0]) for mark in marks)
+    ours = any(mark.is_file() and mark.read_text().startswith(header.partition(":")[0]) for mark in marks)
     allowed = {".lock", BASELINES, HISTORY}
     if folder.is_dir() and any(path.name not in allowed for path in folder.iterdir()) and not ours:
         raise OutputError(f"{folder}: holds something that is no run of msa-lite; choose another output")
