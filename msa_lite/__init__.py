@@ -13,13 +13,17 @@ if TYPE_CHECKING:
     from msa_lite.merger import merge as merge
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
+    from msa_lite.pipeline import probe as probe
     from msa_lite.pipeline import run as run
     from msa_lite.pipeline import run_baseline as run_baseline
+    from msa_lite.pipeline import sweep as sweep
     from msa_lite.train import fit_vector as fit_vector
 
 _HOMES = {
     "run": "pipeline",
     "run_baseline": "pipeline",
+    "sweep": "pipeline",
+    "probe": "pipeline",
     "evaluate": "evals.suite",
     "compare": "evals.common",
     "merge": "merger",
@@ -28,7 +32,18 @@ _HOMES = {
     "fit_vector": "train",
 }
 
-__all__ = ["compare", "evaluate", "fit_vector", "merge", "merge_adapters", "mergekit_recipe", "run", "run_baseline"]
+__all__ = [
+    "compare",
+    "evaluate",
+    "fit_vector",
+    "merge",
+    "merge_adapters",
+    "mergekit_recipe",
+    "probe",
+    "run",
+    "run_baseline",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> Any:

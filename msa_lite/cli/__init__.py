@@ -13,6 +13,8 @@ from msa_lite.errors import MsaError, UsageError, nearest
 
 _COMMANDS = {
     "run": "Do the whole job of a recipe.",
+    "probe": "Look whether a prior has already seen the forget set.",
+    "sweep": "Choose alpha and beta on validation rows.",
     "vector": "Fit only the vectors of a recipe.",
     "merge": "Fold vectors into a target.",
     "mergekit": "Print a merge as a recipe for mergekit.",

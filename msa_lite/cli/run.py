@@ -29,6 +29,8 @@ def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: boo
     quieten_libraries(verbose)
     with progress_bars() as progress:
         result = run(loaded, progress=progress)
+    if result is None:  # this process of `accelerate launch` only helped with the sweep
+        return
     if as_json:
         print_json(result.as_dict())
         return

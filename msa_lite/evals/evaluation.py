@@ -91,7 +91,7 @@ def evaluate_benchmark(
         ranks.wait()
         records = collect(partial)
         reference = _ideal_records(partial, ideal, benchmark, records)
-        judged = _judge(opened, benchmark, records, reference, judge, progress)
+        judged = judge_records(opened, benchmark, records, reference, judge, progress)
         settings = benchmark.describe() | {"model": asked["model"]} | ({"method": method} if method else {}) | judged
         for name, items in records.items():
             write_records(partial / f"{name}.jsonl", items)
@@ -100,7 +100,7 @@ def evaluate_benchmark(
     return report
 
 
-def _judge(
+def judge_records(
     opened: Judge | None,
     benchmark: Benchmark,
     records: Records,
@@ -108,7 +108,10 @@ def _judge(
     judge: JudgeSettings,
     progress: Progress,
 ) -> dict[str, Any]:
-    """Have the records judged; what a report says of that. Without a judge, what an earlier one said is taken out."""
+    """Have the records judged, in place; what a report says of that.
+
+    Without a judge, what an earlier one said is taken out. reference: the ideal's records.
+    """
     asks = benchmark.asks(records, reference, judge.separate) if opened else []
     verdicts, usage = opened.ask([item.ask for item in asks], progress) if opened else ([], None)
     _enter_verdicts(records, asks, verdicts)

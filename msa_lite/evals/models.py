@@ -70,8 +70,8 @@ def no_numbers() -> NotFiniteError:
     )
 
 
-def load_model(folder: Path) -> Any:
-    """A causal language model ready to score: on the GPU in the stored dtype, on a CPU in fp32.
+def load_model(folder: Path, four_bit: bool = False) -> Any:
+    """A causal language model ready to score: on the GPU in the stored dtype, on a CPU in fp32, or in NF4 (`four_bit`).
 
     folder: a checkpoint, or a PEFT adapter, whose model is then loaded below it. Each process of `accelerate launch`
     gets a GPU of its own.
@@ -83,6 +83,10 @@ def load_model(folder: Path) -> Any:
     below = checkpoint_folder(folder)
     # Straight to the GPU: several processes would otherwise each hold the model in the machine's memory for a while.
     gpu = {"dtype": "auto", "device_map": {"": PartialState().device}} if torch.cuda.is_available() else {}
+    if four_bit:
+        from msa_lite.train.model import nf4
+
+        gpu = {"device_map": {"": PartialState().device}, "quantization_config": nf4()}
     model = AutoModelForCausalLM.from_pretrained(below, **({"dtype": torch.float32} | gpu))
     if below != Path(folder):
         from peft import PeftModel

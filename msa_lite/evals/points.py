@@ -1,7 +1,7 @@
-"""Points (α, β) on one loaded target: both adapters stay in memory and are rescaled.
+"""Points (α, β) on a target held in 4-bit: both adapters stay beside it and are rescaled.
 
-Nothing is merged and no model is written, so a point costs one evaluation. The scores are of the unrounded model; the
-pipeline scores the chosen point again after the merge.
+Quantised weights cannot take an update, so adapters run beside them, which makes each point slower than a plain model.
+The scores are of the 4-bit model; the pipeline scores the chosen point again after the merge.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msa_lite.evals.choice import Values
+from msa_lite.evals.candidates import Values
 from msa_lite.evals.models import load_model
 
 
 @dataclass
 class Points:
-    """The target with its vectors, loaded once; called with a point's alpha and beta (None: the target alone)."""
+    """The 4-bit target with its vectors, loaded once; called with a point (None: the target alone)."""
 
     target: Path
     adapters: Mapping[str, Path]
@@ -25,17 +25,17 @@ class Points:
 
     def __call__(self, values: Values | None) -> Any:
         if self._model is None:
-            self._model = load_with_adapters(self.target, self.adapters)
+            self._model = load_with_adapters(self.target, self.adapters, four_bit=True)
         alpha, beta = (values["alpha"], values["beta"]) if values else (0.0, 0.0)
         set_strengths(self._model, {"forget": -float(alpha), "retain": float(beta)})
         return self._model
 
 
-def load_with_adapters(target: Path, adapters: Mapping[str, Path]) -> Any:
+def load_with_adapters(target: Path, adapters: Mapping[str, Path], four_bit: bool = False) -> Any:
     """The target with PEFT adapters by name, all active at once."""
     from peft import PeftModel
 
-    model: Any = load_model(target)
+    model: Any = load_model(target, four_bit)
     for name, path in adapters.items():
         if isinstance(model, PeftModel):
             model.load_adapter(str(path), adapter_name=name)

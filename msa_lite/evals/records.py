@@ -24,6 +24,9 @@ from msa_lite.io.hub import Source
 from msa_lite.io.manifest import write_text
 from msa_lite.io.progress import Progress, silent
 
+# What torchrun tells a process about its group.
+_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -57,6 +60,23 @@ class Ranks:
                 "accelerate launch or torchrun"
             )
         state.wait_for_everyone()
+
+
+def stand_alone() -> Ranks:
+    """Take this process out of the group that `accelerate launch` made, for work in which processes meet in files.
+
+    Otherwise the first fit would wait for all of them, and spread over them. Each keeps its GPU to itself. Has to come
+    before anything asks for the devices. Returns what the ranks were.
+    """
+    ranks = Ranks.current()
+    if ranks.count > 1:
+        local = int(os.environ.get("LOCAL_RANK", 0))
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        devices = visible.split(",") if visible else [str(number) for number in range(local + 1)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[local % len(devices)]
+        for name in _GROUP:
+            os.environ.pop(name, None)
+    return ranks
 
 
 def collect_records(

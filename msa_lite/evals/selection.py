@@ -58,6 +58,10 @@ class Rule(Protocol):
     def needs_ideal(self) -> bool:
         """Whether candidates cannot be ranked without the ideal model."""
 
+    @property
+    def judged(self) -> bool:
+        """Whether it takes what only a judge says, where there is one."""
+
     def rank(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None = None) -> Rank:
         """The rank of a candidate by its metrics, the target's (`reference`) and the ideal's, all on the same rows.
 
@@ -73,6 +77,9 @@ class Rule(Protocol):
     def notes(self, reference: Metrics) -> list[str]:
         """What of the rule does not count beside this target."""
 
+    def unmet(self, best: Rank) -> str:
+        """What to tell of the best candidate where none meets the rule's conditions."""
+
 
 @dataclass(frozen=True)
 class Exposure:
@@ -85,6 +92,7 @@ class Exposure:
     keep: float
     name = "exposure"
     needs_ideal = False
+    judged = False
 
     def rank(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None = None) -> Rank:
         kept = kept_share(metrics, reference)
@@ -98,6 +106,13 @@ class Exposure:
 
     def notes(self, reference: Metrics) -> list[str]:
         return []
+
+    def unmet(self, best: Rank) -> str:
+        return (
+            f"no candidate left {self.keep:.0%} of the target's retain scores, so the one that left most "
+            f"({1 + best.value:.0%}) was taken; try gentler ones: smaller alphas, or for a baseline a lower "
+            "learning_rate"
+        )
 
 
 @dataclass(frozen=True)
@@ -113,6 +128,10 @@ class PaperScore:
     @property
     def needs_ideal(self) -> bool:
         return not _BESIDE_IDEAL.isdisjoint(self.needs())
+
+    @property
+    def judged(self) -> bool:
+        return not PAPER_SCORES[self.name].keys().isdisjoint(_JUDGED)
 
     def rank(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None = None) -> Rank:
         weights = {n: w for n, w in PAPER_SCORES[self.name].items() if reference.get(n) is not None}
@@ -133,6 +152,9 @@ class PaperScore:
             "the target has no value for it": [name for name in out if name not in _JUDGED],
         }
         return [f"{', '.join(names)}: left out of the score, {why}" for why, names in groups.items() if names]
+
+    def unmet(self, best: Rank) -> str:
+        raise AssertionError("a score has no conditions")
 
 
 def paper_score(metrics: Metrics, weights: Mapping[str, int], printed: bool = False) -> float:
@@ -217,6 +239,10 @@ class Constrained:
     def needs_ideal(self) -> bool:
         return any(c.of == "ideal" for c in self.conditions) or not _BESIDE_IDEAL.isdisjoint(self.needs())
 
+    @property
+    def judged(self) -> bool:
+        return not set(_JUDGED).isdisjoint(self.needs())
+
     def rank(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None = None) -> Rank:
         missing = sum(condition.shortfall(metrics, reference, ideal) for condition in self.conditions)
         value = metrics.get(self.metric)
@@ -233,6 +259,12 @@ class Constrained:
 
     def notes(self, reference: Metrics) -> list[str]:
         return []
+
+    def unmet(self, best: Rank) -> str:
+        conditions = ", ".join(f"{condition.metric} {condition}" for condition in self.conditions)
+        return (
+            f"no candidate meets the conditions ({conditions}), so the nearest was taken; try others, or a finer grid"
+        )
 
 
 def make_rule(
@@ -319,8 +351,3 @@ def utility(metrics: Metrics, reference: Metrics) -> float:
     """
     shares = [(metrics.get(n) or 0.0) / known for n in ("probability_r", "rouge_l_r") if (known := reference.get(n))]
     return 0.0 if not all(shares) else len(shares) / sum(1 / share for share in shares) if shares else 1.0
-
-
-def selection_score(metrics: Metrics, reference: Metrics, keep: float) -> float:
-    """The value of `Exposure`'s rank."""
-    return Exposure(keep).rank(metrics, reference).value

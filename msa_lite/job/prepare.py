@@ -18,26 +18,22 @@ from msa_lite.data import (
     load_rows,
     pin_source,
     sample_rows,
-    split_rows,
 )
 from msa_lite.errors import MismatchError, UsageError, join_faults, nearest
 from msa_lite.evals.benchmark import Benchmark
-from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.judge import JudgeSettings, open_judge
-from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.evals.suite import HOMES, check_same_tokens, load_benchmark
+from msa_lite.evals.suite import HOMES, check_same_tokens
 from msa_lite.evals.tables import pinned_data
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import check_space
+from msa_lite.job.questions import SETS, Choice, Questions, load_questions
 from msa_lite.merger import check_mergeable
 from msa_lite.recipe import Data, Recipe
 from msa_lite.train import check_mode
 from msa_lite.vectors import compare_checkpoints
 
 logger = logging.getLogger(__name__)
-
-SETS = ("forget", "retain", "holdout")
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,7 @@ class Plan:
     method: str
     folder: Path
     start: Literal["prior", "target"]
-    choice: bool | Literal["if possible"]
+    choice: Choice
     vectors: Sequence[str]
     checkpoints: int = 1
     sample: bool = True
@@ -62,9 +58,7 @@ class Plan:
 @dataclass(frozen=True)
 class Job:
     """A recipe with its inputs. sources: models by name; "prior" is the one that is tuned. rows: what vectors learn,
-    examples: the same as ids, both by vector name ("forget", "retain"). validation: the questions that a choice is made
-    by, None where there is none to make. test: what the models are scored on, None where nothing is. alternatives: the
-    answers given for dpo.
+    examples: the same as ids, both by vector name ("forget", "retain"). alternatives: the answers given for dpo.
     """
 
     recipe: Recipe
@@ -74,14 +68,23 @@ class Job:
     prompter: Prompter
     rows: Mapping[str, list[Row]]
     examples: Mapping[str, list[Example]]
-    validation: Qa | None
-    test: Benchmark | None
+    questions: Questions
     alternatives: list[str]
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
         return self.plan.folder
+
+    @property
+    def validation(self) -> Benchmark | None:
+        """What a choice is made by; None where there is none to make."""
+        return self.questions.validation
+
+    @property
+    def test(self) -> Benchmark | None:
+        """What the models are scored on; None where nothing is."""
+        return self.questions.test
 
     @property
     def judge(self) -> JudgeSettings:
@@ -136,7 +139,7 @@ def prepare(recipe: Recipe, plan: Plan) -> Job:
     rows = {name: load_rows(source) for name, source in data.items() if "." not in name}
     if recipe.retain and recipe.retain.data.sample == "match_forget" and plan.sample:
         rows["retain"] = sample_rows(rows["retain"], len(rows["forget"]), recipe.seed)
-    validation, test = _benchmarks(recipe, plan.choice, _questions(recipe, data), prompter)
+    questions = load_questions(recipe, data, plan.choice, prompter)
     return Job(
         recipe=recipe,
         plan=plan,
@@ -145,8 +148,7 @@ def prepare(recipe: Recipe, plan: Plan) -> Job:
         prompter=prompter,
         rows=rows,
         examples={name: encode(rows[name], data[name], prompter, recipe.vector.max_length) for name in rows},
-        validation=validation,
-        test=test,
+        questions=questions,
         alternatives=_alternatives(data.get("baseline.alternatives")),
     )
 
@@ -169,6 +171,7 @@ def _data_sources(recipe: Recipe, plan: Plan) -> dict[str, DataSource]:
     given: dict[str, Data | None] = {
         "forget": recipe.forget.data,
         "retain": recipe.retain.data if recipe.retain else None,
+        "probe.against": recipe.probe.against,
     }
     if plan.method == "dpo":
         given["baseline.alternatives"] = recipe.baseline.alternatives
@@ -223,71 +226,3 @@ def _bytes_needed(target: Checkpoint, recipe: Recipe, plan: Plan) -> int:
         missing = [name for name in plan.vectors if not (folder / "vectors" / name).exists()]
         size += (4 * plan.checkpoints * len(missing) + (4 + 2 * 12 if missing else 0)) * count
     return size
-
-
-def _questions(recipe: Recipe, data: Mapping[str, DataSource]) -> dict[str, list[Row]]:
-    """Rows to score by set: those that `evaluate` names, else the training sets where these are questions."""
-    if recipe.evaluate is None:
-        return {}
-    questions = {}
-    for name in SETS:
-        given = data.get(f"evaluate.{name}")
-        if given and given.format != "qa":
-            raise UsageError(f"evaluate.{name}.format is '{given.format}'; benchmark qa scores questions (format qa)")
-        source = given or data.get(name)
-        if source and source.format == "qa":
-            rows = load_rows(source)
-            questions[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
-    return questions
-
-
-def _benchmarks(
-    recipe: Recipe, choice: bool | Literal["if possible"], questions: Mapping[str, list[Row]], prompter: Prompter
-) -> tuple[Qa | None, Benchmark | None]:
-    """(validation, test); without a choice to make there is no validation. Holdout rows are in both, whole.
-
-    Raises UsageError when there is a choice to make and no rows to make it by.
-    """
-    asked = recipe.evaluate
-    if asked is None:
-        return None, None
-    if choice == "if possible":
-        parts = [questions[name] for name in ("forget", "retain") if name in questions]
-        choice = "forget" in questions and all(len(rows) > 1 for rows in parts)
-    validation, test = _split(recipe, questions) if choice else ({}, questions)
-    limit = asked.max_new_tokens
-    choosing = load_qa(validation, prompter, limit, "validation") if validation else None
-    if asked.benchmark == "qa":
-        if not test:
-            logger.warning("nothing can be scored: no set holds questions. Give evaluate.forget, or set evaluate: null")
-            return None, None
-        return choosing, load_qa(test, prompter, limit, "test" if validation else "all")
-    benchmark = load_benchmark(
-        asked.benchmark,
-        prompter,
-        split=asked.split,
-        data=asked.data,
-        limit=asked.limit,
-        seed=recipe.seed,
-        compat=resolve_compat(asked.compat, asked.benchmark),
-    )
-    seen = {row.question for rows in validation.values() for row in rows}
-    return choosing, benchmark.without(seen) if seen else benchmark
-
-
-def _split(
-    recipe: Recipe, questions: Mapping[str, list[Row]]
-) -> tuple[Mapping[str, list[Row]], Mapping[str, list[Row]]]:
-    """(validation, test) rows by set."""
-    validation, test = dict(questions), dict(questions)
-    for name in ("forget", "retain"):
-        if name in questions:
-            validation[name], test[name] = split_rows(questions[name], recipe.validation, recipe.seed)
-    short = [f"{name}: {len(questions[name])} rows" for name, rows in test.items() if not rows]
-    if "forget" not in questions:
-        short.append("forget: no questions; give evaluate.forget")
-    if short:
-        raise UsageError(
-            join_faults("a choice (of alpha, beta, epochs, …) needs rows to choose by and others to score:", short)
-        )
-    return validation, test

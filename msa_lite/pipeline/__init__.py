@@ -5,6 +5,7 @@ was made from the same inputs, so running a recipe again does only what is missi
 """
 
 from msa_lite.pipeline.baseline import run_baseline
-from msa_lite.pipeline.msa import RunResult, merge_arguments, run, run_vectors
+from msa_lite.pipeline.msa import RunResult, merge_arguments, run, run_vectors, sweep
+from msa_lite.pipeline.probe import ProbeResult, probe
 
-__all__ = ["RunResult", "merge_arguments", "run", "run_baseline", "run_vectors"]
+__all__ = ["ProbeResult", "RunResult", "merge_arguments", "probe", "run", "run_baseline", "run_vectors", "sweep"]

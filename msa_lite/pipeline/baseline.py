@@ -21,30 +21,32 @@ from msa_lite.baselines.passes import check_layer
 from msa_lite.baselines.reference import ReferenceCache
 from msa_lite.data import Example, Row, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, UsageError
-from msa_lite.evals.choice import TARGET, Candidates, Choice, Values, candidate_name
-from msa_lite.evals.evaluation import evaluate_benchmark
+from msa_lite.evals.candidates import TARGET, Candidates, Values, candidate_name
+from msa_lite.evals.choice import Choice
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.manifest import load_manifest
 from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job, Plan
 from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.folder import BASELINES, claimed, run_folder
+from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.msa import Given, RunResult, msa_plan, run_plan
 from msa_lite.pipeline.stages import (
     check_learns,
     choose_candidate,
     evaluate_all,
-    evaluations_beside,
+    evaluate_ideal,
+    evaluate_target,
     first_epoch,
     fit_settings,
-    load_candidate,
     merge_identity,
     merge_vectors,
     row_hashes,
+    validation_of,
     write_summary,
 )
 from msa_lite.recipe import Recipe, load_recipe
-from msa_lite.report import Report
+from msa_lite.report import Report, load_report
 from msa_lite.train import FitSettings, epoch_folder, fit_vector
 
 logger = logging.getLogger(__name__)
@@ -178,7 +180,7 @@ class _Run:
         first = first_epoch(fitted, len(self.job.examples["forget"]))
         after: BestEpoch | EveryEpoch | None = None
         if self.job.validation is not None and reference is not None:
-            best = BestEpoch(self.job.validation, reference, self.job.recipe.select.keep, first)
+            best = BestEpoch(validation_of(self.job), reference, first)
             after = EveryEpoch(first) if self.from_prior else best
         fit_vector(
             self.job.sources["prior"],
@@ -200,7 +202,7 @@ class _Run:
             return settings[0], _epochs(self.job.recipe), scales[0], None
         found: dict[str, tuple[Setting, int, float]] = {}
         values: list[Values] = []
-        known = {TARGET: self._validation_folder}
+        known = {TARGET: evaluate_target(self.job, progress)}
         for setting in settings:
             trained = "epoch-*" if self.from_prior else "scores/epoch-*"
             epochs = {int(path.name.removeprefix("epoch-")): path for path in setting.folder.glob(trained)}
@@ -211,9 +213,11 @@ class _Run:
                 if not self.from_prior:
                     known[name] = epochs[epoch]
 
+        target = LoadedTarget(self.job)
+
         def load(candidate: Values | None) -> Any:
             setting, epoch, scale = found[candidate_name(candidate or {})]
-            return load_candidate(self.job, {"retain": (self.weights(setting, epoch), scale)})
+            return target.merged({"retain": (self.weights(setting, epoch), scale)})
 
         vectors = [(load_manifest(setting.folder) or {}).get("files") for setting in settings]
         made_of = {"vectors": vectors} | (merge_identity(self.job) if self.from_prior else {})
@@ -238,24 +242,16 @@ class _Run:
             what += f" Repeats deviations of {', '.join(self.compat)}."
         return f"Baseline {self.method} on {sources['target'].name}", what
 
-    @property
-    def _validation_folder(self) -> Path:
-        return self.job.folder / "evaluation" / "target_validation"
-
     def _target_validation(self, progress: Progress) -> Report | None:
         """What the target scores on the validation rows, which epochs are held against."""
-        job, folder = self.job, self._validation_folder
-        if job.validation is None:
+        if self.job.validation is None:
             logger.warning(
                 "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
                 self.method,
             )
             return None
-        label = "validation: target"
-        known = evaluations_beside(job, folder.name)
-        return evaluate_benchmark(
-            job.sources["target"], job.validation, folder, known=known, label=label, progress=progress
-        )
+        evaluate_ideal(self.job, progress)
+        return load_report(evaluate_target(self.job, progress))
 
     def _objective(self, setting: Setting) -> BaselineObjective:
         return BaselineObjective(

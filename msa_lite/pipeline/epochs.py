@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.evals.choice import score_into
-from msa_lite.evals.qa import Qa
-from msa_lite.evals.selection import selection_score, utility
+from msa_lite.evals.selection import broken
+from msa_lite.evals.validation import Validation
 from msa_lite.report import Report
 from msa_lite.train import Kept, epoch_folder
 
@@ -20,30 +19,28 @@ logger = logging.getLogger(__name__)
 class BestEpoch:
     """After each epoch: scores the model on validation rows; the best so far is kept, a broken one ends the training.
 
-    reference: what the target scores; keep: see `selection_score`; first: the first epoch that is a candidate.
+    reference: what the target scores; first: the first epoch that is a candidate.
     """
 
-    validation: Qa
+    validation: Validation
     reference: Report
-    keep: float
     first: int = 1
 
     def describe(self) -> dict[str, Any]:
         """What decides."""
-        target = self.reference.values()
-        return {"questions": self.validation.describe(), "target": target, "keep": self.keep, "first": self.first}
+        return {**self.validation.describe(), "target": self.reference.values(), "first": self.first}
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
         if epoch < self.first:
             return Kept(frozenset())
         folders = [epoch_folder(scores, number) for number in range(self.first, epoch + 1)]
-        found = [score_into(folder, lambda: model, self.validation).values() for folder in folders]
-        reference = self.reference.values()
-        ranks = [selection_score(values, reference, self.keep) for values in found]
-        broken = round(utility(found[-1], reference), 2) == 0
-        if broken:
-            logger.warning("epoch %d left nothing of the target's retain scores; training ends there", epoch)
-        return Kept(frozenset([self.first + ranks.index(max(ranks))]), not broken)
+        found = [self.validation.score_into(folder, lambda: model).values() for folder in folders]
+        reference, ideal = self.reference.values(), self.validation.ideal_metrics
+        ranks = [self.validation.rule.rank(values, reference, ideal) for values in found]
+        reason = broken(found[-1], reference)
+        if reason:
+            logger.warning("epoch %d is broken (%s); training ends there", epoch, reason)
+        return Kept(frozenset([self.first + ranks.index(max(ranks))]), not reason)
 
 
 @dataclass(frozen=True)

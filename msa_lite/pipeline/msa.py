@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.baselines.methods import check_grids
 from msa_lite.errors import UsageError
-from msa_lite.evals.choice import Candidates, Values, load_choice
-from msa_lite.evals.points import Points
+from msa_lite.evals.candidates import Values
+from msa_lite.evals.choice import load_choice
+from msa_lite.evals.records import stand_alone
 from msa_lite.io.manifest import load_manifest
 from msa_lite.io.progress import Progress, silent
-from msa_lite.job import Job, Plan
+from msa_lite.job import Plan
 from msa_lite.merger import Merged, MergedAdapter
+from msa_lite.pipeline.exposure import cheap_probe
 from msa_lite.pipeline.folder import claimed, run_folder
-from msa_lite.pipeline.stages import (
-    check_learns,
-    choose_candidate,
-    evaluate_all,
-    fit_settings,
-    load_candidate,
-    merge_identity,
-    merge_vectors,
-    row_hashes,
-    write_summary,
+from msa_lite.pipeline.ray_crew import ray_crew
+from msa_lite.pipeline.stages import evaluate_all, write_summary
+from msa_lite.pipeline.strengths import (
+    SweepResult,
+    check_strengths,
+    choose_strengths,
+    fit_vectors,
+    help_sweep,
+    merge_chosen,
+    rescore,
+    strengths,
+    sweep_plan,
 )
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report import Report
-from msa_lite.train import fit_vector
+
+logger = logging.getLogger(__name__)
 
 Given = Recipe | str | Path | Mapping[str, Any]
 """A recipe, a file, the name of a shipped recipe, or a mapping."""
@@ -70,15 +76,39 @@ class RunResult:
         }
 
 
-def run(recipe: Given, overrides: Iterable[str] = (), progress: Progress = silent) -> RunResult:
+def run(recipe: Given, overrides: Iterable[str] = (), progress: Progress = silent) -> RunResult | None:
     """Do the whole job of a recipe and return what it made.
 
     recipe: a Recipe, a file, the name of a shipped recipe, or a mapping. Raises before anything is written when the
-    recipe or its inputs are at fault; later errors leave finished stages in place and a rerun resumes.
+    recipe or its inputs are at fault; later errors leave finished stages in place and a rerun resumes. Returns None in
+    the processes of `accelerate launch` that only help with the sweep.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     check_grids(recipe.baseline.methods)
-    return run_plan(recipe, msa_plan(recipe), progress)
+    plan = msa_plan(recipe)
+    if not stand_alone().first:
+        help_sweep(recipe, plan)
+        return None
+    return run_plan(recipe, plan, progress)
+
+
+def sweep(
+    recipe: Given, overrides: Iterable[str] = (), progress: Progress = silent, ray_workers: int | None = None
+) -> SweepResult | None:
+    """Fit the vectors of a recipe, score its points on validation rows, merge the best and score that again.
+
+    What `run` does but for the scores on test rows, which are not looked at. ray_workers: so many workers on a Ray
+    cluster score the points, 0 for one a GPU; None: this process does, with those of `accelerate launch` where it runs
+    under that; all but the first of these return None. Raises UsageError for a recipe with a single point.
+    """
+    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    plan = msa_plan(recipe)
+    if ray_workers is not None:
+        return sweep_plan(recipe, plan, progress, ray_crew(recipe, plan, ray_workers))
+    if not stand_alone().first:
+        help_sweep(recipe, plan)
+        return None
+    return sweep_plan(recipe, plan, progress)
 
 
 def msa_plan(recipe: Recipe) -> Plan:
@@ -89,21 +119,23 @@ def msa_plan(recipe: Recipe) -> Plan:
 
 def run_plan(recipe: Recipe, plan: Plan, progress: Progress) -> RunResult:
     """The whole job, from the model that the plan says."""
-    with claimed(recipe, plan, progress, _check) as job:
+    with claimed(recipe, plan, progress, check_strengths) as job:
+        if plan.method == "msa" and (warning := cheap_probe(job, progress)):
+            logger.warning("%s", warning)
         fit_vectors(job, job.vector_names, progress)
-        alpha, beta, doubts = _choose(job, progress)
-        used = {"forget": (job.vector_folder("forget"), alpha), "retain": (job.vector_folder("retain"), beta)}
-        merged = merge_vectors(job, used, progress)
-        parameters = {"alpha": alpha, "beta": beta}
-        method = {"name": plan.method, "mode": recipe.vector.mode, "start": plan.start, "parameters": parameters}
+        swept = choose_strengths(job, progress)
+        merged = merge_chosen(job, swept, progress)
+        after = rescore(job, swept, merged, progress)
+        method = {"name": plan.method, "mode": recipe.vector.mode, "start": plan.start, "parameters": swept.values}
         reports = evaluate_all(job, merged, method | {"compat": []}, progress)
         title = (
             f"{'Unlearned model of' if plan.method == 'msa' else f'Baseline {plan.method} on'} {recipe.target}",
-            f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), α = {alpha:g}, β = {beta:g}, "
+            f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), α = {swept.alpha:g}, β = {swept.beta:g}, "
             f"prior {job.sources['prior'].name}.",
+            *([job.recipe.prior_reason] if plan.start == "prior" and job.recipe.prior_reason else []),
         )
-        write_summary(job, title, doubts, merged, reports)
-    return RunResult(job.folder, plan.method, {"alpha": alpha, "beta": beta}, merged, reports)
+        write_summary(job, title, swept.doubts, merged, reports, after)
+    return RunResult(job.folder, plan.method, swept.values, merged, reports)
 
 
 def run_vectors(
@@ -114,7 +146,7 @@ def run_vectors(
 ) -> list[Path]:
     """Only the vectors of a recipe; their folders. Raises UsageError for a retain vector that the recipe has not."""
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
-    with claimed(recipe, msa_plan(recipe), progress, _check) as job:
+    with claimed(recipe, msa_plan(recipe), progress, check_strengths) as job:
         names = job.vector_names if which == "all" else [which]
         if "retain" in names and "retain" not in job.rows:
             raise UsageError("the recipe has no retain set, so there is no retain vector to fit")
@@ -132,7 +164,7 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
     if len(recipe.points) > 1:
         if not (folder / "sweep").is_dir():
             raise UsageError(f"{folder}: alpha and beta are not chosen yet; run the recipe, or give one value of each")
-        alpha, beta = _strengths(load_choice(folder / "sweep").values)
+        alpha, beta = strengths(load_choice(folder / "sweep").values)
     vectors = {name: folder / "vectors" / name for name, s in (("forget", alpha), ("retain", beta)) if s}
     missing = [str(path) for path in vectors.values() if load_manifest(path) is None]
     if missing:
@@ -140,51 +172,3 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
     names = {"target": recipe.target, "prior": recipe.prior_checkpoint}
     names |= {name: str(path) for name, path in vectors.items()}
     return {**names, "alpha": alpha, "beta": beta, "dtype": recipe.merge.dtype}
-
-
-def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> None:
-    """Fit the named vectors ("forget", "retain") into the run's folder; those that are there already are kept."""
-    for name in names:
-        fit_vector(
-            job.sources["prior"],
-            job.examples[name],
-            job.vector_folder(name),
-            tokenizer=job.prompter.tokenizer,
-            settings=fit_settings(job.recipe),
-            label=f"{name} vector",
-            extra_files=row_hashes(job.rows[name]),
-            progress=progress,
-        )
-
-
-def _check(job: Job) -> None:
-    check_learns(job, job.vector_names, fit_settings(job.recipe))
-
-
-def _choose(job: Job, progress: Progress) -> tuple[float, float, Sequence[str]]:
-    """(α, β, reasons to doubt the choice)."""
-    if job.validation is None:
-        return *job.recipe.points[0], []
-    vectors = {name: job.vector_folder(name) for name in job.vector_names}
-
-    def load_merged(values: Values | None) -> Any:
-        strengths = dict(zip(("forget", "retain"), _strengths(values), strict=True))
-        return load_candidate(job, {name: (path, strengths[name]) for name, path in vectors.items()})
-
-    full = job.recipe.vector.mode == "full"
-    candidates = Candidates(
-        [{"alpha": alpha, "beta": beta} for alpha, beta in job.recipe.points],
-        load=load_merged if full else Points(job.sources["target"].folder, vectors),
-        made_of={
-            "target": job.sources["target"].identity(),
-            "vectors": {name: (load_manifest(path) or {}).get("files") for name, path in vectors.items()},
-            **(merge_identity(job) if full else {}),
-        },
-    )
-    choice = choose_candidate(job, candidates, "alpha and beta", progress)
-    return *_strengths(choice.values), choice.doubts
-
-
-def _strengths(values: Values | None) -> tuple[float, float]:
-    """(α, β) of a point; None is the target."""
-    return (float(values["alpha"]), float(values["beta"])) if values else (0.0, 0.0)

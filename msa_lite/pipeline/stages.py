@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import shutil
@@ -12,17 +13,19 @@ from typing import Any
 
 from msa_lite.data import Row
 from msa_lite.errors import UsageError
-from msa_lite.evals.choice import Candidates, Choice, choose
-from msa_lite.evals.evaluation import Ideal, evaluate_benchmark
+from msa_lite.evals.candidates import Candidates
+from msa_lite.evals.choice import Choice, Crew, choose, load_sweep
+from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.models import load_model
-from msa_lite.io.hub import fetch
+from msa_lite.evals.validation import Validation
+from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import write_text
 from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job
 from msa_lite.merger import Merged, MergedAdapter, merge, merge_adapters
 from msa_lite.pipeline.folder import BASELINES, run_folder
 from msa_lite.recipe import Recipe
-from msa_lite.report import Report, markdown_table
+from msa_lite.report import Report, markdown_table, write_pictures
 from msa_lite.train import FitSettings
 
 logger = logging.getLogger(__name__)
@@ -76,8 +79,8 @@ def merge_vectors(job: Job, vectors: Vectors, progress: Progress) -> Merged | Me
     return _merge_model(job, job.folder / "model", vectors, progress)
 
 
-def load_candidate(job: Job, vectors: Vectors) -> Any:
-    """What the merge would make of these vectors, ready to be scored; nothing of it stays on the disk."""
+def merge_candidate(job: Job, vectors: Vectors) -> Any:
+    """What the merge would make of these vectors, by way of the disk, ready to be scored; nothing of it stays there."""
     folder = job.folder / "candidate"
     shutil.rmtree(folder, ignore_errors=True)  # what a kill may have left
     _merge_model(job, folder, vectors, silent)
@@ -106,13 +109,63 @@ def _merge_inputs(job: Job, vectors: Vectors) -> dict[str, Any]:
     return {"forget": forget, "retain": retain, **strengths, "prior": job.sources["prior"], "replace": True}
 
 
-def choose_candidate(job: Job, candidates: Candidates, what: str, progress: Progress) -> Choice:
-    """The best candidate on the job's validation rows; reasons to doubt it are warned of."""
+def validation_of(job: Job) -> Validation:
+    """What the job's choice is made by. The ideal's scores are those of `evaluate_ideal`."""
     assert job.validation is not None, "asked where there is a choice"
-    label, keep = f"choosing {what}", job.recipe.select.keep
-    choice = choose(candidates, job.validation, job.folder / "sweep", keep, label, progress)
+    ideal = _validation_folder(job, "ideal") if "ideal" in job.sources else None
+    return Validation(job.validation, job.questions.rule, ideal, job.judge if job.questions.judged else NO_JUDGE)
+
+
+def evaluate_ideal(job: Job, progress: Progress) -> None:
+    """Score the ideal, where there is one, on the validation rows: for rules that want it, and to be shown beside."""
+    if "ideal" in job.sources:
+        _evaluate_validation(job, "ideal", job.sources["ideal"], progress)
+
+
+def evaluate_target(job: Job, progress: Progress) -> Path:
+    """Score the target on the validation rows; the folder with its report."""
+    _evaluate_validation(job, "target", job.sources["target"], progress)
+    return _validation_folder(job, "target")
+
+
+def evaluate_merged(job: Job, merged: Merged | MergedAdapter, progress: Progress) -> Report:
+    """Score the unlearned model on the validation rows: the choice again, now that its weights are written."""
+    return _evaluate_validation(job, "unlearned", fetch(str(merged.folder)), progress)
+
+
+def _evaluate_validation(job: Job, name: str, source: Source, progress: Progress) -> Report:
+    validation, folder = validation_of(job), _validation_folder(job, name)
+    report = evaluate_benchmark(
+        source,
+        validation.benchmark,
+        folder,
+        ideal="itself" if name == "ideal" else validation.ideal,
+        judge=validation.judge,
+        known=evaluations_beside(job, folder.name),
+        label=f"validation: {name}",
+        progress=progress,
+    )
+    assert report is not None, "a recipe runs in one process"
+    return report
+
+
+def _validation_folder(job: Job, name: str) -> Path:
+    return job.folder / "evaluation" / f"{name}_validation"
+
+
+def choose_candidate(
+    job: Job, candidates: Candidates, what: str, progress: Progress, crew: Crew | None = None
+) -> Choice:
+    """The best candidate on the job's validation rows; reasons to doubt it are warned of. Draws the pictures."""
+    evaluate_ideal(job, progress)
+    out = job.folder / "sweep"
+    choice = choose(candidates, validation_of(job), out, f"choosing {what}", progress, crew)
     for doubt in choice.doubts:
         logger.warning("the choice of %s: %s", what, doubt)
+    if importlib.util.find_spec("matplotlib"):
+        write_pictures(load_sweep(out), out)
+    else:
+        logger.info("no pictures of the sweep: pip install 'msa-lite[report]'")
     return choice
 
 
@@ -161,8 +214,12 @@ def write_summary(
     doubts: Sequence[str],
     merged: Merged | MergedAdapter,
     reports: Mapping[str, Report],
+    after: Sequence[str] = (),
 ) -> None:
-    """Write report.md: what was done (`title`: a heading, then paragraphs), scores, how the choice was made, limits."""
+    """Write report.md: what was done (`title`: a heading, then paragraphs), scores, how the choice was made, limits.
+
+    after: what is to be said below the table of candidates.
+    """
     lines = [
         f"# {title[0]}\n",
         *(f"{paragraph}\n" for paragraph in title[1:]),
@@ -178,7 +235,8 @@ def write_summary(
         if "ideal" not in reports:
             lines.append("No ideal model was given, so there is nothing to say how low the forget scores should go.\n")
     if job.validation is not None:
-        lines += ["How the choice was made, on validation rows:\n", (job.folder / "sweep" / "table.md").read_text()]
+        lines += [f"How the choice was made, on {job.validation.split} rows:\n"]
+        lines += [(job.folder / "sweep" / "table.md").read_text(), *after]
         lines += [f"Doubt: {doubt}.\n" for doubt in doubts]
     lines.append(
         "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "

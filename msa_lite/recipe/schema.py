@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from msa_lite.recipe.history import History, choose_prior
 from msa_lite.recipe.inputs import Closed, Data, Prompt, RetainData
-from msa_lite.recipe.scores import Evaluate, Select
+from msa_lite.recipe.scores import Evaluate, Probe, Select
 from msa_lite.recipe.training import Tuning
 
 MOST_PEOPLE = 400  # of the demo; it has names for no more
@@ -193,6 +193,8 @@ class Recipe(Closed):
     """What is scored; null: nothing."""
     select: Select = Select()
     """How (α, β), or a baseline's epoch, is chosen."""
+    probe: Probe = Probe()
+    """What tells whether a prior has already seen the forget set (`msa-lite probe`)."""
     baseline: Baseline = Baseline()
     """How the methods that MSA is compared with are run (`msa-lite baseline METHOD`)."""
     demo: Demo | None = None

@@ -70,7 +70,7 @@ class Evaluate(Closed):
         return self
 
 
-_CONSTRAINT = re.compile(r"\s*(>=|<=)\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*(?:\*\s*(target|ideal))?\s*", re.IGNORECASE)
+_CONDITION = re.compile(r"\s*[<>]=\s*-?\d*\.?\d+(e[+-]?\d+)?\s*(\*\s*(target|ideal))?\s*", re.IGNORECASE)
 
 
 class Select(Closed):
@@ -80,7 +80,7 @@ class Select(Closed):
     """Share of the rows that the choice is made on; the final scores are on the others. Default: 0.15, and 0.1 for
     restor, as in the paper."""
     by: Literal["question", "author"] = "question"
-    """What is drawn for the validation part: questions, or (tofu, restor) authors, people, with all of theirs."""
+    """What is drawn for the validation part: questions, or, by a score of tofu or restor, whole authors or people."""
     score: Literal["exposure", "tofu", "muse", "muse-gap", "restor", "tofu-printed", "muse-printed"] | None = None
     """exposure: what can still be drawn out of the forget set, of the points that `keep` enough of the retain set.
     tofu, muse, restor: the paper's scores; muse-gap: with the distance of the AUCs to the ideal's; -printed: in the
@@ -108,7 +108,22 @@ class Select(Closed):
             raise ValueError(f"{' and '.join(asked)} cannot all decide; leave one")
         if self.subject_to and asked not in (["maximise"], ["minimise"]):
             raise ValueError("subject_to needs a metric to maximise or minimise beside it")
-        wrong = [f"{name}: {text!r}" for name, text in self.subject_to.items() if not _CONSTRAINT.fullmatch(text)]
+        wrong = [f"{name}: {text!r}" for name, text in self.subject_to.items() if not _CONDITION.fullmatch(text)]
         if wrong:
             raise ValueError(f"{', '.join(wrong)}: a condition is '>= 0.95 * target', '<= 0.4' or '<= 1.1 * ideal'")
+        return self
+
+
+class Probe(Closed):
+    """What forget rows are compared with, to see whether a prior has already seen them."""
+
+    against: Data | None = None
+    """Rows of the same kind that no candidate can have seen; default: evaluate.holdout, or what the benchmark has."""
+    paired: bool = False
+    """They are paraphrases of the forget rows: one each, in the same order."""
+
+    @model_validator(mode="after")
+    def _pairs_rows(self) -> Probe:
+        if self.paired and self.against is None:
+            raise ValueError("paired: only with against, which holds the paraphrases")
         return self

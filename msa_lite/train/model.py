@@ -29,6 +29,19 @@ def autocast(model: Any) -> Any:
     return torch.autocast(model.device.type, torch.bfloat16, enabled=has_bf16())
 
 
+def nf4() -> Any:
+    """How models are held in 4-bit: NF4 with double quantisation (Dettmers et al., 2023), computing in bf16 or fp32."""
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if has_bf16() else torch.float32,
+    )
+
+
 def load_model(folder: Path, settings: FitSettings) -> Any:
     """The prior, ready to train in the mode of `settings`; seeds the random numbers that initialise adapters."""
     import torch
@@ -40,19 +53,8 @@ def load_model(folder: Path, settings: FitSettings) -> Any:
     if settings.mode == "lora" and has_bf16():
         kwargs["dtype"] = "auto"  # frozen weights lose nothing in the dtype they are stored in
     if settings.mode == "qlora":
-        from transformers import BitsAndBytesConfig
-
         compute = torch.bfloat16 if has_bf16() else torch.float32
-        kwargs |= {
-            "dtype": compute,
-            "device_map": {"": 0 if cuda else "cpu"},
-            "quantization_config": BitsAndBytesConfig(
-                load_in_4bit=True,
-                bnb_4bit_quant_type="nf4",
-                bnb_4bit_use_double_quant=True,
-                bnb_4bit_compute_dtype=compute,
-            ),
-        }
+        kwargs |= {"dtype": compute, "device_map": {"": 0 if cuda else "cpu"}, "quantization_config": nf4()}
     model = AutoModelForCausalLM.from_pretrained(folder, **kwargs)
     model.config.use_cache = False
     if settings.mode == "full":

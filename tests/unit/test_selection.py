@@ -41,11 +41,11 @@ def test_selection_forgets_most_among_points_that_keep_enough() -> None:
     forgotten = {"rouge_l_f": 0.6, "accuracy_f": 0.1, "extraction_strength": 0.2}
     keeps = TARGET | forgotten | {"extraction_strength_r": 0.96}
     assert selection.kept_share(keeps, TARGET) == pytest.approx(0.96)
-    assert selection.selection_score(keeps, TARGET, keep=0.95) == 1.0
+    assert selection.Exposure(0.95).rank(keeps, TARGET) == selection.Rank(True, 1.0)
     # accuracy falls from 0.8 to 0.6, so 0.75 is kept: below 0.95, the score is the loss
-    assert selection.selection_score(keeps | {"accuracy_r": 0.6}, TARGET, keep=0.95) == pytest.approx(-0.25)
+    assert selection.Exposure(0.95).rank(keeps | {"accuracy_r": 0.6}, TARGET).value == pytest.approx(-0.25)
     # without retain rows there is nothing to keep
-    assert selection.selection_score(forgotten, {"rouge_l_f": 1.2}, keep=0.95) == pytest.approx(0.5)
+    assert selection.Exposure(0.95).rank(forgotten, {"rouge_l_f": 1.2}).value == pytest.approx(0.5)
 
 
 TOFU = {"model_utility": 0.5, "acc_forget": 0.8, "acc_recover": 0.4, "acc_retain": 0.7, "extraction_strength": 0.1}

@@ -1,0 +1,129 @@
+"""Candidates to choose from, scored by one process or by several that meet in a folder.
+
+Whoever makes the choice opens the work: it writes down what is to be scored, and under which inputs. Any process that
+computes the same inputs may help. A candidate is claimed by a lock, which the system releases when its holder is
+killed, and is done when its report is there; nobody waits for anybody but the one who chooses.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msa_lite.errors import NotFiniteError
+from msa_lite.evals.validation import Validation
+from msa_lite.io.manifest import MANIFEST, digest, write_json
+from msa_lite.report.metrics import REPORT_FILE
+
+logger = logging.getLogger(__name__)
+
+TARGET = "target"  # what the candidates are held against; scored beside them
+WORK = "work.json"
+_LOCKS = ".locks"
+
+Values = Mapping[str, float | int | str]
+"""What tells a candidate from the others: {"alpha": 0.5, "beta": 1.0}."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What there is to choose from, and how to get at it.
+
+    values: one a candidate. load: the model of one, or, for None, the target; ready to be scored. made_of: what the
+    models are made of, JSON-able. known: folders with the records and reports of candidates (or `TARGET`) by name.
+    refine: how many times points around the best are tried as well (`grid.refined`).
+    """
+
+    values: Sequence[Values]
+    load: Callable[[Values | None], Any]
+    made_of: Any
+    known: Mapping[str, Path] = field(default_factory=dict)
+    refine: int = 0
+
+    def inputs(self, validation: Validation) -> dict[str, Any]:
+        """What decides the choice, for a manifest."""
+        return {
+            "candidates": [dict(values) for values in self.values],
+            "refine": self.refine,
+            "made_of": self.made_of,
+            **validation.describe(),
+        }
+
+
+def candidate_name(values: Values) -> str:
+    """The folder of a candidate: `alpha-0.5_beta-1`; no two candidates share one."""
+    return "_".join(f"{key}-{v if isinstance(v, str) else format(v, '.12g')}" for key, v in values.items())
+
+
+@dataclass(frozen=True)
+class Work:
+    """Candidates that are scored into a folder, by this process and by others that compute the same key."""
+
+    folder: Path
+    candidates: Candidates
+    validation: Validation
+
+    @property
+    def key(self) -> str:
+        """Hash of the inputs."""
+        return digest(self.candidates.inputs(self.validation))
+
+    def open(self, asked: Sequence[Values], done: bool = False) -> None:
+        """Write down what is to be scored, and whether that is all."""
+        for name, known in self.candidates.known.items():
+            if not (self.folder / name / REPORT_FILE).is_file():
+                copy = self.folder / f"{name}.tmp"  # whole or not at all; what a kill leaves is removed by the next run
+                shutil.copytree(known, copy, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
+                shutil.rmtree(self.folder / name, ignore_errors=True)
+                copy.rename(self.folder / name)
+        (self.folder / _LOCKS).mkdir(exist_ok=True)
+        values = {TARGET: None} | {candidate_name(values): dict(values) for values in asked}
+        write_json(self.folder / WORK, {"key": self.key, "asked": values, "done": done})
+
+    def close(self) -> None:
+        """Remove what was needed meanwhile."""
+        (self.folder / WORK).unlink()
+        shutil.rmtree(self.folder / _LOCKS)
+
+    def asked(self) -> Mapping[str, Values | None] | None:
+        """What is to be scored, by name; None while no work with these inputs is open, or none is left."""
+        try:
+            work = json.loads((self.folder / WORK).read_text())
+        except OSError:
+            return None
+        return work["asked"] if work["key"] == self.key and not work["done"] else None
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Those of the candidates that have no report yet."""
+        return [name for name in names if not (self.folder / name / REPORT_FILE).is_file()]
+
+    def score(self, asked: Mapping[str, Values | None], after: Callable[[], None] = lambda: None) -> None:
+        """Score what is missing and nobody else has claimed, one after the other; `after` is called after each."""
+        from filelock import FileLock, Timeout
+
+        for name, values in asked.items():
+            if not self.missing([name]):
+                continue
+            try:
+                with FileLock(self.folder / _LOCKS / name, timeout=0):
+                    if self.missing([name]):
+                        self._score(name, values)
+                        after()
+            except Timeout:
+                continue
+
+    def _score(self, name: str, values: Values | None) -> None:
+        folder = self.folder / name
+        try:
+            self.validation.score_into(folder, partial(self.candidates.load, values), whole=values is None)
+        except NotFiniteError as error:
+            if values is None:  # without the target there is nothing to hold candidates against
+                raise
+            logger.warning("%s: %s; it is left out of the choice", name, error)
+            self.validation.write_broken(folder, str(error))

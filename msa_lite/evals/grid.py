@@ -1,0 +1,35 @@
+"""A grid of strengths, made finer around the best point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise, product
+
+from msa_lite.evals.candidates import Values
+
+
+def refined(tried: Sequence[Values], best: Values) -> list[Values]:
+    """Points half-way between the best and its neighbours in every direction, without those that were tried.
+
+    Along an axis with several values these are best − (best − next below) / 2, best itself and best + (next above −
+    best) / 2, never below 0; at an end of the axis, half a step beyond it. At most eight points for two axes.
+    """
+    axes = {}
+    for key, value in best.items():
+        values = sorted({float(point[key]) for point in tried})
+        at = values.index(float(value))
+        steps = [high - low for low, high in pairwise(values)]
+        if not steps:
+            axes[key] = [float(value)]
+            continue
+        below, above = steps[max(0, at - 1)], steps[min(at, len(steps) - 1)]
+        around = (values[at] - below / 2, values[at], values[at] + above / 2)
+        axes[key] = [_plain(number) for number in around if number >= 0]
+    points = [dict(zip(axes, numbers, strict=True)) for numbers in product(*axes.values())]
+    known = [{key: float(point[key]) for key in axes} for point in tried]
+    return [point for point in points if point not in known]
+
+
+def _plain(number: float) -> float:
+    """Without the last digits, in which sums of decimal fractions are off."""
+    return float(f"{number:.12g}")

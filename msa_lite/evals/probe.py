@@ -1,0 +1,293 @@
+"""Has a model already seen the forget set? What it makes of forget rows beside rows that it cannot have seen.
+
+MSA fails where the prior has seen what is to be forgotten. Two scores of each row, its loss and Min-K%++ (Zhang et al.,
+2024), are compared by an AUC: the chance that a forget row looks better known than a comparison row. ½ is what a model
+shows that has seen neither, 1 what one shows that has learnt the forget set by heart.
+
+Two controls say whether the comparison can tell anything: the target, which has seen the forget set, and the ideal,
+where there is one, which has not. Tests of this kind see what was learnt, not what was read: of a text that stood once
+in a large corpus they see next to nothing (Duan et al., 2024).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from msa_lite.data import Example, Prompter, Row, encode_qa, encode_text, sample_rows
+from msa_lite.errors import UsageError
+from msa_lite.evals import scoring
+from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, column
+from msa_lite.evals.models import model_identity
+from msa_lite.evals.records import collect_records
+from msa_lite.io.hub import Source
+from msa_lite.io.manifest import digest, is_finished, stage_folder
+from msa_lite.io.progress import Progress, silent
+from msa_lite.report import Metric, Report, load_report, write_report
+
+KIND = "probe"
+# Forget and comparison rows differ in more than exposure, and move the AUC of a model that has seen neither. Measured
+# on TOFU with a small Llama: to 0.61 against paraphrases, whichever model is asked; against other authors to 0.39, and
+# by 0.05 (20 authors a side) to 0.1 (5) up or down from one draw of authors to the next, of which the interval over
+# rows sees less than half. So an AUC is a sign only where its whole interval lies above this.
+SIGN = 0.65
+LEAST_ROWS = 20  # on a side; of fewer, an interval out of resampling is too narrow to be believed
+MOST_ROWS = 1000  # on a side; they bring the standard error at chance down to 0.013
+ROUNDS = 2000  # of resampling
+
+Verdict = Literal["signs", "no signs", "cannot tell"]
+_SCORES = {"loss_auc": "loss", "min_k_pp_auc": "min_k_pp"}
+LABELS = {"loss_auc": "loss AUC", "min_k_pp_auc": "Min-K%++ AUC"}
+_PARAPHRASED, _HOLDOUT = "paraphrased", "holdout"
+
+
+@dataclass(frozen=True)
+class Probe(Benchmark):
+    """Forget rows, and comparison rows in a set named for what they are: "paraphrased" (item by item of the same
+    forget rows) or "holdout". The text of an item goes by the name "text".
+    """
+
+    name = "probe"
+
+    @property
+    def against(self) -> str:
+        """The name of the comparison set."""
+        return next(name for name in self.sets if name != "forget")
+
+    def complete(self, set_name: str, record: Record) -> Record:
+        scores = record.pop("scores", {}).get("text") or [{}]
+        kept = {key: scores[0].get(key) for key in ("n_tokens", "loss", "min_k_pp") if key in scores[0]}
+        return record | {"loss": None} | kept
+
+    @staticmethod
+    def metrics(records: Records, ideal: Records | None = None) -> dict[str, Metric]:
+        return {name: auc.metric() for name, auc in _aucs(records).items()}
+
+    def sampled(self, most: int, seed: int, with_z: bool = True) -> Probe:
+        """At most so many rows of each set, paraphrases with their forget rows. with_z: whether Min-K%++ is wanted."""
+        sets = {
+            name: replace(part, items=sample_rows(part.items, most, seed), with_z=with_z)
+            for name, part in self.sets.items()
+        }
+        return replace(self, sets=sets)
+
+
+def against_rows(
+    forget: Sequence[Row], comparison: Sequence[Row], prompter: Prompter, paired: bool, max_length: int
+) -> Probe:
+    """The comparison of forget rows with others of their format.
+
+    paired: these are paraphrases of the forget rows, one each in the same order. Answers to questions are scored whole;
+    a text in chunks of at most max_length tokens, each a row of its own, or, of paired texts, the first of them.
+    Raises UsageError where the two do not go together.
+    """
+    if bool(forget[0].text) != bool(comparison[0].text):
+        raise UsageError("probe.against.format: forget and comparison rows are to be both questions, or both texts")
+    if paired and len(forget) != len(comparison):
+        raise UsageError(
+            f"probe.paired: {len(comparison)} paraphrases for {len(forget)} forget rows; one each, in the same order"
+        )
+
+    def texts(rows: Sequence[Row]) -> list[tuple[Example, ...]]:
+        if not rows[0].text:
+            return [(example,) for example in encode_qa(rows, prompter)]
+        chunks = [encode_text([row], prompter.tokenizer, max_length) for row in rows]
+        return [tuple(c[:1]) for c in chunks] if paired else [(chunk,) for c in chunks for chunk in c]
+
+    sides = {"forget": texts(forget), _PARAPHRASED if paired else _HOLDOUT: texts(comparison)}
+    ends = not forget[0].text
+    return Probe("all", {name: _items(found, ends) for name, found in sides.items()}, prompter)
+
+
+def against_own(benchmark: Benchmark) -> Probe | None:
+    """The comparison that a benchmark's own sets allow; None where they allow none."""
+    sets = benchmark.sets
+
+    def side(name: str, text: str) -> ItemSet:
+        return _items([item.texts.get(text, ()) for item in sets[name].items], sets[name].ends)
+
+    if benchmark.sides and set(benchmark.sides) <= sets.keys():
+        forget, holdout = benchmark.sides
+        text = "answer" if any("answer" in item.texts for item in sets[forget].items) else "text"
+        found = {"forget": side(forget, text), _HOLDOUT: side(holdout, text)}
+    elif "forget" in sets and any(item.texts.get("paraphrased") for item in sets["forget"].items):
+        found = {"forget": side("forget", "answer"), _PARAPHRASED: side("forget", "paraphrased")}
+    else:
+        return None
+    return Probe(benchmark.split, found, benchmark.prompter)
+
+
+def _items(texts: Sequence[tuple[Example, ...]], ends: bool) -> ItemSet:
+    """Items that repeat nothing of what is to be forgotten but a hash of its token ids."""
+    items = [Item(i, {"sha256": digest([t.ids for t in found])}, {"text": found}) for i, found in enumerate(texts)]
+    return ItemSet(items, with_z=True, ends=ends)
+
+
+def probe_model(source: Source, sides: Probe, out: Path, label: str = "probe", progress: Progress = silent) -> Report:
+    """Score a model's rows; writes them (`SET.jsonl`: index, hash, loss, min_k_pp), report.json and a manifest.
+
+    The report has loss_auc and min_k_pp_auc, in its settings their 95 % `intervals` and the `rows` of each set. A
+    folder made from the same inputs is read instead, and after a stop, rows that were done are not run again.
+    """
+    inputs = {"model": model_identity(source), "questions": sides.describe()}
+    if is_finished(out, inputs):
+        return load_report(out)
+    with stage_folder(out, KIND, inputs, {"sources": {"model": source.pinned()}}, resumable=True) as partial:
+        records = collect_records(source, sides, partial, label=label, progress=progress)
+        aucs = _aucs(records)
+        measured = {
+            "intervals": {name: [auc.low, auc.high] for name, auc in aucs.items()},
+            "rows": dict(zip(sides.sets, aucs["loss_auc"].rows, strict=True)),
+        }
+        metrics = sides.metrics(records)
+        report = Report(sides.name, sides.split, metrics, inputs["questions"] | {"model": inputs["model"]} | measured)
+        write_report(report, partial)
+    return report
+
+
+class Auc(NamedTuple):
+    """P(a forget row looks better known than a comparison row) with its 95 % interval; None where a side is empty.
+
+    rows: those of each side that have the score; skipped: those that have none.
+    """
+
+    value: float | None
+    low: float
+    high: float
+    stderr: float | None
+    rows: tuple[int, int]
+    skipped: int
+
+    def metric(self) -> Metric:
+        """For a report. Neither way is better: ½ is right for a prior, and 1 for the target."""
+        note = "one of the two sides has no rows" if self.value is None else None
+        return Metric(self.value, sum(self.rows), self.stderr, None, self.skipped, note)
+
+
+def compute_auc(forget: Sequence[float | None], comparison: Sequence[float | None], paired: bool) -> Auc:
+    """The AUC of scores of which low ones mean "well known", with a seeded percentile bootstrap over rows.
+
+    paired: the rows of the two sides belong together one by one, and are redrawn, or left out where one has no score,
+    together. Of fewer than two rows on a side the interval is [0, 1].
+    """
+    sides = [np.array(values, np.float64) for values in (forget, comparison)]  # None becomes NaN
+    known = [~np.isnan(side) for side in sides]
+    if paired:
+        known = [known[0] & known[1]] * 2
+    first, second = (side[there] for side, there in zip(sides, known, strict=True))
+    rows = len(first), len(second)
+    skipped = sum(map(len, sides)) - sum(rows)
+    value = scoring.membership_auc(first, second)
+    if min(rows) < 2:
+        return Auc(value, 0.0, 1.0, None, rows, skipped)
+    from scipy.stats import bootstrap
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of rows that can be told apart every time: their interval is [1, 1]
+        drawn = bootstrap(
+            (first, second),
+            scoring.membership_auc,
+            paired=paired,
+            vectorized=False,
+            n_resamples=ROUNDS,
+            method="percentile",
+            rng=np.random.default_rng(0),
+        )
+    low, high = drawn.confidence_interval
+    return Auc(value, float(low), float(high), float(drawn.standard_error), rows, skipped)
+
+
+def _aucs(records: Records) -> dict[str, Auc]:
+    against = next(name for name in records if name != "forget")
+    forget, others = records["forget"], records[against]
+    return {
+        name: compute_auc(column(forget, key), column(others, key), against == _PARAPHRASED)
+        for name, key in _SCORES.items()
+        if key == "loss" or any(key in record for record in (*forget, *others))
+    }
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a probe says of one model. name: "target", "ideal", or a candidate's; said: a sentence about it."""
+
+    name: str
+    report: Report
+    verdict: Verdict
+    said: str
+
+    def measured(self) -> Iterator[tuple[str, Metric, tuple[float, float]]]:
+        """(name, metric, 95 % interval) of each AUC."""
+        for name, metric in self.report.metrics.items():
+            low, high = self.report.settings["intervals"][name]
+            yield name, metric, (low, high)
+
+    def cells(self) -> list[str]:
+        """Each AUC with its interval, as tables show it."""
+        return [
+            "–" if metric.value is None else f"{metric.value:.3f} [{low:.3f}, {high:.3f}]"
+            for _, metric, (low, high) in self.measured()
+        ]
+
+
+def read_verdicts(reports: Mapping[str, Report]) -> list[Finding]:
+    """What to think of each model, in the light of the controls "target" and "ideal" where these are among them.
+
+    Nothing found means nothing where the target, which has seen the forget set, shows no signs either; and signs mean
+    nothing where the ideal, which has not, shows them too.
+    """
+    own = {name: _own_verdict(report) for name, report in reports.items()}
+    blind = "target" in own and own["target"][0] != "signs"
+    biased = "ideal" in own and own["ideal"][0] == "signs"
+    findings = []
+    for name, report in reports.items():
+        verdict, said = own[name]
+        if name in _CONTROLS:
+            said = _CONTROLS[name].get(verdict, said)
+        elif verdict == "no signs" and blind:
+            verdict, said = "cannot tell", "shows no signs, but neither does the target, which has seen the forget set"
+        elif verdict == "signs" and biased:
+            verdict, said = "cannot tell", f"{said}; but so does the ideal, which has not seen it"
+        findings.append(Finding(name, report, verdict, said))
+    return findings
+
+
+_CONTROLS: dict[str, dict[Verdict, str]] = {
+    "target": {
+        "signs": "shows signs, as it should: it has seen the forget set",
+        "no signs": "shows no signs although it has seen the forget set: nothing can be told in this way",
+    },
+    "ideal": {
+        "signs": "shows signs although it has not seen the forget set: the rows differ in more than exposure",
+        "no signs": "shows no signs, as it should: it has not seen the forget set",
+    },
+}
+
+
+def _own_verdict(report: Report) -> tuple[Verdict, str]:
+    intervals: Mapping[str, tuple[float, float]] = report.settings["intervals"]
+    if (rows := min(report.settings["rows"].values())) < LEAST_ROWS:
+        return "cannot tell", f"{rows} rows on a side are too few"
+    above = [name for name, (low, _) in intervals.items() if low > SIGN]
+    if above:
+        return "signs", f"shows signs of having seen the forget set: {_figures(report, above)}"
+    reaching = [name for name, (_, high) in intervals.items() if high >= SIGN]
+    if reaching:
+        return "cannot tell", f"{_figures(report, reaching)}, and a sign lies above {SIGN}"
+    return (
+        "no signs",
+        "shows no signs of having seen the forget set; what was read once, or long before, may leave none",
+    )
+
+
+def _figures(report: Report, names: Sequence[str]) -> str:
+    parts = []
+    for name in names:
+        low, high = report.settings["intervals"][name]
+        parts.append(f"{LABELS[name]} {report.metrics[name].value:.2f}, 95 % interval {low:.2f} to {high:.2f}")
+    return "; ".join(parts)

@@ -1,0 +1,78 @@
+"""What a choice is made by: validation rows, the rule, and the ideal and the judge where the rule wants their terms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msa_lite.errors import NotFiniteError
+from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.evaluation import NO_JUDGE, ideal_identity, judge_records
+from msa_lite.evals.judge import JudgeSettings, open_judge
+from msa_lite.evals.models import Runner
+from msa_lite.evals.records import read_records, run_items, write_records
+from msa_lite.evals.selection import Metrics, Rule
+from msa_lite.io.progress import silent
+from msa_lite.report import Report, load_report, write_report
+from msa_lite.report.metrics import REPORT_FILE
+
+BROKEN = "broken"  # key in the settings of a report: why there are no metrics
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Validation rows, and what is made of a model's scores on them.
+
+    ideal: the folder of the ideal's evaluation on the same rows, None without an ideal. judge: who is asked for judged
+    metrics, where the rule wants them.
+    """
+
+    benchmark: Benchmark
+    rule: Rule
+    ideal: Path | None = None
+    judge: JudgeSettings = NO_JUDGE
+
+    def describe(self) -> dict[str, Any]:
+        """What decides, JSON-able."""
+        return {
+            "questions": self.benchmark.describe(),
+            "rule": self.rule.describe(),
+            "ideal": ideal_identity(self.ideal),
+            "judge": self.judge.describe(),
+        }
+
+    @property
+    def ideal_metrics(self) -> Metrics | None:
+        """What the ideal scores on these rows."""
+        return load_report(self.ideal).values() if self.ideal else None
+
+    def score_into(self, folder: Path, load: Callable[[], Any], whole: bool = False) -> Report:
+        """The report of a model's scores in a folder, which is made unless it is there already.
+
+        whole: whether a set of holdout rows is asked, too, which no rule needs of candidates but for the AUCs. Raises
+        NotFiniteError for a model whose outputs are no numbers.
+        """
+        if (folder / REPORT_FILE).is_file():
+            report = load_report(folder)
+            if BROKEN in report.settings:
+                raise NotFiniteError(report.settings[BROKEN])
+            return report
+        runner, benchmark = Runner(load()), self.benchmark
+        whole = whole or any(name.startswith("min_k") for name in self.rule.needs())
+        sets = [name for name in benchmark.sets if name != "holdout" or whole]
+        records = {name: run_items(runner, benchmark, name) for name in sets}
+        reference = {n: read_records(self.ideal / f"{n}.jsonl") for n in benchmark.sets} if self.ideal else None
+        judged = judge_records(open_judge(self.judge), benchmark, records, reference, self.judge, silent)
+        report = Report(benchmark.name, benchmark.split, benchmark.metrics(records, reference), judged)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, items in records.items():
+            write_records(folder / f"{name}.jsonl", items)
+        write_report(report, folder)
+        return report
+
+    def write_broken(self, folder: Path, reason: str) -> None:
+        """Put down that a model cannot be scored, and why, so that nobody tries again."""
+        folder.mkdir(parents=True, exist_ok=True)
+        write_report(Report(self.benchmark.name, self.benchmark.split, {}, {BROKEN: reason}), folder)

@@ -1,0 +1,150 @@
+"""What models are asked: validation rows, by which a choice is made, and test rows, which nobody sees before it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from msa_lite.data import DataSource, Prompter, Row, load_rows, sample_rows, split_rows
+from msa_lite.errors import UsageError, join_faults
+from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.compat import resolve_compat
+from msa_lite.evals.qa import load_qa
+from msa_lite.evals.selection import Exposure, Rule, check_rule, make_rule
+from msa_lite.evals.suite import load_benchmark
+from msa_lite.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+SETS = ("forget", "retain", "holdout")
+Choice = bool | Literal["if possible"]
+
+
+@dataclass(frozen=True)
+class Questions:
+    """validation: what a choice is made by, with its rule; None where there is none to make. test: what models are
+    scored on, None where nothing is. judged: whether the rule wants what a judge says of the validation rows.
+    """
+
+    rule: Rule
+    validation: Benchmark | None = None
+    test: Benchmark | None = None
+    judged: bool = False
+
+
+def load_questions(recipe: Recipe, data: Mapping[str, DataSource], choice: Choice, prompter: Prompter) -> Questions:
+    """The questions of a recipe, in two parts where there is a choice to make.
+
+    The parts are those of the benchmark where it is chosen by the benchmark's own metrics. By exposure it is chosen on
+    questions of the forget and retain set; the benchmark's scores then leave these out. Holdout rows of one's own are
+    in both parts, whole. Raises UsageError where a rule lacks what it needs, or there are no rows to choose by.
+    """
+    asked = recipe.evaluate
+    if asked is None:
+        return Questions(_rule(recipe, {}))
+    rows = _rows(recipe, data)
+    rule = _rule(recipe, rows)
+    if choice is not False and rule.needs_ideal and not asked.ideal:
+        raise UsageError(f"select: '{rule.name}' is held against the ideal model; give evaluate.ideal")
+    if asked.benchmark == "qa":
+        return _of_ones_own(recipe, rule, rows, choice, prompter)
+    benchmark = load_benchmark(
+        asked.benchmark,
+        prompter,
+        split=asked.split,
+        data=asked.data,
+        limit=asked.limit,
+        seed=recipe.seed,
+        compat=resolve_compat(asked.compat, asked.benchmark),
+    )
+    if isinstance(rule, Exposure):
+        validation = _of_ones_own(recipe, rule, rows, choice, prompter).validation
+        parts = validation.sets.values() if validation else ()
+        seen = {item.fields["question"] for part in parts for item in part.items}
+        return Questions(rule, validation, benchmark.without(seen) if seen else benchmark)
+    if choice is False:
+        return Questions(rule, None, benchmark)
+    judge = asked.judge.kind != "none" and recipe.select.judge
+    _check(rule, benchmark, judge)
+    chosen_by, rest = benchmark.divide(recipe.validation, recipe.seed, recipe.select.by)
+    if coarse := chosen_by.resolution(rule.needs()):
+        logger.warning("%s; of so few rows, a choice may be by chance (select.validation)", coarse)
+    return Questions(rule, chosen_by, rest, judge and (rule.judged or asked.benchmark == "restor"))
+
+
+def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
+    """What is chosen by; of benchmarks whose data are no questions about the sets, their own score, by default."""
+    asked, select = recipe.evaluate, recipe.select
+    score = select.score
+    if score is None and asked and asked.benchmark in ("muse", "restor") and "forget" not in rows:
+        score = asked.benchmark
+    return make_rule(score, select.keep, select.maximise, select.minimise, select.subject_to)
+
+
+def _check(rule: Rule, benchmark: Benchmark, judged: bool) -> None:
+    """Raise UsageError where a rule needs what the benchmark, or nobody but a judge, gives."""
+    check_rule(rule, benchmark.metric_names(), f"benchmark {benchmark.name}")
+    wanting = [name for name in rule.needs() if name.startswith("acc_")]
+    if wanting and not judged:
+        raise UsageError(f"select: {', '.join(wanting)} is a judge's; give evaluate.judge, with select.judge true")
+
+
+def _rows(recipe: Recipe, data: Mapping[str, DataSource]) -> dict[str, list[Row]]:
+    """Rows to score by set: those that `evaluate` names, else the training sets.
+
+    Texts are asked of in the qa benchmark alone: the published ones have texts of their own.
+    """
+    assert recipe.evaluate is not None
+    found = {}
+    for name in SETS:
+        given = data.get(f"evaluate.{name}")
+        source = given or data.get(name)
+        if source is None or (source.format != "qa" and recipe.evaluate.benchmark != "qa"):
+            if given:
+                raise UsageError(
+                    f"evaluate.{name}.format is '{given.format}'; beside {recipe.evaluate.benchmark}, questions are "
+                    "wanted (format qa)"
+                )
+            continue
+        rows = load_rows(source)
+        found[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
+    return found
+
+
+def _of_ones_own(
+    recipe: Recipe, rule: Rule, rows: Mapping[str, list[Row]], choice: Choice, prompter: Prompter
+) -> Questions:
+    """Both parts of questions, or texts, of one's own."""
+    assert recipe.evaluate is not None
+    if choice == "if possible":
+        parts = [rows[name] for name in ("forget", "retain") if name in rows]
+        choice = "forget" in rows and all(len(part) > 1 for part in parts)
+    limit = recipe.evaluate.max_new_tokens
+    if not choice:
+        if not rows and recipe.evaluate.benchmark == "qa":
+            logger.warning("nothing can be scored: there are no rows. Give evaluate.forget, or set evaluate: null")
+        return Questions(rule, None, load_qa(rows, prompter, limit) if rows else None)
+    if recipe.select.by == "author":
+        raise UsageError("select.by author: rows of one's own have no authors; leave it at question, or choose by tofu")
+    validation, test = _split(recipe, rows)
+    chosen_by = load_qa(validation, prompter, limit, "validation")
+    _check(rule, chosen_by, judged=False)
+    return Questions(rule, chosen_by, load_qa(test, prompter, limit, "test"))
+
+
+def _split(recipe: Recipe, rows: Mapping[str, list[Row]]) -> tuple[Mapping[str, list[Row]], Mapping[str, list[Row]]]:
+    """(validation, test) rows by set. Raises UsageError where there are not enough."""
+    validation, test = dict(rows), dict(rows)
+    for name in ("forget", "retain"):
+        if name in rows:
+            validation[name], test[name] = split_rows(rows[name], recipe.validation, recipe.seed)
+    short = [f"{name}: {len(rows[name])} rows" for name, left in test.items() if not left]
+    if "forget" not in rows:
+        short.append("forget: no questions; give evaluate.forget")
+    if short:
+        raise UsageError(
+            join_faults("a choice (of alpha, beta, epochs, …) needs rows to choose by and others to score:", short)
+        )
+    return validation, test

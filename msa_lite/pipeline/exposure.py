@@ -1,0 +1,46 @@
+"""Has the prior already seen the forget set? What a job's forget rows are compared with, and a run's own question."""
+
+from __future__ import annotations
+
+from msa_lite.data import load_rows
+from msa_lite.evals.probe import Probe, against_own, against_rows, probe_model, read_verdicts
+from msa_lite.io.progress import Progress, silent
+from msa_lite.job import Job
+
+FOLDER = "probe"
+WHAT = {"holdout": "holdout rows", "paraphrased": "paraphrases of them"}
+CHEAP_ROWS = 64  # of each side, for a run's own question: seconds, and what a set was learnt from shows in them
+
+
+def cheap_probe(job: Job, progress: Progress = silent) -> str | None:
+    """A warning where the job's prior shows signs of having seen the forget set, from the loss of a few rows.
+
+    None where it shows none, where that cannot be told, and where there is nothing to compare with. What it measured
+    stays in OUTPUT/probe/cheap, so a rerun loads no model for it.
+    """
+    sides = compare_sides(job)
+    if sides is None:
+        return None
+    few = sides.sampled(CHEAP_ROWS, job.recipe.seed, with_z=False)
+    report = probe_model(job.sources["prior"], few, job.folder / FOLDER / "cheap", "probe: prior", progress)
+    (finding,) = read_verdicts({"prior": report})
+    if finding.verdict != "signs":
+        return None
+    return (
+        f"the prior {job.sources['prior'].name} {finding.said}, against {WHAT[few.against]}. MSA fails with a prior "
+        "that has seen it; take an earlier checkpoint. `msa-lite probe` looks closer"
+    )
+
+
+def compare_sides(job: Job) -> Probe | None:
+    """Forget rows and what they are compared with, the first that there is: `probe.against`, the holdout rows of the
+    recipe, those of its benchmark, its paraphrases.
+    """
+    asked, forget = job.recipe.probe, job.data["forget"]
+    other = job.data.get("probe.against")
+    if other is None:
+        forget, other = job.data.get("evaluate.forget", forget), job.data.get("evaluate.holdout")
+        if other is None or other.format != forget.format:
+            return against_own(job.test) if job.test else None
+    rows = load_rows(forget), load_rows(other)
+    return against_rows(*rows, job.prompter, asked.paired, job.recipe.vector.max_length)

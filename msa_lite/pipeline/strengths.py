@@ -1,0 +1,213 @@
+"""The sweep: vectors are fitted once, points (α, β) scored on one loaded target, and only the chosen one is merged.
+
+Points may be spread over processes. Under `accelerate launch` the first process does the job, and the others score
+points with it; they meet in the sweep's folder alone, so none of them needs to know of the others.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msa_lite.errors import UsageError
+from msa_lite.evals.candidates import WORK, Candidates, Values, candidate_name
+from msa_lite.evals.choice import Choice, Crew, help_choose, load_sweep
+from msa_lite.evals.points import Points
+from msa_lite.evals.validation import Validation
+from msa_lite.io.manifest import MANIFEST, load_manifest, partial_folder
+from msa_lite.io.progress import Progress, silent
+from msa_lite.job import Job, Plan, prepare
+from msa_lite.merger import Merged, MergedAdapter
+from msa_lite.pipeline.folder import claimed
+from msa_lite.pipeline.loaded import LoadedTarget
+from msa_lite.pipeline.stages import (
+    check_learns,
+    choose_candidate,
+    evaluate_merged,
+    fit_settings,
+    merge_identity,
+    merge_vectors,
+    row_hashes,
+    validation_of,
+)
+from msa_lite.recipe import Recipe
+from msa_lite.report import Report, Sweep, load_report
+from msa_lite.train import fit_vector
+
+logger = logging.getLogger(__name__)
+
+_POLL = 0.5  # seconds
+_APART = 0.02  # difference of a score before and after the merge that is worth a warning
+
+
+@dataclass(frozen=True)
+class Swept:
+    """The point that is merged, and how it was chosen; choice None where the recipe names one point."""
+
+    alpha: float
+    beta: float
+    choice: Choice | None = None
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The point as its candidate is told from others."""
+        return {"alpha": self.alpha, "beta": self.beta}
+
+    @property
+    def doubts(self) -> Sequence[str]:
+        """Why the choice may mean little."""
+        return self.choice.doubts if self.choice else []
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What a sweep made: the run's folder, the choice, all points, the merge of the chosen one.
+
+    before, after: what the chosen point scores on validation rows in memory, and as merged model. notes: what to know
+    of the two.
+    """
+
+    folder: Path
+    choice: Choice
+    points: Sweep
+    merged: Merged | MergedAdapter
+    before: Report
+    after: Report
+    notes: Sequence[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form, for `--json`."""
+        choice = self.choice
+        return {
+            "output": str(self.folder),
+            **choice.values,
+            "rule": choice.rule,
+            "score": choice.score,
+            "scores": [dict(line) for line in choice.scores],
+            "doubts": list(choice.doubts),
+            "model": self.merged.as_dict(),
+            "validation": {"in_memory": self.before.values(), "merged": self.after.values()},
+        }
+
+
+def sweep_plan(recipe: Recipe, plan: Plan, progress: Progress, crew: Crew | None = None) -> SweepResult:
+    """Vectors, points, choice and merge of a recipe with several points. Raises UsageError where there is but one."""
+    if len(recipe.points) == 1:
+        raise UsageError("forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values")
+    with claimed(recipe, plan, progress, check_strengths) as job:
+        fit_vectors(job, job.vector_names, progress)
+        swept = choose_strengths(job, progress, crew)
+        assert swept.choice is not None, "there are several points"
+        merged = merge_chosen(job, swept, progress)
+        notes = rescore(job, swept, merged, progress)
+        out = job.folder / "sweep"
+        before = load_report(out / candidate_name(swept.values))
+        after = load_report(job.folder / "evaluation" / "unlearned_validation")
+    return SweepResult(job.folder, swept.choice, load_sweep(out), merged, before, after, notes)
+
+
+def help_sweep(recipe: Recipe, plan: Plan) -> None:
+    """Score points of a sweep that another process makes from the same recipe, until it has its choice."""
+    if plan.choice is False:
+        return
+    out = plan.folder / "sweep"
+    while not ((partial_folder(out) / WORK).is_file() or (out / MANIFEST).is_file()):
+        time.sleep(_POLL)
+    job = prepare(recipe, plan)
+    target = _load_points(job)
+
+    def make() -> tuple[Candidates, Validation]:
+        return _candidates(job, target), validation_of(job)
+
+    help_choose(make, out)
+
+
+def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> None:
+    """Fit the named vectors ("forget", "retain") into the run's folder; those that are there already are kept."""
+    for name in names:
+        fit_vector(
+            job.sources["prior"],
+            job.examples[name],
+            job.vector_folder(name),
+            tokenizer=job.prompter.tokenizer,
+            settings=fit_settings(job.recipe),
+            label=f"{name} vector",
+            extra_files=row_hashes(job.rows[name]),
+            progress=progress,
+        )
+
+
+def check_strengths(job: Job) -> None:
+    """Raise UsageError, before any work, where vectors would learn nothing or cannot be tried as asked."""
+    check_learns(job, job.vector_names, fit_settings(job.recipe))
+    if job.recipe.select.four_bit and job.recipe.vector.mode == "full":
+        raise UsageError(
+            "select.four_bit: only adapters can be tried on a 4-bit target, not vector.mode full"
+        )
+
+
+def choose_strengths(job: Job, progress: Progress, crew: Crew | None = None) -> Swept:
+    """The recipe's one point, or the best of several on validation rows."""
+    if job.validation is None:
+        return Swept(*job.recipe.points[0])
+    choice = choose_candidate(job, _candidates(job, _load_points(job)), "alpha and beta", progress, crew)
+    return Swept(*strengths(choice.values), choice)
+
+
+def merge_chosen(job: Job, swept: Swept, progress: Progress) -> Merged | MergedAdapter:
+    """The unlearned model of the chosen point."""
+    used = {"forget": (job.vector_folder("forget"), swept.alpha), "retain": (job.vector_folder("retain"), swept.beta)}
+    return merge_vectors(job, used, progress)
+
+
+def rescore(job: Job, swept: Swept, merged: Merged | MergedAdapter, progress: Progress) -> list[str]:
+    """Score the chosen point again, merged, on the validation rows; what to tell of the two figures."""
+    if swept.choice is None:
+        return []
+    after = evaluate_merged(job, merged, progress)
+    out, rule = job.folder / "sweep", job.questions.rule
+    reference, ideal = load_report(out / "target").values(), validation_of(job).ideal_metrics
+    rank = rule.rank(after.values(), reference, ideal)
+    before = swept.choice.score
+    line = f"score of the chosen point ({rule.name}): {before:.4f} in memory, {rank.value:.4f} as merged model"
+    if abs(before - rank.value) > _APART or rank.met != swept.choice.met:
+        logger.warning("%s; its weights are rounded, or the points were tried in 4-bit", line)
+    return [f"{line[0].upper()}{line[1:]}.\n"]
+
+
+def strengths(values: Values | None) -> tuple[float, float]:
+    """(α, β) of a point; None is the target."""
+    return (float(values["alpha"]), float(values["beta"])) if values else (0.0, 0.0)
+
+
+def _load_points(job: Job) -> Any:
+    """What gives the model of a point, or, for None, the target."""
+    vectors = {name: job.vector_folder(name) for name in job.vector_names}
+    if job.recipe.select.four_bit:
+        return Points(job.sources["target"].folder, vectors)
+    target = LoadedTarget(job)
+
+    def load(values: Values | None) -> Any:
+        alpha, beta = strengths(values)
+        by_name = {"forget": alpha, "retain": beta}
+        return target.merged({name: (folder, by_name[name]) for name, folder in vectors.items()})
+
+    return load
+
+
+def _candidates(job: Job, load: Any) -> Candidates:
+    vectors: Mapping[str, Path] = {name: job.vector_folder(name) for name in job.vector_names}
+    return Candidates(
+        [{"alpha": alpha, "beta": beta} for alpha, beta in job.recipe.points],
+        load=load,
+        made_of={
+            "vectors": {name: (load_manifest(path) or {}).get("files") for name, path in vectors.items()},
+            "four_bit": job.recipe.select.four_bit,
+            **merge_identity(job),
+        },
+        refine=job.recipe.select.refine,
+    )
