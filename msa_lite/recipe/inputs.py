@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -37,6 +37,10 @@ class Data(Closed):
     """Commit, branch or tag of a Hub data set."""
     columns: Columns = Columns()
     """Where rows are read from."""
+
+    def flat(self) -> dict[str, Any]:
+        """The fields of a `DataSource`."""
+        return {**self.model_dump(exclude={"columns", "sample"}), **self.columns.model_dump()}
 
 
 class RetainData(Data):
