@@ -21,6 +21,7 @@ _COMMANDS = {
     "evaluate": "Score a model on a benchmark.",
     "compare": "Put reports side by side, as in the paper.",
     "baseline": "Run a method that MSA is compared with.",
+    "train": "Train targets, ideals and histories in stages.",
     "verify": "Re-hash a folder against its manifest.",
     "recipes": "List, show and check recipes.",
 }

@@ -6,6 +6,7 @@ every token is learnt. Sources are whatever `datasets` reads: a Hub id, a folder
 """
 
 from msa_lite.data.examples import encode, encode_qa, encode_text, encode_up_to, make_collator, pad_id
+from msa_lite.data.kept import kept_head, kept_texts
 from msa_lite.data.prompts import DATE_STRING, IGNORE, Example, Prompter, Shots, Template, check_vocabulary
 from msa_lite.data.rows import Row, load_rows, rows_identity, sample_rows, split_rows, stream_texts
 from msa_lite.data.sources import DataSource, is_remote_data, load_table, pin_source, stream_table
@@ -25,6 +26,8 @@ __all__ = [
     "encode_text",
     "encode_up_to",
     "is_remote_data",
+    "kept_head",
+    "kept_texts",
     "load_rows",
     "load_table",
     "make_collator",

@@ -1,0 +1,254 @@
+"""Training in stages: targets, ideals and the checkpoints before them, each stage a fit of all weights.
+
+A stage is known by the model that it goes on from, its rows and its settings. One whose folder was made from the same
+is not trained again; one that changed is, and so are those after it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from msa_lite.errors import MsaError
+from msa_lite.io.hub import Source, fetch
+from msa_lite.io.manifest import check_space, digest, is_finished, write_json, write_text
+from msa_lite.io.progress import Progress, silent
+from msa_lite.pipeline.folder import check_run_folder, locked
+from msa_lite.pipeline.training_job import StageJob, TrainingJob, prepare_training
+from msa_lite.recipe import TrainingRecipe, dump_recipe, load_training
+from msa_lite.train import fit_inputs, fit_vector
+from msa_lite.train.scratch import write_start
+
+START = "0-start"  # the folder of a model from nothing
+_STATE = "stages.json"
+_HEADER = "# A training of msa-lite: the recipe as resolved. `msa-lite train` on this file repeats it.\n"
+_HISTORY = """\
+# The checkpoints of this training, for a recipe, in the place of its `prior`. seen_tokens: all that was read since the
+# start, every epoch of it, prompts and special tokens included, padding not.
+# exposure is yours to name: what had been seen when the stage began that first had the data to forget.
+"""
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model of a training. name: of its folder; inputs: a hash of what it was made from; revision: of its content.
+
+    rows, tokens: of one epoch of its stage; seen_tokens: all since the start, in the model's own stage too. loss: mean
+    of the last epoch.
+    """
+
+    name: str
+    inputs: str
+    revision: str
+    rows: int = 0
+    tokens: int = 0
+    seen_tokens: int = 0
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What a training made. models: in their order, a new start model first; those not kept are named all the same."""
+
+    folder: Path
+    models: list[TrainedModel]
+
+    @property
+    def model(self) -> Path:
+        """The folder of the last model."""
+        return self.folder / self.models[-1].name
+
+    @property
+    def history(self) -> Path:
+        """The file with the `history:` block."""
+        return self.folder / "history.yaml"
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form, for `--json`."""
+        stages = [
+            {"folder": str(folder) if (folder := self.folder / model.name).is_dir() else None} | asdict(model)
+            for model in self.models
+        ]
+        return {
+            "output": str(self.folder),
+            "model": str(self.model),
+            "history": str(self.history),
+            "stages": [{key: value for key, value in stage.items() if key != "inputs"} for stage in stages],
+        }
+
+
+def train_stages(
+    recipe: TrainingRecipe | str | Path | Mapping[str, Any], overrides: Iterable[str] = (), progress: Progress = silent
+) -> TrainingResult:
+    """Train the stages of a recipe, one after the other, and return what was made.
+
+    recipe: a TrainingRecipe, a file, the name of a shipped recipe, or a mapping. Raises before any training when the
+    recipe or its inputs are at fault; later errors leave finished stages in place and a rerun resumes.
+    """
+    recipe = recipe if isinstance(recipe, TrainingRecipe) else load_training(recipe, overrides)
+    folder = Path(recipe.output).expanduser()
+    check_run_folder(folder, _HEADER)
+    is_new = not folder.exists()
+    with locked(folder):
+        try:
+            write_text(folder / "recipe.yaml", _HEADER + dump_recipe(recipe))
+            job = prepare_training(recipe, folder)
+            training = _Training(job, folder)
+            made = training.models_made()
+            check_space(folder, training.bytes_needed(made))
+        except MsaError:
+            if is_new:
+                shutil.rmtree(folder)
+            raise
+        write_text(folder / "recipe.yaml", _pinned(job))
+        return TrainingResult(folder, training.run(made, progress))
+
+
+@dataclass(frozen=True)
+class _Training:
+    """The stages of a job, on the way to their models in a folder."""
+
+    job: TrainingJob
+    folder: Path
+
+    @property
+    def steps(self) -> list[StageJob | None]:
+        """What makes the models in their order; None is the making of a new start model."""
+        return [*([] if self.job.start.source else [None]), *self.job.stages]
+
+    def models_made(self) -> list[TrainedModel]:
+        """The models that need not be made: the last one of those that are there, and all before it."""
+        known = {model.name: model for model in _read_state(self.folder)}
+        made: list[TrainedModel] = []
+        present = 0
+        for step in self.steps:
+            inputs, model = self._inputs(step, made), known.get(_name(step))
+            if is_finished(self.folder / _name(step), inputs):
+                made.append(self._describe(step, made, inputs))
+                present = len(made)
+            elif self.job.recipe.keep == "last" and model and model.inputs == digest(inputs):
+                made.append(model)  # it has gone, and may have to
+            else:
+                break
+        return made[:present]
+
+    def bytes_needed(self, made: Sequence[TrainedModel]) -> int:
+        """Disk space that is still to be filled: the models, and while one is trained its saves with AdamW's state.
+
+        There are two saves, and a third one until the oldest is removed.
+        """
+        missing = self.steps[len(made) :]
+        if not missing:
+            return 0
+        models = len(missing) if self.job.recipe.keep == "each" else min(2, len(missing))
+        saves = max(min(3, step.settings.epochs) for step in self.job.stages)
+        begun = sum(path.stat().st_size for path in self.folder.glob("*.partial/**/*") if path.is_file())
+        return max(0, (4 * models + 12 * saves) * self.job.start.parameters - begun)
+
+    def run(self, made: list[TrainedModel], progress: Progress) -> list[TrainedModel]:
+        """Make what is missing. After every model it is written down what there is."""
+        self._write_down(made)
+        for step in self.steps[len(made) :]:
+            inputs = self._inputs(step, made)
+            self._make(step, made, inputs, progress)
+            made = [*made, self._describe(step, made, inputs)]
+            self._write_down(made)
+        return made
+
+    def _make(
+        self, step: StageJob | None, made: Sequence[TrainedModel], inputs: dict[str, Any], progress: Progress
+    ) -> None:
+        start, out = self.job.start, self.folder / _name(step)
+        if step is None:
+            write_start(out, start.config, start.tokenizer, self.job.recipe.seed, inputs)
+            return
+        fit_vector(
+            self._source(made),
+            step.examples,
+            out,
+            tokenizer=start.tokenizer,
+            settings=step.settings,
+            label=step.name,
+            progress=progress,
+        )
+
+    def _source(self, made: Sequence[TrainedModel]) -> Source:
+        """The model that the next stage goes on from."""
+        if not made:
+            assert self.job.start.source is not None, "a new start model is made first"
+            return self.job.start.source
+        folder = self.folder / made[-1].name
+        return Source(str(folder), folder, made[-1].revision)
+
+    def _inputs(self, step: StageJob | None, made: Sequence[TrainedModel]) -> dict[str, Any]:
+        if step is None:
+            return self.job.start.made_of or {}
+        return fit_inputs(self._source(made), step.examples, step.settings)
+
+    def _describe(self, step: StageJob | None, made: Sequence[TrainedModel], inputs: dict[str, Any]) -> TrainedModel:
+        """What there is to say of a model that lies in its folder."""
+        folder = self.folder / _name(step)
+        model = TrainedModel(folder.name, digest(inputs), fetch(str(folder)).revision)
+        if step is None:
+            return model
+        seen = (made[-1].seen_tokens if made else 0) + step.settings.epochs * step.tokens
+        return replace(
+            model, rows=len(step.examples), tokens=step.tokens, seen_tokens=seen, loss=_last_loss(folder, step)
+        )
+
+    def _write_down(self, made: Sequence[TrainedModel]) -> None:
+        """Write the state and the history; then drop the models that are not to be kept."""
+        write_json(self.folder / _STATE, [asdict(model) for model in made])
+        kept = made if self.job.recipe.keep == "each" else made[-1:]
+        source = self.job.start.source
+        checkpoints = [{"checkpoint": source.pinned(), "seen_tokens": 0}] if source else []
+        checkpoints += [{"checkpoint": str(self.folder / m.name), "seen_tokens": m.seen_tokens} for m in kept]
+        began = 0
+        notes = []
+        for model in made:
+            if model.rows:
+                notes.append(f"#   {model.name} began at {began}\n")
+            began = model.seen_tokens
+        block = yaml.safe_dump({"history": {"checkpoints": checkpoints}}, sort_keys=False, allow_unicode=True)
+        write_text(self.folder / "history.yaml", _HISTORY + "".join(notes) + block + "  exposure:\n")
+        for model in made:
+            if model not in kept:
+                shutil.rmtree(self.folder / model.name, ignore_errors=True)
+
+
+def _name(step: StageJob | None) -> str:
+    return step.name if step else START
+
+
+def _last_loss(folder: Path, step: StageJob) -> float:
+    """The mean loss of the last epoch's steps."""
+    lines = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["epoch"] > step.settings.epochs - 1]
+    return sum(losses) / len(losses)
+
+
+def _read_state(folder: Path) -> list[TrainedModel]:
+    """The models that were made here before, whether or not they are still there."""
+    try:
+        return [TrainedModel(**item) for item in json.loads((folder / _STATE).read_text())]
+    except (OSError, ValueError, TypeError):
+        return []
+
+
+def _pinned(job: TrainingJob) -> str:
+    """The resolved recipe with commits for Hub repositories; what was learnt as comments."""
+    values = job.recipe.model_dump(mode="json") | {"model": job.start.name}
+    for stage, sources in zip(values["stages"], job.sources, strict=True):
+        for data, source in zip(
+            stage["data"] if isinstance(stage["data"], list) else [stage["data"]], sources, strict=True
+        ):
+            data["revision"] = source.revision
+    notes = [f"# model: {job.start.source.revision}\n"] if job.start.source else []
+    notes += [f"# {stage.name}: {len(stage.examples)} rows, {stage.tokens} tokens an epoch\n" for stage in job.stages]
+    return _HEADER + "".join(notes) + dump_recipe(TrainingRecipe.model_validate(values))

@@ -1,0 +1,241 @@
+"""What a training in stages needs, found, loaded and checked before the first step: a model and rows for each stage."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import (
+    DataSource,
+    Example,
+    Prompter,
+    Row,
+    Template,
+    check_vocabulary,
+    encode,
+    encode_up_to,
+    is_remote_data,
+    kept_head,
+    kept_texts,
+    load_rows,
+    pin_source,
+    stream_texts,
+)
+from msa_lite.errors import DataError, MismatchError, MsaError, UsageError, join_faults
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.hub import Source, commit_of, explain, fetch
+from msa_lite.io.manifest import digest
+from msa_lite.pipeline.stages import first_epoch
+from msa_lite.recipe import TrainingRecipe
+from msa_lite.recipe.training import NewModel, NewTokenizer, Stage, Training
+from msa_lite.train import FitSettings
+from msa_lite.train.scratch import count_parameters, make_config, texts_of, train_tokenizer
+
+logger = logging.getLogger(__name__)
+
+_CHARACTERS = 4  # of a token, about: where tokens are counted, a tokenizer is trained on so much text
+
+
+@dataclass(frozen=True)
+class Start:
+    """The model that training starts from: a checkpoint (`source`), or what to make one of (`config`, `made_of`).
+
+    name: as the resolved recipe has it. positions: the longest row that it takes, where that is known.
+    """
+
+    name: str | dict[str, Any]
+    tokenizer: Any
+    parameters: int
+    positions: int | None
+    source: Source | None = None
+    config: Any = None
+    made_of: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class StageData:
+    """The data of a stage: its sources, pinned, and the rows of each. texts: the file that a stream is kept in."""
+
+    sources: list[DataSource]
+    rows: list[list[Row]]
+    texts: Path
+
+    def stream(self) -> Iterator[str]:
+        """The texts of the one source, read no further than they are taken."""
+        source = self.sources[0]
+        return kept_texts(source, self.texts) if is_remote_data(source) else stream_texts(source)
+
+    def pinned(self) -> list[DataSource]:
+        """The sources, that of a kept stream with the revision that is kept."""
+        head = None if self.rows else kept_head(self.texts)
+        return [replace(self.sources[0], revision=head["revision"])] if head else self.sources
+
+
+@dataclass(frozen=True)
+class StageJob:
+    """A stage, ready to run. name: of its folder."""
+
+    name: str
+    settings: FitSettings
+    examples: list[Example]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an epoch as the model reads them: prompts and special tokens included, padding not."""
+        return sum(len(example.ids) for example in self.examples)
+
+
+class _Faults(list[MsaError]):
+    """Errors of several parts, to be raised as one."""
+
+    @contextmanager
+    def gathered(self, where: str = "") -> Iterator[None]:
+        try:
+            yield
+        except MsaError as error:
+            self.append(type(error)(f"{where}{error}"))
+
+    def check(self) -> None:
+        if len(self) > 1:
+            raise type(self[0])(join_faults(f"{len(self)} faults:", map(str, self)))
+        if self:
+            raise self[0]
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A recipe of a training with its inputs. data: the sources of each stage, with what pins them."""
+
+    recipe: TrainingRecipe
+    folder: Path
+    start: Start
+    stages: list[StageJob]
+    sources: list[list[DataSource]]
+
+
+def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingJob:
+    """Find the model, read and encode the rows; texts of the Hub that are counted in tokens are kept in `folder`/data.
+
+    Raises all that is wrong with the model and with the data of the stages in one error.
+    """
+    faults, data = _Faults(), []
+    for number, stage in enumerate(recipe.stages):
+        with faults.gathered(f"stages.{number}: "):
+            data.append(_load_data(stage, folder))
+    with faults.gathered():
+        if isinstance(recipe.model, str):
+            start = _find_start(recipe.model)
+        else:  # where there is a fault in the data, the config can be checked all the same
+            start = _new_start(recipe.model, recipe, [] if faults else _first_texts(recipe, data[0]))
+    faults.check()
+    prompter = Prompter.build(start.tokenizer, recipe.prompt.kind, Template(recipe.prompt.prompt, recipe.prompt.answer))
+    stages = []
+    for number, (stage, inputs) in enumerate(zip(recipe.stages, data, strict=True)):
+        with faults.gathered(f"stages.{number}: "):
+            settings = FitSettings(
+                mode="full", seed=recipe.seed, **stage.model_dump(include={*Training.model_fields} - {"max_length"})
+            )
+            job = StageJob(f"{number + 1}-{stage.title}", settings, _encode(stage, inputs, prompter))
+            _check_learns(job, start.positions)
+            stages.append(job)
+    faults.check()
+    return TrainingJob(recipe, folder, start, stages, [inputs.pinned() for inputs in data])
+
+
+def _load_data(stage: Stage, folder: Path) -> StageData:
+    sources = [DataSource(**data.flat()) for data in stage.sets]
+    texts = folder / "data" / f"{digest(stage.sets[0].flat())[:16]}.jsonl"
+    if stage.tokens is None:
+        sources = [pin_source(source) for source in sources]
+        return StageData(sources, [load_rows(source) for source in sources], texts)
+    data = StageData(sources, [], texts)
+    if next(data.stream(), None) is None:
+        raise DataError(f"{sources[0].path}: the data set is empty")
+    return data
+
+
+def _find_start(name: str) -> Start:
+    source = fetch(name)
+    checkpoint = load_checkpoint(source.folder)
+    tokenizer = _load_tokenizer(name, str(source.folder))
+    check_vocabulary(tokenizer, checkpoint.config.get("vocab_size"), name)
+    parameters = sum(math.prod(entry.shape) for entry in checkpoint.tensors.values())
+    return Start(source.pinned(), tokenizer, parameters, checkpoint.config.get("max_position_embeddings"), source)
+
+
+def _new_start(model: NewModel, recipe: TrainingRecipe, texts: list[str]) -> Start:
+    if isinstance(model.tokenizer, NewTokenizer):
+        tokenizer, named = train_tokenizer(texts, model.tokenizer.vocabulary), model
+        origin: dict[str, Any] = {"vocabulary": model.tokenizer.vocabulary, "texts": digest(texts)}
+    else:
+        tokenizer, pinned, revision = _fetch_tokenizer(model.tokenizer)
+        named, origin = model.model_copy(update={"tokenizer": pinned}), {"revision": revision}
+    config = make_config(model.config, tokenizer)
+    made_of = {"config": model.config, "tokenizer": origin, "seed": recipe.seed}
+    positions = getattr(config, "max_position_embeddings", None)
+    return Start(named.model_dump(), tokenizer, count_parameters(config), positions, config=config, made_of=made_of)
+
+
+def _first_texts(recipe: TrainingRecipe, data: StageData) -> list[str]:
+    """What a tokenizer of the recipe's own is trained on: the first stage's rows, or about as much as it has tokens."""
+    limit = recipe.stages[0].tokens
+    if limit is None:
+        rows = [row for rows in data.rows for row in rows]
+        return texts_of(rows, Template(recipe.prompt.prompt, recipe.prompt.answer))
+    texts, length = [], 0
+    for text in data.stream():
+        texts.append(text)
+        length += len(text)
+        if length >= _CHARACTERS * limit:
+            break
+    return texts
+
+
+def _fetch_tokenizer(name: str) -> tuple[Any, str, str | None]:
+    """(a tokenizer; its name, pinned; its revision). Of a repository, nothing but the tokenizer is fetched."""
+    if Path(name).expanduser().is_dir():
+        source = fetch(name)
+        return _load_tokenizer(name, str(source.folder)), name, source.revision
+    repo, _, asked = name.partition("@")
+    revision = commit_of(name) or asked or None
+    return _load_tokenizer(name, repo, revision=revision), f"{repo}@{revision}" if revision else repo, revision
+
+
+def _load_tokenizer(name: str, place: str, **options: Any) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(place, **options)
+    except Exception as error:  # transformers raises whatever its readers and the Hub's client raise
+        raise UsageError(f"{name}: no tokenizer is to be had from there ({explain(error)})") from error
+
+
+def _encode(stage: Stage, data: StageData, prompter: Prompter) -> list[Example]:
+    if stage.tokens is None:
+        pairs = zip(data.rows, data.sources, strict=True)
+        return [e for rows, source in pairs for e in encode(rows, source, prompter, stage.max_length)]
+    examples = encode_up_to(data.stream(), prompter.tokenizer, stage.max_length, stage.tokens)
+    found = sum(len(example.ids) for example in examples)
+    if not examples:
+        raise DataError(f"{data.sources[0].path}: nothing to learn in {stage.tokens} tokens; ask for more")
+    if found < stage.tokens - 1:  # a last one alone is no row
+        logger.warning("%s: %d tokens were asked for, it has %d", data.sources[0].path, stage.tokens, found)
+    return examples
+
+
+def _check_learns(job: StageJob, positions: int | None) -> None:
+    """Raise UsageError for a stage that would end before it learns, MismatchError for rows too long for the model."""
+    settings, rows = job.settings, len(job.examples)
+    if settings.epochs < first_epoch(settings, rows):
+        raise UsageError(
+            f"its {rows} rows are one step of batch_size {settings.batch_size}, and of a warm-up of "
+            f"{settings.warmup_epochs:g} epochs the first step learns nothing; give more epochs, or warmup_epochs=0"
+        )
+    longest = max(len(example.ids) for example in job.examples)
+    if positions is not None and longest > positions:
+        raise MismatchError(f"its rows have up to {longest} tokens, the model takes {positions}; lower max_length")
