@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from msa_lite.pipeline import run as run
     from msa_lite.pipeline import run_baseline as run_baseline
     from msa_lite.pipeline import sweep as sweep
+    from msa_lite.pipeline import train_stages as train_stages
     from msa_lite.train import fit_vector as fit_vector
 
 _HOMES = {
     "run": "pipeline",
     "run_baseline": "pipeline",
     "sweep": "pipeline",
+    "train_stages": "pipeline",
     "probe": "pipeline",
     "evaluate": "evals.suite",
     "compare": "evals.common",
@@ -43,6 +45,7 @@ __all__ = [
     "run",
     "run_baseline",
     "sweep",
+    "train_stages",
 ]
 
 

@@ -43,10 +43,11 @@ def validate(path: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Check a recipe against the schema and print it with all defaults filled in."""
     from msa_lite.baselines.methods import check_grids
     from msa_lite.cli.output import print_json
-    from msa_lite.recipe import dump_recipe, load_recipe
+    from msa_lite.recipe import Recipe, dump_recipe, load_any
 
-    recipe = load_recipe(path, overrides)
-    check_grids(recipe.baseline.methods)
+    recipe = load_any(path, overrides)
+    if isinstance(recipe, Recipe):
+        check_grids(recipe.baseline.methods)
     if as_json:
         print_json(recipe.model_dump(mode="json"))
     else:
@@ -54,9 +55,10 @@ def validate(path: str, overrides: tuple[str, ...], as_json: bool) -> None:
 
 
 @command.command()
-def schema() -> None:
-    """Print the JSON schema, by which editors complete and check recipes."""
+@click.option("--kind", type=click.Choice(["run", "training"]), default="run", show_default=True)
+def schema(kind: str) -> None:
+    """Print the JSON schema of recipes of a kind, by which editors complete and check them."""
     from msa_lite.cli.output import print_json
-    from msa_lite.recipe import Recipe
+    from msa_lite.recipe import Recipe, TrainingRecipe
 
-    print_json(Recipe.model_json_schema())
+    print_json((Recipe if kind == "run" else TrainingRecipe).model_json_schema())

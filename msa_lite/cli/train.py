@@ -24,7 +24,7 @@ def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: boo
     from msa_lite.recipe import load_training
 
     loaded = load_training(recipe, overrides)
-    from msa_lite.pipeline.training import train_stages
+    from msa_lite.pipeline import train_stages
 
     quieten_libraries(verbose)
     with progress_bars() as progress:

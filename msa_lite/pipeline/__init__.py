@@ -7,5 +7,17 @@ was made from the same inputs, so running a recipe again does only what is missi
 from msa_lite.pipeline.baseline import run_baseline
 from msa_lite.pipeline.msa import RunResult, merge_arguments, run, run_vectors, sweep
 from msa_lite.pipeline.probe import ProbeResult, probe
+from msa_lite.pipeline.training import TrainingResult, train_stages
 
-__all__ = ["ProbeResult", "RunResult", "merge_arguments", "probe", "run", "run_baseline", "run_vectors", "sweep"]
+__all__ = [
+    "ProbeResult",
+    "RunResult",
+    "TrainingResult",
+    "merge_arguments",
+    "probe",
+    "run",
+    "run_baseline",
+    "run_vectors",
+    "sweep",
+    "train_stages",
+]
