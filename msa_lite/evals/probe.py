@@ -31,10 +31,10 @@ from msa_lite.io.progress import Progress, silent
 from msa_lite.report import Metric, Report, load_report, write_report
 
 KIND = "probe"
-# Forget and comparison rows differ in more than exposure, and move the AUC of a model that has seen neither. Measured
-# on TOFU with a small Llama: to 0.61 against paraphrases, whichever model is asked; against other authors to 0.39, and
-# by 0.05 (20 authors a side) to 0.1 (5) up or down from one draw of authors to the next, of which the interval over
-# rows sees less than half. So an AUC is a sign only where its whole interval lies above this.
+# Forget and comparison rows may differ in more than exposure, which moves the AUC of a model that has seen neither. Of
+# TOFU's rows and a small Llama: to 0.61 against paraphrases, and against other authors from one draw of authors to the
+# next by 0.05 (20 authors a side) to 0.1 (5), of which an interval over rows sees less than half. So an AUC is a sign
+# only where its whole interval lies above this.
 SIGN = 0.65
 LEAST_ROWS = 20  # on a side; of fewer, an interval out of resampling is too narrow to be believed
 MOST_ROWS = 1000  # on a side; they bring the standard error at chance down to 0.013
@@ -105,7 +105,12 @@ def against_rows(
 
 
 def against_own(benchmark: Benchmark) -> Probe | None:
-    """The comparison that a benchmark's own sets allow; None where they allow none."""
+    """The comparison that a benchmark's own sets allow, holdout rows before paraphrases; None where they allow none.
+
+    Holdout rows come first, because what was learnt shows more beside them (AUC 0.92, where paraphrases gave 0.80, of
+    TOFU rows read once), and because a paraphrase is written in another manner, which a model may know or not: without
+    having seen either, 0.61 for TOFU's, and 1.0 for sentences of a form that the model had never met.
+    """
     sets = benchmark.sets
 
     def side(name: str, text: str) -> ItemSet:
@@ -253,6 +258,8 @@ def read_verdicts(reports: Mapping[str, Report]) -> list[Finding]:
             verdict, said = "cannot tell", "shows no signs, but neither does the target, which has seen the forget set"
         elif verdict == "signs" and biased:
             verdict, said = "cannot tell", f"{said}; but so does the ideal, which has not seen it"
+        elif verdict == "signs" and "ideal" not in own and _PARAPHRASED in report.settings["rows"]:
+            said += "; or only of knowing how it is written, which an ideal would tell apart"
         findings.append(Finding(name, report, verdict, said))
     return findings
 

@@ -1,0 +1,116 @@
+"""Which prior has seen the forget set: one before the exposure and one after it, by the command line and by Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+import msa_lite
+from msa_lite.cli.probe import command
+from msa_lite.demo import HistorySettings, make_groups, make_history
+from msa_lite.errors import UsageError
+from msa_lite.io.manifest import load_manifest, verify_folder
+from msa_lite.job import prepare
+from msa_lite.pipeline.exposure import CHEAP_ROWS, cheap_probe
+from msa_lite.pipeline.msa import msa_plan
+from msa_lite.recipe import load_recipe
+from tests.command import run_cli
+
+# Enough rows for an interval that ends below what counts as a sign; the models learn them in seconds.
+PEOPLE = {"prior": 24, "retain": 4, "forget": 16, "holdout": 16}
+SIZES = {"hidden_size": 64, "layers": 2, "vocabulary": 300}
+TUNING = {"prior_epochs": 3, "tuning_epochs": 6, "prior_learning_rate": 5e-3, "tuning_learning_rate": 5e-3}
+
+
+@pytest.fixture(scope="module")
+def exposed(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A history whose target has learnt the forget rows well enough for it to show."""
+    folder = tmp_path_factory.mktemp("exposed")
+    make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**SIZES, **TUNING))
+    return folder
+
+
+@pytest.fixture
+def asked(exposed: Path, tmp_path: Path) -> dict[str, Any]:
+    """A recipe whose prior is from before the exposure."""
+    return {
+        "target": str(exposed / "target"),
+        "prior": str(exposed / "prior"),
+        "forget": {"data": {"path": str(exposed / "data/forget.jsonl")}},
+        "evaluate": {"holdout": {"path": str(exposed / "data/holdout.jsonl")}},
+        "output": str(tmp_path / "run"),
+    }
+
+
+def test_signs_are_found_after_the_exposure_and_not_before(asked: dict[str, Any], exposed: Path) -> None:
+    del asked["prior"]
+    saved = [{"checkpoint": str(exposed / name), "step": step} for name, step in (("prior", 1), ("target", 2))]
+    asked["history"] = {"checkpoints": saved, "exposure": 1}
+    asked["evaluate"]["ideal"] = str(exposed / "ideal")
+    result = msa_lite.probe(asked)
+    verdicts = {finding.name: finding.verdict for finding in result.findings}
+    assert list(verdicts) == ["prior", "checkpoint-2", "target", "ideal"]
+    assert (verdicts["prior"], verdicts["checkpoint-2"], verdicts["target"]) == ("no signs", "signs", "signs")
+    assert verdicts["ideal"] != "signs"
+    for finding in result.findings:
+        assert verify_folder(result.folder / finding.name) == []
+        for _, metric, (low, high) in finding.measured():
+            assert low <= metric.value <= high
+            assert metric.n == 6 * (PEOPLE["forget"] + PEOPLE["holdout"])
+    written = (result.folder / "report.md").read_text()
+    assert all(finding.said in written for finding in result.findings)
+
+
+def test_the_command_prints_a_table_and_a_line_for_each_model(asked: dict[str, Any], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.safe_dump(asked))
+    table = CliRunner().invoke(command, [str(recipe)], obj=True, catch_exceptions=False)
+    assert "96 forget rows against 96 holdout rows" in table.stdout
+    assert f"prior ({asked['prior']}): shows no signs" in table.stdout
+    again = run_cli("probe", str(recipe), "--json")
+    assert again.returncode == 0, again.stderr
+    assert "probe: prior" not in again.stderr, "a probed model was asked again"
+    found = json.loads(again.stdout)
+    assert found["against"] == "holdout"
+    assert found["models"]["prior"]["verdict"] == "no signs"
+    low, high = found["models"]["prior"]["loss_auc"]["interval"]
+    assert low < 0.5 < high
+
+
+@pytest.mark.parametrize(("prior", "warned"), [("prior", False), ("target", True)])
+def test_a_run_asks_its_prior_in_short_and_once(asked: dict[str, Any], exposed: Path, prior: str, warned: bool) -> None:
+    recipe = load_recipe(asked | {"prior": str(exposed / prior)})
+    job, steps = prepare(recipe, msa_plan(recipe)), []
+    told = [cheap_probe(job, lambda *step: steps.append(step)) for _ in range(2)]
+    assert told[0] == told[1]
+    assert bool(told[0]) == warned
+    assert told[0] is None or "take an earlier checkpoint" in told[0]
+    assert [step for step in steps if step[1] == step[2]] == [("probe: prior", 2 * CHEAP_ROWS, 2 * CHEAP_ROWS)]
+
+
+def test_paraphrases_of_ones_own_are_paired_with_the_forget_rows(asked: dict[str, Any], tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in Path(asked["forget"]["data"]["path"]).read_text().splitlines()]
+    path = tmp_path / "paraphrased.jsonl"
+    path.write_text("".join(json.dumps(row | {"answer": f"Indeed: {row['answer']}"}) + "\n" for row in rows))
+    asked["probe"] = {"against": {"path": str(path)}, "paired": True}
+    result = msa_lite.probe(asked)
+    assert result.title == "96 forget rows against 96 paraphrases of them"
+    inputs = (load_manifest(result.folder / "prior") or {})["inputs"]
+    assert {name: part["rows"] for name, part in inputs["questions"]["sets"].items()} == {
+        "forget": 96,
+        "paraphrased": 96,
+    }
+
+
+def test_without_anything_to_compare_with_nothing_is_written(asked: dict[str, Any], tmp_path: Path) -> None:
+    asked["evaluate"] = None
+    with pytest.raises(UsageError, match=r"give probe\.against"):
+        msa_lite.probe(asked)
+    assert not (tmp_path / "run").exists()
+    recipe = load_recipe(asked)
+    assert cheap_probe(prepare(recipe, msa_plan(recipe))) is None

@@ -1,0 +1,187 @@
+"""The probe for exposure: AUCs with intervals, what is compared with what, verdicts that claim no more than is so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from msa_lite.data import Row
+from msa_lite.errors import UsageError
+from msa_lite.evals.muse import load_muse
+from msa_lite.evals.probe import (
+    LEAST_ROWS,
+    SIGN,
+    Probe,
+    Verdict,
+    against_own,
+    against_rows,
+    compute_auc,
+    probe_model,
+    read_verdicts,
+)
+from msa_lite.evals.qa import load_qa
+from msa_lite.io.hub import fetch
+from msa_lite.io.manifest import verify_folder
+from msa_lite.recipe import load_recipe
+from msa_lite.report import Metric, Report, load_report
+from tests.muse_data import make_prompter, write_data
+from tests.tofu_data import TABLES, make_tofu
+
+QUESTIONS = [Row(i, f"Where is it, {i}?", f"It is over there, {i}.") for i in range(8)]
+OTHERS = [Row(i, f"Where was it, {i}?", f"It was here, {i}.") for i in range(6)]
+
+
+def test_an_auc_counts_pairs_in_which_the_forget_row_is_better_known() -> None:
+    # Losses 1, 2, 3 against 2, 3, 4: 1 is below all three; 2 below two and even with one; 3 below one, even with one.
+    auc = compute_auc([1.0, 2.0, 3.0, None], [2.0, 3.0, 4.0], paired=False)
+    assert auc.value == pytest.approx((3 + 2.5 + 1.5) / 9)
+    assert (auc.rows, auc.skipped) == ((3, 3), 1)
+    assert auc.low <= auc.value <= auc.high
+
+
+def test_paired_rows_are_left_out_and_redrawn_together() -> None:
+    spread = np.random.default_rng(0).normal(0, 3, 60)
+    forget, paraphrased = [*spread, None, 1.0], [*(spread + 0.5), 1.0, 2.0]
+    apart, together = (compute_auc(forget, paraphrased, paired) for paired in (False, True))
+    assert (apart.rows, apart.skipped) == ((61, 62), 1)
+    assert (together.rows, together.skipped) == ((61, 61), 2)
+    # Rows differ far more from one another than from their paraphrases, which pairs take out.
+    assert together.high - together.low < (apart.high - apart.low) / 3
+
+
+@pytest.mark.parametrize(("forget", "value"), [([], None), ([1.0], 1.0)])
+def test_of_a_row_or_none_nothing_is_known(forget: list[float], value: float | None) -> None:
+    auc = compute_auc(forget, [2.0, 3.0], paired=False)
+    assert (auc.value, auc.low, auc.high, auc.stderr) == (value, 0.0, 1.0, None)
+
+
+def test_intervals_hold_chance_about_as_often_as_they_say() -> None:
+    rng = np.random.default_rng(1)
+    drawn = [compute_auc([*rng.normal(size=40)], [*rng.normal(size=40)], False) for _ in range(40)]
+    held = sum(auc.low <= 0.5 <= auc.high for auc in drawn)
+    assert held >= 34  # of 40 at 95 %: fewer happen once in 300 times
+    assert all(auc.high > 0.5 - 0.15 and auc.low < SIGN for auc in drawn)
+
+
+def report(low: float, high: float, rows: int = 100, against: str = "holdout") -> Report:
+    metrics = {"loss_auc": Metric((low + high) / 2, 2 * rows, 0.01, None)}
+    settings = {"intervals": {"loss_auc": [low, high]}, "rows": {"forget": rows, against: rows}}
+    return Report("probe", "all", metrics, settings)
+
+
+SEEN, UNSEEN, WIDE = report(0.9, 0.95), report(0.45, 0.55), report(0.4, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("reports", "verdict", "word"),
+    [
+        ({"prior": SEEN}, "signs", "0.90 to 0.95"),
+        ({"prior": UNSEEN}, "no signs", "may leave none"),
+        ({"prior": WIDE}, "cannot tell", "0.70"),
+        ({"prior": report(0.58, 0.64)}, "no signs", "may leave none"),  # above ½, but so are models that saw neither
+        ({"prior": report(1.0, 1.0, LEAST_ROWS - 1)}, "cannot tell", "too few"),
+        ({"prior": UNSEEN, "target": SEEN}, "no signs", "may leave none"),
+        ({"prior": UNSEEN, "target": UNSEEN}, "cannot tell", "the target"),
+        ({"prior": UNSEEN, "target": WIDE}, "cannot tell", "the target"),
+        ({"prior": SEEN, "target": UNSEEN}, "signs", "0.90"),
+        ({"prior": SEEN, "ideal": SEEN}, "cannot tell", "the ideal"),
+        ({"prior": SEEN, "ideal": UNSEEN}, "signs", "0.90"),
+        ({"prior": report(0.9, 0.95, against="paraphrased")}, "signs", "how it is written"),
+    ],
+)
+def test_a_verdict_claims_no_more_than_it_can(reports: Mapping[str, Report], verdict: Verdict, word: str) -> None:
+    prior = read_verdicts(reports)[0]
+    assert prior.verdict == verdict
+    assert word in prior.said
+
+
+def test_controls_say_whether_anything_can_be_told() -> None:
+    right = read_verdicts({"prior": UNSEEN, "target": SEEN, "ideal": UNSEEN})
+    wrong = read_verdicts({"prior": UNSEEN, "target": UNSEEN, "ideal": SEEN})
+    assert [finding.said.count("as it should") for finding in right] == [0, 1, 1]
+    assert "nothing can be told" in wrong[1].said
+    assert "differ in more than exposure" in wrong[2].said
+
+
+def test_a_benchmark_is_compared_with_its_holdout_rows_before_paraphrases(tmp_path: Path) -> None:
+    with_holdout, without = make_tofu(tmp_path / "a"), {k: v for k, v in TABLES.items() if k != "holdout01"}
+    paraphrased = against_own(make_tofu(tmp_path / "b", without))
+    holdout = against_own(with_holdout)
+    muse = against_own(load_muse(make_prompter(), write_data(tmp_path / "c")))
+    assert holdout is not None
+    assert paraphrased is not None
+    assert muse is not None
+    assert {name: len(part.items) for name, part in holdout.sets.items()} == {"forget": 4, "holdout": 3}
+    assert {name: len(part.items) for name, part in paraphrased.sets.items()} == {"forget": 4, "paraphrased": 4}
+    assert paraphrased.sets["forget"].digest() == holdout.sets["forget"].digest()
+    assert (holdout.sets["forget"].ends, muse.sets["forget"].ends) == (True, False)
+    assert muse.against == "holdout"
+    assert against_own(load_qa({"forget": QUESTIONS}, make_prompter())) is None
+
+
+def test_samples_keep_paraphrases_with_their_rows() -> None:
+    sides = against_rows(QUESTIONS, OTHERS + OTHERS[:2], make_prompter(), paired=True, max_length=64)
+    few = sides.sampled(3, seed=0, with_z=False)
+    indices = [[item.index for item in part.items] for part in few.sets.values()]
+    assert indices[0] == indices[1]
+    assert len(indices[0]) == 3
+    assert not any(part.with_z for part in few.sets.values())
+
+
+def test_texts_are_compared_in_chunks_and_paired_ones_by_their_first() -> None:
+    long, short = Row(0, text="It is over there. " * 20), Row(1, text="It was here.")
+    apart = against_rows([long, short], [short], make_prompter(), paired=False, max_length=32)
+    together = against_rows([long, short], [short, short], make_prompter(), paired=True, max_length=32)
+    lengths = [len(item.texts["text"][0].ids) for item in apart.sets["forget"].items]
+    assert len(lengths) > 3
+    assert lengths[0] == max(lengths) == 32
+    assert [len(part.items) for part in together.sets.values()] == [2, 2]
+    assert not together.sets["forget"].ends
+
+
+def test_rows_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(UsageError, match="6 paraphrases for 8 forget rows"):
+        against_rows(QUESTIONS, OTHERS, make_prompter(), paired=True, max_length=64)
+    with pytest.raises(UsageError, match="both questions, or both texts"):
+        against_rows(QUESTIONS, [Row(0, text="It is.")], make_prompter(), paired=False, max_length=64)
+
+
+def test_a_recipe_cannot_pair_rows_that_it_has_not() -> None:
+    recipe = {"target": "t", "prior": "p", "output": "o", "forget": {"data": {"path": "f"}}, "probe": {"paired": True}}
+    with pytest.raises(UsageError, match=r"probe.*only with against"):
+        load_recipe(recipe)
+
+
+@pytest.fixture
+def sides() -> Probe:
+    return against_rows(QUESTIONS, OTHERS, make_prompter(), paired=False, max_length=64)
+
+
+def test_a_probed_model_leaves_scores_without_texts_and_is_not_asked_again(
+    sides: Probe, make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    model, asked = fetch(str(make_checkpoint("llama"))), []
+    first, again = (
+        probe_model(model, sides, tmp_path / "out", progress=lambda *step: asked.append(step[1:])) for _ in range(2)
+    )
+    assert asked[-1] == (14, 14)
+    assert [step for step in asked if step == (14, 14)] == [(14, 14)]
+    assert first.as_dict() == again.as_dict() == load_report(tmp_path / "out").as_dict()
+    assert first.settings["rows"] == {"forget": 8, "holdout": 6}
+    assert verify_folder(tmp_path / "out") == []
+    lines = [json.loads(line) for line in (tmp_path / "out/forget.jsonl").read_text().splitlines()]
+    assert [sorted(line) for line in lines] == [["index", "loss", "min_k_pp", "n_tokens", "sha256"]] * 8
+    assert "over there" not in "".join(path.read_text() for path in (tmp_path / "out").iterdir())
+
+
+def test_the_cheap_form_asks_for_losses_alone(
+    sides: Probe, make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    few = sides.sampled(4, seed=0, with_z=False)
+    found = probe_model(fetch(str(make_checkpoint("llama"))), few, tmp_path / "out")
+    assert list(found.metrics) == ["loss_auc"]
+    assert found.settings["rows"] == {"forget": 4, "holdout": 4}
