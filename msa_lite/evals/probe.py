@@ -259,7 +259,7 @@ def read_verdicts(reports: Mapping[str, Report]) -> list[Finding]:
         elif verdict == "signs" and biased:
             verdict, said = "cannot tell", f"{said}; but so does the ideal, which has not seen it"
         elif verdict == "signs" and "ideal" not in own and _PARAPHRASED in report.settings["rows"]:
-            said += "; or only of knowing how it is written, which an ideal would tell apart"
+            said += " (or of knowing how its rows are written: without an ideal, paraphrases do not tell these apart)"
         findings.append(Finding(name, report, verdict, said))
     return findings
 

@@ -26,9 +26,11 @@ def cheap_probe(job: Job, progress: Progress = silent) -> str | None:
     (finding,) = read_verdicts({"prior": report})
     if finding.verdict != "signs":
         return None
+    forget, other = report.settings["rows"].values()
     return (
-        f"the prior {job.sources['prior'].name} {finding.said}, against {WHAT[few.against]}. MSA fails with a prior "
-        "that has seen it; take an earlier checkpoint. `msa-lite probe` looks closer"
+        f"the prior {job.sources['prior'].name} {finding.said}. {forget} forget rows were compared with {other} "
+        f"{WHAT[few.against]}; `msa-lite probe` looks closer. MSA fails with a prior that has seen what is to be "
+        "forgotten: take an earlier checkpoint"
     )
 
 

@@ -7,16 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import UsageError
-from msa_lite.evals.probe import (
-    LABELS,
-    MOST_ROWS,
-    SIGN,
-    Finding,
-    probe_model,
-    read_verdicts,
-)
-from msa_lite.evals.suite import check_same_tokens
+from msa_lite.errors import MismatchError, UsageError, join_faults
+from msa_lite.evals.probe import LABELS, MOST_ROWS, SIGN, Finding, probe_model, read_verdicts
+from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import write_text
 from msa_lite.io.progress import Progress, silent
@@ -25,6 +18,7 @@ from msa_lite.pipeline.exposure import FOLDER, WHAT, compare_sides
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.msa import Given, msa_plan
 from msa_lite.recipe import Recipe, load_recipe
+from msa_lite.vectors import compare_checkpoints
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ def probe(recipe: Given, overrides: Iterable[str] = (), progress: Progress = sil
 
     Candidates are all checkpoints of the recipe's history, or its prior. Writes a folder for each model and report.md
     into OUTPUT/probe; models that are there already are not asked again. Raises UsageError where there is nothing to
-    compare the forget rows with, MismatchError for a candidate with another vocabulary, before anything is scored.
+    compare the forget rows with, MismatchError for a candidate of another shape, before anything is scored.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     plan = replace(msa_plan(recipe), choice=False, vectors=())  # there is nothing to choose, so all rows are asked
@@ -99,18 +93,26 @@ def _check(job: Job) -> None:
             "there is nothing to compare the forget rows with: give probe.against, rows of the same kind that no "
             "candidate has seen, or (with probe.paired) a paraphrase of each forget row"
         )
-    _models(job)
 
 
 def _models(job: Job) -> dict[str, Source]:
-    """The models by the names of their folders: candidates in the order of the history, then the controls."""
+    """The models by the names of their folders: candidates in the order of the history, then the controls.
+
+    Raises MismatchError for a checkpoint that the target could not be edited with.
+    """
     history, prior = job.recipe.history, job.recipe.prior_checkpoint
     names = [item.checkpoint for item in history.checkpoints] if history else [prior]
     candidates = {
-        "prior" if name == prior else f"checkpoint-{place}": fetch(name) for place, name in enumerate(names, start=1)
+        "prior" if name == prior else f"checkpoint-{place}": job.sources["prior"] if name == prior else fetch(name)
+        for place, name in enumerate(names, start=1)
     }
+    target = load_checkpoint(job.sources["target"].folder)
     for source in candidates.values():
-        check_same_tokens(job.sources["target"], source)
+        faults = compare_checkpoints(target, load_checkpoint(source.folder), ("target", "checkpoint"))
+        if faults:
+            raise MismatchError(
+                join_faults(f"{source.name} does not fit the target, so it cannot be its prior:", faults)
+            )
     controls = {name: job.sources[name] for name in ("target", "ideal") if name in job.sources}
     return candidates | controls
 

@@ -90,7 +90,7 @@ SEEN, UNSEEN, WIDE = report(0.9, 0.95), report(0.45, 0.55), report(0.4, 0.7)
         ({"prior": SEEN, "target": UNSEEN}, "signs", "0.90"),
         ({"prior": SEEN, "ideal": SEEN}, "cannot tell", "the ideal"),
         ({"prior": SEEN, "ideal": UNSEEN}, "signs", "0.90"),
-        ({"prior": report(0.9, 0.95, against="paraphrased")}, "signs", "how it is written"),
+        ({"prior": report(0.9, 0.95, against="paraphrased")}, "signs", "how its rows are written"),
     ],
 )
 def test_a_verdict_claims_no_more_than_it_can(reports: Mapping[str, Report], verdict: Verdict, word: str) -> None:

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import msa_lite
 from msa_lite.cli.probe import command
 from msa_lite.demo import HistorySettings, make_groups, make_history
-from msa_lite.errors import UsageError
+from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.manifest import load_manifest, verify_folder
 from msa_lite.job import prepare
 from msa_lite.pipeline.exposure import CHEAP_ROWS, cheap_probe
@@ -114,3 +114,14 @@ def test_without_anything_to_compare_with_nothing_is_written(asked: dict[str, An
     assert not (tmp_path / "run").exists()
     recipe = load_recipe(asked)
     assert cheap_probe(prepare(recipe, msa_plan(recipe))) is None
+
+
+def test_a_checkpoint_of_another_shape_is_refused_before_any_is_asked(
+    asked: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    saved = [
+        {"checkpoint": name, "step": step} for step, name in enumerate([asked.pop("prior"), str(history / "prior")])
+    ]
+    with pytest.raises(MismatchError, match="cannot be its prior"):
+        msa_lite.probe(asked | {"history": {"checkpoints": saved, "exposure": 0}})
+    assert not (tmp_path / "run/probe").exists()
