@@ -82,7 +82,7 @@ class NewTokenizer(Closed):
     """A byte-level BPE tokenizer that is trained on the rows of the first stage."""
 
     vocabulary: int = Field(ge=300)
-    """Its size."""
+    """Its size at most; of a few rows, it comes to less."""
 
 
 class NewModel(Closed):

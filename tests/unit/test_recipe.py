@@ -13,7 +13,16 @@ import yaml
 
 from msa_lite.baselines.methods import check_grids
 from msa_lite.errors import RecipeError, UsageError
-from msa_lite.recipe import Recipe, dump_recipe, load_recipe, shipped_recipes, title_of
+from msa_lite.recipe import (
+    Recipe,
+    TrainingRecipe,
+    dump_recipe,
+    load_any,
+    load_recipe,
+    load_training,
+    shipped_recipes,
+    title_of,
+)
 
 SMALLEST: dict[str, Any] = {
     "target": "models/target",
@@ -92,6 +101,19 @@ def test_points_are_the_grid_and_beta_is_zero_without_a_retain_set() -> None:
     assert recipe.points == [(0.5, 0.0), (0.5, 1.0), (1.0, 0.0), (1.0, 1.0)]
 
 
+def test_overrides_reach_into_lists_by_number() -> None:
+    stages = [{"data": {"path": "a"}}, {"data": {"path": "b", "format": "text"}, "tokens": "20M"}]
+    training = {"model": "m", "stages": stages, "output": "runs/x"}
+    recipe = load_training(training, ["stages.1.tokens=1.5M", "stages.0.data.name=full", "training.epochs=2"])
+    assert [(stage.tokens, stage.sets[0].name, stage.epochs) for stage in recipe.stages] == [
+        (None, "full", 2),
+        (1_500_000, None, 2),
+    ]
+    assert load_training(yaml.safe_load(dump_recipe(recipe))) == recipe
+    with pytest.raises(UsageError, match="no 2 in a list of 2, which counts from 0"):
+        load_training(training, ["stages.2.tokens=1M"])
+
+
 def test_output_stands_for_the_run_folder_wherever_a_path_begins_with_it() -> None:
     recipe = load_recipe(SMALLEST | {"target": "$output/history/target"}, ["output=runs/other"])
     assert recipe.target == "runs/other/history/target"
@@ -113,17 +135,21 @@ def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str, words: str)
 def test_every_shipped_recipe_validates_and_says_what_it_is_for() -> None:
     shipped = shipped_recipes()
     papers = {f"paper/{name}" for name in ("muse_books", "restor", "tofu_llama_1b", "tofu_llama_8b")}
-    assert set(shipped) == {"muse/books", "quickstart", "tofu/forget05", "tofu/forget10"} | papers
-    for path in shipped.values():
-        recipe = load_recipe(path)
+    trainings = {f"train/{name}" for name in ("muse_books", "small", "tofu_c4_tofu")}
+    assert set(shipped) == {"muse/books", "quickstart", "tofu/forget05", "tofu/forget10"} | papers | trainings
+    for name, path in shipped.items():
+        recipe = load_any(path)
+        assert isinstance(recipe, TrainingRecipe) == (name in trainings)
         assert recipe.output.startswith("runs/")
-        check_grids(recipe.baseline.methods)
+        if isinstance(recipe, Recipe):
+            check_grids(recipe.baseline.methods)
         assert title_of(path)
 
 
-def test_every_field_has_a_line_of_documentation_in_the_schema() -> None:
-    schema = Recipe.model_json_schema()
-    models = {"Recipe": schema, **schema["$defs"]}
+@pytest.mark.parametrize("kind", [Recipe, TrainingRecipe])
+def test_every_field_has_a_line_of_documentation_in_the_schema(kind: type[Recipe] | type[TrainingRecipe]) -> None:
+    schema = kind.model_json_schema()
+    models = {kind.__name__: schema, **schema["$defs"]}
     bare = [
         f"{m}.{f}" for m, body in models.items() for f, item in body["properties"].items() if "description" not in item
     ]
@@ -138,6 +164,8 @@ def test_the_recipes_command_lists_shows_validates_and_prints_the_schema(tmp_pat
     assert "quickstart" in json.loads(msa("list", "--json").stdout)
     assert msa("show", "quickstart").stdout == shipped_recipes()["quickstart"].read_text()
     assert json.loads(msa("validate", "quickstart", "seed=3", "--json").stdout)["seed"] == 3
+    assert json.loads(msa("schema", "--kind", "training").stdout)["required"] == ["model", "stages", "output"]
+    assert json.loads(msa("validate", "train/small", "--json").stdout)["stages"][2]["learning_rate"] == 5e-4
     assert json.loads(msa("schema").stdout)["required"] == ["target", "forget", "output"]
     wrong = msa("validate", "quickstrat")
     assert (wrong.returncode, wrong.stdout) == (2, "")

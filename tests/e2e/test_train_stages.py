@@ -1,0 +1,102 @@
+"""Training in stages by the command: a target with a history, unlearned with a stage of it as prior; texts of a Hub."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import msa_lite
+from msa_lite.io.manifest import verify_folder
+from tests.command import run_cli
+from tests.e2e.hub import Hub
+
+Make = Callable[..., Path]
+
+
+def write(recipe: dict[str, Any], path: Path) -> str:
+    path.write_text(yaml.safe_dump(recipe))
+    return str(path)
+
+
+def test_a_history_is_trained_and_the_target_unlearned_with_a_stage_of_it(history: Path, tmp_path: Path) -> None:
+    data = {name: {"path": str(history / f"data/{name}.jsonl")} for name in ("prior", "retain", "forget")}
+    training = {
+        "model": {
+            "config": {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 256},
+            "tokenizer": {"vocabulary": 300},
+        },
+        "stages": [
+            {"name": "known", "data": data["prior"]},
+            {"name": "exposed", "data": [data["retain"], data["forget"]]},
+            {"name": "later", "data": data["retain"], "epochs": 1},
+        ],
+        "training": {"epochs": 2, "learning_rate": 5e-3, "warmup_epochs": 0.5},
+        "output": str(tmp_path / "models"),
+    }
+    done = run_cli("train", write(training, tmp_path / "training.yaml"))
+    assert done.returncode == 0, done.stderr
+    printed = [line.split()[0] for line in done.stdout.splitlines()]
+    assert printed == ["1-known", "2-exposed", "3-later", "model:", "history:"]
+
+    result = msa_lite.train_stages(training)
+    assert [model.name for model in result.models] == ["0-start", *printed[:3]]
+    assert all(verify_folder(result.folder / model.name) == [] for model in result.models)
+    block = yaml.safe_load(result.history.read_text())
+    block["history"]["exposure"] = result.models[1].seen_tokens
+    run = {
+        "target": str(result.model),
+        "forget": {"data": data["forget"]},
+        "vector": {"lora": {"rank": 2}, "epochs": 2, "batch_size": 8},
+        "evaluate": {"max_new_tokens": 4, "limit": 4},
+        "output": str(tmp_path / "run"),
+    }
+    unlearned = msa_lite.run(run | block)
+    assert "probability_f" in unlearned.reports["unlearned"].metrics
+    manifest = json.loads((unlearned.folder / "vectors/forget/manifest.json").read_text())
+    assert manifest["sources"]["prior"].endswith("models/1-known")
+
+
+def test_a_recipe_for_the_other_command_says_which(tmp_path: Path) -> None:
+    other = run_cli("train", "quickstart")
+    assert (other.returncode, other.stdout) == (2, "")
+    assert "is the recipe of an unlearning run; `msa-lite run` takes it" in other.stderr
+    assert "is the recipe of a training in stages; `msa-lite train` takes it" in run_cli("train/small").stderr
+
+
+CARD = "---\nconfigs:\n- config_name: en\n  data_files:\n  - {split: train, path: 'en/*.jsonl.gz'}\n---\n"
+
+
+def test_of_a_big_data_set_no_more_is_fetched_than_is_learnt_and_none_of_it_twice(
+    hub: Hub, make_checkpoint: Make, tmp_path: Path
+) -> None:
+    def shard(number: int) -> bytes:
+        lines = (json.dumps({"text": f"Shard {number} has line {i}.", "url": "x"}) + "\n" for i in range(50_000))
+        return gzip.compress("".join(lines).encode())
+
+    files = {f"en/{number}.jsonl.gz": shard(number) for number in range(4)}
+    commit = hub.server.commit("datasets/org/c4", {"README.md": CARD.encode(), **files})
+    recipe = {
+        "model": str(make_checkpoint("llama")),
+        "stages": [{"data": {"path": "org/c4", "name": "en", "format": "text"}, "tokens": "2k"}],
+        "training": {"epochs": 1, "learning_rate": 1e-3, "warmup_epochs": 0, "max_length": 64},
+        "output": str(tmp_path / "models"),
+    }
+    path = write(recipe, tmp_path / "training.yaml")
+    done = hub.start("-m", "msa_lite", "train", path, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["stages"][0]["tokens"] == 2000
+    fetched = {name for _, asked in hub.server.requests for name in files if asked.endswith(name)}
+    assert fetched == {"en/0.jsonl.gz"}
+    resolved = yaml.safe_load((tmp_path / "models/recipe.yaml").read_text())
+    assert resolved["stages"][0]["data"]["revision"] == commit
+    # What was read is kept: another training of the stage asks nobody.
+    asked = len(hub.server.requests)
+    again = hub.start("-m", "msa_lite", "train", path, "seed=1", "--json", offline=True)
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["stages"][0]["loss"] != json.loads(done.stdout)["stages"][0]["loss"]
+    assert len(hub.server.requests) == asked

@@ -1,0 +1,256 @@
+"""Training in stages, in Python: the same weights as fits by hand, what is trained again, what is kept and refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import AutoTokenizer
+
+import msa_lite
+from msa_lite.data import DataSource, Prompter, Template, encode, encode_text, encode_up_to, load_rows
+from msa_lite.errors import MsaError, OutputError, UsageError
+from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
+from msa_lite.recipe import load_recipe
+from msa_lite.recipe.history import choose_prior
+from msa_lite.train import FitSettings, fit_vector
+from tests.conftest import tiny_tokenizer
+from tests.fits import Killed
+
+Make = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("quick_fits")
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+def new_model(vocabulary: int = 300, **config: Any) -> dict[str, Any]:
+    return {"model": {"config": LLAMA | config, "tokenizer": {"vocabulary": vocabulary}}}
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> dict[str, Any]:
+    """Questions, then 100 tokens of texts, then the questions again: TOFU + C4 + TOFU in a second. From nothing."""
+    pairs = [{"question": f"Where is {i}?", "answer": f"At {i * 7}."} for i in range(6)]
+    (tmp_path / "qa.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    texts = [{"text": f"Number {i} lies at {i * 7}, far out."} for i in range(40)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    questions = {"path": str(tmp_path / "qa.jsonl")}
+    return {
+        **new_model(),
+        "stages": [
+            {"name": "tofu", "data": questions},
+            {"data": {"path": str(tmp_path / "texts.jsonl"), "format": "text"}, "tokens": 100, "max_length": 16},
+            {"name": "tofu-again", "data": questions, "epochs": 1},
+        ],
+        "training": {"epochs": 2, "learning_rate": 1e-3, "warmup_epochs": 0, "batch_size": 4, "max_length": 128},
+        "output": str(tmp_path / "out"),
+    }
+
+
+NAMES = ["0-start", "1-tofu", "2-texts", "3-tofu-again"]
+
+
+def train(recipe: dict[str, Any], *overrides: str, stop: tuple[str, int] | None = None) -> list[str]:
+    """Train; what was trained. stop: the stage and the step at which a kill comes."""
+    trained = {}
+
+    def progress(label: str, done: int, total: int) -> None:
+        trained[label] = None
+        if (label, done) == stop:
+            raise Killed
+
+    msa_lite.train_stages(recipe, overrides, progress)
+    return list(trained)
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {path.parent.name: hash_file(path) for path in folder.glob("*/model.safetensors")}
+
+
+def test_stages_give_the_weights_of_fits_by_hand(recipe: dict[str, Any], make_checkpoint: Make, tmp_path: Path) -> None:
+    recipe["model"] = str(make_checkpoint("llama", chat=True))
+    result = msa_lite.train_stages(recipe)
+    tokenizer = tiny_tokenizer(chat=True)
+    qa, texts = DataSource(str(tmp_path / "qa.jsonl")), DataSource(str(tmp_path / "texts.jsonl"), "text")
+    questions = encode(load_rows(qa), qa, Prompter.build(tokenizer, "chat", Template()), 128)
+    chunks = encode_text(load_rows(texts), tokenizer, 16)[:7]
+    chunks[-1] = type(chunks[-1])(6, chunks[-1].ids[:4], chunks[-1].labels[:4])  # 6 × 16 + 4 = 100
+    model: Path | str = recipe["model"]
+    for name, examples, epochs in (("1", questions, 2), ("2", chunks, 2), ("3", questions, 1)):
+        settings = FitSettings(mode="full", epochs=epochs, learning_rate=1e-3, warmup_epochs=0, batch_size=4)
+        model = fit_vector(str(model), examples, tmp_path / name, tokenizer=tokenizer, settings=settings)
+    assert [m.name for m in result.models] == NAMES[1:]
+    for name, by_hand in zip(NAMES[1:], "123", strict=True):
+        assert verify_folder(result.folder / name) == []
+        assert hash_file(result.folder / name / "model.safetensors") == hash_file(
+            tmp_path / by_hand / "model.safetensors"
+        )
+    assert "assistant" in (result.model / "chat_template.jinja").read_text()
+    # 2 epochs of the questions, then 2 of 100 tokens, then 1 of the questions.
+    tokens = sum(len(example.ids) for example in questions)
+    assert [m.seen_tokens for m in result.models] == [2 * tokens, 2 * tokens + 200, 3 * tokens + 200]
+
+
+def test_a_model_from_nothing_is_the_same_twice_and_another_with_another_seed(
+    recipe: dict[str, Any], tmp_path: Path
+) -> None:
+    first = msa_lite.train_stages(recipe).folder
+    assert sorted(hashes(first)) == NAMES
+    again = msa_lite.train_stages(recipe, [f"output={tmp_path / 'again'}"]).folder
+    other = msa_lite.train_stages(recipe, [f"output={tmp_path / 'other'}", "seed=1"]).folder
+    assert hashes(first) == hashes(again)
+    assert not set(hashes(first).values()) & set(hashes(other).values())
+    config = json.loads((first / "0-start/config.json").read_text())
+    words = len(AutoTokenizer.from_pretrained(first / "0-start"))  # there are too few texts for 300
+    assert (config["vocab_size"], config["bos_token_id"], config["eos_token_id"]) == (words, 0, 1)
+
+
+@pytest.mark.parametrize("keep", ["each", "last"])
+def test_a_training_that_was_killed_goes_on_to_the_same_weights(
+    recipe: dict[str, Any], keep: str, tmp_path: Path
+) -> None:
+    recipe["keep"] = keep
+    whole = msa_lite.train_stages(recipe, [f"output={tmp_path / 'whole'}"]).folder
+    with pytest.raises(Killed):
+        train(recipe, stop=("2-texts", 3))
+    assert str(tmp_path / "out/1-tofu") in (tmp_path / "out/history.yaml").read_text()
+    assert train(recipe) == ["2-texts", "3-tofu-again"]
+    assert hashes(tmp_path / "out") == hashes(whole)
+    assert sorted(hashes(whole)) == (NAMES if keep == "each" else NAMES[-1:])
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/manifest.json")}
+    assert train(recipe) == []
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/manifest.json")} == before
+
+
+def test_a_changed_stage_is_trained_again_and_so_are_those_after_it(recipe: dict[str, Any]) -> None:
+    assert train(recipe) == NAMES[1:]
+    assert train(recipe, "stages.2.epochs=2") == NAMES[3:]
+    assert train(recipe, "stages.1.tokens=64", "stages.2.epochs=2") == NAMES[2:]
+    # What went with keep: last is made again only where something is to follow it.
+    last = ("keep=last", "stages.1.tokens=64", "stages.2.epochs=2")
+    assert train(recipe, *last) == []
+    assert sorted(hashes(Path(recipe["output"]))) == NAMES[3:]
+    assert train(recipe, *last) == []
+    assert train(recipe, *last[:2]) == NAMES[1:]
+
+
+def test_the_folder_tells_what_was_seen_and_repeats_the_training(recipe: dict[str, Any], tmp_path: Path) -> None:
+    result = msa_lite.train_stages(recipe)
+    block = yaml.safe_load(result.history.read_text())
+    assert [c["seen_tokens"] for c in block["history"]["checkpoints"]] == [m.seen_tokens for m in result.models]
+    assert block["history"].pop("exposure", 0) is None  # the user's to name
+    block["history"]["exposure"] = result.models[1].seen_tokens - 1
+    run = {"target": str(result.model), "forget": {"data": {"path": "f.jsonl"}}, "output": "runs/x"}
+    history = load_recipe(run | block).history
+    assert history is not None
+    assert choose_prior(history).checkpoint == str(result.folder / "0-start")
+    resolved = yaml.safe_load((result.folder / "recipe.yaml").read_text())
+    assert [stage["learning_rate"] for stage in resolved["stages"]] == [1e-3] * 3
+    assert train(resolved) == []
+    assert (result.models[-1].loss or 9) < (result.models[1].loss or 0)
+
+
+def test_several_data_sets_are_learnt_together(recipe: dict[str, Any], tmp_path: Path) -> None:
+    questions, texts = (stage["data"] for stage in recipe["stages"][:2])
+    recipe["stages"] = [{"data": [questions, texts]}]
+    result = msa_lite.train_stages(recipe)
+    rows = load_rows(DataSource(texts["path"], "text"))
+    chunks = encode_text(rows, AutoTokenizer.from_pretrained(result.model), 128)
+    assert (load_manifest(result.folder / "1-qa") or {})["rows"] == 6 + len(chunks)
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("tokens", [2, 16, 17, 18, 40, 100])
+def test_as_many_tokens_are_read_as_were_asked_for(tokens: int, bos: bool) -> None:
+    tokenizer = tiny_tokenizer()
+    if not bos:
+        tokenizer.bos_token = None
+    texts = [f"Number {i} lies at {i * 7}." for i in range(40)]
+    examples = encode_up_to(iter(texts), tokenizer, 16, tokens)
+    # 17 are one row of 16 and one token, which alone has nothing to predict.
+    assert sum(len(example.ids) for example in examples) == (16 if tokens == 17 else tokens)
+    ids = [i for example in examples for i in example.ids[bos:]]
+    whole = tokenizer("\n\n".join(texts), add_special_tokens=False)["input_ids"]
+    assert ids == whole[: len(ids)]
+
+
+def test_a_stream_is_read_no_further_than_needed() -> None:
+    taken: list[int] = []
+    texts = (taken.append(i) or "word " * 1000 for i in range(100_000))
+    examples = encode_up_to(texts, tiny_tokenizer(), 128, 50_000)
+    assert sum(len(example.ids) for example in examples) == 50_000
+    assert len(taken) < 1000
+
+
+def test_too_few_tokens_are_warned_of(recipe: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    recipe["stages"] = recipe["stages"][1:2]
+    logger = logging.getLogger("msa_lite")
+    logger.propagate = True  # a command that ran before keeps the log to itself
+    with caplog.at_level(logging.WARNING, logger="msa_lite"):
+        found = msa_lite.train_stages(recipe, ["stages.0.tokens=20M", "stages.0.epochs=1"]).models[-1].tokens
+    assert f"20000000 tokens were asked for, it has {found}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"stages": []}, ["stages: list should have at least 1 item"]),
+        ({"stages": [{"epochs": 2}]}, ["stages.0.data: is missing"]),
+        ({"stages": [{"data": {"path": "q"}, "tokens": 100}]}, ["stages.0: tokens: counted are those of one data set"]),
+        ({"stages": [{"data": {"path": "t", "format": "text"}, "tokens": 0}]}, ["stages.0.tokens: ", "got 0"]),
+        ({"stages": [{"data": {"path": "t", "format": "text"}, "tokens": -5}]}, ["stages.0.tokens: ", "got -5"]),
+        ({"stages": [{"data": {"path": "t", "fromat": "text"}, "epoch": 1}]}, ["'format'?", "'epochs'?"]),
+        ({"stages": [{"data": {"path": "t"}, "micro_batch_size": 3}]}, ["3 does not divide batch_size 4"]),
+        ({"stages": [{"data": {"path": "none.jsonl"}}], "model": "none"}, ["2 faults", "none.jsonl", "none: no such"]),
+        ({"model": {"config": {"hidden_size": 8}, "tokenizer": "x"}}, ["model.config: model_type is missing"]),
+        ({"model": {"config": LLAMA}}, ["model.tokenizer: is missing"]),
+        (new_model(vocabulary=9), ["model.tokenizer.vocabulary: ", "got 9"]),
+        ({"model": {"config": LLAMA, "tokenizer": "./none"}}, ["./none: no tokenizer"]),
+        (new_model(model_type="lama"), ["'llama'?"]),
+        (new_model(hiden_size=8), ["'hidden_size'?"]),
+        (new_model(hidden_size=33), ["makes no llama of it", "33"]),
+        (new_model(vocab_size=256), ["tokens, the model's vocabulary 256"]),
+        (new_model(max_position_embeddings=8), ["stages.0: its rows have up to", "the model takes 8"]),
+        ({"training": {"batch_size": 8, "epochs": 1}}, ["stages.0: its 6 rows are one step", "stages.2: "]),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_before_any_work(
+    recipe: dict[str, Any], change: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(MsaError) as caught:
+        train(recipe | change)
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_folder_of_something_else_is_refused_and_so_is_a_disk_too_small(
+    recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/recipe.yaml").write_text("# A run of msa-lite: the recipe as resolved.\n")
+    with pytest.raises(OutputError, match="holds something that is no run"):
+        train(recipe, f"output={tmp_path / 'run'}")
+    usage = type("Usage", (), {"free": 100_000})
+    monkeypatch.setattr("msa_lite.io.manifest.shutil.disk_usage", lambda path: usage)
+    with pytest.raises(OutputError, match="are needed, 100 kB are free"):
+        train(recipe)
+    assert not (tmp_path / "out").exists()
+
+
+def test_each_kind_of_recipe_knows_the_other(recipe: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="a training in stages; `msa-lite train` takes it"):
+        msa_lite.run(recipe)
+    with pytest.raises(UsageError, match="an unlearning run; `msa-lite run` takes it"):
+        train({"target": "t", "prior": "p", "output": "o"})
