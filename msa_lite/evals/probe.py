@@ -258,8 +258,8 @@ def read_verdicts(reports: Mapping[str, Report]) -> list[Finding]:
             verdict, said = "cannot tell", "shows no signs, but neither does the target, which has seen the forget set"
         elif verdict == "signs" and biased:
             verdict, said = "cannot tell", f"{said}; but so does the ideal, which has not seen it"
-        elif verdict == "signs" and "ideal" not in own and _PARAPHRASED in report.settings["rows"]:
-            said += " (or of knowing how its rows are written: without an ideal, paraphrases do not tell these apart)"
+        elif verdict == "signs" and "ideal" not in own:
+            said += " (unless the rows differ in more than exposure, which an ideal model would show)"
         findings.append(Finding(name, report, verdict, said))
     return findings
 

@@ -15,18 +15,21 @@ CHEAP_ROWS = 64  # of each side, for a run's own question: seconds, and what a s
 def cheap_probe(job: Job, progress: Progress = silent) -> str | None:
     """A warning where the job's prior shows signs of having seen the forget set, from the loss of a few rows.
 
-    None where it shows none, where that cannot be told, and where there is nothing to compare with. What it measured
-    stays in OUTPUT/probe/cheap, so a rerun loads no model for it.
+    None where it shows none, where that cannot be told, and where there is nothing to compare with; where the ideal
+    shows them too, they mean nothing. What was measured stays in OUTPUT/probe/cheap, so a rerun loads no model for it.
     """
     sides = compare_sides(job)
     if sides is None:
         return None
     few = sides.sampled(CHEAP_ROWS, job.recipe.seed, with_z=False)
-    report = probe_model(job.sources["prior"], few, job.folder / FOLDER / "cheap", "probe: prior", progress)
-    (finding,) = read_verdicts({"prior": report})
-    if finding.verdict != "signs":
-        return None
-    forget, other = report.settings["rows"].values()
+    folder, reports = job.folder / FOLDER / "cheap", {}
+    for name in ("prior", "ideal"):  # the latter only where the former shows signs, to see whether they mean anything
+        if name in job.sources:
+            reports[name] = probe_model(job.sources[name], few, folder / name, f"probe: {name}", progress)
+        finding = read_verdicts(reports)[0]
+        if finding.verdict != "signs":
+            return None
+    forget, other = reports["prior"].settings["rows"].values()
     return (
         f"the prior {job.sources['prior'].name} {finding.said}. {forget} forget rows were compared with {other} "
         f"{WHAT[few.against]}; `msa-lite probe` looks closer. MSA fails with a prior that has seen what is to be "

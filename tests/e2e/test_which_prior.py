@@ -93,6 +93,14 @@ def test_a_run_asks_its_prior_in_short_and_once(asked: dict[str, Any], exposed: 
     assert [step for step in steps if step[1] == step[2]] == [("probe: prior", 2 * CHEAP_ROWS, 2 * CHEAP_ROWS)]
 
 
+def test_signs_that_the_ideal_shows_too_raise_no_warning(asked: dict[str, Any], exposed: Path) -> None:
+    asked["evaluate"]["ideal"] = asked["prior"] = asked["target"]  # an ideal beside which everything looks exposed
+    recipe = load_recipe(asked)
+    job = prepare(recipe, msa_plan(recipe))
+    assert cheap_probe(job) is None
+    assert (job.folder / "probe/cheap/ideal/report.json").is_file()
+
+
 def test_paraphrases_of_ones_own_are_paired_with_the_forget_rows(asked: dict[str, Any], tmp_path: Path) -> None:
     rows = [json.loads(line) for line in Path(asked["forget"]["data"]["path"]).read_text().splitlines()]
     path = tmp_path / "paraphrased.jsonl"
