@@ -30,20 +30,19 @@ class LoadedTarget:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._model: Any = None
-        self._weights: dict[str, Any] | None = (
-            None  # of the tensors that are rewritten, as matrices; None: on disk only
-        )
+        self._weights: dict[str, Any] = {}  # of tensors that were rewritten, as matrices, by their names in the files
+        self._by_disk = False  # because the model does not hold them as they are stored
         self._merges: dict[tuple[tuple[str, Path], ...], OpenMerge] = {}
         self._last: OpenMerge | None = None
 
     def merged(self, vectors: Vectors) -> Any:
         """The model that the merge of these vectors would make, until the next call."""
         merge = self._open(vectors)
-        if self._model is None:
-            self._model = load_model(self._job.sources["target"].folder)
-            self._weights = matching_weights(self._model, merge)
-        if self._weights is None:
-            self._model = None  # its memory is for the merged one
+        if not self._by_disk:
+            self._model = self._model or load_model(self._job.sources["target"].folder)
+            self._by_disk = not add_weights(self._weights, self._model, merge)
+        if self._by_disk:
+            self._model, self._weights = None, {}  # their memory is for the merged one
             return merge_candidate(self._job, vectors)
         if self._last is not None and not self._last.rewritten.keys() <= merge.rewritten.keys():
             self._last.restore(self._put)
@@ -63,33 +62,34 @@ class LoadedTarget:
         return self._merges[key]
 
     def _put(self, name: str, rows: slice, values: np.ndarray) -> None:
-        assert self._weights is not None
         self._weights[name][rows].copy_(as_tensor(values))
 
 
-def matching_weights(model: Any, merge: OpenMerge) -> dict[str, Any] | None:
-    """The loaded target's weights that a merge rewrites, as matrices, by their names in its files.
+def add_weights(weights: dict[str, Any], model: Any, merge: OpenMerge) -> bool:
+    """Add the loaded target's weights that a merge rewrites, as matrices, by their names in its files.
 
-    None, with a warning, where the model does not hold them as they are stored: some families are rearranged on
-    loading (experts stacked into one tensor).
+    What is in there already stays. False, with a warning, where the model does not hold the new ones as they are
+    stored: some families are rearranged on loading (experts stacked into one tensor).
     """
     state: Mapping[str, Any] = model.state_dict()
-    weights = {name: _find(state, name, model.base_model_prefix, entry) for name, entry in merge.rewritten.items()}
-    wrong = {name for name, weight in weights.items() if weight is None}
+    entries = {name: entry for name, entry in merge.rewritten.items() if name not in weights}
+    new = {name: _find(state, name, model.base_model_prefix, entry) for name, entry in entries.items()}
+    wrong = {name for name, weight in new.items() if weight is None}
 
     def compare(name: str, rows: slice, values: np.ndarray) -> None:
-        if name not in wrong and not weights[name][rows].equal(as_tensor(values).to(weights[name])):
+        if name in new and name not in wrong and not new[name][rows].equal(as_tensor(values).to(new[name])):
             wrong.add(name)
 
-    if not wrong:
+    if new and not wrong:
         merge.restore(compare)
     if not wrong:
-        return weights
+        weights |= new
+        return True
     logger.warning(
         "%s: not held in memory as it is stored, so each candidate is merged to the disk, scored and removed",
         min(wrong),
     )
-    return None
+    return False
 
 
 def _find(state: Mapping[str, Any], name: str, prefix: str, entry: TensorEntry) -> Any:

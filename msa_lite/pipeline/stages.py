@@ -80,14 +80,20 @@ def merge_vectors(job: Job, vectors: Vectors, progress: Progress) -> Merged | Me
 
 
 def merge_candidate(job: Job, vectors: Vectors) -> Any:
-    """What the merge would make of these vectors, by way of the disk, ready to be scored; nothing of it stays there."""
+    """What the merge would make of these vectors, by way of the disk, ready to be scored; nothing of it stays there.
+
+    Processes that share the job's folder take turns.
+    """
+    from filelock import FileLock
+
     folder = job.folder / "candidate"
-    shutil.rmtree(folder, ignore_errors=True)  # what a kill may have left
-    _merge_model(job, folder, vectors, silent)
-    try:
-        return load_model(folder)
-    finally:
-        shutil.rmtree(folder)
+    with FileLock(job.folder / ".candidate.lock"):
+        shutil.rmtree(folder, ignore_errors=True)  # what a kill may have left
+        _merge_model(job, folder, vectors, silent)
+        try:
+            return load_model(folder)
+        finally:
+            shutil.rmtree(folder)
 
 
 def merge_identity(job: Job) -> dict[str, Any]:

@@ -1,43 +1,8 @@
-"""Points (α, β) on one loaded target, and tables of models side by side."""
+"""Tables of models side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
-import pytest
-
-from msa_lite.data import Prompter, Template
-from msa_lite.evals.models import load_model
-from msa_lite.evals.points import load_with_adapters, set_strengths
 from msa_lite.report import Metric, Report, markdown_table
-from tests.conftest import tiny_tokenizer
-
-Make = Callable[..., Path]
-
-
-@pytest.fixture(scope="module")
-def prompter() -> Prompter:
-    return Prompter.build(tiny_tokenizer(), "auto", Template())
-
-
-def test_rescaled_adapters_give_the_merged_models_logits(
-    make_checkpoint: Make, make_adapter: Make, prompter: Prompter, tmp_path: Path
-) -> None:
-    import torch
-
-    from msa_lite import merge
-
-    target, forget, retain = make_checkpoint("llama"), make_adapter("llama", 1), make_adapter("llama", 2, r=8)
-    model = load_with_adapters(target, {"forget": forget, "retain": retain})
-    ids = torch.tensor([prompter.prompt("Where is it?")])
-    for alpha, beta in ((0.75, 0.5), (0.0, 1.0), (1.5, 0.0)):
-        set_strengths(model, {"forget": -alpha, "retain": beta})
-        out = merge(
-            str(target), tmp_path / f"{alpha}", forget=str(forget), alpha=alpha, retain=str(retain), beta=beta
-        ).folder
-        with torch.inference_mode():
-            assert torch.allclose(model(ids).logits, load_model(out)(ids).logits, atol=1e-5)
 
 
 def test_a_table_shows_models_side_by_side_and_a_dash_for_what_is_not_there() -> None:

@@ -1,0 +1,215 @@
+"""Points on one loaded target against the merged models that `merge` writes, and against PEFT on a 4-bit target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Waited
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from filelock import FileLock
+
+from msa_lite import merge
+from msa_lite.data import Prompter, Template
+from msa_lite.evals.models import load_model
+from msa_lite.evals.points import Points, load_with_adapters, set_strengths
+from msa_lite.evals.selection import Exposure
+from msa_lite.io.hub import fetch
+from msa_lite.job import Job, Plan
+from msa_lite.job.questions import Questions
+from msa_lite.pipeline import loaded
+from msa_lite.pipeline.loaded import LoadedTarget
+from msa_lite.recipe import Recipe
+from tests.conftest import save_checkpoint, tiny_tokenizer
+
+Make = Callable[..., Path]
+# In no order, twice the same, either strength 0, both 0, and above 1.
+POINTS = [(0.75, 0.5), (0.0, 1.0), (1.5, 0.0), (0.0, 0.0), (0.75, 0.5), (0.25, 2.0)]
+IDS = torch.arange(40)[None]
+
+
+def make_job(target: Path, prior: Path, folder: Path, **merge_options: Any) -> Job:
+    """What the loaded target asks of a job: models, how they are merged, and where."""
+    given = {"target": str(target), "prior": str(prior), "forget": {"data": {"path": "none.jsonl"}}, "seed": 3}
+    recipe = Recipe.model_validate(given | {"merge": merge_options, "output": str(folder)})
+    return Job(
+        recipe=recipe,
+        plan=Plan("msa", folder, "prior", True, ("forget", "retain")),
+        sources={"target": fetch(str(target)), "prior": fetch(str(prior))},
+        data={},
+        prompter=Prompter.build(tiny_tokenizer(), "plain", Template()),
+        rows={},
+        examples={},
+        questions=Questions(Exposure(0.95)),
+        alternatives=[],
+    )
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=IDS).logits.clone()
+
+
+def merged_logits(job: Job, vectors: Mapping[str, Path], point: tuple[float, float], out: Path) -> torch.Tensor:
+    """Those of the model that `merge` writes, loaded again."""
+    alpha, beta = point
+    settings, retain = job.recipe.merge, vectors.get("retain")
+    merge(
+        job.sources["target"], out, forget=str(vectors["forget"]), alpha=alpha, retain=str(retain) if retain else None,
+        beta=beta if retain else 0.0, prior=job.sources["prior"], dtype=settings.dtype, rounding=settings.rounding,
+        seed=job.recipe.seed, replace=True,
+    )  # fmt: skip
+    return logits(load_model(out))
+
+
+def strengths(vectors: Mapping[str, Path], point: tuple[float, float]) -> dict[str, tuple[Path, float]]:
+    return {name: (folder, point[name == "retain"]) for name, folder in vectors.items()}
+
+
+def assert_points_are_merges(job: Job, vectors: Mapping[str, Path], scratch: Path) -> None:
+    """Every point's logits are the merged model's, bit for bit, and afterwards the target is as it was."""
+    target = LoadedTarget(job)
+    found = [logits(target.merged(strengths(vectors, point))) for point in POINTS]
+    model = target.merged(strengths(vectors, (0.0, 0.0)))
+    for point, ours in zip(POINTS, found, strict=True):
+        assert torch.equal(ours, merged_logits(job, vectors, point, scratch)), point
+    assert len({tuple(ours.flatten().tolist()) for ours in found}) == len(set(POINTS))  # each of them does something
+    if job.recipe.merge.dtype == "same":
+        before = load_model(job.sources["target"].folder).state_dict()
+        after = model.state_dict()
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "olmo2", "gpt2"])
+def test_points_of_adapters_are_the_merged_models(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, kind: str
+) -> None:
+    job = make_job(make_checkpoint(kind), make_checkpoint(kind, 1), tmp_path)
+    adapters = {"forget": make_adapter(kind, 1), "retain": make_adapter(kind, 2, r=3)}
+    assert_points_are_merges(job, adapters, tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "olmo2", "gpt2"])
+def test_points_of_full_checkpoints_are_the_merged_models(make_checkpoint: Make, tmp_path: Path, kind: str) -> None:
+    job = make_job(make_checkpoint(kind), make_checkpoint(kind, 1), tmp_path)
+    tuned = {"forget": make_checkpoint(kind, 2), "retain": make_checkpoint(kind, 3)}
+    assert_points_are_merges(job, tuned, tmp_path / "out")
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["adapters", "full"])
+@pytest.mark.parametrize(
+    ("stored", "options"),
+    [
+        ("bfloat16", {}),
+        ("bfloat16", {"rounding": "stochastic"}),
+        ("bfloat16", {"dtype": "float32"}),
+        ("float32", {"dtype": "bfloat16"}),
+        ("float32", {"dtype": "float16", "rounding": "stochastic"}),
+    ],
+)
+def test_points_are_rounded_as_the_merge_rounds(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, stored: str, options: dict[str, str], full: bool
+) -> None:
+    job = make_job(make_checkpoint("llama", 0, stored), make_checkpoint("llama", 1, stored), tmp_path, **options)
+    vectors = {"forget": make_adapter("llama", 1), "retain": make_adapter("llama", 2)}
+    if full:
+        vectors = {"forget": make_checkpoint("llama", 2), "retain": make_checkpoint("llama", 3)}
+    assert_points_are_merges(job, vectors, tmp_path / "out")
+
+
+def test_vectors_may_come_and_go(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    """As a baseline's do: other vectors at every call, that touch other tensors."""
+    job = make_job(make_checkpoint("llama"), make_checkpoint("llama", 1), tmp_path)
+    first = {"forget": make_adapter("llama", 1), "retain": make_adapter("llama", 2)}
+    second = {"forget": make_adapter("llama", 3, target_modules=["q_proj"])}
+    target = LoadedTarget(job)
+    for vectors in (first, second, first, {"forget": make_checkpoint("llama", 2)}, second):
+        ours = logits(target.merged(strengths(vectors, (0.5, 0.25))))
+        assert torch.equal(ours, merged_logits(job, vectors, (0.5, 0.25), tmp_path / "out"))
+
+
+@pytest.fixture
+def mixtral(tmp_path: Path) -> Job:
+    """Its experts are a tensor each in the files, and one tensor in memory. The forget vector is tmp_path/forget."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=300, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=2, num_experts_per_tok=1, max_position_embeddings=64,
+    )  # fmt: skip
+    for seed, name in enumerate(("target", "prior", "forget")):
+        torch.manual_seed(seed)
+        save_checkpoint(tmp_path / name, MixtralForCausalLM(config))
+    return make_job(tmp_path / "target", tmp_path / "prior", tmp_path / "run")
+
+
+def test_a_model_that_lies_otherwise_in_memory_is_tried_by_way_of_the_disk(
+    mixtral: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    read: list[Path] = []
+    monkeypatch.setattr(loaded.logger, "warning", lambda text, *values: told.append(text % values))
+    monkeypatch.setattr(loaded, "load_model", lambda folder: read.append(folder) or load_model(folder))
+    vectors, target = {"forget": tmp_path / "forget"}, LoadedTarget(mixtral)
+    for alpha in (0.5, 0.0, 1.0):
+        ours = logits(target.merged(strengths(vectors, (alpha, 0.0))))
+        assert torch.equal(ours, merged_logits(mixtral, vectors, (alpha, 0.0), tmp_path / "out"))
+        assert not list((tmp_path / "run").rglob("*.safetensors"))
+    assert len(read) == len(told) == 1
+    assert "not held in memory as it is stored, so each candidate is merged to the disk" in told[0]
+
+
+def test_processes_that_try_points_by_way_of_the_disk_take_turns(mixtral: Job, tmp_path: Path) -> None:
+    theirs = tmp_path / "run/candidate/model.safetensors"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("what another process is loading")
+    with ThreadPoolExecutor(1) as thread:
+        with FileLock(tmp_path / "run/.candidate.lock"):
+            ours = thread.submit(LoadedTarget(mixtral).merged, {"forget": (tmp_path / "forget", 0.5)})
+            with pytest.raises(Waited):
+                ours.result(timeout=1)
+            assert theirs.is_file()
+        assert ours.result(timeout=60) is not None
+    assert not theirs.parent.exists()
+
+
+def test_rescaled_adapters_give_the_merged_models_logits(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    job = make_job(make_checkpoint("llama"), make_checkpoint("llama", 1), tmp_path)
+    adapters = {"forget": make_adapter("llama", 1), "retain": make_adapter("llama", 2, r=8)}
+    model = load_with_adapters(job.sources["target"].folder, adapters)
+    for alpha, beta in POINTS:
+        set_strengths(model, {"forget": -alpha, "retain": beta})
+        wanted = merged_logits(job, adapters, (alpha, beta), tmp_path / "out")
+        assert torch.allclose(logits(model), wanted, atol=1e-5)
+
+
+def test_points_on_a_4_bit_target_are_pefts_weighted_adapters(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    from peft import PeftModel
+
+    target = make_checkpoint("llama", hidden_size=64, intermediate_size=64)  # whole blocks of 64 weights
+    shape = {"hidden_size": 64, "intermediate_size": 64}
+    adapters = {"forget": make_adapter("llama", 1, model=shape), "retain": make_adapter("llama", 2, model=shape, r=3)}
+    points = Points(target, adapters)
+    plain = load_model(target, four_bit=True)
+    before = logits(plain)
+    assert not torch.equal(before, logits(load_model(target)))
+    assert torch.equal(logits(points(None)), before)
+    peft = PeftModel.from_pretrained(plain, str(adapters["forget"]), adapter_name="forget")
+    peft.load_adapter(str(adapters["retain"]), adapter_name="retain")
+    for number, (alpha, beta) in enumerate(POINTS):
+        name = f"point-{number}"
+        peft.add_weighted_adapter(["forget", "retain"], [-alpha, beta], name, combination_type="cat")
+        peft.set_adapter(name)
+        ours = logits(points({"alpha": alpha, "beta": beta}))
+        assert torch.allclose(ours, logits(peft), atol=5e-3), (alpha, beta)  # 4-bit layers compute in bf16
+        assert torch.equal(ours, before) == (alpha == beta == 0)
+    assert torch.equal(logits(points(None)), before)
