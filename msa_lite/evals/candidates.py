@@ -62,6 +62,14 @@ def candidate_name(values: Values) -> str:
 
 
 @dataclass(frozen=True)
+class State:
+    """How far a choice is. asked: candidates to score by name, None for the target; done: whether all are scored."""
+
+    asked: Mapping[str, Values | None]
+    done: bool
+
+
+@dataclass(frozen=True)
 class Work:
     """Candidates that are scored into a folder, by this process and by others that compute the same key."""
 
@@ -91,13 +99,13 @@ class Work:
         (self.folder / WORK).unlink()
         shutil.rmtree(self.folder / _LOCKS)
 
-    def asked(self) -> Mapping[str, Values | None] | None:
-        """What is to be scored, by name; None while no work with these inputs is open, or none is left."""
+    def state(self) -> State | None:
+        """What is to be scored, and whether that is all; None while no work with these inputs is open."""
         try:
             work = json.loads((self.folder / WORK).read_text())
         except OSError:
             return None
-        return work["asked"] if work["key"] == self.key and not work["done"] else None
+        return State(work["asked"], work["done"]) if work["key"] == self.key else None
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """Those of the candidates that have no report yet."""

@@ -128,9 +128,11 @@ def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path) ->
     while True:
         candidates, validation = make()
         work = Work(partial_folder(out), candidates, validation)
-        while (asked := work.asked()) is not None:
+        while state := work.state():
+            if state.done:
+                return
             try:
-                work.score(asked)
+                work.score(state.asked)
             except OSError:  # all was done meanwhile, and the folder has got its name
                 if work.folder.exists():
                     raise

