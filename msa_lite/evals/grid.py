@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise, product
 
-from msa_lite.evals.candidates import Values
+from msa_lite.evals.candidates import Values, candidate_name
 
 
 def refined(tried: Sequence[Values], best: Values) -> list[Values]:
@@ -23,11 +23,11 @@ def refined(tried: Sequence[Values], best: Values) -> list[Values]:
             axes[key] = [float(value)]
             continue
         below, above = steps[max(0, at - 1)], steps[min(at, len(steps) - 1)]
-        around = (values[at] - below / 2, values[at], values[at] + above / 2)
-        axes[key] = [_plain(number) for number in around if number >= 0]
+        around = (_plain(values[at] - below / 2), values[at], _plain(values[at] + above / 2))
+        axes[key] = [number for number in around if number >= 0]
     points = [dict(zip(axes, numbers, strict=True)) for numbers in product(*axes.values())]
-    known = [{key: float(point[key]) for key in axes} for point in tried]
-    return [point for point in points if point not in known]
+    known = {candidate_name(point) for point in tried}  # of equal names are those that differ in the last digits alone
+    return [point for name, point in {candidate_name(point): point for point in points}.items() if name not in known]
 
 
 def _plain(number: float) -> float:
