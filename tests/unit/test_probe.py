@@ -81,6 +81,7 @@ SEEN, UNSEEN, WIDE = report(0.9, 0.95), report(0.45, 0.55), report(0.4, 0.7)
     [
         ({"prior": SEEN}, "signs", "0.90 to 0.95"),
         ({"prior": UNSEEN}, "no signs", "may leave none"),
+        ({"prior": report(0.2, 0.4)}, "no signs", "only much exposure would show"),
         ({"prior": WIDE}, "cannot tell", "0.70"),
         ({"prior": report(0.58, 0.64)}, "no signs", "may leave none"),  # above ½, but so are models that saw neither
         ({"prior": report(1.0, 1.0, LEAST_ROWS - 1)}, "cannot tell", "too few"),
