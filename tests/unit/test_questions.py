@@ -1,0 +1,229 @@
+"""What a recipe's models are asked, and by what it is chosen: two parts that share nothing, or why there are none."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.data import DataSource
+from msa_lite.errors import MsaError, UsageError
+from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.selection import Constrained, Exposure, PaperScore
+from msa_lite.job.questions import Questions, load_questions
+from msa_lite.recipe import Recipe
+from tests.muse_data import ROWS, make_prompter
+from tests.muse_data import write_data as write_muse
+from tests.tofu_data import TABLES, row, write_tofu
+
+JUDGE = {"kind": "local", "model": "somewhere"}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> dict[str, DataSource]:
+    """Eight questions to forget, twelve to keep, five that nobody learnt, and six texts; TOFU's forget questions are
+    among the first."""
+    tables: dict[str, list[dict[str, Any]]] = {
+        "forget": [row(i, 0, False) for i in range(8)],
+        "retain": [row(i, 0, False) for i in range(100, 112)],
+        "holdout": [row(i, 0, False) for i in range(200, 205)],
+        "texts": [{"text": f"It is over there, {i} cats sat, where is it?"} for i in range(6)],
+    }
+    for name, rows in tables.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(item) + "\n" for item in rows))
+    formats = {"texts": "text"}
+    return {name: DataSource(str(tmp_path / f"{name}.jsonl"), formats.get(name, "qa")) for name in tables}  # type: ignore[arg-type]
+
+
+def ask(
+    data: Mapping[str, DataSource],
+    evaluate: Mapping[str, Any] | None = None,
+    select: Mapping[str, Any] | None = None,
+    choice: Any = True,
+    **sets: str,
+) -> Questions:
+    """The questions of a recipe. sets: which data go where ("forget", "evaluate.holdout"); "forget" is the forget set,
+    and "retain" the retain set, unless said otherwise."""
+    used = {"forget": "forget", "retain": "retain"} | {
+        key.replace("evaluate_", "evaluate."): n for key, n in sets.items()
+    }
+    given = {"target": "t", "prior": "p", "output": "o", "forget": {"data": {"path": "x"}, "alpha": [0.5, 1]}}
+    recipe = Recipe.model_validate(given | {"evaluate": evaluate or {}, "select": select or {}})
+    sources = {name: data[key] for name, key in used.items() if key}
+    return load_questions(recipe, sources, choice, make_prompter())
+
+
+def indices(part: Benchmark | None) -> dict[str, set[int]]:
+    assert part is not None
+    return {name: {item.index for item in found.items} for name, found in part.sets.items()}
+
+
+# One's own questions and texts
+
+
+def test_questions_of_ones_own_are_divided_and_holdout_rows_are_in_both_parts(data: dict[str, DataSource]) -> None:
+    found = ask(data, select={"validation": 0.25}, evaluate_holdout="holdout")
+    one, other = indices(found.validation), indices(found.test)
+    assert {name: len(rows) for name, rows in one.items()} == {"forget": 2, "retain": 3, "holdout": 5}
+    assert one["holdout"] == other["holdout"]
+    for name, count in (("forget", 8), ("retain", 12)):
+        assert one[name] | other[name] == set(range(count))
+        assert not one[name] & other[name]
+    assert found.validation is not None
+    assert found.test is not None
+    assert (found.validation.split, found.test.split) == ("validation", "test")
+    assert found.rule == Exposure(0.95)
+    # 15 % of 8 and 12 rows unless the recipe says otherwise: 1.2 and 1.8.
+    usual = ask(data)
+    assert {name: len(rows) for name, rows in indices(usual.validation).items()} == {"forget": 1, "retain": 2}
+    assert usual.validation is not None
+    assert usual.validation.describe() == ask(data).validation.describe()  # type: ignore[union-attr]
+
+
+def test_texts_are_chosen_by_as_questions_are(data: dict[str, DataSource]) -> None:
+    conditions = {"minimise": "extraction_strength", "subject_to": {"probability_r": ">= 0.9 * target"}}
+    found = ask(data, select=conditions | {"validation": 0.5}, forget="texts")
+    assert {name: len(rows) for name, rows in indices(found.validation).items()} == {"forget": 3, "retain": 6}
+    assert isinstance(found.rule, Constrained)
+    with pytest.raises(UsageError, match=r"rouge_l_f \(did you mean 'rouge_l_r'\?\)"):  # nothing is generated of texts
+        ask(data, select={"minimise": "rouge_l_f"}, forget="texts")
+
+
+@pytest.mark.parametrize("choice", [False, "if possible"])
+def test_without_a_choice_all_rows_are_asked(data: dict[str, DataSource], choice: Any, tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text(json.dumps(row(0, 0, False)) + "\n")
+    one = {**data, "one": DataSource(str(tmp_path / "one.jsonl"))}
+    found = ask(one, choice=choice, forget="one")
+    assert found.validation is None
+    assert {name: len(rows) for name, rows in indices(found.test).items()} == {"forget": 1, "retain": 12}
+    assert found.test is not None
+    assert found.test.split == "all"
+    # One row cannot be divided, two can.
+    assert ask(data, choice="if possible").validation is not None
+
+
+def test_null_evaluation_asks_nothing_and_no_rows_are_warned_of(
+    data: dict[str, DataSource], caplog: pytest.LogCaptureFixture
+) -> None:
+    given = {"target": "t", "prior": "p", "output": "o", "forget": {"data": {"path": "x"}}, "evaluate": None}
+    nothing = load_questions(Recipe.model_validate(given), data, False, make_prompter())
+    assert (nothing.validation, nothing.test) == (None, None)
+    with caplog.at_level(logging.WARNING, logger="msa_lite"):
+        assert ask(data, choice=False, forget="", retain="").test is None
+    assert "nothing can be scored: there are no rows" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("evaluate", "select", "sets", "told"),
+    [
+        ({"limit": 1}, {}, {}, "forget: 1 rows\n  retain: 1 rows"),
+        ({}, {"validation": 0.99}, {}, "forget: 8 rows\n  retain: 12 rows"),
+        ({}, {}, {"forget": ""}, "forget: no questions; give evaluate.forget"),
+        ({}, {"by": "author"}, {}, "select.by author: rows of one's own have no authors"),
+        ({}, {"score": "tofu"}, {}, "benchmark qa: it does not give what is chosen by (tofu):\n  model_utility\n"),
+        ({}, {"score": "muse-gap"}, {}, "'muse-gap' is held against the ideal model; give evaluate.ideal"),
+        ({}, {"maximise": "rouge_l_q"}, {}, "rouge_l_q (did you mean 'rouge_l_r'?)"),
+        ({}, {"minimise": "rouge_l_f", "subject_to": {"acuracy_r": ">= 0.5"}}, {}, "did you mean 'accuracy_r'?"),
+        (
+            {},
+            {"minimise": "rouge_l_f", "subject_to": {"rouge_l_r": ">= 0.9 * ideal"}},
+            {},
+            "select: 'minimise rouge_l_f' is held against the ideal model; give evaluate.ideal",
+        ),
+    ],
+)
+def test_what_cannot_be_chosen_by_is_told(
+    data: dict[str, DataSource], evaluate: dict[str, Any], select: dict[str, Any], sets: dict[str, str], told: str
+) -> None:
+    with pytest.raises(MsaError) as error:
+        ask(data, evaluate, select, **sets)
+    assert told in str(error.value)
+    assert error.value.exit_code == 2
+
+
+# Published benchmarks
+
+
+@pytest.fixture
+def tofu(tmp_path: Path) -> dict[str, Any]:
+    tables = TABLES | {
+        "forget01_perturbed": [row(i, 1) for i in range(40)],
+        "retain_perturbed": [row(i, 1) for i in range(100, 140)],
+        "holdout01": [{"question": f"Where was {i}?", "answer": f"It was {i} miles away."} for i in range(40)],
+    }
+    return {"benchmark": "tofu", "split": "forget01", "data": write_tofu(tmp_path / "tofu", tables)}
+
+
+def test_a_benchmarks_own_score_divides_the_benchmark(data: dict[str, DataSource], tofu: dict[str, Any]) -> None:
+    found = ask(data, tofu, {"score": "tofu"})
+    one, other = indices(found.validation), indices(found.test)
+    assert found.validation is not None
+    assert found.test is not None
+    assert (found.validation.split, found.test.split) == ("forget01 validation", "forget01 test")
+    assert all(not one[name] & other[name] for name in one)
+    assert (len(one["forget"]), len(other["forget"])) == (6, 34)
+    assert not found.judged
+    assert isinstance(found.rule, PaperScore)
+    authors = ask(data, tofu, {"score": "tofu", "by": "author", "validation": 0.5})
+    assert len({index // 20 for index in indices(authors.validation)["forget"]}) == 1
+    # Nothing is divided where nothing is chosen.
+    assert {len(rows) for name, rows in indices(ask(data, tofu, choice=False).test).items() if name == "forget"} == {40}
+
+
+def test_by_exposure_the_benchmark_leaves_out_what_was_chosen_by(
+    data: dict[str, DataSource], tofu: dict[str, Any]
+) -> None:
+    found = ask(data, tofu, {"validation": 0.5})
+    assert found.validation is not None
+    assert found.test is not None
+    assert (found.validation.name, found.validation.split) == ("qa", "validation")
+    assert (found.test.name, found.test.split) == ("tofu", "forget01 test")
+    seen = {item.fields["question"] for item in found.validation.sets["forget"].items}
+    tested = {item.fields["question"] for item in found.test.sets["forget"].items}
+    assert len(seen) == 4
+    assert not seen & tested
+    assert len(tested) == 36
+
+
+def test_a_judge_is_asked_of_validation_rows_where_the_score_wants_it(
+    data: dict[str, DataSource], tofu: dict[str, Any]
+) -> None:
+    judged = tofu | {"judge": JUDGE}
+    assert ask(data, judged, {"score": "tofu"}).judged
+    assert not ask(data, judged, {"score": "tofu", "judge": False}).judged
+    assert not ask(data, judged).judged  # by exposure, one's own questions decide
+    wanting = {"maximise": "acc_forget"}
+    with pytest.raises(UsageError, match="held against the ideal model"):
+        ask(data, judged, wanting)
+    ideal = judged | {"ideal": "i"}
+    assert ask(data, ideal, wanting).judged
+    for without, select in ((tofu | {"ideal": "i"}, wanting), (ideal, wanting | {"judge": False})):
+        with pytest.raises(UsageError, match=r"acc_forget is a judge's; give evaluate\.judge, with select\.judge true"):
+            ask(data, without, select)
+
+
+def test_muse_is_chosen_by_its_own_score_and_says_how_coarse_it_is(
+    data: dict[str, DataSource], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = {("privleak", side): [{"text": f"It is {side} {i}"} for i in range(100)] for side in ("forget", "holdout")}
+    more = {
+        ("verbmem", "forget"): ROWS["verbmem", "forget"] * 3,
+        ("knowmem", "retain_qa"): ROWS["knowmem", "forget_qa"],
+    }
+    muse = {"benchmark": "muse", "data": write_muse(tmp_path / "muse", ROWS | texts | more)}
+    with caplog.at_level(logging.WARNING, logger="msa_lite"):
+        found = ask(data, muse, forget="texts")
+    assert found.rule == PaperScore("muse")
+    assert "measured on 15 × 15 pairs of texts, so that the AUC moves in steps of 1/225" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, logger="msa_lite"):  # neither AUC decides
+        ask(data, muse, {"maximise": "knowmem_r"}, forget="texts")
+    assert caplog.text == ""
+    with pytest.raises(UsageError, match=r"select\.by author: muse has no authors"):
+        ask(data, muse, {"by": "author"}, forget="texts")
+    with pytest.raises(UsageError, match=r"'muse-gap' is held against the ideal model; give evaluate\.ideal"):
+        ask(data, muse, {"score": "muse-gap"}, forget="texts")
