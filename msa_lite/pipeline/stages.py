@@ -54,12 +54,16 @@ def first_epoch(settings: FitSettings, rows: int) -> int:
 def check_learns(job: Job, names: Iterable[str], settings: FitSettings) -> None:
     """Raise UsageError where a fit on one of the named sets of examples would end before it has learnt anything."""
     for name in names:
-        if settings.epochs < first_epoch(settings, rows := len(job.examples[name])):
-            raise UsageError(
-                f"{name}: its {rows} rows are one step of batch_size {settings.batch_size}, and of a warm-up of "
-                f"{settings.warmup_epochs:g} epochs the first step learns nothing; give more epochs, or "
-                "vector.warmup_epochs=0"
-            )
+        check_fit_learns(name, settings, len(job.examples[name]))
+
+
+def check_fit_learns(name: str, settings: FitSettings, rows: int) -> None:
+    """Raise UsageError where a fit on so many rows would end before it has learnt anything. name: what is fitted."""
+    if settings.epochs < first_epoch(settings, rows):
+        raise UsageError(
+            f"{name}: its {rows} rows are one step of batch_size {settings.batch_size}, and of a warm-up of "
+            f"{settings.warmup_epochs:g} epochs the first step learns nothing; give more epochs, or warmup_epochs: 0"
+        )
 
 
 def row_hashes(rows: Sequence[Row]) -> dict[str, str]:

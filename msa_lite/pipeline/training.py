@@ -104,7 +104,7 @@ def train_stages(
             check_space(folder, training.bytes_needed(made))
         except MsaError:
             if is_new:
-                shutil.rmtree(folder)
+                shutil.rmtree(folder, ignore_errors=True)
             raise
         write_text(folder / "recipe.yaml", _pinned(job))
         return TrainingResult(folder, training.run(made, progress))

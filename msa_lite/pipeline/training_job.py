@@ -30,7 +30,7 @@ from msa_lite.errors import DataError, MismatchError, MsaError, UsageError, join
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, commit_of, explain, fetch
 from msa_lite.io.manifest import digest
-from msa_lite.pipeline.stages import first_epoch
+from msa_lite.pipeline.stages import check_fit_learns
 from msa_lite.recipe import TrainingRecipe
 from msa_lite.recipe.training import NewModel, NewTokenizer, Stage, Training
 from msa_lite.train import FitSettings
@@ -141,7 +141,8 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingJob:
                 mode="full", seed=recipe.seed, **stage.model_dump(include={*Training.model_fields} - {"max_length"})
             )
             job = StageJob(f"{number + 1}-{stage.title}", settings, _encode(stage, inputs, prompter))
-            _check_learns(job, start.positions)
+            check_fit_learns(job.name, settings, len(job.examples))
+            _check_lengths(job.examples, start.positions)
             stages.append(job)
     faults.check()
     return TrainingJob(recipe, folder, start, stages, [inputs.pinned() for inputs in data])
@@ -165,7 +166,8 @@ def _find_start(name: str) -> Start:
     tokenizer = _load_tokenizer(name, str(source.folder))
     check_vocabulary(tokenizer, checkpoint.config.get("vocab_size"), name)
     parameters = sum(math.prod(entry.shape) for entry in checkpoint.tensors.values())
-    return Start(source.pinned(), tokenizer, parameters, checkpoint.config.get("max_position_embeddings"), source)
+    positions = checkpoint.config.get("max_position_embeddings") or checkpoint.config.get("n_positions")
+    return Start(source.pinned(), tokenizer, parameters, positions, source)
 
 
 def _new_start(model: NewModel, recipe: TrainingRecipe, texts: list[str]) -> Start:
@@ -228,14 +230,7 @@ def _encode(stage: Stage, data: StageData, prompter: Prompter) -> list[Example]:
     return examples
 
 
-def _check_learns(job: StageJob, positions: int | None) -> None:
-    """Raise UsageError for a stage that would end before it learns, MismatchError for rows too long for the model."""
-    settings, rows = job.settings, len(job.examples)
-    if settings.epochs < first_epoch(settings, rows):
-        raise UsageError(
-            f"its {rows} rows are one step of batch_size {settings.batch_size}, and of a warm-up of "
-            f"{settings.warmup_epochs:g} epochs the first step learns nothing; give more epochs, or warmup_epochs=0"
-        )
-    longest = max(len(example.ids) for example in job.examples)
+def _check_lengths(examples: list[Example], positions: int | None) -> None:
+    longest = max(len(example.ids) for example in examples)
     if positions is not None and longest > positions:
         raise MismatchError(f"its rows have up to {longest} tokens, the model takes {positions}; lower max_length")
