@@ -26,9 +26,8 @@ def history(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def recipe(history: Path, tmp_path: Path) -> dict[str, Any]:
-    """A recipe over the history that runs in seconds; its output is tmp_path/run."""
+def tiny_recipe(history: Path, output: Path) -> dict[str, Any]:
+    """A recipe over the history that runs in seconds."""
     return {
         "target": str(history / "target"),
         "prior": str(history / "prior"),
@@ -41,8 +40,14 @@ def recipe(history: Path, tmp_path: Path) -> dict[str, Any]:
             "max_new_tokens": 6,
             "limit": 8,
         },
-        "output": str(tmp_path / "run"),
+        "output": str(output),
     }
+
+
+@pytest.fixture
+def recipe(history: Path, tmp_path: Path) -> dict[str, Any]:
+    """A recipe over the history that runs in seconds; its output is tmp_path/run."""
+    return tiny_recipe(history, tmp_path / "run")
 
 
 @pytest.fixture
