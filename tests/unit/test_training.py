@@ -161,6 +161,15 @@ def test_the_folder_tells_what_was_seen_and_repeats_the_training(recipe: dict[st
     assert (result.models[-1].loss or 9) < (result.models[1].loss or 0)
 
 
+def test_a_model_from_nothing_takes_a_tokenizer_that_there_is(recipe: dict[str, Any], make_checkpoint: Make) -> None:
+    folder = make_checkpoint("olmo2", chat=True)
+    recipe["model"]["tokenizer"] = str(folder)
+    recipe["stages"] = recipe["stages"][2:]
+    model = msa_lite.train_stages(recipe).model
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (model / name).read_text() == (folder / name).read_text()
+
+
 def test_several_data_sets_are_learnt_together(recipe: dict[str, Any], tmp_path: Path) -> None:
     questions, texts = (stage["data"] for stage in recipe["stages"][:2])
     recipe["stages"] = [{"data": [questions, texts]}]
