@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import shutil
@@ -20,7 +21,7 @@ from msa_lite.evals.selection import Metrics, Rank, Rule
 from msa_lite.evals.validation import BROKEN, Validation
 from msa_lite.io.manifest import is_finished, partial_folder, stage_folder, write_json, write_text
 from msa_lite.io.progress import Progress, silent
-from msa_lite.report import Report, load_report
+from msa_lite.report import Report, load_report, write_pictures
 from msa_lite.report.points import Candidate, Sweep, points_csv, points_markdown
 
 logger = logging.getLogger(__name__)
@@ -62,9 +63,9 @@ def choose(
     """Score every candidate on validation rows and choose the best by the rule (ties: the first).
 
     Holdout rows, if any, say what unseen data scores, and are asked of the target alone unless the rule needs AUCs.
-    Writes records and a report per candidate, the table and choice.json into `out`; candidates that were scored before
-    a stop are not scored again. What is broken (outputs that are no numbers, nothing left of what is to be kept) is
-    recorded and never chosen. Other processes may help (`help_choose`), or do all of it (`crew`).
+    Writes records and a report per candidate, tables, pictures and choice.json into `out`; candidates that were scored
+    before a stop are not scored again. What is broken (outputs that are no numbers, nothing left of what is to be kept)
+    is recorded and never chosen. Other processes may help (`help_choose`), or do all of it (`crew`).
 
     Raises StageError when every candidate is broken.
     """
@@ -96,6 +97,10 @@ def _choose(work: Work, label: str, progress: Progress, crew: Crew | None) -> No
     table = load_sweep(folder)
     write_text(folder / "table.md", points_markdown(table))
     write_text(folder / "table.csv", points_csv(table))
+    if importlib.util.find_spec("matplotlib"):
+        write_pictures(table, folder)
+    else:
+        logger.info("no pictures of the sweep: pip install 'msa-lite[report]'")
 
 
 def _all_but_report(folder: str, names: list[str]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import shutil
@@ -14,7 +13,7 @@ from typing import Any
 from msa_lite.data import Row
 from msa_lite.errors import UsageError
 from msa_lite.evals.candidates import Candidates
-from msa_lite.evals.choice import Choice, Crew, choose, load_sweep
+from msa_lite.evals.choice import Choice, Crew, choose
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.models import load_model
 from msa_lite.evals.validation import Validation
@@ -25,7 +24,7 @@ from msa_lite.job import Job
 from msa_lite.merger import Merged, MergedAdapter, merge, merge_adapters
 from msa_lite.pipeline.folder import BASELINES, run_folder
 from msa_lite.recipe import Recipe
-from msa_lite.report import Report, markdown_table, write_pictures
+from msa_lite.report import Report, markdown_table
 from msa_lite.train import FitSettings
 
 logger = logging.getLogger(__name__)
@@ -166,16 +165,11 @@ def _validation_folder(job: Job, name: str) -> Path:
 def choose_candidate(
     job: Job, candidates: Candidates, what: str, progress: Progress, crew: Crew | None = None
 ) -> Choice:
-    """The best candidate on the job's validation rows; reasons to doubt it are warned of. Draws the pictures."""
+    """The best candidate on the job's validation rows; reasons to doubt it are warned of."""
     evaluate_ideal(job, progress)
-    out = job.folder / "sweep"
-    choice = choose(candidates, validation_of(job), out, f"choosing {what}", progress, crew)
+    choice = choose(candidates, validation_of(job), job.folder / "sweep", f"choosing {what}", progress, crew)
     for doubt in choice.doubts:
         logger.warning("the choice of %s: %s", what, doubt)
-    if importlib.util.find_spec("matplotlib"):
-        write_pictures(load_sweep(out), out)
-    else:
-        logger.info("no pictures of the sweep: pip install 'msa-lite[report]'")
     return choice
 
 
