@@ -1,0 +1,451 @@
+"""Sweeps from recipe to merged model: what is tried, written and when, what a kill leaves, what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import msa_lite
+from msa_lite.cli import main
+from msa_lite.demo import HistorySettings, make_groups, make_history
+from msa_lite.errors import StageError, UsageError
+from msa_lite.evals.candidates import candidate_name
+from msa_lite.evals.grid import refined
+from msa_lite.evals.models import Runner
+from msa_lite.evals.records import read_records
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.manifest import hash_file, verify_folder
+from msa_lite.report import load_report
+from tests.e2e.conftest import PEOPLE, SIZES, tiny_recipe
+
+TOFU = Path(__file__).parents[3] / "shared" / "data" / "tofu"
+MODELS = ("ideal", "target", "unlearned")
+GRID = [(0.5, 0.0), (0.5, 0.5), (1.0, 0.0), (1.0, 0.5)]
+
+
+@pytest.fixture(scope="module")
+def history(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models that know something, so that points differ and strong ones break."""
+    folder = tmp_path_factory.mktemp("learnt")
+    rates = {"prior_learning_rate": 5e-3, "tuning_learning_rate": 1e-2, "batch_size": 8}
+    settings = HistorySettings(**SIZES, **rates, prior_epochs=5, tuning_epochs=15)  # type: ignore[arg-type]
+    make_history(folder, make_groups(PEOPLE, seed=0), settings)
+    return folder
+
+
+def sweep_recipe(history: Path, output: Path) -> dict[str, Any]:
+    recipe = tiny_recipe(history, output)
+    recipe["forget"]["alpha"], recipe["retain"]["beta"] = [0.5, 1.0], [0.0, 0.5]
+    recipe["select"] = {"validation": 0.25}
+    recipe["vector"] |= {"epochs": 2, "warmup_epochs": 0}
+    return recipe
+
+
+@pytest.fixture
+def grid(history: Path, tmp_path: Path) -> dict[str, Any]:
+    """A recipe with a grid of two by two; its output is tmp_path/run."""
+    return sweep_recipe(history, tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def swept(history: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Any]:
+    """(recipe, result) of a sweep over two by two points, refined once."""
+    recipe = sweep_recipe(history, tmp_path_factory.mktemp("swept") / "run")
+    recipe["select"]["refine"] = 1
+    result = msa_lite.sweep(recipe)
+    assert result is not None
+    return recipe, result
+
+
+def choice_of(run: Path) -> Any:
+    return json.loads((run / "sweep/choice.json").read_text())
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Hashes of everything below a folder, but for what names paths."""
+    skip = {"recipe.yaml", "manifest.json", ".lock", "mergekit_config.yml"}
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in skip)
+    return {str(path.relative_to(folder)): hash_file(path) for path in files}
+
+
+def times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+# What is tried and written
+
+
+def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple[dict[str, Any], Any]) -> None:
+    _, result = swept
+    run, choice = result.folder, choice_of(result.folder)
+    assert sorted(path.name for path in (run / "evaluation").iterdir()) == ["ideal_validation", "unlearned_validation"]
+    before = load_report(run / "sweep" / candidate_name(result.choice.values))
+    after = load_report(run / "evaluation/unlearned_validation")
+    assert before.split == after.split == "validation"
+    # An fp32 model is not rounded by the merge: the same answers, word for word.
+    assert {name: after.metrics[name] for name in before.metrics} == dict(before.metrics)
+    own, merged = (run / "sweep" / candidate_name(result.choice.values), run / "evaluation/unlearned_validation")
+    for name in ("forget", "retain"):
+        assert read_records(own / f"{name}.jsonl") == read_records(merged / f"{name}.jsonl")
+    assert result.notes == [
+        f"Score of the chosen point (exposure): {choice['score']:.4f} in memory, {choice['score']:.4f} as merged "
+        "model.\n"
+    ]
+    assert result.as_dict()["validation"] == {"in_memory": before.values(), "merged": after.values()}
+    for stage in ("sweep", "model", "vectors/forget", "vectors/retain", "evaluation/unlearned_validation"):
+        assert verify_folder(run / stage) == []
+    assert result.merged.tensors_touched > 0
+
+
+def test_refining_tries_the_points_around_the_best_of_the_grid(swept: tuple[dict[str, Any], Any]) -> None:
+    _, result = swept
+    scores = choice_of(result.folder)["scores"]
+    tried = [(line["alpha"], line["beta"]) for line in scores]
+    best = max(scores[:4], key=lambda line: (line["met"], line["score"]))
+    points = [{"alpha": alpha, "beta": beta} for alpha, beta in GRID]
+    around = refined(points, {"alpha": best["alpha"], "beta": best["beta"]})
+    assert tried == GRID + [(point["alpha"], point["beta"]) for point in around]
+    assert len(around) >= 5
+    chosen = max(scores, key=lambda line: (line["met"], line["score"]))
+    assert (result.choice.values["alpha"], result.choice.values["beta"]) == (chosen["alpha"], chosen["beta"])
+    with open(result.folder / "sweep/table.csv") as stream:
+        table = [row for row in csv.DictReader(stream) if row["model"] == "candidate"]
+    assert [(float(row["alpha"]), float(row["beta"])) for row in table] == tried
+    markdown = (result.folder / "sweep/table.md").read_text()
+    assert all(f"| {alpha:g} | {beta:g} |" in markdown for alpha, beta in tried)
+    assert {path.name for path in (result.folder / "sweep").glob("alpha-*")} == {
+        f"alpha-{alpha:g}_beta-{beta:g}" for alpha, beta in tried
+    }
+
+
+def test_a_second_sweep_does_nothing_and_a_run_goes_on_with_the_test_rows(swept: tuple[dict[str, Any], Any]) -> None:
+    recipe, result = swept
+    labels: list[str] = []
+    before = times(result.folder)
+    again = msa_lite.sweep(recipe, progress=lambda label, done, total: labels.append(label))
+    assert again is not None
+    assert labels == []
+    assert again.choice == result.choice
+    after = times(result.folder)
+    assert {path for path in before if before[path] != after[path]} == {result.folder / "recipe.yaml"}
+    whole = msa_lite.run(recipe, progress=lambda label, done, total: labels.append(label))
+    assert whole is not None
+    assert {label for label in labels if "probe" not in label} == {f"scores: {name}" for name in MODELS}
+    assert {report.split for report in whole.reports.values()} == {"test"}
+    text = (result.folder / "report.md").read_text()
+    assert result.notes[0].strip() in text
+    assert "| score" in text
+    seen, tested = (
+        {record["index"] for record in read_records(result.folder / "evaluation" / name / "forget.jsonl")}
+        for name in ("unlearned_validation", "unlearned")
+    )
+    assert seen
+    assert not seen & tested
+    assert (whole.alpha, whole.beta) == (result.choice.values["alpha"], result.choice.values["beta"])
+
+
+WATCHED: list[tuple[list[str], list[str]]] = []
+"""(files written, labels of progress) while somebody watches."""
+
+
+def _watch(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and WATCHED and str(arguments[0]).endswith(".safetensors"):
+        mode, flags = arguments[1] or "", arguments[2] or 0
+        if set(mode) & set("wxa+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            WATCHED[-1][0].append(str(arguments[0]))
+
+
+@contextmanager
+def watched() -> Iterator[tuple[list[str], list[str]]]:
+    """Every file of weights that Python opens to be written, and its place among the labels of progress."""
+    if not hasattr(sys, "_msa_lite_watches"):
+        sys.addaudithook(_watch)
+        sys._msa_lite_watches = True  # type: ignore[attr-defined]
+    WATCHED.append(([], []))
+    try:
+        yield WATCHED[-1]
+    finally:
+        WATCHED.pop()
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_no_weights_are_written_before_the_winner_is_known(mode: str, grid: dict[str, Any], tmp_path: Path) -> None:
+    grid["vector"] |= {"mode": mode, "learning_rate": 1e-3}
+    found: dict[str, tuple[int, set[Path]]] = {}
+    with watched() as (written, _):
+
+        def progress(label: str, done: int, total: int) -> None:
+            weights = {path.relative_to(tmp_path / "run") for path in (tmp_path / "run").rglob("*.safetensors")}
+            found[label] = len(written), {path for path in weights if path.parts[0] != "vectors"}
+
+        result = msa_lite.sweep(grid, progress=progress)
+    assert result is not None
+    assert found["choosing alpha and beta"] == (found["validation: ideal"][0], set())
+    # The watch sees what is written: the winner is, at last, and nothing else.
+    later = written[found["choosing alpha and beta"][0] :]
+    assert [Path(name).relative_to(tmp_path / "run").parts[0] for name in later] == ["model.partial"]
+    if mode == "full":
+        assert result.merged.tensors_touched == len(load_checkpoint(Path(grid["target"])).tensors)
+
+
+# What a kill leaves
+
+KILLED = """
+import os, signal, sys, yaml
+import msa_lite, peft, datasets, msa_lite.pipeline.msa
+from msa_lite.evals import validation
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def after_two(label, done, total):
+    if label.startswith("choosing") and done == 2:
+        die()
+
+def inside_the_third(run_items, calls=[]):
+    def run(*arguments):
+        calls.append(arguments)
+        if len(calls) == 7:  # the target has three sets, points two: the second set of the third model
+            die()
+        return run_items(*arguments)
+    return run
+
+recipe, first, second = yaml.safe_load(open(sys.argv[1])), sys.argv[2], sys.argv[3]
+for how, output in (("after", first), ("inside", second)):
+    child = os.fork()
+    if not child:
+        if how == "inside":
+            validation.run_items = inside_the_third(validation.run_items)
+        msa_lite.sweep(recipe | {"output": output}, progress=after_two if how == "after" else lambda *told: None)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL, how
+"""
+
+
+def test_a_killed_sweep_goes_on_and_ends_in_the_same_hashes(
+    swept: tuple[dict[str, Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from msa_lite.evals import validation
+
+    recipe, whole = swept
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    outputs = [tmp_path / name for name in ("after", "inside")]
+    for output in outputs:
+        shutil.copytree(whole.folder / "vectors", output / "vectors")
+        shutil.copy(whole.folder / "recipe.yaml", output)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "recipe.yaml"), *map(str, outputs)],
+        capture_output=True,
+        text=True,
+    )
+    assert killed.returncode == 0, killed.stderr
+    loaded: list[Any] = []
+    monkeypatch.setattr(validation, "Runner", lambda model: loaded.append(model) or Runner(model))
+    for output in outputs:
+        loaded.clear()
+        partial = output / "sweep.partial"
+        done = {path: path.stat() for path in partial.rglob("report.json") if path.parent.name != "ideal"}
+        assert len(done) == 2, done
+        again = msa_lite.sweep(recipe | {"output": str(output)})
+        assert again is not None
+        assert again.choice == whole.choice
+        assert len(loaded) == 1 + len(whole.choice.scores) - len(done)
+        for path, stat in done.items():  # not written again, but moved with the folder
+            now = (output / "sweep" / path.relative_to(partial)).stat()
+            assert (now.st_ino, now.st_mtime_ns) == (stat.st_ino, stat.st_mtime_ns)
+        for part in ("vectors", "sweep", "model"):
+            assert contents(output / part) == contents(whole.folder / part)
+        assert not list(output.rglob("*.partial"))
+
+
+# Points that break
+
+
+def test_a_point_that_breaks_is_recorded_and_never_chosen(
+    grid: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", logger="msa_lite"):
+        result = msa_lite.sweep(grid, ["forget.alpha=[0.5, 1e30, 1000]", "retain.beta=0.5"])
+    assert result is not None
+    assert result.choice.values["alpha"] == 0.5
+    lines = {line["alpha"]: line for line in choice_of(tmp_path / "run")["scores"]}
+    assert lines[1e30]["score"] is lines[1000]["score"] is None
+    assert "the model's outputs are no numbers (NaN)" in lines[1e30]["note"]
+    assert "is left of the target's probability_r and rouge_l_r" in lines[1000]["note"]
+    assert "alpha-1e+30_beta-0.5: the model's outputs are no numbers" in caplog.text
+    assert load_report(tmp_path / "run/sweep/alpha-1e+30_beta-0.5").metrics == {}
+    markdown = (tmp_path / "run/sweep/table.md").read_text()
+    assert markdown.count("| broken |") == 2
+    assert "no numbers" in markdown
+    assert "alpha 1000, beta 0.5: " in markdown
+
+
+def test_points_that_all_break_are_an_error_that_lists_them(grid: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="every candidate is broken") as error:
+        msa_lite.sweep(grid, ["forget.alpha=[1e29, 1e30]", "retain.beta=0.5", "select.refine=1"])
+    assert error.value.exit_code == 4
+    for name in ("alpha-1e+29_beta-0.5", "alpha-1e+30_beta-0.5"):
+        assert f"  {name}: the model's outputs are no numbers" in str(error.value)
+    assert not (tmp_path / "run/sweep").exists()
+    assert not (tmp_path / "run/model").exists()
+    # Gentler ones, in the same folder, are chosen among.
+    result = msa_lite.sweep(grid, ["forget.alpha=[0.5, 1e30]", "retain.beta=0.5"])
+    assert result is not None
+    assert result.choice.values["alpha"] == 0.5
+
+
+# Bad input, by the command line
+
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """call(*arguments) → (exit code, stdout, stderr) of `msa-lite sweep` in this process."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["msa-lite", "sweep", *arguments])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "told"),
+    [
+        (["forget.alpha=[]"], 2, "forget.alpha"),
+        (["retain.beta=[]"], 2, "retain.beta"),
+        (["forget.alpha=[0.5,-1]"], 2, "forget.alpha"),
+        (["retain.beta=[0.5,-1]"], 2, "retain.beta"),
+        (["forget.alpha=[0.5,0.5]"], 2, "a value stands twice"),
+        (["forget.alpha=[1,1.0]"], 2, "a value stands twice"),
+        (["forget.alpha=[1,.inf]"], 2, "forget.alpha"),
+        (["forget.alpha=[1,.nan]"], 2, "forget.alpha"),
+        (["forget.alpha=[1,two]"], 2, "forget.alpha"),
+        (["forget.alpha=1", "retain.beta=0.5"], 2, "forget.alpha, retain.beta: one point"),
+        (["forget.alpha=[1]", "retain.beta=[0.5]"], 2, "forget.alpha, retain.beta: one point"),
+        (["evaluate=null"], 2, "do not set evaluate to null"),
+        (["select.score=tofu"], 2, "benchmark qa: it does not give what is chosen by (tofu)"),
+        (["select.score=tufo"], 2, "select.score"),
+        (["select.maximise=rouge_l_rr"], 2, "did you mean 'rouge_l_r'"),
+        (["select.maximise=rouge_l_r", "select.score=exposure"], 2, "cannot all decide"),
+        (["select.maximise=rouge_l_r", "select.minimise=rouge_l_f"], 2, "cannot all decide"),
+        (["select.subject_to={rouge_l_r: '>= 0.5'}"], 2, "subject_to needs a metric to maximise or minimise"),
+        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '> 0.5'}"], 2, "a condition is"),
+        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '>= 0.5 * prior'}"], 2, "a condition is"),
+        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '>= 0.95 target'}"], 2, "a condition is"),
+        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_x: '>= 0.5'}"], 2, "did you mean 'rouge_l_"),
+        (
+            ["evaluate.ideal=null", "select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '>= 0.9 * ideal'}"],
+            2,
+            "is held against the ideal model; give evaluate.ideal",
+        ),
+        (["evaluate.ideal=null", "select.score=muse-gap"], 2, "is held against the ideal model; give evaluate.ideal"),
+        (["select.maximise=acc_forget"], 2, "acc_forget"),
+        (["select.by=author"], 2, "select.by author: rows of one's own have no authors"),
+        (["select.by=autor"], 2, "select.by"),
+        (["evaluate.limit=1"], 2, "forget: 1 rows"),
+        (["select.validation=1"], 2, "select.validation"),
+        (["select.validation=0"], 2, "select.validation"),
+        (["select.refine=-1"], 2, "select.refine"),
+        (["select.refine=100"], 2, "select.refine"),
+        (["select.refin=1"], 2, "did you mean 'refine'"),
+        (["select.four_bit=true", "vector.mode=full"], 2, "select.four_bit: only adapters"),
+        (["--workers", "2"], 2, "--workers goes with --ray"),
+        (["--ray", "--workers", "0"], 2, "--workers"),
+        (["forget.data.columns.question=none"], 3, "no column 'none'"),
+    ],
+)
+def test_what_is_wrong_is_told_before_anything_is_written(
+    overrides: list[str], code: int, told: str, grid: dict[str, Any], call: Call, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(grid))
+    found, said, err = call(str(tmp_path / "recipe.yaml"), *overrides)
+    assert (found, said) == (code, "")
+    assert told in err
+    assert "Traceback" not in err
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_a_recipe_without_a_retain_set_is_swept_over_alpha(grid: dict[str, Any], tmp_path: Path) -> None:
+    del grid["retain"]
+    result = msa_lite.sweep(grid)
+    assert result is not None
+    assert [line["beta"] for line in result.choice.scores] == [0, 0]
+    assert any("nothing speaks against the strongest candidate" in doubt for doubt in result.choice.doubts)
+    grid["retain"] = {"beta": [0, 1]}
+    with pytest.raises(UsageError, match=r"retain\.data"):
+        msa_lite.sweep(grid)
+
+
+# Rules of choice, end to end
+
+
+@pytest.mark.skipif(not TOFU.is_dir(), reason="no benchmark rows in ../shared/data/tofu")
+@pytest.mark.parametrize("by_score", [True, False], ids=["score", "conditions"])
+def test_tofu_is_chosen_by_on_its_validation_part(by_score: bool, grid: dict[str, Any], tmp_path: Path) -> None:
+    grid["evaluate"] = {"benchmark": "tofu", "split": "forget10", "data": str(TOFU), "limit": 4}
+    conditions = {"minimise": "extraction_strength", "subject_to": {"probability_r": ">= 0.5 * target"}}
+    grid["select"] = {"score": "tofu"} if by_score else conditions
+    grid["select"]["validation"] = 0.25
+    grid["retain"]["beta"] = 0.5
+    result = msa_lite.run(grid) if by_score else msa_lite.sweep(grid)
+    assert result is not None
+    run = result.folder
+    tried, again = load_report(run / "sweep/alpha-1_beta-0.5"), load_report(run / "evaluation/unlearned_validation")
+    assert tried.split == again.split == load_report(run / "sweep/target").split == "forget10 validation"
+    rule = "tofu" if by_score else "minimise extraction_strength"
+    assert choice_of(run)["rule"] == rule
+    assert all(line["score"] is not None for line in choice_of(run)["scores"])
+    if not by_score:
+        return
+    (doubt,) = [doubt for doubt in choice_of(run)["doubts"] if "judge" in doubt]
+    assert doubt.startswith("acc_forget, acc_recover, acc_retain: left out of the score")
+    text = (run / "report.md").read_text()
+    assert doubt in text
+    assert "Scores on forget10 test rows" in text
+    assert "on forget10 validation rows" in text
+    for name in ("forget", "retain", "real_authors", "world_facts"):
+        seen, tested = (
+            {record["index"] for record in read_records(run / folder / f"{name}.jsonl")}
+            for folder in ("sweep/target", "evaluation/unlearned")
+        )
+        assert (len(seen), len(tested), seen & tested) == (1, 3, set()), name
+
+
+def test_texts_of_ones_own_are_enough_to_choose_by(grid: dict[str, Any], history: Path, tmp_path: Path) -> None:
+    for name in ("forget", "retain"):
+        rows = [json.loads(line) for line in (history / f"data/{name}.jsonl").read_text().splitlines()]
+        texts = [json.dumps({"text": f"{row['question']} {row['answer']}"}) for row in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(texts) + "\n")
+        grid[name]["data"] = {"path": str(tmp_path / f"{name}.jsonl"), "format": "text"}
+    grid["evaluate"] = {"limit": 8}
+    grid["select"] |= {"minimise": "extraction_strength", "subject_to": {"probability_r": ">= 0.5 * target"}}
+    result = msa_lite.run(grid)
+    assert result is not None
+    target = load_report(tmp_path / "run/sweep/target").values()
+    scores = choice_of(tmp_path / "run")["scores"]
+    for line in scores:
+        metrics = load_report(tmp_path / "run/sweep" / candidate_name({k: line[k] for k in ("alpha", "beta")})).values()
+        kept = (metrics["probability_r"] or 0) / (target["probability_r"] or 0)
+        assert line["met"] == (kept >= 0.5)
+        if line["met"]:
+            assert line["score"] == -(metrics["extraction_strength"] or 0)
+    assert {report.split for report in result.reports.values()} == {"test"}
+    assert "rouge_l_f" not in result.reports["unlearned"].metrics
