@@ -14,6 +14,7 @@ from msa_lite.data import (
     Prompter,
     Row,
     Template,
+    check_vocabulary,
     encode,
     load_rows,
     pin_source,
@@ -129,11 +130,7 @@ def prepare(recipe: Recipe, plan: Plan) -> Job:
     check_space(plan.folder, _bytes_needed(target, recipe, plan))
 
     tokenizer = AutoTokenizer.from_pretrained(sources["target"].folder)
-    size = target.config.get("vocab_size")
-    if size is not None and len(tokenizer) > size:
-        raise MismatchError(
-            f"{recipe.target}: the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size}"
-        )
+    check_vocabulary(tokenizer, target.config.get("vocab_size"), recipe.target)
     prompter = Prompter.build(tokenizer, recipe.prompt.kind, Template(recipe.prompt.prompt, recipe.prompt.answer))
     data = _data_sources(recipe, plan)
     rows = {name: load_rows(source) for name, source in data.items() if "." not in name}
@@ -177,11 +174,7 @@ def _data_sources(recipe: Recipe, plan: Plan) -> dict[str, DataSource]:
         given["baseline.alternatives"] = recipe.baseline.alternatives
     if recipe.evaluate:
         given |= {f"evaluate.{name}": getattr(recipe.evaluate, name) for name in SETS}
-    return {name: pin_source(_data_source(data)) for name, data in given.items() if data is not None}
-
-
-def _data_source(data: Data) -> DataSource:
-    return DataSource(**data.model_dump(exclude={"columns", "sample"}), **data.columns.model_dump())
+    return {name: pin_source(DataSource(**data.flat())) for name, data in given.items() if data is not None}
 
 
 def _alternatives(source: DataSource | None) -> list[str]:
@@ -213,7 +206,7 @@ def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
 
 
 def _bytes_needed(target: Checkpoint, recipe: Recipe, plan: Plan) -> int:
-    """Disk space that a run still needs: the merged model; in full mode, the fp32 checkpoints of each vector, and two
+    """Disk space that a run still needs: the merged model; in full mode, the fp32 checkpoints of each vector, and three
     saves with AdamW's state and a new best epoch beside the old one while one is fitted. Stages that are there already
     need none.
     """
@@ -224,5 +217,5 @@ def _bytes_needed(target: Checkpoint, recipe: Recipe, plan: Plan) -> int:
         size += {"same": target.nbytes, "float32": 4 * count}.get(recipe.merge.dtype, 2 * count)
     if recipe.vector.mode == "full":
         missing = [name for name in plan.vectors if not (folder / "vectors" / name).exists()]
-        size += (4 * plan.checkpoints * len(missing) + (4 + 2 * 12 if missing else 0)) * count
+        size += (4 * plan.checkpoints * len(missing) + (4 + 3 * 12 if missing else 0)) * count
     return size
