@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -128,6 +129,7 @@ class Work:
 
     def _score(self, name: str, values: Values | None) -> None:
         folder = self.folder / name
+        logger.info("scoring %s in process %d", name, os.getpid())
         try:
             self.validation.score_into(folder, partial(self.candidates.load, values), whole=values is None)
         except NotFiniteError as error:

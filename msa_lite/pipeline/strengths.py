@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from msa_lite.evals.candidates import WORK, Candidates, Values, candidate_name
 from msa_lite.evals.choice import Choice, Crew, help_choose, load_sweep
 from msa_lite.evals.points import Points
 from msa_lite.evals.validation import Validation
-from msa_lite.io.manifest import MANIFEST, load_manifest, partial_folder
+from msa_lite.io.manifest import MANIFEST, is_finished, load_manifest, partial_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job, Plan, prepare
 from msa_lite.merger import Merged, MergedAdapter
@@ -36,7 +36,7 @@ from msa_lite.pipeline.stages import (
 )
 from msa_lite.recipe import Recipe
 from msa_lite.report import Report, Sweep, load_report
-from msa_lite.train import fit_vector
+from msa_lite.train import fit_inputs, fit_vector
 
 logger = logging.getLogger(__name__)
 
@@ -115,15 +115,32 @@ def help_sweep(recipe: Recipe, plan: Plan) -> None:
     if plan.choice is False:
         return
     out = plan.folder / "sweep"
-    while not ((partial_folder(out) / WORK).is_file() or (out / MANIFEST).is_file()):
-        time.sleep(_POLL)
+
+    def is_open() -> bool:
+        return (partial_folder(out) / WORK).is_file() or (out / MANIFEST).is_file()
+
+    if recipe.demo is not None:  # the inputs have to be made first
+        _wait_for(is_open)
     job = prepare(recipe, plan)
+    fits = _fits(job)  # or an earlier sweep, with vectors of other settings, would be taken for this one
+    _wait_for(lambda: all(is_finished(folder, inputs) for folder, inputs in fits.items()) and is_open())
     target = _load_points(job)
 
     def make() -> tuple[Candidates, Validation]:
         return _candidates(job, target), validation_of(job)
 
     help_choose(make, out)
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    while not condition():
+        time.sleep(_POLL)
+
+
+def _fits(job: Job) -> dict[Path, dict[str, Any]]:
+    """Folders of the vectors, and what decides them."""
+    prior, settings = job.sources["prior"], fit_settings(job.recipe)
+    return {job.vector_folder(name): fit_inputs(prior, job.examples[name], settings) for name in job.vector_names}
 
 
 def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> None:
@@ -145,9 +162,7 @@ def check_strengths(job: Job) -> None:
     """Raise UsageError, before any work, where vectors would learn nothing or cannot be tried as asked."""
     check_learns(job, job.vector_names, fit_settings(job.recipe))
     if job.recipe.select.four_bit and job.recipe.vector.mode == "full":
-        raise UsageError(
-            "select.four_bit: only adapters can be tried on a 4-bit target, not vector.mode full"
-        )
+        raise UsageError("select.four_bit: only adapters can be tried on a 4-bit target, not vector.mode full")
 
 
 def choose_strengths(job: Job, progress: Progress, crew: Crew | None = None) -> Swept:

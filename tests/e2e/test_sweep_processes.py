@@ -1,0 +1,145 @@
+"""Sweeps by several processes, of torchrun, of accelerate and of Ray: the points are shared, the result is one's."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import msa_lite
+from tests.e2e.conftest import tiny_recipe
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+# With --cpu, accelerate starts but one process.
+ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+NAMES = {"target", *(f"alpha-{alpha:g}_beta-{beta:g}" for alpha in (0.5, 1.0) for beta in (0.0, 0.5))}
+
+# The command line, but nobody is done with a first point before two processes have begun one.
+MEET = """
+import os, sys, time
+from pathlib import Path
+from msa_lite.cli import main
+from msa_lite.evals.validation import Validation
+
+meet, own = Path(sys.argv.pop(1)), Validation.score_into
+
+def score_into(self, *arguments, **more):
+    (meet / str(os.getpid())).touch()
+    while len(list(meet.iterdir())) < 2:
+        time.sleep(0.05)
+    return own(self, *arguments, **more)
+
+Validation.score_into = score_into
+main()
+"""
+
+
+def sweep_recipe(history: Path, output: Path) -> dict[str, Any]:
+    recipe = tiny_recipe(history, output)
+    recipe["forget"]["alpha"], recipe["retain"]["beta"] = [0.5, 1.0], [0.0, 0.5]
+    recipe["select"] = {"validation": 0.25}
+    recipe["vector"] |= {"epochs": 1, "warmup_epochs": 0}
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def alone(history: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run by one process."""
+    result = msa_lite.run(sweep_recipe(history, tmp_path_factory.mktemp("alone") / "run"))
+    assert result is not None
+    return result.folder
+
+
+@pytest.fixture
+def path(history: Path, tmp_path: Path) -> str:
+    """A recipe's file; its output is tmp_path/run."""
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(sweep_recipe(history, tmp_path / "run")))
+    return str(tmp_path / "recipe.yaml")
+
+
+@pytest.fixture
+def meeting(tmp_path: Path) -> list[str]:
+    """What to launch in the place of `-m msa_lite`, so that two processes meet."""
+    (tmp_path / "meet.py").write_text(MEET)
+    (tmp_path / "meet").mkdir()
+    return [str(tmp_path / "meet.py"), str(tmp_path / "meet")]
+
+
+def launch(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with a command; when it takes too long, end all that it started."""
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True, **options) as process:
+        try:
+            said, told = process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, said, told)
+
+
+def assert_equal(run: Path, alone: Path) -> None:
+    """The same choice by the same scores, and the same weights."""
+    for name in ("sweep/choice.json", "sweep/table.csv", "model/model.safetensors", "vectors/forget/rows.jsonl"):
+        assert (run / name).read_bytes() == (alone / name).read_bytes(), name
+    assert not list(run.rglob("*.partial"))
+    assert not (run / "sweep/work.json").exists()
+    assert not (run / "sweep/.locks").exists()
+
+
+def scorers(stderr: str) -> dict[str, set[str]]:
+    """Which points each process has scored, from what it says with -v."""
+    found: dict[str, list[str]] = {}
+    for name, process in re.findall(r"scoring (\S+) in process (\d+)", stderr):
+        found.setdefault(process, []).append(name)
+    assert len({name for names in found.values() for name in names}) == sum(map(len, found.values())), "scored twice"
+    return {process: set(names) for process, names in found.items()}
+
+
+def test_torchrun_shares_a_sweep_from_nothing_and_then_there_is_nothing_to_do(
+    path: str, meeting: list[str], alone: Path, tmp_path: Path
+) -> None:
+    done = launch(*TORCHRUN, *meeting, "-v", "sweep", path, "--json")
+    assert done.returncode == 0, done.stderr
+    shares = scorers(done.stderr)
+    assert len(shares) == 2
+    assert set().union(*shares.values()) == NAMES
+    assert json.loads(done.stdout)["alpha"] == json.loads((alone / "sweep/choice.json").read_text())["alpha"]
+    assert_equal(tmp_path / "run", alone)
+    # A run goes on with the test rows; nothing of the sweep is left to do, and both end.
+    again = launch(*TORCHRUN, "-m", "msa_lite", "-v", path, "--json")
+    assert again.returncode == 0, again.stderr
+    assert scorers(again.stderr) == {}
+    assert set(json.loads(again.stdout)["metrics"]) == {"target", "ideal", "unlearned"}
+    assert (tmp_path / "run/report.md").read_text() == (alone / "report.md").read_text()
+
+
+def test_accelerate_shares_a_run_whose_vectors_are_of_other_settings(
+    path: str, meeting: list[str], alone: Path, tmp_path: Path
+) -> None:
+    """What lies there from before is no reason for the second process to end."""
+    shutil.copytree(alone, tmp_path / "run")
+    done = launch(*ACCELERATE, *meeting, "-v", path, "vector.learning_rate=1e-3", "--json")
+    assert done.returncode == 0, done.stderr
+    shares = scorers(done.stderr)
+    assert len(shares) == 2
+    assert set().union(*shares.values()) == NAMES
+    assert json.loads(done.stdout)["metrics"]["unlearned"]
+
+
+def test_a_fault_of_the_recipe_ends_all_processes(path: str, tmp_path: Path) -> None:
+    done = launch(*TORCHRUN, "-m", "msa_lite", "sweep", path, "forget.data.columns.question=none")
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert "no column 'none'" in done.stderr
+    assert not (tmp_path / "run").exists()
