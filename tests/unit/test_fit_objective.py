@@ -20,9 +20,10 @@ from msa_lite.baselines.passes import make_batch
 from msa_lite.baselines.reference import ReferenceCache
 from msa_lite.data import Example, Prompter, Row, Template
 from msa_lite.evals import models
-from msa_lite.evals.choice import score_into
 from msa_lite.evals.models import Runner
-from msa_lite.evals.qa import Qa, load_qa
+from msa_lite.evals.qa import load_qa
+from msa_lite.evals.selection import Exposure
+from msa_lite.evals.validation import Validation
 from msa_lite.io.hub import fetch
 from msa_lite.io.manifest import load_manifest
 from msa_lite.report import load_report
@@ -161,7 +162,7 @@ def test_in_half_precision_too_a_fit_starts_at_its_reference(
 class Scores:
     """Scores the model after each epoch, and notes whether it was taken apart for that."""
 
-    questions: Qa
+    validation: Validation
     apart: list[bool] = field(default_factory=list)
 
     def describe(self) -> str:
@@ -169,7 +170,7 @@ class Scores:
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
         self.apart.append(Runner(model)._parts is not None)
-        score_into(epoch_folder(scores, epoch), lambda: model, self.questions)
+        self.validation.score_into(epoch_folder(scores, epoch), lambda: model)
         return Kept(frozenset([epoch]))
 
 
@@ -182,12 +183,13 @@ def test_in_half_precision_an_epoch_is_scored_as_its_weights_are_later(
     rows = [Row(i, f"Where is {i}?", f"At {i * 7}.") for i in range(4)]
     sets = {"forget": rows, "retain": rows[:2]}
     questions = load_qa(sets, Prompter.build(tiny_tokenizer(), "plain", Template()), max_new_tokens=4)
-    say, settings = Scores(questions), replace(SETTINGS, mode=mode, epochs=2)
+    validation = Validation(questions, Exposure(0.95))
+    say, settings = Scores(validation), replace(SETTINGS, mode=mode, epochs=2)
     prior = make_checkpoint("llama", dtype="bfloat16", initializer_range=0.3)
     folder = fit(prior, tmp_path / "v", settings, objective=CrossEntropy(), after_epoch=say)
     assert say.apart == [True, True]
     inside = load_report(folder / "scores/epoch-2").values()
-    outside = score_into(tmp_path / "fp32", lambda: models.load_model(folder / "epoch-2"), questions).values()
+    outside = validation.score_into(tmp_path / "fp32", lambda: models.load_model(folder / "epoch-2")).values()
     for name in ("probability_f", "probability_r"):
         assert inside[name] == pytest.approx(outside[name], rel=0.05)
         assert inside[name] != pytest.approx(outside[name], rel=1e-6)  # or it was not scored in bf16
