@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from msa_lite.errors import StageError, UsageError
@@ -46,8 +47,9 @@ def ray_crew(recipe: Recipe, plan: Plan, workers: int) -> Crew:
                 ended, _ = ray.wait(running, num_returns=len(running), timeout=0)
                 _get(ended)
 
-            yield check
-            _get(running)
+            with redirect_stdout(sys.stderr):  # where Ray's own warnings of workers belong; it prints them to stdout
+                yield check
+                _get(running)
         finally:
             if started:
                 ray.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -9,13 +10,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 
 import msa_lite
+from msa_lite.errors import UsageError
 from tests.e2e.conftest import tiny_recipe
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -142,4 +147,63 @@ def test_a_fault_of_the_recipe_ends_all_processes(path: str, tmp_path: Path) -> 
     assert done.returncode != 0
     assert done.stdout == ""
     assert "no column 'none'" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+# Ray
+
+
+def workers_in(folder: Path) -> list[int]:
+    """Processes of Ray's workers whose work is done in a folder."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            if b"ray::_help" in (place / "cmdline").read_bytes() and Path(os.readlink(place / "cwd")) == folder:
+                found.append(int(place.name))
+        except OSError:  # it has just ended, or is somebody else's
+            continue
+    return found
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="workers are found in /proc")
+def test_two_workers_of_ray_score_the_points_and_one_that_is_killed_is_told(
+    path: str, alone: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("ray")
+    partial = tmp_path / "run/sweep.partial"
+    shutil.copytree(alone / "vectors", tmp_path / "run/vectors")
+    shutil.copy(alone / "recipe.yaml", tmp_path / "run")
+    command = [sys.executable, "-m", "msa_lite", "sweep", path, "--ray", "--workers", "2"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        wait_for((partial / ".locks").is_dir)
+        with FileLock(partial / ".locks/alpha-1_beta-0.5"):  # a point that takes long
+            wait_for(lambda: len(list(partial.glob("*/report.json"))) == 5)  # the ideal's, and of all others
+            workers = workers_in(tmp_path)
+            assert len(workers) == 2
+            os.kill(workers[0], signal.SIGKILL)
+            said, told = process.communicate(timeout=60)
+    assert (process.returncode, said) == (4, "")
+    assert "a worker of the sweep failed (" in told
+    assert "points that are scored stay" in told
+    assert "Traceback" not in told
+    before = {report: report.stat().st_mtime_ns for report in partial.glob("*/report.json")}
+    result = msa_lite.sweep(path, ray_workers=2)
+    assert result is not None
+    assert_equal(tmp_path / "run", alone)
+    assert all((tmp_path / "run/sweep" / p.relative_to(partial)).stat().st_mtime_ns == t for p, t in before.items())
+    wait_for(lambda: not workers_in(Path.cwd()))  # none is left
+
+
+def test_without_ray_the_extra_is_named(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else own(name, *more))
+    with pytest.raises(UsageError, match=r"--ray needs Ray: pip install 'msa-lite\[ray\]'"):
+        msa_lite.sweep(path, ray_workers=2)
     assert not (tmp_path / "run").exists()
