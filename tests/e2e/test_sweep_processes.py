@@ -10,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,10 @@ import yaml
 from filelock import FileLock
 
 import msa_lite
-from msa_lite.errors import UsageError
+from msa_lite.errors import StageError, UsageError
+from msa_lite.pipeline.msa import msa_plan
+from msa_lite.pipeline.strengths import help_sweep
+from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import tiny_recipe
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -111,7 +116,7 @@ def scorers(stderr: str) -> dict[str, set[str]]:
     return {process: set(names) for process, names in found.items()}
 
 
-def test_torchrun_shares_a_sweep_from_nothing_and_then_there_is_nothing_to_do(
+def test_processes_share_a_sweep_from_nothing_and_then_there_is_nothing_to_do(
     path: str, meeting: list[str], alone: Path, tmp_path: Path
 ) -> None:
     done = launch(*TORCHRUN, *meeting, "-v", "sweep", path, "--json")
@@ -122,24 +127,28 @@ def test_torchrun_shares_a_sweep_from_nothing_and_then_there_is_nothing_to_do(
     assert json.loads(done.stdout)["alpha"] == json.loads((alone / "sweep/choice.json").read_text())["alpha"]
     assert_equal(tmp_path / "run", alone)
     # A run goes on with the test rows; nothing of the sweep is left to do, and both end.
-    again = launch(*TORCHRUN, "-m", "msa_lite", "-v", path, "--json")
+    again = launch(*ACCELERATE, "-m", "msa_lite", "-v", path, "--json")
     assert again.returncode == 0, again.stderr
     assert scorers(again.stderr) == {}
     assert set(json.loads(again.stdout)["metrics"]) == {"target", "ideal", "unlearned"}
     assert (tmp_path / "run/report.md").read_text() == (alone / "report.md").read_text()
 
 
-def test_accelerate_shares_a_run_whose_vectors_are_of_other_settings(
-    path: str, meeting: list[str], alone: Path, tmp_path: Path
-) -> None:
-    """What lies there from before is no reason for the second process to end."""
+def test_a_helper_is_not_taken_in_by_an_earlier_sweep(history: Path, alone: Path, tmp_path: Path) -> None:
+    changed = sweep_recipe(history, tmp_path / "changed")
+    changed["vector"]["learning_rate"] = 1e-3
+    assert msa_lite.sweep(changed) is not None
     shutil.copytree(alone, tmp_path / "run")
-    done = launch(*ACCELERATE, *meeting, "-v", path, "vector.learning_rate=1e-3", "--json")
-    assert done.returncode == 0, done.stderr
-    shares = scorers(done.stderr)
-    assert len(shares) == 2
-    assert set().union(*shares.values()) == NAMES
-    assert json.loads(done.stdout)["metrics"]["unlearned"]
+    recipe = load_recipe(changed | {"output": str(tmp_path / "run")})
+    helper = threading.Thread(target=help_sweep, args=(recipe, msa_plan(recipe)), daemon=True)
+    helper.start()
+    helper.join(timeout=3)
+    assert helper.is_alive()  # the vectors that lie there are of other settings
+    for part in ("vectors", "sweep"):
+        (tmp_path / "run" / part).rename(tmp_path / f"earlier-{part}")
+        (tmp_path / "changed" / part).rename(tmp_path / "run" / part)
+    helper.join(timeout=30)
+    assert not helper.is_alive()
 
 
 def test_a_fault_of_the_recipe_ends_all_processes(path: str, tmp_path: Path) -> None:
@@ -172,33 +181,37 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Ray on this machine, with room for two workers, which work in tmp_path."""
+    ray = pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="workers are found in /proc")
 def test_two_workers_of_ray_score_the_points_and_one_that_is_killed_is_told(
-    path: str, alone: Path, tmp_path: Path
+    cluster: None, path: str, alone: Path, tmp_path: Path
 ) -> None:
-    pytest.importorskip("ray")
     partial = tmp_path / "run/sweep.partial"
     shutil.copytree(alone / "vectors", tmp_path / "run/vectors")
     shutil.copy(alone / "recipe.yaml", tmp_path / "run")
-    command = [sys.executable, "-m", "msa_lite", "sweep", path, "--ray", "--workers", "2"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(msa_lite.sweep, path, ray_workers=2)
         wait_for((partial / ".locks").is_dir)
         with FileLock(partial / ".locks/alpha-1_beta-0.5"):  # a point that takes long
             wait_for(lambda: len(list(partial.glob("*/report.json"))) == 5)  # the ideal's, and of all others
-            workers = workers_in(tmp_path)
-            assert len(workers) == 2
-            os.kill(workers[0], signal.SIGKILL)
-            said, told = process.communicate(timeout=60)
-    assert (process.returncode, said) == (4, "")
-    assert "a worker of the sweep failed (" in told
-    assert "points that are scored stay" in told
-    assert "Traceback" not in told
+            wait_for(lambda: len(workers_in(tmp_path)) == 2)
+            os.kill(workers_in(tmp_path)[0], signal.SIGKILL)
+            with pytest.raises(StageError, match=r"a worker of the sweep failed \(.*\); points that are scored stay"):
+                first.result(timeout=60)
     before = {report: report.stat().st_mtime_ns for report in partial.glob("*/report.json")}
-    result = msa_lite.sweep(path, ray_workers=2)
-    assert result is not None
+    assert msa_lite.sweep(path, ray_workers=2) is not None
     assert_equal(tmp_path / "run", alone)
     assert all((tmp_path / "run/sweep" / p.relative_to(partial)).stat().st_mtime_ns == t for p, t in before.items())
-    wait_for(lambda: not workers_in(Path.cwd()))  # none is left
 
 
 def test_without_ray_the_extra_is_named(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
