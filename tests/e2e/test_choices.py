@@ -125,30 +125,23 @@ def labels(method: str, recipe: dict[str, Any], *overrides: str) -> set[str]:
     return found
 
 
-def test_what_is_chosen_by_merging_is_chosen_anew_for_another_target_or_merge(
-    small: dict[str, Any], history: Path, tmp_path: Path
+def test_an_epoch_whose_change_is_added_is_chosen_anew_for_another_target_or_merge(
+    small: dict[str, Any], history: Path
 ) -> None:
     small["baseline"] = {"start": "prior", "epochs": 2}
     assert {"grad_diff", "choosing the epoch"} <= labels("grad_diff", small)
-    candidate = tmp_path / "run/baselines/grad_diff-prior/candidate"
     for override in ("merge.dtype=bfloat16", f"target={history / 'ideal'}"):
-        candidate.mkdir()
-        (candidate / "model.safetensors").write_text("of a merge that was killed")
         found = labels("grad_diff", small, override)
         assert "choosing the epoch" in found
         assert "grad_diff" not in found  # the training has nothing to do with it
-        assert not candidate.exists()
     assert labels("grad_diff", small, override) == set()
 
 
-def test_points_are_chosen_anew_for_another_merge_only_where_they_are_merged(
-    small: dict[str, Any], history: Path
-) -> None:
+def test_points_are_chosen_anew_for_another_merge_or_target(small: dict[str, Any], history: Path) -> None:
+    """They are scored with weights that are rounded as the merge rounds them."""
     small["forget"]["alpha"], small["vector"]["epochs"] = [0.5, 1.0], 1
-    for mode, chosen in (("lora", False), ("full", True)):
-        how = f"vector.mode={mode}"
-        assert "choosing alpha and beta" in labels("msa", small, how)
-        found = labels("msa", small, how, "merge.dtype=bfloat16")
-        assert "merge" in found
-        assert ("choosing alpha and beta" in found) == chosen
-        assert "choosing alpha and beta" in labels("msa", small, how, f"target={history / 'ideal'}")
+    assert {"forget vector", "choosing alpha and beta"} <= labels("msa", small)
+    for override in ("merge.dtype=bfloat16", f"target={history / 'ideal'}"):
+        found = labels("msa", small, override)
+        assert {"choosing alpha and beta", "merge"} <= found
+        assert "forget vector" not in found
