@@ -29,7 +29,7 @@ _SHOWN = {
     "rouge_l_f": ("accuracy_f", "rouge_l_f", "extraction_strength", "accuracy_r", "rouge_l_r"),
     "extraction_strength": ("extraction_strength", "probability_f", "extraction_strength_r", "probability_r"),
 }  # fmt: skip
-_NOT_MET = "not met: does not meet the conditions of the score"
+_NOT_MET = "not met: does not meet the conditions of the score, which then says by how much"
 
 
 @dataclass(frozen=True)
