@@ -23,21 +23,22 @@ def is_number(revision: str) -> bool:
 def find_branch(branches: Iterable[str], revision: str) -> str:
     """The one branch whose name has the number of `revision` (`tokens=3859B`, `step=928646`).
 
-    Later stages of a training count from their own start (OLMo 2), so one of theirs is never taken for the number that
-    was asked for. Raises ValueError with the branches that have it, or the nearest below and above.
+    Later stages of a training count from their own start (OLMo 2), so theirs are never taken for the number that was
+    asked for. Raises ValueError with the branches that have it, or the nearest below and above.
     """
     unit, _, text = revision.partition("=")
     count = parse_count(text)
     said = {branch: named_progress(branch) for branch in branches}
     numbers = {branch: number for branch, at in said.items() if (number := getattr(at, unit)) is not None}
     found = sorted(branch for branch, number in numbers.items() if number == count)
+    from_start = [branch for branch in found if said[branch].stage == 1]
+    if len(from_start) == 1:
+        return from_start[0]
     if len(found) > 1:
         more = f", … ({len(found)} in all)" if len(found) > _SHOWN else ""
         raise ValueError(f"several branches have this number; name the one you mean: {', '.join(found[:_SHOWN])}{more}")
-    if found and said[found[0]].stage > 1:
-        raise ValueError(f"only {found[0]} has this number, but counted from the start of its stage; if meant, name it")
     if found:
-        return found[0]
+        raise ValueError(f"only {found[0]} has this number, but counted from the start of its stage; if meant, name it")
     others = sorted((number, branch) for branch, number in numbers.items() if said[branch].stage == 1)
     if not others:
         raise ValueError(f"no branch has a number of {_UNITS[unit]} in its name")

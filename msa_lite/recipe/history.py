@@ -7,12 +7,13 @@ learnt since (App. "Unlearning Targets Introduced Many Tokens Before the Final C
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from msa_lite.counts import Progress, format_count, named_progress, parse_count
 from msa_lite.recipe.inputs import Closed
@@ -22,7 +23,19 @@ def _parse_counts(value: object) -> list[int]:
     return [parse_count(item) for item in (value if isinstance(value, list) else [value])]
 
 
+def _means_tokens(value: object) -> bool:
+    """Whether a count ends in k, M, B or T, as numbers of steps are not written."""
+    return isinstance(value, str) and re.search(r"\d[kmbt]\s*$", value, re.IGNORECASE) is not None
+
+
+def _parse_steps(value: object) -> int:
+    if _means_tokens(value):
+        raise ValueError("that is how tokens are written; steps are a plain number")
+    return parse_count(value)
+
+
 Count = Annotated[int, BeforeValidator(parse_count, json_schema_input_type=int | str)]
+Steps = Annotated[int, BeforeValidator(_parse_steps, json_schema_input_type=int | str)]
 Counts = Annotated[list[int], BeforeValidator(_parse_counts, json_schema_input_type=int | str | list[int | str])]
 
 
@@ -33,8 +46,8 @@ class PastCheckpoint(Closed):
     """A folder or repo[@revision]; repo@tokens=3859B and repo@step=928646 find the revision of that number."""
     seen_tokens: Count | None = None
     """Tokens that it was trained on by then, such as 20M; default: what its name says."""
-    step: Count | None = None
-    """Or steps; default: what its name says. Of all checkpoints, tokens are known or steps are."""
+    step: Steps | None = None
+    """Or steps, a plain number; default: what its name says. Of all checkpoints, tokens are known or steps are."""
 
     @property
     def progress(self) -> Progress:
@@ -64,8 +77,20 @@ class History(Closed):
     checkpoints: list[PastCheckpoint] = Field(min_length=1)
     """Those that there are, in any order."""
     exposure: Counts = Field(min_length=1)
-    """When the forget data came in, in tokens if these are known of the checkpoints, else in steps; of a list, the
-    first time counts."""
+    """When the forget data came in, in tokens if these are known of the checkpoints, else in steps, as a plain number;
+    of a list, the first time counts."""
+
+    @field_validator("exposure", mode="before")
+    @classmethod
+    def _in_their_unit(cls, exposure: object, info: ValidationInfo) -> object:
+        saved: list[PastCheckpoint] = info.data.get("checkpoints", [])
+        in_steps = saved and all(item.progress.tokens is None for item in saved)
+        if in_steps and any(map(_means_tokens, exposure if isinstance(exposure, list) else [exposure])):
+            raise ValueError(
+                "that is how tokens are written, but of the checkpoints only steps are known; give the step, a plain "
+                "number, or seen_tokens of the checkpoints"
+            )
+        return exposure
 
     @model_validator(mode="after")
     def _has_a_prior(self) -> History:

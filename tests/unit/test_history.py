@@ -81,8 +81,35 @@ def test_steps_count_where_no_tokens_are_known() -> None:
     )
     # Steps that are given set aside the tokens of the name.
     given_steps = {"checkpoint": f"{OLMO}@stage1-step928646-tokens3896B", "step": 928_646}
-    with_steps = {"checkpoints": [given_steps, {"checkpoint": "runs/a", "step": "930k"}], "exposure": 929_000}
+    with_steps = {"checkpoints": [given_steps, {"checkpoint": "runs/a", "step": "930000"}], "exposure": 929_000}
     assert load_recipe(RECIPE | {"history": with_steps}).prior_checkpoint == given_steps["checkpoint"]
+
+
+PYTHIA = [{"checkpoint": f"EleutherAI/pythia-1b@step{step}"} for step in (1000, 71_000, 143_000)]
+
+
+@pytest.mark.parametrize("exposure", ["150B", "71k", ["71000", "0.15T "]])
+def test_an_exposure_in_tokens_beside_checkpoints_in_steps_is_refused(exposure: Any) -> None:
+    with pytest.raises(
+        RecipeError, match=r"1 fault:\n.*exposure: that is how tokens are written, but of the checkpoin"
+    ):
+        load_recipe(RECIPE | {"history": {"checkpoints": PYTHIA, "exposure": exposure}})
+    of_tokens = [{"checkpoint": item["checkpoint"], "seen_tokens": f"{i}B"} for i, item in enumerate(PYTHIA)]
+    with_tokens = {"checkpoints": of_tokens, "exposure": exposure}
+    assert load_recipe(RECIPE | {"history": with_tokens}).prior_checkpoint.startswith("EleutherAI/pythia-1b@step")
+
+
+def test_steps_are_a_plain_number() -> None:
+    lettered = [PYTHIA[0], {"checkpoint": "runs/a", "step": "2k"}]
+    with pytest.raises(
+        RecipeError, match=r"checkpoints\.1\.step: that is how tokens are written; steps are a plain num"
+    ):
+        load_recipe(RECIPE | {"history": {"checkpoints": lettered, "exposure": 1500}})
+    plain = load_recipe(RECIPE | {"history": {"checkpoints": PYTHIA, "exposure": 150_000_000_000}})
+    assert "the latest of 3 checkpoints from before the forget data came in at step 150000000000" in str(
+        plain.prior_reason
+    )
+    assert load_recipe(yaml.safe_load(dump_recipe(plain))) == plain
 
 
 def test_an_entry_that_stands_twice_counts_once() -> None:

@@ -85,6 +85,7 @@ def test_names_say_how_far_training_had_come(name: str, progress: Progress) -> N
 def test_the_branch_with_the_number_is_found() -> None:
     assert find_branch(BRANCHES, "tokens=3859B") == "stage1-step920000-tokens3859B"
     assert find_branch(BRANCHES, "tokens=3859000000000") == "stage1-step920000-tokens3859B"
+    assert find_branch(BRANCHES, "tokens=51B") == "stage1-step12000-tokens51B"  # stage 2 counts from its own start
     assert find_branch(BRANCHES, "step=928646") == "stage1-step928646-tokens3896B"
     assert find_branch(["step1000", "step2000"], "step=2k") == "step2000"
 
@@ -93,7 +94,7 @@ def test_the_branch_with_the_number_is_found() -> None:
     ("revision", "says"),
     [
         ("tokens=1B", "several branches have this number; .*: stage1-step150-tokens1B, stage1-step200-tokens1B$"),
-        ("tokens=51B", "several .*: stage1-step12000-tokens51B, stage2-ingredient3-step11931-tokens51B$"),
+        ("tokens=5B", "several .*: stage2-ingredient1-step1000-tokens5B, stage2-ingredient2-step1000-tokens5B$"),
         ("tokens=52B", "only stage2-ingredient3-step12100-tokens52B .* counted from the start of its stage"),
         ("tokens=3860B", "nearest are stage1-step920000-tokens3859B and stage1-step928646-tokens3896B$"),
         ("tokens=5T", "nearest is stage1-step928646-tokens3896B$"),
