@@ -7,11 +7,11 @@ rank is chosen. Pure functions of reports: nothing here runs a model.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from msa_lite.conditions import parse_condition
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
 
 Metrics = Mapping[str, float | None]
@@ -32,7 +32,6 @@ PAPER_SCORES: Mapping[str, Mapping[str, int]] = {
 }
 _JUDGED = ("acc_forget", "acc_recover", "acc_retain")
 _BESIDE_IDEAL = {"forget_quality", "min_k_gap", "min_k_pp_gap", "privleak", *_JUDGED}  # None without the ideal
-_CONDITION = re.compile(r"\s*([<>]=)\s*(-?[0-9.]+(?:e[+-]?[0-9]+)?)\s*(?:\*\s*(target|ideal))?\s*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, order=True)
@@ -186,15 +185,10 @@ class Condition:
     @classmethod
     def parse(cls, metric: str, text: str) -> Condition:
         """From ">= 0.95 * target", "<= 0.4" or "<= 1.1 * ideal". Raises UsageError for anything else."""
-        found = _CONDITION.fullmatch(text)
         try:
-            sign, number, of = found.groups() if found else ("", "", None)
-            return cls(metric, sign == ">=", float(number), of and of.lower())
-        except ValueError:
-            raise UsageError(
-                f"subject_to.{metric}: {text!r} is no condition; write one as '>= 0.95 * target', '<= 0.4' or "
-                "'<= 1.1 * ideal'"
-            ) from None
+            return cls(metric, *parse_condition(text))
+        except ValueError as error:
+            raise UsageError(f"subject_to.{metric}: {text!r} {error}") from None
 
     def __str__(self) -> str:
         return f"{'>=' if self.at_least else '<='} {self.factor:g}{f' * {self.of}' if self.of else ''}"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from msa_lite.conditions import parse_condition
 from msa_lite.recipe.inputs import Closed, Data
 
 
@@ -70,7 +70,9 @@ class Evaluate(Closed):
         return self
 
 
-_CONDITION = re.compile(r"\s*[<>]=\s*-?\d*\.?\d+(e[+-]?\d+)?\s*(\*\s*(target|ideal))?\s*", re.IGNORECASE)
+def _check_condition(text: str) -> str:
+    parse_condition(text)
+    return text
 
 
 class Select(Closed):
@@ -92,7 +94,7 @@ class Select(Closed):
     """In the place of a score: the metric to be highest …"""
     minimise: str | None = None
     """… or lowest, among the points that meet `subject_to`."""
-    subject_to: dict[str, str] = {}
+    subject_to: dict[str, Annotated[str, AfterValidator(_check_condition)]] = {}
     """Conditions by metric, as {rouge_l_r: ">= 0.95 * target"}; a number, or times what target or ideal have."""
     judge: bool = True
     """Whether the judge, where there is one, is asked for its terms of the score: a call for each answer of a point."""
@@ -108,9 +110,6 @@ class Select(Closed):
             raise ValueError(f"{' and '.join(asked)} cannot all decide; leave one")
         if self.subject_to and asked not in (["maximise"], ["minimise"]):
             raise ValueError("subject_to needs a metric to maximise or minimise beside it")
-        wrong = [f"{name}: {text!r}" for name, text in self.subject_to.items() if not _CONDITION.fullmatch(text)]
-        if wrong:
-            raise ValueError(f"{', '.join(wrong)}: a condition is '>= 0.95 * target', '<= 0.4' or '<= 1.1 * ideal'")
         return self
 
 

@@ -347,9 +347,9 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         (["select.maximise=rouge_l_r", "select.score=exposure"], 2, "cannot all decide"),
         (["select.maximise=rouge_l_r", "select.minimise=rouge_l_f"], 2, "cannot all decide"),
         (["select.subject_to={rouge_l_r: '>= 0.5'}"], 2, "subject_to needs a metric to maximise or minimise"),
-        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '> 0.5'}"], 2, "a condition is"),
-        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '>= 0.5 * prior'}"], 2, "a condition is"),
-        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '>= 0.95 target'}"], 2, "a condition is"),
+        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '> 0.5'}"], 2, "r: is no condition"),
+        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '>= 0.5 * prior'}"], 2, "r: is no condition"),
+        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '>= 0.95 target'}"], 2, "r: is no condition"),
         (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_x: '>= 0.5'}"], 2, "did you mean 'rouge_l_"),
         (
             ["evaluate.ideal=null", "select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '>= 0.9 * ideal'}"],

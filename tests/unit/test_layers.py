@@ -19,10 +19,12 @@ STAGES = {"baselines", "demo", "evals", "merger"}
 # Part of the package → what it may import besides itself, wherever the import stands.
 ALLOWED = {
     "errors": set[str](),
+    "conditions": set[str](),
     "counts": set[str](),
     "io": {"counts", "errors"},
     **{part: {"errors", "io", *PARTS} for part in PARTS | STAGES},
-    "recipe": {"counts", "errors"},
+    "evals": {"conditions", "errors", "io", *PARTS},
+    "recipe": {"conditions", "counts", "errors"},
     "pipeline": {"errors", "io", "job", "recipe", *PARTS, *STAGES},
     "job": {"errors", "io", "recipe", *PARTS, *STAGES},
     "cli": {"baselines", "data", "errors", "evals", "io", "mergekit", "merger", "pipeline", "recipe", "report"},

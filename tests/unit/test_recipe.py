@@ -13,6 +13,7 @@ import yaml
 
 from msa_lite.baselines.methods import check_grids
 from msa_lite.errors import RecipeError, UsageError
+from msa_lite.evals.selection import Condition
 from msa_lite.recipe import (
     Recipe,
     TrainingRecipe,
@@ -78,6 +79,30 @@ def test_every_fault_is_reported_at_once_with_the_nearest_name() -> None:
 def test_values_that_contradict_each_other_are_refused(change: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         load_recipe(SMALLEST | change)
+
+
+CONDITIONS = {
+    ">= 0.95 * target": (True, 0.95, "target"),
+    "<=.4": (False, 0.4, None),
+    " <= 5. * Ideal": (False, 5.0, "ideal"),
+    ">= -1e-2": (True, -0.01, None),
+    **dict.fromkeys([">= 1.2.3", ">= .", ">= 1e", "> 0.5", ">= target", ">= 0.5 * prior", ">= ٣"]),
+}
+
+
+@pytest.mark.parametrize(("text", "read"), CONDITIONS.items())
+def test_recipe_and_rule_agree_on_what_is_a_condition(text: str, read: tuple[bool, float, str | None] | None) -> None:
+    select = {"minimise": "rouge_l_f", "subject_to": {"rouge_l_r": text}}
+    if read:
+        assert load_recipe(SMALLEST | {"select": select}).select.subject_to["rouge_l_r"] == text
+        assert Condition.parse("rouge_l_r", text) == Condition("rouge_l_r", *read)
+        return
+    with pytest.raises(
+        RecipeError, match=r"select\.subject_to\.rouge_l_r: is no condition; write one as '>= 0.95 .*, got"
+    ):
+        load_recipe(SMALLEST | {"select": select})
+    with pytest.raises(UsageError, match="is no condition; write one as"):
+        Condition.parse("rouge_l_r", text)
 
 
 def test_overrides_reach_into_the_recipe_and_are_checked_like_it() -> None:
