@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+T = TypeVar("T")
+OneOrMore = Annotated[
+    Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1), Tag("many")],
+    Discriminator(lambda value: "many" if isinstance(value, list) else "one"),
+]
+"""A value or a list of such. What is wrong with it is said of the one that it is meant to be."""
 
 
 class Closed(BaseModel):

@@ -11,14 +11,21 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_v
 from pydantic_core import PydanticCustomError
 
 from msa_lite.recipe.history import History, choose_prior
-from msa_lite.recipe.inputs import Closed, Data, Prompt, RetainData
+from msa_lite.recipe.inputs import Closed, Data, OneOrMore, Prompt, RetainData
 from msa_lite.recipe.scores import Evaluate, Probe, Select
 from msa_lite.recipe.training import Tuning
 
 MOST_PEOPLE = 400  # of the demo; it has names for no more
 
 
-Strength = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+def _no_truth(value: object) -> object:
+    """Python has true for a number."""
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted")
+    return value
+
+
+Strength = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_truth)]
 
 
 def _check_points(value: float | list[float]) -> float | list[float]:
@@ -32,7 +39,7 @@ class Forget(Closed):
 
     data: Data
     """The rows to forget."""
-    alpha: Strength | Annotated[list[Strength], Field(min_length=1)] = 1.0
+    alpha: OneOrMore[Strength] = 1.0
     """α ≥ 0; a list is tried on validation rows and the best is chosen."""
 
     _points = field_validator("alpha")(_check_points)
@@ -43,7 +50,7 @@ class Retain(Closed):
 
     data: RetainData
     """Rows to keep."""
-    beta: Strength | Annotated[list[Strength], Field(min_length=1)] = 1.0
+    beta: OneOrMore[Strength] = 1.0
     """β ≥ 0; with 0 no retain vector is fitted and the rows are only scored. A list as for α."""
 
     _points = field_validator("beta")(_check_points)
@@ -101,7 +108,7 @@ def _as_number(value: object) -> object:
 
 
 Parameter = Annotated[int | float | str, BeforeValidator(_as_number)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_truth)]
 
 
 class Baseline(Closed):
@@ -109,7 +116,7 @@ class Baseline(Closed):
 
     start: Literal["target", "prior"] = "target"
     """target: the method is run on the target; prior: on the prior, and the change is then added to the target."""
-    scale: Rate | Annotated[list[Rate], Field(min_length=1)] = 1.0
+    scale: OneOrMore[Rate] = 1.0
     """With start prior: what the change is multiplied by; of a list, the best is chosen on validation rows."""
     epochs: int | None = Field(None, ge=1)
     """Passes over the forget rows, each of them a candidate on validation rows; default: vector.epochs."""
@@ -119,7 +126,7 @@ class Baseline(Closed):
     """dpo: what to answer in the place of forget rows, one answer a line (format text); default: a few of our own."""
     compat: list[Literal["open-unlearning"]] = []
     """Deviations of published code to repeat: open-unlearning's in the losses of undial and rmu."""
-    methods: dict[str, dict[str, Parameter | Annotated[list[Parameter], Field(min_length=1)]]] = {}
+    methods: dict[str, dict[str, OneOrMore[Parameter]]] = {}
     """Parameters by method, as npo: {retain_weight: [2, 4], learning_rate: 1e-5}; lists are tried in all combinations
     and the best is chosen on validation rows."""
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from msa_lite.recipe.history import Count
-from msa_lite.recipe.inputs import Closed, Data, Prompt
+from msa_lite.recipe.inputs import Closed, Data, OneOrMore, Prompt
 
 
 class Tuning(Closed):
@@ -51,10 +51,7 @@ class Stage(Training):
 
     name: str | None = Field(None, pattern=r"^\w[\w.-]*$")
     """Its folder is NUMBER-NAME; default: after the data."""
-    data: Annotated[
-        Annotated[Data, Tag("one")] | Annotated[list[Data], Field(min_length=1), Tag("many")],
-        Discriminator(lambda value: "many" if isinstance(value, list) else "one"),
-    ]
+    data: OneOrMore[Data]
     """Rows to learn; a list of data sets is learnt together."""
     tokens: Annotated[Count, Field(ge=1)] | None = None
     """So many tokens, such as 20M, from the beginning of the data (format text), which is read no further; default: all

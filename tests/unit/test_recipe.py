@@ -81,6 +81,36 @@ def test_values_that_contradict_each_other_are_refused(change: dict[str, Any], w
         load_recipe(SMALLEST | change)
 
 
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("forget.alpha=true", "forget.alpha: a number is wanted, got True"),
+        ("forget.alpha=[1, false]", "forget.alpha.1: a number is wanted, got False"),
+        ("forget.alpha=[]", "forget.alpha: list should have at least 1 item after validation, not 0, got []"),
+        ("forget.alpha=[-1, 1]", "forget.alpha.0: input should be greater than or equal to 0, got -1"),
+        (
+            "forget.alpha=two",
+            "forget.alpha: input should be a valid number, unable to parse string as a number, got 'two'",
+        ),
+        ("forget.alpha=[1, .inf]", "forget.alpha.1: input should be a finite number, got inf"),
+        ("forget.alpha=.nan", "forget.alpha: input should be a finite number, got nan"),
+        ("retain.beta=[1, -1]", "retain.beta.1: input should be greater than or equal to 0, got -1"),
+        ("baseline.scale=true", "baseline.scale: a number is wanted, got True"),
+        ("baseline.scale=[0, 1]", "baseline.scale.0: input should be greater than 0, got 0"),
+        (
+            "baseline.methods.npo.beta=[]",
+            "baseline.methods.npo.beta: list should have at least 1 item after validation",
+        ),
+        ("baseline.methods.npo.beta=[1, true]", "baseline.methods.npo.beta.1: a number or a word is wanted, got True"),
+    ],
+)
+def test_a_value_or_a_list_has_one_plain_fault(override: str, fault: str) -> None:
+    recipe = SMALLEST | {"retain": {"data": {"path": "r.jsonl"}}, "baseline": {"start": "prior"}}
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, [override])
+    assert str(caught.value).startswith(f"recipe: 1 fault:\n  {fault}"), caught.value
+
+
 CONDITIONS = {
     ">= 0.95 * target": (True, 0.95, "target"),
     "<=.4": (False, 0.4, None),
