@@ -7,6 +7,7 @@ is not trained again; one that changed is, and so are those after it.
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,13 +18,15 @@ import yaml
 
 from msa_lite.errors import MsaError
 from msa_lite.io.hub import Source, fetch
-from msa_lite.io.manifest import check_space, digest, is_finished, write_json, write_text
+from msa_lite.io.manifest import check_space, digest, is_finished, load_manifest, write_json, write_text
 from msa_lite.io.progress import Progress, silent
 from msa_lite.pipeline.folder import check_run_folder, locked
 from msa_lite.pipeline.training_job import StageJob, TrainingJob, prepare_training
 from msa_lite.recipe import TrainingRecipe, dump_recipe, load_training
 from msa_lite.train import fit_inputs, fit_vector
 from msa_lite.train.scratch import write_start
+
+logger = logging.getLogger(__name__)
 
 START = "0-start"  # the folder of a model from nothing
 _STATE = "stages.json"
@@ -97,7 +100,8 @@ def train_stages(
     is_new = not folder.exists()
     with locked(folder):
         try:
-            write_text(folder / "recipe.yaml", _HEADER + dump_recipe(recipe))
+            if not (folder / "recipe.yaml").exists():  # the data may be kept in it, so it has to say whose it is
+                write_text(folder / "recipe.yaml", _HEADER + dump_recipe(recipe))
             job = prepare_training(recipe, folder)
             training = _Training(job, folder)
             made = training.models_made()
@@ -154,12 +158,21 @@ class _Training:
     def run(self, made: list[TrainedModel], progress: Progress) -> list[TrainedModel]:
         """Make what is missing. After every model it is written down what there is."""
         self._write_down(made)
+        if strays := self._strays():
+            logger.warning(
+                "%s: no stage of this training any more, and left as it is: %s", self.folder, ", ".join(strays)
+            )
         for step in self.steps[len(made) :]:
             inputs = self._inputs(step, made)
             self._make(step, made, inputs, progress)
             made = [*made, self._describe(step, made, inputs)]
             self._write_down(made)
         return made
+
+    def _strays(self) -> list[str]:
+        """Folders with models of stages that have gone, or that have another name or number now."""
+        names = {_name(step) for step in self.steps}
+        return [path.name for path in sorted(self.folder.iterdir()) if path.name not in names and load_manifest(path)]
 
     def _make(
         self, step: StageJob | None, made: Sequence[TrainedModel], inputs: dict[str, Any], progress: Progress
@@ -206,9 +219,10 @@ class _Training:
         """Write the state and the history; then drop the models that are not to be kept."""
         write_json(self.folder / _STATE, [asdict(model) for model in made])
         kept = made if self.job.recipe.keep == "each" else made[-1:]
-        source = self.job.start.source
-        checkpoints = [{"checkpoint": source.pinned(), "seen_tokens": 0}] if source else []
-        checkpoints += [{"checkpoint": str(self.folder / m.name), "seen_tokens": m.seen_tokens} for m in kept]
+        source, folder = self.job.start.source, self.folder.resolve()  # it goes into recipes that lie elsewhere
+        start = [str(source.folder.resolve()) if source.is_folder else source.pinned()] if source else []
+        checkpoints: list[dict[str, Any]] = [{"checkpoint": name, "seen_tokens": 0} for name in start]
+        checkpoints += [{"checkpoint": str(folder / model.name), "seen_tokens": model.seen_tokens} for model in kept]
         began = 0
         notes = []
         for model in made:

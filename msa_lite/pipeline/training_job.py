@@ -28,7 +28,7 @@ from msa_lite.data import (
 )
 from msa_lite.errors import DataError, MismatchError, MsaError, UsageError, join_faults
 from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.hub import Source, commit_of, explain, fetch
+from msa_lite.io.hub import Source, commit_of, explain, fetch, split_name
 from msa_lite.io.manifest import digest
 from msa_lite.pipeline.stages import check_fit_learns
 from msa_lite.recipe import TrainingRecipe
@@ -137,9 +137,8 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingJob:
     stages = []
     for number, (stage, inputs) in enumerate(zip(recipe.stages, data, strict=True)):
         with faults.gathered(f"stages.{number}: "):
-            settings = FitSettings(
-                mode="full", seed=recipe.seed, **stage.model_dump(include={*Training.model_fields} - {"max_length"})
-            )
+            tuning = stage.model_dump(include={*Training.model_fields} - {"max_length"})
+            settings = FitSettings(mode="full", seed=recipe.seed + number, **tuning)
             job = StageJob(f"{number + 1}-{stage.title}", settings, _encode(stage, inputs, prompter))
             check_fit_learns(job.name, settings, len(job.examples))
             _check_lengths(job.examples, start.positions)
@@ -203,8 +202,8 @@ def _fetch_tokenizer(name: str) -> tuple[Any, str, str | None]:
     if Path(name).expanduser().is_dir():
         source = fetch(name)
         return _load_tokenizer(name, str(source.folder)), name, source.revision
-    repo, _, asked = name.partition("@")
-    revision = commit_of(name) or asked or None
+    repo, asked = split_name(name)
+    revision = commit_of(name) or asked
     return _load_tokenizer(name, repo, revision=revision), f"{repo}@{revision}" if revision else repo, revision
 
 

@@ -121,7 +121,8 @@ class TrainingRecipe(Closed):
     output: str
     """Folder of the models."""
     seed: int = Field(0, ge=0)
-    """Seed of every random choice."""
+    """Seed of every random choice: this one of the start model and of stage 1, one more of each stage after it, since
+    equally many rows are shuffled alike by one seed."""
 
     @field_validator("stages", mode="before")
     @classmethod

@@ -87,8 +87,9 @@ def test_stages_give_the_weights_of_fits_by_hand(recipe: dict[str, Any], make_ch
     chunks = encode_text(load_rows(texts), tokenizer, 16)[:7]
     chunks[-1] = type(chunks[-1])(6, chunks[-1].ids[:4], chunks[-1].labels[:4])  # 6 × 16 + 4 = 100
     model: Path | str = recipe["model"]
-    for name, examples, epochs in (("1", questions, 2), ("2", chunks, 2), ("3", questions, 1)):
-        settings = FitSettings(mode="full", epochs=epochs, learning_rate=1e-3, warmup_epochs=0, batch_size=4)
+    for seed, (name, examples, epochs) in enumerate((("1", questions, 2), ("2", chunks, 2), ("3", questions, 1))):
+        options: dict[str, Any] = {"learning_rate": 1e-3, "warmup_epochs": 0, "batch_size": 4, "seed": seed}
+        settings = FitSettings(mode="full", epochs=epochs, **options)
         model = fit_vector(str(model), examples, tmp_path / name, tokenizer=tokenizer, settings=settings)
     assert [m.name for m in result.models] == NAMES[1:]
     for name, by_hand in zip(NAMES[1:], "123", strict=True):
@@ -159,6 +160,45 @@ def test_the_folder_tells_what_was_seen_and_repeats_the_training(recipe: dict[st
     assert [stage["learning_rate"] for stage in resolved["stages"]] == [1e-3] * 3
     assert train(resolved) == []
     assert (result.models[-1].loss or 9) < (result.models[1].loss or 0)
+
+
+def test_stages_of_as_many_rows_are_shuffled_each_in_its_own_way(recipe: dict[str, Any]) -> None:
+    recipe["stages"] = [stage | {"epochs": 2} for stage in recipe["stages"] if "tokens" not in stage]
+    result = msa_lite.train_stages(recipe, ["seed=5"])
+    manifests = [load_manifest(result.folder / model.name) or {} for model in result.models]
+    assert [m["inputs"]["settings"]["seed"] for m in manifests[1:]] == [5, 6]
+    assert manifests[0]["inputs"]["seed"] == 5
+    assert len({m["inputs"]["examples"] for m in manifests[1:]}) == 1
+
+
+def test_a_history_names_its_models_wherever_it_is_read(
+    recipe: dict[str, Any], make_checkpoint: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "start").symlink_to(make_checkpoint("llama"))
+    monkeypatch.chdir(tmp_path)
+    recipe |= {"model": "start", "output": "out", "stages": recipe["stages"][2:]}
+    history = msa_lite.train_stages(recipe).history.read_text()
+    names = [item["checkpoint"] for item in yaml.safe_load(history)["history"]["checkpoints"]]
+    assert names == [str(make_checkpoint("llama")), str(tmp_path / "out/1-tofu-again")]
+
+
+def test_a_faulty_rerun_leaves_the_recipe_of_what_is_there(recipe: dict[str, Any], tmp_path: Path) -> None:
+    train(recipe)
+    before = (tmp_path / "out/recipe.yaml").read_text()
+    with pytest.raises(MsaError, match=r"none\.jsonl"):
+        train(recipe, "stages.1.data={path: none.jsonl, format: text}")
+    assert (tmp_path / "out/recipe.yaml").read_text() == before
+
+
+def test_models_of_stages_that_have_gone_stay_and_are_named(
+    recipe: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("msa_lite"), "propagate", True)  # a command that ran before keeps the log
+    train(recipe)
+    assert "no stage of this training" not in caplog.text
+    assert train(recipe, "stages.1.name=renamed") == ["2-renamed"]  # the last is made of the same weights
+    assert f"{tmp_path / 'out'}: no stage of this training any more, and left as it is: 2-texts\n" in caplog.text
+    assert (tmp_path / "out/2-texts/model.safetensors").is_file()
 
 
 def test_a_model_from_nothing_takes_a_tokenizer_that_there_is(recipe: dict[str, Any], make_checkpoint: Make) -> None:
