@@ -65,18 +65,27 @@ class Ranks:
 def stand_alone() -> Ranks:
     """Take this process out of the group that `accelerate launch` made, for work in which processes meet in files.
 
-    Otherwise the first fit would wait for all of them, and spread over them. Each keeps its GPU to itself. Has to come
-    before anything asks for the devices. Returns what the ranks were.
+    Otherwise the first fit would wait for all of them, and spread over them. Each takes one GPU, which it shares
+    only where there are fewer than processes. Has to come before CUDA starts. Returns what the ranks were.
     """
     ranks = Ranks.current()
     if ranks.count > 1:
         local = int(os.environ.get("LOCAL_RANK", 0))
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        devices = visible.split(",") if visible else [str(number) for number in range(local + 1)]
-        os.environ["CUDA_VISIBLE_DEVICES"] = devices[local % len(devices)]
+        if devices := _devices():
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices[local % len(devices)]
         for name in _GROUP:
             os.environ.pop(name, None)
     return ranks
+
+
+def _devices() -> list[str]:
+    """GPUs as CUDA_VISIBLE_DEVICES names them; none where there is none, or the user has switched them off."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        import torch
+
+        return [str(number) for number in range(torch.cuda.device_count())]  # asks the driver; CUDA starts later
+    return visible.split(",") if visible else []
 
 
 def collect_records(

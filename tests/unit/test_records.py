@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from msa_lite.data import Row
 from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.evals.records import collect_records, read_records, run_items, write_records
+from msa_lite.evals.records import Ranks, collect_records, read_records, run_items, stand_alone, write_records
 from msa_lite.io.hub import Source, fetch
 from tests.muse_data import make_prompter
 from tests.plain import WIDE, WINDOW, plain_answer, wide_model
@@ -208,3 +209,32 @@ def test_a_prompt_that_fills_the_window_is_skipped_and_one_token_less_is_answere
     assert less["generated"] == plain_answer(model, qa.tokenizer, prompts[1], 1)
     assert less["generated"] != ""
     assert "skipped" not in less
+
+
+@pytest.mark.parametrize(
+    ("visible", "count", "wanted"),
+    [
+        (None, 4, "3"),
+        (None, 2, "1"),  # two processes a GPU, none on one that is not there
+        (None, 0, None),
+        ("4,GPU-7", 2, "GPU-7"),
+        ("", 0, ""),  # the user has switched GPUs off
+        ("-1", 0, "-1"),
+    ],
+)
+def test_a_process_that_stands_alone_takes_a_gpu_that_is_there(
+    visible: str | None, count: int, wanted: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = {"RANK": "7", "LOCAL_RANK": "3", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+    group |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in group.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: count)
+    assert stand_alone() == Ranks(7, 8)
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == wanted
+    assert not group.keys() & os.environ.keys()
+    assert stand_alone() == Ranks()  # and again: nothing left to leave
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == wanted
