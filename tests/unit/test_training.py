@@ -210,6 +210,29 @@ def test_a_model_from_nothing_takes_a_tokenizer_that_there_is(recipe: dict[str, 
         assert (model / name).read_text() == (folder / name).read_text()
 
 
+def test_a_tokenizer_by_its_number_of_tokens_is_that_of_the_branch_without_a_hub_too(
+    recipe: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    branch = "stage1-step920000-tokens3859B"
+    refs = tmp_path / "cache/models--org--with-tokens/refs"
+    refs.mkdir(parents=True)
+    (refs / branch).write_text("0" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    asked: list[tuple[str, str | None]] = []
+
+    def load(place: str, revision: str | None = None) -> Any:
+        asked.append((place, revision))
+        return tiny_tokenizer()
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", load)
+    recipe["model"]["tokenizer"] = "org/with-tokens@tokens=3859B"
+    recipe["stages"] = recipe["stages"][2:]
+    result = msa_lite.train_stages(recipe)
+    assert asked[0] == ("org/with-tokens", branch)
+    resolved = yaml.safe_load((result.folder / "recipe.yaml").read_text())
+    assert resolved["model"]["tokenizer"] == f"org/with-tokens@{branch}"
+
+
 def test_several_data_sets_are_learnt_together(recipe: dict[str, Any], tmp_path: Path) -> None:
     questions, texts = (stage["data"] for stage in recipe["stages"][:2])
     recipe["stages"] = [{"data": [questions, texts]}]
