@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from msa_lite.cli import main
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.merger import merge
 from tests.e2e.hub import Hub
 from tests.e2e.merges import contents, write_inputs
 from tests.hub_server import HubServer
 
+CallCli = Callable[..., tuple[int, str, str]]
 PEOPLE = {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}
 SIZES = {"hidden_size": 32, "layers": 1, "vocabulary": 300}
 SHORT = SIZES | {"prior_epochs": 2, "tuning_epochs": 2, "prior_learning_rate": 5e-3, "tuning_learning_rate": 5e-3}
@@ -50,6 +54,21 @@ def recipe(history: Path, tmp_path: Path) -> dict[str, Any]:
     return tiny_recipe(history, tmp_path / "run")
 
 
+def sweep_recipe(history: Path, output: Path) -> dict[str, Any]:
+    """A recipe with a grid of two by two points."""
+    recipe = tiny_recipe(history, output)
+    recipe["forget"]["alpha"], recipe["retain"]["beta"] = [0.5, 1.0], [0.0, 0.5]
+    recipe["select"] = {"validation": 0.25}
+    recipe["vector"] |= {"epochs": 2, "warmup_epochs": 0}
+    return recipe
+
+
+@pytest.fixture
+def grid(history: Path, tmp_path: Path) -> dict[str, Any]:
+    """A recipe with a grid of two by two points; its output is tmp_path/run."""
+    return sweep_recipe(history, tmp_path / "run")
+
+
 @pytest.fixture
 def small(recipe: dict[str, Any]) -> dict[str, Any]:
     """A recipe with no more than a baseline needs."""
@@ -69,6 +88,24 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def undisturbed(inputs: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of that merge without an accident, manifest included."""
     return contents(merge(**inputs, out=tmp_path_factory.mktemp("calm") / "out").folder)
+
+
+@pytest.fixture
+def call_cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CallCli:
+    """call_cli(*arguments) → (exit code, stdout, stderr) of `msa-lite` in this process."""
+    logger = logging.getLogger("msa_lite")  # a command keeps the log to itself
+    monkeypatch.setattr(logger, "propagate", logger.propagate)
+    monkeypatch.setattr(logger, "handlers", logger.handlers)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["msa-lite", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return int(ended.value.code or 0), said.out, said.err
+
+    return call
 
 
 @pytest.fixture

@@ -8,23 +8,23 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import msa_lite
-from msa_lite.cli import main
 from msa_lite.evals.records import read_records
 from msa_lite.io.manifest import verify_folder
 from tests.command import run_cli
 from tests.conftest import save_adapter, save_checkpoint
+from tests.e2e.conftest import CallCli
 from tests.judge_server import JudgeServer, Step
 from tests.plain import WIDE
 from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, write_tofu
 
 SETS = ["forget", "retain", "real_authors", "world_facts"]
-Call = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +40,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+def call(call_cli: CallCli) -> CallCli:
     """call(*arguments) → (exit code, stdout, stderr) of `msa-lite evaluate` in this process."""
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["msa-lite", "evaluate", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return run
+    return partial(call_cli, "evaluate")
 
 
 @pytest.fixture
@@ -90,7 +81,7 @@ def test_one_json_object_is_all_that_is_printed(scored: tuple[Path, Any]) -> Non
 
 
 def test_a_table_is_printed_otherwise_and_nothing_is_run_twice(
-    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: Call
+    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: CallCli
 ) -> None:
     code, said, told = call(*arguments(models, data, scored[0]))
     assert code == 0
@@ -121,7 +112,7 @@ def test_two_processes_make_the_same_records_and_one_prints(
 
 
 def test_of_several_processes_the_first_prints_what_is_finished(
-    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: Call, monkeypatch: pytest.MonkeyPatch
+    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: CallCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     said = {}
@@ -134,7 +125,7 @@ def test_of_several_processes_the_first_prints_what_is_finished(
 
 
 def test_an_ideal_that_numbers_its_tokens_otherwise_is_refused(
-    models: tuple[Path, Path], data: str, call: Call, tmp_path: Path
+    models: tuple[Path, Path], data: str, call: CallCli, tmp_path: Path
 ) -> None:
     ideal = shutil.copytree(models[1], tmp_path / "ideal")
     file = json.loads((ideal / "tokenizer.json").read_text())
@@ -177,7 +168,7 @@ def test_wrong_arguments_are_told_before_a_model_is_loaded(
     told: str,
     models: tuple[Path, Path],
     data: str,
-    call: Call,
+    call: CallCli,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -191,7 +182,7 @@ def test_wrong_arguments_are_told_before_a_model_is_loaded(
     assert [path.name for path in tmp_path.iterdir()] == ["hollow"]
 
 
-def test_a_data_set_that_is_not_whole_is_told_whole(models: tuple[Path, Path], call: Call, tmp_path: Path) -> None:
+def test_a_data_set_that_is_not_whole_is_told_whole(models: tuple[Path, Path], call: CallCli, tmp_path: Path) -> None:
     broken = write_tofu(tmp_path / "data", {"forget01_perturbed": TABLES["forget01_perturbed"]})
     code, _, err = call(*arguments(models, broken, tmp_path / "out"))
     assert code == 3
@@ -200,7 +191,7 @@ def test_a_data_set_that_is_not_whole_is_told_whole(models: tuple[Path, Path], c
 
 
 def test_a_folder_that_holds_something_else_is_left_alone(
-    models: tuple[Path, Path], data: str, call: Call, tmp_path: Path
+    models: tuple[Path, Path], data: str, call: CallCli, tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine.txt").write_text("mine")
@@ -212,7 +203,7 @@ def test_a_folder_that_holds_something_else_is_left_alone(
 
 
 def test_an_adapter_is_scored_as_the_model_that_it_makes(
-    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: Call, tmp_path: Path
+    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: CallCli, tmp_path: Path
 ) -> None:
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
@@ -231,7 +222,7 @@ def test_an_adapter_is_scored_as_the_model_that_it_makes(
 
 
 def test_a_judge_that_fails_midway_is_asked_for_the_rest_alone(
-    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: Call, judge: JudgeServer, tmp_path: Path
+    scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: CallCli, judge: JudgeServer, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     given = arguments((models[0], scored[0] / "ideal/report.json"), data, out, "--judge", "openai")
@@ -255,7 +246,7 @@ def test_a_model_on_this_machine_may_be_the_judge(
     scored: tuple[Path, Any],
     models: tuple[Path, Path],
     data: str,
-    call: Call,
+    call: CallCli,
     make_checkpoint: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Sweeps from recipe to merged model: what is tried, written and when, what a kill leaves, what is refused."""
+"""Sweeps from recipe to merged model: what is tried, written and when, what a kill leaves, what breaks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.cli import main
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.candidates import candidate_name
@@ -27,7 +26,7 @@ from msa_lite.evals.records import read_records
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.manifest import hash_file, verify_folder
 from msa_lite.report import load_report
-from tests.e2e.conftest import PEOPLE, SIZES, tiny_recipe
+from tests.e2e.conftest import PEOPLE, SIZES, sweep_recipe
 
 TOFU = Path(__file__).parents[3] / "shared" / "data" / "tofu"
 MODELS = ("ideal", "target", "unlearned")
@@ -42,20 +41,6 @@ def history(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = HistorySettings(**SIZES, **rates, prior_epochs=5, tuning_epochs=15)  # type: ignore[arg-type]
     make_history(folder, make_groups(PEOPLE, seed=0), settings)
     return folder
-
-
-def sweep_recipe(history: Path, output: Path) -> dict[str, Any]:
-    recipe = tiny_recipe(history, output)
-    recipe["forget"]["alpha"], recipe["retain"]["beta"] = [0.5, 1.0], [0.0, 0.5]
-    recipe["select"] = {"validation": 0.25}
-    recipe["vector"] |= {"epochs": 2, "warmup_epochs": 0}
-    return recipe
-
-
-@pytest.fixture
-def grid(history: Path, tmp_path: Path) -> dict[str, Any]:
-    """A recipe with a grid of two by two; its output is tmp_path/run."""
-    return sweep_recipe(history, tmp_path / "run")
 
 
 @pytest.fixture(scope="module")
@@ -303,84 +288,6 @@ def test_points_that_all_break_are_an_error_that_lists_them(grid: dict[str, Any]
     result = msa_lite.sweep(grid, ["forget.alpha=[0.5, 1e30]", "retain.beta=0.5"])
     assert result is not None
     assert result.choice.values["alpha"] == 0.5
-
-
-# Bad input, by the command line
-
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
-    """call(*arguments) → (exit code, stdout, stderr) of `msa-lite sweep` in this process."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["msa-lite", "sweep", *arguments])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("overrides", "code", "told"),
-    [
-        (["forget.alpha=[]"], 2, "forget.alpha"),
-        (["retain.beta=[]"], 2, "retain.beta"),
-        (["forget.alpha=[0.5,-1]"], 2, "forget.alpha"),
-        (["retain.beta=[0.5,-1]"], 2, "retain.beta"),
-        (["forget.alpha=[0.5,0.5]"], 2, "a value stands twice"),
-        (["forget.alpha=[1,1.0]"], 2, "a value stands twice"),
-        (["forget.alpha=[1,.inf]"], 2, "forget.alpha"),
-        (["forget.alpha=[1,.nan]"], 2, "forget.alpha"),
-        (["forget.alpha=[1,two]"], 2, "forget.alpha"),
-        (["forget.alpha=1", "retain.beta=0.5"], 2, "forget.alpha, retain.beta: one point"),
-        (["forget.alpha=[1]", "retain.beta=[0.5]"], 2, "forget.alpha, retain.beta: one point"),
-        (["evaluate=null"], 2, "do not set evaluate to null"),
-        (["select.score=tofu"], 2, "benchmark qa: it does not give what is chosen by (tofu)"),
-        (["select.score=tufo"], 2, "select.score"),
-        (["select.maximise=rouge_l_rr"], 2, "did you mean 'rouge_l_r'"),
-        (["select.maximise=rouge_l_r", "select.score=exposure"], 2, "cannot all decide"),
-        (["select.maximise=rouge_l_r", "select.minimise=rouge_l_f"], 2, "cannot all decide"),
-        (["select.subject_to={rouge_l_r: '>= 0.5'}"], 2, "subject_to needs a metric to maximise or minimise"),
-        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '> 0.5'}"], 2, "r: is no condition"),
-        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '>= 0.5 * prior'}"], 2, "r: is no condition"),
-        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '>= 0.95 target'}"], 2, "r: is no condition"),
-        (["select.minimise=rouge_l_f", "select.subject_to={rouge_l_x: '>= 0.5'}"], 2, "did you mean 'rouge_l_"),
-        (
-            ["evaluate.ideal=null", "select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '>= 0.9 * ideal'}"],
-            2,
-            "is held against the ideal model; give evaluate.ideal",
-        ),
-        (["evaluate.ideal=null", "select.score=muse-gap"], 2, "is held against the ideal model; give evaluate.ideal"),
-        (["select.maximise=acc_forget"], 2, "acc_forget"),
-        (["select.by=author"], 2, "select.by author: rows of one's own have no authors"),
-        (["select.by=autor"], 2, "select.by"),
-        (["evaluate.limit=1"], 2, "forget: 1 rows"),
-        (["select.validation=1"], 2, "select.validation"),
-        (["select.validation=0"], 2, "select.validation"),
-        (["select.refine=-1"], 2, "select.refine"),
-        (["select.refine=100"], 2, "select.refine"),
-        (["select.refin=1"], 2, "did you mean 'refine'"),
-        (["select.four_bit=true", "vector.mode=full"], 2, "select.four_bit: only adapters"),
-        (["--workers", "2"], 2, "--workers goes with --ray"),
-        (["--ray", "--workers", "0"], 2, "--workers"),
-        (["forget.data.columns.question=none"], 3, "no column 'none'"),
-    ],
-)
-def test_what_is_wrong_is_told_before_anything_is_written(
-    overrides: list[str], code: int, told: str, grid: dict[str, Any], call: Call, tmp_path: Path
-) -> None:
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(grid))
-    found, said, err = call(str(tmp_path / "recipe.yaml"), *overrides)
-    assert (found, said) == (code, "")
-    assert told in err
-    assert "Traceback" not in err
-    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
 def test_a_recipe_without_a_retain_set_is_swept_over_alpha(grid: dict[str, Any], tmp_path: Path) -> None:
