@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 import msa_lite
+from msa_lite.demo import make_groups
 from msa_lite.io.manifest import verify_folder
 from tests.command import run_cli
+from tests.conftest import tiny_tokenizer
+from tests.e2e.conftest import CallCli
 from tests.e2e.hub import Hub
-
-Make = Callable[..., Path]
 
 
 def write(recipe: dict[str, Any], path: Path) -> str:
@@ -23,24 +23,29 @@ def write(recipe: dict[str, Any], path: Path) -> str:
     return str(path)
 
 
-def test_a_history_is_trained_and_the_target_unlearned_with_a_stage_of_it(history: Path, tmp_path: Path) -> None:
-    data = {name: {"path": str(history / f"data/{name}.jsonl")} for name in ("prior", "retain", "forget")}
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 256}
+
+
+def test_a_history_is_trained_and_the_target_unlearned_with_a_stage_of_it(
+    quick_fits: None, call_cli: CallCli, tmp_path: Path
+) -> None:
+    data = {name: {"path": str(tmp_path / f"{name}.jsonl")} for name in ("prior", "retain", "forget")}
+    for name, rows in make_groups({"prior": 4, "retain": 3, "forget": 2}, seed=0).items():
+        lines = (json.dumps({"question": row.question, "answer": row.answer}) + "\n" for row in rows)
+        Path(data[name]["path"]).write_text("".join(lines))
     training = {
-        "model": {
-            "config": {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 256},
-            "tokenizer": {"vocabulary": 300},
-        },
+        "model": {"config": GPT2, "tokenizer": {"vocabulary": 300}},
         "stages": [
             {"name": "known", "data": data["prior"]},
             {"name": "exposed", "data": [data["retain"], data["forget"]]},
             {"name": "later", "data": data["retain"], "epochs": 1},
         ],
-        "training": {"epochs": 2, "learning_rate": 5e-3, "warmup_epochs": 0.5},
+        "training": {"epochs": 2, "learning_rate": 5e-3, "warmup_epochs": 0.5, "batch_size": 8},
         "output": str(tmp_path / "models"),
     }
-    done = run_cli("train", write(training, tmp_path / "training.yaml"))
-    assert done.returncode == 0, done.stderr
-    printed = [line.split()[0] for line in done.stdout.splitlines()]
+    code, said, err = call_cli("train", write(training, tmp_path / "training.yaml"))
+    assert code == 0, err
+    printed = [line.split()[0] for line in said.splitlines()]
     assert printed == ["1-known", "2-exposed", "3-later", "model:", "history:"]
 
     result = msa_lite.train_stages(training)
@@ -71,32 +76,34 @@ def test_a_recipe_for_the_other_command_says_which(tmp_path: Path) -> None:
 CARD = "---\nconfigs:\n- config_name: en\n  data_files:\n  - {split: train, path: 'en/*.jsonl.gz'}\n---\n"
 
 
-def test_of_a_big_data_set_no_more_is_fetched_than_is_learnt_and_none_of_it_twice(
-    hub: Hub, make_checkpoint: Make, tmp_path: Path
-) -> None:
+def test_of_a_big_data_set_no_more_is_fetched_than_is_learnt_and_none_of_it_twice(hub: Hub, tmp_path: Path) -> None:
     def shard(number: int) -> bytes:
         lines = (json.dumps({"text": f"Shard {number} has line {i}.", "url": "x"}) + "\n" for i in range(50_000))
         return gzip.compress("".join(lines).encode())
 
     files = {f"en/{number}.jsonl.gz": shard(number) for number in range(4)}
     commit = hub.server.commit("datasets/org/c4", {"README.md": CARD.encode(), **files})
+    tokenizer = tmp_path / "tokenizer"
+    tiny_tokenizer().save_pretrained(tokenizer)
+    branch = {path.name: path.read_bytes() for path in tokenizer.iterdir()}
+    hub.server.commit("models/org/olmo", {"config.json": "{}"})
+    at_number = hub.server.commit("models/org/olmo", branch, "stage1-step920000-tokens3859B")
     recipe = {
-        "model": str(make_checkpoint("llama")),
+        "model": {"config": GPT2, "tokenizer": "org/olmo@tokens=3859B"},
         "stages": [{"data": {"path": "org/c4", "name": "en", "format": "text"}, "tokens": "2k"}],
         "training": {"epochs": 1, "learning_rate": 1e-3, "warmup_epochs": 0, "max_length": 64},
         "output": str(tmp_path / "models"),
     }
-    path = write(recipe, tmp_path / "training.yaml")
-    done = hub.start("-m", "msa_lite", "train", path, "--json")
+    done = hub.start("-m", "msa_lite", "train", write(recipe, tmp_path / "training.yaml"), "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["stages"][0]["tokens"] == 2000
+    _, stage = json.loads(done.stdout)["stages"]
+    assert stage["tokens"] == 2000
     fetched = {name for _, asked in hub.server.requests for name in files if asked.endswith(name)}
     assert fetched == {"en/0.jsonl.gz"}
     resolved = yaml.safe_load((tmp_path / "models/recipe.yaml").read_text())
     assert resolved["stages"][0]["data"]["revision"] == commit
-    # What was read is kept: another training of the stage asks nobody.
-    asked = len(hub.server.requests)
-    again = hub.start("-m", "msa_lite", "train", path, "seed=1", "--json", offline=True)
-    assert again.returncode == 0, again.stderr
-    assert json.loads(again.stdout)["stages"][0]["loss"] != json.loads(done.stdout)["stages"][0]["loss"]
-    assert len(hub.server.requests) == asked
+    assert resolved["model"]["tokenizer"] == f"org/olmo@{at_number}"
+    # What was read is kept: another training of the stage asks nobody, as here, where there is no Hub.
+    again = msa_lite.train_stages(recipe, ["seed=1", f"model.tokenizer={tokenizer}"])
+    assert again.models[1].tokens == 2000
+    assert again.models[1].loss != stage["loss"]
