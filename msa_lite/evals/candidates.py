@@ -12,8 +12,9 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,20 @@ class Work:
     candidates: Candidates
     validation: Validation
 
-    @property
+    @cached_property
+    def inputs(self) -> dict[str, Any]:
+        """What decides the choice, as of the first call: the tokens of all rows are hashed for it."""
+        return self.candidates.inputs(self.validation)
+
+    @cached_property
     def key(self) -> str:
         """Hash of the inputs."""
-        return digest(self.candidates.inputs(self.validation))
+        return digest(self.inputs)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is something to be scored here, under whatever inputs."""
+        return (self.folder / WORK).is_file()
 
     def open(self, asked: Sequence[Values], done: bool = False) -> None:
         """Write down what is to be scored, and whether that is all."""
@@ -113,7 +124,10 @@ class Work:
         return [name for name in names if not (self.folder / name / REPORT_FILE).is_file()]
 
     def score(self, asked: Mapping[str, Values | None], after: Callable[[], None] = lambda: None) -> None:
-        """Score what is missing and nobody else has claimed, one after the other; `after` is called after each."""
+        """Score what is missing and nobody else has claimed, one after the other; `after` is called after each.
+
+        Leaves nothing behind where the work was closed meanwhile.
+        """
         from filelock import FileLock, Timeout
 
         for name, values in asked.items():
@@ -121,11 +135,17 @@ class Work:
                 continue
             try:
                 with FileLock(self.folder / _LOCKS / name, timeout=0):
+                    if not self.is_open:
+                        break
                     if self.missing([name]):
                         self._score(name, values)
                         after()
             except Timeout:
                 continue
+        if not self.is_open:
+            shutil.rmtree(self.folder / _LOCKS, ignore_errors=True)  # which the lock has made, with the folder
+            with suppress(OSError):  # it has not got its name yet
+                self.folder.rmdir()
 
     def _score(self, name: str, values: Values | None) -> None:
         folder = self.folder / name

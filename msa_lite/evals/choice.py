@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 CHOICE_FILE = "choice.json"
 IDEAL = "ideal"
 _POLL = 0.2  # seconds
+_PATIENCE = 60.0  # seconds; disks that machines share show what others write only after a while
 
 Check = Callable[[], None]
 """Raises what has ended those who score."""
@@ -125,11 +126,14 @@ def _score_all(work: Work, asked: Sequence[Values], label: str, progress: Progre
         time.sleep(_POLL)
 
 
-def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path) -> None:
+def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path, opened: bool = False) -> None:
     """Score candidates of a choice that another process makes (`choose` into `out`), until it is made.
 
-    make: computes what that process computes, once its inputs are there.
+    make: computes what that process computes, once its inputs are there. opened: whether that process has opened its
+    work by now. Then StageError is raised where this process computes other inputs; else it may be an earlier choice
+    that lies open, and a warning is all.
     """
+    told, known = False, time.monotonic()
     while True:
         candidates, validation = make()
         work = Work(partial_folder(out), candidates, validation)
@@ -142,8 +146,19 @@ def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path) ->
                 if work.folder.exists():
                     raise
             time.sleep(_POLL)
-        if is_finished(out, candidates.inputs(validation)):
+            known = time.monotonic()
+        if is_finished(out, work.inputs):
             return
+        if time.monotonic() - known > _PATIENCE:
+            fault = (
+                f"{out}: this process computes other inputs than the process that chooses; are package versions, and "
+                "files at these paths, the same on all machines?"
+            )
+            if opened:
+                raise StageError(fault)
+            if work.is_open and not told:
+                logger.warning("%s (waiting on, for this may be an earlier choice that was stopped)", fault)
+                told = True
         time.sleep(_POLL)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from filelock import FileLock
 
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import NotFiniteError, StageError
-from msa_lite.evals.candidates import TARGET, WORK, Candidates, Values, Work, candidate_name
+from msa_lite.evals.candidates import TARGET, WORK, Candidates, State, Values, Work, candidate_name
 from msa_lite.evals.choice import Check, choose, help_choose
 from msa_lite.evals.qa import Qa
 from msa_lite.evals.selection import Exposure
@@ -124,6 +125,35 @@ def test_work_is_known_by_all_that_decides_it(work: Work) -> None:
     assert replace(work, candidates=same).key == work.key
 
 
+def test_the_rows_are_hashed_once_however_often_somebody_looks(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashed, own = [], Validation.describe
+
+    def describe(self: Validation) -> dict[str, Any]:
+        hashed.append(self)
+        return own(self)
+
+    monkeypatch.setattr(Validation, "describe", describe)
+    work.open(POINTS)
+    assert [work.state() for _ in range(3)] == [State(todo(), done=False)] * 3
+    assert len(hashed) == 1
+
+
+def test_who_comes_late_scores_nothing_and_leaves_nothing_in_the_way(
+    work: Work, validation: Counted, tmp_path: Path
+) -> None:
+    work.open(POINTS)
+    work.score(todo(POINTS[:1]))
+    (work.folder / WORK).unlink()
+    shutil.rmtree(work.folder / ".locks")
+    for folder in (work.folder, tmp_path / "sweep"):  # closed, and then renamed
+        left = sorted(folder.parent.rglob("*"))
+        work.score(todo())
+        assert sorted(folder.parent.rglob("*")) == left
+        if folder == work.folder:
+            folder.rename(tmp_path / "sweep")
+    assert validation.names == sorted([TARGET, NAMES[1]])
+
+
 def test_reports_that_are_known_are_copied_whole(work: Work, validation: Counted, tmp_path: Path) -> None:
     known = tmp_path / "known"
     validation.score_into(known, lambda: 0.25)
@@ -144,7 +174,8 @@ def test_reports_that_are_known_are_copied_whole(work: Work, validation: Counted
 def choosing(validation: Counted, out: Path, **changes: Any) -> threading.Thread:
     """Another "process" that helps with the choice, at work."""
     candidates = Candidates(POINTS, strength, "of nothing", **changes)
-    thread = threading.Thread(target=help_choose, args=(lambda: (candidates, validation), out), name="helper")
+    arguments = (lambda: (candidates, validation), out)
+    thread = threading.Thread(target=help_choose, args=arguments, name="helper", daemon=True)
     thread.start()
     return thread
 
@@ -178,6 +209,32 @@ def test_who_comes_when_the_choice_is_made_has_nothing_to_do(validation: Counted
     assert not helper.is_alive()
     assert len(validation.scored) == scored
     assert not (tmp_path / "sweep.partial").exists()
+
+
+def test_who_computes_other_inputs_raises_where_the_work_is_open_by_now_and_else_waits(
+    work: Work, validation: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("msa_lite.evals.choice._PATIENCE", 0.3)
+
+    @contextmanager
+    def stopped(folder: Path) -> Iterator[Check]:
+        raise StageError("stopped")
+        yield
+
+    others = replace(work.candidates, made_of="other vectors")
+    with pytest.raises(StageError, match="stopped"):
+        choose(others, validation, tmp_path / "sweep", "choosing", crew=stopped)
+    fault = "computes other inputs than the process that chooses; are package versions, and files at these paths"
+    with pytest.raises(StageError, match=fault):
+        help_choose(lambda: (work.candidates, validation), tmp_path / "sweep", opened=True)
+    helper = choosing(validation, tmp_path / "sweep")
+    helper.join(timeout=1)
+    assert helper.is_alive()
+    assert [fault in record.message for record in caplog.records] == [True]
+    assert validation.scored == []
+    choose(work.candidates, validation, tmp_path / "sweep", "choosing")
+    helper.join(timeout=10)
+    assert not helper.is_alive()
 
 
 def test_a_crew_does_it_all_in_the_place_of_who_chooses(validation: Counted, tmp_path: Path) -> None:
