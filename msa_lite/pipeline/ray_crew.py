@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.choice import Check, Crew
@@ -37,11 +38,13 @@ def ray_crew(recipe: Recipe, plan: Plan, workers: int) -> Crew:
         if started:
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
             ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        running: list[Any] = []
         try:
             gpus = int(ray.cluster_resources().get("GPU", 0))
             help_ray = ray.remote(_help).options(num_cpus=1, num_gpus=1 if gpus else 0, max_retries=0)
             here = str(Path.cwd())
-            running = [help_ray.remote(recipe.model_dump(mode="json"), plan, here) for _ in range(workers or gpus or 1)]
+            given = recipe.model_dump(mode="json"), plan, here
+            running += [help_ray.remote(*given) for _ in range(workers or gpus or 1)]
 
             def check() -> None:
                 ended, _ = ray.wait(running, num_returns=len(running), timeout=0)
@@ -51,16 +54,19 @@ def ray_crew(recipe: Recipe, plan: Plan, workers: int) -> Crew:
                 yield check
                 _get(running)
         finally:
+            for task in running:  # after an error they would wait for ever for what is to be scored
+                ray.cancel(task, force=True)
             if started:
                 ray.shutdown()
 
-    def _get(tasks: list[object]) -> None:
+    def _get(tasks: list[Any]) -> None:
         import ray
 
         try:
             ray.get(tasks)
         except ray.exceptions.RayError as error:
-            raise StageError(f"a worker of the sweep failed ({explain(error)}); points that are scored stay") from error
+            reason = explain(getattr(error, "cause", None) or error)  # what the worker has raised, unless it was killed
+            raise StageError(f"a worker of the sweep failed ({reason}); points that are scored stay") from error
 
     return crew
 
@@ -68,4 +74,4 @@ def ray_crew(recipe: Recipe, plan: Plan, workers: int) -> Crew:
 def _help(recipe: dict[str, object], plan: Plan, folder: str) -> None:
     """What a worker does: paths of the recipe are seen from the folder that the command was given in."""
     os.chdir(folder)
-    help_sweep(Recipe.model_validate(recipe), plan)
+    help_sweep(Recipe.model_validate(recipe), plan, opened=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,37 +110,36 @@ def sweep_plan(recipe: Recipe, plan: Plan, progress: Progress, crew: Crew | None
     return SweepResult(job.folder, swept.choice, load_sweep(out), merged, before, after, notes)
 
 
-def help_sweep(recipe: Recipe, plan: Plan) -> None:
-    """Score points of a sweep that another process makes from the same recipe, until it has its choice."""
-    if plan.choice is False:
+def help_sweep(recipe: Recipe, plan: Plan, opened: bool = False) -> None:
+    """Score points of a sweep that another process makes from the same recipe, until it has its choice.
+
+    opened: whether that process has come to the points; what differs here raises StageError then (`help_choose`).
+    Otherwise a demo is left to it: the history is not made yet, or that of an earlier run lies there, and all of a demo
+    takes seconds.
+    """
+    if plan.choice is False or (recipe.demo is not None and not opened):
         return
-    out = plan.folder / "sweep"
-
-    def is_open() -> bool:
-        return (partial_folder(out) / WORK).is_file() or (out / MANIFEST).is_file()
-
-    if recipe.demo is not None:  # the inputs have to be made first
-        _wait_for(is_open)
-    job = prepare(recipe, plan)
-    fits = _fits(job)  # or an earlier sweep, with vectors of other settings, would be taken for this one
-    _wait_for(lambda: all(is_finished(folder, inputs) for folder, inputs in fits.items()) and is_open())
+    job, out = prepare(recipe, plan), plan.folder / "sweep"
+    if not opened:
+        _wait_for_vectors(job, out)
     target = _load_points(job)
 
     def make() -> tuple[Candidates, Validation]:
         return _candidates(job, target), validation_of(job)
 
-    help_choose(make, out)
+    help_choose(make, out, opened)
 
 
-def _wait_for(condition: Callable[[], bool]) -> None:
-    while not condition():
-        time.sleep(_POLL)
-
-
-def _fits(job: Job) -> dict[Path, dict[str, Any]]:
-    """Folders of the vectors, and what decides them."""
+def _wait_for_vectors(job: Job, out: Path) -> None:
+    """Wait until the vectors are fitted, and points are scored or were; vectors of other settings are none."""
     prior, settings = job.sources["prior"], fit_settings(job.recipe)
-    return {job.vector_folder(name): fit_inputs(prior, job.examples[name], settings) for name in job.vector_names}
+    fits = {job.vector_folder(name): fit_inputs(prior, job.examples[name], settings) for name in job.vector_names}
+
+    def is_open() -> bool:
+        return (partial_folder(out) / WORK).is_file() or (out / MANIFEST).is_file()
+
+    while not (all(is_finished(folder, inputs) for folder, inputs in fits.items()) and is_open()):
+        time.sleep(_POLL)
 
 
 def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> None:

@@ -1,4 +1,4 @@
-"""Sweeps by several processes, of torchrun, of accelerate and of Ray: the points are shared, the result is one's."""
+"""Sweeps by several processes, of torchrun and of Ray: the points are shared, the result is that of one alone."""
 
 from __future__ import annotations
 
@@ -25,13 +25,10 @@ import msa_lite
 from msa_lite.errors import StageError, UsageError
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.strengths import help_sweep
-from msa_lite.recipe import load_recipe
+from msa_lite.recipe import Recipe, load_recipe
 from tests.e2e.conftest import tiny_recipe
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-# With --cpu, accelerate starts but one process.
-ACCELERATE = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
-ACCELERATE += ["--mixed_precision", "no", "--dynamo_backend", "no"]
 NAMES = {"target", *(f"alpha-{alpha:g}_beta-{beta:g}" for alpha in (0.5, 1.0) for beta in (0.0, 0.5))}
 
 # The command line, but nobody is done with a first point before two processes have begun one.
@@ -64,8 +61,8 @@ def sweep_recipe(history: Path, output: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def alone(history: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run by one process."""
-    result = msa_lite.run(sweep_recipe(history, tmp_path_factory.mktemp("alone") / "run"))
+    """The folder of a sweep by one process."""
+    result = msa_lite.sweep(sweep_recipe(history, tmp_path_factory.mktemp("alone") / "run"))
     assert result is not None
     return result.folder
 
@@ -116,9 +113,7 @@ def scorers(stderr: str) -> dict[str, set[str]]:
     return {process: set(names) for process, names in found.items()}
 
 
-def test_processes_share_a_sweep_from_nothing_and_then_there_is_nothing_to_do(
-    path: str, meeting: list[str], alone: Path, tmp_path: Path
-) -> None:
+def test_processes_share_a_sweep_from_nothing(path: str, meeting: list[str], alone: Path, tmp_path: Path) -> None:
     done = launch(*TORCHRUN, *meeting, "-v", "sweep", path, "--json")
     assert done.returncode == 0, done.stderr
     shares = scorers(done.stderr)
@@ -126,12 +121,13 @@ def test_processes_share_a_sweep_from_nothing_and_then_there_is_nothing_to_do(
     assert set().union(*shares.values()) == NAMES
     assert json.loads(done.stdout)["alpha"] == json.loads((alone / "sweep/choice.json").read_text())["alpha"]
     assert_equal(tmp_path / "run", alone)
-    # A run goes on with the test rows; nothing of the sweep is left to do, and both end.
-    again = launch(*ACCELERATE, "-m", "msa_lite", "-v", path, "--json")
-    assert again.returncode == 0, again.stderr
-    assert scorers(again.stderr) == {}
-    assert set(json.loads(again.stdout)["metrics"]) == {"target", "ideal", "unlearned"}
-    assert (tmp_path / "run/report.md").read_text() == (alone / "report.md").read_text()
+
+
+def helping(recipe: Recipe) -> threading.Thread:
+    """Another process than the first, at work."""
+    thread = threading.Thread(target=help_sweep, args=(recipe, msa_plan(recipe)), daemon=True)
+    thread.start()
+    return thread
 
 
 def test_a_helper_is_not_taken_in_by_an_earlier_sweep(history: Path, alone: Path, tmp_path: Path) -> None:
@@ -140,14 +136,24 @@ def test_a_helper_is_not_taken_in_by_an_earlier_sweep(history: Path, alone: Path
     assert msa_lite.sweep(changed) is not None
     shutil.copytree(alone, tmp_path / "run")
     recipe = load_recipe(changed | {"output": str(tmp_path / "run")})
-    helper = threading.Thread(target=help_sweep, args=(recipe, msa_plan(recipe)), daemon=True)
-    helper.start()
+    helper = helping(recipe)
     helper.join(timeout=3)
     assert helper.is_alive()  # the vectors that lie there are of other settings
     for part in ("vectors", "sweep"):
         (tmp_path / "run" / part).rename(tmp_path / f"earlier-{part}")
         (tmp_path / "changed" / part).rename(tmp_path / "run" / part)
     helper.join(timeout=30)
+    assert not helper.is_alive()
+
+
+def test_a_demo_is_left_to_the_first_process(history: Path, alone: Path, tmp_path: Path) -> None:
+    """Its history is made anew for another seed, so what lies there when a helper comes is none to go by."""
+    shutil.copytree(alone / "sweep", tmp_path / "run/sweep")
+    shutil.copytree(history, tmp_path / "run/history")
+    people = {"prior": 8, "retain": 8, "forget": 4, "holdout": 4}
+    changed = sweep_recipe(tmp_path / "run/history", tmp_path / "run") | {"demo": people, "seed": 1}
+    helper = helping(load_recipe(changed))
+    helper.join(timeout=10)
     assert not helper.is_alive()
 
 
@@ -208,6 +214,7 @@ def test_two_workers_of_ray_score_the_points_and_one_that_is_killed_is_told(
             os.kill(workers_in(tmp_path)[0], signal.SIGKILL)
             with pytest.raises(StageError, match=r"a worker of the sweep failed \(.*\); points that are scored stay"):
                 first.result(timeout=60)
+            wait_for(lambda: not workers_in(tmp_path))  # the cluster is the caller's, and runs on
     before = {report: report.stat().st_mtime_ns for report in partial.glob("*/report.json")}
     assert msa_lite.sweep(path, ray_workers=2) is not None
     assert_equal(tmp_path / "run", alone)
