@@ -23,8 +23,9 @@ def command(
 
     \b
     msa-lite sweep my.yaml 'forget.alpha=[0.5, 1.0, 1.5]' select.refine=1
-    accelerate launch -m msa_lite sweep my.yaml      points are spread over GPUs
-    msa-lite sweep my.yaml --ray --workers 4         over machines
+    accelerate launch -m msa_lite sweep my.yaml             points are spread over GPUs
+    torchrun --nproc_per_node 2 -m msa_lite sweep my.yaml   over processes, without GPUs
+    msa-lite sweep my.yaml --ray --workers 4                over machines
     """
     from msa_lite.cli.output import print_json, print_prior, progress_bars, quieten_libraries
     from msa_lite.errors import UsageError
