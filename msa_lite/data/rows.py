@@ -84,10 +84,14 @@ def sample_rows(rows: Sequence[T], count: int, seed: int) -> list[T]:
 
 
 def split_rows(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
-    """(validation, test): a seeded split by row; validation gets `share` of the rows, at least one."""
-    validation = sample_rows(rows, max(1, round(share * len(rows))), seed)
-    chosen = {row.index for row in validation}
-    return validation, [row for row in rows if row.index not in chosen]
+    """(validation, test): a seeded split; validation gets `share` of the questions (texts), at least one.
+
+    Rows that ask the same go to the same part.
+    """
+    asked = list(dict.fromkeys(row.question or row.text for row in rows))
+    drawn = set(sample_rows(asked, max(1, round(share * len(asked))), seed))
+    validation = [row for row in rows if (row.question or row.text) in drawn]
+    return validation, [row for row in rows if (row.question or row.text) not in drawn]
 
 
 def rows_identity(rows: Sequence[Row]) -> dict[str, Any]:

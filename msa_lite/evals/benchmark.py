@@ -113,17 +113,20 @@ class Benchmark(ABC):
     def divide(
         self, share: float, seed: int, by: Literal["question", "author"] = "question"
     ) -> tuple[Benchmark, Benchmark]:
-        """(validation, test): every set divided by itself, seeded; no item is in both.
+        """(validation, test): every set divided by itself, seeded; no item is in both, and no question of a set.
 
-        share: of the items of a set, or of its authors, that go to validation; at least one does. by: what is drawn;
-        with "author", all items of a group stay together, and sets without groups are divided by item.
+        share: of the questions of a set, or of its authors, that go to validation; at least one does. by: what is
+        drawn; with "author", all items of a group stay together, and sets without groups are divided by question.
         Raises UsageError where no set has groups, DataError where a part of a set would be empty.
         """
         if by == "author" and all(item.group is None for part in self.sets.values() for item in part.items):
             raise UsageError(f"select.by author: {self.name} has no authors; leave it at question")
         validation, test, faults = {}, {}, []
         for name, part in self.sets.items():
-            units = [item.index if by == "question" or item.group is None else (item.group,) for item in part.items]
+            units = [
+                item.fields.get("question") or item.index if by == "question" or item.group is None else (item.group,)
+                for item in part.items
+            ]
             known = list(dict.fromkeys(units))
             drawn = set(sample_rows(known, max(1, round(share * len(known))), seed))
             if len(drawn) == len(known):

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -50,12 +50,12 @@ class Candidates:
 
     def inputs(self, validation: Validation) -> dict[str, Any]:
         """What decides the choice, for a manifest."""
-        return {
-            "candidates": [dict(values) for values in self.values],
-            "refine": self.refine,
-            "made_of": self.made_of,
-            **validation.describe(),
-        }
+        choice = {"candidates": [dict(values) for values in self.values], "refine": self.refine}
+        return choice | {"rule": validation.rule.describe()} | self.scored_by(validation)
+
+    def scored_by(self, validation: Validation) -> dict[str, Any]:
+        """What decides the scores of any candidate: they hold for other grids and rules as well."""
+        return {"made_of": self.made_of, **validation.describe()}
 
 
 def candidate_name(values: Values) -> str:
@@ -96,20 +96,22 @@ class Work:
 
     def open(self, asked: Sequence[Values], done: bool = False) -> None:
         """Write down what is to be scored, and whether that is all."""
+        values = {TARGET: None} | {candidate_name(values): dict(values) for values in asked}
         for name, known in self.candidates.known.items():
-            if not (self.folder / name / REPORT_FILE).is_file():
+            if name in values and self.missing([name]):
                 copy = self.folder / f"{name}.tmp"  # whole or not at all; what a kill leaves is removed by the next run
                 shutil.copytree(known, copy, ignore=shutil.ignore_patterns(MANIFEST), dirs_exist_ok=True)
                 shutil.rmtree(self.folder / name, ignore_errors=True)
                 copy.rename(self.folder / name)
         (self.folder / _LOCKS).mkdir(exist_ok=True)
-        values = {TARGET: None} | {candidate_name(values): dict(values) for values in asked}
         write_json(self.folder / WORK, {"key": self.key, "asked": values, "done": done})
 
-    def close(self) -> None:
-        """Remove what was needed meanwhile."""
+    def close(self, names: Collection[str]) -> None:
+        """Remove what was needed meanwhile, and candidates of another choice that a stop has left: all but `names`."""
         (self.folder / WORK).unlink()
-        shutil.rmtree(self.folder / _LOCKS)
+        for path in self.folder.iterdir():
+            if path.is_dir() and path.name not in names:
+                shutil.rmtree(path)
 
     def state(self) -> State | None:
         """What is to be scored, and whether that is all; None while no work with these inputs is open."""
@@ -151,7 +153,8 @@ class Work:
         folder = self.folder / name
         logger.info("scoring %s in process %d", name, os.getpid())
         try:
-            self.validation.score_into(folder, partial(self.candidates.load, values), whole=values is None)
+            about = {"candidate": values or TARGET}
+            self.validation.score_into(folder, partial(self.candidates.load, values), about, whole=values is None)
         except NotFiniteError as error:
             if values is None:  # without the target there is nothing to hold candidates against
                 raise

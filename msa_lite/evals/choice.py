@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,19 @@ from msa_lite.errors import StageError, join_faults
 from msa_lite.evals import selection
 from msa_lite.evals.candidates import TARGET, Candidates, Values, Work, candidate_name
 from msa_lite.evals.grid import refined
-from msa_lite.evals.selection import Metrics, Rank, Rule
-from msa_lite.evals.validation import BROKEN, Validation
-from msa_lite.io.manifest import is_finished, partial_folder, stage_folder, write_json, write_text
+from msa_lite.evals.selection import Metrics, Rank
+from msa_lite.evals.validation import Validation
+from msa_lite.io.manifest import (
+    canonical_json,
+    is_finished,
+    load_manifest,
+    partial_folder,
+    stage_folder,
+    write_json,
+    write_text,
+)
 from msa_lite.io.progress import Progress, silent
-from msa_lite.report import Report, load_report, write_pictures
+from msa_lite.report import REPORT_FILE, Report, load_report, write_pictures
 from msa_lite.report.points import Candidate, Sweep, points_csv, points_markdown
 
 logger = logging.getLogger(__name__)
@@ -29,6 +37,7 @@ logger = logging.getLogger(__name__)
 CHOICE_FILE = "choice.json"
 IDEAL = "ideal"
 _POLL = 0.2  # seconds
+_FEW = 10  # rows of a set, of which a tenth is one row
 _PATIENCE = 60.0  # seconds; disks that machines share show what others write only after a while
 
 Check = Callable[[], None]
@@ -63,18 +72,28 @@ def choose(
 ) -> Choice:
     """Score every candidate on validation rows and choose the best by the rule (ties: the first).
 
-    Holdout rows, if any, say what unseen data scores, and are asked of the target alone unless the rule needs AUCs.
-    Writes records and a report per candidate, tables, pictures and choice.json into `out`; candidates that were scored
-    before a stop are not scored again. What is broken (outputs that are no numbers, nothing left of what is to be kept)
-    is recorded and never chosen. Other processes may help (`help_choose`), or do all of it (`crew`).
+    Holdout rows, if any, say what unseen data scores, and are asked of the target alone unless the rule goes by them.
+    Writes records and a report per candidate, tables, pictures and choice.json into `out`. Candidates that were scored
+    before a stop, or for a choice by another rule or from another grid, are not scored again. What is broken (outputs
+    that are no numbers, nothing left of what is to be kept) is recorded and never chosen. Other processes may help
+    (`help_choose`), or do all of it (`crew`).
 
-    Raises StageError when every candidate is broken.
+    Raises StageError when every candidate is broken, DataError where the target lacks what the rule goes by.
     """
-    inputs = candidates.inputs(validation)
+    inputs, scored_by = candidates.inputs(validation), candidates.scored_by(validation)
     if not is_finished(out, inputs):
-        with stage_folder(out, "sweep", inputs, resumable=True) as folder:
+        candidates = replace(candidates, known={**_scored_before(out, scored_by), **candidates.known})
+        with stage_folder(out, "sweep", inputs, resumable=True, resume_key=scored_by) as folder:
             _choose(Work(folder, candidates, validation), label, progress, crew)
     return load_choice(out)
+
+
+def _scored_before(out: Path, scored_by: Mapping[str, Any]) -> dict[str, Path]:
+    """Folders of candidates by name that an earlier choice has scored alike."""
+    inputs = (load_manifest(out) or {}).get("inputs", {})
+    if any(inputs.get(key) != value for key, value in json.loads(canonical_json(scored_by)).items()):
+        return {}
+    return {path.parent.name: path.parent for path in out.glob(f"*/{REPORT_FILE}") if path.parent.name != IDEAL}
 
 
 def _choose(work: Work, label: str, progress: Progress, crew: Crew | None) -> None:
@@ -93,8 +112,8 @@ def _choose(work: Work, label: str, progress: Progress, crew: Crew | None) -> No
                 logger.info("refining around %s: %d points more", candidate_name(ranked.best), len(new))
                 asked += new
         work.open(asked, done=True)
-    work.close()
-    write_json(folder / CHOICE_FILE, _as_json(ranked.choice(work.candidates)))
+    work.close({TARGET, IDEAL, *map(candidate_name, asked)})
+    write_json(folder / CHOICE_FILE, _as_json(ranked.choice()))
     table = load_sweep(folder)
     write_text(folder / "table.md", points_markdown(table))
     write_text(folder / "table.csv", points_csv(table))
@@ -109,21 +128,27 @@ def _all_but_report(folder: str, names: list[str]) -> list[str]:
 
 
 def _score_all(work: Work, asked: Sequence[Values], label: str, progress: Progress, check: Check | None) -> None:
-    """Score the target and all candidates, or wait until others have."""
+    """Score the target and all candidates, or wait until others have.
+
+    The target comes first: what it lacks, candidates could not be held against.
+    """
     todo: dict[str, Values | None] = {TARGET: None} | {candidate_name(values): values for values in asked}
 
     def tell() -> None:
         progress(label, len(todo) - len(work.missing(list(todo))), len(todo))
 
-    while True:
-        if check is None:
-            work.score(todo, after=tell)
-        else:
-            check()
-        tell()
-        if not work.missing(list(todo)):
-            return
-        time.sleep(_POLL)
+    for part in ({TARGET: None}, todo):
+        while True:
+            if check is None:
+                work.score(part, after=tell)
+            else:
+                check()
+            tell()
+            if not work.missing(list(part)):
+                break
+            time.sleep(_POLL)
+        target = load_report(work.folder / TARGET)
+        work.validation.rank(target, target)
 
 
 def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path, opened: bool = False) -> None:
@@ -164,64 +189,61 @@ def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path, op
 
 @dataclass(frozen=True)
 class _Ranked:
-    """Candidates with their ranks, None for those that are broken, which `notes` gives reasons for."""
+    """Candidates with their ranks, or, where they are broken, the reasons; best is the first of the highest rank."""
 
     asked: Sequence[Values]
-    ranks: Mapping[str, Rank | None]
-    notes: Mapping[str, str]
-    rule: Rule
+    ranks: Mapping[str, Rank | str]
+    best: Values
+    validation: Validation
     reference: Metrics
 
-    @property
-    def best(self) -> Values:
-        """The candidate of the highest rank, the first of equals."""
-        whole = [values for values in self.asked if self._rank(values)]
-        if not whole:
-            faults = [f"{name}: {note}" for name, note in self.notes.items()]
-            raise StageError(
-                join_faults("every candidate is broken, so there is none to choose; try gentler ones:", faults)
-            )
-        return max(whole, key=lambda values: self._rank(values) or Rank(False, 0.0))
-
-    def _rank(self, values: Values) -> Rank | None:
-        return self.ranks[candidate_name(values)]
-
-    def choice(self, candidates: Candidates) -> Choice:
+    def choice(self) -> Choice:
         """What is written down."""
-        best = self._rank(self.best)
-        assert best is not None
-        scores = []
+        best = self.ranks[candidate_name(self.best)]
+        assert isinstance(best, Rank), "what is broken is never chosen"
+        scores: list[dict[str, Any]] = []
         for values in self.asked:
-            rank, name = self._rank(values), candidate_name(values)
-            line = {**values, "score": rank and rank.value, "met": rank is not None and rank.met}
-            scores.append(line | ({"note": self.notes[name]} if name in self.notes else {}))
-        doubts = [*self._doubts(best), *_edges(self.asked, self.best), *self.rule.notes(self.reference)]
-        return Choice(self.best, best.value, best.met, self.rule.name, scores, doubts)
+            rank = self.ranks[candidate_name(values)]
+            found = {"score": rank.value, "met": rank.met} if isinstance(rank, Rank) else _broken(rank)
+            scores.append({**values, **found})
+        rule = self.validation.rule
+        doubts = [*self._doubts(best), *_edges(self.asked, self.best), *rule.notes(self.reference)]
+        return Choice(self.best, best.value, best.met, rule.name, scores, doubts)
 
     def _doubts(self, best: Rank) -> list[str]:
         """Why the choice may mean little; empty when there is no reason."""
-        doubts = [] if best.met else [self.rule.unmet(best)]
+        rule, benchmark = self.validation.rule, self.validation.benchmark
+        doubts = [] if best.met else [rule.unmet(best)]
         if not {"rouge_l_r", "probability_r", "knowmem_r", "accuracy"} & self.reference.keys():
             doubts.append("without questions about a retain set, nothing speaks against the strongest candidate")
-        if self.rule.name == "exposure" and selection.exposure(self.reference, self.reference) == 0:
+        if rule.name == "exposure" and selection.exposure(self.reference, self.reference) == 0:
             doubts.append(
                 "the target knows no more of the forget set than of rows it never saw, so there is nothing to choose by"
             )
+        if coarse := benchmark.resolution(rule.needs()):
+            doubts.append(coarse)
+        few = [f"{name}: {len(part.items)}" for name, part in benchmark.sets.items() if len(part.items) < _FEW]
+        if few:
+            doubts.append(f"it rests on few validation rows ({', '.join(few)}); raise select.validation")
         return doubts
 
 
+def _broken(reason: str) -> dict[str, Any]:
+    return {"score": None, "met": False, "note": reason}
+
+
 def _rank_all(folder: Path, validation: Validation, asked: Sequence[Values]) -> _Ranked:
-    reference = load_report(folder / TARGET).values()
-    ideal, rule = validation.ideal_metrics, validation.rule
-    ranks: dict[str, Rank | None] = {}
-    notes = {}
-    for name in map(candidate_name, asked):
-        report = load_report(folder / name)
-        reason = report.settings.get(BROKEN) or selection.broken(report.values(), reference)
-        ranks[name] = None if reason else rule.rank(report.values(), reference, ideal)
-        if reason:
-            notes[name] = reason
-    return _Ranked(asked, ranks, notes, rule, reference)
+    """The ranks of all that is scored. Raises StageError where everything is broken."""
+    target = load_report(folder / TARGET)
+    ranks = {name: validation.rank(load_report(folder / name), target) for name in map(candidate_name, asked)}
+    whole = {name: rank for name, rank in ranks.items() if isinstance(rank, Rank)}
+    if not whole:
+        faults = [f"{name}: {reason}" for name, reason in ranks.items()]
+        raise StageError(
+            join_faults("every candidate is broken, so there is none to choose; try gentler ones:", faults)
+        )
+    best = max(whole, key=lambda name: whole[name])  # max keeps the first of equals
+    return _Ranked(asked, ranks, next(v for v in asked if candidate_name(v) == best), validation, target.values())
 
 
 def _edges(asked: Sequence[Values], best: Values) -> list[str]:

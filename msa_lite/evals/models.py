@@ -70,11 +70,11 @@ def no_numbers() -> NotFiniteError:
     )
 
 
-def load_model(folder: Path, four_bit: bool = False) -> Any:
+def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None) -> Any:
     """A causal language model ready to score: on the GPU in the stored dtype, on a CPU in fp32, or in NF4 (`four_bit`).
 
-    folder: a checkpoint, or a PEFT adapter, whose model is then loaded below it. Each process of `accelerate launch`
-    gets a GPU of its own.
+    folder: a checkpoint, or a PEFT adapter, whose model is then loaded below it. dtype: name of torch's to have on the
+    GPU in the place of the stored one. Each process of `accelerate launch` gets a GPU of its own.
     """
     import torch
     from accelerate import PartialState
@@ -82,7 +82,8 @@ def load_model(folder: Path, four_bit: bool = False) -> Any:
 
     below = checkpoint_folder(folder)
     # Straight to the GPU: several processes would otherwise each hold the model in the machine's memory for a while.
-    gpu = {"dtype": "auto", "device_map": {"": PartialState().device}} if torch.cuda.is_available() else {}
+    stored = getattr(torch, dtype) if dtype else "auto"
+    gpu = {"dtype": stored, "device_map": {"": PartialState().device}} if torch.cuda.is_available() else {}
     if four_bit:
         from msa_lite.train.model import nf4
 

@@ -59,6 +59,11 @@ class Probe(Benchmark):
         """The name of the comparison set."""
         return next(name for name in self.sets if name != "forget")
 
+    @property
+    def suffices(self) -> bool:
+        """Whether both sides have rows enough for an interval to be believed."""
+        return all(len(part.items) >= LEAST_ROWS for part in self.sets.values())
+
     def complete(self, set_name: str, record: Record) -> Record:
         scores = record.pop("scores", {}).get("text") or [{}]
         kept = {key: scores[0].get(key) for key in ("n_tokens", "loss", "min_k_pp") if key in scores[0]}

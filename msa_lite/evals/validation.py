@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from msa_lite.evals.evaluation import NO_JUDGE, ideal_identity, judge_records
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import read_records, run_items, write_records
-from msa_lite.evals.selection import Metrics, Rule
+from msa_lite.evals.selection import Metrics, Rank, Rule, broken
 from msa_lite.io.progress import silent
 from msa_lite.report import Report, load_report, write_report
 from msa_lite.report.metrics import REPORT_FILE
@@ -35,24 +35,41 @@ class Validation:
     judge: JudgeSettings = NO_JUDGE
 
     def describe(self) -> dict[str, Any]:
-        """What decides, JSON-able."""
+        """What decides the scores of a model, JSON-able; by which rule they are looked at is another matter."""
         return {
             "questions": self.benchmark.describe(),
-            "rule": self.rule.describe(),
+            "sets": self._sets,
             "ideal": ideal_identity(self.ideal),
             "judge": self.judge.describe(),
         }
+
+    @property
+    def _sets(self) -> list[str]:
+        """The sets that candidates are asked: all, but holdout rows of one's own only where the rule goes by them."""
+        wanted = any(name.startswith("min_k") or name.endswith("_h") for name in self.rule.needs())
+        return [name for name in self.benchmark.sets if name != "holdout" or wanted]
 
     @property
     def ideal_metrics(self) -> Metrics | None:
         """What the ideal scores on these rows."""
         return load_report(self.ideal).values() if self.ideal else None
 
-    def score_into(self, folder: Path, load: Callable[[], Any], whole: bool = False) -> Report:
+    def rank(self, report: Report, reference: Report) -> Rank | str:
+        """The rank of a candidate beside the target (`reference`), or the reason why it is broken.
+
+        Raises DataError where the target or the ideal lacks what candidates are held against.
+        """
+        metrics, known = report.values(), reference.values()
+        reason = report.settings.get(BROKEN) or broken(metrics, known)
+        return str(reason) if reason else self.rule.rank(metrics, known, self.ideal_metrics)
+
+    def score_into(
+        self, folder: Path, load: Callable[[], Any], about: Mapping[str, Any] | None = None, whole: bool = False
+    ) -> Report:
         """The report of a model's scores in a folder, which is made unless it is there already.
 
-        whole: whether a set of holdout rows is asked, too, which no rule needs of candidates but for the AUCs. Raises
-        NotFiniteError for a model whose outputs are no numbers.
+        about: what model it is, for the report. whole: whether sets are asked, too, that candidates are not. Sets that
+        a stop has left records of are not run again. Raises NotFiniteError for a model whose outputs are no numbers.
         """
         if (folder / REPORT_FILE).is_file():
             report = load_report(folder)
@@ -60,19 +77,23 @@ class Validation:
                 raise NotFiniteError(report.settings[BROKEN])
             return report
         runner, benchmark = Runner(load()), self.benchmark
-        whole = whole or any(name.startswith("min_k") for name in self.rule.needs())
-        sets = [name for name in benchmark.sets if name != "holdout" or whole]
-        records = {name: run_items(runner, benchmark, name) for name in sets}
+        folder.mkdir(exist_ok=True)
+        records = {}
+        for name in benchmark.sets if whole else self._sets:
+            path = folder / f"{name}.jsonl"
+            if not path.is_file():
+                write_records(path, run_items(runner, benchmark, name))
+            records[name] = read_records(path)
         reference = {n: read_records(self.ideal / f"{n}.jsonl") for n in benchmark.sets} if self.ideal else None
         judged = judge_records(open_judge(self.judge), benchmark, records, reference, self.judge, silent)
-        report = Report(benchmark.name, benchmark.split, benchmark.metrics(records, reference), judged)
-        folder.mkdir(parents=True, exist_ok=True)
         for name, items in records.items():
             write_records(folder / f"{name}.jsonl", items)
+        settings = benchmark.describe() | dict(about or {}) | judged
+        report = Report(benchmark.name, benchmark.split, benchmark.metrics(records, reference), settings)
         write_report(report, folder)
         return report
 
     def write_broken(self, folder: Path, reason: str) -> None:
         """Put down that a model cannot be scored, and why, so that nobody tries again."""
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)
         write_report(Report(self.benchmark.name, self.benchmark.split, {}, {BROKEN: reason}), folder)

@@ -66,7 +66,7 @@ def load_questions(recipe: Recipe, data: Mapping[str, DataSource], choice: Choic
         return Questions(rule, validation, benchmark.without(seen) if seen else benchmark)
     if choice is False:
         return Questions(rule, None, benchmark)
-    judge = asked.judge.kind != "none" and recipe.select.judge
+    judge = asked.judge.kind == "openai" and recipe.select.judge  # a local one would be loaded beside the target
     _check(rule, benchmark, judge)
     chosen_by, rest = benchmark.divide(recipe.validation, recipe.seed, recipe.select.by)
     if coarse := chosen_by.resolution(rule.needs()):
@@ -88,7 +88,9 @@ def _check(rule: Rule, benchmark: Benchmark, judged: bool) -> None:
     check_rule(rule, benchmark.metric_names(), f"benchmark {benchmark.name}")
     wanting = [name for name in rule.needs() if name.startswith("acc_")]
     if wanting and not judged:
-        raise UsageError(f"select: {', '.join(wanting)} is a judge's; give evaluate.judge, with select.judge true")
+        raise UsageError(
+            f"select: {', '.join(wanting)} is a judge's; give evaluate.judge of kind openai, and select.judge true"
+        )
 
 
 def _rows(recipe: Recipe, data: Mapping[str, DataSource]) -> dict[str, list[Row]]:
@@ -142,7 +144,8 @@ def _split(recipe: Recipe, rows: Mapping[str, list[Row]]) -> tuple[Mapping[str, 
             validation[name], test[name] = split_rows(rows[name], recipe.validation, recipe.seed)
     short = [f"{name}: {len(rows[name])} rows" for name, left in test.items() if not left]
     if "forget" not in rows:
-        short.append("forget: no questions; give evaluate.forget")
+        own = recipe.evaluate.benchmark if recipe.evaluate and recipe.evaluate.benchmark != "qa" else None
+        short.append(f"forget: no questions; give evaluate.forget{f', or select.score: {own}' if own else ''}")
     if short:
         raise UsageError(
             join_faults("a choice (of alpha, beta, epochs, …) needs rows to choose by and others to score:", short)

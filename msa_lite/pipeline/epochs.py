@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.evals.selection import broken
+from msa_lite.evals.selection import Rank
 from msa_lite.evals.validation import Validation
 from msa_lite.report import Report
 from msa_lite.train import Kept, epoch_folder
@@ -28,19 +28,22 @@ class BestEpoch:
 
     def describe(self) -> dict[str, Any]:
         """What decides."""
-        return {**self.validation.describe(), "target": self.reference.values(), "first": self.first}
+        rule = self.validation.rule.describe()
+        return {**self.validation.describe(), "rule": rule, "target": self.reference.values(), "first": self.first}
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
         if epoch < self.first:
             return Kept(frozenset())
-        folders = [epoch_folder(scores, number) for number in range(self.first, epoch + 1)]
-        found = [self.validation.score_into(folder, lambda: model).values() for folder in folders]
-        reference, ideal = self.reference.values(), self.validation.ideal_metrics
-        ranks = [self.validation.rule.rank(values, reference, ideal) for values in found]
-        reason = broken(found[-1], reference)
-        if reason:
-            logger.warning("epoch %d is broken (%s); training ends there", epoch, reason)
-        return Kept(frozenset([self.first + ranks.index(max(ranks))]), not reason)
+        scores.mkdir(exist_ok=True)
+        ranks = {}
+        for number in range(self.first, epoch + 1):
+            report = self.validation.score_into(epoch_folder(scores, number), lambda: model, {"epoch": number})
+            ranks[number] = self.validation.rank(report, self.reference)
+        if isinstance(ranks[epoch], str):
+            logger.warning("epoch %d is broken (%s); training ends there", epoch, ranks[epoch])
+        whole = {number: rank for number, rank in ranks.items() if isinstance(rank, Rank)}
+        best = max(whole, key=lambda number: whole[number]) if whole else epoch
+        return Kept(frozenset([best]), isinstance(ranks[epoch], Rank))
 
 
 @dataclass(frozen=True)

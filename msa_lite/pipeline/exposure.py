@@ -40,12 +40,17 @@ def cheap_probe(job: Job, progress: Progress = silent) -> str | None:
 def compare_sides(job: Job) -> Probe | None:
     """Forget rows and what they are compared with, the first that there is: `probe.against`, the holdout rows of the
     recipe, those of its benchmark, its paraphrases.
+
+    Of a benchmark, the validation part is asked where it suffices; else the test part, on which no candidate is scored
+    here and by which nothing is chosen.
     """
     asked, forget = job.recipe.probe, job.data["forget"]
     other = job.data.get("probe.against")
     if other is None:
         forget, other = job.data.get("evaluate.forget", forget), job.data.get("evaluate.holdout")
         if other is None or other.format != forget.format:
-            return against_own(job.test) if job.test else None
+            parts = [against_own(part) for part in (job.validation, job.test) if part]
+            found = [part for part in parts if part]
+            return next((part for part in found if part.suffices), found[-1] if found else None)
     rows = load_rows(forget), load_rows(other)
     return against_rows(*rows, job.prompter, asked.paired, job.recipe.vector.max_length)

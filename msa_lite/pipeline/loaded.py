@@ -1,8 +1,8 @@
 """The target, loaded once, as each of many candidates: its weights are set to what the merge would store.
 
 So a candidate costs one evaluation of a plain model and one reading of target and vectors, no model is written, and the
-scores are those of the merged model: weights are rounded alike. Each candidate is made from the target's files, never
-on top of the one before.
+scores are those of the merged model: weights are rounded alike (with merge.as adapter, they are not rounded). Each
+candidate is made from the target's files, never on top of the one before.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ class LoadedTarget:
         """The model that the merge of these vectors would make, until the next call."""
         merge = self._open(vectors)
         if not self._by_disk:
-            self._model = self._model or load_model(self._job.sources["target"].folder)
+            dtype = self._job.recipe.merge.dtype
+            stored = None if dtype == "same" else dtype  # as the merged model would be loaded
+            self._model = self._model or load_model(self._job.sources["target"].folder, dtype=stored)
             self._by_disk = not add_weights(self._weights, self._model, merge)
         if self._by_disk:
             self._model, self._weights = None, {}  # their memory is for the merged one

@@ -162,7 +162,9 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
     folder = run_folder(recipe)
     alpha, beta = recipe.points[0]
     if len(recipe.points) > 1:
-        if not (folder / "sweep").is_dir():
+        chosen = load_manifest(folder / "sweep") or {"inputs": {}}
+        asked = [{"alpha": alpha, "beta": beta} for alpha, beta in recipe.points], recipe.select.refine
+        if (chosen["inputs"].get("candidates"), chosen["inputs"].get("refine")) != asked:
             raise UsageError(f"{folder}: alpha and beta are not chosen yet; run the recipe, or give one value of each")
         alpha, beta = strengths(load_choice(folder / "sweep").values)
     vectors = {name: folder / "vectors" / name for name, s in (("forget", alpha), ("retain", beta)) if s}

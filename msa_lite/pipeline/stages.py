@@ -102,7 +102,7 @@ def merge_candidate(job: Job, vectors: Vectors) -> Any:
 def merge_identity(job: Job) -> dict[str, Any]:
     """What decides a merge besides its vectors and their strengths, for a manifest."""
     models = {name: job.sources[name].identity() for name in ("target", "prior")}
-    return models | {"merge": job.recipe.merge.model_dump(), "seed": job.recipe.seed}
+    return models | {"merge": job.recipe.merge.model_dump(exclude={"form"}), "seed": job.recipe.seed}
 
 
 def _merge_model(job: Job, folder: Path, vectors: Vectors, progress: Progress) -> Merged:

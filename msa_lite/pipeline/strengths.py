@@ -22,6 +22,7 @@ from msa_lite.io.manifest import MANIFEST, is_finished, load_manifest, partial_f
 from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job, Plan, prepare
 from msa_lite.merger import Merged, MergedAdapter
+from msa_lite.pipeline.exposure import compare_sides
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.stages import (
@@ -158,8 +159,9 @@ def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> 
 
 
 def check_strengths(job: Job) -> None:
-    """Raise UsageError, before any work, where vectors would learn nothing or cannot be tried as asked."""
+    """Raise UsageError, before any work, where vectors would learn nothing or cannot be tried, or probed, as asked."""
     check_learns(job, job.vector_names, fit_settings(job.recipe))
+    compare_sides(job)
     if job.recipe.select.four_bit and job.recipe.vector.mode == "full":
         raise UsageError("select.four_bit: only adapters can be tried on a 4-bit target, not vector.mode full")
 

@@ -97,7 +97,8 @@ class Select(Closed):
     subject_to: dict[str, Annotated[str, AfterValidator(_check_condition)]] = {}
     """Conditions by metric, as {rouge_l_r: ">= 0.95 * target"}; a number, or times what target or ideal have."""
     judge: bool = True
-    """Whether the judge, where there is one, is asked for its terms of the score: a call for each answer of a point."""
+    """Whether a judge of kind openai is asked for its terms of the score: a call for each answer of a point. A local
+    one is not, since it would be in memory beside the target."""
     refine: int = Field(0, ge=0, le=5)
     """So many times, points half-way between the best and its neighbours in the grid are tried as well."""
     four_bit: bool = False

@@ -102,15 +102,16 @@ def points_table(sweep: Sweep) -> Table:
     from rich.table import Table
 
     names, keys = shown_metrics(sweep), _keys(sweep)
-    table = Table(title=escape(f"sweep, {sweep.part}"), title_justify="left", box=box.HORIZONTALS)
+    title = escape(f"sweep, {sweep.part}; score: {sweep.score_name}")
+    table = Table(title=title, title_justify="left", box=box.HORIZONTALS)
     table.padding, table.pad_edge = 0, False  # five metrics have room in 80 columns
     table.caption, table.caption_justify = escape("\n".join(["↑ higher, ↓ lower is better", *_notes(sweep)])), "left"
     table.add_column("model", no_wrap=True)
     for key in keys:
         table.add_column(escape(key), justify="right", no_wrap=True)
-    for title in (sweep.score_heading, *(_heading(sweep, name) for name in names)):
-        width = 6 if title == sweep.score_heading else 5  # room for the sign of a score
-        table.add_column(escape(title), justify="right", overflow="fold", min_width=width, max_width=16)
+    table.add_column("score ↑", justify="right", no_wrap=True)
+    for name in names:
+        table.add_column(escape(_heading(sweep, name)), justify="right", overflow="fold", min_width=5, max_width=16)
     for row in _rows(sweep):
         full = row.mark in ("target", "ideal") or row.chosen
         cells = [_rich_cell(row.metrics.get(name), full) for name in names]

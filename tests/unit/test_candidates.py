@@ -35,7 +35,7 @@ class Counted(Validation):
     seconds: float = 0.0
     scored: list[tuple[str, str]] = field(default_factory=list)
 
-    def score_into(self, folder: Path, load: Any, whole: bool = False) -> Report:
+    def score_into(self, folder: Path, load: Any, about: Any = None, whole: bool = False) -> Report:
         self.scored.append((folder.name, threading.current_thread().name))
         time.sleep(self.seconds)
         forget: float = load()
@@ -167,7 +167,7 @@ def test_reports_that_are_known_are_copied_whole(work: Work, validation: Counted
     assert not (work.folder / NAMES[1] / "manifest.json").exists()
     assert not of_another.exists()
     assert NAMES[1] not in given.missing(NAMES)
-    given.close()
+    given.close(NAMES)
     assert [path.name for path in work.folder.iterdir()] == [NAMES[1]]
 
 

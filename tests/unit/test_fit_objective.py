@@ -170,6 +170,7 @@ class Scores:
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
         self.apart.append(Runner(model)._parts is not None)
+        scores.mkdir(exist_ok=True)
         self.validation.score_into(epoch_folder(scores, epoch), lambda: model)
         return Kept(frozenset([epoch]))
 

@@ -20,7 +20,7 @@ from tests.muse_data import ROWS, make_prompter
 from tests.muse_data import write_data as write_muse
 from tests.tofu_data import TABLES, row, write_tofu
 
-JUDGE = {"kind": "local", "model": "somewhere"}
+JUDGE = {"kind": "openai"}
 
 
 @pytest.fixture
@@ -195,6 +195,8 @@ def test_a_judge_is_asked_of_validation_rows_where_the_score_wants_it(
     judged = tofu | {"judge": JUDGE}
     assert ask(data, judged, {"score": "tofu"}).judged
     assert not ask(data, judged, {"score": "tofu", "judge": False}).judged
+    local = tofu | {"judge": {"kind": "local", "model": "m"}}
+    assert not ask(data, local, {"score": "tofu"}).judged  # it would be in memory beside the target
     assert not ask(data, judged).judged  # by exposure, one's own questions decide
     wanting = {"maximise": "acc_forget"}
     with pytest.raises(UsageError, match="held against the ideal model"):
@@ -202,7 +204,7 @@ def test_a_judge_is_asked_of_validation_rows_where_the_score_wants_it(
     ideal = judged | {"ideal": "i"}
     assert ask(data, ideal, wanting).judged
     for without, select in ((tofu | {"ideal": "i"}, wanting), (ideal, wanting | {"judge": False})):
-        with pytest.raises(UsageError, match=r"acc_forget is a judge's; give evaluate\.judge, with select\.judge true"):
+        with pytest.raises(UsageError, match=r"acc_forget is a judge's; give evaluate\.judge of kind openai"):
             ask(data, without, select)
 
 
