@@ -245,7 +245,7 @@ def test_a_crew_does_it_all_in_the_place_of_who_chooses(validation: Counted, tmp
         assert (folder / WORK).is_file()
         helper = choosing(validation, tmp_path / "sweep")
         yield lambda: None
-        helper.join()
+        helper.join(timeout=10)
 
     choice = choose(candidates, validation, tmp_path / "sweep", "choosing", crew=crew)
     assert choice.values == {"alpha": 2.0, "beta": 0.0}
