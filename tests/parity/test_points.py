@@ -153,7 +153,7 @@ def test_a_model_that_lies_otherwise_in_memory_is_tried_by_way_of_the_disk(
     told: list[str] = []
     read: list[Path] = []
     monkeypatch.setattr(loaded.logger, "warning", lambda text, *values: told.append(text % values))
-    monkeypatch.setattr(loaded, "load_model", lambda folder: read.append(folder) or load_model(folder))
+    monkeypatch.setattr(loaded, "load_model", lambda folder, **how: read.append(folder) or load_model(folder, **how))
     vectors, target = {"forget": tmp_path / "forget"}, LoadedTarget(mixtral)
     for alpha in (0.5, 0.0, 1.0):
         ours = logits(target.merged(strengths(vectors, (alpha, 0.0))))
