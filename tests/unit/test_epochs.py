@@ -1,0 +1,61 @@
+"""Which epoch of a baseline is kept: the best so far by the rule, never a broken one while there is another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from msa_lite.data import Prompter, Template
+from msa_lite.evals.qa import Qa
+from msa_lite.evals.selection import Condition, Constrained
+from msa_lite.evals.validation import Validation
+from msa_lite.pipeline import epochs as module
+from msa_lite.pipeline.epochs import BestEpoch
+from msa_lite.report import Metric, Report, write_report
+from msa_lite.train import Kept, epoch_folder
+from tests.conftest import tiny_tokenizer
+
+MINIMISE = Constrained("rouge_l_f", highest=False)
+
+
+def report(forget: float, retain: float) -> Report:
+    metrics = {"rouge_l_f": Metric(forget, 4, None, False), "rouge_l_r": Metric(retain, 4, None, True)}
+    return Report("qa", "validation", metrics)
+
+
+def scored(scores: Path, *epochs: tuple[float, float]) -> Path:
+    """Scores of epochs (forget set, retain set), made before: no model is asked."""
+    for number, (forget, retain) in enumerate(epochs, 1):
+        folder = epoch_folder(scores, number)
+        folder.mkdir(parents=True)
+        write_report(report(forget, retain), folder)
+    return scores
+
+
+def best(rule: Constrained = MINIMISE, first: int = 1) -> BestEpoch:
+    questions = Qa("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template()))
+    return BestEpoch(Validation(questions, rule), report(1.0, 1.0), first)
+
+
+def test_a_broken_epoch_is_never_kept_and_ends_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(module.logger, "warning", lambda text, *values: told.append(text % values))
+    # Nothing at all is left at epoch 3, so that least is left of the forget set as well.
+    scores, say = scored(tmp_path, (0.6, 0.9), (0.4, 0.9), (0.0, 0.0)), best()
+    assert [say(None, epoch, scores) for epoch in (1, 2)] == [Kept(frozenset([1])), Kept(frozenset([2]))]
+    assert told == []
+    assert say(None, 3, scores) == Kept(frozenset([2]), go_on=False)
+    assert told == ["epoch 3 is broken (0 is left of the target's probability_r and rouge_l_r); training ends there"]
+
+
+def test_what_meets_no_condition_is_kept_before_what_is_broken_and_meets_all(tmp_path: Path) -> None:
+    rule = Constrained("rouge_l_f", False, (Condition.parse("rouge_l_f", "<= 0.1"),))
+    assert best(rule)(None, 2, scored(tmp_path, (0.6, 0.9), (0.0, 0.0))) == Kept(frozenset([1]), go_on=False)
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_a_first_epoch_that_is_broken_is_all_there_is(first: int, tmp_path: Path) -> None:
+    """Epochs before the `first` are no candidates."""
+    scores = scored(tmp_path, *[(0.5, 0.9)] * (first - 1), (0.0, 0.0))
+    assert best(first=first)(None, first, scores) == Kept(frozenset([first]), go_on=False)
