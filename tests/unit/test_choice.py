@@ -12,16 +12,19 @@ from typing import Any
 import pytest
 
 from msa_lite.data import Prompter, Template
-from msa_lite.errors import MsaError, NotFiniteError, StageError
+from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError
 from msa_lite.evals import candidates as module
+from msa_lite.evals.benchmark import Item, ItemSet
 from msa_lite.evals.candidates import TARGET, Candidates, Values, candidate_name
 from msa_lite.evals.choice import choose, load_choice
+from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.qa import Qa
-from msa_lite.evals.selection import Exposure
+from msa_lite.evals.selection import Condition, Constrained, Exposure, PaperScore, Rule
 from msa_lite.evals.validation import BROKEN, Validation
 from msa_lite.io.manifest import verify_folder
 from msa_lite.report import Metric, Report, load_report, write_report
 from tests.conftest import tiny_tokenizer
+from tests.tofu_data import make_tofu
 
 # What is left of a target that knows everything: (forget set, retain set). Least of the forget set, where 95 % of the
 # retain set are left, is at epochs 2 and 3.
@@ -132,6 +135,133 @@ def test_without_a_target_or_a_candidate_that_can_be_scored_nothing_is_chosen(
         with pytest.raises(StageError, match="no numbers"):
             choose(broken, questions, out, "choosing")
         assert not out.exists()
+
+
+# What was scored before
+
+
+NAMES = [TARGET, *(f"epoch-{epoch}" for epoch in LEFT)]
+
+
+def folders(out: Path) -> set[str]:
+    return {path.name for path in out.iterdir() if path.is_dir()}
+
+
+def test_scores_are_looked_at_by_another_rule_without_scoring_again(
+    candidates: Candidates, questions: Validation, tmp_path: Path
+) -> None:
+    assert choose(candidates, questions, tmp_path / "sweep", "choosing").values == {"epoch": 2}
+    nothing = without(candidates, *NAMES)
+    choice = choose(nothing, replace(questions, rule=Exposure(0.5)), tmp_path / "sweep", "choosing")
+    assert (choice.values, choice.score) == ({"epoch": 4}, 1.0)  # half is enough, and nothing is left to forget
+    assert folders(tmp_path / "sweep") == {*NAMES}
+    assert verify_folder(tmp_path / "sweep") == []
+
+
+def test_another_grid_takes_what_it_shares_and_leaves_the_rest(
+    candidates: Candidates, questions: Validation, tmp_path: Path
+) -> None:
+    out, known = tmp_path / "sweep", candidates.known
+    nothing, values = without(candidates, *NAMES), candidates.values
+    choose(replace(candidates, values=values[:2]), questions, out, "choosing")
+    larger = replace(nothing, known={name: known[name] for name in NAMES[3:]})
+    assert len(choose(larger, questions, out, "choosing").scores) == 4
+    # Half-way between epoch 2, the best, and its neighbours.
+    between = {name: scored(tmp_path / f"known/{name}", 0.2, 0.96) for name in ("epoch-1.5", "epoch-2.5")}
+    finer = choose(replace(nothing, refine=1, known=between), questions, out, "choosing")
+    assert finer.values == {"epoch": 1.5}
+    assert folders(out) == {*NAMES, *between}
+    assert choose(replace(nothing, values=values[2:]), questions, out, "choosing").values == {"epoch": 3}
+    assert folders(out) == {TARGET, "epoch-3", "epoch-4"}
+    assert verify_folder(out) == []
+
+
+def test_after_a_stop_another_rule_and_grid_go_on_with_what_is_scored(
+    candidates: Candidates, questions: Validation, tmp_path: Path
+) -> None:
+    out = tmp_path / "sweep"
+    with pytest.raises(StageError):
+        choose(
+            without(candidates, "epoch-4", load=breaking({"epoch": 4}, error=StageError)), questions, out, "choosing"
+        )
+    rest = without(candidates, *NAMES[:-1], values=candidates.values[2:])
+    assert choose(rest, replace(questions, rule=Exposure(0.5)), out, "choosing").values == {"epoch": 4}
+    assert folders(out) == {TARGET, "epoch-3", "epoch-4"}  # of the stopped grid none is left
+
+
+@pytest.mark.parametrize("other", ["made_of", "questions", "ideal", "judge"])
+def test_what_decides_the_scores_has_all_scored_again(
+    other: str, candidates: Candidates, questions: Validation, tmp_path: Path
+) -> None:
+    choice = choose(candidates, questions, tmp_path / "sweep", "choosing")
+    ideal = scored(tmp_path / "ideal", 0.1, 1.0)
+    (ideal / "manifest.json").write_text(json.dumps({"files": {"forget.jsonl": {"sha256": "0"}}}))
+    changes = {
+        "made_of": {},
+        "questions": {"benchmark": with_items(questions.benchmark, forget=10)},
+        "ideal": {"ideal": ideal},
+        "judge": {"judge": JudgeSettings("openai", "a model")},
+    }
+    asked: list[Values | None] = []
+
+    def load(values: Values | None) -> Any:
+        asked.append(values)
+        raise StageError("asked")
+
+    made_of = "of something else" if other == "made_of" else candidates.made_of
+    changed = without(candidates, *NAMES, load=load, made_of=made_of)
+    with pytest.raises(StageError, match="asked"):
+        choose(changed, replace(questions, **changes[other]), tmp_path / "sweep", "choosing")
+    assert asked == [None]
+    assert load_choice(tmp_path / "sweep") == choice  # until there is another
+
+
+# What a choice rests on
+
+
+def with_items(benchmark: Any, **counts: int) -> Any:
+    """The same with so many questions in its sets."""
+    sets = {name: ItemSet([Item(i, {"question": f"{i}?"}) for i in range(count)]) for name, count in counts.items()}
+    return replace(benchmark, sets=sets)
+
+
+@pytest.mark.parametrize(
+    ("rule", "fault"),
+    [
+        (PaperScore("restor"), "score restor: the target has none of accuracy"),
+        (
+            Constrained("rouge_l_f", False, (Condition.parse("knowmem_r", ">= 0.95 * target"),)),
+            r"subject_to\.knowmem_r: .* the target has no such metric",
+        ),
+    ],
+    ids=["score", "condition"],
+)
+def test_what_the_target_lacks_is_told_before_any_candidate_is_scored(
+    rule: Rule, fault: str, candidates: Candidates, questions: Validation, tmp_path: Path
+) -> None:
+    alone = without(candidates, *NAMES[1:])  # a candidate would be refused
+    with pytest.raises(DataError, match=fault):
+        choose(alone, replace(questions, rule=rule), tmp_path / "sweep", "choosing")
+
+
+def test_sets_of_few_rows_are_doubted_by_name(candidates: Candidates, questions: Validation, tmp_path: Path) -> None:
+    few = replace(questions, benchmark=with_items(questions.benchmark, forget=9, retain=10, holdout=2))
+    doubts = choose(candidates, few, tmp_path / "sweep", "choosing").doubts
+    assert doubts == ["it rests on few validation rows (forget: 9, holdout: 2); raise select.validation"]
+
+
+def test_how_coarse_an_auc_is_stands_among_the_doubts_of_a_choice_by_it(
+    candidates: Candidates, questions: Validation, tmp_path: Path
+) -> None:
+    known = {name: load_report(path) for name, path in candidates.known.items()}
+    for name, report in known.items():
+        metrics = {**report.metrics, "min_k": replace(report.metrics["rouge_l_f"])}
+        write_report(replace(report, metrics=metrics), candidates.known[name])
+    tofu = replace(questions, benchmark=make_tofu(tmp_path / "tofu"))  # 4 questions to be forgotten, 3 nobody learnt
+    by_auc = replace(tofu, rule=Constrained("min_k", highest=False))
+    coarse = "min_k: measured on 4 × 3 pairs of texts, so that the AUC moves in steps of 1/12,"
+    assert any(coarse in doubt for doubt in choose(candidates, by_auc, tmp_path / "by_auc", "choosing").doubts)
+    assert not any("pairs" in doubt for doubt in choose(candidates, tofu, tmp_path / "other", "choosing").doubts)
 
 
 def test_candidates_that_differ_have_folders_that_differ() -> None:
