@@ -124,6 +124,18 @@ def test_samples_and_splits_are_seeded_and_whole() -> None:
     validation, test = split_rows(rows, 0.15, seed=0)
     assert (len(validation), len(test)) == (6, 34)
     assert sorted(r.index for r in [*validation, *test]) == list(range(40))
+    assert validation == sample_rows(rows, 6, seed=0)  # nothing is asked twice, so rows are what is drawn
+
+
+@pytest.mark.parametrize("text", [False, True], ids=["questions", "texts"])
+def test_rows_that_ask_the_same_are_on_one_side_of_a_split(text: bool) -> None:
+    """Three rows for each of 20 questions, or texts: else the choice would be made by what is scored."""
+    rows = [Row(i, text=f"{i % 20}") if text else Row(i, f"{i % 20}", f"answer {i}") for i in range(60)]
+    for seed in range(5):
+        validation, test = split_rows(rows, 0.15, seed)
+        assert (len(validation), len(test)) == (9, 51)  # 3 of 20
+        assert not {row.index % 20 for row in validation} & {row.index % 20 for row in test}
+        assert all(part == sorted(part, key=lambda row: row.index) for part in (validation, test))
 
 
 def test_only_the_answer_and_its_end_are_labels() -> None:

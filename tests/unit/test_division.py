@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.data import Row
+from msa_lite.data import Row, sample_rows
 from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.benchmark import Benchmark, Item, ItemSet
 from msa_lite.evals.generate import Decoding
@@ -101,6 +101,26 @@ def test_the_seed_draws_and_the_parts_keep_how_they_are_asked() -> None:
     for part in parts:
         assert replace(part.sets["forget"], items=[]) == replace(whole.sets["forget"], items=[])
     assert len({tuple(rows(whole.divide(0.15, seed)[0], "forget")) for seed in range(8)}) == 8
+
+
+def test_rows_that_ask_the_same_question_stay_together() -> None:
+    """As where a set holds several answers to one question."""
+    items = [Item(i, {"question": f"{i % 20}", "answer": f"{i}"}) for i in range(60)]
+    whole = make_qa(retain=[None] * 20)
+    whole = replace(whole, sets={"forget": ItemSet(items), **whole.sets})
+    for seed in range(5):
+        validation, test = whole.divide(0.15, seed)
+        assert [len(part.sets["forget"].items) for part in (validation, test)] == [9, 51]  # 3 of 20 questions
+        assert not {i % 20 for i in rows(validation, "forget")} & {i % 20 for i in rows(test, "forget")}
+        # Where nothing is asked twice, rows are what is drawn.
+        assert rows(validation, "retain") == sample_rows(rows(whole, "retain"), 3, seed)
+
+
+def test_one_question_asked_many_times_cannot_be_divided() -> None:
+    items = [Item(i, {"question": "Where is it?", "answer": f"{i}"}) for i in range(5)]
+    whole = replace(make_qa(), sets={"forget": ItemSet(items)})
+    with pytest.raises(DataError, match="forget: 1 question cannot be divided"):
+        whole.divide(0.15, 0)
 
 
 def test_tofus_invented_authors_stay_whole(tmp_path: Path) -> None:

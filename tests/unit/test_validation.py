@@ -1,0 +1,103 @@
+"""A model's scores on validation rows: which sets it is asked, what its report tells, what a stop leaves to be done."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from msa_lite.data import Prompter, Row, Template
+from msa_lite.evals import validation as module
+from msa_lite.evals.candidates import TARGET, Candidates, Values, candidate_name
+from msa_lite.evals.choice import choose
+from msa_lite.evals.models import load_model
+from msa_lite.evals.qa import load_qa
+from msa_lite.evals.selection import Condition, Constrained, Exposure, Rule
+from msa_lite.evals.validation import Validation
+from msa_lite.report import load_report
+from tests.conftest import tiny_model, tiny_tokenizer
+
+SETS = ("forget", "retain", "holdout")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama").eval()
+
+
+@pytest.fixture(scope="module")
+def validation() -> Validation:
+    """Two questions a set."""
+    rows = {name: [Row(i, f"Where is {name} {i}?", f"At {i}.") for i in range(2)] for name in SETS}
+    prompter = Prompter.build(tiny_tokenizer(), "plain", Template())
+    return Validation(load_qa(rows, prompter, max_new_tokens=3, split="validation"), Exposure(0.95))
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The sets that a model was run over."""
+    names: list[str] = []
+    run_items = module.run_items
+
+    def counted(runner: Any, benchmark: Any, name: str) -> Any:
+        names.append(name)
+        return run_items(runner, benchmark, name)
+
+    monkeypatch.setattr(module, "run_items", counted)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("rule", "asked"),
+    [
+        (Exposure(0.95), SETS[:2]),
+        (Constrained("rouge_l_f", False), SETS[:2]),
+        (Constrained("rouge_l_h", True), SETS),
+        (Constrained("rouge_l_f", False, (Condition.parse("probability_h", ">= 0.9 * target"),)), SETS),
+        (Constrained("min_k", False), SETS),
+    ],
+    ids=["exposure", "forget", "holdout", "holdout condition", "auc"],
+)
+def test_candidates_are_asked_holdout_rows_where_the_rule_goes_by_them(
+    rule: Rule, asked: tuple[str, ...], validation: Validation, model: Any, ran: list[str], tmp_path: Path
+) -> None:
+    validation = replace(validation, rule=rule)
+    report = validation.score_into(tmp_path / "candidate", lambda: model)
+    assert ran == [*asked]
+    assert ("rouge_l_h" in report.metrics) == ("holdout" in asked)
+    assert validation.describe()["sets"] == [*asked]  # or scores would serve a rule that they lack a set for
+
+
+def test_reports_tell_what_was_asked_and_of_which_candidate(validation: Validation, model: Any, tmp_path: Path) -> None:
+    points: list[Values] = [{"alpha": 1.0}, {"alpha": 2.0}]
+    out = tmp_path / "sweep"
+    choose(Candidates(points, lambda values: model, "one model"), validation, out, "choosing")
+    for name, candidate in {TARGET: TARGET, **{candidate_name(values): values for values in points}}.items():
+        settings = load_report(out / name).settings
+        assert settings["candidate"] == candidate
+        assert settings["prompt"] == validation.benchmark.prompter.describe()
+        assert {key: part["rows"] for key, part in settings["sets"].items()} == dict.fromkeys(SETS, 2)
+        assert (out / name / "holdout.jsonl").exists() == (name == TARGET)  # it says what unseen data scores
+
+
+def test_records_that_a_stop_has_left_are_not_made_again(
+    validation: Validation, model: Any, ran: list[str], tmp_path: Path
+) -> None:
+    whole = validation.score_into(tmp_path / "whole", lambda: model, {"epoch": 1})
+    (tmp_path / "stopped").mkdir()
+    shutil.copy(tmp_path / "whole/forget.jsonl", tmp_path / "stopped")
+    ran.clear()
+    assert validation.score_into(tmp_path / "stopped", lambda: model, {"epoch": 1}) == whole
+    assert ran == ["retain"]
+    for name in ("report.json", "forget.jsonl", "retain.jsonl"):
+        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_another_dtype_than_the_stored_one_is_for_gpus_alone(make_checkpoint: Any) -> None:
+    """In a half precision, CPUs are slow and say other things."""
+    loaded = load_model(make_checkpoint("llama"), dtype="bfloat16")
+    assert loaded.dtype == (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
