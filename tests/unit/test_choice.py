@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from msa_lite.data import Prompter, Template
-from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError
+from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError, UsageError
 from msa_lite.evals import candidates as module
 from msa_lite.evals.benchmark import Item, ItemSet
 from msa_lite.evals.candidates import TARGET, Candidates, Values, candidate_name
@@ -21,7 +21,9 @@ from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.qa import Qa
 from msa_lite.evals.selection import Condition, Constrained, Exposure, PaperScore, Rule
 from msa_lite.evals.validation import BROKEN, Validation
-from msa_lite.io.manifest import verify_folder
+from msa_lite.io.manifest import stage_folder, verify_folder
+from msa_lite.pipeline import merge_arguments
+from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report, write_report
 from tests.conftest import tiny_tokenizer
 from tests.tofu_data import make_tofu
@@ -214,6 +216,28 @@ def test_what_decides_the_scores_has_all_scored_again(
         choose(changed, replace(questions, **changes[other]), tmp_path / "sweep", "choosing")
     assert asked == [None]
     assert load_choice(tmp_path / "sweep") == choice  # until there is another
+
+
+def test_mergekit_gets_no_strengths_that_another_grid_was_chosen_by(
+    candidates: Candidates, questions: Validation, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    given = {"target": "t", "prior": "p", "output": str(out), "forget": {"data": {"path": "f.jsonl"}}}
+    recipe = load_recipe(given, ["forget.alpha=[1,2]"])
+    points: list[Values] = [{"alpha": alpha, "beta": beta} for alpha, beta in recipe.points]
+    left = {candidate_name(point): (1 / float(point["alpha"]), 1.0) for point in points}
+    known = {name: scored(tmp_path / f"known/{name}", *shares) for name, shares in left.items()}
+    with stage_folder(out / "vectors/forget", "vector", {}):
+        pass
+    with pytest.raises(UsageError, match="alpha and beta are not chosen yet"):
+        merge_arguments(recipe)
+    chosen_from = replace(candidates, values=points, known={TARGET: candidates.known[TARGET], **known})
+    choose(chosen_from, questions, out / "sweep", "choosing")
+    assert (merge_arguments(recipe)["alpha"], merge_arguments(recipe)["forget"]) == (2.0, str(out / "vectors/forget"))
+    for other in ("forget.alpha=[1,2,4]", "forget.alpha=[2,4]", "select.refine=1"):
+        with pytest.raises(UsageError, match="alpha and beta are not chosen yet"):
+            merge_arguments(load_recipe(given, ["forget.alpha=[1,2]", other]))
+    assert merge_arguments(load_recipe(given, ["forget.alpha=4"]))["alpha"] == 4.0
 
 
 # What a choice rests on
