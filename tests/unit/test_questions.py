@@ -158,6 +158,13 @@ def tofu(tmp_path: Path) -> dict[str, Any]:
     return {"benchmark": "tofu", "split": "forget01", "data": write_tofu(tmp_path / "tofu", tables)}
 
 
+def test_without_questions_to_choose_by_the_benchmarks_own_score_is_named(
+    data: dict[str, DataSource], tofu: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match=r"no questions; give evaluate\.forget, or select\.score: tofu"):
+        ask(data, tofu, forget="")
+
+
 def test_a_benchmarks_own_score_divides_the_benchmark(data: dict[str, DataSource], tofu: dict[str, Any]) -> None:
     found = ask(data, tofu, {"score": "tofu"})
     one, other = indices(found.validation), indices(found.test)
