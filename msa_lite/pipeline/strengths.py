@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import UsageError
-from msa_lite.evals.candidates import WORK, Candidates, Values, candidate_name
+from msa_lite.evals.candidates import TARGET, WORK, Candidates, Values, candidate_name
 from msa_lite.evals.choice import Choice, Crew, help_choose, load_sweep
 from msa_lite.evals.points import Points
 from msa_lite.evals.validation import Validation
@@ -185,12 +185,10 @@ def rescore(job: Job, swept: Swept, merged: Merged | MergedAdapter, progress: Pr
     if swept.choice is None:
         return []
     after = evaluate_merged(job, merged, progress)
-    out, rule = job.folder / "sweep", job.questions.rule
-    reference, ideal = load_report(out / "target").values(), validation_of(job).ideal_metrics
-    rank = rule.rank(after.values(), reference, ideal)
-    before = swept.choice.score
-    line = f"score of the chosen point ({rule.name}): {before:.4f} in memory, {rank.value:.4f} as merged model"
-    if abs(before - rank.value) > _APART or rank.met != swept.choice.met:
+    before, rank = swept.choice, validation_of(job).rank(after, load_report(job.folder / "sweep" / TARGET))
+    line = f"score of the chosen point ({before.rule}): {before.score:.4f} in memory, "
+    line += f"broken as merged model: {rank}" if isinstance(rank, str) else f"{rank.value:.4f} as merged model"
+    if isinstance(rank, str) or abs(before.score - rank.value) > _APART or rank.met != before.met:
         logger.warning("%s; its weights are rounded, or the points were tried in 4-bit", line)
     return [f"{line[0].upper()}{line[1:]}.\n"]
 
