@@ -20,6 +20,9 @@ from transformers import AutoModelForCausalLM
 import msa_lite
 from msa_lite.baselines.methods import METHODS, TASK_VECTOR
 from msa_lite.demo import HistorySettings, make_groups, make_history
+from msa_lite.errors import StageError
+from msa_lite.evals.candidates import candidate_name
+from msa_lite.evals.choice import load_choice
 from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
 from msa_lite.pipeline import RunResult
 from msa_lite.recipe import load_recipe
@@ -129,13 +132,14 @@ def test_every_method_goes_from_a_recipe_to_a_report(method: str, runs: Runs) ->
     assert not list(run.rglob("*.partial"))
     assert not (run / "candidate").exists()
 
-    choice = json.loads((run / "sweep/choice.json").read_text())
-    best = max(choice["scores"], key=lambda row: row["score"])  # the first of equals
-    assert choice["score"] == best["score"]
-    chosen = {key: value for key, value in best.items() if key != "score"}
-    assert chosen.items() <= result.chosen.items()
-    for row in choice["scores"]:
-        name = "_".join(f"{key}-{value:g}" for key, value in row.items() if key != "score")
+    choice = load_choice(run / "sweep")
+    scored = [row for row in choice.scores if row["score"] is not None]
+    best = max(scored, key=lambda row: (row["met"], row["score"]))  # the first of equals
+    assert (choice.score, choice.met) == (best["score"], best["met"])
+    assert choice.values.items() <= best.items()
+    assert choice.values.items() <= result.chosen.items()
+    for row in choice.scores:
+        name = candidate_name({key: row[key] for key in choice.values})
         assert (run / "sweep" / name / "report.json").is_file()
 
     assert (method == TASK_VECTOR) or result.chosen["learning_rate"] == 3e-2
@@ -205,7 +209,11 @@ def test_from_the_prior_the_change_is_added_to_the_target(runs: Runs, learnt: Pa
     vector = result.folder / "vectors/npo"
     assert {path.name for path in vector.glob("epoch-*")} == {"epoch-1", "epoch-2"}
     candidates = {path.name for path in (result.folder / "sweep").iterdir() if path.is_dir()}
-    assert candidates == {"target", *(f"epoch-{epoch}_scale-{scale}" for epoch in (1, 2) for scale in ("0.5", "2"))}
+    assert candidates == {
+        "target",
+        "ideal",
+        *(f"epoch-{epoch}_scale-{scale}" for epoch in (1, 2) for scale in ("0.5", "2")),
+    }
     target, prior = tensors(learnt / "target"), tensors(learnt / "prior")
     after = tuned(learnt / "prior", vector / f"epoch-{result.chosen['epoch']}")
     scale = float(result.chosen["scale"])
@@ -217,10 +225,10 @@ def test_from_the_prior_the_change_is_added_to_the_target(runs: Runs, learnt: Pa
 
     repeated(result, tmp_path / "again")
 
-    overrides = ["baseline.start=prior", "baseline.scale=1.5", "baseline.epochs=1", "vector.mode=full"]
+    overrides = ["baseline.start=prior", "baseline.scale=0.75", "baseline.epochs=1", "vector.mode=full"]
     result = runs.start("npo", *overrides, "evaluate.ideal=null", f"output={tmp_path}/full", name="full prior")
     after = tensors(result.folder / "vectors/npo/epoch-1")
-    assert_same(tensors(result.merged.folder), {n: target[n] + 1.5 * (after[n] - prior[n]) for n in target})
+    assert_same(tensors(result.merged.folder), {n: target[n] + 0.75 * (after[n] - prior[n]) for n in target})
 
 
 def repeated(run: RunResult, output: Path) -> None:
@@ -282,7 +290,7 @@ def test_a_second_run_does_nothing_and_a_changed_one_only_what_depends_on_it(run
     runs.start("npo", output, "baseline.methods.npo.beta=0.5", name="beta")
     assert runs.labels["beta"] == {"npo", "choosing the epoch", "merge", "scores: unlearned"}
     kept = {name for name, time in times(run).items() if before[name] == time}
-    evaluations = ("target", "ideal", "target_validation")
+    evaluations = ("target", "ideal", "target_validation", "ideal_validation")
     assert kept == {"reference/manifest.json", *(f"evaluation/{name}/manifest.json" for name in evaluations)}
 
 
@@ -290,15 +298,15 @@ def test_an_epoch_that_breaks_the_model_ends_the_training(
     runs: Runs, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     overrides = ["vector.epochs=4", "baseline.learning_rate=0.3", "evaluate.ideal=null", f"output={tmp_path}/run"]
-    with caplog.at_level("WARNING", logger="msa_lite"):
-        result = runs.start("grad_ascent", *overrides, name="broken")
-    found = re.search(r"epoch (\d) left nothing of the target's retain scores; training ends there", caplog.text)
+    with caplog.at_level("WARNING", logger="msa_lite"), pytest.raises(StageError, match="every candidate is broken"):
+        runs.start("grad_ascent", *overrides, name="broken")
+    found = re.search(r"epoch (\d) is broken \(.* is left of the target's .*\); training ends there", caplog.text)
     assert found is not None
     last = int(found[1])
     assert last < 4
-    tried = {path.name for path in (result.folder / "sweep").glob("epoch-*")}
-    assert tried == {f"epoch-{epoch}" for epoch in range(1, last + 1)}
-    log = (result.folder / "vectors/grad_ascent/train_log.jsonl").read_text().splitlines()
+    vector = tmp_path / "run/baselines/grad_ascent/vectors/grad_ascent"
+    assert {path.name for path in (vector / "scores").iterdir()} == {f"epoch-{n}" for n in range(1, last + 1)}
+    log = (vector / "train_log.jsonl").read_text().splitlines()
     assert len(log) == 3 * last
 
 
