@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,14 @@ def save_adapter(folder: Path, model: Any, seed: int = 1, scale: float = 0.05, *
     peft_model.save_pretrained(folder)
     peft_model.unload()
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than the rest of a tiny sweep; tests that are about it are marked."""
+    choice = sys.modules.get("msa_lite.evals.choice")
+    if choice and "pictures" not in request.keywords:
+        monkeypatch.setattr(choice, "write_pictures", lambda table, folder: [])
 
 
 @pytest.fixture(scope="session")

@@ -91,6 +91,8 @@ def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple
     for stage in ("sweep", "model", "vectors/forget", "vectors/retain", "evaluation/unlearned_validation"):
         assert verify_folder(run / stage) == []
     assert result.merged.tensors_touched > 0
+    for name in ("heat_map", "forget_retain"):
+        assert (result.folder / f"sweep/{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_refining_tries_the_points_around_the_best_of_the_grid(swept: tuple[dict[str, Any], Any]) -> None:
@@ -218,6 +220,7 @@ for how, output in (("after", first), ("inside", second)):
 """
 
 
+@pytest.mark.pictures
 def test_a_killed_sweep_goes_on_and_ends_in_the_same_hashes(
     swept: tuple[dict[str, Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
