@@ -23,7 +23,7 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
 from msa_lite.pipeline import run_vectors
 from msa_lite.recipe import load_recipe
-from tests.e2e.conftest import PEOPLE, SHORT
+from tests.e2e.conftest import PEOPLE, SHORT, CallCli
 
 
 def msa(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
@@ -248,13 +248,13 @@ def _unknown_key(recipe: dict[str, Any], history: Path, folder: Path) -> None:
     ],
 )
 def test_bad_input_is_caught_before_anything_is_written(
-    spoil: Spoil, code: int, words: str, recipe: dict[str, Any], history: Path, tmp_path: Path
+    spoil: Spoil, code: int, words: str, recipe: dict[str, Any], history: Path, tmp_path: Path, call_cli: CallCli
 ) -> None:
     spoil(recipe, history, tmp_path)
-    done = msa(write(recipe, tmp_path))
-    assert (done.returncode, done.stdout) == (code, "")
-    assert words in done.stderr
-    assert "Traceback" not in done.stderr
+    status, stdout, stderr = call_cli(write(recipe, tmp_path))
+    assert (status, stdout) == (code, "")
+    assert words in stderr
+    assert "Traceback" not in stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -282,10 +282,12 @@ def test_two_runs_of_one_folder_do_not_mix(recipe: dict[str, Any], tmp_path: Pat
         msa_lite.run(recipe)
 
 
-def test_a_diverging_vector_stops_the_job_with_exit_code_4(recipe: dict[str, Any], tmp_path: Path) -> None:
-    done = msa(write(recipe, tmp_path), "vector.learning_rate=1e30", "vector.warmup_epochs=0")
-    assert done.returncode == 4
-    assert "Try a lower learning_rate" in done.stderr
+def test_a_diverging_vector_stops_the_job_with_exit_code_4(
+    recipe: dict[str, Any], tmp_path: Path, call_cli: CallCli
+) -> None:
+    status, _, stderr = call_cli(write(recipe, tmp_path), "vector.learning_rate=1e30", "vector.warmup_epochs=0")
+    assert status == 4
+    assert "Try a lower learning_rate" in stderr
     assert not list((tmp_path / "run/vectors").iterdir())
 
 
@@ -311,19 +313,21 @@ def test_the_demo_makes_its_own_history_and_keeps_it(tmp_path: Path) -> None:
     assert {p: p.stat().st_mtime_ns for p in made} == made
 
 
-def test_evaluate_scores_any_model_beside_an_ideal_or_its_report(history: Path, tmp_path: Path) -> None:
+def test_evaluate_scores_any_model_beside_an_ideal_or_its_report(
+    history: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
     common = ["--retain", str(history / "data/retain.jsonl"), "--limit", "4", "--max-new-tokens", "4", "--json"]
     target, ideal = str(history / "target"), str(history / "ideal")
-    one = msa("evaluate", target, "--ideal", ideal, "--out", str(tmp_path / "a"), *common)
-    assert one.returncode == 0, one.stderr
-    report = json.loads(one.stdout)
+    status, one, stderr = call_cli("evaluate", target, "--ideal", ideal, "--out", tmp_path / "a", *common)
+    assert status == 0, stderr
+    report = json.loads(one)
     assert report["benchmark"] == "qa"
     assert set(report["metrics"]) == set(report["ideal"])
     report = str(tmp_path / "a/ideal/report.json")
-    two = msa("evaluate", target, "--ideal", report, "--out", str(tmp_path / "b"), *common)
-    assert json.loads(two.stdout)["ideal"] == json.loads(one.stdout)["ideal"]
-    none = msa("evaluate", target, "--out", str(tmp_path / "c"))
-    assert (none.returncode, "nothing to score" in none.stderr) == (2, True)
+    _, two, _ = call_cli("evaluate", target, "--ideal", report, "--out", tmp_path / "b", *common)
+    assert json.loads(two)["ideal"] == json.loads(one)["ideal"]
+    status, _, stderr = call_cli("evaluate", target, "--out", tmp_path / "c")
+    assert (status, "nothing to score" in stderr) == (2, True)
 
 
 def test_verify_finds_a_changed_file(recipe: dict[str, Any]) -> None:
