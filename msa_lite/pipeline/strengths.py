@@ -161,7 +161,8 @@ def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> 
 def check_strengths(job: Job) -> None:
     """Raise UsageError, before any work, where vectors would learn nothing or cannot be tried, or probed, as asked."""
     check_learns(job, job.vector_names, fit_settings(job.recipe))
-    compare_sides(job)
+    if job.recipe.probe.against:  # the one comparison that can be at fault
+        compare_sides(job)
     if job.recipe.select.four_bit and job.recipe.vector.mode == "full":
         raise UsageError("select.four_bit: only adapters can be tried on a 4-bit target, not vector.mode full")
 
