@@ -102,6 +102,10 @@ class Benchmark(ABC):
             "compat": sorted(self.compat),
         }
 
+    def only(self, names: Collection[str]) -> Benchmark:
+        """Return the same benchmark with no more than the sets of these names."""
+        return replace(self, sets={name: part for name, part in self.sets.items() if name in names})
+
     def without(self, questions: Collection[str]) -> Benchmark:
         """The same with some questions of its forget and retain sets left out: those that a choice was made by."""
         sets = {

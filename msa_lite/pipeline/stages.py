@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msa_lite.data import Row
 from msa_lite.errors import UsageError
@@ -16,6 +16,7 @@ from msa_lite.evals.candidates import Candidates
 from msa_lite.evals.choice import Choice, Crew, choose
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.models import load_model
+from msa_lite.evals.qa import Qa
 from msa_lite.evals.validation import Validation
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import write_text
@@ -135,6 +136,27 @@ def evaluate_target(job: Job, progress: Progress) -> Path:
     """Score the target on the validation rows; the folder with its report."""
     _evaluate_validation(job, "target", job.sources["target"], progress)
     return _validation_folder(job, "target")
+
+
+def evaluate_prior(job: Job, part: Literal["validation", "test"], progress: Progress) -> Path | None:
+    """Score the prior on the forget rows of one part: the level of a model that never saw them. Return its folder.
+
+    None for a published benchmark, which has an ideal or holdout rows for that, and where the prior is the target.
+    """
+    benchmark = job.validation if part == "validation" else job.test
+    if not isinstance(benchmark, Qa) or "forget" not in benchmark.sets or job.plan.start == "target":
+        return None
+    name = "prior_validation" if part == "validation" else "prior"
+    folder = job.folder / "evaluation" / name
+    evaluate_benchmark(
+        job.sources["prior"],
+        benchmark.only({"forget"}),
+        folder,
+        known=evaluations_beside(job, name),
+        label=f"{part}: prior",
+        progress=progress,
+    )
+    return folder
 
 
 def evaluate_merged(job: Job, merged: Merged | MergedAdapter, progress: Progress) -> Report:
