@@ -28,17 +28,15 @@ from msa_lite.io.manifest import load_manifest
 from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job, Plan
 from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
+from msa_lite.pipeline.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.folder import BASELINES, claimed, run_folder
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.msa import Given, RunResult, msa_plan, run_plan
 from msa_lite.pipeline.stages import (
-    check_learns,
     choose_candidate,
     evaluate_all,
     evaluate_ideal,
     evaluate_target,
-    first_epoch,
-    fit_settings,
     merge_identity,
     merge_vectors,
     row_hashes,
@@ -48,6 +46,7 @@ from msa_lite.pipeline.stages import (
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report import Report, load_report
 from msa_lite.train import FitSettings, epoch_folder, fit_vector
+from msa_lite.train.auto import EPOCHS
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +75,8 @@ def run_baseline(method: str, recipe: Given, overrides: Iterable[str] = (), prog
         folder = run_folder(recipe) / BASELINES / method
         return run_plan(recipe, replace(msa_plan(recipe), method=method, folder=folder, start="target"), progress)
     plan, settings = _plan(method, recipe)
-    with claimed(recipe, plan, progress, lambda job: _Run(job, settings).check()) as job:
-        run = _Run(job, settings)
+    with claimed(recipe, plan, progress, lambda job: _resolved(job, settings).check()) as job:
+        run = _resolved(job, settings)
         setting, epoch, scale, choice = run.choose(run.fit(progress), progress)
         vector = run.weights(setting, epoch)
         merged = merge_vectors(job, {"retain": (vector, scale)}, progress)
@@ -113,12 +112,24 @@ def _plan(method: str, recipe: Recipe) -> tuple[Plan, list[Setting]]:
 
 
 def _epochs(recipe: Recipe) -> int:
-    return recipe.baseline.epochs or recipe.vector.epochs
+    usual = EPOCHS if recipe.vector.epochs == "auto" else recipe.vector.epochs
+    return recipe.baseline.epochs or usual
 
 
 def _scales(recipe: Recipe) -> list[float]:
     scale = recipe.baseline.scale
     return scale if isinstance(scale, list) else [scale]
+
+
+def _resolved(job: Job, settings: Sequence[Setting]) -> _Run:
+    """Return the run with the learning rate that suits the model, where the recipe names none."""
+
+    def with_rate(setting: Setting) -> Setting:
+        if setting.parameters["learning_rate"] != "auto":
+            return setting
+        return replace(setting, parameters={**setting.parameters, "learning_rate": fit_rate(job)})
+
+    return _Run(job, [with_rate(setting) for setting in settings])
 
 
 @dataclass(frozen=True)
@@ -157,7 +168,7 @@ class _Run:
                 check_layer(self.job.sources["prior"].name, config, int(setting.parameters["layer"]))
         if METHODS[self.method].takes == "pairs" and forget.data.format != "qa":
             raise UsageError(f"{self.method} needs questions to answer otherwise: forget.data.format qa")
-        check_learns(self.job, ["forget"], self._fit_settings())
+        check_learns(self.job, ["forget"], epochs=_epochs(self.job.recipe))
         if cache := self._cache():
             cache.check()
 
@@ -225,7 +236,7 @@ class _Run:
         return *found[candidate_name(choice.values)], choice
 
     def _fit_settings(self, **changes: Any) -> FitSettings:
-        return fit_settings(self.job.recipe, epochs=_epochs(self.job.recipe), **changes)
+        return fit_settings(self.job, "forget", epochs=_epochs(self.job.recipe), **changes)
 
     def weights(self, setting: Setting, epoch: int) -> Path:
         """Where the weights of an epoch lie."""

@@ -1,17 +1,15 @@
-"""Stages that runs of MSA and of the baselines have in common: settings of a fit, scores, summary."""
+"""Stages that runs of MSA and of the baselines have in common: merge, scores, choice, summary."""
 
 from __future__ import annotations
 
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.data import Row
-from msa_lite.errors import UsageError
 from msa_lite.evals.candidates import Candidates
 from msa_lite.evals.choice import Choice, Crew, choose
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
@@ -24,46 +22,9 @@ from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job
 from msa_lite.merger import Merged, MergedAdapter, merge, merge_adapters
 from msa_lite.pipeline.folder import BASELINES, run_folder
-from msa_lite.recipe import Recipe
 from msa_lite.report import Report, markdown_table
-from msa_lite.train import FitSettings
 
 logger = logging.getLogger(__name__)
-
-
-def fit_settings(recipe: Recipe, **changes: Any) -> FitSettings:
-    """The recipe's `vector` section as settings of a fit, with changes; those that are None change nothing."""
-    spec = recipe.vector
-    targets = spec.lora.targets
-    settings = FitSettings(
-        **spec.model_dump(exclude={"lora", "max_length"}),
-        lora_rank=spec.lora.rank,
-        lora_alpha=spec.lora.alpha,
-        lora_dropout=spec.lora.dropout,
-        lora_targets=targets if isinstance(targets, str) else tuple(targets),
-        seed=recipe.seed,
-    )
-    return replace(settings, **{key: value for key, value in changes.items() if value is not None})
-
-
-def first_epoch(settings: FitSettings, rows: int) -> int:
-    """The first epoch that learns anything: a warm-up begins at rate 0, which may be the one step of an epoch."""
-    return 2 if rows <= settings.batch_size and settings.warmup_epochs >= 1 else 1
-
-
-def check_learns(job: Job, names: Iterable[str], settings: FitSettings) -> None:
-    """Raise UsageError where a fit on one of the named sets of examples would end before it has learnt anything."""
-    for name in names:
-        check_fit_learns(name, settings, len(job.examples[name]))
-
-
-def check_fit_learns(name: str, settings: FitSettings, rows: int) -> None:
-    """Raise UsageError where a fit on so many rows would end before it has learnt anything. name: what is fitted."""
-    if settings.epochs < first_epoch(settings, rows):
-        raise UsageError(
-            f"{name}: its {rows} rows are one step of batch_size {settings.batch_size}, and of a warm-up of "
-            f"{settings.warmup_epochs:g} epochs the first step learns nothing; give more epochs, or warmup_epochs: 0"
-        )
 
 
 def row_hashes(rows: Sequence[Row]) -> dict[str, str]:

@@ -23,13 +23,12 @@ from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job, Plan, prepare
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.exposure import compare_sides
+from msa_lite.pipeline.fits import check_learns, fit_settings, fit_until
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.stages import (
-    check_learns,
     choose_candidate,
     evaluate_merged,
-    fit_settings,
     merge_identity,
     merge_vectors,
     row_hashes,
@@ -133,8 +132,11 @@ def help_sweep(recipe: Recipe, plan: Plan, opened: bool = False) -> None:
 
 def _wait_for_vectors(job: Job, out: Path) -> None:
     """Wait until the vectors are fitted, and points are scored or were; vectors of other settings are none."""
-    prior, settings = job.sources["prior"], fit_settings(job.recipe)
-    fits = {job.vector_folder(name): fit_inputs(prior, job.examples[name], settings) for name in job.vector_names}
+    prior, until = job.sources["prior"], fit_until(job)
+    fits = {
+        job.vector_folder(name): fit_inputs(prior, job.examples[name], fit_settings(job, name), until=until)
+        for name in job.vector_names
+    }
 
     def is_open() -> bool:
         return (partial_folder(out) / WORK).is_file() or (out / MANIFEST).is_file()
@@ -151,16 +153,17 @@ def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> 
             job.examples[name],
             job.vector_folder(name),
             tokenizer=job.prompter.tokenizer,
-            settings=fit_settings(job.recipe),
+            settings=fit_settings(job, name),
             label=f"{name} vector",
             extra_files=row_hashes(job.rows[name]),
+            until=fit_until(job),
             progress=progress,
         )
 
 
 def check_strengths(job: Job) -> None:
     """Raise UsageError, before any work, where vectors would learn nothing or cannot be tried, or probed, as asked."""
-    check_learns(job, job.vector_names, fit_settings(job.recipe))
+    check_learns(job, job.vector_names)
     if job.recipe.probe.against:  # the one comparison that can be at fault
         compare_sides(job)
     if job.recipe.select.four_bit and job.recipe.vector.mode == "full":

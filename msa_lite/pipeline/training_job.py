@@ -30,7 +30,7 @@ from msa_lite.errors import DataError, MismatchError, MsaError, UsageError, join
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, commit_of, explain, fetch, split_name
 from msa_lite.io.manifest import digest
-from msa_lite.pipeline.stages import check_fit_learns
+from msa_lite.pipeline.fits import check_fit_learns
 from msa_lite.recipe import TrainingRecipe
 from msa_lite.recipe.training import NewModel, NewTokenizer, Stage, Training
 from msa_lite.train import FitSettings

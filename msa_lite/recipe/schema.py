@@ -13,19 +13,12 @@ from pydantic_core import PydanticCustomError
 from msa_lite.recipe.history import History, choose_prior
 from msa_lite.recipe.inputs import Closed, Data, OneOrMore, Prompt, RetainData
 from msa_lite.recipe.scores import Evaluate, Probe, Select
-from msa_lite.recipe.training import Tuning
+from msa_lite.recipe.training import Epochs, Positive, Rate, Tuning, check_micro_batch, no_truth
 
 MOST_PEOPLE = 400  # of the demo; it has names for no more
 
 
-def _no_truth(value: object) -> object:
-    """Python has true for a number."""
-    if isinstance(value, bool):
-        raise ValueError("a number is wanted")
-    return value
-
-
-Strength = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_no_truth)]
+Strength = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_truth)]
 
 
 def _check_points(value: float | list[float]) -> float | list[float]:
@@ -72,10 +65,24 @@ class Lora(Closed):
 class VectorSpec(Tuning):
     """How the prior is tuned to get a vector."""
 
+    epochs: Positive | Literal["auto"] = "auto"
+    """Passes over the rows; auto: until the prior knows them as well as the target does."""
+    learning_rate: Rate | Literal["auto"] = "auto"
+    """Highest learning rate; after the warm-up it falls linearly to 0, and with epochs auto it stays. auto: by mode and
+    size of the model, and with epochs auto others are tried where it does not do."""
+    batch_size: Positive | Literal["auto"] = "auto"
+    """Effective batch: rows of one optimiser step; auto: 4 to 32, by the number of rows."""
+    warmup_epochs: Epochs | Literal["auto"] = "auto"
+    """Length of the linear warm-up, in epochs; auto: one epoch, and with epochs auto a few steps."""
     mode: Literal["lora", "qlora", "full"] = "lora"
     """lora: an adapter; qlora: an adapter on a 4-bit prior; full: all weights, in fp32."""
     lora: Lora = Lora()
     """Shape of the adapter, for lora and qlora."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> VectorSpec:
+        check_micro_batch(self.micro_batch_size, self.batch_size)
+        return self
 
 
 class Merge(Closed):
@@ -108,7 +115,6 @@ def _as_number(value: object) -> object:
 
 
 Parameter = Annotated[int | float | str, BeforeValidator(_as_number)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_no_truth)]
 
 
 class Baseline(Closed):
@@ -119,7 +125,8 @@ class Baseline(Closed):
     scale: OneOrMore[Rate] = 1.0
     """With start prior: what the change is multiplied by; of a list, the best is chosen on validation rows."""
     epochs: int | None = Field(None, ge=1)
-    """Passes over the forget rows, each of them a candidate on validation rows; default: vector.epochs."""
+    """Passes over the forget rows, each of them a candidate on validation rows; default: vector.epochs, or 5 where that
+    is auto."""
     learning_rate: Rate | None = None
     """Of the methods that have none of their own below; default: vector.learning_rate."""
     alternatives: Data | None = None

@@ -6,44 +6,61 @@ import re
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from msa_lite.recipe.history import Count
 from msa_lite.recipe.inputs import Closed, Data, OneOrMore, Prompt
 
 
-class Tuning(Closed):
-    """How long and how fast a model is tuned."""
+def no_truth(value: object) -> object:
+    """Return the value unless it is true or false, which Python has for numbers."""
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted")
+    return value
 
-    epochs: int = Field(5, ge=1)
-    """Passes over the rows."""
-    learning_rate: float = Field(2e-4, gt=0, allow_inf_nan=False)
-    """Highest learning rate; it falls linearly to 0 after the warm-up."""
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(no_truth)]
+Positive = Annotated[int, Field(ge=1), BeforeValidator(no_truth)]
+"""A whole number from 1 on."""
+Epochs = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_truth)]
+"""A length in epochs, perhaps of none or of a part of one."""
+
+
+class Tuning(Closed):
+    """How a model is tuned, however long and fast."""
+
     weight_decay: float = Field(0.01, ge=0, allow_inf_nan=False)
     """AdamW's weight decay."""
-    warmup_epochs: float = Field(1.0, ge=0, allow_inf_nan=False)
-    """Length of the linear warm-up, in epochs."""
-    batch_size: int = Field(32, ge=1)
-    """Effective batch: rows of one optimiser step."""
-    micro_batch_size: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    micro_batch_size: Positive | Literal["auto"] = "auto"
     """Rows of one forward pass, a divisor of batch_size; auto: as many as fit."""
     max_length: int = Field(512, ge=8)
     """Longest row in tokens; longer ones are cut (qa) or split (text)."""
 
-    @model_validator(mode="after")
-    def _divides(self) -> Tuning:
-        if self.micro_batch_size != "auto" and self.batch_size % self.micro_batch_size:
-            raise ValueError(f"micro_batch_size {self.micro_batch_size} does not divide batch_size {self.batch_size}")
-        return self
+
+def check_micro_batch(micro: int | Literal["auto"], batch: int | Literal["auto"]) -> None:
+    """Raise ValueError for a micro-batch of which no whole number makes the batch, where both are given."""
+    if micro != "auto" and batch != "auto" and batch % micro:
+        raise ValueError(f"micro_batch_size {micro} does not divide batch_size {batch}")
 
 
 class Training(Tuning):
     """How all weights are trained. Defaults are those of the paper's TOFU models."""
 
-    learning_rate: float = Field(1e-5, gt=0, allow_inf_nan=False)
+    epochs: Positive = 5
+    """Passes over the rows."""
+    learning_rate: Rate = 1e-5
     """Highest learning rate, which the warm-up leads to."""
+    warmup_epochs: Epochs = 1.0
+    """Length of the linear warm-up, in epochs."""
+    batch_size: Positive = 32
+    """Effective batch: rows of one optimiser step."""
     schedule: Literal["linear", "constant"] = "linear"
     """linear: after the warm-up the rate falls to 0; constant: it stays."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> Training:
+        check_micro_batch(self.micro_batch_size, self.batch_size)
+        return self
 
 
 class Stage(Training):

@@ -3,12 +3,14 @@
 from msa_lite.train.fit import FitSettings, check_mode, fit_inputs, fit_vector
 from msa_lite.train.loop import epoch_folder
 from msa_lite.train.objective import AfterEpoch, Kept, Objective
+from msa_lite.train.until import Until
 
 __all__ = [
     "AfterEpoch",
     "FitSettings",
     "Kept",
     "Objective",
+    "Until",
     "check_mode",
     "epoch_folder",
     "fit_inputs",

@@ -6,19 +6,23 @@ Three modes. `lora`: a PEFT adapter in fp32 on a frozen prior. `qlora`: the same
 all weights, fp32 masters, saved as an fp32 checkpoint so that the difference to the prior is not rounded. Where the
 device has it, arithmetic runs in bf16 autocast. Training is saved after every epoch, and a rerun goes on from there
 with the same result.
+
+A fit has a fixed number of epochs, or is open-ended (`Until`): then it goes on until the prior knows the rows as well
+as the target does.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.data import Example
+from msa_lite.data import Example, pad_id
 from msa_lite.errors import StageError, UsageError
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import digest, is_finished, stage_folder
@@ -26,6 +30,8 @@ from msa_lite.io.progress import Progress, silent
 from msa_lite.train.loop import SAVES, SCORES, Loop
 from msa_lite.train.model import load_model, save_model
 from msa_lite.train.objective import AfterEpoch, Objective
+from msa_lite.train.tries import Gauge, Tries
+from msa_lite.train.until import Until
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +43,9 @@ class FitSettings:
     """How a prior is tuned. Defaults follow the paper's TOFU runs (App. "Obtaining Forget and Retain Vectors").
 
     batch_size: rows of one optimiser step; micro_batch_size: rows of one forward pass, a divisor of it, or "auto".
-    warmup_epochs: length of the linear warm-up; afterwards the rate falls linearly to 0, or is constant, as `schedule`
-    says. Gradients are clipped to norm 1; the optimiser is AdamW. lora_targets: "all-linear" or names of modules.
+    epochs: those of an open-ended fit at most. warmup_epochs: length of the linear warm-up, in the place of which
+    warmup_steps may say it in steps; afterwards the rate falls linearly to 0, or is constant, as `schedule` says.
+    Gradients are clipped to norm 1; the optimiser is AdamW. lora_targets: "all-linear" or names of modules.
     """
 
     mode: Literal["lora", "qlora", "full"] = "lora"
@@ -54,12 +61,20 @@ class FitSettings:
     micro_batch_size: int | Literal["auto"] = "auto"
     schedule: Literal["linear", "constant"] = "linear"
     seed: int = 0
+    warmup_steps: int | None = None
+
+    def count_warmup(self, steps_per_epoch: int) -> int:
+        """Return the steps of the warm-up."""
+        if self.warmup_steps is not None:
+            return self.warmup_steps
+        return math.floor(self.warmup_epochs * steps_per_epoch)
 
     def describe(self) -> dict[str, Any]:
         """What a manifest records: all that decides the result."""
         said = {k: v for k, v in asdict(self).items() if self.mode != "full" or not k.startswith("lora_")}
         if self.schedule == "linear":  # what was made before there was a choice stays known
             del said["schedule"]
+        del said["warmup_epochs" if self.warmup_steps is not None else "warmup_steps"]
         return said
 
 
@@ -74,21 +89,24 @@ def fit_vector(
     extra_files: dict[str, str] | None = None,
     objective: Objective | None = None,
     after_epoch: AfterEpoch | None = None,
+    until: Until | None = None,
     progress: Progress = silent,
 ) -> Path:
     """Tune the prior on the examples and write the vector's folder: a PEFT adapter, or an fp32 checkpoint in full mode.
 
     Also writes train_log.jsonl (one line a step: step, epoch, loss, grad_norm, learning_rate), the files of
     `extra_files` (name → text) and a manifest. With `after_epoch`, the weights that it keeps go into folders
-    `epoch-1`, `epoch-2`, … in it. A folder made from the same inputs is left as it is; a run that was stopped goes on
-    after its last full epoch.
+    `epoch-1`, `epoch-2`, … in it. With `until`, the fit is open-ended: `settings.epochs` is how many epochs it has at
+    most; course.json and the manifest (`fit`) say how it went, and a warning where it has not learnt enough. A folder
+    made from the same inputs is left as it is; a run that was stopped goes on after its last save.
 
     Raises UsageError for qlora without bitsandbytes, NotFiniteError when the loss is no longer finite and there is no
     epoch to keep.
     """
     source = prior if isinstance(prior, Source) else fetch(str(prior))
     out = Path(out)
-    inputs = fit_inputs(source, examples, settings, objective, after_epoch)
+    assert until is None or (objective is None and after_epoch is None), "an open-ended fit minimises the plain loss"
+    inputs = fit_inputs(source, examples, settings, objective, after_epoch, until)
     if is_finished(out, inputs):
         logger.info("%s: already made from the same inputs", out)
         return out
@@ -96,7 +114,7 @@ def fit_vector(
     facts: dict[str, Any] = {"sources": {"prior": source.pinned()}, "rows": len(examples)}
     fit = _Fit(source, examples, tokenizer, settings, label, objective, after_epoch, progress)
     with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
-        facts["micro_batch_size"] = fit.run(partial)
+        facts |= fit.run_until(until, partial) if until else {"micro_batch_size": fit.run(partial)}
         for name, text in (extra_files or {}).items():
             (partial / name).write_text(text)
     return out
@@ -108,6 +126,7 @@ def fit_inputs(
     settings: FitSettings,
     objective: Objective | None = None,
     after_epoch: AfterEpoch | None = None,
+    until: Until | None = None,
 ) -> dict[str, Any]:
     """What decides the result of a fit, as its manifest records it and `is_finished` compares it."""
     inputs = {
@@ -119,6 +138,8 @@ def fit_inputs(
         inputs["objective"] = objective.describe()
     if after_epoch is not None:
         inputs["kept"] = after_epoch.describe()
+    if until is not None:
+        inputs["until"] = until.describe()
     return inputs
 
 
@@ -140,6 +161,21 @@ class _Fit:
     objective: Objective | None
     after_epoch: AfterEpoch | None
     progress: Progress
+    gauge: Gauge | None = None
+
+    def run_until(self, until: Until, partial: Path) -> dict[str, Any]:
+        """Train until enough is learnt, perhaps several times at different rates; facts for the manifest."""
+
+        def fit(rate: float, folder: Path, gauge: Gauge, label: str) -> int:
+            folder.mkdir(exist_ok=True)
+            settings = replace(self.settings, learning_rate=rate)
+            return replace(self, settings=settings, gauge=gauge, label=label).run(folder)
+
+        settings, pad = self.settings, pad_id(self.tokenizer)
+        tries = Tries(
+            until, self.examples, pad, settings.learning_rate, settings.epochs, settings.seed, self.label, fit
+        )
+        return tries.run(partial)
 
     def run(self, partial: Path) -> int:
         """Train, falling back to smaller micro-batches when the device runs out of memory; the size that fitted."""
@@ -189,6 +225,7 @@ class _Fit:
             objective=self.objective,
             after_epoch=self.after_epoch,
             progress=self.progress,
+            gauge=self.gauge,
         ).run(load_model(self.source.folder, self.settings))
         return micro
 

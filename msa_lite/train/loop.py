@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from msa_lite.train.objective import AfterEpoch, Kept, Objective
 
 if TYPE_CHECKING:
     from msa_lite.train.fit import FitSettings
+    from msa_lite.train.tries import Gauge
 
 logger = logging.getLogger(__name__)
 
@@ -27,11 +29,15 @@ SAVES = "checkpoints"
 SCORES = "scores"  # what `after_epoch` leaves
 _SAVED_WHOLE = "complete"
 _LOG = "train_log.jsonl"
+SAVE_SECONDS = 60.0  # between saves of an open-ended fit, whose epochs may take seconds, and its saves longer
 
 
 @dataclass(frozen=True)
 class Loop:
-    """One training run into the folder `partial`. save: writes the model's weights as they are into a folder."""
+    """One training run into the folder `partial`. save: writes the model's weights as they are into a folder.
+
+    With a gauge the run is open-ended: it ends when the gauge says so, and is saved now and then, not every epoch.
+    """
 
     examples: Sequence[Example]
     tokenizer: Any
@@ -43,6 +49,12 @@ class Loop:
     objective: Objective | None
     after_epoch: AfterEpoch | None
     progress: Progress
+    gauge: Gauge | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimiser steps of an epoch."""
+        return math.ceil(len(self.examples) / self.settings.batch_size)
 
     def run(self, model: Any) -> None:
         """Train, from the last whole save where there is one, and write the weights."""
@@ -52,6 +64,8 @@ class Loop:
         self._drop_epochs(lambda epoch: epoch > round(state["epoch"]))  # written after the save, perhaps half
         trainer = self._trainer(model)  # which puts the model on its device
         try:
+            if self.gauge is not None:
+                self.gauge.begin(model, round(state["epoch"]), state["global_step"])
             if self.objective is not None:
                 self.objective.prepare(model)
             ended = resume and self.after_epoch and not self.finish_epoch(model, round(state["epoch"]), False).go_on
@@ -100,7 +114,6 @@ class Loop:
         names = ("activation_checkpointing", "gradient_checkpointing")
         checkpointing = next(name for name in names if name in TrainingArguments.__dataclass_fields__)
         settings, own = self.settings, self.objective is not None
-        steps_per_epoch = math.ceil(len(self.examples) / settings.batch_size)
         arguments = TrainingArguments(
             output_dir=str(self.partial / SAVES),
             # An objective divides the rows of a step itself: what it averages over is known for all of them only.
@@ -109,7 +122,7 @@ class Loop:
             num_train_epochs=settings.epochs,
             learning_rate=settings.learning_rate,
             weight_decay=settings.weight_decay,
-            warmup_steps=math.floor(settings.warmup_epochs * steps_per_epoch),
+            warmup_steps=settings.count_warmup(self.steps_per_epoch),
             lr_scheduler_type={"linear": "linear", "constant": "constant_with_warmup"}[settings.schedule],
             max_grad_norm=1.0,
             seed=settings.seed,
@@ -117,7 +130,7 @@ class Loop:
             **{checkpointing: cuda, f"{checkpointing}_kwargs": {"use_reentrant": False} if cuda else None},
             logging_steps=1,
             logging_nan_inf_filter=False,
-            save_strategy="epoch",
+            save_strategy="no" if self.gauge else "epoch",
             save_total_limit=2,
             report_to="none",
             disable_tqdm=True,
@@ -166,6 +179,7 @@ def _make_callback(loop: Loop) -> Any:
 
     class Watch(TrainerCallback):
         broken = False
+        saved_at = time.monotonic()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
             if "loss" not in logs:
@@ -187,9 +201,24 @@ def _make_callback(loop: Loop) -> Any:
             self.broken = control.should_training_stop = True
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            loop.progress(loop.label, state.global_step, state.max_steps)
+            likely = loop.gauge.likely_steps(loop.steps_per_epoch) if loop.gauge else state.max_steps
+            loop.progress(loop.label, state.global_step, likely)
+
+        def _look(self, model: Any, state: Any, control: Any) -> None:
+            """Ask the gauge whether the fit goes on; where it does, save it if the last save is a while ago."""
+            assert loop.gauge is not None
+            try:
+                control.should_training_stop = not loop.gauge.after_epoch(model, round(state.epoch), state.global_step)
+            except NotFiniteError as error:
+                raise loop.failure(str(error)) from error
+            if control.should_training_stop:
+                loop.progress(loop.label, state.global_step, state.global_step)
+            elif time.monotonic() - self.saved_at > SAVE_SECONDS:
+                control.should_save, self.saved_at = True, time.monotonic()
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if loop.gauge is not None:
+                self._look(kwargs["model"], state, control)
             if loop.after_epoch is None or self.broken:
                 return
             try:

@@ -33,11 +33,43 @@ SMALLEST: dict[str, Any] = {
 }
 
 
-def test_the_smallest_recipe_gets_the_papers_defaults() -> None:
+def test_the_smallest_recipe_leaves_to_us_how_vectors_are_fitted() -> None:
     recipe = load_recipe(SMALLEST)
     assert recipe.points == [(1.0, 0.0)]
-    assert (recipe.vector.mode, recipe.vector.epochs, recipe.vector.warmup_epochs) == ("lora", 5, 1.0)
-    assert (recipe.vector.weight_decay, recipe.merge.dtype, recipe.seed) == (0.01, "same", 0)
+    vector = recipe.vector
+    assert (vector.mode, vector.weight_decay, recipe.merge.dtype, recipe.seed) == ("lora", 0.01, "same", 0)
+    assert {vector.epochs, vector.learning_rate, vector.batch_size, vector.warmup_epochs} == {"auto"}
+
+
+def test_training_in_stages_has_the_papers_numbers_and_no_auto(tmp_path: Path) -> None:
+    values: dict[str, Any] = {"model": "m", "stages": [{"data": {"path": "d.jsonl"}}], "output": str(tmp_path)}
+    stage = load_training(values).stages[0]
+    assert (stage.epochs, stage.learning_rate, stage.batch_size, stage.warmup_epochs) == (5, 1e-5, 32, 1.0)
+    with pytest.raises(RecipeError, match=r"training.epochs: .*got 'auto'"):
+        load_training(values | {"training": {"epochs": "auto"}})
+
+
+def test_how_vectors_are_fitted_is_a_number_or_auto() -> None:
+    given = {"epochs": "auto", "learning_rate": "1e-4", "batch_size": 8, "warmup_epochs": 0}
+    vector = load_recipe(SMALLEST | {"vector": given}).vector
+    assert (vector.epochs, vector.learning_rate, vector.batch_size, vector.warmup_epochs) == ("auto", 1e-4, 8, 0)
+    wrong = {"epochs": True, "learning_rate": "automatic", "batch_size": 0, "warmup_epochs": True}
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(SMALLEST | {"vector": wrong})
+    text = str(caught.value)
+    assert "4 faults" in text
+    for key, value in wrong.items():
+        assert f"vector.{key}: " in text
+        assert f"'auto', got {value!r}" in text
+    assert "vector.epochs: a number is wanted" in text
+
+
+def test_papers_recipes_state_how_vectors_are_fitted() -> None:
+    recipes = [load_recipe(name) for name in shipped_recipes() if name.startswith("paper/")]
+    assert recipes
+    for recipe in [*recipes, load_recipe("quickstart")]:
+        vector = recipe.vector
+        assert "auto" not in (vector.epochs, vector.learning_rate, vector.batch_size)
 
 
 def test_every_fault_is_reported_at_once_with_the_nearest_name() -> None:

@@ -1,0 +1,103 @@
+"""The recipe's `vector` section as settings of a fit: what is left to us is decided here, by rows and models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from msa_lite.errors import UsageError
+from msa_lite.evals.models import load_model
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.job import Job
+from msa_lite.train import FitSettings, Until
+from msa_lite.train.auto import EPOCHS, TRIES, WARMUP_STEPS, auto_batch, auto_rate, most_epochs
+
+
+def is_open_ended(job: Job) -> bool:
+    """Whether the job's vectors are fitted until enough is learnt.
+
+    Not where the target itself is tuned: it knows the rows from the start. Then `epochs: auto` is a fixed number.
+    """
+    return job.recipe.vector.epochs == "auto" and job.plan.start == "prior" and job.plan.method == "msa"
+
+
+def fit_settings(job: Job, name: str, **changes: Any) -> FitSettings:
+    """Return the settings of the fit on the examples of this name ("forget", "retain").
+
+    changes: what else is wanted than the recipe's, such as a baseline's epochs; those that are None change nothing.
+    """
+    spec, open_ended = job.recipe.vector, is_open_ended(job)
+    rows = len(job.examples[name])
+    batch = auto_batch(rows) if spec.batch_size == "auto" else spec.batch_size
+    epochs: int | str = spec.epochs
+    if epochs == "auto":
+        epochs = most_epochs(rows, batch, retain=name == "retain") if open_ended else EPOCHS
+    warmup = spec.warmup_epochs
+    targets = spec.lora.targets
+    settings = FitSettings(
+        mode=spec.mode,
+        lora_rank=spec.lora.rank,
+        lora_alpha=spec.lora.alpha,
+        lora_dropout=spec.lora.dropout,
+        lora_targets=targets if isinstance(targets, str) else tuple(targets),
+        epochs=int(epochs),
+        learning_rate=fit_rate(job),
+        weight_decay=spec.weight_decay,
+        warmup_epochs=1.0 if warmup == "auto" else warmup,
+        batch_size=batch,
+        micro_batch_size=_micro_batch(spec.micro_batch_size, batch),
+        schedule="constant" if open_ended else "linear",
+        seed=job.recipe.seed,
+        warmup_steps=WARMUP_STEPS if open_ended and warmup == "auto" else None,
+    )
+    return replace(settings, **{key: value for key, value in changes.items() if value is not None})
+
+
+def fit_until(job: Job) -> Until | None:
+    """Return the rule by which the job's open-ended fits end; None where their epochs are fixed."""
+    if not is_open_ended(job):
+        return None
+    target, vector = job.sources["target"], job.recipe.vector
+    return Until(
+        target,
+        load=lambda: load_model(target.folder, four_bit=vector.mode == "qlora"),
+        tries=TRIES if vector.learning_rate == "auto" else 1,
+    )
+
+
+def fit_rate(job: Job) -> float:
+    """Return the recipe's learning rate, or the one that suits the model that is tuned."""
+    spec = job.recipe.vector
+    if spec.learning_rate != "auto":
+        return spec.learning_rate
+    tensors = load_checkpoint(job.sources["prior"].folder).tensors.values()
+    return auto_rate(spec.mode, sum(math.prod(entry.shape) for entry in tensors), spec.lora.alpha)
+
+
+def _micro_batch(micro: int | str, batch: int) -> Any:
+    """Return the rows of a forward pass: where the batch was chosen by us, the largest divisor that is no larger."""
+    if isinstance(micro, str):
+        return micro
+    return next(size for size in range(min(micro, batch), 0, -1) if batch % size == 0)
+
+
+def first_epoch(settings: FitSettings, rows: int) -> int:
+    """The first epoch that learns anything: a warm-up begins at rate 0, which may be the one step of an epoch."""
+    return 2 if rows <= settings.batch_size and settings.warmup_epochs >= 1 else 1
+
+
+def check_learns(job: Job, names: Iterable[str], **changes: Any) -> None:
+    """Raise UsageError where a fit on one of the named sets of examples would end before it has learnt anything."""
+    for name in names:
+        check_fit_learns(name, fit_settings(job, name, **changes), len(job.examples[name]))
+
+
+def check_fit_learns(name: str, settings: FitSettings, rows: int) -> None:
+    """Raise UsageError where a fit on so many rows would end before it has learnt anything. name: what is fitted."""
+    if settings.epochs < first_epoch(settings, rows):
+        raise UsageError(
+            f"{name}: its {rows} rows are one step of batch_size {settings.batch_size}, and of a warm-up of "
+            f"{settings.warmup_epochs:g} epochs the first step learns nothing; give more epochs, or warmup_epochs: 0"
+        )

@@ -1,0 +1,206 @@
+"""An open-ended fit: measure the target, tune the prior until it knows the rows as well, or try again at another rate.
+
+Each try has a folder of its own in the vector's partial folder, and the best so far keeps its weights. What was
+measured lies beside them in course.json, so a rerun after a kill measures nothing twice and decides alike.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import Example
+from msa_lite.errors import NotFiniteError
+from msa_lite.io.manifest import discarded, write_json
+from msa_lite.train.until import (
+    NEAR,
+    Course,
+    Try,
+    Until,
+    measure_loss,
+    measure_target,
+    next_rate,
+    sample_examples,
+    why_stop,
+)
+
+logger = logging.getLogger(__name__)
+
+COURSE = "course.json"
+
+_REASONS = {
+    "known": "the prior now knows the rows as well as the target does",
+    "cap": "the most epochs were done",
+    "slow": "the loss hardly fell",
+    "diverged": "the loss rose instead of falling",
+}
+
+
+@dataclass
+class Gauge:
+    """Measures the rows' loss as a fit goes on, and says when it has learnt enough."""
+
+    until: Until
+    course: Course
+    file: Path
+    examples: Sequence[Example]
+    """The rows that are measured."""
+    pad: int
+    most: int
+    """Epochs at most."""
+    ended: str = ""
+    """Why the fit ended, once it has."""
+
+    def begin(self, model: Any, epoch: int, steps: int) -> None:
+        """Measure the prior, where that is not done; forget what was measured after the epoch to go on from."""
+        now = self.course.tries[-1]
+        now.losses, now.steps = now.losses[:epoch], steps
+        if self.course.start is None:
+            self.course.start = measure_loss(model, self.examples, self.pad)
+        self._write()
+
+    def after_epoch(self, model: Any, epoch: int, steps: int) -> bool:
+        """Measure the model; return whether the fit goes on. Raises NotFiniteError where the loss is no number."""
+        now = self.course.tries[-1]
+        loss = measure_loss(model, self.examples, self.pad)
+        if not math.isfinite(loss):
+            raise NotFiniteError(f"the loss on the rows is {loss} after epoch {epoch}")
+        now.losses.append(loss)
+        now.steps = steps
+        self._write()  # not why it ended: that counts once the weights are written
+        self.ended = why_stop(self.until, self.course, self.most)
+        logger.info("after %d steps the loss is %.3g, the target's is %.3g", steps, loss, self.course.goal)
+        return not self.ended
+
+    def likely_steps(self, each: int) -> int:
+        """Return the steps that the fit will likely take in all, of `each` an epoch: as if the gap closed evenly."""
+        now, most = self.course.tries[-1], self.most * each
+        closed = self.course.closed(now.losses[-1]) if now.losses else 0.0
+        likely = now.steps / closed if closed > 0 else most
+        return max(now.steps + each, min(most, math.ceil(likely)))
+
+    def _write(self) -> None:
+        write_json(self.file, self.course.as_json())
+
+
+@dataclass
+class Tries:
+    """The tries of an open-ended fit."""
+
+    until: Until
+    examples: Sequence[Example]
+    pad: int
+    rate: float
+    """Learning rate of the first try."""
+    most: int
+    """Epochs of a try, at most."""
+    seed: int
+    label: str
+    fit: Callable[[float, Path, Gauge, str], int]
+    """Tunes at a rate into a folder, called as fit(rate, folder, gauge, label); returns the micro-batch that fitted."""
+
+    def run(self, partial: Path) -> dict[str, Any]:
+        """Fit into the folder; return what the manifest says of it. Raises NotFiniteError where every try diverged."""
+        sample, file = sample_examples(self.examples, self.seed), partial / COURSE
+        if file.exists():
+            course = Course.from_json(json.loads(file.read_text()))
+        else:
+            course = Course(measure_target(self.until, sample, self.pad))
+        while (now := self._next_try(course)) is not None:
+            number = len(course.tries)
+            gauge = Gauge(self.until, course, file, sample, self.pad, self.most)
+            label = self.label if number == 1 else f"{self.label}, try {number}"
+            try:
+                now.micro = self.fit(now.rate, _folder(partial, number), gauge, label)
+                now.ended = gauge.ended
+            except NotFiniteError as error:
+                logger.info("%s", error)
+                now.ended = "diverged"
+            write_json(file, course.as_json())
+            for i in set(range(len(course.tries))) - {course.best}:  # in full mode each is a model
+                shutil.rmtree(_folder(partial, i + 1), ignore_errors=True)
+        best = course.tries[course.best]
+        if best.loss == math.inf:
+            raise discarded(NotFiniteError(self._failure(course)))
+        _move_up(_folder(partial, course.best + 1), partial)
+        self._warn(course)
+        return {"micro_batch_size": best.micro, "fit": _facts(course, len(sample))}
+
+    def _next_try(self, course: Course) -> Try | None:
+        """Return the try that is under way, a new one, or None where there is none to make."""
+        if course.tries and not course.tries[-1].ended:
+            return course.tries[-1]
+        rate = next_rate(self.until, course, self.rate)
+        if rate is None:
+            return None
+        if course.tries:
+            last = course.tries[-1]
+            reason = _REASONS[last.ended]
+            logger.warning("%s: at a learning rate of %g %s; trying %g", self.label, last.rate, reason, rate)
+        course.tries.append(Try(rate))
+        return course.tries[-1]
+
+    def _failure(self, course: Course) -> str:
+        rates = " and ".join(f"{one.rate:g}" for one in course.tries)
+        return (
+            f"{self.label}: the loss rose, or was no number, at a learning rate of {rates}; nothing was kept. Try a "
+            "lower learning_rate"
+        )
+
+    def _warn(self, course: Course) -> None:
+        """Warn where the fit has not come near the target's loss, or the target knows no more than the prior does."""
+        assert course.start is not None
+        loss = course.tries[course.best].loss
+        if course.goal >= course.start:
+            logger.warning(
+                "%s: the target's loss on these rows (%.3g) is no lower than the prior's (%.3g), so the target seems "
+                "not to have learnt them; look at rows, prompt and models",
+                self.label,
+                course.goal,
+                course.start,
+            )
+        elif course.closed(loss) < NEAR:
+            logger.warning(
+                "%s: the prior has not learnt the rows as well as the target knows them: its loss on them was %.3g, is "
+                "%.3g, and the target's is %.3g. Unlearning may fall short; try %s",
+                self.label,
+                course.start,
+                loss,
+                course.goal,
+                "a higher vector.lora.rank, vector.mode full, or another vector.learning_rate",
+            )
+
+
+def _folder(partial: Path, number: int) -> Path:
+    """Return where a try works, counted from 1."""
+    return partial / f"try-{number}"
+
+
+def _move_up(folder: Path, partial: Path) -> None:
+    """Move what a try has made into the vector's folder; after a kill meanwhile, what is left of it."""
+    if folder.exists():
+        for path in folder.iterdir():
+            os.replace(path, partial / path.name)
+        folder.rmdir()
+
+
+def _facts(course: Course, rows: int) -> dict[str, Any]:
+    """Return how the fit went, for the manifest."""
+    best = course.tries[course.best]
+    return {
+        "ended": best.ended,
+        "reason": _REASONS[best.ended],
+        "epochs": len(best.losses),
+        "steps": best.steps,
+        "learning_rate": best.rate,
+        "rates": [one.rate for one in course.tries],
+        "rows_measured": rows,
+        "loss": {"prior": course.start, "target": course.goal, "tuned": best.loss},
+    }

@@ -1,0 +1,177 @@
+"""When an open-ended fit has learnt enough, how that is measured, and at which rate to try again where it has not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from msa_lite.data import IGNORE, Example, make_collator
+from msa_lite.errors import NotFiniteError
+from msa_lite.io.hub import Source
+from msa_lite.train.model import autocast
+
+SAMPLE = 64  # rows that are measured, at most
+_TOKENS = 2048  # of a batch that is measured
+_FACTOR = 3.0  # between the rates of two tries
+_FAR = 2.0  # times the loss at the start: a fit that came so far has diverged
+_HALF = 0.5  # of the gap that a try has to close
+NEAR = 0.8  # of the gap below which a warning is due
+
+
+@dataclass(frozen=True)
+class Until:
+    """Tune until the prior knows the rows as well as the target does: until its loss on them is down at the target's.
+
+    A fit with such a rule may take up to `settings.epochs` epochs, and looks at the loss after each.
+    """
+
+    target: Source
+    """The model whose loss is to be reached."""
+    load: Callable[[], Any] = field(compare=False)
+    """Gives the target, ready for a forward pass. Called once; the model is let go before the prior is loaded."""
+    least_steps: int = 10
+    """Steps before which no fit ends: the loss on a few rows can fall before much is learnt."""
+    closed: float = 0.95
+    """The part of the gap between the losses of prior and target that has to be closed."""
+    tries: int = 1
+    """Fits at different rates, at most. With 1 there is no second try."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return what decides, for a manifest: the target, not its loss, which other processes have not measured."""
+        rule = {"least_steps": self.least_steps, "closed": self.closed, "tries": self.tries}
+        return {"target": self.target.identity(), "rows": SAMPLE, **rule}
+
+
+def sample_examples(examples: Sequence[Example], seed: int) -> Sequence[Example]:
+    """Return the examples that are measured: all of them, or a seeded sample."""
+    if len(examples) <= SAMPLE:
+        return examples
+    chosen = np.random.default_rng(seed).choice(len(examples), SAMPLE, replace=False)
+    return [examples[i] for i in sorted(chosen)]
+
+
+def measure_loss(model: Any, examples: Sequence[Example], pad: int) -> float:
+    """Return the mean loss per label of the examples, as training sees it, but in eval mode. NaN where it is none."""
+    import torch
+
+    collate, training, total, labels = make_collator(pad), model.training, 0.0, 0
+    model.eval()
+    with torch.no_grad(), autocast(model):
+        for batch in _batches(examples):
+            inputs = collate([{"input_ids": e.ids, "labels": e.labels} for e in batch])
+            count = sum(label != IGNORE for e in batch for label in e.labels[1:])
+            loss = model(**{key: value.to(model.device) for key, value in inputs.items()}, use_cache=False).loss
+            total, labels = total + float(loss) * count, labels + count
+    model.train(training)
+    return total / labels
+
+
+def _batches(examples: Sequence[Example]) -> list[list[Example]]:
+    """Examples with labels, those of about one length together, so many as a batch may hold."""
+    batches: list[list[Example]] = []
+    for example in sorted((e for e in examples if any(x != IGNORE for x in e.labels[1:])), key=lambda e: len(e.ids)):
+        if not batches or (len(batches[-1]) + 1) * len(example.ids) > _TOKENS:
+            batches.append([])
+        batches[-1].append(example)
+    return batches
+
+
+def measure_target(until: Until, examples: Sequence[Example], pad: int) -> float:
+    """Return the loss of the examples under the target."""
+    loss = measure_loss(until.load(), examples, pad)
+    if not math.isfinite(loss):
+        raise NotFiniteError(f"{until.target.name}: its loss on the rows is no number ({loss}); its weights are broken")
+    return loss
+
+
+@dataclass
+class Try:
+    """One fit at one rate."""
+
+    rate: float
+    losses: list[float] = field(default_factory=list)
+    """The loss after each epoch."""
+    steps: int = 0
+    """Steps up to the last of these."""
+    ended: str = ""
+    """Why it ended: "known", "cap", "slow" or "diverged"; empty while it runs."""
+    micro: int = 0
+    """The micro-batch that fitted into memory."""
+
+    @property
+    def loss(self) -> float:
+        """The loss at the end; infinite for a fit that broke."""
+        return self.losses[-1] if self.losses and self.ended != "diverged" else math.inf
+
+
+@dataclass
+class Course:
+    """What an open-ended fit has measured so far: the loss to be reached (`goal`), that of the prior, and all tries."""
+
+    goal: float
+    start: float | None = None
+    tries: list[Try] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Course:
+        """Read what `as_json` gave."""
+        return cls(value["goal"], value["start"], [Try(**one) for one in value["tries"]])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it, JSON-able."""
+        return asdict(self)
+
+    @property
+    def best(self) -> int:
+        """The number of the try that came nearest to the goal."""
+        return min(range(len(self.tries)), key=lambda i: max(self.tries[i].loss, self.goal))
+
+    def closed(self, loss: float) -> float:
+        """Return the part of the gap that a loss closes: 0 at the prior's loss, 1 at the target's or below it."""
+        assert self.start is not None, "the prior is measured first"
+        gap = self.start - self.goal
+        return 1.0 if loss <= self.goal else (self.start - loss) / gap if gap > 0 else -math.inf
+
+
+def why_stop(until: Until, course: Course, most: int) -> str:
+    """Return why the running try ends after an epoch, or "" where it goes on. most: epochs at most."""
+    now = course.tries[-1]
+    epoch, loss = len(now.losses), now.losses[-1]
+    if now.steps >= until.least_steps:
+        if course.closed(loss) >= until.closed:
+            return "known"
+        if course.start is not None and loss > _FAR * max(course.start, course.goal):
+            return "diverged"
+    if epoch >= most:
+        return "cap"
+    # At this pace it would not close half of the gap by the end: try another rate now.
+    late = len(course.tries) < until.tries and 3 * epoch >= most and now.steps >= until.least_steps
+    return "slow" if late and course.closed(loss) < _HALF / 3 else ""
+
+
+def next_rate(until: Until, course: Course, rate: float) -> float | None:
+    """Return the rate of the next try, or None where there is none. rate: that of the first.
+
+    A higher one after a try that learnt too little, a lower one after a try that broke or did worse than a slower one,
+    one between the two where both have been seen.
+    """
+    tries = course.tries
+    if not tries:
+        return rate
+    if len(tries) >= until.tries or course.closed(tries[course.best].loss) >= _HALF:
+        return None
+    by_rate = sorted(tries, key=lambda t: t.rate)
+    best = min(by_rate, key=lambda t: t.loss)
+    high = [t.rate for t in by_rate if t.ended == "diverged" or (t.rate > best.rate and t.loss > best.loss)]
+    low = [t.rate for t in by_rate if t.rate not in high]
+    if high and low:
+        return _rounded(math.sqrt(max(low) * min(high)))
+    return _rounded(min(high) / _FACTOR if high else max(low) * _FACTOR)
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.1e}")

@@ -1,0 +1,241 @@
+"""Open-ended fits: they end when the rows are known, try other rates, say how it went, and go on after a kill."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from msa_lite.errors import NotFiniteError
+from msa_lite.io.hub import fetch
+from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
+from msa_lite.train import FitSettings, Until, loop
+from msa_lite.train.until import measure_loss
+from tests.fits import ROWS, Killed, fit, steps_of
+from tests.ragged import PAD
+
+Make = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("quick_fits")
+# 8 rows in batches of 4: two steps an epoch.
+SETTINGS = FitSettings(
+    lora_rank=4, lora_alpha=8, epochs=40, learning_rate=2e-2, batch_size=4, schedule="constant", warmup_steps=2
+)
+
+
+@pytest.fixture(scope="module")
+def prior(make_checkpoint: Make) -> Path:
+    return make_checkpoint("llama")
+
+
+@pytest.fixture(scope="module")
+def target(prior: Path, quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = FitSettings("full", epochs=4, learning_rate=3e-3, batch_size=4)
+    return fit(prior, tmp_path_factory.mktemp("target") / "target", settings)
+
+
+def loads(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def until(target: Path, **changes: Any) -> Until:
+    return Until(fetch(str(target)), load=lambda: loads(target), **changes)
+
+
+def facts(folder: Path) -> dict[str, Any]:
+    return (load_manifest(folder) or {})["fit"]
+
+
+def kill_at(step: int, label: str = "vector") -> Callable[..., None]:
+    def progress(said: str, done: int, total: int) -> None:
+        if (said, done) == (label, step):
+            raise Killed
+
+    return progress
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_a_fit_ends_when_the_prior_knows_the_rows_as_well_as_the_target(
+    mode: Any, prior: Path, target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = replace(SETTINGS, mode=mode, learning_rate=2e-2 if mode == "lora" else 3e-3)
+    folder = fit(prior, tmp_path / "v", settings, until=until(target))
+    said = facts(folder)
+    loss = said["loss"]
+    assert loss["target"] == pytest.approx(measure_loss(loads(target), ROWS, PAD))
+    assert loss["prior"] == pytest.approx(measure_loss(loads(prior), ROWS, PAD))
+    assert loss["target"] < loss["prior"] - 0.3
+    losses = json.loads((folder / "course.json").read_text())["tries"][0]["losses"]
+    enough = loss["prior"] - 0.95 * (loss["prior"] - loss["target"])
+    assert said["ended"] == "known"
+    assert loss["tuned"] == losses[-1] <= enough
+    assert all(one > enough for one in losses[4:-1])  # ten steps it takes in any case
+    assert (said["epochs"], said["steps"]) == (len(losses), 2 * len(losses))
+    assert steps_of(folder) == list(range(1, said["steps"] + 1))
+    assert (said["rates"], said["rows_measured"]) == ([settings.learning_rate], len(ROWS))
+    assert verify_folder(folder) == []
+    assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == []
+    if mode == "full":
+        assert measure_loss(loads(folder), ROWS, PAD) == pytest.approx(loss["tuned"], rel=1e-4)
+    assert caplog.messages == []
+
+
+def test_the_rate_stays_after_a_warm_up_in_steps(prior: Path, target: Path, tmp_path: Path) -> None:
+    folder = fit(prior, tmp_path / "v", replace(SETTINGS, epochs=3), until=until(target))
+    log = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+    rates = [line["learning_rate"] / SETTINGS.learning_rate for line in log]
+    assert rates == pytest.approx([0, 0.5, 1, 1, 1, 1])
+    recorded = (load_manifest(folder) or {})["inputs"]["settings"]
+    assert recorded["warmup_steps"] == 2
+    assert "warmup_epochs" not in recorded
+
+
+def test_a_fit_that_knows_the_rows_early_makes_ten_steps(prior: Path, tmp_path: Path) -> None:
+    said = facts(fit(prior, tmp_path / "v", until=until(prior), settings=SETTINGS))
+    assert (said["ended"], said["steps"]) == ("known", 10)
+
+
+def test_a_target_that_does_not_know_the_rows_is_warned_of(
+    prior: Path, make_checkpoint: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(prior, tmp_path / "v", SETTINGS, until=until(prior))
+    assert "is no lower than the prior's" in caplog.text
+
+
+def test_a_fit_that_falls_short_says_so_and_what_to_try(
+    prior: Path, target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = replace(SETTINGS, learning_rate=1e-4, epochs=6)
+    said = facts(fit(prior, tmp_path / "v", settings, until=until(target)))
+    assert (said["ended"], said["epochs"], said["rates"]) == ("cap", 6, [1e-4])
+    assert "the prior has not learnt the rows as well as the target knows them" in caplog.text
+    assert "another vector.learning_rate" in caplog.text
+
+
+def test_a_fit_that_learns_too_little_is_made_again_at_a_higher_rate(
+    prior: Path, target: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels: list[str] = []
+    folder = fit(
+        prior,
+        tmp_path / "v",
+        replace(SETTINGS, learning_rate=1e-3, epochs=20),
+        until=until(target, tries=3),
+        progress=lambda label, done, total: labels.append(label),
+    )
+    said = facts(folder)
+    assert said["rates"][:2] == [1e-3, 3e-3]
+    assert said["learning_rate"] == said["rates"][-1] > 1e-3
+    assert said["loss"]["tuned"] < said["loss"]["prior"] - 0.5 * (said["loss"]["prior"] - said["loss"]["target"])
+    assert list(dict.fromkeys(labels))[:2] == ["vector", "vector, try 2"]
+    assert "vector: at a learning rate of 0.001 the loss hardly fell; trying 0.003" in caplog.text
+    log = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+    assert log[-1]["learning_rate"] == pytest.approx(said["learning_rate"])
+    assert len(log) == said["steps"]
+    assert list(folder.glob("try-*")) == []
+
+
+def test_a_fit_that_breaks_is_made_again_at_a_lower_rate(prior: Path, target: Path, tmp_path: Path) -> None:
+    settings = replace(SETTINGS, mode="full", learning_rate=1e30, warmup_steps=0, epochs=3)
+    with pytest.raises(NotFiniteError, match=r"learning rate of 1e\+30 and 3.3e\+29 and .*nothing was kept"):
+        fit(prior, tmp_path / "v", settings, until=until(target, tries=3))
+    assert list(tmp_path.iterdir()) == []
+    settings = replace(settings, learning_rate=1.0, epochs=40)  # which sends the loss up
+    said = facts(fit(prior, tmp_path / "v", settings, until=until(target, tries=3)))
+    assert len(said["rates"]) > 1
+    assert said["learning_rate"] < 1.0
+
+
+@pytest.mark.parametrize("step", [1, 4, 9, 10, 13])
+@pytest.mark.parametrize("seconds", [-1.0, 1e9])
+def test_a_fit_that_was_stopped_goes_on_to_the_same_bytes(
+    step: int, seconds: float, prior: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """seconds: between saves; there is one after every epoch, or none."""
+    monkeypatch.setattr(loop, "SAVE_SECONDS", seconds)
+    loaded: list[Path] = []
+
+    def load() -> Any:
+        loaded.append(target)
+        return loads(target)
+
+    rule, settings = Until(fetch(str(target)), load), replace(SETTINGS, epochs=8)
+    whole = fit(prior, tmp_path / "whole", settings, until=rule)
+    with pytest.raises(Killed):
+        fit(prior, tmp_path / "cut", settings, until=rule, progress=kill_at(step))
+    saves = list((tmp_path / "cut.partial/try-1/checkpoints").glob("checkpoint-*"))
+    assert bool(saves) == (seconds < 0 and step > 2)
+    steps: list[int] = []
+    resumed = fit(prior, tmp_path / "cut", settings, until=rule, progress=lambda label, done, total: steps.append(done))
+    assert steps[0] == (2 * ((step - 1) // 2) + 1 if seconds < 0 else 1)
+    assert len(loaded) == 2  # once for each folder: a rerun does not measure the target again
+    for name in ("adapter_model.safetensors", "train_log.jsonl", "course.json"):
+        assert hash_file(whole / name) == hash_file(resumed / name)
+
+
+@pytest.mark.parametrize("at", [("vector", 7), ("vector, try 2", 5), ("moved", 0)])
+def test_a_fit_that_was_stopped_between_or_in_tries_goes_on_to_the_same_bytes(
+    at: tuple[str, int], prior: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "SAVE_SECONDS", -1.0)
+    settings, rule = replace(SETTINGS, learning_rate=1e-3, epochs=12), until(target, tries=2)
+    whole = fit(prior, tmp_path / "whole", settings, until=rule)
+    assert len(facts(whole)["rates"]) == 2
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        if at[0] == "moved":
+            patch.setattr("msa_lite.train.tries.os.replace", _move_one())
+        fit(prior, tmp_path / "cut", settings, until=rule, progress=kill_at(at[1], at[0]))
+    resumed = fit(prior, tmp_path / "cut", settings, until=rule)
+    for name in ("adapter_model.safetensors", "train_log.jsonl", "course.json", "manifest.json"):
+        assert hash_file(whole / name) == hash_file(resumed / name)
+
+
+def _move_one() -> Callable[..., None]:
+    """Stands for os.replace, and is killed after the first of a try's files has been moved."""
+    import os
+
+    own, moved = os.replace, []
+
+    def replace_one(source: Any, goal: Any) -> None:
+        if Path(source).parent.name.startswith("try-") and Path(goal).parent != Path(source).parent:
+            if moved:
+                raise Killed
+            moved.append(source)
+        own(source, goal)
+
+    return replace_one
+
+
+def test_a_vector_is_kept_while_the_rule_and_the_target_stay(prior: Path, target: Path, tmp_path: Path) -> None:
+    short = replace(SETTINGS, epochs=1)
+
+    def fitted(rule: Until) -> bool:
+        steps: list[int] = []
+        fit(prior, tmp_path / "v", short, until=rule, progress=lambda label, done, total: steps.append(done))
+        return bool(steps)
+
+    assert fitted(until(target))
+    assert not fitted(Until(fetch(str(target)), load=lambda: pytest.fail("measured again")))
+    assert fitted(until(prior))
+    assert fitted(until(prior, tries=2))
+
+
+def test_progress_shows_steps_and_ends_where_the_fit_does(prior: Path, target: Path, tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    folder = fit(
+        prior,
+        tmp_path / "v",
+        SETTINGS,
+        until=until(target),
+        progress=lambda label, done, total: calls.append((done, total)),
+    )
+    steps = facts(folder)["steps"]
+    assert calls[0] == (1, 80)
+    assert calls[-1] == (steps, steps)
+    assert all(done < total or (done, total) == calls[-1] for done, total in calls)
+    assert sorted({done for done, _ in calls}) == list(range(1, steps + 1))

@@ -1,0 +1,71 @@
+"""How a recipe's `vector` section becomes settings of a fit: what it says, and what is left to us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from msa_lite.io.hub import fetch
+from msa_lite.pipeline.fits import fit_settings, fit_until
+from msa_lite.recipe import load_recipe
+from msa_lite.train.auto import auto_rate, most_epochs
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def make_job(make_checkpoint: Make) -> Callable[..., Any]:
+    """make_job(*overrides, rows=24, method="msa", start="prior") → as much of a job as fits ask for."""
+    source = fetch(str(make_checkpoint("llama")))
+
+    def make(*overrides: str, rows: int = 24, method: str = "msa", start: str = "prior") -> Any:
+        values = {"target": "t", "prior": "p", "forget": {"data": {"path": "f.jsonl"}}, "output": "runs/x"}
+        examples: dict[str, Sequence[int]] = {"forget": range(rows), "retain": range(10 * rows)}
+        plan = SimpleNamespace(method=method, start=start)
+        sources = {"prior": source, "target": source}
+        return SimpleNamespace(recipe=load_recipe(values, overrides), plan=plan, examples=examples, sources=sources)
+
+    return make
+
+
+def test_what_is_left_to_us_suits_rows_and_model(make_job: Callable[..., Any]) -> None:
+    job = make_job()
+    forget, retain = fit_settings(job, "forget"), fit_settings(job, "retain")
+    assert (forget.batch_size, forget.epochs) == (4, most_epochs(24, 4))
+    assert (retain.batch_size, retain.epochs) == (32, most_epochs(240, 32, retain=True))
+    assert (forget.schedule, forget.warmup_steps) == ("constant", 4)
+    assert forget.learning_rate == auto_rate("lora", 21_920)
+    assert fit_settings(make_job("vector.mode=full"), "forget").learning_rate == auto_rate("full", 21_920)
+
+
+def test_numbers_are_taken_as_they_are(make_job: Callable[..., Any]) -> None:
+    job = make_job("vector={epochs: 3, learning_rate: 0.01, batch_size: 6, warmup_epochs: 0.5}", "seed=7")
+    found = fit_settings(job, "forget")
+    assert (found.epochs, found.learning_rate, found.batch_size, found.warmup_epochs) == (3, 0.01, 6, 0.5)
+    assert (found.schedule, found.warmup_steps, found.seed) == ("linear", None, 7)
+    assert fit_until(job) is None
+    assert fit_settings(make_job("vector.epochs=3"), "forget").warmup_epochs == 1.0
+    assert fit_settings(make_job("vector.warmup_epochs=2"), "forget").describe()["warmup_epochs"] == 2.0
+
+
+def test_only_a_rate_that_is_left_to_us_is_tried_again(make_job: Callable[..., Any]) -> None:
+    rules = [fit_until(make_job(*overrides)) for overrides in ((), ("vector.learning_rate=1e-3",))]
+    assert [rule and rule.tries for rule in rules] == [3, 1]
+
+
+@pytest.mark.parametrize(("method", "start"), [("task_vector", "target"), ("npo", "target"), ("npo", "prior")])
+def test_baselines_have_five_epochs(method: str, start: str, make_job: Callable[..., Any]) -> None:
+    job = make_job(method=method, start=start)
+    assert fit_until(job) is None
+    found = fit_settings(job, "forget")
+    assert (found.epochs, found.schedule, found.warmup_epochs, found.warmup_steps) == (5, "linear", 1.0, None)
+    assert fit_settings(job, "forget", epochs=2).epochs == 2
+
+
+def test_a_micro_batch_is_a_bound_where_the_batch_is_left_to_us(make_job: Callable[..., Any]) -> None:
+    for micro, wanted in ((1, 1), (3, 2), (4, 4), (16, 4)):
+        assert fit_settings(make_job(f"vector.micro_batch_size={micro}"), "forget").micro_batch_size == wanted
