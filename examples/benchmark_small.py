@@ -128,6 +128,7 @@ def make_recipe(name: str, data: str, out: Path, format: str, epochs: float) -> 
         return {"path": str(history / f"data/{group}.jsonl"), "format": format}
 
     return {
+        "verdict": epochs >= 1,  # after a quick look, the target knows no row by heart
         "target": str(history / "target"),
         "prior": str(history / "prior"),
         "forget": {"data": rows("forget"), "alpha": case.alpha},

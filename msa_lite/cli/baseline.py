@@ -15,7 +15,8 @@ def command(verbose: bool, method: str, recipe: str, overrides: tuple[str, ...],
     """Run METHOD on the models and data of RECIPE: training, the choice of an epoch, merge, scores, report.
 
     METHOD is grad_ascent, grad_diff, npo, simnpo, dpo, rmu, satimp, wga, undial or task_vector. The run goes into
-    baselines/METHOD of the recipe's output; `msa-lite compare` on that output puts all of them side by side.
+    baselines/METHOD of the recipe's output; `msa-lite compare` on that output puts all of them side by side. It gets a
+    verdict as MSA does, but exits with 0 whatever that is: comparing is what it is for.
 
     \b
     msa-lite baseline npo my.yaml
@@ -24,6 +25,7 @@ def command(verbose: bool, method: str, recipe: str, overrides: tuple[str, ...],
     """
     from msa_lite.baselines.methods import check_method
     from msa_lite.cli.output import print_json, print_prior, print_reports, progress_bars, quieten_libraries
+    from msa_lite.cli.verdict import print_verdict
     from msa_lite.recipe import load_recipe
 
     check_method(method)
@@ -35,6 +37,7 @@ def command(verbose: bool, method: str, recipe: str, overrides: tuple[str, ...],
     quieten_libraries(verbose)
     with progress_bars() as progress:
         result = run_baseline(method, loaded, progress=progress)
+    print_verdict(result, to_stderr=as_json)
     if as_json:
         print_json(result.as_dict())
         return

@@ -31,7 +31,7 @@ EXAMPLES = 5
 GREEDY = Decoding(32, ("\n",))
 SAMPLED = Decoding(200, ("\n",), samples=3, min_new_tokens=2, max_length=200, seed=32)  # as the authors' code
 
-_SET = "questions"
+QUESTIONS = "questions"  # the name of the one set
 _DOCUMENTS = "wikidata/v0"
 _GROUPS = {"accuracy": (True, False), "accuracy_corrupted": (True,), "accuracy_other": (False,)}  # by "corrupted"
 _REPOSITORY = "https://github.com/k1rezaei/restor"
@@ -57,22 +57,22 @@ class Restor(Benchmark):
         A question with several answers counts with their mean. Empty answers are wrong. Skipped are questions without
         an acceptable answer, and those whose prompt is too long.
         """
-        judged = any("judge" in record for record in records[_SET])
+        judged = any("judge" in record for record in records[QUESTIONS])
         found = {}
         for name, wanted in _GROUPS.items():
-            group = [record for record in records[_SET] if record["corrupted"] in wanted]
-            found[name] = mean_metric([_score(record, judged) for record in group], True, _note(group, judged))
+            group = [record for record in records[QUESTIONS] if record["corrupted"] in wanted]
+            found[name] = mean_metric([record_score(record, judged) for record in group], True, _note(group, judged))
         return found
 
     def asks(self, records: Records, ideal: Records | None, separate: bool) -> list[Asked]:
         """One call for each answer that is not empty."""
         found = []
-        for record in records[_SET]:
+        for record in records[QUESTIONS]:
             for key, text in _generated(record).items():
                 if text and record["answers"]:
                     ask = restor_ask(record["question"], record["answers"], text)
                     scores = {letter: {key: float(letter == "Y")} for letter in (*ask.letters, NONE)}
-                    found.append(Asked(_SET, record["index"], ask, scores))
+                    found.append(Asked(QUESTIONS, record["index"], ask, scores))
         return found
 
 
@@ -110,7 +110,7 @@ def load_restor(
         raise DataError(f"{folder}: not in RESTOR's layout ({type(error).__name__}: {error})") from error
     decoding = SAMPLED if "sampling" in compat else GREEDY
     chosen = sample_rows(items, limit or len(items), seed)
-    return Restor(split, {_SET: ItemSet(chosen, decoding)}, prompter, compat)
+    return Restor(split, {QUESTIONS: ItemSet(chosen, decoding)}, prompter, compat)
 
 
 def described_entities(entities: Sequence[str], documents: Sequence[str]) -> set[str]:
@@ -181,7 +181,7 @@ def _generated(record: Record) -> dict[str, str]:
     return {f"correct_{i}": text for i, text in enumerate(generated or [])}
 
 
-def _score(record: Record, judged: bool) -> float | None:
+def record_score(record: Record, judged: bool) -> float | None:
     """The share of a record's answers that are right, by the judge or by containment."""
     if not judged:
         return record.get("containment")

@@ -31,8 +31,9 @@ from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.folder import BASELINES, claimed, run_folder
 from msa_lite.pipeline.loaded import LoadedTarget
-from msa_lite.pipeline.msa import Given, RunResult, msa_plan, run_plan
+from msa_lite.pipeline.msa import Given, RunResult, make_result, msa_plan, run_plan
 from msa_lite.pipeline.stages import (
+    Summary,
     choose_candidate,
     evaluate_all,
     evaluate_ideal,
@@ -43,6 +44,7 @@ from msa_lite.pipeline.stages import (
     validation_of,
     write_summary,
 )
+from msa_lite.pipeline.verdict import judge_run
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report import Report, load_report
 from msa_lite.train import FitSettings, epoch_folder, fit_vector
@@ -85,8 +87,10 @@ def run_baseline(method: str, recipe: Given, overrides: Iterable[str] = (), prog
         parameters = how | {"epochs": _epochs(recipe)}
         about = {"name": method, "mode": recipe.vector.mode, "start": plan.start, "parameters": parameters}
         reports = evaluate_all(job, merged, about | {"compat": run.compat}, progress)
-        write_summary(job, run.title(how), choice.doubts if choice else [], merged, reports)
-    return RunResult(job.folder, method, how, merged, reports)
+        findings = judge_run(job, progress)
+        summary = Summary(run.title(how), findings.verdict, choice.doubts if choice else ())
+        write_summary(job, summary, merged, reports)
+    return make_result(job, how, merged, reports, findings)
 
 
 def _plan(method: str, recipe: Recipe) -> tuple[Plan, list[Setting]]:

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.baselines.methods import check_grids
-from msa_lite.errors import UsageError
+from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.candidates import Values
 from msa_lite.evals.choice import load_choice
 from msa_lite.evals.records import stand_alone
 from msa_lite.io.manifest import load_manifest
 from msa_lite.io.progress import Progress, silent
-from msa_lite.job import Plan
+from msa_lite.job import Job, Plan
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.exposure import cheap_probe
 from msa_lite.pipeline.folder import claimed, run_folder
+from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.ray_crew import ray_crew
-from msa_lite.pipeline.stages import evaluate_all, write_summary
+from msa_lite.pipeline.stages import Summary, evaluate_all, write_summary
 from msa_lite.pipeline.strengths import (
     SweepResult,
     check_strengths,
@@ -32,8 +34,11 @@ from msa_lite.pipeline.strengths import (
     strengths,
     sweep_plan,
 )
+from msa_lite.pipeline.verdict import Findings, judge_run
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report import Report
+from msa_lite.report.examples import SideBySide
+from msa_lite.report.verdict import VERDICT_FILE, Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -41,18 +46,32 @@ Given = Recipe | str | Path | Mapping[str, Any]
 """A recipe, a file, the name of a shipped recipe, or a mapping."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResult:
-    """What a run made: its folder, what was chosen, the merge, and a report for each model scored.
-
-    method: "msa", or the baseline's name. chosen: alpha and beta; of a baseline that trains, parameters, epoch, scale.
-    """
+    """What a run made."""
 
     folder: Path
+    """The run's folder."""
     method: str
+    """"msa", or the baseline's name."""
     chosen: Values
+    """alpha and beta; of a baseline that trains, parameters, epoch, scale."""
     merged: Merged | MergedAdapter
+    """The unlearned model, or the adapter."""
     reports: dict[str, Report]
+    """A report for each model that was scored."""
+    verdict: Verdict | None = None
+    """PASS, PARTLY or FAIL, with the sentence that says what happened."""
+    no_verdict: str | None = None
+    """The reason why there is no verdict, where there is none."""
+    examples: Sequence[SideBySide] = ()
+    """Questions with what target, unlearned model and ideal say. They hold the data."""
+
+    def __repr__(self) -> str:
+        names = {"alpha": "α", "beta": "β"}
+        chosen = ", ".join(f"{names.get(key, key)} = {value}" for key, value in self.chosen.items())
+        outcome = self.verdict.outcome if self.verdict else "no verdict"
+        return f"RunResult({self.folder}: {outcome}, {chosen})"
 
     @property
     def alpha(self) -> float:
@@ -67,6 +86,8 @@ class RunResult:
     def as_dict(self) -> dict[str, Any]:
         """JSON-able form, for `--json`."""
         return {
+            "verdict": self.verdict.as_dict() if self.verdict else None,
+            **({"no_verdict": self.no_verdict} if self.no_verdict else {}),
             "output": str(self.folder),
             "method": self.method,
             **({"alpha": self.alpha, "beta": self.beta} if "alpha" in self.chosen else {}),
@@ -76,12 +97,21 @@ class RunResult:
         }
 
 
-def run(recipe: Given, overrides: Iterable[str] = (), progress: Progress = silent) -> RunResult | None:
+def run(
+    recipe: Given,
+    overrides: Iterable[str] = (),
+    progress: Progress = silent,
+    *,
+    accept: bool = False,
+    show_examples: bool = False,
+) -> RunResult | None:
     """Do the whole job of a recipe and return what it made.
 
-    recipe: a Recipe, a file, the name of a shipped recipe, or a mapping. Raises before anything is written when the
-    recipe or its inputs are at fault; later errors leave finished stages in place and a rerun resumes. Returns None in
-    the processes of `accelerate launch` that only help with the sweep.
+    recipe: a Recipe, a file, the name of a shipped recipe, or a mapping. accept: go on, with a warning, where the
+    target does not know the rows to forget, or the prior does. show_examples: put ten questions with the models'
+    answers into report.md. Raises before anything is written when the recipe or its inputs are at fault; later errors
+    leave finished stages in place and a rerun resumes. A verdict of FAIL raises nothing. Returns None in the processes
+    of `accelerate launch` that only help with the sweep.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     check_grids(recipe.baseline.methods)
@@ -89,7 +119,7 @@ def run(recipe: Given, overrides: Iterable[str] = (), progress: Progress = silen
     if not stand_alone().first:
         help_sweep(recipe, plan)
         return None
-    return run_plan(recipe, plan, progress)
+    return run_plan(recipe, plan, progress, accept, show_examples)
 
 
 def sweep(
@@ -117,25 +147,51 @@ def msa_plan(recipe: Recipe) -> Plan:
     return Plan("msa", run_folder(recipe), "prior", choice=len(recipe.points) > 1, vectors=vectors)
 
 
-def run_plan(recipe: Recipe, plan: Plan, progress: Progress) -> RunResult:
+def run_plan(
+    recipe: Recipe, plan: Plan, progress: Progress, accept: bool = False, show_examples: bool = False
+) -> RunResult:
     """The whole job, from the model that the plan says."""
+    is_new = not plan.folder.exists()
     with claimed(recipe, plan, progress, check_strengths) as job:
+        (job.folder / VERDICT_FILE).unlink(missing_ok=True)  # of an earlier run, perhaps of another model
         if plan.method == "msa" and (warning := cheap_probe(job, progress)):
             logger.warning("%s", warning)
+        _check(job, is_new, accept, progress)
         fit_vectors(job, job.vector_names, progress)
         swept = choose_strengths(job, progress)
         merged = merge_chosen(job, swept, progress)
         after = rescore(job, swept, merged, progress)
         method = {"name": plan.method, "mode": recipe.vector.mode, "start": plan.start, "parameters": swept.values}
         reports = evaluate_all(job, merged, method | {"compat": []}, progress)
+        findings = judge_run(job, progress)
         title = (
             f"{'Unlearned model of' if plan.method == 'msa' else f'Baseline {plan.method} on'} {recipe.target}",
             f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), α = {swept.alpha:g}, β = {swept.beta:g}, "
             f"prior {job.sources['prior'].name}.",
             *([job.recipe.prior_reason] if plan.start == "prior" and job.recipe.prior_reason else []),
         )
-        write_summary(job, title, swept.doubts, merged, reports, after)
-    return RunResult(job.folder, plan.method, swept.values, merged, reports)
+        shown = findings.examples if show_examples else ()
+        write_summary(job, Summary(title, findings.verdict, swept.doubts, after, shown), merged, reports)
+    return make_result(job, swept.values, merged, reports, findings)
+
+
+def _check(job: Job, is_new: bool, accept: bool, progress: Progress) -> None:
+    """Check what target and prior know; a folder that this run has made is removed where that stops it."""
+    try:
+        check_knowledge(job, accept, progress)
+    except MismatchError:
+        if is_new and job.recipe.demo is None:
+            shutil.rmtree(job.folder)
+        raise
+
+
+def make_result(
+    job: Job, chosen: Values, merged: Merged | MergedAdapter, reports: dict[str, Report], findings: Findings
+) -> RunResult:
+    """The result of a run of MSA, or of a baseline."""
+    verdict = findings.verdict
+    given = {"no_verdict": verdict} if isinstance(verdict, str) else {"verdict": verdict}
+    return RunResult(job.folder, job.plan.method, chosen, merged, reports, **given, examples=findings.examples)
 
 
 def run_vectors(

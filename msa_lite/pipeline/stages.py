@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,8 @@ from msa_lite.job import Job
 from msa_lite.merger import Merged, MergedAdapter, merge, merge_adapters
 from msa_lite.pipeline.folder import BASELINES, run_folder
 from msa_lite.report import Report, markdown_table
+from msa_lite.report.examples import SideBySide, examples_markdown
+from msa_lite.report.verdict import Verdict, verdict_lines
 
 logger = logging.getLogger(__name__)
 
@@ -195,19 +198,27 @@ def evaluations_beside(job: Job, name: str) -> list[Path]:
     return [run / "evaluation" / name for run in runs if run != job.folder and (run / "evaluation" / name).is_dir()]
 
 
-def write_summary(
-    job: Job,
-    title: Sequence[str],
-    doubts: Sequence[str],
-    merged: Merged | MergedAdapter,
-    reports: Mapping[str, Report],
-    after: Sequence[str] = (),
-) -> None:
-    """Write report.md: what was done (`title`: a heading, then paragraphs), scores, how the choice was made, limits.
+@dataclass(frozen=True)
+class Summary:
+    """What report.md tells beside the scores."""
 
-    after: what is to be said below the table of candidates.
-    """
+    title: Sequence[str]
+    """What was done: a heading, then paragraphs."""
+    verdict: Verdict | str
+    """The verdict, or the reason why there is none."""
+    doubts: Sequence[str] = ()
+    """Why the choice may mean little."""
+    after: Sequence[str] = ()
+    """What is to be said below the table of candidates."""
+    examples: Sequence[SideBySide] = ()
+    """Questions to be shown, which hold the data."""
+
+
+def write_summary(job: Job, summary: Summary, merged: Merged | MergedAdapter, reports: Mapping[str, Report]) -> None:
+    """Write report.md: the verdict, what was done, scores, how the choice was made, limits."""
+    title = summary.title
     lines = [
+        *verdict_lines(summary.verdict),
         f"# {title[0]}\n",
         *(f"{paragraph}\n" for paragraph in title[1:]),
         "".join(f"- {line}\n" for line in merged.describe().splitlines()),
@@ -223,8 +234,10 @@ def write_summary(
             lines.append("No ideal model was given, so there is nothing to say how low the forget scores should go.\n")
     if job.validation is not None:
         lines += [f"How the choice was made, on {job.validation.split} rows:\n"]
-        lines += [(job.folder / "sweep" / "table.md").read_text(), *after]
-        lines += [f"Doubt: {doubt}.\n" for doubt in doubts]
+        lines += [(job.folder / "sweep" / "table.md").read_text(), *summary.after]
+        lines += [f"Doubt: {doubt}.\n" for doubt in summary.doubts]
+    if summary.examples:
+        lines.append(examples_markdown(summary.examples))
     lines.append(
         "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
         "prompts, further tuning or quantisation may bring some of it back.\n"

@@ -25,6 +25,7 @@ from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.exposure import compare_sides
 from msa_lite.pipeline.fits import check_learns, fit_settings, fit_until
 from msa_lite.pipeline.folder import claimed
+from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.stages import (
     choose_candidate,
@@ -63,7 +64,7 @@ class Swept:
         return self.choice.doubts if self.choice else []
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SweepResult:
     """What a sweep made: the run's folder, the choice, all points, the merge of the chosen one.
 
@@ -78,6 +79,11 @@ class SweepResult:
     before: Report
     after: Report
     notes: Sequence[str]
+
+    def __repr__(self) -> str:
+        alpha, beta = strengths(self.choice.values)
+        points = f"{len(self.choice.scores)} points"
+        return f"SweepResult({self.folder}: α = {alpha:g}, β = {beta:g} of {points}, {self.choice.rule})"
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able form, for `--json`."""
@@ -99,6 +105,7 @@ def sweep_plan(recipe: Recipe, plan: Plan, progress: Progress, crew: Crew | None
     if len(recipe.points) == 1:
         raise UsageError("forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values")
     with claimed(recipe, plan, progress, check_strengths) as job:
+        check_knowledge(job, progress=progress)
         fit_vectors(job, job.vector_names, progress)
         swept = choose_strengths(job, progress, crew)
         assert swept.choice is not None, "there are several points"

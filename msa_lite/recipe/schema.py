@@ -211,6 +211,9 @@ class Recipe(Closed):
     """What tells whether a prior has already seen the forget set (`msa-lite probe`)."""
     baseline: Baseline = Baseline()
     """How the methods that MSA is compared with are run (`msa-lite baseline METHOD`)."""
+    verdict: bool = True
+    """off: a run that forgets nothing exits with 0 all the same, and checks before it (does the target know the rows?)
+    warn and do not stop it."""
     demo: Demo | None = None
     """Make the models and the data first; for a try without any download."""
     output: str

@@ -113,6 +113,7 @@ def load_job(options: argparse.Namespace, grid: int) -> Job:
     work = options.work
     strengths = [round((i + 1) / grid, 3) for i in range(grid)]
     recipe = {
+        "verdict": False,
         "target": str(work / "target"),
         "prior": str(work / ("prior" if options.full else "target")),
         "forget": {"data": {"path": str(work / "forget.jsonl")}, "alpha": strengths},

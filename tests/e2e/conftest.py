@@ -44,6 +44,7 @@ def tiny_recipe(history: Path, output: Path) -> dict[str, Any]:
             "max_new_tokens": 6,
             "limit": 8,
         },
+        "verdict": False,  # models that have learnt this little know no row
         "output": str(output),
     }
 

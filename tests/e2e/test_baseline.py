@@ -56,6 +56,7 @@ class Runs:
 def tiny_recipe(learnt: Path, output: Path) -> dict[str, Any]:
     """A recipe whose baselines take about a second each."""
     return {
+        "verdict": False,
         "target": str(learnt / "target"),
         "prior": str(learnt / "prior"),
         "forget": {"data": {"path": str(learnt / "data/forget.jsonl")}, "alpha": [0.5, 1.0]},

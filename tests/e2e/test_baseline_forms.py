@@ -264,6 +264,7 @@ def test_the_demo_takes_baselines_before_and_after_its_own_run(first: str, tmp_p
         "vector.warmup_epochs=0",
         "evaluate.max_new_tokens=2",
         "evaluate.limit=8",
+        "verdict=off",
     ]
     sizes += ["forget.alpha=[1.0,1.5]", "retain.beta=0.25", f"output={tmp_path}/run"]
     made: dict[Path, int] = {}

@@ -295,6 +295,7 @@ def test_the_demo_makes_its_own_history_and_keeps_it(tmp_path: Path) -> None:
     recipe = write(
         {
             "demo": PEOPLE | SHORT,
+            "verdict": False,
             "target": "$output/history/target",
             "prior": "$output/history/prior",
             "forget": {"data": {"path": "$output/history/data/forget.jsonl"}},

@@ -54,6 +54,7 @@ def test_a_history_is_trained_and_the_target_unlearned_with_a_stage_of_it(
     block = yaml.safe_load(result.history.read_text())
     block["history"]["exposure"] = result.models[1].seen_tokens
     run = {
+        "verdict": False,
         "target": str(result.model),
         "forget": {"data": data["forget"]},
         "vector": {"lora": {"rank": 2}, "epochs": 2, "batch_size": 8},

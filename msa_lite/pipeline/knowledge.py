@@ -1,0 +1,113 @@
+"""Checks before a run fits anything: the target knows the rows to forget, and the prior does not."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from msa_lite.data import sample_rows
+from msa_lite.errors import MismatchError
+from msa_lite.evals.benchmark import ItemSet, Record
+from msa_lite.evals.evaluation import evaluate_benchmark
+from msa_lite.evals.knowledge import Fault, find_fault, known
+from msa_lite.evals.qa import Qa, load_qa
+from msa_lite.evals.records import read_records
+from msa_lite.io.progress import Progress, silent
+from msa_lite.job import Job
+from msa_lite.pipeline.stages import evaluate_ideal, evaluate_prior, evaluate_target
+from msa_lite.report.examples import SideBySide, examples_text
+
+logger = logging.getLogger(__name__)
+
+ROWS = 32  # of each set that are looked at where there are no validation rows
+SHOWN = 2  # rows that a message shows with the target's answers
+FOLDER = "knowledge"
+GO_ON = "to go on all the same: --accept, or `verdict: off` in the recipe"
+
+
+def check_knowledge(job: Job, accept: bool = False, progress: Progress = silent) -> None:
+    """Raise MismatchError where the target does not know the rows to forget, or the prior knows them already.
+
+    accept: warn instead. Where the choice is made on questions of the user's own, these are looked at, whose scores the
+    run needs anyway; else at most 32 rows of each set. Baselines on the target alone have no prior to compare with.
+    """
+    if job.plan.start != "prior":
+        return
+    target, prior = _score(job, progress)
+    records = {name: _read(target, name) for name in ("forget", "retain", "holdout")}
+    fault = find_fault(records["forget"], _read(prior, "forget"), records["retain"], records["holdout"])
+    if fault is None:
+        return
+    message = _message(job, fault, records["forget"])
+    if not (accept or not job.recipe.verdict):
+        raise MismatchError(f"{message}\n{GO_ON}")
+    logger.warning("%s", message)
+
+
+def _score(job: Job, progress: Progress) -> tuple[Path, Path]:
+    """Folders with the records of target and prior."""
+    if isinstance(job.validation, Qa) and "forget" in job.validation.sets:
+        evaluate_ideal(job, progress)  # the yardstick of the target's report
+        target, prior = evaluate_target(job, progress), evaluate_prior(job, "validation", progress)
+        assert prior is not None, "the run starts from the prior"
+        return target, prior
+    questions = _sampled(job)
+    folders = []
+    for name in ("target", "prior"):
+        folder = job.folder / "evaluation" / FOLDER / name
+        asked = questions if name == "target" else questions.only({"forget"})
+        evaluate_benchmark(job.sources[name], asked, folder, label=f"check: {name}", progress=progress)
+        folders.append(folder)
+    return folders[0], folders[1]
+
+
+def _sampled(job: Job) -> Qa:
+    """A few rows of each set: of those that are scored, or of what the vectors learn."""
+    seed = job.recipe.seed
+    if isinstance(job.test, Qa) and "forget" in job.test.sets:
+        sets = {name: _few(part, seed) for name, part in job.test.sets.items()}
+        return replace(job.test, sets=sets, split="check")
+    rows = {name: sample_rows(job.rows[name], ROWS, seed) for name in ("forget", "retain") if name in job.rows}
+    most = job.recipe.evaluate.max_new_tokens if job.recipe.evaluate else 200
+    return load_qa(rows, job.prompter, most, "check")
+
+
+def _few(part: ItemSet, seed: int) -> ItemSet:
+    return replace(part, items=sample_rows(part.items, ROWS, seed))
+
+
+def _read(folder: Path, name: str) -> list[Record]:
+    path = folder / f"{name}.jsonl"
+    return read_records(path) if path.is_file() else []
+
+
+def _message(job: Job, fault: Fault, forget: Sequence[Record]) -> str:
+    target, prior = job.sources["target"].name, job.sources["prior"].name
+    headlines = {
+        "unknown": f"the target {target} does not know the rows to forget: it scores like the prior on them",
+        "other rows": f"the target {target} does not know the rows to forget: it scores as on rows never trained on",
+        "seen": f"the prior {prior} has already seen the rows to forget, so their vector would miss them",
+    }
+    advice = {
+        "unknown": f"{_prompt_advice(job)} Or these are other rows, or another model, than you think",
+        "other rows": "are these the rows that it was trained on? If so, is the prompt that of the training?",
+        "seen": "take an earlier checkpoint as the prior, from before they came in (`msa-lite probe` compares some)",
+    }
+    lines = [f"{headlines[fault.kind]} ({fault.figures})", f"  {advice[fault.kind]}"]
+    if fault.kind != "seen" and (shown := _shown(forget)):
+        lines += ["", *(f"  {line}".rstrip() for line in examples_text(shown).splitlines()), ""]
+    return "\n".join(lines)
+
+
+def _prompt_advice(job: Job) -> str:
+    """What to say of the prompt under which the target does not know the rows."""
+    return "wrong prompt? Ask as the rows were asked in training: `prompt:` in the recipe puts the text around them."
+
+
+def _shown(forget: Sequence[Record]) -> list[SideBySide]:
+    """The questions that the target knows least of."""
+    asked = [record for record in forget if record.get("generated") is not None]
+    worst = sorted(asked, key=known)[:SHOWN]
+    return [SideBySide("question", r["question"], r["answer"], {"target": r["generated"]}) for r in worst]

@@ -1,0 +1,102 @@
+"""The verdict on a run, from the records of all rows that its models were asked: validation and test part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from msa_lite.evals.benchmark import Record
+from msa_lite.evals.evidence import weigh
+from msa_lite.evals.examples import pick_examples
+from msa_lite.evals.records import read_records
+from msa_lite.io.manifest import load_manifest
+from msa_lite.io.progress import Progress
+from msa_lite.job import Job
+from msa_lite.pipeline.knowledge import FOLDER
+from msa_lite.pipeline.stages import evaluate_prior, evaluations_beside
+from msa_lite.report.examples import SideBySide
+from msa_lite.report.verdict import Verdict, judge, write_verdict
+
+NOTHING_SCORED = "nothing was scored (evaluate: null)"
+_NEAR = 0.8  # of the way from the prior's loss to the target's; a fit that ends before is told of
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the scores of a run come to: the verdict, or the reason why there is none, and some questions to look at."""
+
+    verdict: Verdict | str
+    examples: Sequence[SideBySide]
+
+
+def judge_run(job: Job, progress: Progress) -> Findings:
+    """Return the verdict on a scored run and ten questions side by side; writes verdict.json into its folder.
+
+    Without an ideal, the prior is asked the forget rows, too: it says what a model knows that never saw them.
+    """
+    findings = _judge(job, progress)
+    write_verdict(findings.verdict, job.folder)
+    return findings
+
+
+def _judge(job: Job, progress: Progress) -> Findings:
+    if job.test is None:
+        return Findings(NOTHING_SCORED if job.recipe.evaluate is None else "there are no rows to score", [])
+    if "ideal" not in job.sources:
+        evaluate_prior(job, "validation", progress)
+        evaluate_prior(job, "test", progress)
+    parts = _parts(job)
+    models = {name: _records(job, name, parts) for name in ("target", "unlearned", "ideal")}
+    known = {name: records for name, records in models.items() if records}
+    prior = _prior(job, parts)
+    weighed = weigh(job.test.name, known | ({"prior": prior} if prior else {}))
+    examples = pick_examples(known, job.recipe.seed)
+    return Findings(weighed if isinstance(weighed, str) else judge(*weighed, _doubts_of_fits(job)), examples)
+
+
+def _parts(job: Job) -> list[str]:
+    """Endings of the folders of what the run's models were asked: both parts where they are of the same benchmark."""
+    folder = job.folder / "evaluation"
+    both = job.validation is not None and job.test is not None and job.validation.name == job.test.name
+    whole = all((folder / f"{name}_validation").is_dir() for name in ("target", "unlearned"))
+    return ["_validation", ""] if both and whole else [""]
+
+
+def _records(job: Job, name: str, parts: Sequence[str]) -> dict[str, list[Record]]:
+    """A model's records by set, each row once; empty for one that was not asked all parts."""
+    folders = [job.folder / "evaluation" / f"{name}{part}" for part in parts]
+    return _merged(folders) if all(folder.is_dir() for folder in folders) else {}
+
+
+def _prior(job: Job, parts: Sequence[str]) -> dict[str, list[Record]]:
+    """The prior's records of forget rows: of the parts, of the recipe's other runs, or of the check before the fits."""
+    names = [f"prior{part}" for part in parts]
+    own = [job.folder / "evaluation" / name for name in names]
+    beside = [folder for name in names for folder in evaluations_beside(job, name)]
+    checked = [job.folder / "evaluation" / FOLDER / "prior"]
+    return next((records for folders in (own, beside, checked) if (records := _merged(folders))), {})
+
+
+def _merged(folders: Sequence[Path]) -> dict[str, list[Record]]:
+    found: dict[str, dict[int, Record]] = {}
+    for folder in folders:
+        for path in sorted(folder.glob("*.jsonl")):
+            found.setdefault(path.stem, {}).update({record["index"]: record for record in read_records(path)})
+    return {name: [records[index] for index in sorted(records)] for name, records in found.items()}
+
+
+def _doubts_of_fits(job: Job) -> list[str]:
+    """What the vectors' manifests say of fits whose loss did not come near the target's."""
+    doubts = []
+    for name in job.vector_names if job.plan.start == "prior" else ():
+        loss = (load_manifest(job.vector_folder(name)) or {}).get("fit", {}).get("loss", {})
+        start, goal, tuned = (loss.get(key) for key in ("prior", "target", "tuned"))
+        if start is None or goal is None or tuned is None or start <= goal:
+            continue
+        if (closed := (start - tuned) / (start - goal)) < _NEAR:
+            doubts.append(
+                f"the fit of the {name} vector got {max(0.0, closed):.0%} of the way to what the target knows: its "
+                f"loss fell from {start:.3g} to {tuned:.3g}, and the target's is {goal:.3g}"
+            )
+    return doubts
