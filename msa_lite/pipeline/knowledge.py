@@ -91,7 +91,8 @@ def _message(job: Job, fault: Fault, forget: Sequence[Record]) -> str:
         "seen": f"the prior {prior} has already seen the rows to forget, so their vector would miss them",
     }
     advice = {
-        "unknown": f"{_prompt_advice(job)} Or these are other rows, or another model, than you think",
+        "unknown": f"{_prompt_advice(job)} Wrong rows, or wrong model? "
+        "Or it was trained on them too little to give them away",
         "other rows": "are these the rows that it was trained on? If so, is the prompt that of the training?",
         "seen": "take an earlier checkpoint as the prior, from before they came in (`msa-lite probe` compares some)",
     }
