@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 ROWS = 32  # of each set that are looked at where there are no validation rows
 SHOWN = 2  # rows that a message shows with the target's answers
 FOLDER = "knowledge"
-GO_ON = "to go on all the same: --accept, or `verdict: off` in the recipe"
+GO_ON = "to go on all the same: `msa-lite run --accept`, or `verdict: off` in the recipe"
 
 
 def check_knowledge(job: Job, accept: bool = False, progress: Progress = silent) -> None:

@@ -14,7 +14,7 @@ from msa_lite.evals.outcome import is_recited, kept_of, left_over, weigh
 from msa_lite.report.verdict import Forgotten, Kept, Verdict, judge, verdict_lines, write_verdict
 from tests.own_records import known, question, text, unknown
 
-FORGOTTEN = Forgotten("24 of 24 rows are no longer recited", 24, 0.1)
+FORGOTTEN = Forgotten("24 of 24 rows are no longer recited", 24, 0.1, changed=20)
 KEPT = Kept(0.95, (0.93, 0.97), 40)
 
 
@@ -25,11 +25,9 @@ def weighed(benchmark: str, models: Mapping[str, Any]) -> tuple[Forgotten, Kept 
     return found
 
 
-def verdict(
-    left: float | None = 0.1, share: float | None = 0.95, interval: float = 0.02, unchanged: bool = False
-) -> Verdict:
+def verdict(left: float | None = 0.1, share: float | None = 0.95, interval: float = 0.02, changed: int = 20) -> Verdict:
     kept = None if share is None else replace(KEPT, share=share, interval=(share - interval, share + interval))
-    return judge(replace(FORGOTTEN, left=left, unchanged=unchanged), kept)
+    return judge(replace(FORGOTTEN, left=left, changed=changed), kept)
 
 
 # The criteria
@@ -51,8 +49,8 @@ def verdict(
         ({"share": 0.69, "interval": 0.3}, "FAIL"),
         ({"share": None}, "PARTLY"),
         ({"share": None, "left": 0.6}, "FAIL"),
-        ({"unchanged": True}, "FAIL"),
-        ({"unchanged": True, "left": 1.0}, "FAIL"),
+        ({"changed": 0}, "FAIL"),
+        ({"changed": 0, "left": 1.0}, "FAIL"),
         ({"share": 1.1}, "PASS"),
     ],
 )
@@ -69,7 +67,7 @@ def test_reasons_name_the_figures_and_what_is_missing() -> None:
     (reason,) = verdict(share=None).reasons
     assert "give rows that are to stay (retain.data" in reason
     assert "no rows to keep were scored" in verdict(share=None).sentence
-    (reason,) = verdict(unchanged=True, left=1.0).reasons
+    (reason,) = verdict(changed=0, left=1.0).reasons
     assert "nothing has changed" in reason
 
 
@@ -84,6 +82,7 @@ def test_a_verdict_is_markdown_and_json(tmp_path: Path) -> None:
     text = "\n".join(verdict_lines(found))
     assert text.startswith("**PARTLY**: Forgotten: 24 of 24")
     assert "- 30 % is left" in text
+    assert "It says something else than the target of 20 of 24 forget rows and 0 of 40 retain rows." in text
     assert "PASS: at most 20 % is left" in text
     write_verdict(found, tmp_path)
     value = json.loads((tmp_path / "verdict.json").read_text())
@@ -139,10 +138,10 @@ def test_what_is_left_counts_from_the_floor_of_ideal_holdout_and_prior() -> None
 def test_a_model_that_says_the_same_fails_and_so_does_one_with_nothing_to_forget() -> None:
     same = {"forget": known(10), "retain": known(10)}
     forgotten, kept = weighed("qa", {"target": same, "unlearned": same})
-    assert (forgotten.unchanged, forgotten.left, judge(forgotten, kept).outcome) == (True, 1.0, "FAIL")
+    assert (forgotten.changed, forgotten.left, judge(forgotten, kept).outcome) == (0, 1.0, "FAIL")
     models = {"target": {"forget": unknown(10)}, "unlearned": {"forget": known(10)}}
     forgotten, kept = weighed("qa", models)
-    assert (forgotten.unchanged, forgotten.left) == (False, None)
+    assert (forgotten.changed, forgotten.left) == (10, None)
     assert "nothing to forget" in " ".join(judge(forgotten, kept).reasons)
 
 
@@ -177,9 +176,9 @@ def test_texts_are_recited_from_nine_tenths_of_their_tokens_on() -> None:
     forgotten, kept = weighed("qa", {"target": target, "unlearned": unlearned, "prior": prior})
     assert forgotten.said.startswith("3 of 3 texts are no longer recited (before: 3)")
     assert kept is not None
-    assert (forgotten.left, forgotten.unchanged, kept.share, kept.rows) == (0.0, False, 1.0, 12)
+    assert (forgotten.left, forgotten.changed, kept.share, kept.rows, kept.changed) == (0.0, 3, 1.0, 12, 0)
     forgotten, _ = weighed("qa", {"target": target, "unlearned": target})
-    assert forgotten.unchanged
+    assert forgotten.changed == 0
 
 
 def test_tofu_counts_what_its_records_lack() -> None:
