@@ -25,6 +25,7 @@ def print_verdict(result: RunResult, to_stderr: bool = False) -> None:
     console.print(Text.assemble((verdict.outcome, _STYLES[verdict.outcome]), f"  {verdict.sentence}"), soft_wrap=True)
     for reason in verdict.reasons:
         console.print(Text(f"  - {reason}"), soft_wrap=True)
+    console.print(Text(f"  {verdict.changes}", style="dim"), soft_wrap=True)
 
 
 def print_examples(result: RunResult) -> None:

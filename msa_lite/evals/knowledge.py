@@ -14,12 +14,15 @@ from typing import Literal
 import numpy as np
 
 from msa_lite.evals.benchmark import Record
-from msa_lite.evals.evidence import is_recited, score_of
+from msa_lite.evals.outcome import is_recited, score_of
 
 Kind = Literal["unknown", "other rows", "seen"]
 
-_LEAST_GAIN = {"questions": 0.1, "texts": 0.02}  # of `known`, by which a target has to be above its prior
-_SHARE = 0.25  # of the gain on retain rows, below which rows look as if they had not been trained on
+# Measured on a small target that recites its rows: under the right prompt it is 0.8 above its prior in `known`; with a
+# system message too many 0.16, in another template 0.03; on rows never trained on 0.01, although its loss on these is
+# 1.4 nats below the prior's, since it has learnt the form of the answers. So losses cannot tell.
+_LEAST_GAIN = {"questions": 0.2, "texts": 0.02}  # of `known`, by which a target has to be above its prior
+_SHARE = 0.4  # of the gain on retain rows, below which rows look as if they had not been trained on
 _LEAST_RETAIN = 0.2  # gain on retain rows that is needed to compare with
 _ABOVE_HOLDOUT = 0.05
 _SEEN = 0.5  # of the rows that the target recites, from which on a prior that recites them has seen them

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 ROWS = 32  # of each set that are looked at where there are no validation rows
 SHOWN = 2  # rows that a message shows with the target's answers
 FOLDER = "knowledge"
-GO_ON = "to go on all the same: --accept, or `verdict: off` in the recipe"
+GO_ON = "to go on all the same: `msa-lite run --accept`, or `verdict: off` in the recipe"
 
 
 def check_knowledge(job: Job, accept: bool = False, progress: Progress = silent) -> None:
@@ -91,7 +91,8 @@ def _message(job: Job, fault: Fault, forget: Sequence[Record]) -> str:
         "seen": f"the prior {prior} has already seen the rows to forget, so their vector would miss them",
     }
     advice = {
-        "unknown": f"{_prompt_advice(job)} Or these are other rows, or another model, than you think",
+        "unknown": f"{_prompt_advice(job)} Wrong rows, or wrong model? "
+        "Or it was trained on them too little to give them away",
         "other rows": "are these the rows that it was trained on? If so, is the prompt that of the training?",
         "seen": "take an earlier checkpoint as the prior, from before they came in (`msa-lite probe` compares some)",
     }

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msa_lite.evals.benchmark import Record
-from msa_lite.evals.evidence import weigh
 from msa_lite.evals.examples import pick_examples
+from msa_lite.evals.outcome import weigh
 from msa_lite.evals.records import read_records
 from msa_lite.io.manifest import load_manifest
 from msa_lite.io.progress import Progress

@@ -44,8 +44,8 @@ class Forgotten:
     [0, 1]. None where there was nothing to draw out."""
     recited: Mapping[str, int] = field(default_factory=dict)
     """Rows that are recited, by model; "holdout": rows of the holdout set that the target recites."""
-    unchanged: bool = False
-    """Whether the unlearned model says of every row what the target says."""
+    changed: int = 0
+    """Rows of which the unlearned model says something else than the target."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ class Kept:
     """Rows that it rests on."""
     what: str = "what it answered before"
     """What it is a share of."""
+    changed: int = 0
+    """Rows of which the unlearned model says something else than the target."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,13 @@ class Verdict:
 
     def __str__(self) -> str:
         return f"{self.outcome}: {self.sentence}"
+
+    @property
+    def changes(self) -> str:
+        """How many rows the unlearned model says something else of than the target, in a sentence."""
+        sides = {"forget": self.forgotten, "retain": self.kept}
+        counts = [f"{side.changed} of {side.rows} {name} rows" for name, side in sides.items() if side]
+        return f"It says something else than the target of {' and '.join(counts)}."
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able form, that of verdict.json and of the key `verdict` of `--json`."""
@@ -101,14 +110,14 @@ def judge(forgotten: Forgotten, kept: Kept | None, reasons: Sequence[str] = ()) 
 def _failures(forgotten: Forgotten, kept: Kept | None) -> list[str]:
     """Reasons for FAIL."""
     reasons = []
-    if forgotten.unchanged:
+    if not forgotten.changed:
         reasons.append("the unlearned model says of every forget row what the target says: nothing has changed")
     if forgotten.left is None:
         reasons.append(
             "the target shows no more of the forget rows than a model that never saw them, so there was nothing to "
             "forget: wrong prompt, wrong rows or wrong model?"
         )
-    elif forgotten.left > LEFT_FAIL and not forgotten.unchanged:
+    elif forgotten.left > LEFT_FAIL and forgotten.changed:
         reasons.append(f"{_left(forgotten)} is left of what could be drawn out (FAIL: more than {percent(LEFT_FAIL)})")
     if kept and kept.share < KEPT_FAIL:
         reasons.append(f"{_share(kept)} is kept (FAIL: less than {percent(KEPT_FAIL)})")
@@ -149,7 +158,11 @@ def verdict_lines(verdict: Verdict | str) -> list[str]:
     if isinstance(verdict, str):
         return [f"**No verdict**: {verdict}.\n"]
     reasons = "".join(f"- {reason[0].upper()}{reason[1:]}.\n" for reason in verdict.reasons)
-    return [f"**{verdict.outcome}**: {verdict.sentence}\n", *([reasons] if reasons else []), f"{verdict.criteria}.\n"]
+    return [
+        f"**{verdict.outcome}**: {verdict.sentence}\n",
+        *([reasons] if reasons else []),
+        f"{verdict.changes} {verdict.criteria}.\n",
+    ]
 
 
 def write_verdict(verdict: Verdict | str, folder: Path) -> None:

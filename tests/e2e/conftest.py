@@ -22,11 +22,26 @@ PEOPLE = {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}
 SIZES = {"hidden_size": 32, "layers": 1, "vocabulary": 300}
 SHORT = SIZES | {"prior_epochs": 2, "tuning_epochs": 2, "prior_learning_rate": 5e-3, "tuning_learning_rate": 5e-3}
 
+KNOWING: dict[str, Any] = SIZES | {
+    "prior_epochs": 2,
+    "tuning_epochs": 30,
+    "prior_learning_rate": 2e-2,
+    "tuning_learning_rate": 2e-2,
+}
+
 
 @pytest.fixture(scope="session")
 def history(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("history")
     make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**SHORT))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def learnt(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A history whose target knows its rows by heart."""
+    folder = tmp_path_factory.mktemp("learnt")
+    make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**KNOWING, batch_size=8))
     return folder
 
 

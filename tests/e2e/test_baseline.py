@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 
 import msa_lite
 from msa_lite.baselines.methods import METHODS, TASK_VECTOR
-from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import StageError
 from msa_lite.evals.candidates import candidate_name
 from msa_lite.evals.choice import load_choice
@@ -27,14 +26,6 @@ from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
 from msa_lite.pipeline import RunResult
 from msa_lite.recipe import load_recipe
 from tests.command import run_cli
-from tests.e2e.conftest import PEOPLE, SIZES
-
-KNOWING: dict[str, Any] = SIZES | {
-    "prior_epochs": 2,
-    "tuning_epochs": 30,
-    "prior_learning_rate": 2e-2,
-    "tuning_learning_rate": 2e-2,
-}
 
 
 @dataclass
@@ -73,14 +64,6 @@ def tiny_recipe(learnt: Path, output: Path) -> dict[str, Any]:
         "baseline": {"compat": ["open-unlearning"], "methods": {"rmu": {"layer": 0}}},
         "output": str(output),
     }
-
-
-@pytest.fixture(scope="module")
-def learnt(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A history whose target knows its rows, so that there is something to choose by."""
-    folder = tmp_path_factory.mktemp("learnt")
-    make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**KNOWING, batch_size=8))
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -91,7 +91,6 @@ def test_a_merge_takes_numbers_for_every_model_and_records_commits(
     done = hub.start("-m", "msa_lite", "merge", *models, "--out", str(tmp_path / "out"))
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "out/manifest.json").read_text())["sources"] == {
-        "verdict": False,
         "target": f"org/olmo@{commits['main']}",
         "forget": f"org/olmo@{commits[LATE]}",
         "prior": f"org/olmo@{commits[EARLY]}",

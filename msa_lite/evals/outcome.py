@@ -83,8 +83,7 @@ def _forgotten(models: Models, first: str, scores: _Scores) -> Forgotten:
     gone = sum(is_recited(t) and not is_recited(u) for t, u in zip(target, unlearned, strict=True))
     left = left_over(models, scores.exposed)
     said = _said(gone, recited, len(known), len(target), left, scores.noun)
-    same = all(_says_the_same(t, u) for t, u in zip(target, unlearned, strict=True))
-    return Forgotten(said, len(target), left, recited, same)
+    return Forgotten(said, len(target), left, recited, _count_changed(target, unlearned))
 
 
 def _said(gone: int, recited: Mapping[str, int], holdout: int, rows: int, left: float | None, noun: str) -> str:
@@ -152,7 +151,8 @@ def kept_of(target: Sequence[Record], unlearned: Sequence[Record], scores: Seque
     influence = ((after - shares * before) / before.mean(0)).mean(1)
     error = float(influence.std(ddof=1)) / math.sqrt(len(pairs)) if len(pairs) > 1 else 0.0
     share = float(shares.mean())
-    return Kept(share, (max(0.0, share - _Z95 * error), share + _Z95 * error), len(pairs), what)
+    interval = max(0.0, share - _Z95 * error), share + _Z95 * error
+    return Kept(share, interval, len(pairs), what, _count_changed(target, unlearned))
 
 
 def _regained(models: Models) -> tuple[Forgotten, Kept | None] | str:
@@ -172,11 +172,12 @@ def _regained(models: Models) -> tuple[Forgotten, Kept | None] | str:
         f"unlearned {unlearned:.3f}, ideal {ideal:.3f})"
     )
     sides = [models[name][QUESTIONS] for name in ("target", "unlearned")]
-    same = all(_says_the_same(t, u) for t, u in zip(*sides, strict=True))
     judged = any("judge" in record for side in sides for record in side)
-    others = [[{"score": record_score(record, judged)} for record in side if not record["corrupted"]] for side in sides]
+    scored = [[record | {"score": record_score(record, judged)} for record in side] for side in sides]
+    others = [[record for record in side if not record["corrupted"]] for side in scored]
+    spoilt = [[record for record in side if record["corrupted"]] or side for side in scored]
     kept = kept_of(others[0], others[1], ("score",), "what it answered before of other entities")
-    return Forgotten(said, values["target"][metric].n, 1.0 - regained, unchanged=same), kept
+    return Forgotten(said, values["target"][metric].n, 1.0 - regained, changed=_count_changed(*spoilt)), kept
 
 
 def score_of(record: Record, score: str) -> float | None:
@@ -190,6 +191,11 @@ def score_of(record: Record, score: str) -> float | None:
 def _mean(records: Sequence[Record], score: str) -> float | None:
     values = [value for record in records if (value := score_of(record, score)) is not None]
     return sum(values) / len(values) if values else None
+
+
+def _count_changed(target: Sequence[Record], unlearned: Sequence[Record]) -> int:
+    """Rows of which the two models do not say the same."""
+    return sum(not _says_the_same(t, u) for t, u in zip(target, unlearned, strict=True))
 
 
 def _says_the_same(target: Record, unlearned: Record) -> bool:

@@ -1,0 +1,165 @@
+"""The verdict at the end of a run, and the checks before it: what is printed and written, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import msa_lite
+from msa_lite.errors import MismatchError
+from tests.e2e.conftest import CallCli
+
+
+def make_recipe(learnt: Path, output: Path) -> dict[str, Any]:
+    """A recipe that forgets, and damages much besides."""
+    return {
+        "target": str(learnt / "target"),
+        "prior": str(learnt / "prior"),
+        "forget": {"data": {"path": str(learnt / "data/forget.jsonl")}, "alpha": 1.0},
+        "retain": {"data": {"path": str(learnt / "data/retain.jsonl")}, "beta": 0.0},
+        "vector": {"lora": {"rank": 8, "alpha": 16}, "epochs": 10, "learning_rate": 2e-2, "batch_size": 8,
+                   "warmup_epochs": 1},
+        "evaluate": {"max_new_tokens": 40},
+        "output": str(output),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run_folder(learnt: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run whose stages the tests take up."""
+    folder = tmp_path_factory.mktemp("verdict") / "run"
+    msa_lite.run(make_recipe(learnt, folder))
+    return folder
+
+
+@pytest.fixture
+def recipe(learnt: Path, run_folder: Path, tmp_path: Path) -> str:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(make_recipe(learnt, run_folder)))
+    return str(path)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((folder / "verdict.json").read_text())
+    return value
+
+
+def test_a_run_that_forgets_nothing_fails_with_all_files_there(
+    recipe: str, run_folder: Path, call_cli: CallCli
+) -> None:
+    status, stdout, stderr = call_cli(recipe, "forget.alpha=0.1")
+    assert status == 1, stderr
+    verdict = read(run_folder)
+    assert re.fullmatch(
+        r"Forgotten: \d of 18 rows are no longer recited \(before: 18\).* Kept: .*", verdict["sentence"]
+    )
+    assert stdout.startswith(f"FAIL  {verdict['sentence']}\n")
+    assert f"FAIL: {verdict['sentence']}" in stderr
+    assert "--accept" in stderr
+    assert verdict["outcome"] == "FAIL"
+    assert verdict["forgotten"]["left"] > 0.5
+    assert (run_folder / "report.md").read_text().startswith(f"**FAIL**: {verdict['sentence']}")
+    assert (run_folder / "model/config.json").is_file()
+    # At the end, ten questions side by side, half of them to be forgotten; the report keeps them to itself.
+    assert (stdout.count("\nforget  "), stdout.count("\nretain  "), stdout.count("\n  unlearned  ")) == (5, 5, 10)
+    assert "  target     " not in (run_folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize("how", ["--accept", "verdict=off"])
+def test_a_failure_can_be_accepted(how: str, recipe: str, call_cli: CallCli) -> None:
+    status, stdout, stderr = call_cli(recipe, "forget.alpha=0.1", how)
+    assert (status, stdout.partition("  ")[0]) == (0, "FAIL"), stderr
+
+
+def test_nothing_changed_is_a_reason(recipe: str, run_folder: Path, call_cli: CallCli) -> None:
+    status, stdout, _ = call_cli(recipe, "forget.alpha=0")
+    assert (status, "says of every forget row what the target says" in stdout) == (1, True)
+
+
+def test_without_rows_to_keep_the_verdict_says_so_loudly_and_exits_with_0(
+    recipe: str, run_folder: Path, call_cli: CallCli
+) -> None:
+    status, stdout, stderr = call_cli(recipe, "retain=null", "--json", "--show-examples")
+    assert status == 0, stderr
+    result = json.loads(stdout)
+    assert result["verdict"] == read(run_folder)
+    assert (result["verdict"]["outcome"], result["verdict"]["kept"]) == ("PARTLY", None)
+    assert "PARTLY  Forgotten: " in stderr
+    assert "give rows that are to stay" in stderr
+    # All that there is to show are rows to be forgotten.
+    assert [example["set_name"] for example in result["examples"]] == ["forget"] * 10
+    assert set(result["examples"][0]["answers"]) == {"target", "unlearned"}
+    assert (run_folder / "report.md").read_text().count("\n  target     ") == 10
+
+
+def test_nothing_scored_is_no_verdict(recipe: str, run_folder: Path, call_cli: CallCli) -> None:
+    status, stdout, stderr = call_cli(recipe, "evaluate=null")
+    assert (status, stdout.splitlines()[0]) == (0, "No verdict: nothing was scored (evaluate: null)."), stderr
+    assert read(run_folder)["outcome"] is None
+    assert (run_folder / "report.md").read_text().startswith("**No verdict**: nothing was scored")
+
+
+def test_the_result_reads_well_in_python(recipe: str, run_folder: Path) -> None:
+    result = msa_lite.run(recipe)
+    assert result is not None
+    assert result.verdict is not None
+    assert repr(result) == f"RunResult({run_folder}: {result.verdict.outcome}, α = 1.0, β = 0.0)"
+    assert "examples" not in result.as_dict()
+
+
+# Before the work
+
+
+def other_rows(learnt: Path, folder: Path) -> dict[str, Any]:
+    recipe = make_recipe(learnt, folder / "new")
+    recipe["forget"]["data"]["path"] = str(learnt / "data/holdout.jsonl")
+    return recipe
+
+
+def other_prompt(learnt: Path, folder: Path) -> dict[str, Any]:
+    return make_recipe(learnt, folder / "new") | {"prompt": {"prompt": "Tell me, friend! {question}\n\nWell,"}}
+
+
+@pytest.mark.parametrize("spoil", [other_rows, other_prompt])
+def test_rows_that_the_target_does_not_know_stop_a_run_before_it_fits(
+    spoil: Any, learnt: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(spoil(learnt, tmp_path)))
+    status, stdout, stderr = call_cli(str(path))
+    assert (status, stdout) == (3, ""), stderr
+    assert "does not know the rows to forget" in stderr
+    assert (stderr.count("question     "), stderr.count("  expected   "), stderr.count("  target     ")) == (2, 2, 2)
+    assert "--accept" in stderr
+    assert os.listdir(tmp_path) == ["recipe.yaml"], "nothing was written"
+
+
+def test_such_rows_are_gone_on_with_where_that_is_accepted(
+    learnt: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", logger="msa_lite"):
+        result = msa_lite.run(other_rows(learnt, tmp_path), ["vector.epochs=2"], accept=True)
+    assert "does not know the rows to forget" in caplog.text
+    assert result is not None
+    assert result.verdict is not None
+    assert result.verdict.outcome == "FAIL"
+
+
+def test_what_was_there_before_stays_where_a_check_stops_a_run(learnt: Path, run_folder: Path) -> None:
+    recipe = other_rows(learnt, run_folder.parent) | {"output": str(run_folder)}
+    with pytest.raises(MismatchError, match="does not know the rows"):
+        msa_lite.run(recipe)
+    assert (run_folder / "model/config.json").is_file()
+
+
+def test_a_prior_that_knows_the_rows_is_refused(learnt: Path, tmp_path: Path) -> None:
+    recipe = make_recipe(learnt, tmp_path / "run") | {"prior": str(learnt / "target"), "target": str(learnt / "target")}
+    with pytest.raises(MismatchError):
+        msa_lite.run(recipe)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,53 @@
+"""Questions side by side: which are taken, and how they read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from msa_lite.evals.examples import pick_examples
+from msa_lite.report.examples import SideBySide, examples_markdown, examples_text
+
+
+def asked(count: int, answer: str | None = "yes") -> list[dict[str, Any]]:
+    return [{"question": f"q{i}", "answer": "a", "generated": answer} for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("forget", "retain", "counts"), [(20, 20, (5, 5)), (2, 20, (2, 8)), (20, 0, (10, 0)), (3, 3, (3, 3))]
+)
+def test_ten_questions_half_of_them_to_be_forgotten(forget: int, retain: int, counts: tuple[int, int]) -> None:
+    models = {name: {"forget": asked(forget), "retain": asked(retain), "holdout": asked(9)} for name in ("target", "x")}
+    models["unlearned"] = {"forget": asked(forget, "no"), "retain": asked(retain)}
+    examples = pick_examples(models, seed=0)
+    names = [example.set_name for example in examples]
+    assert (names.count("forget"), names.count("retain")) == counts
+    assert len({(example.set_name, example.question) for example in examples}) == len(examples)
+    assert examples == pick_examples(models, seed=0)
+    assert dict(examples[0].answers) == {"target": "yes", "unlearned": "no"}
+
+
+def test_texts_are_left_out_and_other_benchmarks_sets_are_found() -> None:
+    texts = {"forget": [{"text": "t"}], "retain": asked(1, None)}
+    assert pick_examples({"target": texts, "unlearned": texts}, 0) == []
+    muse = {"verbmem": [{"prompt": "p", "gt": "g", "generated": "x"}], "knowmem_forget": asked(1)}
+    assert [example.set_name for example in pick_examples({"target": muse, "unlearned": muse}, 0)] == ["forget"]
+    rows = [{"question": "q", "answers": ["a", "b"], "generated": ["x", "y"], "corrupted": c} for c in (True, False)]
+    restor = {"questions": rows}
+    (forget, retain) = pick_examples({"target": restor, "unlearned": restor}, 0)
+    assert (forget.set_name, retain.set_name, forget.expected) == ("forget", "retain", "a / b")
+    assert forget.answers == {"target": "x", "unlearned": "x"}
+
+
+def test_blocks_fit_a_terminal_of_80_columns_and_cannot_steer_it() -> None:
+    long = "word " * 100
+    example = SideBySide("forget", "What?", "\x1b[2Jno\nwonder", {"target": long, "unlearned": ""})
+    text = examples_text([example, example])
+    assert all(len(line) <= 78 for line in text.splitlines())
+    assert "\x1b" not in text
+    first = text.split("\n\n")[0].splitlines()
+    assert len(first) == 5
+    assert (first[0], first[4]) == ("forget       What?", "  unlearned  (nothing)")
+    assert first[3].endswith("word …")
+    assert "```" not in examples_markdown([SideBySide("forget", "```", "a", {})]).replace("```text", "", 1)[:20]
