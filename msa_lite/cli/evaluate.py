@@ -120,12 +120,12 @@ def _sources(options: dict[str, Any]) -> dict[str, Any]:
     return {name: source(options[name]) for name in _SETS}
 
 
-def _columns(text: str | None) -> dict[str, str]:
+def _columns(text: str | None) -> dict[str, Any]:
     """Read question=Q,answer=A."""
     from msa_lite.errors import UsageError, nearest
 
     known = ("question", "answer", "messages")
-    columns = {}
+    columns: dict[str, Any] = {}
     for part in (text or "").split(",") if text is not None else ():
         key, equals, name = (piece.strip() for piece in part.partition("="))
         if key not in known or not equals or not name:

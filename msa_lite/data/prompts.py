@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -114,7 +114,7 @@ class Prompter:
         if not self.use_chat:
             return
         try:
-            self._render("a", "b")
+            replace(self, system=None)._render("a", "b")
         except Exception as error:  # jinja's, and whatever else templates raise
             raise UsageError(
                 f"the target's chat template cannot be rendered ({error}); use prompt.kind: plain"

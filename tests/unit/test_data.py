@@ -151,9 +151,7 @@ def test_the_chat_template_is_used_with_a_pinned_date() -> None:
     tokenizer = tiny_tokenizer(chat=True)
     prompter = Prompter.build(tokenizer, "default", Template())
     [example] = encode_qa([Row(0, "Where?", "Here.")], prompter)
-    assert tokenizer.decode(example.prompt_ids) == (
-        f"<s>{DATE_STRING}\nsystem: You are a helpful assistant.</s>user: Where?</s>assistant: "
-    )
+    assert tokenizer.decode(example.prompt_ids) == (f"<s>{DATE_STRING}\nuser: Where?</s>assistant: ")
     assert tokenizer.decode(example.ids[len(example.prompt_ids) :]) == "Here.</s>"
     assert prompter.describe()["date_string"] == DATE_STRING
 
