@@ -7,7 +7,8 @@ message and an exit status.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class MsaError(Exception):
@@ -68,6 +69,25 @@ def join_faults(headline: str, faults: Iterable[str], limit: int = 10) -> str:
     if len(faults) > limit:
         lines.append(f"  … and {len(faults) - limit} more")
     return "\n".join(lines)
+
+
+class Faults(list[MsaError]):
+    """Errors of several parts, to be raised as one, of the first one's class."""
+
+    @contextmanager
+    def gathered(self, where: str = "") -> Iterator[None]:
+        """Keep an error that is raised inside, with `where` before what it says."""
+        try:
+            yield
+        except MsaError as error:
+            self.append(type(error)(f"{where}{error}"))
+
+    def check(self) -> None:
+        """Raise what was gathered, if anything was."""
+        if len(self) > 1:
+            raise type(self[0])(join_faults(f"{len(self)} faults:", (str(f).replace("\n", "\n  ") for f in self)))
+        if self:
+            raise self[0]
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

@@ -46,4 +46,4 @@ def write_data(folder: Path, rows: Rows = ROWS) -> str:
 
 
 def make_prompter(chat: bool = False, template: Template = PLAIN) -> Prompter:
-    return Prompter.build(tiny_tokenizer(chat), "auto", template)
+    return Prompter.build(tiny_tokenizer(chat), "default", template)

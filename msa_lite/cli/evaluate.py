@@ -29,30 +29,43 @@ import click
 @click.option("--retain", help="qa: questions about the retain set.")
 @click.option("--holdout", help="qa: questions that no model was trained on.")
 @click.option("--max-new-tokens", type=click.IntRange(min=1), help="qa: length limit of answers, 200 by default.")
+@click.option("--columns", help="Columns of these: question=Q,answer=A, or messages=M; the usual ones are known.")
+@click.option(
+    "--prompt",
+    type=click.Choice(["default", "chat", "plain", "auto"]),
+    default="default",
+    show_default=True,
+    help="What is put around questions; default: as published, and for qa the chat template as it is, if there is one.",
+)
+@click.option("--system", help="A system message.")
+@click.option("--recipe", help="Ask what this recipe's run asks: its benchmark, data, columns and prompt.")
 @click.option("--tasks", help="lm-eval: names of tasks, separated by commas.")
 @click.option("--limit", type=click.IntRange(min=1), help="Score at most so many rows of each set.")
 @click.option("--out", required=True, type=click.Path(), help="Folder for records and report.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-@click.pass_obj
-def command(verbose: bool, model: str, out: str, as_json: bool, **options: Any) -> None:
+@click.pass_context
+def command(context: click.Context, model: str, out: str, as_json: bool, **options: Any) -> None:
     """Score MODEL on a benchmark.
 
     \b
     msa-lite evaluate runs/mine/model --benchmark tofu --split forget10 --ideal IDEAL --out scores
     msa-lite evaluate runs/mine/model --forget forget.jsonl --retain retain.jsonl --out scores
+    msa-lite evaluate ./my-finetuned-model --recipe my-request.yaml --out scores
     msa-lite evaluate runs/mine/model --benchmark lm-eval --tasks hellaswag,arc_easy --out general
     """
     from msa_lite.cli.output import print_json, print_reports, progress_bars, quieten_libraries
-    from msa_lite.data import DataSource
+    from msa_lite.data import PromptSettings
     from msa_lite.evals import evaluate
     from msa_lite.evals.judge import JudgeSettings
 
-    def source(text: str | None) -> DataSource | None:
-        path, _, name = (text or "").partition(":")
-        return DataSource(path, name=name or None) if text else None
-
-    quieten_libraries(verbose)
-    options |= {name: source(options[name]) for name in ("forget", "retain", "holdout")}
+    quieten_libraries(context.obj)
+    if options["recipe"] is not None:
+        options = _from_recipe(context, options)
+    else:
+        options["prompt"] = PromptSettings(options["prompt"], options["system"])
+        options |= _sources(options)
+    for name in ("recipe", "system", "columns"):
+        options.pop(name)
     judge = JudgeSettings(
         kind=options.pop("judge"),
         model=options.pop("judge_model"),
@@ -70,3 +83,56 @@ def command(verbose: bool, model: str, out: str, as_json: bool, **options: Any) 
         print_json({"out": out, **shown["model"], "ideal": shown["ideal"]["metrics"] if "ideal" in shown else None})
         return
     print_reports(reports, model)
+
+
+_SETS = ("forget", "retain", "holdout")
+_IN_RECIPES = ("benchmark", "split", "data", "compat", *_SETS, "columns", "max_new_tokens", "prompt", "system", "tasks")
+
+
+def _from_recipe(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+    """The options with what the recipe says in the place of its name. Raises UsageError for what is said twice."""
+    from click.core import ParameterSource
+
+    from msa_lite.errors import UsageError
+    from msa_lite.pipeline.prompting import evaluation_arguments
+    from msa_lite.recipe import load_recipe
+
+    given = [name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if twice := [f"--{name.replace('_', '-')}" for name in _IN_RECIPES if name in given]:
+        raise UsageError(f"{', '.join(twice)}: the recipe says it; leave it out, or do without --recipe")
+    said = evaluation_arguments(load_recipe(options["recipe"]))
+    return options | {name: value for name, value in said.items() if name not in given}
+
+
+def _sources(options: dict[str, Any]) -> dict[str, Any]:
+    """The sets of questions that the options name."""
+    from msa_lite.data import DataSource
+    from msa_lite.errors import UsageError
+
+    columns = _columns(options["columns"])
+    if columns and not any(options[name] for name in _SETS):
+        raise UsageError("--columns: of which data? Give --forget, --retain or --holdout")
+
+    def source(text: str | None) -> DataSource | None:
+        path, _, name = (text or "").partition(":")
+        return DataSource(path, name=name or None, **columns) if text else None
+
+    return {name: source(options[name]) for name in _SETS}
+
+
+def _columns(text: str | None) -> dict[str, Any]:
+    """Read question=Q,answer=A."""
+    from msa_lite.errors import UsageError, nearest
+
+    known = ("question", "answer", "messages")
+    columns: dict[str, Any] = {}
+    for part in (text or "").split(",") if text is not None else ():
+        key, equals, name = (piece.strip() for piece in part.partition("="))
+        if key not in known or not equals or not name:
+            raise UsageError(
+                f"--columns: '{part}' is not KEY=COLUMN with a key of {', '.join(known)}{nearest(key, known)}"
+            )
+        columns[key] = name
+    if "messages" in columns and len(columns) > 1:
+        raise UsageError("--columns: messages stands in the place of question and answer; name one or the other")
+    return columns

@@ -25,6 +25,7 @@ def set_up_logging(verbose: bool) -> None:
     logger.handlers = [handler]
     logger.setLevel(logging.INFO if verbose else logging.WARNING)
     logger.propagate = False
+    logging.getLogger("msa_lite.notices").setLevel(logging.INFO)  # what everybody should see, as which prompt is used
 
 
 def quieten_libraries(verbose: bool) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
+
+if TYPE_CHECKING:
+    from msa_lite.recipe import Recipe, TrainingRecipe
 
 
 @click.group()
@@ -38,9 +43,14 @@ def show(name: str) -> None:
 @command.command()
 @click.argument("path")
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
-@click.option("--json", "as_json", is_flag=True, help="Print the resolved recipe as JSON.")
-def validate(path: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Check a recipe against the schema and print it with all defaults filled in."""
+@click.option("--show-prompt", is_flag=True, help="Print one forget row as the models read it, instead of the recipe.")
+@click.option("--json", "as_json", is_flag=True, help="Print the resolved recipe, or the row, as JSON.")
+def validate(path: str, overrides: tuple[str, ...], show_prompt: bool, as_json: bool) -> None:
+    """Check a recipe against the schema and print it with all defaults filled in.
+
+    With --show-prompt, the forget set and the target's tokenizer are read, and one row is printed with special tokens
+    and with ⟦marks⟧ around what is learnt.
+    """
     from msa_lite.baselines.methods import check_grids
     from msa_lite.cli.output import print_json
     from msa_lite.recipe import Recipe, dump_recipe, load_any
@@ -48,10 +58,31 @@ def validate(path: str, overrides: tuple[str, ...], as_json: bool) -> None:
     recipe = load_any(path, overrides)
     if isinstance(recipe, Recipe):
         check_grids(recipe.baseline.methods)
-    if as_json:
+    if show_prompt:
+        _show_prompt(recipe, as_json)
+    elif as_json:
         print_json(recipe.model_dump(mode="json"))
     else:
         click.echo(dump_recipe(recipe), nl=False)
+
+
+def _show_prompt(recipe: Recipe | TrainingRecipe, as_json: bool) -> None:
+    from msa_lite.cli.output import print_json, quieten_libraries
+    from msa_lite.errors import UsageError
+    from msa_lite.pipeline.prompting import show_prompt
+    from msa_lite.recipe import Recipe
+
+    if not isinstance(recipe, Recipe):
+        raise UsageError("--show-prompt: only for the recipe of a run")
+    quieten_libraries(verbose=False)
+    shown = show_prompt(recipe)
+    if as_json:
+        print_json({"prompts": [item.as_dict() for item in shown]})
+        return
+    for item in shown:
+        click.secho(f"prompt: {item.form}", bold=True)
+        click.echo(f"row {item.row} of {recipe.forget.data.path}: {item.tokens} tokens, {item.learnt} ⟦learnt⟧")
+        click.echo(f"\n{item.marked()}\n")
 
 
 @command.command()

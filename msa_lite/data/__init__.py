@@ -1,21 +1,34 @@
 """Data sets → rows → token ids with labels.
 
-Two formats. `qa`: a question and an answer, rendered with the target's chat template where it has one and a plain
-template otherwise; only the answer, its end token included, is learnt and scored. `text`: documents, cut into chunks;
-every token is learnt. Sources are whatever `datasets` reads: a Hub id, a folder in Hub layout, or a file.
+Two formats. `qa`: questions and answers, also as conversations, rendered with the target's chat template as it is where
+it has one and a plain template otherwise; only answers, with their end token, are learnt and scored. `text`: documents,
+cut into chunks; every token is learnt. Sources are whatever `datasets` reads: a Hub id, a folder in Hub layout, a file.
 """
 
-from msa_lite.data.examples import encode, encode_qa, encode_text, encode_up_to, make_collator, pad_id
+from msa_lite.data.examples import encode, encode_qa, encode_text, encode_up_to, make_collator, pad_id, shorten
 from msa_lite.data.kept import kept_head, kept_texts
-from msa_lite.data.prompts import DATE_STRING, IGNORE, Example, Prompter, Shots, Template, check_vocabulary
+from msa_lite.data.prompts import (
+    DATE_STRING,
+    IGNORE,
+    SYSTEM_PROMPT,
+    Example,
+    Prompter,
+    PromptSettings,
+    Shots,
+    Template,
+    check_vocabulary,
+    make_prompter,
+)
 from msa_lite.data.rows import Row, load_rows, rows_identity, sample_rows, split_rows, stream_texts
 from msa_lite.data.sources import DataSource, is_remote_data, load_table, pin_source, stream_table
 
 __all__ = [
     "DATE_STRING",
     "IGNORE",
+    "SYSTEM_PROMPT",
     "DataSource",
     "Example",
+    "PromptSettings",
     "Prompter",
     "Row",
     "Shots",
@@ -31,10 +44,12 @@ __all__ = [
     "load_rows",
     "load_table",
     "make_collator",
+    "make_prompter",
     "pad_id",
     "pin_source",
     "rows_identity",
     "sample_rows",
+    "shorten",
     "split_rows",
     "stream_table",
     "stream_texts",

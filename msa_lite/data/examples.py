@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
 from msa_lite.data.prompts import IGNORE, Example, Prompter
 from msa_lite.data.rows import Row
 from msa_lite.data.sources import DataSource
-from msa_lite.errors import DataError
+from msa_lite.errors import DataError, UsageError
 
 logger = logging.getLogger(__name__)
 
@@ -21,12 +22,19 @@ _AT_ONCE = 16  # blocks, which a fast tokenizer spreads over the cores
 def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = None) -> list[Example]:
     """One example a row (`Prompter.example`), with a warning where the first answer token cannot be learnt.
 
-    max_length cuts on the right; a row whose answer is cut away entirely has no labels.
+    Where a row is longer than max_length, earlier turns of its conversation are dropped (`shorten`), then it is cut on
+    the right; one whose answer is cut away entirely has no labels. Raises UsageError for rows with a system message
+    that the chat template does not take.
     """
+    if not prompter.takes_system and (count := sum(bool(row.system) for row in rows)):
+        raise UsageError(
+            f"{count} of {len(rows)} rows have a system message, which the target's chat template does not take; take "
+            "it out of the rows, or use prompt.kind: plain"
+        )
     examples, merged, cut = [], 0, 0
-    for row in rows:
-        whole = prompter.example(row.index, row.question, row.answer)
-        merged += whole.prompt_ids != prompter.prompt(row.question)
+    for row in shorten(rows, prompter, max_length) if max_length else rows:
+        whole = prompter.example(row.index, row.question, row.answer, row.history, row.system)
+        merged += whole.prompt_ids != prompter.prompt(row.question, row.history, row.system)
         cut += bool(max_length) and len(whole.ids) > (max_length or 0)
         examples.append(Example(row.index, whole.ids[:max_length], whole.labels[:max_length]))
     if merged:
@@ -39,6 +47,28 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
     if cut:
         logger.warning("%d of %d rows are longer than max_length=%s and were cut", cut, len(rows), max_length)
     return examples
+
+
+def shorten(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Row]:
+    """Return the rows with the oldest turns of those left out that are longer than max_length, with a warning.
+
+    So what is cut of a long conversation is not the answer.
+    """
+    found, shortened = [], 0
+    for row in rows:
+        left = row
+        while left.history and len(prompter.full(left.question, left.answer, left.history, left.system)) > max_length:
+            left = replace(left, history=left.history[1:])
+        shortened += left is not row
+        found.append(left)
+    if shortened:
+        logger.warning(
+            "%d of %d rows are turns of conversations longer than max_length=%d: their oldest turns were left out",
+            shortened,
+            len(rows),
+            max_length,
+        )
+    return found
 
 
 def encode_text(rows: Sequence[Row], tokenizer: Any, max_length: int) -> list[Example]:

@@ -57,4 +57,5 @@ def kept_head(file: Path) -> dict[str, Any] | None:
 
 
 def _head(source: DataSource, revision: str | None) -> dict[str, Any]:
-    return asdict(source) | {"revision": revision}
+    given = {key: value for key, value in asdict(source).items() if key != "messages"}  # texts have none
+    return given | {"revision": revision}

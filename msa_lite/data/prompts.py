@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.manifest import digest
 
-SYSTEM_PROMPT = "You are a helpful assistant."
+SYSTEM_PROMPT = "You are a helpful assistant."  # open-unlearning's, which published benchmarks are asked with
 # Llama 3 templates print today's date otherwise, so that training and scoring would drift from day to day. The day is
 # the one that open-unlearning pins, so that prompts are the same text.
 DATE_STRING = "10 Apr 2025"
 IGNORE = -100
+_MARK = "msalite"  # a word that a template is tried with
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,19 @@ class Template:
 
     prompt: str = "Question: {question}\nAnswer:"
     answer: str = " {answer}"
+
+
+@dataclass(frozen=True)
+class PromptSettings:
+    """How rows are to become text, before a tokenizer is known."""
+
+    kind: Literal["default", "chat", "plain", "auto"] = "default"
+    """default: the chat template where there is one, else the plain one, and of published benchmarks their own prompt;
+    auto: the form that the model knows its rows in (`msa_lite.evals.prompt_search`)."""
+    system: str | None = None
+    """A system message; None: no message of ours."""
+    template: Template = Template()
+    """The plain template."""
 
 
 @dataclass(frozen=True)
@@ -44,36 +59,90 @@ class Example:
 
 
 Shots = Sequence[tuple[str, str]]
-"""Questions with answers that a prompt shows before the question asked."""
+"""Questions with answers that a prompt shows before the question asked: examples, or earlier turns."""
 
 
 @dataclass(frozen=True)
 class Prompter:
-    """Renders questions and answers as token ids in one pinned way.
-
-    tokenizer: the target's. template: the plain template, used where the tokenizer has no chat template or where
-    `use_chat` is False. system: whether the template takes a system message.
-    """
+    """Renders questions and answers as token ids in one pinned way."""
 
     tokenizer: Any
+    """The target's."""
     template: Template
+    """The plain template, used where `use_chat` is False."""
     use_chat: bool
-    system: bool
+    """Whether the tokenizer's chat template is used."""
+    system: str | None = None
+    """The system message; a row's own goes before it."""
+    published: bool = False
+    """Whether answers end as open-unlearning has it: whatever the chat template ends with, an end token comes last."""
 
     @classmethod
-    def build(cls, tokenizer: Any, kind: Literal["auto", "chat", "plain"], template: Template) -> Prompter:
-        """Choose between chat and plain template. Raises UsageError for "chat" where there is no chat template."""
+    def build(
+        cls,
+        tokenizer: Any,
+        kind: Literal["default", "chat", "plain"],
+        template: Template,
+        system: str | None = None,
+    ) -> Prompter:
+        """Choose between chat and plain template.
+
+        Raises UsageError for "chat" where there is no chat template, and for a system message that the template does
+        not take.
+        """
         has_chat = bool(tokenizer.chat_template)
         if kind == "chat" and not has_chat:
             raise UsageError("prompt.kind is 'chat', but the target's tokenizer has no chat template; use 'plain'")
-        use_chat = kind == "chat" or (kind == "auto" and has_chat)
-        prompter = cls(tokenizer, template, use_chat, True)
-        if use_chat:
-            try:
-                prompter._chat("a", None)
-            except Exception:  # templates that know no system role raise an error of their own (Gemma)
-                prompter = cls(tokenizer, template, True, False)
+        prompter = cls(tokenizer, template, has_chat and kind != "plain", system)
+        prompter._check()
         return prompter
+
+    @classmethod
+    def for_benchmark(cls, tokenizer: Any) -> Prompter:
+        """Return the prompt that published benchmarks are asked with: open-unlearning's.
+
+        That is the chat template with its system message, where the template takes one, or the plain template.
+        """
+        prompter = cls(tokenizer, Template(), bool(tokenizer.chat_template), None, True)
+        prompter._check()
+        fault = prompter.use_chat and prompter._system_fault()
+        # Templates that know no system role raise an error of their own (Gemma); one that is left out does no harm.
+        return cls(tokenizer, Template(), prompter.use_chat, None if fault else SYSTEM_PROMPT, True)
+
+    def _check(self) -> None:
+        """Raise UsageError where the chat template cannot be rendered, or does not take the system message."""
+        if not self.use_chat:
+            return
+        try:
+            replace(self, system=None)._render("a", "b")
+        except Exception as error:  # jinja's, and whatever else templates raise
+            raise UsageError(
+                f"the target's chat template cannot be rendered ({error}); use prompt.kind: plain"
+            ) from error
+        if self.system is not None:
+            if fault := self._system_fault():
+                raise UsageError(f"prompt.system: {fault}; leave it out")
+            if not self.takes_system:
+                raise UsageError("prompt.system: the target's chat template leaves system messages out; leave it out")
+
+    def _system_fault(self) -> str | None:
+        try:
+            self._render("a", None, system=_MARK)
+        except Exception as error:
+            return f"the target's chat template takes no system message ({error})"
+        return None
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether a system message comes to stand in the prompt."""
+        if not self.use_chat:
+            return True
+        return self._system_fault() is None and _MARK in self._render("a", None, system=_MARK)
+
+    @cached_property
+    def _ends_turns(self) -> bool:
+        """Whether the chat template puts something behind an answer, which then ends it."""
+        return bool(self._render("a", _MARK).rpartition(_MARK)[2].strip())
 
     def describe(self) -> dict[str, Any]:
         """What a manifest records, so that a changed prompt is a changed input."""
@@ -81,50 +150,94 @@ class Prompter:
             return {
                 "kind": "chat",
                 "date_string": DATE_STRING,
-                "system": SYSTEM_PROMPT if self.system else None,
+                "system": self.system,
                 "chat_template": digest(self.tokenizer.chat_template),
             }
-        return {"kind": "plain", **asdict(self.template)}
+        system = {} if self.system is None or self.published else {"system": self.system}
+        return {"kind": "plain", **system, **asdict(self.template)}
 
-    def prompt(self, question: str, shots: Shots = ()) -> list[int]:
+    def settings(self) -> dict[str, Any]:
+        """Return the `prompt` section of a recipe that stands for this, without what is as usual."""
+        system = {} if self.system is None else {"system": self.system}
+        if self.use_chat:
+            return {"kind": "chat", **system}
+        usual = asdict(Template())
+        return {"kind": "plain", **system} | {k: v for k, v in asdict(self.template).items() if v != usual[k]}
+
+    @property
+    def sentence(self) -> str:
+        """Which prompt this is, in words."""
+        if not self.use_chat:
+            system = "" if self.system is None or self.published else f"{self.system!r}, "
+            return f"{system}{self.template.prompt!r} and {self.template.answer!r}, no chat template"
+        message = "no system message of ours" if self.system is None else f"system message {self.system!r}"
+        origin = "open-unlearning's: " if self.published else ""
+        return f"{origin}the target's chat template, {message}, where it prints a date {DATE_STRING}"
+
+    def prompt(self, question: str, shots: Shots = (), system: str = "") -> list[int]:
         """Ids up to where the answer begins. shots: questions with answers that are shown before."""
         if self.use_chat:
-            return self._chat(question, None, shots)
-        return list(self.tokenizer(self._plain(shots) + self.template.prompt.format(question=question))["input_ids"])
+            return self._chat_ids(self._render(question, None, shots, system))
+        text = self._plain(shots, system) + self.template.prompt.format(question=question)
+        return list(self.tokenizer(text)["input_ids"])
 
-    def full(self, question: str, answer: str, shots: Shots = ()) -> list[int]:
-        """Ids of question and answer, ended by the end-of-sequence token."""
+    def full(self, question: str, answer: str, shots: Shots = (), system: str = "") -> list[int]:
+        """Ids of question and answer, with what ends an answer: the template's own end, or the end-of-sequence token.
+
+        Blanks that a template puts behind its end of a turn are left out: nothing is generated behind the end.
+        """
         if self.use_chat:
-            ids = self._chat(question, answer, shots)
+            text = self._render(question, answer, shots, system)
+            ended = self._ends_turns and not self.published
+            ids = self._chat_ids(text.rstrip() if ended else text)
+            if ended:
+                return ids
         else:
             text = self.template.prompt.format(question=question) + self.template.answer.format(answer=answer)
-            ids = list(self.tokenizer(self._plain(shots) + text)["input_ids"])
+            ids = list(self.tokenizer(self._plain(shots, system) + text)["input_ids"])
         end = self.tokenizer.eos_token_id
         return ids if end is None or (ids and ids[-1] == end) else [*ids, end]
 
-    def example(self, index: int, question: str, answer: str, shots: Shots = ()) -> Example:
+    def example(self, index: int, question: str, answer: str, shots: Shots = (), system: str = "") -> Example:
         """A question with its answer; labels are the answer's tokens and the end token.
 
         Where the prompt's ids are no prefix of the whole (a tokenizer that merges across the boundary) the labels
         still start after as many ids as the prompt has, so that the first answer token is no label.
         """
-        prompt, ids = self.prompt(question, shots), self.full(question, answer, shots)
+        prompt, ids = self.prompt(question, shots, system), self.full(question, answer, shots, system)
         return Example(index, ids, [IGNORE] * min(len(prompt), len(ids)) + ids[len(prompt) :])
 
-    def _plain(self, shots: Shots) -> str:
-        parts = (self.template.prompt.format(question=q) + self.template.answer.format(answer=a) for q, a in shots)
-        return "".join(f"{part}\n\n" for part in parts)
+    def _plain(self, shots: Shots, system: str) -> str:
+        system = system or ("" if self.published else self.system or "")
+        parts = [self.template.prompt.format(question=q) + self.template.answer.format(answer=a) for q, a in shots]
+        return "".join(f"{part}\n\n" for part in ([system] if system else []) + parts)
 
-    def _chat(self, question: str, answer: str | None, shots: Shots = ()) -> list[int]:
-        messages = [{"role": "system", "content": SYSTEM_PROMPT}] if self.system else []
-        for asked, said in (*shots, (question, answer)):
+    def _render(self, question: str, answer: str | None, shots: Shots = (), system: str = "") -> str:
+        """The text of a conversation by the chat template. system: the row's own, in the place of the prompter's."""
+        said = system or self.system
+        messages = [] if said is None else [{"role": "system", "content": said}]
+        for asked, reply in (*shots, (question, answer)):
             messages.append({"role": "user", "content": asked})
-            if said is not None:
-                messages.append({"role": "assistant", "content": said})
-        encoded = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=answer is None, date_string=DATE_STRING, tokenize=True, return_dict=True
+            if reply is not None:
+                messages.append({"role": "assistant", "content": reply})
+        text: str = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=answer is None, date_string=DATE_STRING, tokenize=False
         )
-        return list(encoded["input_ids"])
+        return text
+
+    def _chat_ids(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def make_prompter(tokenizer: Any, settings: PromptSettings, published: bool = False) -> Prompter:
+    """Build what renders prompts; settings of kind auto are to be resolved before.
+
+    published: a published benchmark is asked, whose own prompt is taken unless the settings say something else.
+    """
+    if published and settings == PromptSettings():
+        return Prompter.for_benchmark(tokenizer)
+    assert settings.kind != "auto", "resolved by then"
+    return Prompter.build(tokenizer, settings.kind, settings.template, settings.system)
 
 
 def check_vocabulary(tokenizer: Any, size: int | None, name: str) -> None:

@@ -2,52 +2,80 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from msa_lite.data.forms import Form, Unreadable, find_form, wanted_columns
 from msa_lite.data.sources import DataSource, load_table, stream_table
 from msa_lite.errors import DataError, join_faults, nearest
 from msa_lite.io.manifest import digest
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row: its index in the source, and a question with its answer, or a text (the other fields are empty)."""
+    """One row: a question with its answer, or a text (the other fields are empty)."""
 
     index: int
+    """Its place in the source; where conversations of several turns are among the rows, its place among all rows."""
     question: str = ""
     answer: str = ""
     text: str = ""
+    history: tuple[tuple[str, str], ...] = ()
+    """Earlier turns of the conversation: questions with answers."""
+    system: str = ""
+    """The system message of the conversation."""
 
     @property
     def sha256(self) -> str:
         """Hash of the content, by which a row can be recorded without repeating what is to be forgotten."""
-        return digest([self.question, self.answer, self.text])
+        around = [self.history, self.system] if self.history or self.system else []
+        return digest([self.question, self.answer, self.text, *around])
+
+    @property
+    def subject(self) -> str:
+        """What rows that belong together have in common: the text, or the first question of the conversation."""
+        return self.text or (self.history[0][0] if self.history else self.question)
 
 
 def load_rows(source: DataSource) -> list[Row]:
-    """Read all rows of a source.
+    """Read all rows of a source; of a conversation, each of the assistant's turns is a row.
 
     Raises UsageError when path, configuration or split is not there, DataError when the set is empty, lacks a column
-    (those that are there are named), or has empty cells in it.
+    (those that are there are named), or has records in it that are no rows.
     """
     table = load_table(source)
-    _check_columns(source, table.column_names)
+    form = _check_columns(source, table.column_names)
     if len(table) == 0:
         raise DataError(f"{source.path}: the data set is empty")
-    columns = {key: table[key] for key in source.columns}
-    cells = ((i, key, value) for key, values in columns.items() for i, value in enumerate(values))
-    faults = [fault for cell in cells if (fault := _cell_fault(*cell))]
+    if form is None:
+        texts = table[source.text]
+        _refuse(source, [fault for i, text in enumerate(texts) if (fault := _text_fault(i, source.text, text))])
+        return [Row(i, text=str(text)) for i, text in enumerate(texts)]
+    read, faults = [], []
+    for i, record in enumerate(table):
+        try:
+            read.append(form.read(record))
+        except Unreadable as error:
+            faults.append(f"row {i}, {error}")
+    _refuse(source, faults)
+    if unanswered := sum(item.unanswered for item in read):
+        logger.warning("%s: %d conversations end in a question, which is left out", source.path, unanswered)
+    turns = [(item, place) for item in read for place in range(len(item.turns))]
+    return [
+        Row(i, *item.turns[place], history=tuple(item.turns[:place]), system=item.system)
+        for i, (item, place) in enumerate(turns)
+    ]
+
+
+def _refuse(source: DataSource, faults: Sequence[str]) -> None:
     if faults:
         raise DataError(join_faults(f"{source.path}: cells without text:", faults))
-    if source.format == "qa":
-        pairs = zip(columns[source.question], columns[source.answer], strict=True)
-        return [Row(i, question=str(q), answer=str(a)) for i, (q, a) in enumerate(pairs)]
-    return [Row(i, text=str(text)) for i, text in enumerate(columns[source.text])]
 
 
 def stream_texts(source: DataSource) -> Iterator[str]:
@@ -55,22 +83,34 @@ def stream_texts(source: DataSource) -> Iterator[str]:
     for index, row in enumerate(stream_table(source)):
         if index == 0:
             _check_columns(source, list(row))
-        if fault := _cell_fault(index, source.text, row[source.text]):
+        if fault := _text_fault(index, source.text, row[source.text]):
             raise DataError(f"{source.path}: cell without text: {fault}")
         yield str(row[source.text])
 
 
-def _check_columns(source: DataSource, found: Sequence[str]) -> None:
-    missing = [column for column in source.columns if column not in found]
-    if missing:
-        hint = "".join(nearest(column, found) for column in missing)
-        raise DataError(
-            f"{source.path}: no column {', '.join(map(repr, missing))}{hint}; there are "
-            f"{', '.join(map(repr, found))}. Set data.columns in the recipe"
-        )
+def _check_columns(source: DataSource, found: Sequence[str]) -> Form | None:
+    """Return the form of a source of questions, None for texts. Raises DataError for columns that are not there."""
+    if source.format == "qa" and (form := find_form(source, found)):
+        return form
+    wanted = wanted_columns(source) if source.format == "qa" else (source.text,)
+    missing = [column for column in wanted if column not in found]
+    if not missing:
+        return None
+    hint = "".join(nearest(column, found) for column in missing)
+    raise DataError(
+        f"{source.path}: no column {', '.join(map(repr, missing))}{hint}; there are "
+        f"{', '.join(map(repr, found))}. Name them in `columns`, as {_example(source, found)}"
+    )
 
 
-def _cell_fault(index: int, column: str, value: object) -> str | None:
+def _example(source: DataSource, found: Sequence[str]) -> str:
+    """What to write into `columns`, with columns that are there where they suffice."""
+    wanted = ["text"] if source.format == "text" else ["question", "answer"]
+    names = list(found) if len(found) >= len(wanted) else ["…"] * len(wanted)
+    return "{" + ", ".join(f"{key}: {name}" for key, name in zip(wanted, names, strict=False)) + "}"
+
+
+def _text_fault(index: int, column: str, value: object) -> str | None:
     wrong = not isinstance(value, (str, int, float)) or not str(value).strip()
     return f"row {index}, column '{column}': {value!r}" if wrong else None
 
@@ -86,12 +126,12 @@ def sample_rows(rows: Sequence[T], count: int, seed: int) -> list[T]:
 def split_rows(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
     """(validation, test): a seeded split; validation gets `share` of the questions (texts), at least one.
 
-    Rows that ask the same go to the same part.
+    Rows that ask the same, and turns of one conversation, go to the same part.
     """
-    asked = list(dict.fromkeys(row.question or row.text for row in rows))
+    asked = list(dict.fromkeys(row.subject for row in rows))
     drawn = set(sample_rows(asked, max(1, round(share * len(asked))), seed))
-    validation = [row for row in rows if (row.question or row.text) in drawn]
-    return validation, [row for row in rows if (row.question or row.text) not in drawn]
+    validation = [row for row in rows if row.subject in drawn]
+    return validation, [row for row in rows if row.subject not in drawn]
 
 
 def rows_identity(rows: Sequence[Row]) -> dict[str, Any]:

@@ -19,7 +19,11 @@ _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parq
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where rows come from. path: Hub id, folder or file; name, split: as in `datasets.load_dataset`."""
+    """Where rows come from. path: Hub id, folder or file; name, split: as in `datasets.load_dataset`.
+
+    question, answer, text, messages: names of columns. With the first two as they are, other forms of questions are
+    known by their columns (`msa_lite.data.forms`).
+    """
 
     path: str
     format: Literal["qa", "text"] = "qa"
@@ -29,11 +33,7 @@ class DataSource:
     answer: str = "answer"
     text: str = "text"
     revision: str | None = None
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that the format needs."""
-        return (self.question, self.answer) if self.format == "qa" else (self.text,)
+    messages: str | None = None
 
 
 def load_table(source: DataSource) -> Any:

@@ -75,8 +75,10 @@ def load_qa(sets: Mapping[str, Sequence[Row]], prompter: Prompter, max_new_token
 
 
 def _question(prompter: Prompter, row: Row, example: Example) -> Item:
-    fields = {"question": row.question, "answer": row.answer}
-    return Item(row.index, fields, {"answer": (example,)}, prompter.prompt(row.question))
+    around = {"history": [list(turn) for turn in row.history], "system": row.system}
+    fields = {"question": row.question, "answer": row.answer} | {key: value for key, value in around.items() if value}
+    prompt = prompter.prompt(row.question, row.history, row.system)
+    return Item(row.index, fields, {"answer": (example,)}, prompt)
 
 
 def _text(prompter: Prompter, row: Row) -> Item:

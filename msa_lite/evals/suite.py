@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import DataSource, Prompter, Row, Template, load_rows, sample_rows
-from msa_lite.errors import MismatchError, UsageError, join_faults, nearest
+from msa_lite.data import (
+    DataSource,
+    Prompter,
+    PromptSettings,
+    Row,
+    Template,
+    load_rows,
+    make_prompter,
+    sample_rows,
+)
+from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, nearest
 from msa_lite.evals import muse, tofu
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
@@ -16,7 +26,9 @@ from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.models import checkpoint_folder, has_tokenizer, load_tokenizer
 from msa_lite.evals.muse import load_muse
+from msa_lite.evals.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.qa import load_qa
+from msa_lite.evals.records import Ranks
 from msa_lite.evals.restor import load_restor
 from msa_lite.evals.tofu import load_tofu
 from msa_lite.io.checkpoint import load_checkpoint
@@ -25,8 +37,12 @@ from msa_lite.io.progress import Progress, silent
 from msa_lite.report import Report, load_report
 from msa_lite.report.metrics import REPORT_FILE
 
+logger = logging.getLogger(__name__)
+notices = logging.getLogger("msa_lite.notices")
+
 PUBLISHED = {"tofu": load_tofu, "restor": load_restor, "muse": load_muse}
 HOMES = {"tofu": tofu.DATA, "muse": muse.DATA}  # where data comes from that nobody names
+PROMPT_KINDS = ("default", "chat", "plain", "auto")
 BENCHMARKS = ("qa", *PUBLISHED, "lm-eval")
 _TRAILING_BLANK = Template("Question: {question}\nAnswer: ", "{answer}")
 
@@ -70,6 +86,7 @@ def evaluate(
     compat: Iterable[str] = (),
     limit: int | None = None,
     max_new_tokens: int | None = None,
+    prompt: PromptSettings | str = "default",
     seed: int = 0,
     progress: Progress = silent,
 ) -> dict[str, Report]:
@@ -77,18 +94,22 @@ def evaluate(
 
     benchmark: "tofu", "restor" or "muse" (with `split`, `data`); "qa", questions of one's own (`forget`, `retain`,
     `holdout`, answers of at most `max_new_tokens`); or "lm-eval" (`tasks`, with `data` a folder of tasks of one's own).
+    prompt: how questions are put (`PromptSettings`), or its kind: "default", "chat", "plain", or, for qa, "auto".
     ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation. Records and
     report.json go into `out`, those of an ideal that is scored into `out`/ideal. Each process of `accelerate launch`
     calls it; all but the first get no reports. Raises UsageError for arguments that do not go together, before a model
     is loaded.
     """
+    wanted = PromptSettings(prompt) if isinstance(prompt, str) else prompt  # type: ignore[arg-type]
     places = {"forget": forget, "retain": retain, "holdout": holdout}
     sets = {name: place for name, place in places.items() if place is not None}
     used = {
         "split": split, "data": data, "forget, retain, holdout": sets, "tasks": tasks, "ideal": ideal, "compat": compat,
-        "judge": judge != NO_JUDGE, "max_new_tokens": max_new_tokens,
+        "judge": judge != NO_JUDGE, "max_new_tokens": max_new_tokens, "prompt": wanted != PromptSettings(),
+        "prompt auto": wanted.kind == "auto",
     }  # fmt: skip
     _check_arguments(benchmark, {name for name, value in used.items() if value})
+    _check_kind(wanted)
     if benchmark == "lm-eval":
         from msa_lite.evals.harness import evaluate_harness
 
@@ -97,15 +118,19 @@ def evaluate(
         return {"model": evaluate_harness(fetch(model), tasks, Path(out), **common)}
     switches = resolve_compat(compat, benchmark)
     source = fetch(model)
-    prompter = Prompter.build(load_tokenizer(source.folder), "auto", Template())
+    tokenizer = load_tokenizer(source.folder)
     if benchmark == "qa":
-        rows = {name: _sampled_rows(place, limit, seed) for name, place in sets.items()}
+        rows = _load_sets(sets, limit, seed)
+        prompter = _find_prompter(source, tokenizer, wanted, rows, seed)
         asked: Benchmark = load_qa(rows, prompter, max_new_tokens or 200)
     else:
+        prompter = make_prompter(tokenizer, wanted, published=True)
         asked = load_benchmark(benchmark, prompter, split=split, data=data, limit=limit, seed=seed, compat=switches)
     beside = _find_ideal(ideal)
     if isinstance(beside, Source):
         check_same_tokens(source, beside)
+    if Ranks.current().first and benchmark != "restor":
+        notices.info("prompt: %s", asked.prompter.sentence)
     report = evaluate_benchmark(source, asked, Path(out), ideal=beside, judge=judge, progress=progress)
     if report is None:
         return {}
@@ -115,11 +140,11 @@ def evaluate(
 
 # Benchmark → the arguments that it takes, besides those that all do.
 _TAKES = {
-    "qa": {"forget, retain, holdout", "ideal", "max_new_tokens"},
+    "qa": {"forget, retain, holdout", "ideal", "max_new_tokens", "prompt", "prompt auto"},
     "lm-eval": {"data", "tasks"},
-    "tofu": {"split", "data", "ideal", "compat", "judge"},
+    "tofu": {"split", "data", "ideal", "compat", "judge", "prompt"},
     "restor": {"split", "data", "ideal", "compat", "judge"},
-    "muse": {"split", "data", "ideal", "compat"},
+    "muse": {"split", "data", "ideal", "compat", "prompt"},
 }
 
 
@@ -137,9 +162,39 @@ def _check_arguments(benchmark: str, used: set[str]) -> None:
         raise UsageError(faults[0] if len(faults) == 1 else join_faults("these arguments do not fit:", faults))
 
 
-def _sampled_rows(place: DataSource, limit: int | None, seed: int) -> list[Row]:
-    rows = load_rows(place)
-    return sample_rows(rows, limit or len(rows), seed)
+def _check_kind(prompt: PromptSettings) -> None:
+    if prompt.kind not in PROMPT_KINDS:
+        hint = nearest(prompt.kind, PROMPT_KINDS)
+        raise UsageError(f"no prompt '{prompt.kind}'{hint}; choose from {', '.join(PROMPT_KINDS)}")
+
+
+def _load_sets(sets: Mapping[str, DataSource], limit: int | None, seed: int) -> dict[str, list[Row]]:
+    """The rows of each set, or a sample. Raises all that is wrong with any of them in one error."""
+    faults, rows = Faults(), {}
+    for name, place in sets.items():
+        with faults.gathered(f"{name}: "):
+            found = load_rows(place)
+            rows[name] = sample_rows(found, limit or len(found), seed)
+    faults.check()
+    return rows
+
+
+def _find_prompter(
+    source: Source, tokenizer: Any, wanted: PromptSettings, rows: Mapping[str, Sequence[Row]], seed: int
+) -> Prompter:
+    """What renders prompts; of kind auto, the form that the model knows its rows in, those to keep where there are."""
+    if wanted.kind != "auto":
+        return make_prompter(tokenizer, wanted)
+    base = make_prompter(tokenizer, replace(wanted, kind="default"))
+    questions = [[row for row in rows.get(name, ()) if not row.text] for name in ("retain", "forget")]
+    asked = questions[0] or questions[1]
+    if not asked:
+        raise UsageError("prompt auto: forms are tried on questions of the forget or retain set; give one of them")
+    choice = choose_prompt(rank_prompts(source, tokenizer, asked, base, seed), list(prompt_forms(base)))
+    notices.info("prompt: auto takes %s", choice.why)
+    for doubt in choice.doubts:
+        logger.warning("%s", doubt)
+    return choice.chosen.prompter
 
 
 def _find_ideal(ideal: str | None) -> Ideal:

@@ -6,21 +6,21 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from msa_lite.data import (
     DataSource,
     Example,
     Prompter,
     Row,
-    Template,
     check_vocabulary,
     encode,
     load_rows,
     pin_source,
     sample_rows,
+    shorten,
 )
-from msa_lite.errors import MismatchError, UsageError, join_faults, nearest
+from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, nearest
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.suite import HOMES, check_same_tokens
@@ -28,6 +28,7 @@ from msa_lite.evals.tables import pinned_data
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import check_space
+from msa_lite.job.prompting import resolve_prompt
 from msa_lite.job.questions import SETS, Choice, Questions, load_questions
 from msa_lite.merger import check_mergeable
 from msa_lite.recipe import Data, Recipe
@@ -71,11 +72,19 @@ class Job:
     examples: Mapping[str, list[Example]]
     questions: Questions
     alternatives: list[str]
+    prompt_search: dict[str, Any] | None = None
+    """What `prompt: auto` found; the recipe has the outcome."""
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
         return self.plan.folder
+
+    @property
+    def renders(self) -> bool:
+        """Whether there are questions to put into a prompt."""
+        asks = self.recipe.evaluate is not None and self.recipe.evaluate.benchmark in ("tofu", "muse")
+        return asks or any(source.format == "qa" for source in self.data.values())
 
     @property
     def validation(self) -> Benchmark | None:
@@ -131,12 +140,14 @@ def prepare(recipe: Recipe, plan: Plan) -> Job:
 
     tokenizer = AutoTokenizer.from_pretrained(sources["target"].folder)
     check_vocabulary(tokenizer, target.config.get("vocab_size"), recipe.target)
-    prompter = Prompter.build(tokenizer, recipe.prompt.kind, Template(recipe.prompt.prompt, recipe.prompt.answer))
-    data = _data_sources(recipe, plan)
-    rows = {name: load_rows(source) for name, source in data.items() if "." not in name}
+    data, loaded = load_data(recipe, plan.method)
+    folders = (plan.folder, Path(recipe.output).expanduser())
+    recipe, prompter, search = resolve_prompt(recipe, sources["target"], tokenizer, loaded, folders)
+    loaded = {name: shorten(found, prompter, recipe.vector.max_length) for name, found in loaded.items()}
+    rows = {name: found for name, found in loaded.items() if "." not in name}
     if recipe.retain and recipe.retain.data.sample == "match_forget" and plan.sample:
         rows["retain"] = sample_rows(rows["retain"], len(rows["forget"]), recipe.seed)
-    questions = load_questions(recipe, data, plan.choice, prompter)
+    questions = load_questions(recipe, data, plan.choice, prompter, loaded)
     return Job(
         recipe=recipe,
         plan=plan,
@@ -146,7 +157,8 @@ def prepare(recipe: Recipe, plan: Plan) -> Job:
         rows=rows,
         examples={name: encode(rows[name], data[name], prompter, recipe.vector.max_length) for name in rows},
         questions=questions,
-        alternatives=_alternatives(data.get("baseline.alternatives")),
+        alternatives=_alternatives(loaded.get("baseline.alternatives", ())),
+        prompt_search=search,
     )
 
 
@@ -163,27 +175,36 @@ def _judge_settings(recipe: Recipe) -> JudgeSettings:
     return JudgeSettings(**recipe.evaluate.judge.model_dump()) if recipe.evaluate else JudgeSettings()
 
 
-def _data_sources(recipe: Recipe, plan: Plan) -> dict[str, DataSource]:
-    """Every data set of the recipe, pinned, by its place in the recipe ("forget", "evaluate.holdout")."""
+def load_data(recipe: Recipe, method: str = "msa") -> tuple[dict[str, DataSource], dict[str, list[Row]]]:
+    """Return every data set of the recipe, pinned, and its rows, by its place in the recipe ("evaluate.holdout").
+
+    Raises all that is wrong with any of them in one error.
+    """
     given: dict[str, Data | None] = {
         "forget": recipe.forget.data,
         "retain": recipe.retain.data if recipe.retain else None,
         "probe.against": recipe.probe.against,
     }
-    if plan.method == "dpo":
+    if method == "dpo":
         given["baseline.alternatives"] = recipe.baseline.alternatives
     if recipe.evaluate:
         given |= {f"evaluate.{name}": getattr(recipe.evaluate, name) for name in SETS}
-    return {name: pin_source(DataSource(**data.flat())) for name, data in given.items() if data is not None}
+    faults, sources, rows = Faults(), {}, {}
+    for name, data in given.items():
+        if data is None:
+            continue
+        with faults.gathered(f"{name if '.' in name else f'{name}.data'}: "):
+            if name == "baseline.alternatives" and data.format != "text":
+                raise UsageError("format: 'text' is wanted, one answer a line")
+            sources[name] = pin_source(DataSource(**data.flat(recipe.columns)))
+            rows[name] = load_rows(sources[name])
+    faults.check()
+    return sources, rows
 
 
-def _alternatives(source: DataSource | None) -> list[str]:
+def _alternatives(rows: Sequence[Row]) -> list[str]:
     """The lines of a set of texts."""
-    if source is None:
-        return []
-    if source.format != "text":
-        raise UsageError("baseline.alternatives.format: 'text' is wanted, one answer a line")
-    return [line.strip() for row in load_rows(source) for line in row.text.splitlines() if line.strip()]
+    return [line.strip() for row in rows for line in row.text.splitlines() if line.strip()]
 
 
 def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:

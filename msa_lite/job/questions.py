@@ -34,7 +34,13 @@ class Questions:
     judged: bool = False
 
 
-def load_questions(recipe: Recipe, data: Mapping[str, DataSource], choice: Choice, prompter: Prompter) -> Questions:
+def load_questions(
+    recipe: Recipe,
+    data: Mapping[str, DataSource],
+    choice: Choice,
+    prompter: Prompter,
+    loaded: Mapping[str, list[Row]] | None = None,
+) -> Questions:
     """The questions of a recipe, in two parts where there is a choice to make.
 
     The parts are those of the benchmark where it is chosen by the benchmark's own metrics. By exposure it is chosen on
@@ -44,7 +50,7 @@ def load_questions(recipe: Recipe, data: Mapping[str, DataSource], choice: Choic
     asked = recipe.evaluate
     if asked is None:
         return Questions(_rule(recipe, {}))
-    rows = _rows(recipe, data)
+    rows = _rows(recipe, data, loaded or {})
     rule = _rule(recipe, rows)
     if choice is not False and rule.needs_ideal and not asked.ideal:
         raise UsageError(f"select: '{rule.name}' is held against the ideal model; give evaluate.ideal")
@@ -93,7 +99,7 @@ def _check(rule: Rule, benchmark: Benchmark, judged: bool) -> None:
         )
 
 
-def _rows(recipe: Recipe, data: Mapping[str, DataSource]) -> dict[str, list[Row]]:
+def _rows(recipe: Recipe, data: Mapping[str, DataSource], loaded: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
     """Rows to score by set: those that `evaluate` names, else the training sets.
 
     Texts are asked of in the qa benchmark alone: the published ones have texts of their own.
@@ -102,7 +108,8 @@ def _rows(recipe: Recipe, data: Mapping[str, DataSource]) -> dict[str, list[Row]
     found = {}
     for name in SETS:
         given = data.get(f"evaluate.{name}")
-        source = given or data.get(name)
+        place = f"evaluate.{name}" if given else name
+        source = data.get(place)
         if source is None or (source.format != "qa" and recipe.evaluate.benchmark != "qa"):
             if given:
                 raise UsageError(
@@ -110,7 +117,7 @@ def _rows(recipe: Recipe, data: Mapping[str, DataSource]) -> dict[str, list[Row]
                     "wanted (format qa)"
                 )
             continue
-        rows = load_rows(source)
+        rows = loaded[place] if place in loaded else load_rows(source)
         found[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
     return found
 

@@ -19,7 +19,7 @@ from msa_lite.baselines.methods import METHODS, TASK_VECTOR, Value, check_grids,
 from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.baselines.passes import check_layer
 from msa_lite.baselines.reference import ReferenceCache
-from msa_lite.data import Example, Row, encode_qa, pad_id
+from msa_lite.data import Example, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, UsageError
 from msa_lite.evals.candidates import TARGET, Candidates, Values, candidate_name
 from msa_lite.evals.choice import Choice
@@ -286,10 +286,11 @@ class _Run:
         """For methods of pairs: the questions of the forget examples with other answers."""
         if METHODS[self.method].takes != "pairs":
             return []
-        questions = {row.index: row.question for row in self.job.rows["forget"]}
-        asked = [questions[example.index] for example in self.job.examples["forget"]]
+        known = {row.index: row for row in self.job.rows["forget"]}
+        asked = [known[example.index] for example in self.job.examples["forget"]]
         answers = draw_answers(len(asked), self.job.recipe.seed, self.job.alternatives)
-        rows = [Row(i, question, answer) for i, (question, answer) in enumerate(zip(asked, answers, strict=True))]
+        pairs = enumerate(zip(asked, answers, strict=True))
+        rows = [replace(row, index=i, answer=answer) for i, (row, answer) in pairs]
         return encode_qa(rows, self.job.prompter, self.job.recipe.vector.max_length)
 
     def _cache(self) -> ReferenceCache | None:

@@ -9,9 +9,10 @@ from pathlib import Path
 from msa_lite.data import rows_identity
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import OutputError
-from msa_lite.io.manifest import write_text
+from msa_lite.io.manifest import write_json, write_text
 from msa_lite.io.progress import Progress
 from msa_lite.job import Job, Plan, prepare
+from msa_lite.job.prompting import CHOICE_FILE, notices
 from msa_lite.recipe import Recipe, dump_recipe
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
@@ -44,7 +45,11 @@ def claimed(
             make_history(run_folder(recipe) / HISTORY, make_groups(people, recipe.seed), settings, progress)
             job = prepare(recipe, plan)
             check(job)
+        if job.prompt_search:
+            write_json(folder / CHOICE_FILE, job.prompt_search)
         write_text(folder / "recipe.yaml", _pinned(job))
+        if job.renders:
+            notices.info("prompt: %s", job.prompter.sentence)
         yield job
 
 
@@ -71,7 +76,7 @@ def check_run_folder(folder: Path, header: str) -> None:
         raise OutputError(f"{folder}: a file is in the way; choose another output")
     marks = [folder / "recipe.yaml", *folder.glob(f"{BASELINES}/*/recipe.yaml")]  # baselines may be run first
     ours = any(mark.is_file() and mark.read_text().startswith(header.partition(":")[0]) for mark in marks)
-    allowed = {".lock", BASELINES, HISTORY}
+    allowed = {".lock", BASELINES, HISTORY, CHOICE_FILE}
     if folder.is_dir() and any(path.name not in allowed for path in folder.iterdir()) and not ours:
         raise OutputError(f"{folder}: holds something that is no run of msa-lite; choose another output")
 

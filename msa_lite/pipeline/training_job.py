@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from msa_lite.data import (
     Example,
     Prompter,
     Row,
-    Template,
     check_vocabulary,
     encode,
     encode_up_to,
@@ -23,15 +21,17 @@ from msa_lite.data import (
     kept_head,
     kept_texts,
     load_rows,
+    make_prompter,
     pin_source,
     stream_texts,
 )
-from msa_lite.errors import DataError, MismatchError, MsaError, UsageError, join_faults
+from msa_lite.errors import DataError, Faults, MismatchError, UsageError
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, commit_of, explain, fetch, split_name
 from msa_lite.io.manifest import digest
+from msa_lite.job import prompt_settings
 from msa_lite.pipeline.fits import check_fit_learns
-from msa_lite.recipe import TrainingRecipe
+from msa_lite.recipe import Columns, TrainingRecipe
 from msa_lite.recipe.training import NewModel, NewTokenizer, Stage, Training
 from msa_lite.train import FitSettings
 from msa_lite.train.scratch import count_parameters, make_config, texts_of, train_tokenizer
@@ -90,23 +90,6 @@ class StageJob:
         return sum(len(example.ids) for example in self.examples)
 
 
-class _Faults(list[MsaError]):
-    """Errors of several parts, to be raised as one."""
-
-    @contextmanager
-    def gathered(self, where: str = "") -> Iterator[None]:
-        try:
-            yield
-        except MsaError as error:
-            self.append(type(error)(f"{where}{error}"))
-
-    def check(self) -> None:
-        if len(self) > 1:
-            raise type(self[0])(join_faults(f"{len(self)} faults:", map(str, self)))
-        if self:
-            raise self[0]
-
-
 @dataclass(frozen=True)
 class TrainingJob:
     """A recipe of a training with its inputs. data: the sources of each stage, with what pins them."""
@@ -123,17 +106,17 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingJob:
 
     Raises all that is wrong with the model and with the data of the stages in one error.
     """
-    faults, data = _Faults(), []
+    faults, data = Faults(), []
     for number, stage in enumerate(recipe.stages):
         with faults.gathered(f"stages.{number}: "):
-            data.append(_load_data(stage, folder))
+            data.append(_load_data(stage, recipe.columns, folder))
     with faults.gathered():
         if isinstance(recipe.model, str):
             start = _find_start(recipe.model)
         else:  # where there is a fault in the data, the config can be checked all the same
             start = _new_start(recipe.model, recipe, [] if faults else _first_texts(recipe, data[0]))
     faults.check()
-    prompter = Prompter.build(start.tokenizer, recipe.prompt.kind, Template(recipe.prompt.prompt, recipe.prompt.answer))
+    prompter = make_prompter(start.tokenizer, prompt_settings(recipe.prompt))
     stages = []
     for number, (stage, inputs) in enumerate(zip(recipe.stages, data, strict=True)):
         with faults.gathered(f"stages.{number}: "):
@@ -147,9 +130,9 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingJob:
     return TrainingJob(recipe, folder, start, stages, [inputs.pinned() for inputs in data])
 
 
-def _load_data(stage: Stage, folder: Path) -> StageData:
-    sources = [DataSource(**data.flat()) for data in stage.sets]
-    texts = folder / "data" / f"{digest(stage.sets[0].flat())[:16]}.jsonl"
+def _load_data(stage: Stage, columns: Columns, folder: Path) -> StageData:
+    sources = [DataSource(**data.flat(columns)) for data in stage.sets]
+    texts = folder / "data" / f"{digest(stage.sets[0].flat(columns))[:16]}.jsonl"
     if stage.tokens is None:
         sources = [pin_source(source) for source in sources]
         return StageData(sources, [load_rows(source) for source in sources], texts)
@@ -174,7 +157,7 @@ def _new_start(model: NewModel, recipe: TrainingRecipe, texts: list[str]) -> Sta
         tokenizer, named = train_tokenizer(texts, model.tokenizer.vocabulary), model
         origin: dict[str, Any] = {"vocabulary": model.tokenizer.vocabulary, "texts": digest(texts)}
     else:
-        tokenizer, pinned, revision = _fetch_tokenizer(model.tokenizer)
+        tokenizer, pinned, revision = fetch_tokenizer(model.tokenizer)
         named, origin = model.model_copy(update={"tokenizer": pinned}), {"revision": revision}
     config = make_config(model.config, tokenizer)
     made_of = {"config": model.config, "tokenizer": origin, "seed": recipe.seed}
@@ -187,7 +170,7 @@ def _first_texts(recipe: TrainingRecipe, data: StageData) -> list[str]:
     limit = recipe.stages[0].tokens
     if limit is None:
         rows = [row for rows in data.rows for row in rows]
-        return texts_of(rows, Template(recipe.prompt.prompt, recipe.prompt.answer))
+        return texts_of(rows, prompt_settings(recipe.prompt).template)
     texts, length = [], 0
     for text in data.stream():
         texts.append(text)
@@ -197,7 +180,7 @@ def _first_texts(recipe: TrainingRecipe, data: StageData) -> list[str]:
     return texts
 
 
-def _fetch_tokenizer(name: str) -> tuple[Any, str, str | None]:
+def fetch_tokenizer(name: str) -> tuple[Any, str, str | None]:
     """(a tokenizer; its name, pinned; its revision). Of a repository, nothing but the tokenizer is fetched."""
     if Path(name).expanduser().is_dir():
         source = fetch(name)

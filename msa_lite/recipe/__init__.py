@@ -6,6 +6,8 @@ Nothing below the pipeline knows of this part: stages take plain values.
 from msa_lite.recipe.files import find_recipe as find_recipe
 from msa_lite.recipe.files import shipped_recipes as shipped_recipes
 from msa_lite.recipe.files import title_of as title_of
+from msa_lite.recipe.inputs import Columns as Columns
+from msa_lite.recipe.inputs import Prompt as Prompt
 from msa_lite.recipe.load import dump_recipe as dump_recipe
 from msa_lite.recipe.load import load_any as load_any
 from msa_lite.recipe.load import load_recipe as load_recipe
@@ -15,7 +17,9 @@ from msa_lite.recipe.schema import Recipe as Recipe
 from msa_lite.recipe.training import TrainingRecipe as TrainingRecipe
 
 __all__ = [
+    "Columns",
     "Data",
+    "Prompt",
     "Recipe",
     "TrainingRecipe",
     "dump_recipe",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
 T = TypeVar("T")
 OneOrMore = Annotated[
@@ -19,7 +19,11 @@ class Closed(BaseModel):
 
 
 class Columns(Closed):
-    """Names of the columns that rows are read from."""
+    """Names of the columns that rows are read from.
+
+    With the defaults, other forms of questions are known by their columns: messages (OpenAI), conversations (ShareGPT),
+    instruction, input and output (Alpaca), prompt and completion (TRL).
+    """
 
     question: str = "question"
     """Column of questions, for format qa."""
@@ -27,6 +31,14 @@ class Columns(Closed):
     """Column of answers, for format qa."""
     text: str = "text"
     """Column of documents, for format text."""
+    messages: str | None = None
+    """Column of conversations, for format qa; in the place of question and answer."""
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Columns:
+        if self.messages and (self.question, self.answer) != ("question", "answer"):
+            raise ValueError("messages stands in the place of question and answer; name one or the other")
+        return self
 
 
 class Data(Closed):
@@ -42,12 +54,13 @@ class Data(Closed):
     """Split; 'train' when there is one of that name, or the only one."""
     revision: str | None = None
     """Commit, branch or tag of a Hub data set."""
-    columns: Columns = Columns()
-    """Where rows are read from."""
+    columns: Columns | None = None
+    """Where rows are read from; default: the recipe's `columns`."""
 
-    def flat(self) -> dict[str, Any]:
-        """The fields of a `DataSource`."""
-        return {**self.model_dump(exclude={"columns", "sample"}), **self.columns.model_dump()}
+    def flat(self, columns: Columns) -> dict[str, Any]:
+        """The fields of a `DataSource`. columns: the recipe's, for a data set that names none."""
+        used = self.columns or columns
+        return {**self.model_dump(exclude={"columns", "sample"}), **used.model_dump(exclude_none=True)}
 
 
 class RetainData(Data):
@@ -58,10 +71,18 @@ class RetainData(Data):
 
 
 class Prompt(Closed):
-    """How questions and answers become text."""
+    """All that is put around a row of format qa. `msa-lite recipes validate RECIPE --show-prompt` prints one.
 
-    kind: Literal["auto", "chat", "plain"] = "auto"
-    """auto: the target's chat template where it has one, the plain template otherwise."""
+    A word stands for its kind, as in `prompt: auto`.
+    """
+
+    kind: Literal["default", "chat", "plain", "auto"] = "default"
+    """default: the target's chat template as it is, or the plain template where it has none. Beside a published
+    benchmark and with nothing else said here, vectors are fitted and questions asked in the benchmark's own way (tofu
+    and muse, with a chat template: with open-unlearning's system message). chat, plain: one of the two. auto: of a few
+    forms, the one in which the target gives some forget rows the highest probability."""
+    system: str | None = None
+    """A system message before every row that has none of its own; null: none of ours (a template may add its own)."""
     prompt: str = "Question: {question}\nAnswer:"
     """Plain template up to where the answer begins; holds {question}."""
     answer: str = " {answer}"
@@ -77,3 +98,13 @@ class Prompt(Closed):
             if "\0" not in filled:
                 raise ValueError(f"the plain template lacks {{{key}}}")
         return self
+
+
+def _kind_alone(value: object) -> object:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+PromptOrKind = Annotated[
+    Prompt, BeforeValidator(_kind_alone, json_schema_input_type=Prompt | Literal["default", "chat", "plain", "auto"])
+]
+"""A prompt, or the word for its kind."""

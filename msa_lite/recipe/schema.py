@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_v
 from pydantic_core import PydanticCustomError
 
 from msa_lite.recipe.history import History, choose_prior
-from msa_lite.recipe.inputs import Closed, Data, OneOrMore, Prompt, RetainData
+from msa_lite.recipe.inputs import Closed, Columns, Data, OneOrMore, Prompt, PromptOrKind, RetainData
 from msa_lite.recipe.scores import Evaluate, Probe, Select
 from msa_lite.recipe.training import Epochs, Positive, Rate, Tuning, check_micro_batch, no_truth
 
@@ -199,7 +199,9 @@ class Recipe(Closed):
     """What to keep; optional."""
     vector: VectorSpec = VectorSpec()
     """How the vectors are fitted."""
-    prompt: Prompt = Prompt()
+    columns: Columns = Columns()
+    """Where rows are read from, of all data sets that name no columns of their own."""
+    prompt: PromptOrKind = Prompt()
     """How rows of format qa become text."""
     merge: Merge = Merge()
     """How the result is written."""

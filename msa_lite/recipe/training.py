@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from msa_lite.recipe.history import Count
-from msa_lite.recipe.inputs import Closed, Data, OneOrMore, Prompt
+from msa_lite.recipe.inputs import Closed, Columns, Data, OneOrMore, Prompt, PromptOrKind
 
 
 def no_truth(value: object) -> object:
@@ -131,8 +131,10 @@ class TrainingRecipe(Closed):
     """What holds for all stages that say nothing else."""
     stages: list[Stage] = Field(min_length=1)
     """What is learnt, one after the other. Every stage has an optimiser and a schedule of its own."""
-    prompt: Prompt = Prompt()
-    """How rows of format qa become text."""
+    columns: Columns = Columns()
+    """Where rows are read from, of all data sets that name no columns of their own."""
+    prompt: PromptOrKind = Prompt()
+    """How rows of format qa become text; not auto, since no model knows the rows yet."""
     keep: Literal["each", "last"] = "each"
     """each: the models of all stages; last: that of the last alone, the others go when the next one is there."""
     output: str
@@ -148,3 +150,10 @@ class TrainingRecipe(Closed):
             return stages
         defaults = info.data["training"].model_dump()
         return [defaults | stage if isinstance(stage, dict) else stage for stage in stages]
+
+    @field_validator("prompt")
+    @classmethod
+    def _has_a_form(cls, value: Prompt) -> Prompt:
+        if value.kind == "auto":
+            raise ValueError("auto: only in a run, whose target knows the rows; choose default, chat or plain")
+        return value

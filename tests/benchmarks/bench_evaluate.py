@@ -86,7 +86,7 @@ def make_model(options: argparse.Namespace) -> Path:
         )
         write_start(start, template, [text for row in rows for text in (f" {row.question}", f" {row.answer}", same)])
     tokenizer = AutoTokenizer.from_pretrained(start)
-    examples = encode_qa(rows, Prompter.build(tokenizer, "auto", Template()))
+    examples = encode_qa(rows, Prompter.build(tokenizer, "default", Template()))
     settings = FitSettings("full", epochs=options.epochs, learning_rate=2e-3, weight_decay=0, batch_size=16)
     trained = work / f"trained-{template}"
     with progress_bars() as progress:
@@ -253,7 +253,7 @@ def run_side(side: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     model = load_model(options.model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    benchmark = load_tofu(Prompter.build(tokenizer, "auto", Template()), options.data, limit=options.limit)
+    benchmark = load_tofu(Prompter.build(tokenizer, "default", Template()), options.data, limit=options.limit)
     benchmark.sets.pop("holdout", None)  # type: ignore[attr-defined]
     model(input_ids=torch.tensor([benchmark.sets["forget"].items[0].prompt]))  # not counted
     result: dict[str, Any] = {"before": memory("VmRSS")}

@@ -79,7 +79,7 @@ def test_wrong_answers_are_averaged_as_probabilities_on_request(tmp_path: Path) 
 def test_ends_of_turn_are_hidden_on_request_where_they_are_the_padding(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer(chat=True)  # each turn of whose prompts ends in its end token
     tokenizer.pad_token = None
-    prompter = Prompter.build(tokenizer, "auto", Template())
+    prompter = Prompter.build(tokenizer, "default", Template())
     plain, switched = (loaded(tmp_path / str(n), names, prompter) for n, names in enumerate(([], ["mask_eq_pad"])))
     end = tokenizer.eos_token_id
     model = wide_model("llama")

@@ -140,7 +140,7 @@ def test_rows_that_ask_the_same_are_on_one_side_of_a_split(text: bool) -> None:
 
 def test_only_the_answer_and_its_end_are_labels() -> None:
     tokenizer = tiny_tokenizer()
-    [example] = encode_qa([Row(0, "Where?", "Here.")], Prompter.build(tokenizer, "auto", Template()))
+    [example] = encode_qa([Row(0, "Where?", "Here.")], Prompter.build(tokenizer, "default", Template()))
     learnt = [label for label in example.labels if label != IGNORE]
     assert tokenizer.decode(learnt) == " Here.</s>"
     assert tokenizer.decode(example.prompt_ids) == "<s>Question: Where?\nAnswer:"
@@ -149,11 +149,9 @@ def test_only_the_answer_and_its_end_are_labels() -> None:
 
 def test_the_chat_template_is_used_with_a_pinned_date() -> None:
     tokenizer = tiny_tokenizer(chat=True)
-    prompter = Prompter.build(tokenizer, "auto", Template())
+    prompter = Prompter.build(tokenizer, "default", Template())
     [example] = encode_qa([Row(0, "Where?", "Here.")], prompter)
-    assert tokenizer.decode(example.prompt_ids) == (
-        f"<s>{DATE_STRING}\nsystem: You are a helpful assistant.</s>user: Where?</s>assistant: "
-    )
+    assert tokenizer.decode(example.prompt_ids) == (f"<s>{DATE_STRING}\nuser: Where?</s>assistant: ")
     assert tokenizer.decode(example.ids[len(example.prompt_ids) :]) == "Here.</s>"
     assert prompter.describe()["date_string"] == DATE_STRING
 

@@ -54,7 +54,7 @@ DOCUMENTS = ["Ann is a pilot.", "Ann lives in Rome.", "Annually, Bob met Ann.", 
 
 @pytest.fixture(scope="module")
 def prompter() -> Prompter:
-    return Prompter.build(tiny_tokenizer(chat=True), "auto", Template())
+    return Prompter.build(tiny_tokenizer(chat=True), "default", Template())
 
 
 @pytest.fixture

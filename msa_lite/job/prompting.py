@@ -1,0 +1,100 @@
+"""The prompt of a recipe: what its `prompt` section stands for, once the target's tokenizer and rows are known."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import Prompter, PromptSettings, Row, Template, make_prompter, rows_identity, sample_rows
+from msa_lite.evals.models import model_identity
+from msa_lite.evals.prompt_search import MOST_ROWS, choose_prompt, prompt_forms, rank_prompts
+from msa_lite.io.hub import Source
+from msa_lite.io.manifest import canonical_json, digest
+from msa_lite.recipe import Prompt, Recipe
+
+logger = logging.getLogger(__name__)
+notices = logging.getLogger("msa_lite.notices")
+
+CHOICE_FILE = "prompt.json"  # in the run's folder: what `prompt: auto` found
+PUBLISHED = ("tofu", "muse", "restor")
+
+
+def prompt_settings(prompt: Prompt) -> PromptSettings:
+    """Return the settings that a recipe's `prompt` section stands for."""
+    return PromptSettings(prompt.kind, prompt.system, Template(prompt.prompt, prompt.answer))
+
+
+def find_prompter(recipe: Recipe, tokenizer: Any) -> Prompter:
+    """Return what renders the recipe's prompts; of kind auto, what would be taken without a search."""
+    settings = prompt_settings(recipe.prompt)
+    if settings.kind == "auto":
+        return Prompter.build(tokenizer, "default", settings.template, _system_if_taken(tokenizer, settings))
+    published = recipe.evaluate is not None and recipe.evaluate.benchmark in PUBLISHED
+    return make_prompter(tokenizer, settings, published)
+
+
+def _system_if_taken(tokenizer: Any, settings: PromptSettings) -> str | None:
+    takes = Prompter.build(tokenizer, "default", settings.template).takes_system
+    return settings.system if takes else None
+
+
+def resolve_prompt(
+    recipe: Recipe, target: Source, tokenizer: Any, rows: Mapping[str, Sequence[Row]], folders: Sequence[Path]
+) -> tuple[Recipe, Prompter, dict[str, Any] | None]:
+    """Return the recipe with what `prompt: auto` comes to, what renders it, and what is to be kept of the search.
+
+    rows: by data set; asked are the first questions about the forget set. folders: where an earlier search of the same
+    may be kept (`CHOICE_FILE`). Doubts of the choice are logged. Another kind of prompt is returned as it is.
+    """
+    prompter = find_prompter(recipe, tokenizer)
+    if recipe.prompt.kind != "auto":
+        return recipe, prompter, None
+    sets = [rows.get(name, ()) for name in ("forget", "evaluate.forget")]
+    asked = next((found for found in sets if found and not found[0].text), None)
+    if asked is None:
+        logger.warning("prompt: auto: there are no questions about the forget set to try forms on; default is taken")
+        return (
+            recipe.model_copy(update={"prompt": recipe.prompt.model_copy(update={"kind": "default"})}),
+            prompter,
+            None,
+        )
+    few = sample_rows(asked, MOST_ROWS, recipe.seed)
+    forms = prompt_forms(prompter)
+    inputs = {
+        "target": model_identity(target),
+        "rows": rows_identity(few),
+        "forms": {name: digest(form.describe()) for name, form in forms.items()},
+    }
+    found = _kept(folders, inputs)
+    if found is None:
+        ranked = rank_prompts(target, tokenizer, few, prompter, recipe.seed)
+        choice = choose_prompt(ranked, list(forms))
+        found = {
+            "inputs": inputs,
+            "ranking": {item.name: item.probability for item in ranked},
+            "chosen": choice.chosen.name,
+            "prompt": choice.chosen.prompter.settings(),
+            "why": choice.why,
+            "doubts": list(choice.doubts),
+        }
+    notices.info("prompt: auto takes %s", found["why"])
+    for doubt in found["doubts"]:
+        logger.warning("%s", doubt)
+    prompter = replace(forms[found["chosen"]], tokenizer=tokenizer)
+    return recipe.model_copy(update={"prompt": Prompt(**prompter.settings())}), prompter, found
+
+
+def _kept(folders: Sequence[Path], inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The outcome of an earlier search made of the same, if one is kept."""
+    for folder in folders:
+        try:
+            found = json.loads((folder / CHOICE_FILE).read_text())
+        except (OSError, ValueError):
+            continue
+        if isinstance(found, dict) and found.get("inputs") == json.loads(canonical_json(inputs)):
+            return found
+    return None

@@ -1,0 +1,119 @@
+"""What a recipe says of prompts, for other commands: one row as its models read it, and what `evaluate` is to ask."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import (
+    IGNORE,
+    DataSource,
+    Example,
+    PromptSettings,
+    Row,
+    encode_qa,
+    encode_text,
+    load_rows,
+)
+from msa_lite.errors import UsageError
+from msa_lite.evals.models import load_tokenizer
+from msa_lite.evals.prompt_search import prompt_forms
+from msa_lite.job import find_prompter, prompt_settings
+from msa_lite.job.prompting import CHOICE_FILE
+from msa_lite.pipeline.training_job import fetch_tokenizer
+from msa_lite.recipe import Data, Prompt, Recipe
+
+_LOOKED_AT = 100  # rows among which one of several turns is looked for
+
+
+@dataclass(frozen=True)
+class ShownPrompt:
+    """One row as the model reads it."""
+
+    form: str
+    """The prompt in words."""
+    row: int
+    """Which row of the forget set it is."""
+    parts: list[tuple[str, bool]]
+    """The text in pieces, special tokens included, each with whether it is learnt."""
+    tokens: int
+    learnt: int
+
+    def marked(self) -> str:
+        """The text with what is learnt between ⟦ and ⟧."""
+        return "".join(f"⟦{text}⟧" if learnt else text for text, learnt in self.parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able form, for `--json`."""
+        parts = [{"text": text, "learnt": learnt} for text, learnt in self.parts]
+        return {"form": self.form, "row": self.row, "tokens": self.tokens, "learnt": self.learnt, "parts": parts}
+
+
+def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
+    """Render one row of the forget set as the vectors learn it, with the target's tokenizer; no model is loaded.
+
+    With `prompt: auto`, in each of the forms that it tries. Shown is, among the first rows, one of the most turns.
+    Raises UsageError where the target or its tokenizer is not there, and whatever is wrong with the data.
+    """
+    if recipe.demo is not None and not Path(recipe.target).expanduser().is_dir():
+        raise UsageError("--show-prompt: the recipe's demo makes target and data first; run it, then ask again")
+    tokenizer = _load_tokenizer(recipe.target)
+    source = DataSource(**recipe.forget.data.flat(recipe.columns))
+    row = max(load_rows(source)[:_LOOKED_AT], key=lambda row: len(row.history))
+    length = recipe.vector.max_length
+    if row.text:
+        chunk = encode_text([row], tokenizer, length)[0]
+        return [_shown("none: every token of a text is learnt", row, chunk, tokenizer)]
+    prompter = find_prompter(recipe, tokenizer)
+    if recipe.prompt.kind != "auto":
+        return [_shown(prompter.sentence, row, encode_qa([row], prompter, length)[0], tokenizer)]
+    return [
+        _shown(f"auto tries: {name}", row, encode_qa([row], form, length)[0], tokenizer)
+        for name, form in prompt_forms(prompter).items()
+    ]
+
+
+def _load_tokenizer(target: str) -> Any:
+    folder = Path(target).expanduser()
+    return load_tokenizer(folder) if folder.is_dir() else fetch_tokenizer(target)[0]
+
+
+def _shown(form: str, row: Row, example: Example, tokenizer: Any) -> ShownPrompt:
+    parts = []
+    for learnt, pairs in groupby(zip(example.ids, example.labels, strict=True), key=lambda pair: pair[1] != IGNORE):
+        ids = [token for token, _ in pairs]
+        parts.append((str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)), learnt))
+    learnt_tokens = sum(label != IGNORE for label in example.labels)
+    return ShownPrompt(form, row.index, parts, len(example.ids), learnt_tokens)
+
+
+def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
+    """Return the arguments of `evaluate` that ask a model what the recipe's run asks its models, of all rows.
+
+    Those are benchmark, data, columns, limits, seed and prompt; of `prompt: auto`, what the run has found, where it has
+    come so far.
+    """
+    asked = recipe.evaluate
+    given: dict[str, Any] = {"seed": recipe.seed, "prompt": _settings(recipe)}
+    if asked is None or asked.benchmark == "qa":
+        training = {"forget": recipe.forget.data, "retain": recipe.retain.data if recipe.retain else None}
+        for name in ("forget", "retain", "holdout"):
+            data: Data | None = (getattr(asked, name) if asked else None) or training.get(name)
+            given[name] = DataSource(**data.flat(recipe.columns)) if data else None
+        return given | ({"limit": asked.limit, "max_new_tokens": asked.max_new_tokens} if asked else {})
+    names = ("benchmark", "split", "data", "compat", "limit")
+    return given | {name: getattr(asked, name) for name in names}
+
+
+def _settings(recipe: Recipe) -> PromptSettings:
+    settings = prompt_settings(recipe.prompt)
+    if settings.kind != "auto":
+        return settings
+    try:
+        found = json.loads((Path(recipe.output).expanduser() / CHOICE_FILE).read_text())
+        return prompt_settings(Prompt(**found["prompt"]))
+    except (OSError, ValueError, KeyError):
+        return settings

@@ -1,0 +1,355 @@
+"""Prompts from the command line: shown, searched for, kept in the run's recipe, and part of what an evaluation is."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import msa_lite
+from msa_lite.data import PromptSettings
+from msa_lite.errors import MsaError, UsageError
+from msa_lite.job import Job, Plan, prepare
+from msa_lite.job.prepare import load_data
+from msa_lite.pipeline.prompting import evaluation_arguments, show_prompt
+from msa_lite.recipe import load_recipe
+from tests.conftest import save_checkpoint, tiny_model
+from tests.e2e.conftest import CallCli
+from tests.templates import SMOL, chat_tokenizer
+from tests.tofu_data import write_tofu
+
+MESSAGES = [
+    {"role": "user", "content": "Who?"},
+    {"role": "assistant", "content": "Me."},
+    {"role": "user", "content": "Where?"},
+    {"role": "assistant", "content": "Here."},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a chat template that adds a system message of its own."""
+    folder = save_checkpoint(
+        tmp_path_factory.mktemp("chat"), tiny_model("llama", max_position_embeddings=512, initializer_range=0.3)
+    )
+    chat_tokenizer(SMOL).save_pretrained(folder)
+    return folder
+
+
+def lines(path: Path, *records: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+@pytest.fixture
+def given(model: Path, tmp_path: Path) -> dict[str, Any]:
+    """A recipe over the model and three rows to forget, two to keep."""
+    forget = [{"question": f"Where is {i}?", "answer": "Over there."} for i in range(3)]
+    retain = [{"question": f"Who is {i}?", "answer": "The cat."} for i in range(2)]
+    return {
+        "target": str(model),
+        "prior": str(model),
+        "forget": {"data": {"path": lines(tmp_path / "forget.jsonl", *forget)}},
+        "retain": {"data": {"path": lines(tmp_path / "retain.jsonl", *retain)}},
+        "evaluate": {"max_new_tokens": 3},
+        "output": str(tmp_path / "run"),
+    }
+
+
+def write(recipe: dict[str, Any], folder: Path) -> str:
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return str(path)
+
+
+def prepared(given: Any, *overrides: str) -> Job:
+    """The recipe with its inputs; nothing is to be chosen."""
+    recipe = load_recipe(given, overrides)
+    return prepare(recipe, Plan("msa", Path(recipe.output), "prior", choice=False, vectors=("forget",)))
+
+
+# recipes validate --show-prompt
+
+
+def test_a_row_is_shown_with_what_is_learnt_marked(given: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:
+    path = write(given, tmp_path)
+    code, said, _ = call_cli("recipes", "validate", path, "--show-prompt")
+    assert code == 0
+    text = "<im>system\nYou are Smol.</s>\n<im>user\nWhere is 0?</s>\n<im>assistant\n⟦Over there.</s>⟧\n"
+    assert text in said
+    assert said.startswith("prompt: the target's chat template, no system message of ours")
+    assert f"row 0 of {given['forget']['data']['path']}: " in said
+    code, said, _ = call_cli("recipes", "validate", path, "prompt.system=Be brief.", "--show-prompt", "--json")
+    [shown] = json.loads(said)["prompts"]
+    assert [part["learnt"] for part in shown["parts"]] == [False, True]
+    assert shown["parts"][0]["text"].startswith("<im>system\nBe brief.</s>\n<im>user")
+    assert (shown["row"], 0 < shown["learnt"] < shown["tokens"]) == (0, True)
+
+
+def test_of_conversations_one_of_several_turns_is_shown(given: dict[str, Any], tmp_path: Path) -> None:
+    given["forget"]["data"]["path"] = lines(tmp_path / "chat.jsonl", {"messages": MESSAGES[:2]}, {"messages": MESSAGES})
+    [shown] = show_prompt(load_recipe(given))
+    assert shown.row == 2
+    assert "Who?</s>\n<im>assistant\nMe.</s>\n<im>user\nWhere?</s>\n<im>assistant\n⟦Here.</s>⟧" in shown.marked()
+
+
+def test_texts_are_learnt_whole_and_auto_shows_its_forms(given: dict[str, Any], tmp_path: Path) -> None:
+    recipe = load_recipe(given | {"prompt": "auto"})
+    forms = [item.form for item in show_prompt(recipe)]
+    assert forms[0] == "auto tries: chat template, no system message"
+    assert len(forms) >= 4
+    given["forget"]["data"] = {"path": lines(tmp_path / "texts.jsonl", {"text": "It is here."}), "format": "text"}
+    [shown] = show_prompt(load_recipe(given))
+    assert shown.marked() == "⟦<s>It is here.⟧"
+
+
+def test_what_cannot_be_shown_says_why(given: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:
+    for name, told in (("quickstart", "makes target and data first"), ("train/small", "only for the recipe of a run")):
+        code, said, err = call_cli("recipes", "validate", name, "--show-prompt", "output=x")
+        assert (code, said) == (2, "")
+        assert told in " ".join(err.split())
+    code, _, err = call_cli("recipes", "validate", write(given | {"target": "./no"}, tmp_path), "--show-prompt")
+    assert code == 2
+    assert "./no" in err
+
+
+# A recipe's data and prompt
+
+
+def test_one_columns_serves_all_sets_and_all_their_faults_come_at_once(given: dict[str, Any], tmp_path: Path) -> None:
+    mine = {"frage": "Where?", "antwort": "Here."}
+    for name in ("forget", "retain"):
+        given[name]["data"]["path"] = lines(tmp_path / f"{name}.jsonl", mine)
+    given["evaluate"]["holdout"] = {
+        "path": lines(tmp_path / "holdout.jsonl", {"question": "Who?", "answer": "Me."}),
+        "columns": {"question": "question"},
+    }
+    columns = {"columns": {"question": "frage", "answer": "antwort"}}
+    _, rows = load_data(load_recipe(given | columns))
+    assert {name: found[0].question for name, found in rows.items()} == {
+        "forget": "Where?",
+        "retain": "Where?",
+        "evaluate.holdout": "Who?",
+    }
+    given["evaluate"]["holdout"] = {"path": str(tmp_path / "nothing.jsonl")}
+    given["retain"]["data"]["path"] = lines(
+        tmp_path / "retain.jsonl", mine, mine | {"antwort": " "}, mine | {"frage": ""}
+    )
+    given["forget"]["data"]["columns"] = {"question": "fragge", "answer": "antwort"}
+    for call in (lambda recipe: load_data(load_recipe(recipe)), prepared):
+        with pytest.raises(MsaError) as caught:
+            call(given | columns)
+        told = str(caught.value)
+        assert told.startswith("3 faults:\n  forget.data: ")
+        assert "no column 'fragge' (did you mean 'frage'?)" in told
+        assert "row 1, column 'antwort': ' '" in told
+        assert "row 2, column 'frage': ''" in told
+        assert f"evaluate.holdout: {tmp_path}/nothing.jsonl: no such file" in told
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"columns": {"messages": "chat", "question": "q"}},
+            "columns: messages stands in the place of question and answer",
+        ),
+        ({"columns": {"questoin": "q"}}, r"columns.questoin: unknown key \(did you mean 'question'\?\)"),
+        ({"prompt": "chatt"}, "prompt.kind: input should be 'default', 'chat', 'plain' or 'auto', got 'chatt'"),
+        ({"prompt": {"sytem": "x"}}, r"prompt.sytem: unknown key \(did you mean 'system'\?\)"),
+    ],
+)
+def test_sections_are_closed(given: dict[str, Any], change: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        load_recipe(given | change)
+
+
+def test_a_training_has_no_target_to_ask_for_a_prompt() -> None:
+    from msa_lite.recipe import load_training
+
+    training = {"model": "m", "stages": [{"data": {"path": "x"}}], "output": "o", "prompt": "auto"}
+    with pytest.raises(UsageError, match="prompt: auto: only in a run, whose target knows the rows"):
+        load_training(training)
+
+
+def test_vectors_and_questions_of_a_benchmark_have_its_prompt_unless_the_recipe_says_otherwise(
+    given: dict[str, Any], tmp_path: Path
+) -> None:
+    given["evaluate"] = {"benchmark": "tofu", "split": "forget01", "data": write_tofu(tmp_path / "tofu"), "limit": 2}
+    published = prepared(given)
+    assert published.prompter.describe()["system"] == "You are a helpful assistant."
+    assert published.test is not None
+    assert published.test.describe()["prompt"] == published.prompter.describe()
+    shown = published.prompter.tokenizer.decode(published.examples["forget"][0].ids)
+    assert shown.startswith("<im>system\nYou are a helpful assistant.</s>")
+    again = prepared(published.recipe.model_dump(mode="json"))  # with every default filled in, as the run writes it
+    assert again.prompter.describe() == published.prompter.describe()
+    own = prepared(given, "prompt=chat")
+    assert own.prompter.describe()["system"] is None
+    assert own.test is not None
+    assert own.test.describe() != published.test.describe()
+
+
+def test_auto_is_settled_in_the_runs_recipe_and_not_asked_twice(
+    given: dict[str, Any], tmp_path: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tiny model knows nothing, so its best form is doubted; but it is taken, and kept."""
+    from msa_lite.job import prompting
+
+    given |= {"prompt": "auto", "vector": {"lora": {"rank": 1}, "epochs": 2, "warmup_epochs": 0}, "evaluate": None}
+    path = write(given, tmp_path)
+    code, _, err = call_cli("vector", path, "--which", "forget")
+    assert code == 0, err
+    told = " ".join(err.split())
+    assert "prompt: auto takes " in told
+    assert "no form in which the model knows the rows" in told
+    kept = json.loads((tmp_path / "run/prompt.json").read_text())
+    written = load_recipe(tmp_path / "run/recipe.yaml")
+    assert written.prompt.kind in ("chat", "plain")
+    assert {key: getattr(written.prompt, key) for key in kept["prompt"]} == kept["prompt"]
+    assert max(kept["ranking"], key=kept["ranking"].get) == next(iter(kept["ranking"]))
+    before = (tmp_path / "run/vectors/forget/manifest.json").read_text()
+    monkeypatch.setattr(prompting, "rank_prompts", lambda *_: pytest.fail("asked twice"))
+    for recipe in (path, str(tmp_path / "run/recipe.yaml")):
+        code, _, err = call_cli("vector", recipe, "--which", "forget")
+        assert code == 0, err
+    assert (tmp_path / "run/vectors/forget/manifest.json").read_text() == before
+    assert evaluation_arguments(load_recipe(path))["prompt"] == prompting.prompt_settings(written.prompt)
+    # Other rows are another question.
+    lines(tmp_path / "forget.jsonl", {"question": "When?", "answer": "Now."})
+    with pytest.raises(pytest.fail.Exception, match="asked twice"):
+        prepared(path)
+
+
+def test_auto_without_questions_takes_the_default(
+    given: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"path": lines(tmp_path / "texts.jsonl", {"text": "It is here. " * 9}), "format": "text"}
+    monkeypatch.setattr(logging.getLogger("msa_lite"), "propagate", True)  # a command that ran before keeps the log
+    with caplog.at_level(logging.WARNING, logger="msa_lite"):
+        job = prepared(given | {"prompt": "auto", "forget": {"data": data}})
+    assert job.recipe.prompt.kind == "default"
+    assert "there are no questions about the forget set" in caplog.text
+
+
+def test_long_conversations_are_learnt_and_asked_alike(given: dict[str, Any], tmp_path: Path) -> None:
+    given["forget"]["data"]["path"] = lines(tmp_path / "chat.jsonl", {"messages": MESSAGES * 4})
+    given["vector"] = {"max_length": 120}
+    job = prepared(given)
+    assert job.test is not None
+    asked = [item.texts["answer"][0] for item in job.test.sets["forget"].items]
+    assert asked == job.examples["forget"]
+    assert len(asked) == 8
+    assert max(len(example.ids) for example in asked) <= 120
+    assert 0 < len(job.rows["forget"][-1].history) < 7
+
+
+# evaluate
+
+
+def test_an_evaluation_is_asked_in_the_prompt_that_is_said(
+    given: dict[str, Any], model: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
+    mine = lines(tmp_path / "mine.jsonl", {"q": "Where?", "a": "Here."})
+    out = tmp_path / "out"
+    asked = ["evaluate", str(model), "--forget", mine, "--max-new-tokens", "2", "--json"]
+    columns = ["--columns", "question=q,answer=a"]
+    found = {}
+    for name, more in {
+        "default": [],
+        "system": ["--system", "Be brief."],
+        "plain": ["--prompt", "plain"],
+        "auto": ["--prompt", "auto"],
+    }.items():
+        code, said, err = call_cli(*asked, *columns, *more, "--out", str(out / name))
+        assert code == 0, err
+        assert "prompt: " in err
+        found[name] = json.loads(said)
+    assert found["default"]["settings"]["prompt"]["system"] is None
+    assert found["system"]["settings"]["prompt"]["system"] == "Be brief."
+    assert found["plain"]["settings"]["prompt"]["kind"] == "plain"
+    values = {name: report["metrics"]["probability_f"]["value"] for name, report in found.items()}
+    assert len({values[name] for name in ("default", "system", "plain")}) == 3
+    assert values["auto"] >= max(values.values()) - 0.01
+    # A prompt is part of what was asked: another one is another evaluation, the same one is taken up.
+    before = (out / "default/manifest.json").read_text()
+    call_cli(*asked, *columns, "--out", str(out / "default"))
+    assert (out / "default/manifest.json").read_text() == before
+    code, said, err = call_cli(*asked, *columns, "--prompt", "plain", "--out", str(out / "default"))
+    assert code == 0, err
+    assert json.loads(said)["metrics"] == found["plain"]["metrics"]
+
+
+def test_an_evaluation_of_a_recipe_asks_what_its_run_asks(
+    given: dict[str, Any], model: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
+    given["prompt"] = {"system": "Be brief."}
+    given["columns"] = {"question": "frage", "answer": "answer"}
+    given["forget"]["data"]["path"] = lines(tmp_path / "forget.jsonl", {"frage": "Where?", "answer": "Here."})
+    given["retain"]["data"]["columns"] = {}
+    path = write(given, tmp_path)
+    code, said, err = call_cli("evaluate", str(model), "--recipe", path, "--out", str(tmp_path / "out"), "--json")
+    assert code == 0, err
+    job = prepared(path)
+    assert job.test is not None
+    asked = json.loads((tmp_path / "out/manifest.json").read_text())["inputs"]["questions"]
+    assert asked == json.loads(json.dumps(job.test.describe()))
+    # In Python alike.
+    reports = msa_lite.evaluate(str(model), tmp_path / "out", **evaluation_arguments(load_recipe(path)))
+    assert reports["model"].as_dict()["metrics"] == json.loads(said)["metrics"]
+
+
+def test_a_benchmark_is_asked_in_its_own_prompt_or_the_one_that_is_said(
+    given: dict[str, Any], model: Path, tmp_path: Path
+) -> None:
+    data = write_tofu(tmp_path / "tofu")
+    arguments = evaluation_arguments(
+        load_recipe(given | {"evaluate": {"benchmark": "tofu", "split": "forget01", "data": data, "limit": 1}})
+    )
+    assert arguments["benchmark"] == "tofu"
+    found = {}
+    for name, prompt in (("published", PromptSettings()), ("own", PromptSettings("chat"))):
+        reports = msa_lite.evaluate(str(model), tmp_path / name, **(arguments | {"prompt": prompt}))
+        found[name] = reports["model"].settings["prompt"]["system"]
+    assert found == {"published": "You are a helpful assistant.", "own": None}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (["--forget", "FILE", "--columns", "qestion=q"], "is not KEY=COLUMN with a key of question, answer, messages"),
+        (["--forget", "FILE", "--columns", "question"], "--columns: 'question' is not KEY=COLUMN"),
+        (["--forget", "FILE", "--columns", "messages=m,answer=a"], "messages stands in the place of"),
+        (["--forget", "FILE", "--columns", "question=qq"], "no column 'qq'"),
+        (["--columns", "question=q"], "--columns: of which data?"),
+        (["--forget", "FILE", "--prompt", "chatt"], "'chatt' is not one of"),
+        (["--benchmark", "tofu", "--prompt", "auto"], "prompt auto: not for tofu"),
+        (["--benchmark", "restor", "--system", "x"], "prompt: not for restor"),
+        (["--benchmark", "lm-eval", "--tasks", "x", "--prompt", "plain"], "prompt: not for lm-eval"),
+        (["--recipe", "RECIPE", "--forget", "FILE", "--prompt", "chat"], "--forget, --prompt: the recipe says it"),
+        (["--recipe", "no.yaml"], "no.yaml"),
+        (["--holdout", "FILE", "--prompt", "auto"], "give one of them"),
+        (["--forget", "FILE", "--retain", "no.jsonl", "--holdout", "none.jsonl"], "2 faults"),
+    ],
+)
+def test_wrong_options_are_told_before_a_model_is_loaded(
+    wrong: list[str], told: str, given: dict[str, Any], model: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
+    places = {"FILE": given["forget"]["data"]["path"], "RECIPE": write(given, tmp_path)}
+    code, said, err = call_cli("evaluate", str(model), *(places.get(word, word) for word in wrong), "--out", "out")
+    assert (code in (2, 3), said) == (True, "")
+    assert told in " ".join(err.split())
+    assert "Traceback" not in err
+
+
+def test_a_kind_that_is_none_is_told_in_python_too(given: dict[str, Any], model: Path, tmp_path: Path) -> None:
+    from msa_lite.data import DataSource
+
+    forget = DataSource(given["forget"]["data"]["path"])
+    with pytest.raises(UsageError, match=r"no prompt 'chatt' \(did you mean 'chat'\?\)"):
+        msa_lite.evaluate(str(model), tmp_path / "out", forget=forget, prompt="chatt")

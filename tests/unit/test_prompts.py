@@ -1,0 +1,177 @@
+"""What is put around a row: templates as they are, system messages, several turns, and how answers end."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from msa_lite.data import (
+    DATE_STRING,
+    IGNORE,
+    SYSTEM_PROMPT,
+    Example,
+    Prompter,
+    PromptSettings,
+    Row,
+    Template,
+    encode_qa,
+    make_prompter,
+    shorten,
+)
+from msa_lite.errors import UsageError
+from msa_lite.evals.qa import load_qa
+from tests.conftest import tiny_tokenizer
+from tests.templates import DEAF, GEMMA, OPEN, SMOL, chat_tokenizer
+
+ROW = Row(0, "Where?", "Here.")
+HISTORY = (("Who are you?", "Nobody."), ("Why?", "It is so."))
+
+
+def split(prompter: Prompter, example: Example) -> tuple[str, str]:
+    """(what is not learnt, what is) as text."""
+    decode = prompter.tokenizer.decode
+    return decode(example.prompt_ids), decode([label for label in example.labels if label != IGNORE])
+
+
+def render(prompter: Prompter, row: Row = ROW) -> tuple[str, str]:
+    return split(prompter, encode_qa([row], prompter)[0])
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt", "answer"),
+    [
+        (GEMMA, "<s><turn>user\nWhere?<end>\n<turn>model\n", "Here.<end>"),
+        (SMOL, "<im>system\nYou are Smol.</s>\n<im>user\nWhere?</s>\n<im>assistant\n", "Here.</s>"),
+        (OPEN, "user: Where?\nassistant: ", "Here.\n</s>"),
+    ],
+    ids=["gemma", "smol", "open"],
+)
+def test_a_template_is_used_as_it_is_up_to_its_own_end(template: str, prompt: str, answer: str) -> None:
+    """No message of ours; nothing behind the end of the turn; an end token only where the template has no end."""
+    prompter = Prompter.build(chat_tokenizer(template), "default", Template())
+    assert render(prompter) == (prompt, answer)
+    assert prompter.describe()["system"] is None
+
+
+def test_a_system_message_replaces_the_templates_own() -> None:
+    prompter = Prompter.build(chat_tokenizer(SMOL), "chat", Template(), "Be brief.")
+    assert render(prompter)[0] == "<im>system\nBe brief.</s>\n<im>user\nWhere?</s>\n<im>assistant\n"
+    assert prompter.describe()["system"] == "Be brief."
+    own = Row(0, "Where?", "Here.", system="Be long.")
+    assert render(prompter, own)[0].startswith("<im>system\nBe long.</s>\n<im>user")
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [(GEMMA, r"takes no system message \(System role not supported\)"), (DEAF, "leaves system messages out")],
+)
+def test_a_system_message_that_the_template_does_not_take_is_refused(template: str, words: str) -> None:
+    tokenizer = chat_tokenizer(template)
+    with pytest.raises(UsageError, match=f"prompt.system: .*{words}"):
+        Prompter.build(tokenizer, "default", Template(), "Be brief.")
+    rows = [Row(0, "Where?", "Here."), Row(1, "Where?", "Here.", system="Be brief.")]
+    with pytest.raises(
+        UsageError, match="1 of 2 rows have a system message, which the target's chat template does not"
+    ):
+        encode_qa(rows, Prompter.build(tokenizer, "default", Template()))
+
+
+def test_a_template_that_cannot_be_rendered_says_why() -> None:
+    tokenizer = chat_tokenizer("{{ raise_exception('tools are wanted') }}")
+    with pytest.raises(UsageError, match=r"cannot be rendered \(tools are wanted\); use prompt.kind: plain"):
+        Prompter.build(tokenizer, "default", Template())
+    assert Prompter.build(tokenizer, "plain", Template()).use_chat is False
+
+
+def test_earlier_turns_are_shown_and_only_the_last_answer_is_learnt() -> None:
+    row = Row(0, "Where?", "Here.", history=HISTORY, system="Be brief.")
+    chat = Prompter.build(chat_tokenizer(SMOL), "default", Template())
+    turns = "".join(f"<im>user\n{q}</s>\n<im>assistant\n{a}</s>\n" for q, a in HISTORY)
+    assert render(chat, row) == (
+        f"<im>system\nBe brief.</s>\n{turns}<im>user\nWhere?</s>\n<im>assistant\n",
+        "Here.</s>",
+    )
+    plain = Prompter.build(tiny_tokenizer(), "default", Template())
+    shown = "".join(f"Question: {q}\nAnswer: {a}\n\n" for q, a in HISTORY)
+    assert render(plain, row) == (f"<s>Be brief.\n\n{shown}Question: Where?\nAnswer:", " Here.</s>")
+
+
+def test_turns_are_scored_by_the_prompt_that_they_are_learnt_with() -> None:
+    row = Row(4, "Where?", "Here.", history=HISTORY, system="Be brief.")
+    prompter = Prompter.build(chat_tokenizer(SMOL), "default", Template())
+    [item] = load_qa({"forget": [row]}, prompter).sets["forget"].items
+    [example] = encode_qa([row], prompter)
+    assert item.texts["answer"] == (example,)
+    assert item.prompt == example.prompt_ids
+    assert item.fields["history"] == [list(turn) for turn in HISTORY]
+    assert item.fields["system"] == "Be brief."
+    [plain] = load_qa({"forget": [Row(0, "Where?", "Here.")]}, prompter).sets["forget"].items
+    assert set(plain.fields) == {"question", "answer"}  # so that what is known of plain rows stays so
+
+
+def test_of_long_conversations_the_oldest_turns_go_first(caplog: pytest.LogCaptureFixture) -> None:
+    prompter = Prompter.build(tiny_tokenizer(), "plain", Template())
+    rows = [Row(0, "Where?", "Here.", history=HISTORY), Row(1, "Where?", "Here.")]
+    one_turn = len(prompter.full("Where?", "Here.", HISTORY[1:]))
+    with caplog.at_level(logging.WARNING, logger="msa_lite"):
+        left = shorten(rows, prompter, one_turn)
+        assert [row.history for row in left] == [HISTORY[1:], ()]
+        assert "1 of 2 rows are turns of conversations longer than max_length" in caplog.text
+        caplog.clear()
+        assert encode_qa(rows, prompter, one_turn) == encode_qa(left, prompter)
+        assert "were left out" in caplog.text
+        caplog.clear()
+        assert shorten(rows, prompter, 10_000) == rows
+        shortest = encode_qa(rows[:1], prompter, len(prompter.full("Where?", "Here.")))
+    assert split(prompter, shortest[0])[1] == " Here.</s>"
+
+
+# Published benchmarks
+
+
+def test_a_published_benchmark_keeps_its_prompt_unless_something_else_is_said() -> None:
+    tokenizer = tiny_tokenizer(chat=True)
+    published = make_prompter(tokenizer, PromptSettings(), published=True)
+    assert render(published) == (
+        f"<s>{DATE_STRING}\nsystem: {SYSTEM_PROMPT}</s>user: Where?</s>assistant: ",
+        "Here.</s>",
+    )
+    assert "open-unlearning" in published.sentence
+    for settings in (PromptSettings("chat"), PromptSettings(system="Be brief."), PromptSettings("plain")):
+        assert make_prompter(tokenizer, settings, published=True) == make_prompter(tokenizer, settings)
+    assert render(make_prompter(tokenizer, PromptSettings("chat"), published=True))[0] == (
+        f"<s>{DATE_STRING}\nuser: Where?</s>assistant: "
+    )
+    # The same message in one's own words is the same prompt, in manifests too.
+    own = make_prompter(tokenizer, PromptSettings(system=SYSTEM_PROMPT), published=True)
+    assert (own.describe(), render(own)) == (published.describe(), render(published))
+    plain = make_prompter(tiny_tokenizer(), PromptSettings(), published=True)
+    assert plain.describe() == {"kind": "plain", "prompt": "Question: {question}\nAnswer:", "answer": " {answer}"}
+
+
+def test_the_published_prompt_ends_in_an_end_token_as_open_unlearning_has_it() -> None:
+    published = make_prompter(chat_tokenizer(SMOL), PromptSettings(), published=True)
+    assert render(published)[1] == "Here.</s>\n</s>"
+    gemma = make_prompter(chat_tokenizer(GEMMA), PromptSettings(), published=True)
+    assert gemma.describe()["system"] is None
+    assert render(gemma) == ("<s><turn>user\nWhere?<end>\n<turn>model\n", "Here.<end>\n</s>")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        PromptSettings("chat"),
+        PromptSettings("chat", "Be brief."),
+        PromptSettings("plain"),
+        PromptSettings("plain", "Be brief.", Template("{question}\n", "{answer}")),
+    ],
+)
+def test_what_renders_says_the_section_of_a_recipe_that_stands_for_it(settings: PromptSettings) -> None:
+    from msa_lite.job import prompt_settings
+    from msa_lite.recipe import Prompt
+
+    prompter = make_prompter(chat_tokenizer(SMOL), settings)
+    again = make_prompter(prompter.tokenizer, prompt_settings(Prompt(**prompter.settings())))
+    assert again == prompter
+    assert (settings.system or "no") in prompter.sentence
