@@ -42,7 +42,9 @@ def command(verbose: bool, model: str, out: str, as_json: bool, **options: Any) 
     msa-lite evaluate runs/mine/model --forget forget.jsonl --retain retain.jsonl --out scores
     msa-lite evaluate runs/mine/model --benchmark lm-eval --tasks hellaswag,arc_easy --out general
     """
-    from msa_lite.cli.output import print_json, print_reports, progress_bars, quieten_libraries
+    from msa_lite.cli.output import print_json, print_reports, print_start, progress_bars, quieten_libraries
+
+    print_start(model, out)
     from msa_lite.data import DataSource
     from msa_lite.evals import evaluate
     from msa_lite.evals.judge import JudgeSettings

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from msa_lite.cli.completion import complete_recipe
+
 
 @click.group()
 def command() -> None:
@@ -27,7 +29,7 @@ def list_recipes(as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_recipe)
 def show(name: str) -> None:
     """Print a recipe as it is written, NAME being a shipped one or a file."""
     from msa_lite.recipe import find_recipe
@@ -36,7 +38,7 @@ def show(name: str) -> None:
 
 
 @command.command()
-@click.argument("path")
+@click.argument("path", shell_complete=complete_recipe)
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved recipe as JSON.")
 def validate(path: str, overrides: tuple[str, ...], as_json: bool) -> None:

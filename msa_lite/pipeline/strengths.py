@@ -19,7 +19,7 @@ from msa_lite.evals.choice import Choice, Crew, help_choose, load_sweep
 from msa_lite.evals.points import Points
 from msa_lite.evals.validation import Validation
 from msa_lite.io.manifest import MANIFEST, is_finished, load_manifest, partial_folder
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.progress import Progress, announce, silent
 from msa_lite.job import Job, Plan, prepare
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.exposure import compare_sides
@@ -35,6 +35,7 @@ from msa_lite.pipeline.stages import (
     row_hashes,
     validation_of,
 )
+from msa_lite.pipeline.steps import fit_steps, sweep_steps
 from msa_lite.recipe import Recipe
 from msa_lite.report import Report, Sweep, load_report
 from msa_lite.train import fit_inputs, fit_vector
@@ -100,6 +101,7 @@ def sweep_plan(recipe: Recipe, plan: Plan, progress: Progress, crew: Crew | None
     if len(recipe.points) == 1:
         raise UsageError("forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values")
     with claimed(recipe, plan, progress, check_strengths) as job:
+        announce(progress, [*fit_steps(job, job.vector_names), *sweep_steps(job)])
         fit_vectors(job, job.vector_names, progress)
         swept = choose_strengths(job, progress, crew)
         assert swept.choice is not None, "there are several points"
