@@ -12,6 +12,7 @@ from msa_lite.errors import OutputError
 from msa_lite.io.manifest import write_text
 from msa_lite.io.progress import Progress
 from msa_lite.job import Job, Plan, prepare
+from msa_lite.pipeline.changes import warn_of_changes
 from msa_lite.recipe import Recipe, dump_recipe
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
@@ -44,7 +45,9 @@ def claimed(
             make_history(run_folder(recipe) / HISTORY, make_groups(people, recipe.seed), settings, progress)
             job = prepare(recipe, plan)
             check(job)
-        write_text(folder / "recipe.yaml", _pinned(job))
+        pinned = _pinned(job)
+        warn_of_changes(folder, pinned)
+        write_text(folder / "recipe.yaml", pinned)
         yield job
 
 
