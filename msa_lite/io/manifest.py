@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -225,6 +225,14 @@ def stage_folder(
         write_json(partial / MANIFEST, {**manifest, "versions": software_versions()})
         _apply_umask(partial)
         _put_in_place(partial, folder)
+
+
+def add_files(folder: Path, names: Sequence[str], facts: dict[str, Any]) -> None:
+    """Enter files that were put into a finished folder, and further facts, into its manifest."""
+    manifest = load_manifest(folder)
+    assert manifest is not None, "the folder is finished"
+    manifest["files"] |= {n: {"sha256": hash_file(folder / n), "bytes": (folder / n).stat().st_size} for n in names}
+    write_json(folder / MANIFEST, {**manifest, **facts})
 
 
 @contextmanager

@@ -27,8 +27,8 @@ def warn_of_changes(folder: Path, recipe: str) -> None:
     if changes:
         more = [f"… and {len(changes) - _MOST} more"] if len(changes) > _MOST else []
         logger.warning(
-            "%s: changed since the last run: %s. What depends on it is made anew, and %s/ is replaced where that changes "
-            "its weights; the former stays until the new one is verified",
+            "%s: changed since the last run: %s. What depends on it is made anew, and %s/ is replaced where that "
+            "changes its weights; the former stays until the new one is verified",
             folder,
             ", ".join([*changes[:_MOST], *more]),
             made[0],

@@ -38,6 +38,7 @@ from msa_lite.pipeline.stages import (
 from msa_lite.pipeline.steps import fit_steps, sweep_steps
 from msa_lite.recipe import Recipe
 from msa_lite.report import Report, Sweep, load_report
+from msa_lite.report.points import score_heading, shown_score
 from msa_lite.train import fit_inputs, fit_vector
 
 logger = logging.getLogger(__name__)
@@ -189,11 +190,19 @@ def rescore(job: Job, swept: Swept, merged: Merged | MergedAdapter, progress: Pr
         return []
     after = evaluate_merged(job, merged, progress)
     before, rank = swept.choice, validation_of(job).rank(after, load_report(job.folder / "sweep" / TARGET))
-    line = f"score of the chosen point ({before.rule}): {before.score:.4f} in memory, "
-    line += f"broken as merged model: {rank}" if isinstance(rank, str) else f"{rank.value:.4f} as merged model"
+    name = score_heading(before.rule)[:-2]
+    line = f"the chosen point in memory: {_scored(before.rule, before.score, before.met)}; as merged model: "
+    line = f"{name}, {line}" + (
+        f"broken ({rank})" if isinstance(rank, str) else _scored(before.rule, rank.value, rank.met)
+    )
     if isinstance(rank, str) or abs(before.score - rank.value) > _APART or rank.met != before.met:
         logger.warning("%s; its weights are rounded, or the points were tried in 4-bit", line)
     return [f"{line[0].upper()}{line[1:]}.\n"]
+
+
+def _scored(rule: str, score: float, met: bool) -> str:
+    shown = shown_score(rule, score, met)
+    return "conditions not met" if shown is None else f"{shown:.4f}"
 
 
 def strengths(values: Values | None) -> tuple[float, float]:
