@@ -5,11 +5,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
+
+# OpenMP threads that spin while they wait make training several times slower as soon as another process holds a core.
+# The policy is read when torch is loaded, which is why the package sets it, the one variable that it ever does; a
+# user's own value stays.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from msa_lite.evals.common import compare as compare
     from msa_lite.evals.suite import evaluate as evaluate
+    from msa_lite.io.display import show_progress as show_progress
     from msa_lite.merger import merge as merge
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
@@ -32,6 +39,7 @@ _HOMES = {
     "merge_adapters": "merger",
     "mergekit_recipe": "merger",
     "fit_vector": "train",
+    "show_progress": "io.display",
 }
 
 __all__ = [
@@ -44,6 +52,7 @@ __all__ = [
     "probe",
     "run",
     "run_baseline",
+    "show_progress",
     "sweep",
     "train_stages",
 ]

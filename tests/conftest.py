@@ -118,9 +118,9 @@ def save_adapter(folder: Path, model: Any, seed: int = 1, scale: float = 0.05, *
 @pytest.fixture(autouse=True)
 def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than the rest of a tiny sweep; tests that are about it are marked."""
-    choice = sys.modules.get("msa_lite.evals.choice")
-    if choice and "pictures" not in request.keywords:
-        monkeypatch.setattr(choice, "write_pictures", lambda table, folder: [])
+    pictures = sys.modules.get("msa_lite.evals.pictures")
+    if pictures and "pictures" not in request.keywords:
+        monkeypatch.setattr(pictures, "write_pictures", lambda table, folder: [])
 
 
 @pytest.fixture(scope="session")

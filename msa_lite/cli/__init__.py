@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
-import traceback
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.errors import MsaError, UsageError, nearest
+from msa_lite.errors import UsageError, nearest
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+_QUICKSTART = "quickstart"
 _COMMANDS = {
+    _QUICKSTART: "A first try in minutes, without GPU or downloads.",
     "run": "Do the whole job of a recipe.",
-    "probe": "Look whether a prior has already seen the forget set.",
+    "recipes": "List, show and check recipes.",
+    "evaluate": "Score a model on a benchmark.",
+    "compare": "Put reports side by side, as in the paper.",
+    "verify": "Re-hash a run or a folder against its manifests.",
     "sweep": "Choose alpha and beta on validation rows.",
     "vector": "Fit only the vectors of a recipe.",
     "merge": "Fold vectors into a target.",
-    "mergekit": "Print a merge as a recipe for mergekit.",
-    "evaluate": "Score a model on a benchmark.",
-    "compare": "Put reports side by side, as in the paper.",
+    "probe": "Look whether a prior has already seen the forget set.",
     "baseline": "Run a method that MSA is compared with.",
     "train": "Train targets, ideals and histories in stages.",
-    "verify": "Re-hash a folder against its manifest.",
-    "recipes": "List, show and check recipes.",
+    "mergekit": "Print a merge as a recipe for mergekit.",
 }
 
 
@@ -38,7 +41,9 @@ class _Commands(click.Group):
             return None
         import importlib
 
-        command: click.Command = importlib.import_module(f"msa_lite.cli.{name}").command
+        module = "run" if name == _QUICKSTART else name
+        command: click.Command = importlib.import_module(f"msa_lite.cli.{module}").command
+        _add_verbose(command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -54,10 +59,40 @@ class _Commands(click.Group):
 
             shipped = shipped_recipes()
             if not name.endswith((".yaml", ".yml")) and name not in shipped:
+                if ctx.resilient_parsing:  # while the shell completes a word
+                    return None, None, []
                 hint = nearest(name, [*_COMMANDS, *shipped])
                 raise UsageError(f"'{name}' is neither a command nor a recipe (a .yaml file, or a shipped one){hint}")
+        if name not in _COMMANDS or name == _QUICKSTART:
             args = ["run", *args]
         return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from msa_lite.cli.completion import complete_recipe
+
+        commands = super().shell_complete(ctx, incomplete)
+        known = {item.value for item in commands}
+        recipes = complete_recipe(ctx, self.params[0], incomplete)
+        return [*commands, *(item for item in recipes if item.value not in known)]
+
+
+def _add_verbose(command: click.Command) -> None:
+    """Let a command take -v as well, wherever a user puts it."""
+    if isinstance(command, click.Group):
+        for one in command.commands.values():
+            _add_verbose(one)
+    elif not any("--verbose" in parameter.opts for parameter in command.params):
+        text = "Say more about what is done; show tracebacks."
+        flags: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _set_verbose, "help": text}
+        command.params.append(click.Option(["-v", "--verbose"], **flags))
+
+
+def _set_verbose(ctx: click.Context, param: click.Parameter, verbose: bool) -> None:
+    from msa_lite.cli.output import set_up_logging
+
+    if verbose:
+        ctx.obj = True
+        set_up_logging(verbose)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -80,33 +115,19 @@ def cli(ctx: click.Context, verbose: bool) -> None:
 
 def main() -> None:
     """Entry point: runs a command and turns errors into messages and exit codes."""
-    # OpenMP threads that spin while they wait make training 4 to 12 times slower as soon as another process holds a
-    # core. It has to be said before torch is loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     sys.exit(_run(sys.argv[1:]))
 
 
 def _run(args: list[str]) -> int:
+    """Run a command; return its exit status, which is what the command returns, or 0."""
+    from msa_lite.cli.faults import report_error
+    from msa_lite.cli.output import repeat_warnings
+
     try:
-        status = cli.main(args, prog_name="msa-lite", standalone_mode=False)
-        return status if isinstance(status, int) else 0
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except MsaError as error:
-        click.echo(f"error: {error}", err=True)
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted; finished stages stay, the same command resumes", err=True)
-        return 130
-    except MemoryError:
-        message = "error: out of memory; finished stages stay, the same command resumes (merge: --threads 1)"
-        click.echo(message, err=True)
-        return 4
-    except Exception as error:
-        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if not full or "-v" in args or "--verbose" in args:
-            traceback.print_exc()
-        hint = "the disk is full; make room" if full else "this was not expected and may be a bug"
-        click.echo(f"error: {error} ({hint}); finished stages stay, the same command resumes", err=True)
-        return 4
+        try:
+            status = cli.main(args, prog_name="msa-lite", standalone_mode=False)
+        finally:
+            repeat_warnings()
+    except (Exception, KeyboardInterrupt) as error:
+        return report_error(error, "-v" in args or "--verbose" in args)
+    return status if isinstance(status, int) else 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import click
 
+from msa_lite.cli.completion import complete_method, complete_recipe
+
 
 @click.command()
-@click.argument("method")
-@click.argument("recipe")
+@click.argument("method", shell_complete=complete_method)
+@click.argument("recipe", shell_complete=complete_recipe)
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @click.pass_obj
@@ -24,12 +26,20 @@ def command(verbose: bool, method: str, recipe: str, overrides: tuple[str, ...],
     msa-lite baseline rmu my.yaml baseline.start=prior 'baseline.scale=[0.5, 1.0]'
     """
     from msa_lite.baselines.methods import check_method
-    from msa_lite.cli.output import print_json, print_prior, print_reports, progress_bars, quieten_libraries
+    from msa_lite.cli.output import (
+        print_json,
+        print_prior,
+        print_reports,
+        print_start,
+        progress_bars,
+        quieten_libraries,
+    )
     from msa_lite.cli.verdict import print_verdict
     from msa_lite.recipe import load_recipe
 
     check_method(method)
     loaded = load_recipe(recipe, overrides)
+    print_start(recipe, loaded.output)
     if loaded.baseline.start == "prior":
         print_prior(loaded)
     from msa_lite.pipeline import run_baseline

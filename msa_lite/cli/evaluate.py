@@ -53,7 +53,9 @@ def command(context: click.Context, model: str, out: str, as_json: bool, **optio
     msa-lite evaluate ./my-finetuned-model --recipe my-request.yaml --out scores
     msa-lite evaluate runs/mine/model --benchmark lm-eval --tasks hellaswag,arc_easy --out general
     """
-    from msa_lite.cli.output import print_json, print_reports, progress_bars, quieten_libraries
+    from msa_lite.cli.output import print_json, print_reports, print_start, progress_bars, quieten_libraries
+
+    print_start(model, out)
     from msa_lite.data import PromptSettings
     from msa_lite.evals import evaluate
     from msa_lite.evals.judge import JudgeSettings

@@ -6,11 +6,12 @@ from typing import Any
 
 import click
 
+from msa_lite.cli.completion import complete_recipe
 from msa_lite.cli.merge import read_strengths, strength_options
 
 
 @click.command()
-@click.argument("recipe", required=False)
+@click.argument("recipe", required=False, shell_complete=complete_recipe)
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 @strength_options
 @click.option("--dtype", default="same", show_default=True, help="same, bfloat16, float16 or float32.")

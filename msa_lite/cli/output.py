@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from msa_lite.io.display import Notices, log_to, shown
+
 if TYPE_CHECKING:
-    from msa_lite.io.progress import Progress
+    from msa_lite.io.progress import Watcher
     from msa_lite.recipe import Recipe
     from msa_lite.report import Report
+
+_notices = Notices()  # of this process's command
 
 
 def set_up_logging(verbose: bool) -> None:
     """Warnings of msa-lite go to stderr, everything of it with --verbose; other packages stay quiet below errors."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    logger = logging.getLogger("msa_lite")
-    logger.handlers = [handler]
-    logger.setLevel(logging.INFO if verbose else logging.WARNING)
-    logger.propagate = False
-    logging.getLogger("msa_lite.notices").setLevel(logging.INFO)  # what everybody should see, as which prompt is used
+    log_to(_notices, verbose)
+
+
+def repeat_warnings() -> None:
+    """Print the warnings of a command again, in one block at its end, where progress was shown between them."""
+    _notices.repeat()
 
 
 def quieten_libraries(verbose: bool) -> None:
@@ -46,34 +48,16 @@ def quieten_libraries(verbose: bool) -> None:
     warnings.filterwarnings("ignore", category=UserWarning)
 
 
-@contextmanager
-def progress_bars() -> Iterator[Progress]:
-    """Bars on stderr, one a label, in the order in which they appear."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
+def progress_bars() -> AbstractContextManager[Watcher]:
+    """Progress on stderr: bars on a terminal, lines elsewhere."""
+    return shown(_notices)
 
-    columns = (
-        TextColumn("{task.description:<32}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    bars = Bars(*columns, console=Console(stderr=True))
-    tasks: dict[str, Any] = {}
 
-    def progress(label: str, done: int, total: int) -> None:
-        bars.start()  # with the first step, so that nothing is shown where there is nothing to do
-        if label not in tasks:
-            tasks[label] = bars.add_task(label, total=total)
-        bars.update(tasks[label], completed=done, total=total)
+def print_start(recipe: str, output: str) -> None:
+    """The first line of a command, on stderr: there before torch is loaded, which takes seconds."""
+    from importlib.metadata import version
 
-    try:
-        yield progress
-    finally:
-        if tasks:
-            bars.stop()
+    click.echo(f"msa-lite {version('msa-lite')}: {recipe} → {output}", err=True)
 
 
 def print_prior(recipe: Recipe) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from msa_lite.cli.completion import complete_recipe
+
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete_recipe)
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @click.pass_obj
@@ -21,10 +23,11 @@ def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: boo
     msa-lite probe my.yaml probe.against.path=holdout.jsonl
     msa-lite probe my.yaml probe.against.path=paraphrased.jsonl probe.paired=true
     """
-    from msa_lite.cli.output import print_json, progress_bars, quieten_libraries
+    from msa_lite.cli.output import print_json, print_start, progress_bars, quieten_libraries
     from msa_lite.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides)
+    print_start(recipe, loaded.output)
     from msa_lite.pipeline import probe
 
     quieten_libraries(verbose)

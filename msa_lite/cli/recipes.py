@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msa_lite.cli.completion import complete_recipe
+
 if TYPE_CHECKING:
     from msa_lite.recipe import Recipe, TrainingRecipe
 
@@ -32,7 +34,7 @@ def list_recipes(as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_recipe)
 def show(name: str) -> None:
     """Print a recipe as it is written, NAME being a shipped one or a file."""
     from msa_lite.recipe import find_recipe
@@ -41,7 +43,7 @@ def show(name: str) -> None:
 
 
 @command.command()
-@click.argument("path")
+@click.argument("path", shell_complete=complete_recipe)
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 @click.option("--show-prompt", is_flag=True, help="Print one forget row as the models read it, instead of the recipe.")
 @click.option("--json", "as_json", is_flag=True, help="Print the resolved recipe, or the row, as JSON.")

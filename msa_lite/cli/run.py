@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from msa_lite.cli.completion import complete_recipe
+
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete_recipe)
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @click.option("--accept", is_flag=True, help="Exit with 0 whatever the verdict; checks before the work only warn.")
@@ -24,11 +26,19 @@ def command(
     msa-lite quickstart
     msa-lite my.yaml forget.alpha=1.25 output=runs/stronger
     """
-    from msa_lite.cli.output import print_json, print_prior, print_reports, progress_bars, quieten_libraries
+    from msa_lite.cli.output import (
+        print_json,
+        print_prior,
+        print_reports,
+        print_start,
+        progress_bars,
+        quieten_libraries,
+    )
     from msa_lite.cli.verdict import exit_code, print_examples, print_verdict
     from msa_lite.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides)
+    print_start(recipe, loaded.output)
     print_prior(loaded)
     from msa_lite.pipeline import run
 

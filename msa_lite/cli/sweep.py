@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from msa_lite.cli.completion import complete_recipe
+
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete_recipe)
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 @click.option("--ray", is_flag=True, help="Spread the points over a Ray cluster (RAY_ADDRESS), or over this machine.")
 @click.option("--workers", type=click.IntRange(min=1), help="With --ray: how many at a time.  [default: one a GPU]")
@@ -27,13 +29,14 @@ def command(
     torchrun --nproc_per_node 2 -m msa_lite sweep my.yaml   over processes, without GPUs
     msa-lite sweep my.yaml --ray --workers 4                over machines
     """
-    from msa_lite.cli.output import print_json, print_prior, progress_bars, quieten_libraries
+    from msa_lite.cli.output import print_json, print_prior, print_start, progress_bars, quieten_libraries
     from msa_lite.errors import UsageError
     from msa_lite.recipe import load_recipe
 
     if workers and not ray:
         raise UsageError("--workers goes with --ray; processes of `accelerate launch` are counted by its own options")
     loaded = load_recipe(recipe, overrides)
+    print_start(recipe, loaded.output)
     print_prior(loaded)
     from msa_lite.pipeline import sweep
 

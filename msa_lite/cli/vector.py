@@ -6,9 +6,11 @@ from typing import Literal
 
 import click
 
+from msa_lite.cli.completion import complete_recipe
+
 
 @click.command()
-@click.argument("recipe")
+@click.argument("recipe", shell_complete=complete_recipe)
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 @click.option("--which", type=click.Choice(["forget", "retain", "all"]), default="all", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -17,10 +19,11 @@ def command(
     verbose: bool, recipe: str, overrides: tuple[str, ...], which: Literal["forget", "retain", "all"], as_json: bool
 ) -> None:
     """Fit the forget and retain vectors of RECIPE into its run folder, and nothing else."""
-    from msa_lite.cli.output import print_json, print_prior, progress_bars, quieten_libraries
+    from msa_lite.cli.output import print_json, print_prior, print_start, progress_bars, quieten_libraries
     from msa_lite.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides)
+    print_start(recipe, loaded.output)
     print_prior(loaded)
     from msa_lite.pipeline import run_vectors
 

@@ -1,4 +1,4 @@
-"""msa-lite verify: is a folder still what it was when it was written?"""
+"""msa-lite verify: is a folder, or a whole run, still what it was when it was written?"""
 
 from __future__ import annotations
 
@@ -11,16 +11,33 @@ import click
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(folder: Path, as_json: bool) -> int:
-    """Re-hash every file of FOLDER (a model, vector, evaluation, …) against its manifest."""
+    """Re-hash every file of FOLDER against its manifest: a model, vector, evaluation, …, or a run with all of these.
+
+    \b
+    msa-lite verify runs/mine/model
+    msa-lite verify runs/mine
+    """
     from msa_lite.cli.output import print_json
     from msa_lite.errors import MismatchError, join_faults
-    from msa_lite.io.manifest import verify_folder
+    from msa_lite.io.verify import verify_stages
 
-    faults = verify_folder(folder)
+    faults = verify_stages(folder)
+    broken = sum(map(bool, faults.values()))
     if as_json:
-        print_json({"folder": str(folder), "faults": faults})
-        return MismatchError.exit_code if faults else 0
-    if faults:
-        raise MismatchError(join_faults(f"{folder}: differs from its manifest:", faults))
-    click.echo(f"{folder}: every file is as it was written")
+        every = [_place(folder, stage, fault) for stage, found in faults.items() for fault in found]
+        stages = {str(stage.relative_to(folder)): found for stage, found in faults.items()}
+        print_json({"folder": str(folder), "faults": every, "stages": stages})
+        return MismatchError.exit_code if broken else 0
+    for stage, found in faults.items():
+        if not found:
+            click.echo(f"{stage}: every file is as it was written")
+    if broken:
+        of = f" ({broken} of {len(faults)} folders)" if len(faults) > 1 else ""
+        lines = [_place(folder, stage, fault) for stage, found in faults.items() for fault in found]
+        raise MismatchError(join_faults(f"{folder}: differs from its manifest{of}:", lines, limit=100))
     return 0
+
+
+def _place(folder: Path, stage: Path, fault: str) -> str:
+    """A fault with the stage that it is in, as seen from the folder asked for."""
+    return fault if stage == folder else f"{stage.relative_to(folder)}/{fault}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import shutil
@@ -17,6 +16,7 @@ from msa_lite.errors import StageError, join_faults
 from msa_lite.evals import selection
 from msa_lite.evals.candidates import TARGET, Candidates, Values, Work, candidate_name
 from msa_lite.evals.grid import refined
+from msa_lite.evals.pictures import DRAWN, draw_missing, draw_pictures
 from msa_lite.evals.selection import Metrics, Rank
 from msa_lite.evals.validation import Validation
 from msa_lite.io.manifest import (
@@ -29,7 +29,7 @@ from msa_lite.io.manifest import (
     write_text,
 )
 from msa_lite.io.progress import Progress, silent
-from msa_lite.report import REPORT_FILE, Report, load_report, write_pictures
+from msa_lite.report import REPORT_FILE, Report, load_report
 from msa_lite.report.points import Candidate, Sweep, points_csv, points_markdown
 
 logger = logging.getLogger(__name__)
@@ -81,10 +81,14 @@ def choose(
     Raises StageError when every candidate is broken, DataError where the target lacks what the rule goes by.
     """
     inputs, scored_by = candidates.inputs(validation), candidates.scored_by(validation)
-    if not is_finished(out, inputs):
+    if is_finished(out, inputs):
+        draw_missing(out, load_sweep)
+    else:
+        facts: dict[str, Any] = {}
         candidates = replace(candidates, known={**_scored_before(out, scored_by), **candidates.known})
-        with stage_folder(out, "sweep", inputs, resumable=True, resume_key=scored_by) as folder:
+        with stage_folder(out, "sweep", inputs, facts, resumable=True, resume_key=scored_by) as folder:
             _choose(Work(folder, candidates, validation), label, progress, crew)
+            facts[DRAWN] = draw_pictures(load_sweep(folder), folder)
     return load_choice(out)
 
 
@@ -117,10 +121,6 @@ def _choose(work: Work, label: str, progress: Progress, crew: Crew | None) -> No
     table = load_sweep(folder)
     write_text(folder / "table.md", points_markdown(table))
     write_text(folder / "table.csv", points_csv(table))
-    if importlib.util.find_spec("matplotlib"):
-        write_pictures(table, folder)
-    else:
-        logger.info("no pictures of the sweep: pip install 'msa-lite[report]'")
 
 
 def _all_but_report(folder: str, names: list[str]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.adapter import ADAPTER_CONFIG
 from msa_lite.io.hub import Source, fetch
+from msa_lite.io.quiet import without_bars
 
 _TOKENIZER = "tokenizer_config.json"
 _BLOCK_BYTES = 64 << 20  # fp32 logits held at a time
@@ -88,11 +89,12 @@ def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None) -
         from msa_lite.train.model import nf4
 
         gpu = {"device_map": {"": PartialState().device}, "quantization_config": nf4()}
-    model = AutoModelForCausalLM.from_pretrained(below, **({"dtype": torch.float32} | gpu))
-    if below != Path(folder):
-        from peft import PeftModel
+    with without_bars():
+        model = AutoModelForCausalLM.from_pretrained(below, **({"dtype": torch.float32} | gpu))
+        if below != Path(folder):
+            from peft import PeftModel
 
-        model = PeftModel.from_pretrained(model, str(folder))
+            model = PeftModel.from_pretrained(model, str(folder))
     return model.eval()
 
 

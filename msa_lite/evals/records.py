@@ -111,6 +111,8 @@ def collect_records(
     ranks.wait()  # nobody appends before everybody has read what is there
     total, done = sum(len(s.texts) + len(s.prompts) for s in todo.values()), 0
     runner: Runner | None = None
+    if total:
+        progress(label, 0, total)  # loading the model may take minutes
     for part in todo.values():
         if part.texts or part.prompts:
             runner = runner or Runner(load_model(source.folder))

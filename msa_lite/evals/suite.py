@@ -33,12 +33,11 @@ from msa_lite.evals.restor import load_restor
 from msa_lite.evals.tofu import load_tofu
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.progress import Progress, notices, silent
 from msa_lite.report import Report, load_report
 from msa_lite.report.metrics import REPORT_FILE
 
 logger = logging.getLogger(__name__)
-notices = logging.getLogger("msa_lite.notices")
 
 PUBLISHED = {"tofu": load_tofu, "restor": load_restor, "muse": load_muse}
 HOMES = {"tofu": tofu.DATA, "muse": muse.DATA}  # where data comes from that nobody names

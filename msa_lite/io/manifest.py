@@ -3,6 +3,10 @@
 A stage writes into `NAME.partial`, puts `manifest.json` there last, has it all written to disk and renames the
 folder. A killed stage leaves at most a `.partial` folder, which the next run takes up or throws away; it never leaves a
 half-written `NAME`. A lock in the partial folder keeps a second process from working on it.
+
+A folder that is there already stays until the new one is whole. Then it is `NAME.previous`, until the new one has been
+read back and agrees with its manifest. A kill in between leaves both, or the former alone under that name; the next run
+checks the new one and removes the former, or puts it back.
 """
 
 from __future__ import annotations
@@ -12,20 +16,20 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import MsaError, OutputError, StageError
+from msa_lite.errors import MsaError, OutputError, StageError, join_faults
 from msa_lite.io.progress import readable
 
 MANIFEST = "manifest.json"
 JOURNAL = ".journal.jsonl"
 _MARKER = ".msa-lite-partial.json"
 _LOCK = ".lock"
-_REPLACED = ".replaced"
+_REPLACED = ".replaced"  # tells a folder that a new one takes the place of from a copy that a user has made
 # What a stage needs while it works, and no part of what it makes.
 _WORKING = frozenset({JOURNAL, _MARKER, f"{_MARKER}.tmp", _LOCK, _REPLACED})
 
@@ -100,7 +104,12 @@ def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
     sizes = {name: item["bytes"] for name, item in manifest["files"].items()}
     if not all((folder / n).is_file() and (folder / n).stat().st_size == size for n, size in sizes.items()):
         return False
-    _sweep(folder)  # a kill right after the rename leaves something to do
+    if (previous_folder(folder) / _REPLACED).exists():  # a kill came before the new one was checked
+        if verify_folder(folder):
+            return False
+        with suppress(OSError):  # as in `_sweep`
+            _remove_previous(folder)
+    _sweep(folder)
     return True
 
 
@@ -138,6 +147,12 @@ def partial_folder(folder: Path) -> Path:
     """Where `stage_folder` builds a folder: beside it; beside what it points to where it is a link."""
     folder = Path(os.path.realpath(folder))  # which also gives a folder such as "." a name
     return folder.with_name(folder.name + ".partial")
+
+
+def previous_folder(folder: Path) -> Path:
+    """Where what a folder held before goes while a new one takes its place."""
+    folder = Path(os.path.realpath(folder))
+    return folder.with_name(folder.name + ".previous")
 
 
 @contextmanager
@@ -185,9 +200,8 @@ def stage_folder(
     folder, partial = Path(os.path.realpath(folder)), partial_folder(folder)
     check_free(folder, kind)
     with _locked(partial):
-        if (partial / _REPLACED).exists() and not folder.exists():  # a kill came between two renames
-            os.rename(partial / _REPLACED, folder)
         try:
+            _settle_previous(folder)
             if check:
                 check()
         except BaseException:
@@ -211,6 +225,14 @@ def stage_folder(
         write_json(partial / MANIFEST, {**manifest, "versions": software_versions()})
         _apply_umask(partial)
         _put_in_place(partial, folder)
+
+
+def add_files(folder: Path, names: Sequence[str], facts: dict[str, Any]) -> None:
+    """Enter files that were put into a finished folder, and further facts, into its manifest."""
+    manifest = load_manifest(folder)
+    assert manifest is not None, "the folder is finished"
+    manifest["files"] |= {n: {"sha256": hash_file(folder / n), "bytes": (folder / n).stat().st_size} for n in names}
+    write_json(folder / MANIFEST, {**manifest, **facts})
 
 
 @contextmanager
@@ -251,25 +273,60 @@ def _claim(partial: Path, fingerprint: dict[str, str]) -> None:
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:
-    """Write everything through to the disk, then rename.
+    """Write everything through to the disk, then rename; check what takes the place of something before that goes.
 
-    A kill at any moment leaves what the next run knows as its own: the marker goes with the folder, and so does the
-    old one that it replaces.
+    A kill at any moment leaves what the next run knows as its own: the marker goes with the folder.
     """
     for path in [*partial.rglob("*"), partial]:
         if not path.is_symlink():
             sync(path)
+    previous = previous_folder(folder)
     if folder.exists():
-        shutil.rmtree(partial / _REPLACED, ignore_errors=True)
-        os.rename(folder, partial / _REPLACED)
+        (folder / _REPLACED).touch()
+        os.rename(folder, previous)
     os.rename(partial, folder)
     sync(folder.parent)
+    if faults := _settle_previous(folder):
+        what = f"{folder}: what was read back is not what was written, so the former one stays; check the disk:"
+        raise StageError(join_faults(what, faults))
     _sweep(folder)
+
+
+def _settle_previous(folder: Path) -> list[str]:
+    """End a replacement: remove the former folder where the new one is as it was written, else put it back.
+
+    Returns what is wrong with the new one. Raises OutputError where something of the user's has the former's name.
+    """
+    previous = previous_folder(folder)
+    if not previous.exists():
+        return []
+    if not (previous / _REPLACED).exists():
+        if folder.exists():
+            raise OutputError(f"{previous}: is in the way, as {folder.name} is to be replaced; move it elsewhere")
+        return []
+    faults = verify_folder(folder) if load_manifest(folder) else ["it is not there"]
+    if not faults:
+        _remove_previous(folder)
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.rename(previous, folder)
+        (folder / _REPLACED).unlink()
+    return faults
+
+
+def _remove_previous(folder: Path) -> None:
+    """Remove the former folder; its mark goes last, so that a kill meanwhile leaves it known as ours."""
+    previous = previous_folder(folder)
+    for path in previous.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != _REPLACED:
+            path.unlink()
+    shutil.rmtree(previous)
 
 
 def _sweep(folder: Path) -> None:
     """Remove what a stage needed while it worked from its finished folder."""
-    shutil.rmtree(folder / _REPLACED, ignore_errors=True)
     for path in [folder / name for name in _WORKING if (folder / name).is_file()]:
         with suppress(OSError):  # of somebody else, or on a disk that cannot be written to: it does no harm there
             path.unlink()

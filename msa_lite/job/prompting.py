@@ -14,10 +14,10 @@ from msa_lite.evals.models import model_identity
 from msa_lite.evals.prompt_search import MOST_ROWS, choose_prompt, prompt_forms, rank_prompts
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import canonical_json, digest
+from msa_lite.io.progress import notices
 from msa_lite.recipe import Prompt, Recipe
 
 logger = logging.getLogger(__name__)
-notices = logging.getLogger("msa_lite.notices")
 
 CHOICE_FILE = "prompt.json"  # in the run's folder: what `prompt: auto` found
 PUBLISHED = ("tofu", "muse", "restor")

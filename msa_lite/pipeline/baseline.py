@@ -25,7 +25,7 @@ from msa_lite.evals.candidates import TARGET, Candidates, Values, candidate_name
 from msa_lite.evals.choice import Choice
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.manifest import load_manifest
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.job import Job, Plan
 from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.fits import check_learns, first_epoch, fit_rate, fit_settings
@@ -44,6 +44,7 @@ from msa_lite.pipeline.stages import (
     validation_of,
     write_summary,
 )
+from msa_lite.pipeline.steps import score_steps, sweep_steps
 from msa_lite.pipeline.verdict import judge_run
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report import Report, load_report
@@ -79,6 +80,7 @@ def run_baseline(method: str, recipe: Given, overrides: Iterable[str] = (), prog
     plan, settings = _plan(method, recipe)
     with claimed(recipe, plan, progress, lambda job: _resolved(job, settings).check()) as job:
         run = _resolved(job, settings)
+        announce(progress, run.steps())
         setting, epoch, scale, choice = run.choose(run.fit(progress), progress)
         vector = run.weights(setting, epoch)
         merged = merge_vectors(job, {"retain": (vector, scale)}, progress)
@@ -175,6 +177,17 @@ class _Run:
         check_learns(self.job, ["forget"], epochs=_epochs(self.job.recipe))
         if cache := self._cache():
             cache.check()
+
+    def steps(self) -> list[Step]:
+        """What there is to do, in its order: the target and the ideal are scored before anything is trained."""
+        fits = [Step(setting.folder.name, "fit") for setting in self.settings]
+        count = len(self.settings) * _epochs(self.job.recipe) * len(_scales(self.job.recipe))
+        choice = sweep_steps(self.job, "the epoch", count)
+        before = [step for step in choice if step.label == "validation: ideal"]
+        if self.job.validation is not None:
+            before.append(Step("validation: target", "score"))
+        after = [step for step in choice if step.label in ("choosing the epoch", "merge")]
+        return [*before, *fits, *after, *score_steps(self.job)]
 
     def fit(self, progress: Progress) -> list[Setting]:
         """Train every setting, or keep what is there already; those whose loss has stayed a number."""

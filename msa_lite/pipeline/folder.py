@@ -10,9 +10,10 @@ from msa_lite.data import rows_identity
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import OutputError
 from msa_lite.io.manifest import write_json, write_text
-from msa_lite.io.progress import Progress
+from msa_lite.io.progress import Progress, notices
 from msa_lite.job import Job, Plan, prepare
-from msa_lite.job.prompting import CHOICE_FILE, notices
+from msa_lite.job.prompting import CHOICE_FILE
+from msa_lite.pipeline.changes import warn_of_changes
 from msa_lite.recipe import Recipe, dump_recipe
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
@@ -47,7 +48,9 @@ def claimed(
             check(job)
         if job.prompt_search:
             write_json(folder / CHOICE_FILE, job.prompt_search)
-        write_text(folder / "recipe.yaml", _pinned(job))
+        pinned = _pinned(job)
+        warn_of_changes(folder, pinned)
+        write_text(folder / "recipe.yaml", pinned)
         if job.renders:
             notices.info("prompt: %s", job.prompter.sentence)
         yield job

@@ -15,7 +15,7 @@ from msa_lite.evals.candidates import Values
 from msa_lite.evals.choice import load_choice
 from msa_lite.evals.records import stand_alone
 from msa_lite.io.manifest import load_manifest
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.progress import Progress, announce, silent
 from msa_lite.job import Job, Plan
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.exposure import cheap_probe
@@ -23,6 +23,7 @@ from msa_lite.pipeline.folder import claimed, run_folder
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.ray_crew import ray_crew
 from msa_lite.pipeline.stages import Summary, evaluate_all, write_summary
+from msa_lite.pipeline.steps import fit_steps, run_steps
 from msa_lite.pipeline.strengths import (
     SweepResult,
     check_strengths,
@@ -154,6 +155,7 @@ def run_plan(
     is_new = not plan.folder.exists()
     with claimed(recipe, plan, progress, check_strengths) as job:
         (job.folder / VERDICT_FILE).unlink(missing_ok=True)  # of an earlier run, perhaps of another model
+        announce(progress, run_steps(job))
         if plan.method == "msa" and (warning := cheap_probe(job, progress)):
             logger.warning("%s", warning)
         _check(job, is_new, accept, progress)
@@ -206,6 +208,7 @@ def run_vectors(
         names = job.vector_names if which == "all" else [which]
         if "retain" in names and "retain" not in job.rows:
             raise UsageError("the recipe has no retain set, so there is no retain vector to fit")
+        announce(progress, fit_steps(job, names))
         fit_vectors(job, names, progress)
         return [job.vector_folder(name) for name in names]
 

@@ -19,7 +19,7 @@ from msa_lite.evals.choice import Choice, Crew, help_choose, load_sweep
 from msa_lite.evals.points import Points
 from msa_lite.evals.validation import Validation
 from msa_lite.io.manifest import MANIFEST, is_finished, load_manifest, partial_folder
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.progress import Progress, announce, silent
 from msa_lite.job import Job, Plan, prepare
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.exposure import compare_sides
@@ -35,8 +35,10 @@ from msa_lite.pipeline.stages import (
     row_hashes,
     validation_of,
 )
+from msa_lite.pipeline.steps import fit_steps, sweep_steps
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE, Report, Sweep, load_report
+from msa_lite.report.points import score_heading, shown_score
 from msa_lite.train import fit_inputs, fit_vector
 
 logger = logging.getLogger(__name__)
@@ -105,6 +107,7 @@ def sweep_plan(recipe: Recipe, plan: Plan, progress: Progress, crew: Crew | None
     if len(recipe.points) == 1:
         raise UsageError("forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values")
     with claimed(recipe, plan, progress, check_strengths) as job:
+        announce(progress, [*fit_steps(job, job.vector_names), *sweep_steps(job)])
         check_knowledge(job, progress=progress)
         fit_vectors(job, job.vector_names, progress)
         swept = choose_strengths(job, progress, crew)
@@ -197,11 +200,19 @@ def rescore(job: Job, swept: Swept, merged: Merged | MergedAdapter, progress: Pr
         return []
     after = evaluate_merged(job, merged, progress)
     before, rank = swept.choice, validation_of(job).rank(after, load_report(job.folder / "sweep" / TARGET))
-    line = f"score of the chosen point ({before.rule}): {before.score:.4f} in memory, "
-    line += f"broken as merged model: {rank}" if isinstance(rank, str) else f"{rank.value:.4f} as merged model"
+    name = score_heading(before.rule)[:-2]
+    line = f"the chosen point in memory: {_scored(before.rule, before.score, before.met)}; as merged model: "
+    line = f"{name}, {line}" + (
+        f"broken ({rank})" if isinstance(rank, str) else _scored(before.rule, rank.value, rank.met)
+    )
     if isinstance(rank, str) or abs(before.score - rank.value) > _APART or rank.met != before.met:
         logger.warning("%s; its weights are rounded, or the points were tried in 4-bit", line)
     return [f"{line[0].upper()}{line[1:]}.\n"]
+
+
+def _scored(rule: str, score: float, met: bool) -> str:
+    shown = shown_score(rule, score, met)
+    return "conditions not met" if shown is None else f"{shown:.4f}"
 
 
 def strengths(values: Values | None) -> tuple[float, float]:

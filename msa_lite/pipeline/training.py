@@ -19,7 +19,7 @@ import yaml
 from msa_lite.errors import MsaError
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import check_space, digest, is_finished, load_manifest, write_json, write_text
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.pipeline.folder import check_run_folder, locked
 from msa_lite.pipeline.training_job import StageJob, TrainingJob, prepare_training
 from msa_lite.recipe import TrainingRecipe, dump_recipe, load_training
@@ -162,6 +162,8 @@ class _Training:
             logger.warning(
                 "%s: no stage of this training any more, and left as it is: %s", self.folder, ", ".join(strays)
             )
+        fits = [Step(step.name, "fit", sum(len(e.ids) for e in step.examples)) for step in self.job.stages]
+        announce(progress, fits)
         for step in self.steps[len(made) :]:
             inputs = self._inputs(step, made)
             self._make(step, made, inputs, progress)

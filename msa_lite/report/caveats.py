@@ -15,9 +15,10 @@ _RULE = (
     "ideal's if some method reaches that, else to the best method's (↑ value / reference, ↓ reference / value); in "
     "bold, the best of the methods"
 )
-_OVER = "where ↓ is better, a value below the ideal's is over-unlearning, though the rule calls it +100%"
-_ALONE = "with one method, 100.0% says only that no other one is there"
-_NO_IDEAL = (
+_OVER = "where ↓ is better, a value below the ideal's is over-unlearning"
+_OVER_RULE = f"{_OVER}, though the rule calls it +100%"
+_NO_IDEAL = "no ideal among the reports, so how low forget scores should go is not known"
+_NO_IDEAL_RULE = (
     "no ideal among the reports: ratios are to the best method, and how low forget scores should go is not known"
 )
 _AS_PRINTED = "its ratios are those that the paper prints, of values with more decimals"
@@ -32,11 +33,11 @@ def caveats(
     whether they are shown.
     """
     shown = [name for name, kept in columns if kept]
-    found = [_RULE] if any(entry.role == "method" for entry in (*own, *printed)) else []
+    parts = [sum(entry.role == "method" for entry in entries) for entries in (own, printed)]
+    with_ratios = max(parts) > 1
+    found = [_RULE] if with_ratios else []
     if any(_over_unlearned(entries, name) for entries in (own, printed) for name in shown):
-        found.append(_OVER)
-    if sum(entry.role == "method" for entry in own) == 1:
-        found.append(_ALONE)
+        found.append(_OVER_RULE if with_ratios else _OVER)
     found += _about_rows(own)
     found += [f"{heading(name, None)} left out: {_reason(own, name)}" for name, kept in columns if not kept]
     found += _about_metrics(own, shown)
@@ -70,7 +71,7 @@ def _about_rows(own: Sequence[Entry]) -> list[str]:
         found.append(f"scored with compat {', '.join(compat)}")
     found += [f"{e.label}: made with compat {', '.join(e.method['compat'])}" for e in own if e.method.get("compat")]
     if all(entry.role != "ideal" for entry in own):
-        found.append(_NO_IDEAL)
+        found.append(_NO_IDEAL_RULE if sum(entry.role == "method" for entry in own) > 1 else _NO_IDEAL)
     return found
 
 

@@ -45,8 +45,8 @@ class Column:
 class Cell:
     """What a row says in a column. value: None where it is missing. n: items in it, None where that is not known.
 
-    ratio: by `ratios`, of methods only. best: whether no method of its part of the table is better. shown: the value as
-    tables show it, a published one as it was printed.
+    ratio: by `ratios`, of methods only, where there are several. best: whether no method of its part of the table is
+    better, where there are several. shown: the value as tables show it, a published one as it was printed.
     """
 
     value: float | None
@@ -212,6 +212,8 @@ def _cells(entries: Sequence[Entry], column: Column) -> list[Cell]:
     methods = [entry for entry in entries if entry.role == "method"]
     values = [entry.value(name) for entry in methods]
     ideal = next((entry.value(name) for entry in entries if entry.role == "ideal"), None)
+    if len(methods) < 2:  # of one alone, each value would be the best, and 100 % of itself
+        return [_cell(entry, name, None, False) for entry in entries]
     found = ratios(values, ideal, None if name in WITHOUT_RATIO else direction)
     best = best_values(values, direction, name in BEST_AT_ZERO)
     marks = {id(entry): mark for entry, *mark in zip(methods, found, best, strict=True)}

@@ -43,7 +43,13 @@ _RING: dict[str, Any] = {
     "marker": "o", "linestyle": "none", "markersize": 13, "color": "black", "markerfacecolor": "none",
     "markeredgewidth": 1.8,
 }  # fmt: skip
+_GREY = (0.92, 0.92, 0.92, 1.0)  # of what has no score
 _FULL = 0.8  # of a grid: from here on what is missing of it is left blank
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is there. It comes with msa-lite, but nothing else depends on it."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def write_pictures(sweep: Sweep, folder: Path) -> list[Path]:
@@ -51,8 +57,8 @@ def write_pictures(sweep: Sweep, folder: Path) -> list[Path]:
 
     Raises UsageError without matplotlib.
     """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise UsageError("the pictures of a sweep need matplotlib: pip install 'msa-lite[report]'")
+    if not can_draw():
+        raise UsageError("the pictures of a sweep need matplotlib: pip install matplotlib")
     figures = {HEAT_MAP_FILE: heat_map(sweep), FORGET_RETAIN_FILE: forget_retain(sweep)}
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
@@ -64,9 +70,8 @@ def write_pictures(sweep: Sweep, folder: Path) -> list[Path]:
 def heat_map(sweep: Sweep) -> Figure | None:
     """The score of each point: cells over alpha and beta, or a line where only one of the two varies.
 
-    The chosen one is framed, broken ones are crossed out, those that do not meet the conditions are hatched; colours
-    span the scores of the others. None where candidates differ in anything else, there is only one, or none has a
-    score.
+    The chosen one is framed, broken ones are crossed out, those that do not meet the conditions are hatched and have
+    neither colour nor number. None where candidates differ in anything else, there is only one, or all are broken.
     """
     values = [candidate.values for candidate in sweep.candidates]
     alike = len({frozenset(one) for one in values}) == 1 and set(values[0]) <= set(_STRENGTHS)
@@ -91,7 +96,7 @@ def forget_retain(sweep: Sweep) -> Figure | None:
     shown = [(one, both) for one in sweep.candidates if (both := _both(one.metrics, *pair))]
     places = {}
     for candidate, both in shown:
-        place = _draw_point(axes, both, **shades.marker(candidate))
+        place = _draw_point(axes, both, **shades.marker(candidate, sweep.shown_score(candidate)))
         if sweep.is_chosen(candidate):
             places["chosen"] = place
             axes.plot(*place, **_RING)
@@ -128,39 +133,39 @@ def _axis_label(name: str, metric: Metric) -> str:
 
 @dataclass(frozen=True)
 class _Shades:
-    """The colours of scores: over those that meet the conditions, or over all where fewer than two do."""
+    """The colours of scores, as they are shown; grey without one. The best is the brightest."""
 
     low: float
     high: float
-    extend: str
+    names: str
+    shown: bool
 
     @classmethod
     def of(cls, sweep: Sweep) -> _Shades:
-        scored = [one for one in sweep.candidates if one.score is not None]
-        every = [one.score for one in scored if one.score is not None] or [0.0]
-        met = {one.score for one in scored if one.met and one.score is not None}
-        low, high = (min(met), max(met)) if len(met) > 1 else (min(every), max(every))
-        beyond = min(every) < low, max(every) > high
-        extend = {(False, False): "neither", (True, False): "min", (False, True): "max", (True, True): "both"}[beyond]
-        return cls(low, high if high > low else low + 1e-3, extend)
+        scores = [score for one in sweep.candidates if (score := sweep.shown_score(one)) is not None]
+        low, high = min(scores, default=0.0), max(scores, default=0.0)
+        names = "viridis_r" if sweep.lower_is_better else "viridis"
+        return cls(low, high if high > low else low + 1e-3, names, bool(scores))
 
-    def colour(self, score: float) -> Any:
-        return self._mappable().to_rgba(score)
+    def colour(self, score: float | None) -> Any:
+        return self._mappable().to_rgba(score) if score is not None else _GREY
 
     def ink(self, score: float) -> str:
         """Black or white, whichever is read better on the score's colour."""
         red, green, blue, _ = self.colour(score)
         return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "white"
 
-    def marker(self, candidate: Candidate) -> dict[str, Any]:
+    def marker(self, candidate: Candidate, score: float | None) -> dict[str, Any]:
         """The style of a candidate's marker: full, hollow where conditions are not met, a cross where it is broken."""
-        colour = "0.4" if candidate.score is None else self.colour(candidate.score)
+        colour = "0.4" if score is None else self.colour(score)
         face = colour if candidate.met else "white"
         shape = "x" if candidate.score is None else "o"
         return {"marker": shape, "markersize": 6.5, "color": colour, "markerfacecolor": face, "markeredgewidth": 1.5}
 
     def draw_bar(self, figure: Figure, axes: Any, sweep: Sweep) -> None:
-        bar = figure.colorbar(self._mappable(), ax=axes, extend=self.extend, pad=0.02)
+        if not self.shown:
+            return
+        bar = figure.colorbar(self._mappable(), ax=axes, pad=0.02)
         bar.set_label(_plain(sweep.score_heading), fontsize=_FONT)
         bar.ax.tick_params(labelsize=_FONT - 1)
 
@@ -168,7 +173,7 @@ class _Shades:
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
 
-        return ScalarMappable(Normalize(self.low, self.high), "viridis")
+        return ScalarMappable(Normalize(self.low, self.high), self.names)
 
 
 def _cells(sweep: Sweep) -> Figure:
@@ -183,14 +188,13 @@ def _cells(sweep: Sweep) -> Figure:
     for depth, i in enumerate(order):
         cell, candidate = cells[i], sweep.candidates[i]
         at, size = (cell.left, cell.bottom), (cell.width, cell.height)
-        face = "0.92" if candidate.score is None else shades.colour(candidate.score)
+        face = _GREY if candidate.score is None else shades.colour(sweep.shown_score(candidate))
         axes.add_patch(Rectangle(at, *size, facecolor=face, edgecolor="white", linewidth=0.8, zorder=1 + depth))
         if candidate.score is None:
             for ends in ((cell.bottom, cell.top), (cell.top, cell.bottom)):
                 axes.plot((cell.left, cell.right), ends, color="0.35", linewidth=1, zorder=1 + depth)
         elif not candidate.met:
-            ink = shades.ink(candidate.score)
-            hatch = Rectangle(at, *size, fill=False, edgecolor=ink, alpha=0.45, hatch="///", linewidth=0)
+            hatch = Rectangle(at, *size, fill=False, edgecolor="black", alpha=0.45, hatch="///", linewidth=0)
             axes.add_patch(hatch).set_zorder(1 + depth)
         if sweep.is_chosen(candidate):
             axes.add_patch(Rectangle(at, *size, fill=False, zorder=len(cells) + 2, **_frame()))
@@ -256,26 +260,22 @@ def _frame() -> dict[str, Any]:
 
 def _write_scores(figure: Figure, axes: Any, sweep: Sweep, cells: Sequence[_Cell], shades: _Shades) -> None:
     """The score in each cell where there is room for it."""
-    from matplotlib.patheffects import withStroke
-
     figure.draw_without_rendering()  # gives the axes their place
     box = axes.get_window_extent()
     across = box.width / figure.dpi * 72 / abs(axes.get_xlim()[1] - axes.get_xlim()[0])  # points per unit
     up = box.height / figure.dpi * 72 / abs(axes.get_ylim()[1] - axes.get_ylim()[0])
-    scored = [(one, cell) for one, cell in zip(sweep.candidates, cells, strict=True) if one.score is not None]
+    shown = [(sweep.shown_score(one), cell) for one, cell in zip(sweep.candidates, cells, strict=True)]
+    scored = [(score, cell) for score, cell in shown if score is not None]
 
     def fits(size: float, text: str, cell: _Cell) -> bool:
         return cell.width * across > 0.62 * size * len(text) + 3 and cell.height * up > 1.3 * size
 
-    decimals = 3 if all(fits(_SIZES[0], f"{one.score:.3f}", cell) for one, cell in scored) else 2
-    for candidate, cell in scored:
-        score = candidate.score or 0.0
+    decimals = 3 if all(fits(_SIZES[0], f"{score:.3f}", cell) for score, cell in scored) else 2
+    for score, cell in scored:
         text = f"{score:.{decimals}f}".replace("-", "−")
         size = next((size for size in _SIZES if fits(size, text, cell)), None)
         if size is not None:
             style: dict[str, Any] = {"fontsize": size, "color": shades.ink(score), "zorder": len(cells) + 3}
-            if not candidate.met:  # keeps the hatching off the figures
-                style["path_effects"] = [withStroke(linewidth=3, foreground=shades.colour(score))]
             middle = (cell.left + cell.right) / 2, (cell.bottom + cell.top) / 2
             axes.text(*middle, text, ha="center", va="center", **style)
 
@@ -294,16 +294,18 @@ def _line(sweep: Sweep, key: str) -> Figure:
     """The score over alpha or beta, where the other one does not vary."""
     figure, axes = _new_figure(sweep, "Score of each point")
     shown = sorted(sweep.candidates, key=lambda one: float(one.values[key]))
-    scored = [(float(one.values[key]), one.score, one) for one in shown if one.score is not None]
-    axes.plot([x for x, _, _ in scored], [y for _, y, _ in scored], color="0.55", linewidth=1.2, zorder=1)
-    for x, y, one in scored:
-        axes.plot(x, y, "o", color="black", markerfacecolor="black" if one.met else "white", markersize=6.5)
+    placed = [(float(one.values[key]), sweep.shown_score(one), one) for one in shown]
+    scored = [(x, y) for x, y, _ in placed if y is not None]
+    axes.plot([x for x, _ in scored], [y for _, y in scored], color="0.55", linewidth=1.2, zorder=1)
+    for x, y, one in placed:
+        style: dict[str, Any] = {"marker": "o", "color": "black", "markersize": 6.5}
+        if y is None:  # at the foot of the picture, since it has no height of its own
+            y, place = 0.04, {"transform": axes.get_xaxis_transform(), "clip_on": False}
+            broken = {"marker": "x", "color": "0.35", "markersize": 8}
+            style = (broken if one.score is None else style | {"markerfacecolor": "white"}) | place
+        axes.plot(x, y, **style)
         if sweep.is_chosen(one):
-            axes.plot(x, y, **_RING)
-    for one in shown:
-        if one.score is None:  # at the foot of the picture, since it has no height of its own
-            foot = axes.get_xaxis_transform()
-            axes.plot(float(one.values[key]), 0.04, "x", color="0.35", markersize=8, transform=foot, clip_on=False)
+            axes.plot(x, y, **(style | _RING))
     _set_ticks(axes.set_xticks, [one.values[key] for one in shown])
     axes.margins(0.1)
     fixed = {k: v for k, v in shown[0].values.items() if k != key}

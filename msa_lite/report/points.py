@@ -29,15 +29,21 @@ _SHOWN = {
     "rouge_l_f": ("accuracy_f", "rouge_l_f", "extraction_strength", "accuracy_r", "rouge_l_r"),
     "extraction_strength": ("extraction_strength", "probability_f", "extraction_strength_r", "probability_r"),
 }  # fmt: skip
-_NOT_MET = "not met: does not meet the conditions of the score, which then says by how much"
+_NOT_MET = "not met: does not meet the conditions that the choice is made under, so it has no score"
+_MOST_NOTES = 8  # in the terminal; the other forms of the table have all
+_FORGOTTEN = (
+    "forgotten: of what the target knows of the forget set beyond what unseen rows show, the share that can no longer "
+    "be drawn out"
+)
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One model to choose from. values: what tells it from the others: {"alpha": 0.5, "beta": 1.0}, {"epoch": 3}.
 
-    metrics: empty where the candidate is broken. score: higher is better; None where it is broken, so that it is never
-    chosen. met: whether it meets the conditions of the rule it is ranked by. note: why it is broken.
+    metrics: empty where the candidate is broken. score: what the rule ranks by, higher is better; None where it is
+    broken, so that it is never chosen. met: whether it meets the conditions of the rule; where it does not, its score
+    only says how near it comes, and is not shown. note: why it is broken, or which condition it misses and by how much.
     """
 
     values: Values
@@ -51,8 +57,8 @@ class Candidate:
 class Sweep:
     """Candidates in the order they are shown in, the models they stand beside, and the values of the chosen one.
 
-    score_name: what the score is called ("tofu", "exposure"). part: the rows that all of this is on ("forget10
-    validation").
+    score_name: the rule's name ("tofu", "exposure", "minimise rouge_l_f"). part: the rows that all of this is on
+    ("forget10 validation").
     """
 
     candidates: Sequence[Candidate]
@@ -69,7 +75,39 @@ class Sweep:
     @property
     def score_heading(self) -> str:
         """What stands above a column or beside an axis of scores."""
-        return f"score ({self.score_name}) ↑"
+        return score_heading(self.score_name)
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether the score as it is shown is a metric that is to be low."""
+        return self.score_name.startswith(_MINIMISE)
+
+    def shown_score(self, candidate: Candidate) -> float | None:
+        """The score as it is shown: a metric is shown as it is; none where it is broken or conditions are not met."""
+        return shown_score(self.score_name, candidate.score, candidate.met)
+
+
+_MAXIMISE, _MINIMISE = "maximise ", "minimise "
+
+
+def score_heading(rule: str) -> str:
+    """What the score of a rule is called, with the arrow of its direction.
+
+    The rule "exposure" ranks by 1 − exposure, which is what was forgotten. Rules that name a metric rank by it, or by
+    its negative.
+    """
+    if rule.startswith(_MINIMISE):
+        return f"{rule.removeprefix(_MINIMISE)} ↓"
+    if rule.startswith(_MAXIMISE):
+        return f"{rule.removeprefix(_MAXIMISE)} ↑"
+    return "forgotten ↑" if rule == "exposure" else f"score ({rule}) ↑"
+
+
+def shown_score(rule: str, score: float | None, met: bool = True) -> float | None:
+    """What a rule ranks by, under the name of `score_heading`; None where there is none to show."""
+    if score is None or not met:
+        return None
+    return -score + 0.0 if rule.startswith(_MINIMISE) else score
 
 
 def shown_metrics(sweep: Sweep) -> list[str]:
@@ -102,21 +140,25 @@ def points_table(sweep: Sweep) -> Table:
     from rich.table import Table
 
     names, keys = shown_metrics(sweep), _keys(sweep)
-    title = escape(f"sweep, {sweep.part}; score: {sweep.score_name}")
+    title = escape(f"sweep, {sweep.part}; chosen by: {sweep.score_heading[:-2]}")
     table = Table(title=title, title_justify="left", box=box.HORIZONTALS)
     table.padding, table.pad_edge = 0, False  # five metrics have room in 80 columns
-    table.caption, table.caption_justify = escape("\n".join(["↑ higher, ↓ lower is better", *_notes(sweep)])), "left"
+    table.caption, table.caption_justify = (
+        escape("\n".join(["↑ higher, ↓ lower is better", *_few_notes(sweep)])),
+        "left",
+    )
     table.add_column("model", no_wrap=True)
     for key in keys:
         table.add_column(escape(key), justify="right", no_wrap=True)
-    table.add_column("score ↑", justify="right", no_wrap=True)
+    table.add_column(escape(_short_heading(sweep)), justify="right", overflow="fold", min_width=5, max_width=16)
     for name in names:
         table.add_column(escape(_heading(sweep, name)), justify="right", overflow="fold", min_width=5, max_width=16)
     for row in _rows(sweep):
         full = row.mark in ("target", "ideal") or row.chosen
         cells = [_rich_cell(row.metrics.get(name), full) for name in names]
         style = "bold" if row.chosen else "dim" if row.mark in ("broken", "not met") else None
-        table.add_row(row.mark, *map(escape, row.values(keys)), number(row.score), *cells, style=style)
+        score = number(_shown(sweep, row))
+        table.add_row(row.mark, *map(escape, row.values(keys)), score, *cells, style=style)
         if row.last_reference:
             table.add_row("n", "", *[""] * len(keys), *(str(_most_items(sweep, name)) for name in names), style="dim")
             table.add_section()
@@ -144,7 +186,7 @@ def points_markdown(sweep: Sweep) -> str:
     for row in _rows(sweep):
         mark = f"**{row.mark}**" if row.chosen else row.mark
         cells = [metric_cell(row.metrics.get(name), ns[name]) for name in names]
-        lines.append(line([mark, *map(escape_markdown, row.values(keys)), number(row.score), *cells]))
+        lines.append(line([mark, *map(escape_markdown, row.values(keys)), number(_shown(sweep, row)), *cells]))
     lines += ["", *(f"- {escape_markdown(note)}." for note in _notes(sweep))]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -153,7 +195,8 @@ def points_csv(sweep: Sweep) -> str:
     """Everything, one line a model: model (target, ideal or candidate), the candidate's values, score, met, chosen,
     note, and for each metric METRIC, METRIC_stderr and METRIC_n.
 
-    Numbers have all their digits; what is missing is empty; met and chosen are true or false.
+    Numbers have all their digits; what is missing is empty, as is the score where conditions are not met; met and
+    chosen are true or false.
     """
     keys = _keys(sweep)
     names = dict.fromkeys(name for row in _rows(sweep) for name in row.metrics)
@@ -169,7 +212,7 @@ def points_csv(sweep: Sweep) -> str:
         values = [one.values.get(key) if one else None for key in keys]
         metrics = [row.metrics.get(name) for name in names]
         cells = [cell for m in metrics for cell in ((m.value, m.stderr, m.n) if m else (None, None, None))]
-        writer.writerow(["candidate" if one else row.mark, *values, row.score, *own, *cells])
+        writer.writerow(["candidate" if one else row.mark, *values, _shown(sweep, row), *own, *cells])
     return stream.getvalue()
 
 
@@ -182,10 +225,6 @@ class _Row:
     candidate: Candidate | None = None
     chosen: bool = False
     last_reference: bool = False
-
-    @property
-    def score(self) -> float | None:
-        return self.candidate.score if self.candidate else None
 
     def values(self, keys: Sequence[str]) -> list[str]:
         own = self.candidate.values if self.candidate else {}
@@ -201,6 +240,15 @@ def _rows(sweep: Sweep) -> Iterator[_Row]:
         state = "broken" if candidate.score is None else "" if candidate.met else "not met"
         mark = ", ".join(word for word in ("chosen" if chosen else "", state) if word)
         yield _Row(mark, candidate.metrics, candidate, chosen)
+
+
+def _shown(sweep: Sweep, row: _Row) -> float | None:
+    return sweep.shown_score(row.candidate) if row.candidate else None
+
+
+def _short_heading(sweep: Sweep) -> str:
+    """The score's heading where the title has its name."""
+    return "score ↑" if sweep.score_heading.startswith("score (") else sweep.score_heading
 
 
 def _keys(sweep: Sweep) -> list[str]:
@@ -220,12 +268,21 @@ def _heading(sweep: Sweep, name: str) -> str:
     return heading(name, _known(sweep, name)[0].higher_is_better)
 
 
+def _few_notes(sweep: Sweep) -> list[str]:
+    """As many notes as a terminal has room for."""
+    notes = _notes(sweep)
+    rest = len(notes) - _MOST_NOTES
+    return notes if rest <= 1 else [*notes[:_MOST_NOTES], f"… and {rest} more notes, which table.md has"]
+
+
 def _notes(sweep: Sweep) -> list[str]:
-    """What the marks mean, and why candidates are broken; one line a reason."""
+    """What the score and the marks mean, and why candidates are broken or do not meet the conditions, by the reason."""
     reasons: dict[str, list[str]] = {}
-    for candidate in sweep.candidates:
+    for candidate in sorted(sweep.candidates, key=lambda one: not sweep.is_chosen(one)):
         if candidate.note:
-            reasons.setdefault(" ".join(candidate.note.split()), []).append(values_text(candidate.values))
+            state = "broken" if candidate.score is None else "not met"
+            why = f"{state}: {' '.join(candidate.note.split())}"
+            reasons.setdefault(why, []).append(values_text(candidate.values))
     met = all(candidate.met or candidate.score is None for candidate in sweep.candidates)
-    told = (f"{'; '.join(who)}: {why}" for why, who in reasons.items())
-    return [*([] if met else [_NOT_MET]), *told]
+    score = [_FORGOTTEN] if sweep.score_name == "exposure" else []
+    return [*score, *([] if met else [_NOT_MET]), *(f"{'; '.join(who)}: {why}" for why, who in reasons.items())]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msa_lite.data import Example, make_collator, pad_id
 from msa_lite.errors import MsaError, NotFiniteError
 from msa_lite.io.manifest import discarded
-from msa_lite.io.progress import Progress
+from msa_lite.io.progress import Progress, tell
 from msa_lite.train.model import autocast, broken_weight, has_bf16
 from msa_lite.train.objective import AfterEpoch, Kept, Objective
 
@@ -202,7 +202,7 @@ def _make_callback(loop: Loop) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             likely = loop.gauge.likely_steps(loop.steps_per_epoch) if loop.gauge else state.max_steps
-            loop.progress(loop.label, state.global_step, likely)
+            tell(loop.progress, loop.label, state.global_step, likely, _last_loss(state))
 
         def _look(self, model: Any, state: Any, control: Any) -> None:
             """Ask the gauge whether the fit goes on; where it does, save it if the last save is a while ago."""
@@ -231,6 +231,11 @@ def _make_callback(loop: Loop) -> Any:
                 (Path(args.output_dir) / f"checkpoint-{state.global_step}" / _SAVED_WHOLE).touch()
 
     return Watch()
+
+
+def _last_loss(state: Any) -> str:
+    """The loss of the step before, the last one that is logged, as a note for the progress."""
+    return next((f"loss {line['loss']:.3g}" for line in reversed(state.log_history) if "loss" in line), "")
 
 
 def _last_save(saves: Path) -> Path | None:

@@ -10,6 +10,7 @@ from msa_lite.errors import UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import discarded, write_json
+from msa_lite.io.quiet import without_bars
 
 if TYPE_CHECKING:
     from msa_lite.train.fit import FitSettings
@@ -55,7 +56,8 @@ def load_model(folder: Path, settings: FitSettings) -> Any:
     if settings.mode == "qlora":
         compute = torch.bfloat16 if has_bf16() else torch.float32
         kwargs |= {"dtype": compute, "device_map": {"": 0 if cuda else "cpu"}, "quantization_config": nf4()}
-    model = AutoModelForCausalLM.from_pretrained(folder, **kwargs)
+    with without_bars():
+        model = AutoModelForCausalLM.from_pretrained(folder, **kwargs)
     model.config.use_cache = False
     if settings.mode == "full":
         return model
@@ -88,7 +90,8 @@ def broken_weight(model: Any) -> str | None:
 def save_model(model: Any, source: Source, partial: Path, tokenizer: Any, settings: FitSettings) -> None:
     """Write the trained weights."""
     cached, model.config.use_cache = model.config.use_cache, True  # training may go on, without a cache
-    model.save_pretrained(partial)
+    with without_bars():
+        model.save_pretrained(partial)
     model.config.use_cache = cached
     if settings.mode == "full":
         tokenizer.save_pretrained(partial)

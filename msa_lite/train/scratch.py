@@ -9,6 +9,7 @@ from typing import Any
 from msa_lite.data import Row, Template, check_vocabulary
 from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.io.manifest import stage_folder
+from msa_lite.io.quiet import without_bars
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
@@ -97,5 +98,6 @@ def write_start(folder: Path, config: Any, tokenizer: Any, seed: int, inputs: di
 
     with stage_folder(folder, "checkpoint", inputs) as partial:
         torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(config).save_pretrained(partial)
+        with without_bars():
+            AutoModelForCausalLM.from_config(config).save_pretrained(partial)
         tokenizer.save_pretrained(partial)

@@ -84,8 +84,7 @@ def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple
     for name in ("forget", "retain"):
         assert read_records(own / f"{name}.jsonl") == read_records(merged / f"{name}.jsonl")
     assert result.notes == [
-        f"Score of the chosen point (exposure): {choice['score']:.4f} in memory, {choice['score']:.4f} as merged "
-        "model.\n"
+        f"Forgotten, the chosen point in memory: {choice['score']:.4f}; as merged model: {choice['score']:.4f}.\n"
     ]
     assert result.as_dict()["validation"] == {"in_memory": before.values(), "merged": after.values()}
     for stage in ("sweep", "model", "vectors/forget", "vectors/retain", "evaluation/unlearned_validation"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError, UsageError
 from msa_lite.evals import candidates as module
+from msa_lite.evals import pictures
 from msa_lite.evals.benchmark import Item, ItemSet
 from msa_lite.evals.candidates import TARGET, Candidates, Values, candidate_name
 from msa_lite.evals.choice import choose, load_choice
@@ -76,6 +78,41 @@ def test_the_first_of_equals_is_taken_and_nothing_that_is_known_is_scored_again(
     assert (float(table[2]["score"]), table[2]["rouge_l_r"], table[2]["chosen"]) == (pytest.approx(0.7), "0.96", "true")
     assert "| 0.700 |" in (tmp_path / "sweep/table.md").read_text()
     assert json.loads((tmp_path / "sweep/choice.json").read_text())["epoch"] == 2
+
+
+@pytest.mark.pictures
+def test_a_sweep_made_without_matplotlib_says_so_and_gets_its_pictures_from_the_next_run(
+    candidates: Candidates, questions: Validation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(pictures.logger, "warning", lambda text, *values: told.append(text % values))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out = tmp_path / "sweep"
+    first = choose(candidates, questions, out, "choosing")
+    assert choose(candidates, questions, out, "choosing") == first
+    assert told == 2 * ["no pictures of the sweep: pip install matplotlib, and the next run draws them"]
+    assert not list(out.glob("*.png"))
+    monkeypatch.undo()
+    assert choose(candidates, questions, out, "choosing") == first
+    assert (out / "forget_retain.png").read_bytes().startswith(b"\x89PNG")
+    assert verify_folder(out) == []
+    drawn = (out / "forget_retain.png").stat()
+    assert choose(candidates, questions, out, "choosing") == first
+    assert (out / "forget_retain.png").stat() == drawn
+
+
+@pytest.mark.pictures
+def test_a_sweep_from_before_its_manifest_told_of_pictures_keeps_those_it_has(
+    candidates: Candidates, questions: Validation, tmp_path: Path
+) -> None:
+    out = tmp_path / "sweep"
+    choose(candidates, questions, out, "choosing")
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest.pop("pictures") is True
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    drawn = (out / "forget_retain.png").stat()
+    choose(candidates, questions, out, "choosing")
+    assert (out / "forget_retain.png").stat() == drawn
 
 
 def test_where_none_keeps_enough_the_gentlest_is_taken_and_doubted(

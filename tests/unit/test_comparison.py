@@ -11,6 +11,7 @@ import pytest
 
 from msa_lite.errors import FormatError, MismatchError, UsageError
 from msa_lite.report import Comparison, compare, write_report
+from msa_lite.report.formats import latex_comparison, markdown_comparison
 from tests.report_folders import IDEAL, JUDGE, TARGET, made_by, make_report, make_run, put
 
 GOOD = {"acc_forget": 0.84, "extraction_strength": 0.07, "model_utility": 0.54, "forget_quality": 0.6}
@@ -279,7 +280,7 @@ def test_privleak_is_best_at_zero_and_has_no_ratio(tmp_path: Path) -> None:
     assert shown(found, "privleak") == ["0.000", "-3.000*", "20.000", "3.000*"]
 
 
-def test_notes_say_the_rule_over_unlearning_a_lone_method_and_a_missing_ideal(tmp_path: Path) -> None:
+def test_notes_say_the_rule_over_unlearning_and_a_missing_ideal(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", msa=GOOD | {"extraction_strength": 0.01}, npo=WEAK)
     notes = " ".join(compare([run]).notes)
     assert "as in the MSA paper" in notes
@@ -288,7 +289,18 @@ def test_notes_say_the_rule_over_unlearning_a_lone_method_and_a_missing_ideal(tm
     assert "over-unlearning" not in " ".join(compare([make_run(tmp_path / "b", msa=GOOD)]).notes)
     alone = " ".join(compare([run / "evaluation/unlearned"]).notes)
     assert "no ideal among the reports" in alone
-    assert "with one method" in alone
+    assert "ratio" not in alone
+
+
+def test_a_single_run_has_no_ratios_and_no_best_method(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", msa=GOOD | {"extraction_strength": 0.01})
+    found = compare([run])
+    assert [row.role for row in found.rows] == ["target", "ideal", "method"]
+    assert not any(cell.ratio or cell.best for row in found.rows for cell in row.cells)
+    for text in (markdown_comparison(found), latex_comparison(found), " ".join(found.notes)):
+        assert "100" not in text
+        assert "ratio" not in text
+    assert found.notes == ("where ↓ is better, a value below the ideal's is over-unlearning",)
 
 
 def test_deviations_of_scores_and_of_methods_are_noted(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,6 +131,8 @@ STEPS = {
     "before the manifest": ("write_json", 1),
     "before the old folder is moved": ("sync", 0),
     "between the renames": ("rename", 1),
+    "before the new folder is read back": ("verify_folder", 0),
+    "before the former folder is removed": ("_remove_previous", 0),
     "before the folder is cleared of what made it": ("_sweep", 0),
 }
 KILLED = """
@@ -166,15 +169,20 @@ def test_a_kill_at_any_step_leaves_the_old_folder_or_the_new_and_the_next_run_ge
         with stage_folder(out, "model", {"text": "old"}) as partial:
             (partial / "a.txt").write_text("old")
     name, count = STEPS[step]
+    if name in ("verify_folder", "_remove_previous") and not old:
+        return  # there is nothing to compare, and nothing to remove
     count -= name == "rename" and not old  # then there is only one rename
     done = subprocess.run([sys.executable, "-c", KILLED, name, str(count), str(out), "new"], check=False)
     assert done.returncode == -signal.SIGKILL
     if out.exists():
         assert verify_folder(out) == []
-        assert (out / "a.txt").read_text() == ("new" if name == "_sweep" else "old")
+        late = name in ("verify_folder", "_remove_previous", "_sweep")
+        assert (out / "a.txt").read_text() == ("new" if late else "old")
     else:
         assert not old or step == "between the renames"
-    if name == "_sweep":
+    if step == "between the renames" and old:
+        assert (tmp_path / "out.previous" / "a.txt").read_text() == "old"
+    if name in ("verify_folder", "_remove_previous", "_sweep"):
         assert is_finished(out, {"text": "new"})
         assert leftovers(out) == ["out", "out/a.txt", f"out/{MANIFEST}"]
     with stage_folder(out, "model", {"text": "newer"}) as partial:
@@ -341,3 +349,39 @@ def test_permissions_follow_the_umask_even_of_files_that_were_made_private(
         "a": mode,
         MANIFEST: mode,
     }
+
+
+def test_the_former_folder_stays_until_the_new_one_was_read_back_and_is_put_back_where_that_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = build(tmp_path / "out", text="old")
+    real, during = manifest.verify_folder, []
+
+    def spoiled(folder: Path) -> list[str]:
+        during.append(sorted(path.name for path in tmp_path.iterdir()))
+        assert (tmp_path / "out.previous/sub/a.txt").read_text() == "old"
+        (folder / "sub/a.txt").write_text("bits fell over")
+        return real(folder)
+
+    monkeypatch.setattr(manifest, "verify_folder", spoiled)
+    with pytest.raises(StageError, match=r"read back is not what was written, so the former one stays.*\n  sub/a.txt"):
+        build(out, {"seed": 2}, text="new")
+    assert during == [["out", "out.previous"]]
+    assert (out / "sub/a.txt").read_text() == "old"
+    monkeypatch.undo()
+    assert verify_folder(out) == []
+    assert is_finished(out, INPUTS)
+    assert leftovers(out) == ["out", "out/b.txt", f"out/{MANIFEST}", "out/sub", "out/sub/a.txt"]
+    build(out, {"seed": 2}, text="new")
+    assert (out / "sub/a.txt").read_text() == "new"
+    assert not (tmp_path / "out.previous").exists()
+
+
+def test_a_copy_of_the_users_that_has_the_name_of_the_former_folder_is_left_alone(tmp_path: Path) -> None:
+    out = build(tmp_path / "out")
+    shutil.copytree(out, tmp_path / "out.previous")
+    assert is_finished(out, INPUTS)
+    with pytest.raises(OutputError, match=r"out\.previous: is in the way, as out is to be replaced; move it elsewhere"):
+        build(out, {"seed": 2})
+    assert verify_folder(tmp_path / "out.previous") == verify_folder(out) == []
+    assert not (tmp_path / "out.partial").exists()

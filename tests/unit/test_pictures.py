@@ -73,10 +73,10 @@ def test_a_heat_map_has_a_cell_with_its_score_for_each_point() -> None:
     cells = filled(axes)
     assert sorted(cells) == GRID
     assert cells[0.5, 1.0] == (0.25, 0.5, 0.75, 1.5)
-    # α/2 + β/10 by hand; nothing is written in the broken one's cell, (0.5, 2)
+    # α/2 + β/10 by hand; nothing is written where it is broken, (0.5, 2), or conditions are not met
     written = {text.get_position(): text.get_text() for text in axes.texts}
     assert written == {
-        (0.0, 0.0): "0.000", (0.0, 1.0): "0.100", (0.0, 2.0): "0.200",
+        (0.0, 2.0): "0.200",
         (0.5, 0.0): "0.250", (0.5, 1.0): "0.350",
         (1.0, 0.0): "0.500", (1.0, 1.0): "0.600", (1.0, 2.0): "0.700",
     }  # fmt: skip
@@ -85,7 +85,7 @@ def test_a_heat_map_has_a_cell_with_its_score_for_each_point() -> None:
     frames = [patch.get_bbox() for patch in axes.patches if not patch.get_fill() and not patch.get_hatch()]
     assert [(frame.x0, frame.y0, frame.x1, frame.y1) for frame in frames] == [(0.75, 1.5, 1.25, 2.5)]
     assert legend(figure) == ["chosen: α = 1, β = 2", "conditions not met", "broken"]
-    assert [bar.get_ylabel() for bar in figure.axes[1:]] == ["score (exposure) ↑"]  # type: ignore[union-attr]
+    assert [bar.get_ylabel() for bar in figure.axes[1:]] == ["forgotten ↑"]  # type: ignore[union-attr]
 
 
 def test_cells_of_an_uneven_grid_meet_midway_and_missing_points_stay_blank() -> None:
@@ -123,11 +123,12 @@ def test_where_one_strength_varies_the_score_is_a_line(points: list[tuple[float,
     given = sweep(points, broken={points[0]}, unmet={points[1]})
     figure = heat_map(given)
     axes = drawn(figure)
-    assert (axes.get_xlabel(), axes.get_ylabel()) == (label, "score (exposure) ↑")
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (label, "forgotten ↑")
     xs, ys = axes.lines[0].get_data()
-    assert list(ys) == [one.score for one in given.candidates[1:]]
-    assert list(xs) == [0.5, 1.0, 2.0]
-    assert len(axes.lines) == 1 + 3 + 1 + 1  # the line, a marker each, the chosen one's ring, the broken one's cross
+    assert list(ys) == [one.score for one in given.candidates[2:]]
+    assert list(xs) == [1.0, 2.0]
+    assert [line.get_data()[1][0] for line in axes.lines[1:3]] == [0.04, 0.04]  # at the foot: no score to place them by
+    assert len(axes.lines) == 1 + 4 + 1  # the line, a marker each, the chosen one's ring, the broken one's cross
     assert legend(figure)[1:] == ["conditions not met", "broken"]
 
 
@@ -137,6 +138,23 @@ def test_scores_that_do_not_meet_the_conditions_take_no_colours_from_the_others(
     figure: Any = heat_map(replace(given, candidates=[far, *given.candidates[1:]]))
     bar = figure.axes[1]
     assert bar.get_ylim() == pytest.approx((0.1, 0.7))  # of the others: β/10 at (0, 1), and 1/2 + 2/10 at (1, 2)
+
+
+def test_a_metric_that_is_to_be_low_is_drawn_as_it_is_with_the_lowest_brightest() -> None:
+    given = sweep(GRID)
+    low = [replace(one, score=-(one.score or 0.0)) for one in given.candidates]  # as a rule ranks it
+    figure: Any = heat_map(replace(given, candidates=low, score_name="minimise rouge_l_f"))
+    assert figure.axes[1].get_ylabel() == "rouge_l_f ↓"
+    assert {text.get_text() for text in drawn(figure).texts} >= {"0.000", "0.700"}
+    faces = {p.get_bbox().x0: sum(p.get_facecolor()[:3]) for p in drawn(figure).patches if p.get_fill()}
+    assert faces[min(faces)] > faces[max(faces)]
+
+
+def test_where_nothing_meets_the_conditions_points_are_drawn_without_colours() -> None:
+    figure: Any = heat_map(sweep(GRID, unmet=GRID))
+    assert len(figure.axes) == 1  # no colour bar
+    assert not drawn(figure).texts
+    assert sum(bool(patch.get_hatch()) for patch in drawn(figure).patches) == 9
 
 
 def test_no_heat_map_without_two_strengths_to_compare() -> None:
@@ -187,7 +205,7 @@ def test_only_pictures_with_something_to_show_are_written(tmp_path: Path) -> Non
 
 def test_matplotlib_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UsageError, match=r"pip install 'msa-lite\[report\]'"):
+    with pytest.raises(UsageError, match=r"pip install matplotlib$"):
         write_pictures(sweep(GRID), tmp_path)
     assert list(tmp_path.iterdir()) == []
 

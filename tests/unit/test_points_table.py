@@ -27,7 +27,7 @@ SWEEP = Sweep(
     [
         Candidate({"alpha": 0.5, "beta": 0}, metrics(0.7, 0.92), 0.375),
         Candidate({"alpha": 1.0, "beta": 0}, metrics(0.4, 0.9), 0.75),
-        Candidate({"alpha": 1.5, "beta": 0}, metrics(0.2, 0.4), -0.5, met=False),
+        Candidate({"alpha": 1.5, "beta": 0}, metrics(0.2, 0.4), -0.5, met=False, note="rouge_l_r is 0.4, 0.9 wanted"),
         Candidate({"alpha": 2.0, "beta": 0}, {}, None, note="not a number |\nin the logits [of x]"),
     ],
     target=metrics(0.96, 0.95),
@@ -47,17 +47,49 @@ def rendered(sweep: Sweep, width: int = 100) -> list[str]:
 def test_the_terminal_shows_target_and_ideal_above_the_candidates_and_marks_them_in_words() -> None:
     lines = rendered(SWEEP)
     cells = [line.split() for line in lines]
-    assert "forget10 validation" in lines[0]
+    assert lines[0].rstrip() == "sweep, forget10 validation; chosen by: forgotten"
+    assert any("forgotten ↑" in line for line in lines)
     assert ["target", "–", "0.960", "0.950"] in cells
     assert ["ideal", "–", "0.350", "0.940"] in cells
     assert ["n", "60", "57"] in cells
     assert ["0.5", "0", "0.375", "0.700", "0.920"] in cells
     chosen = cells.index(["chosen", "1", "0", "0.750", "0.400", "0.900"])
     assert cells[chosen + 1] == ["±", "0.020", "±", "0.020"]
-    assert ["not", "met", "1.5", "0", "-0.500", "0.200", "0.400"] in cells
+    assert ["not", "met", "1.5", "0", "–", "0.200", "0.400"] in cells
     assert ["broken", "2", "0", "–", "–", "–"] in cells
-    assert "alpha 2, beta 0: not a number | in the logits [of x]" in "\n".join(lines)
+    assert "alpha 2, beta 0: broken: not a number | in the logits [of x]" in "\n".join(lines)
     assert any(line.startswith("not met: does not meet") for line in lines)
+    assert any(line.strip() == "alpha 1.5, beta 0: not met: rouge_l_r is 0.4, 0.9 wanted" for line in lines)
+    assert any(line.startswith("forgotten: of what the target knows") for line in lines)
+
+
+def test_a_terminal_has_room_for_some_notes_and_the_file_has_all() -> None:
+    poor = [Candidate({"alpha": i}, metrics(0.5, 0.5), -0.5, False, f"short by {i}") for i in range(20)]
+    sweep = replace(SWEEP, candidates=poor, chosen={"alpha": 13})
+    notes = [line.strip() for line in rendered(sweep) if "short by" in line or "more notes" in line]
+    assert notes[0] == "alpha 13: not met: short by 13"
+    assert notes[-1] == "… and 14 more notes, which table.md has"
+    assert len(notes) == 7
+    assert points_markdown(sweep).count("short by") == 20
+
+
+@pytest.mark.parametrize(
+    ("rule", "heading", "scores"),
+    [
+        ("exposure", "forgotten ↑", ["0.375", "0.750"]),
+        ("tofu", "score (tofu) ↑", ["0.375", "0.750"]),
+        ("maximise rouge_l_r", "rouge_l_r ↑", ["0.375", "0.750"]),
+        ("minimise rouge_l_f", "rouge_l_f ↓", ["-0.375", "-0.750"]),  # ranked by the negative of the metric
+    ],
+)
+def test_a_score_is_called_what_it_is(rule: str, heading: str, scores: list[str]) -> None:
+    text = points_markdown(replace(SWEEP, score_name=rule))
+    assert f"| model | alpha | beta | {heading} |" in text
+    for line, score in zip(text.splitlines()[6:8], scores, strict=True):
+        assert f" | 0 | {score} |" in line
+    if rule.startswith("minimise"):
+        low = [replace(one, score=one.score and -one.score) for one in SWEEP.candidates]
+        assert " | 0 | 0.375 |" in points_markdown(replace(SWEEP, score_name=rule, candidates=low))
 
 
 def test_a_table_without_an_ideal_or_with_all_conditions_met_says_nothing_of_them() -> None:
@@ -76,21 +108,21 @@ def test_nothing_of_a_wide_table_is_cut_in_eighty_columns() -> None:
         ideal=None,
     )
     assert len(shown_metrics(wide)) == 8
-    row = next(line.split() for line in rendered(wide, 80) if "-0.500" in line)
-    assert row == ["not", "met", "1.5", "0", "-0.500", "0.200", "0.123", "0.300", "0.123", "0.400", *["0.123"] * 3]
+    row = next(line.split() for line in rendered(wide, 80) if line.startswith((" not met", "not met ")))
+    assert row == ["not", "met", "1.5", "0", "–", "0.200", "0.123", "0.300", "0.123", "0.400", *["0.123"] * 3]
 
 
 def test_markdown_has_every_standard_error_and_odd_signs_break_no_cell() -> None:
     text = points_markdown(SWEEP)
     lines = text.splitlines()
     assert lines[0] == "Sweep, forget10 validation; chosen: alpha 1, beta 0."
-    assert lines[2].startswith("| model | alpha | beta | score (exposure) ↑ | ROUGE-L recall, forget set ↓ (n = 60) |")
+    assert lines[2].startswith("| model | alpha | beta | forgotten ↑ | ROUGE-L recall, forget set ↓ (n = 60) |")
     assert lines[2].endswith("| ROUGE-L recall, retain set ↑ (n = 57) |")
     assert "| target |  |  | – | 0.960 ± 0.020 | 0.950 ± 0.020 |" in lines
     assert "| **chosen** | 1 | 0 | 0.750 | 0.400 ± 0.020 | 0.900 ± 0.020 |" in lines
-    assert "| not met | 1.5 | 0 | -0.500 | 0.200 ± 0.020 | 0.400 ± 0.020 |" in lines
+    assert "| not met | 1.5 | 0 | – | 0.200 ± 0.020 | 0.400 ± 0.020 |" in lines
     assert "| broken | 2 | 0 | – | – | – |" in lines
-    assert r"- alpha 2, beta 0: not a number \| in the logits \[of x\]." in lines
+    assert r"- alpha 2, beta 0: broken: not a number \| in the logits \[of x\]." in lines
 
 
 def test_a_chosen_candidate_that_does_not_meet_the_conditions_is_both() -> None:
@@ -104,7 +136,7 @@ def test_candidates_of_a_baseline_are_told_by_their_own_values() -> None:
         SWEEP, candidates=[Candidate(one, metrics(0.5, 0.9), 0.5) for one in values], chosen=dict(values[1])
     )
     lines = points_markdown(sweep).splitlines()
-    assert lines[2].startswith("| model | learning_rate | epoch | start | score")
+    assert lines[2].startswith("| model | learning_rate | epoch | start | forgotten")
     assert any(line.startswith("|  | 0.0001 | 1 |  | 0.500 |") for line in lines)
     assert any(line.startswith("| **chosen** |  | 2 | prior | 0.500 |") for line in lines)
 
@@ -142,7 +174,8 @@ def test_the_csv_reads_back_equal(given: list[Candidate]) -> None:
     assert (float(rows[0]["rouge_l_f"]), rows[0]["chosen"], rows[0]["score"]) == (1 / 3, "", "")
     for row, one in zip(rows[1:], given, strict=True):
         assert {"alpha": float(row["alpha"]), "beta": int(row["beta"]), "start": row["start"]} == one.values
-        assert (number(row["score"]), row["met"] == "true", row["note"] or None) == (one.score, one.met, one.note)
+        score = one.score if one.met else None
+        assert (number(row["score"]), row["met"] == "true", row["note"] or None) == (score, one.met, one.note)
         assert (row["chosen"] == "true") == (one.values == given[0].values)
         assert read_metrics(row, one.metrics) == one.metrics
 

@@ -1,0 +1,33 @@
+"""What the shell offers after <TAB>: recipes (shipped ones and files) and methods of baselines."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import CompletionItem
+
+_TRAININGS = "train/"
+
+
+def complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Files, and the shipped recipes that the command takes: trainings for `train`, all for `recipes`."""
+    from msa_lite.recipe import shipped_recipes, title_of
+
+    home, training = ctx.parent and ctx.parent.info_name, ctx.info_name == "train"
+    shipped = {
+        name: title_of(path)
+        for name, path in shipped_recipes().items()
+        if name.startswith(incomplete) and (home == "recipes" or name.startswith(_TRAININGS) == training)
+    }
+    return [*(CompletionItem(name, help=title) for name, title in shipped.items()), *_files(incomplete)]
+
+
+def complete_method(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Methods of `msa-lite baseline`."""
+    from msa_lite.baselines.methods import METHODS, TASK_VECTOR
+
+    names = dict.fromkeys([*METHODS, TASK_VECTOR])
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def _files(incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]

@@ -1,0 +1,341 @@
+"""What people see while something works: bars on a terminal, a plain line now and then elsewhere, warnings in between.
+
+Everything goes to stderr. Warnings are printed through the console of the live bars, so that none is overwritten or
+cut, and are repeated in one block at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from msa_lite.io.progress import Step, Watcher, duration
+from msa_lite.io.progress import notices as NOTICES
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_EVERY = 30.0  # seconds between two lines about the same work, off a terminal
+_AROUND = 66  # columns that a line of the bars needs beside its bar
+_WIDEST = 40  # columns of a bar
+
+
+class _Plain(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = super().format(record)
+        return text if record.name == NOTICES.name else f"{record.levelname.lower()}: {text}"
+
+
+class Notices(logging.Handler):
+    """Prints the log between the bars, and keeps the warnings.
+
+    console: that of the bars while they are shown. among_others: whether progress was shown, so that a warning may have
+    scrolled away.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(_Plain())
+        self.console: Console | None = None
+        self.among_others = False
+        self._warnings: dict[str, None] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record; keep it if it is a warning."""
+        if record.levelno >= logging.WARNING:
+            self._warnings[record.getMessage()] = None
+        try:
+            _print(self.console, self.format(record))
+        except Exception:  # as every handler of `logging` does
+            self.handleError(record)
+
+    def repeat(self) -> None:
+        """Print all warnings once more, in one block, unless nothing but them was printed; then forget them."""
+        warnings, self._warnings = list(self._warnings), {}
+        if warnings and self.among_others:
+            lines = [f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''}:", *(f"- {text}" for text in warnings)]
+            _print(None, "\n".join(lines))
+
+
+def _print(console: Console | None, text: str) -> None:
+    """Print on stderr: wrapped, above any bars, on a terminal; as it is, elsewhere."""
+    if console is not None:
+        from rich.text import Text
+
+        console.print(Text(text, overflow="fold"))
+    else:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+@contextmanager
+def logged(notices: Notices, verbose: bool) -> Iterator[None]:
+    """Have the log of msa-lite printed: warnings, with `verbose` everything. Afterwards it is as it was before."""
+    logger = logging.getLogger("msa_lite")
+    before = logger.handlers, logger.level, logger.propagate
+    log_to(notices, verbose)
+    try:
+        yield
+    finally:
+        logger.handlers, logger.propagate = before[0], before[2]
+        logger.setLevel(before[1])
+
+
+def log_to(notices: Notices, verbose: bool) -> None:
+    """Send the log of msa-lite there and nowhere else: warnings and notices, with `verbose` everything."""
+    logger = logging.getLogger("msa_lite")
+    logger.handlers = [notices]
+    logger.setLevel(logging.INFO if verbose else logging.WARNING)
+    logger.propagate = False
+    NOTICES.setLevel(logging.INFO)
+
+
+@contextmanager
+def show_progress(verbose: bool = False) -> Iterator[Watcher]:
+    """Show on stderr what the command line shows: progress, the log of msa-lite, and its warnings again at the end.
+
+        with msa_lite.show_progress() as progress:
+            result = msa_lite.run("my-request.yaml", progress=progress)
+
+    verbose: more than warnings, as `msa-lite -v`.
+    """
+    notices = Notices()
+    with logged(notices, verbose):
+        try:
+            with shown(notices) as progress:
+                yield progress
+        finally:
+            notices.repeat()
+
+
+@contextmanager
+def shown(notices: Notices) -> Iterator[Watcher]:
+    """A progress that is shown on stderr, with the log between: bars on a terminal, lines elsewhere."""
+    display = Display(notices)
+    try:
+        yield display
+    finally:
+        display.close()
+
+
+@dataclass
+class Work:
+    """What goes by one label. first: what was done when it began; since, before that, it was done by an earlier run."""
+
+    label: str
+    title: str
+    started: float
+    first: int
+    done: int
+    total: int
+    note: str = ""
+    ended: bool = False
+
+    def left(self, now: float) -> float | None:
+        """Seconds that it will still take, if that can be told."""
+        made = self.done - self.first
+        return (now - self.started) / made * (self.total - self.done) if made > 0 else None
+
+    def summary(self, now: float) -> str:
+        """One line on how it ended, or was ended."""
+        how = "done" if self.done >= self.total else f"ended at {self.done} of {self.total}"
+        return ", ".join(filter(None, [f"{self.title}: {how} in {duration(now - self.started)}", self.note]))
+
+
+class _View(Protocol):
+    """How works are shown: bars, or lines."""
+
+    def begin(self, work: Work) -> None: ...
+
+    def move(self, work: Work) -> None: ...
+
+    def end(self, work: Work, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Display(Watcher):
+    """Progress on stderr; nothing is shown before the first call. `clock` gives seconds."""
+
+    def __init__(self, notices: Notices, clock: Callable[[], float] = time.monotonic) -> None:
+        self._notices, self._clock = notices, clock
+        self._job = _Job(())
+        self._works: dict[str, Work] = {}
+        self._view: _View | None = None
+
+    def announce(self, steps: Sequence[Step]) -> None:
+        """Number the steps that are to come."""
+        self._job = _Job(steps)
+
+    def __call__(self, label: str, done: int, total: int, note: str = "") -> None:
+        """Show how far a label is. A step that begins ends what was shown before it."""
+        now, work = self._clock(), self._works.get(label)
+        if work is not None and work.ended and (done, total) == (work.done, work.total):
+            return
+        view = self._view = self._view or self._open()
+        if work is None or work.ended:  # one that has ended goes on when more has come up to do
+            if label in self._job:
+                self._end_all(now)
+            self._works[label] = work = Work(label, self._job.title(label), now, done, done, total)
+            self._job.begin(label)
+            if done < total:
+                view.begin(work)
+        work.done, work.total, work.note = done, total, note or work.note
+        if done >= total:
+            self._end(work, now)
+        else:
+            view.move(work)
+
+    def close(self) -> None:
+        """Stop showing; what has not ended leaves its last line."""
+        if self._view is not None:
+            self._end_all(self._clock())
+            self._view.close()
+        self._notices.console = None
+
+    def _open(self) -> _View:
+        from rich.console import Console
+
+        self._notices.among_others = True
+        console = Console(stderr=True)
+        if not console.is_interactive:
+            return _Lines(self._job_state, self._clock)
+        self._notices.console = console
+        return _Bars(console, self._job_state)
+
+    def _end_all(self, now: float) -> None:
+        for work in self._works.values():
+            if not work.ended:
+                self._end(work, now)
+
+    def _end(self, work: Work, now: float) -> None:
+        work.ended = True
+        self._job.end(work, now)
+        assert self._view is not None, "what ends was shown"
+        self._view.end(work, work.summary(now))
+
+    def _job_state(self) -> str:
+        works = list(self._works.values())  # the bars ask from a thread of their own
+        return self._job.state([work for work in works if not work.ended], self._clock())
+
+
+class _Job:
+    """The announced steps: which of them it is at, and how long the others may take."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self._steps = {step.label: step for step in steps}
+        self._numbers = {label: number for number, label in enumerate(self._steps, 1)}
+        self._at = 0
+        self._rates: dict[str, float] = {}  # seconds for each unit, by the kind of step
+
+    def __contains__(self, label: str) -> bool:
+        return label in self._steps
+
+    def title(self, label: str) -> str:
+        """The label, numbered if it was announced."""
+        return f"[{self._numbers[label]}/{len(self._steps)}] {label}" if label in self._steps else label
+
+    def begin(self, label: str) -> None:
+        """A step begins; those before it that never did were done by an earlier run."""
+        self._at = max(self._at, self._numbers.get(label, 0))
+
+    def end(self, work: Work, now: float) -> None:
+        """Learn from a step how long others of its kind take."""
+        step = self._steps.get(work.label)
+        if step and work.done > work.first and work.total:
+            part = (work.done - work.first) / work.total
+            self._rates[step.kind] = (now - work.started) / (part * (step.amount or 1.0))
+
+    def state(self, running: Sequence[Work], now: float) -> str:
+        """Which step of how many it is, and about how long it takes until the last one is done; empty without steps."""
+        if not self._at:
+            return ""
+        known, unknown, rates = 0.0, False, dict(self._rates)
+        for work in running:
+            if step := self._steps.get(work.label):
+                left = work.left(now)
+                known, unknown = known + (left or 0.0), unknown or left is None
+                if left is not None:
+                    rates.setdefault(step.kind, (now - work.started + left) / (step.amount or 1.0))
+        for step in list(self._steps.values())[self._at :]:
+            known += rates.get(step.kind, 0.0) * step.amount
+            unknown |= step.kind not in rates
+        text = f"step {self._at} of {len(self._steps)}"
+        if not known:
+            return text
+        return f"{text}, {'more than' if unknown else 'about'} {duration(known)} left"
+
+
+class _Lines:
+    """A line when something begins, when it ends, and every half minute in between; each is flushed."""
+
+    def __init__(self, state: Callable[[], str], clock: Callable[[], float]) -> None:
+        self._state, self._clock = state, clock
+        self._last: dict[str, float] = {}
+
+    def begin(self, work: Work) -> None:
+        self._last[work.label] = self._clock()
+        self._print(f"{work.title}: started")
+
+    def move(self, work: Work) -> None:
+        now = self._clock()
+        if now - self._last[work.label] < _EVERY:
+            return
+        self._last[work.label] = now
+        left = work.left(now)
+        parts = [f"{work.title}: {work.done} of {work.total}", work.note]
+        parts += ["" if left is None else f"about {duration(left)} left", self._state()]
+        self._print(", ".join(filter(None, parts[:3])) + (f" ({parts[3]})" if parts[3] else ""))
+
+    def end(self, work: Work, text: str) -> None:
+        self._print(text)
+
+    def close(self) -> None:
+        pass
+
+    def _print(self, text: str) -> None:
+        _print(None, f"{time.strftime('%H:%M:%S')} {text}")
+
+
+class _Bars:
+    """A bar for what is running, below it the state of the job, above it a line for each that has ended."""
+
+    def __init__(self, console: Console, state: Callable[[], str]) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.text import Text
+
+        class Bars(Progress):
+            def get_renderables(self) -> Iterator[Any]:
+                yield self.make_tasks_table(self.tasks)
+                if text := state():
+                    yield Text(text, style="dim")
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(max(8, min(_WIDEST, console.width - _AROUND))),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
+        )
+        self._console, self._bars = console, Bars(*columns, console=console)
+        self._tasks: dict[str, Any] = {}
+        self._bars.start()
+
+    def begin(self, work: Work) -> None:
+        self._tasks[work.label] = self._bars.add_task(work.title, total=work.total, note="")
+
+    def move(self, work: Work) -> None:
+        self._bars.update(self._tasks[work.label], completed=work.done, total=work.total, note=work.note)
+
+    def end(self, work: Work, text: str) -> None:
+        if work.label in self._tasks:
+            self._bars.remove_task(self._tasks.pop(work.label))
+        _print(self._console, text)
+
+    def close(self) -> None:
+        self._bars.stop()

@@ -1,0 +1,32 @@
+"""A run's folder against the manifests of all that is finished in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msa_lite.errors import OutputError
+from msa_lite.io.manifest import MANIFEST, load_manifest, verify_folder
+
+_UNFINISHED = (".partial", ".previous")
+
+
+def verify_stages(folder: Path) -> dict[Path, list[str]]:
+    """Re-hash a stage's folder, or all finished stages below a run's; the faults of each (`verify_folder`).
+
+    Raises OutputError where there is no stage.
+    """
+    places = [folder] if (folder / MANIFEST).exists() else sorted(path.parent for path in folder.rglob(MANIFEST))
+    stages = [
+        place
+        for place in places
+        if not any(part.endswith(_UNFINISHED) for part in place.relative_to(folder).parts)
+        and not any(other in place.parents for other in places)  # a stage's own file that happens to have the name
+    ]
+    if not stages:
+        raise OutputError(f"{folder}: no {MANIFEST} of msa-lite in there, nor in a folder below it")
+    if stages == [folder]:
+        return {folder: verify_folder(folder)}
+    return {
+        stage: verify_folder(stage) if load_manifest(stage) else [f"{MANIFEST}: cannot be read, or is none of msa-lite"]
+        for stage in stages
+    }

@@ -1,0 +1,57 @@
+"""What has changed in a recipe since the last run into the same folder, told before it replaces anything."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from msa_lite.io.manifest import MANIFEST
+
+logger = logging.getLogger(__name__)
+
+_MOST = 5
+_NOTE = re.compile(r"^# ([\w ,]+): (\S+)$", re.MULTILINE)  # revisions of models, hashes of rows
+
+
+def warn_of_changes(folder: Path, recipe: str) -> None:
+    """Warn where a run with this recipe (the text of recipe.yaml) may replace the model that lies in its folder."""
+    made = [name for name in ("model", "adapter") if (folder / name / MANIFEST).is_file()]
+    if not made or not (folder / "recipe.yaml").is_file():
+        return
+    changes = list(_changes((folder / "recipe.yaml").read_text(), recipe))
+    if changes:
+        more = [f"… and {len(changes) - _MOST} more"] if len(changes) > _MOST else []
+        logger.warning(
+            "%s: changed since the last run: %s. What depends on it is made anew, and %s/ is replaced where that "
+            "changes its weights; the former stays until the new one is verified",
+            folder,
+            ", ".join([*changes[:_MOST], *more]),
+            made[0],
+        )
+
+
+def _changes(before: str, after: str) -> Iterator[str]:
+    """`forget.alpha: 1.0 → 1.25` for each key of two recipes; of contents, that they have changed."""
+    old, new = (dict(_leaves(yaml.safe_load(text))) for text in (before, after))
+    for key in dict.fromkeys([*old, *new]):
+        if old.get(key) != new.get(key):
+            yield f"{key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
+    contents, now = (dict(_NOTE.findall(text)) for text in (before, after))
+    yield from (f"content of {name}" for name, value in now.items() if contents.get(name, value) != value)
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and value:
+        for key, part in value.items():
+            yield from _leaves(part, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, value
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)

@@ -1,0 +1,223 @@
+"""The command line as such: options in any place, errors in one form, what the shell completes, exit statuses."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from msa_lite import cli
+from msa_lite.cli.faults import disk_fault, report_error
+from msa_lite.errors import StageError, UsageError
+from tests.command import run_cli
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
+    """call(*arguments) → (exit status, stdout, stderr)."""
+    logger = logging.getLogger("msa_lite")
+    for name in ("propagate", "handlers", "level"):
+        monkeypatch.setattr(logger, name, getattr(logger, name))
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = cli._run(list(arguments))
+        return status, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def as_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Any]], None]:
+    """as_run(body): have `msa-lite run` do this; body takes whether it is verbose."""
+
+    def put(body: Callable[..., Any]) -> None:
+        from msa_lite.cli import run
+
+        monkeypatch.setattr(run, "command", click.Command("run", callback=click.pass_obj(body)))
+
+    return put
+
+
+@pytest.mark.parametrize("arguments", [["-v", "run"], ["run", "-v"], ["run", "--verbose"]])
+def test_verbose_stands_before_a_command_or_after_it(
+    arguments: list[str], call: Call, as_run: Callable[[Any], None]
+) -> None:
+    def body(verbose: bool) -> None:
+        assert verbose
+        logging.getLogger("msa_lite.x").info("more of it")
+
+    as_run(body)
+    assert call(*arguments) == (0, "", "info: more of it\n")
+
+
+def test_without_verbose_only_warnings_are_shown(call: Call, as_run: Callable[[Any], None]) -> None:
+    def body(verbose: bool) -> None:
+        assert not verbose
+        logging.getLogger("msa_lite.x").info("more of it")
+        logging.getLogger("msa_lite.x").warning("mind this")
+
+    as_run(body)
+    assert call("run") == (0, "", "warning: mind this\n")
+
+
+@pytest.mark.parametrize("name", [*cli._COMMANDS])
+def test_every_command_takes_verbose_and_stands_in_the_help(name: str, call: Call) -> None:
+    arguments = [name, "list"] if name == "recipes" else [name]
+    assert "-v, --verbose" in call(*arguments, "--help")[1]
+    assert f"  {name} " in call("--help")[1]
+
+
+def test_the_quickstart_is_the_first_command(call: Call) -> None:
+    commands = call("--help")[1].partition("Commands:\n")[2].split()
+    assert commands[0] == "quickstart"
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, None])
+def test_the_exit_status_is_what_the_command_returns(
+    status: int | None, call: Call, as_run: Callable[[Any], None]
+) -> None:
+    as_run(lambda verbose: status)
+    assert call("run")[0] == (status or 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage", "message"),
+    [
+        (["run"], "Usage: msa-lite run [OPTIONS] RECIPE", "error: Missing argument 'RECIPE'."),
+        (["merge", "--alpha", "much"], "Usage: msa-lite merge", "error: Invalid value for '--alpha': 'much' is not"),
+        (["nonsense"], "", "error: 'nonsense' is neither a command nor a recipe"),
+        (["quickstrat"], "", "error: 'quickstrat' is neither a command nor a recipe"),
+        (["compare", "nowhere"], "", "error: nowhere: "),
+    ],
+)
+def test_errors_have_one_form_whoever_finds_them(arguments: list[str], usage: str, message: str, call: Call) -> None:
+    status, out, err = call(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(usage or message)
+    assert err.splitlines()[-1].startswith(message)
+    assert "Error:" not in err
+    assert ("--help' for help." in err) is bool(usage)
+
+
+def wrapped(error: BaseException, cause: BaseException, explicit: bool) -> BaseException:
+    """An error as it is raised from another one, or while that is handled."""
+    try:
+        try:
+            raise cause
+        except BaseException as handled:
+            if explicit:
+                raise error from handled
+            raise error  # noqa: B904
+    except BaseException as whole:
+        return whole
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FULL,
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),  # safetensors
+        OSError("[Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device"),  # Arrow
+        RuntimeError("[enforce fail at inline_container.cc:672] . PytorchStreamWriter failed writing file data/0"),
+        Exception("Disk quota exceeded (os error 122)"),
+        wrapped(RuntimeError("unexpected pos 64 vs 0"), FULL, explicit=False),
+        wrapped(ValueError("cannot save"), wrapped(RuntimeError("x"), FULL, explicit=True), explicit=True),
+    ],
+    ids=lambda error: str(error)[:30],
+)
+def test_a_full_disk_is_told_in_its_own_words_whatever_library_met_it(
+    error: BaseException, call: Call, as_run: Callable[[Any], None]
+) -> None:
+    def body(verbose: bool) -> None:
+        raise error
+
+    as_run(body)
+    status, _, err = call("run")
+    assert status == 4
+    (line,) = err.splitlines()  # no traceback
+    assert line.startswith("error: ")
+    assert "the disk is full" in line
+    assert "make room" in line
+    assert "the same command resumes" in line
+    assert "Traceback" in call("run", "-v")[2]
+
+
+def test_other_errors_are_none_of_the_disk(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (ValueError("os error 2"), RuntimeError("operator 28 failed"), OSError(errno.ENOENT, "no such file")):
+        assert disk_fault(error) is None
+    assert report_error(ValueError("odd"), verbose=False) == 4
+    err = capsys.readouterr().err
+    assert "ValueError: odd" in err
+    assert err.endswith(
+        "error: odd (this was not expected and may be a bug); finished stages stay, the same command resumes\n"
+    )
+    assert report_error(StageError("it broke"), verbose=False) == 4
+    assert report_error(UsageError("no"), verbose=False) == 2
+    assert report_error(KeyboardInterrupt(), verbose=False) == 130
+
+
+def complete(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What bash is offered for the last word of a command line."""
+    monkeypatch.setenv("_MSA_LITE_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+    capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", ["msa-lite"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    return capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered", "not_offered"),
+    [
+        ("msa-lite ", {"plain,run", "plain,quickstart", "plain,tofu/forget10"}, {"plain,train/small"}),
+        ("msa-lite bas", {"plain,baseline"}, {"plain,run"}),
+        ("msa-lite ru", {"plain,run", "file,ru"}, set()),  # which may be a file, runs/…
+        ("msa-lite baseline sim", {"plain,simnpo"}, {"plain,npo"}),
+        ("msa-lite baseline npo tofu/", {"plain,tofu/forget10", "file,tofu/"}, {"plain,train/small"}),
+        ("msa-lite train t", {"plain,train/small", "file,t"}, {"plain,tofu/forget10"}),
+        ("msa-lite recipes show ", {"plain,train/small", "plain,quickstart"}, set()),
+        ("msa-lite quickstart --j", {"plain,--json"}, set()),
+        ("msa-lite nonsense --", {"plain,--help"}, set()),
+    ],
+)
+def test_the_shell_completes_commands_recipes_and_methods(
+    line: str,
+    offered: set[str],
+    not_offered: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = complete(line, monkeypatch, capsys)
+    assert offered <= set(words)
+    assert not not_offered & set(words)
+    assert len(words) == len(set(words))
+
+
+def test_a_disk_that_fills_in_a_real_process_gives_its_message(tmp_path: Path) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "config.json").write_text('{"model_type": "llama"}')
+    save_file({"w": np.ones((64, 1024), np.float32)}, full / "model.safetensors")
+    out = str(tmp_path / "out")
+    done = run_cli("merge", "--target", str(full), "--alpha", "0", "--out", out, limit=100_000)
+    assert done.returncode == 4
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: ")

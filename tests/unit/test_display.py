@@ -1,0 +1,222 @@
+"""What is shown while something works: lines off a terminal, bars on one, warnings that are neither cut nor lost."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import msa_lite
+from msa_lite.io.display import Display, Notices, show_progress, shown
+from msa_lite.io.progress import Step, announce, duration, silent, tell
+
+logger = logging.getLogger("msa_lite.tests")
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def display(clock: Clock) -> Iterator[Display]:
+    display = Display(Notices(), clock)
+    yield display
+    display.close()
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What was printed on stderr, without the time of day."""
+    return [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_off_a_terminal_there_is_a_line_at_the_start_every_half_minute_and_at_the_end(
+    display: Display, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for done in range(7):
+        clock.now = 10.0 * done
+        display("forget vector", done, 6, f"loss {3 - done / 2:g}")
+    assert lines(capsys) == [
+        "forget vector: started",
+        "forget vector: 3 of 6, loss 1.5, about 30 s left",
+        "forget vector: done in 1 min, loss 0",
+    ]
+
+
+def test_the_step_of_how_many_is_told_with_what_the_others_may_take(
+    display: Display, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [Step("a vector", "fit", 10), Step("b vector", "fit", 20), Step("merge", "merge"), Step("c vector", "fit")]
+    announce(display, steps)
+    display("a vector", 0, 4)
+    clock.now = 40
+    display("a vector", 2, 4)  # 40 s are left, 160 for the next and 8 for the last; a merge takes what nobody knows
+    clock.now = 80
+    display("a vector", 4, 4)
+    display("merge", 1, 1)  # b was made before
+    display("c vector", 0, 2)
+    clock.now = 120
+    display("c vector", 1, 2)
+    assert lines(capsys) == [
+        "[1/4] a vector: started",
+        "[1/4] a vector: 2 of 4, about 40 s left (step 1 of 4, more than 3 min left)",
+        "[1/4] a vector: done in 1 min",
+        "[3/4] merge: done in 0 s",
+        "[4/4] c vector: started",
+        "[4/4] c vector: 1 of 2, about 40 s left (step 4 of 4, about 40 s left)",
+    ]
+
+
+def test_a_step_that_begins_ends_what_stopped_early_and_one_that_gets_more_to_do_goes_on(
+    display: Display, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    announce(display, [Step("fit", "fit"), Step("choosing", "choose")])
+    display("fit", 0, 100)
+    display("fit", 40, 100)
+    display("judge", 0, 2)  # part of a step: not announced
+    display("choosing", 1, 1)
+    display("choosing", 1, 1)
+    display("choosing", 1, 3)
+    display("choosing", 3, 3)
+    assert lines(capsys) == [
+        "[1/2] fit: started",
+        "judge: started",
+        "[1/2] fit: ended at 40 of 100 in 0 s",
+        "judge: ended at 0 of 2 in 0 s",
+        "[2/2] choosing: done in 0 s",
+        "[2/2] choosing: started",
+        "[2/2] choosing: done in 0 s",
+    ]
+
+
+def test_a_callback_of_three_arguments_gets_no_note_and_no_steps() -> None:
+    calls: list[tuple[str, int, int]] = []
+    tell(lambda *call: calls.append(call), "fit", 1, 2, "loss 3")
+    announce(silent, [Step("fit", "fit")])
+    assert calls == [("fit", 1, 2)]
+
+
+def test_from_python_the_log_is_shown_and_the_logger_left_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
+    package = logging.getLogger("msa_lite")
+    before = list(package.handlers), package.level, package.propagate
+    assert msa_lite.show_progress is show_progress
+    with show_progress(verbose=True) as progress:
+        logger.warning("the target is unknown")
+        logger.info("more")
+        progress("merge", 1, 1)
+    assert (list(package.handlers), package.level, package.propagate) == before
+    assert lines(capsys) == [
+        "warning: the target is unknown",
+        "info: more",
+        "merge: done in 0 s",
+        "1 warning:",
+        "- the target is unknown",
+    ]
+
+
+def test_warnings_are_repeated_once_each_and_only_where_something_came_between(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    notices = Notices()
+    for text in ("one", "two", "one"):
+        notices.handle(logging.LogRecord("msa_lite", logging.WARNING, "", 0, text, (), None))
+    capsys.readouterr()
+    notices.repeat()
+    assert lines(capsys) == []
+    for text in ("one", "two", "one"):
+        notices.handle(logging.LogRecord("msa_lite", logging.WARNING, "", 0, text, (), None))
+    with shown(notices) as progress:
+        progress("merge", 1, 1)
+    capsys.readouterr()
+    notices.repeat()
+    assert lines(capsys) == ["2 warnings:", "- one", "- two"]
+
+
+SCRIPT = """
+import logging, time
+import msa_lite
+from msa_lite.io.progress import Step
+
+logger = logging.getLogger("msa_lite.x")
+with msa_lite.show_progress() as progress:
+    progress.announce([Step("forget vector", "fit"), Step("merge", "merge")])
+    for done in range(21):
+        progress("forget vector", done, 20, f"loss {2 - done / 20:.3g}")
+        if done in (5, 6):
+            logger.warning("%s", f"<{done} " + "word " * 40 + f"/some/long/path/{'x' * 90} {done}>")
+        time.sleep(0.03)
+    progress("merge", 0, 2)
+    logger.warning("[red]the last one[/red]")
+    time.sleep(0.15)
+    progress("merge", 2, 2)
+"""
+
+
+def screen(columns: int) -> str:
+    """What a script prints on a terminal of so many columns, with all its control sequences."""
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
+    environment |= {"TERM": "xterm", "PYTHONPATH": str(Path(msa_lite.__file__).parents[1])}
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], stderr=follower, stdin=follower, env=environment) as process:
+        os.close(follower)
+        output = b""
+        while True:
+            try:
+                part = os.read(leader, 65536)
+            except OSError:  # how Linux says that the other side is closed
+                break
+            if not part:
+                break
+            output += part
+    os.close(leader)
+    assert process.returncode == 0, output.decode()
+    return output.decode()
+
+
+def test_on_a_terminal_of_80_columns_no_warning_is_cut_or_lost() -> None:
+    raw = screen(80)
+    # What is erased is part of the bars; what is left of control sequences are line breaks.
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", raw).replace("\r", "\n")
+    text = " ".join(plain.split())
+    joined = re.sub(r"\s", "", plain)
+    for number in (5, 6):
+        warning = f"<{number}" + "word" * 40 + f"/some/long/path/{'x' * 90}{number}>"
+        assert joined.count(f"warning:{warning}") == 1
+        assert joined.count(f"-{warning}") == 1  # and once more at the end
+    assert "warning: [red]the last one[/red]" in text
+    assert "3 warnings: - <5 word" in text
+    assert "- [red]the last one[/red]" in text
+    assert re.search(r"\[1/2\] forget vector .* \d+% .* loss 1\.\d", plain)
+    assert "step 1 of 2" in text
+    assert "[1/2] forget vector: done in 1 s, loss 1" in text or "[1/2] forget vector: done in 0 s, loss 1" in text
+    assert text.rindex("[2/2] merge: done in 0 s") < text.rindex("3 warnings:")
+    assert max(len(line) for line in plain.split("3 warnings:")[0].splitlines()) <= 80
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min"), (3569, "59 min"), (3600, "1 h 0 min"), (7500, "2 h 5 min")],
+)
+def test_durations_are_rounded_to_what_people_want_to_know(seconds: float, expected: str) -> None:
+    assert duration(seconds) == expected
