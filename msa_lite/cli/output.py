@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from msa_lite.report import Report
 
 
+# What these tell of the inputs, in a line each, everybody is to see.
+_TELLING = ("msa_lite.recipe.paths", "msa_lite.job.models")
+
+
 def set_up_logging(verbose: bool) -> None:
     """Warnings of msa-lite go to stderr, everything of it with --verbose; other packages stay quiet below errors."""
     handler = logging.StreamHandler(sys.stderr)
@@ -25,6 +29,8 @@ def set_up_logging(verbose: bool) -> None:
     logger.handlers = [handler]
     logger.setLevel(logging.INFO if verbose else logging.WARNING)
     logger.propagate = False
+    for name in _TELLING:
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 def quieten_libraries(verbose: bool) -> None:

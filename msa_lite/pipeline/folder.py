@@ -12,7 +12,7 @@ from msa_lite.errors import OutputError
 from msa_lite.io.manifest import write_text
 from msa_lite.io.progress import Progress
 from msa_lite.job import Job, Plan, prepare
-from msa_lite.recipe import Recipe, dump_recipe
+from msa_lite.recipe import Recipe, absolute_paths, dump_recipe
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo
@@ -81,7 +81,7 @@ def _header(plan: Plan) -> str:
 
 
 def _pinned(job: Job) -> str:
-    """The resolved recipe with commits for Hub repositories; commits and content hashes of all inputs as comments."""
+    """The resolved recipe with commits for Hub repositories and full paths; what pins all inputs as comments."""
     values = job.recipe.model_dump(mode="json")
     values["target"] = job.sources["target"].pinned()
     if job.plan.start == "prior":
@@ -96,4 +96,5 @@ def _pinned(job: Job) -> str:
     notes = [f"# {reason}"] if reason else []
     notes += [f"# {name}: {source.revision}" for name, source in used.items()]
     notes += [f"# rows learnt, {name}: sha256:{rows_identity(rows)['sha256']}" for name, rows in job.rows.items()]
+    values = absolute_paths(values, run_folder(job.recipe))
     return _header(job.plan) + "\n".join(notes) + "\n" + dump_recipe(Recipe.model_validate(values))
