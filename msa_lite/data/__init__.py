@@ -10,16 +10,19 @@ from msa_lite.data.kept import kept_head, kept_texts
 from msa_lite.data.prompts import DATE_STRING, IGNORE, Example, Prompter, Shots, Template, check_vocabulary
 from msa_lite.data.rows import Row, load_rows, rows_identity, sample_rows, split_rows, stream_texts
 from msa_lite.data.sources import DataSource, is_remote_data, load_table, pin_source, stream_table
+from msa_lite.data.tokenizers import MOST_ROWS, check_same_ids, open_tokenizer
 
 __all__ = [
     "DATE_STRING",
     "IGNORE",
+    "MOST_ROWS",
     "DataSource",
     "Example",
     "Prompter",
     "Row",
     "Shots",
     "Template",
+    "check_same_ids",
     "check_vocabulary",
     "encode",
     "encode_qa",
@@ -31,6 +34,7 @@ __all__ = [
     "load_rows",
     "load_table",
     "make_collator",
+    "open_tokenizer",
     "pad_id",
     "pin_source",
     "rows_identity",

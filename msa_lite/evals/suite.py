@@ -14,7 +14,7 @@ from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.models import checkpoint_folder, has_tokenizer, load_tokenizer
+from msa_lite.evals.models import can_read, checkpoint_folder, load_tokenizer
 from msa_lite.evals.muse import load_muse
 from msa_lite.evals.qa import load_qa
 from msa_lite.evals.restor import load_restor
@@ -22,6 +22,8 @@ from msa_lite.evals.tofu import load_tofu
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
+from msa_lite.io.tokenizer import fetch_tokenizer
+from msa_lite.io.vocabulary import vocabulary_size
 from msa_lite.report import Report, load_report
 from msa_lite.report.metrics import REPORT_FILE
 
@@ -66,6 +68,7 @@ def evaluate(
     holdout: DataSource | None = None,
     tasks: Sequence[str] = (),
     ideal: str | None = None,
+    tokenizer: str | None = None,
     judge: JudgeSettings = NO_JUDGE,
     compat: Iterable[str] = (),
     limit: int | None = None,
@@ -77,7 +80,8 @@ def evaluate(
 
     benchmark: "tofu", "restor" or "muse" (with `split`, `data`); "qa", questions of one's own (`forget`, `retain`,
     `holdout`, answers of at most `max_new_tokens`); or "lm-eval" (`tasks`, with `data` a folder of tasks of one's own).
-    ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation. Records and
+    ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation. tokenizer: a
+    folder or repo[@revision] with the one to use in the place of the model's own, which may have none. Records and
     report.json go into `out`, those of an ideal that is scored into `out`/ideal. Each process of `accelerate launch`
     calls it; all but the first get no reports. Raises UsageError for arguments that do not go together, before a model
     is loaded.
@@ -94,10 +98,10 @@ def evaluate(
 
         folder = Path(data) if data else None
         common: dict[str, Any] = {"limit": limit, "task_folder": folder, "seed": seed, "progress": progress}
-        return {"model": evaluate_harness(fetch(model), tasks, Path(out), **common)}
+        return {"model": evaluate_harness(_fetch(model, tokenizer), tasks, Path(out), **common)}
     switches = resolve_compat(compat, benchmark)
-    source = fetch(model)
-    prompter = Prompter.build(load_tokenizer(source.folder), "auto", Template())
+    source = _fetch(model, tokenizer)
+    prompter = Prompter.build(load_tokenizer(source), "auto", Template())
     if benchmark == "qa":
         rows = {name: _sampled_rows(place, limit, seed) for name, place in sets.items()}
         asked: Benchmark = load_qa(rows, prompter, max_new_tokens or 200)
@@ -111,6 +115,12 @@ def evaluate(
         return {}
     folder_of_ideal = beside if isinstance(beside, Path) else Path(out) / "ideal"
     return {"model": report} | ({"ideal": load_report(folder_of_ideal)} if beside else {})
+
+
+def _fetch(model: str, tokenizer: str | None) -> Source:
+    """A model with the tokenizer to use."""
+    chosen = fetch_tokenizer(tokenizer) if tokenizer else None
+    return replace(fetch(model), tokenizer=chosen)
 
 
 # Benchmark → the arguments that it takes, besides those that all do.
@@ -156,18 +166,17 @@ def _find_ideal(ideal: str | None) -> Ideal:
 def check_same_tokens(source: Source, other: Source) -> None:
     """Raise MismatchError unless two models read the same token ids: one tokenizer makes those of both.
 
-    Vocabularies are compared by size and, where both come with a tokenizer, token by token.
+    Vocabularies are compared token by token where both come with a tokenizer, otherwise by size.
     """
-    folders = [checkpoint_folder(s.folder) for s in (source, other)]
-    sizes = [load_checkpoint(folder).config.get("vocab_size") for folder in folders]
-    if sizes[0] != sizes[1]:
+    sizes = [vocabulary_size(load_checkpoint(checkpoint_folder(s.folder))) for s in (source, other)]
+    known = all(can_read(s) for s in (source, other))
+    one, two = (load_tokenizer(s).get_vocab() if known else {} for s in (source, other))
+    if sizes[0] != sizes[1] and not (known and one == two):  # rows of padding are no difference
         raise MismatchError(
             f"{source.name} has a vocabulary of {sizes[0]}, {other.name} of {sizes[1]}: another tokenizer?"
         )
-    if all(has_tokenizer(s.folder) for s in (source, other)):
-        one, two = (load_tokenizer(s.folder).get_vocab() for s in (source, other))
-        if changed := sorted(token for token in one.keys() | two.keys() if one.get(token) != two.get(token)):
-            raise MismatchError(
-                f"{source.name} and {other.name} number their tokens differently, {changed[0]!r} and "
-                f"{len(changed) - 1} others: they cannot be asked with one tokenizer"
-            )
+    if changed := sorted(token for token in one.keys() | two.keys() if one.get(token) != two.get(token)):
+        raise MismatchError(
+            f"{source.name} and {other.name} number their tokens differently, {changed[0]!r} and "
+            f"{len(changed) - 1} others: they cannot be asked with one tokenizer"
+        )

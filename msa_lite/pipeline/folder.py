@@ -11,7 +11,7 @@ from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import OutputError
 from msa_lite.io.manifest import write_text
 from msa_lite.io.progress import Progress
-from msa_lite.job import Job, Plan, prepare
+from msa_lite.job import WRITTEN_OUT, Job, Plan, prepare
 from msa_lite.recipe import Recipe, absolute_paths, dump_recipe
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
@@ -33,7 +33,7 @@ def claimed(
     for used in dict.fromkeys([run_folder(recipe), folder]):
         check_run_folder(used, _HEADER)
     if recipe.demo is None:  # with a demo, the inputs that are checked have to be made first
-        job = prepare(recipe, plan)
+        job = prepare(recipe, plan, progress)
         check(job)
     with locked(folder):
         if recipe.demo is not None:
@@ -42,7 +42,7 @@ def claimed(
             people = {name: sizes.pop(name) for name in ("prior", "retain", "forget", "holdout")}
             settings = HistorySettings(**sizes, seed=recipe.seed)
             make_history(run_folder(recipe) / HISTORY, make_groups(people, recipe.seed), settings, progress)
-            job = prepare(recipe, plan)
+            job = prepare(recipe, plan, progress)
             check(job)
         write_text(folder / "recipe.yaml", _pinned(job))
         yield job
@@ -72,6 +72,8 @@ def check_run_folder(folder: Path, header: str) -> None:
     marks = [folder / "recipe.yaml", *folder.glob(f"{BASELINES}/*/recipe.yaml")]  # baselines may be run first
     ours = any(mark.is_file() and mark.read_text().startswith(header.partition(":")[0]) for mark in marks)
     allowed = {".lock", BASELINES, HISTORY}
+    for name in WRITTEN_OUT:  # before anything else, where models come as adapters
+        allowed |= {name, f"{name}.partial", f".{name}.lock"}
     if folder.is_dir() and any(path.name not in allowed for path in folder.iterdir()) and not ours:
         raise OutputError(f"{folder}: holds something that is no run of msa-lite; choose another output")
 
@@ -86,6 +88,8 @@ def _pinned(job: Job) -> str:
     values["target"] = job.sources["target"].pinned()
     if job.plan.start == "prior":
         values |= {"prior": job.sources["prior"].pinned(), "history": None}
+    if tokenizer := job.sources["target"].tokenizer:
+        values["tokenizer"] = tokenizer.pinned()
     if "ideal" in job.sources:
         values["evaluate"]["ideal"] = job.sources["ideal"].pinned()
     for name, data in job.data.items():

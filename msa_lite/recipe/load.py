@@ -28,9 +28,9 @@ M = TypeVar("M", bound=BaseModel)
 def load_recipe(source: Given, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe from a YAML file, the name of a shipped recipe, or a mapping; then apply `key.sub=value`.
 
-    `$output` at the start of a path stands for the run's folder. Relative paths in a file are seen from its folder where
-    they exist there, else, as in a mapping and in overrides, from the working folder. Raises RecipeError with one line for every fault,
-    UsageError when there is no such file, or when it is a recipe of another kind.
+    `$output` at the start of a path stands for the run's folder. Relative paths in a file are seen from its folder
+    where they exist there, else, as in a mapping and in overrides, from the working folder. Raises RecipeError with one
+    line for every fault, UsageError when there is no such file, or when it is a recipe of another kind.
     """
     name, values = _read(source, overrides)
     return _validate(_of_kind(Recipe, name, values), name, values)

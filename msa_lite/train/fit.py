@@ -189,7 +189,7 @@ class _Fit:
             objective=self.objective,
             after_epoch=self.after_epoch,
             progress=self.progress,
-        ).run(load_model(self.source.folder, self.settings))
+        ).run(load_model(self.source.folder, self.settings, self.source.added))
         return micro
 
     def _micro_batches(self, partial: Path) -> Iterator[int]:

@@ -58,14 +58,18 @@ def test_what_lies_beside_the_recipe_is_taken_from_there_and_told_in_a_line(
     monkeypatch.setattr(logging.getLogger("msa_lite"), "propagate", True)
     caplog.set_level(logging.INFO, "msa_lite.recipe.paths")
     recipe = read(write(place))
-    assert recipe.history is not None and recipe.retain is not None and recipe.evaluate is not None
+    assert recipe.history is not None
+    assert recipe.retain is not None
+    assert recipe.evaluate is not None
     assert recipe.target == str(place / "models/target")
     assert recipe.history.checkpoints[0].checkpoint == str(place / "models/early")
     assert recipe.forget.data.path == str(place / "forget.jsonl")
     assert recipe.retain.data.path == str(place.parent / "shared/keep.jsonl")
     assert recipe.evaluate.ideal == str(place / "ideal")
     [line] = caplog.messages
-    assert str(place) in line and "forget.jsonl (forget.data.path)" in line and "holdout" not in line
+    assert str(place) in line
+    assert "forget.jsonl (forget.data.path)" in line
+    assert "holdout" not in line
     # Not there, so seen from the working folder; and no path at all.
     assert recipe.evaluate.holdout is not None
     assert (recipe.evaluate.holdout.path, recipe.evaluate.data) == ("holdout.jsonl", "locuslab/TOFU")
@@ -75,7 +79,8 @@ def test_what_lies_beside_the_recipe_is_taken_from_there_and_told_in_a_line(
 def test_the_recipes_folder_comes_before_the_working_folder(place: Path) -> None:
     (place / "holdout.jsonl").touch()
     evaluate = read(write(place)).evaluate
-    assert evaluate is not None and evaluate.holdout is not None
+    assert evaluate is not None
+    assert evaluate.holdout is not None
     assert evaluate.holdout.path == str(place / "holdout.jsonl")
 
 
