@@ -24,6 +24,7 @@ def command(verbose: bool, method: str, recipe: str, overrides: tuple[str, ...],
     """
     from msa_lite.baselines.methods import check_method
     from msa_lite.cli.output import print_json, print_prior, print_reports, progress_bars, quieten_libraries
+    from msa_lite.cli.tokenizer import with_tokenizer
     from msa_lite.recipe import load_recipe
 
     check_method(method)
@@ -34,7 +35,7 @@ def command(verbose: bool, method: str, recipe: str, overrides: tuple[str, ...],
 
     quieten_libraries(verbose)
     with progress_bars() as progress:
-        result = run_baseline(method, loaded, progress=progress)
+        result = with_tokenizer(loaded, lambda recipe: run_baseline(method, recipe, progress=progress))
     if as_json:
         print_json(result.as_dict())
         return

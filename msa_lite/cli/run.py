@@ -20,6 +20,7 @@ def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: boo
     msa-lite my.yaml forget.alpha=1.25 output=runs/stronger
     """
     from msa_lite.cli.output import print_json, print_prior, print_reports, progress_bars, quieten_libraries
+    from msa_lite.cli.tokenizer import with_tokenizer
     from msa_lite.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides)
@@ -28,7 +29,7 @@ def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: boo
 
     quieten_libraries(verbose)
     with progress_bars() as progress:
-        result = run(loaded, progress=progress)
+        result = with_tokenizer(loaded, lambda recipe: run(recipe, progress=progress))
     if result is None:  # this process of `accelerate launch` only helped with the sweep
         return
     if as_json:
