@@ -40,6 +40,14 @@ class FormatError(MsaError):
     exit_code = 3
 
 
+class NoTokenizerError(FormatError):
+    """A model that was saved without a tokenizer. offer: another model whose tokenizer may be the right one."""
+
+    def __init__(self, message: str, offer: str | None = None) -> None:
+        super().__init__(message)
+        self.offer = offer
+
+
 class MismatchError(MsaError):
     """Inputs that are fine alone but do not fit each other (shapes, names, vocabularies)."""
 

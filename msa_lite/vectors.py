@@ -6,18 +6,19 @@ difference. Deltas come in the dtype that the merge works in, fp32 or fp64.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
-from msa_lite.io.adapter import ADAPTER_CONFIG, Adapter, LowRank, load_adapter
+from msa_lite.io.adapter import Adapter, LowRank, is_adapter, load_adapter
 from msa_lite.io.blocks import Files, Scratch, read_rows, read_whole
 from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.matching import match_names
+from msa_lite.io.vocabulary import differ_in_tokens, token_tensors
 
 _BLOCK = 1 << 19  # numbers compared at a time
 
@@ -49,14 +50,22 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Product:
-    """scale · B A of a LoRA adapter (paper §3: the vectors; low rank is this project's default form)."""
+    """scale · B A of a LoRA adapter (paper §3: the vectors; low rank is this project's default form).
+
+    count: rows of the target's tensor where that has more or fewer tokens; further ones are not touched.
+    """
 
     low: LowRank
+    count: int | None = None
 
     def load(self, files: Files, dtype: Any) -> Loaded:
         a, b = read_whole(files, self.low.a, dtype), read_whole(files, self.low.b, dtype)
         left, right = (a.T, b.T) if self.low.transposed else (b, a)
-        return Loaded(left * np.dtype(dtype).type(self.low.scale), right)
+        left = left * np.dtype(dtype).type(self.low.scale)
+        if self.count is not None:
+            left = left[: self.count]
+            left = np.pad(left, ((0, self.count - len(left)), (0, 0)))
+        return Loaded(left, right)
 
     def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
         return self.load(files, dtype).rows(files, start, stop, dtype, scratch)
@@ -136,6 +145,26 @@ class TokenRows(_Stored):
         return _finite(out, self.tuned)
 
 
+@dataclass(frozen=True)
+class CommonRows:
+    """A delta of the first `count` rows of a tensor, zero for those after: tokens that not all checkpoints have."""
+
+    delta: Delta
+    count: int
+    columns: int
+
+    def load(self, files: Files, dtype: Any) -> CommonRows:
+        return replace(self, delta=self.delta.load(files, dtype))
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        out = scratch.take("common", (stop - start, self.columns), dtype)
+        known = max(0, min(stop, self.count) - start)
+        if known:
+            out[:known] = self.delta.rows(files, start, start + known, dtype, scratch)
+        out[known:] = 0
+        return out
+
+
 def _finite(rows: np.ndarray, entry: TensorEntry) -> np.ndarray:
     if not np.isfinite(rows).all():
         raise FormatError(f"{entry.file}: '{entry.name}' gives a delta that is not finite; train the vector again")
@@ -147,13 +176,19 @@ class Vector:
     """The deltas θ_1 − θ_0 (or θ_2 − θ_0) of one tuning run under the target's tensor names.
 
     is_adapter: read from a PEFT folder. needs_prior: its deltas, or copies of the prior beside them, have a
-    meaning on top of the prior alone.
+    meaning on top of the prior alone. common: rows that are changed, of tensors of which the target has more.
     """
 
     folder: Path
     deltas: Mapping[str, Delta]
     is_adapter: bool
     needs_prior: bool
+    common: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether some of its tensors have other tokens than the target's."""
+        return any(isinstance(d, CommonRows) or (isinstance(d, Product) and d.count) for d in self.deltas.values())
 
     @property
     def files(self) -> set[Path]:
@@ -176,7 +211,7 @@ def _entries(item: Any) -> Iterator[TensorEntry]:
         value = getattr(item, name)
         if isinstance(value, TensorEntry):
             yield value
-        elif isinstance(value, LowRank):
+        elif is_dataclass(value):
             yield from _entries(value)
 
 
@@ -192,8 +227,8 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, st
     """Faults that keep two checkpoints from being subtracted: tensors missing on a side, or of another shape.
 
     names: what the two are called in the messages, as ("target", "prior"). Not a fault: an lm_head that one side
-    alone stores where the first ties it to its embedding, so that it is never read, and rotary tables that older
-    checkpoints hold although they follow from the config.
+    alone stores where the first ties it to its embedding, so that it is never read; rotary tables that older
+    checkpoints hold although they follow from the config; more or fewer tokens in embedding and head.
     """
     faults = []
     for name in sorted(one.tensors.keys() | other.tensors.keys()):
@@ -203,14 +238,9 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, st
                 continue
             here, there = (names[1], names[0]) if a is None else (names[0], names[1])
             faults.append(f"{name}: in the {here}, not in the {there}")
-        elif a.shape != b.shape:
+        elif a.shape != b.shape and not differ_in_tokens(one, other, name):
             faults.append(f"{name}: {a.shape} in the {names[0]}, {b.shape} in the {names[1]}")
     return faults
-
-
-def is_adapter(folder: Path) -> bool:
-    """Whether a vector's folder is a PEFT adapter; otherwise it is taken for a full checkpoint."""
-    return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
 def load_vector(folder: Path, target: Checkpoint, prior: Checkpoint | None) -> Vector:
@@ -220,7 +250,8 @@ def load_vector(folder: Path, target: Checkpoint, prior: Checkpoint | None) -> V
     fit. Only headers are read, and what an adapter says is a copy of the prior's or target's weights.
     """
     if is_adapter(folder):
-        return _adapter_vector(match_names(load_adapter(folder), target.tensors), target, prior)
+        matched = match_names(load_adapter(folder), target.tensors, token_tensors(target))
+        return _adapter_vector(matched, target, prior)
     return checkpoint_vector(load_checkpoint(folder), target, prior)
 
 
@@ -240,12 +271,32 @@ def checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint |
     if faults:
         raise MismatchError(join_faults(f"{folder}: target, prior and tuned checkpoint do not fit:", faults))
     both = [n for n, e in tuned.tensors.items() if e.is_float and n in prior.tensors and n in target.tensors]
-    deltas = {name: Difference(tuned.tensors[name], prior.tensors[name]) for name in both}
-    return Vector(folder, deltas, is_adapter=False, needs_prior=True)
+    deltas: dict[str, Delta] = {name: Difference(tuned.tensors[name], prior.tensors[name]) for name in both}
+    rows = {name: [tuned.tensors[name].matrix_shape[0], prior.tensors[name].matrix_shape[0]] for name in both}
+    return Vector(folder, deltas, False, True, _cut(deltas, target, rows))
+
+
+def _cut(deltas: dict[str, Delta], target: Checkpoint, rows: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Restrict deltas, in place, to the rows that the target and all that they are made of have.
+
+    rows: how many each of these has, by tensor. Returns the common rows of tensors of which the target has more.
+    """
+    common = {}
+    for name, counts in rows.items():
+        own, columns = target.tensors[name].matrix_shape
+        count, delta = min(own, *counts), deltas.get(name)
+        if delta is None or all(number == own for number in counts):
+            continue
+        deltas[name] = replace(delta, count=own) if isinstance(delta, Product) else CommonRows(delta, count, columns)
+        if count < own:
+            common[name] = count
+    return common
 
 
 def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | None) -> Vector:
     deltas: dict[str, Delta] = {n: Product(low) for n, low in adapter.modules.items() if low.magnitude is None}
+    rows = {name: [low.shape[0]] for name, low in adapter.modules.items()}
+    rows |= {name: [entry.matrix_shape[0]] for name, (entry, _) in adapter.shifts.items()}
     deltas |= {name: Shift(entry, scale) for name, (entry, scale) in adapter.shifts.items()}
     dora = {name: low for name, low in adapter.modules.items() if low.magnitude is not None}
     absolute = {
@@ -265,17 +316,22 @@ def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
     seen: set[str] = set(deltas)
     for name, kind in absolute.items():
         old = prior.tensors.get(name) if prior else None
-        if old is None or old.shape != target.tensors[name].shape or not old.is_float:
+        by_token = prior is not None and differ_in_tokens(target, prior, name)
+        if old is None or not (by_token or old.shape == target.tensors[name].shape) or not old.is_float:
             shape = f"it is {old.dtype} {old.shape} there" if old else "the prior has no such tensor"
             faults.append(f"{name}: {kind}, the target's is {target.tensors[name].shape}, {shape}")
         elif name in seen or sum(name in part for part in (dora, adapter.values, adapter.tokens)) > 1:
             faults.append(f"{name}: changed in two ways at once")
         elif name in adapter.values:
             deltas[name] = Difference(adapter.values[name], old)
+            rows[name] = [adapter.values[name].matrix_shape[0], old.matrix_shape[0]]
         elif name in adapter.tokens:
             deltas[name] = TokenRows(*adapter.tokens[name], old)
+            if max(adapter.tokens[name][1], default=0) >= old.shape[0]:
+                faults.append(f"{name}: new rows of tokens that the prior, with {old.shape[0]}, has not")
         else:
             deltas[name] = Dora(dora[name], dora[name].magnitude, old)  # type: ignore[arg-type]
+            rows[name].append(old.matrix_shape[0])
     files = Files()
     on_prior = bool(absolute)
     for name, copy in adapter.copies.items():
@@ -290,7 +346,7 @@ def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
             faults.append(f"{copy.name}: a full copy of neither the target's tensor nor the prior's{hint}")
     if faults:
         raise MismatchError(join_faults(f"{adapter.folder}: cannot be merged into this target:", faults))
-    return Vector(adapter.folder, deltas, is_adapter=True, needs_prior=on_prior)
+    return Vector(adapter.folder, deltas, True, on_prior, _cut(deltas, target, rows))
 
 
 def _tied(adapter: Adapter, target: Checkpoint) -> list[str]:

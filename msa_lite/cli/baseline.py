@@ -34,6 +34,7 @@ def command(verbose: bool, method: str, recipe: str, overrides: tuple[str, ...],
         progress_bars,
         quieten_libraries,
     )
+    from msa_lite.cli.tokenizer import with_tokenizer
     from msa_lite.cli.verdict import print_verdict
     from msa_lite.recipe import load_recipe
 
@@ -46,7 +47,7 @@ def command(verbose: bool, method: str, recipe: str, overrides: tuple[str, ...],
 
     quieten_libraries(verbose)
     with progress_bars() as progress:
-        result = run_baseline(method, loaded, progress=progress)
+        result = with_tokenizer(loaded, lambda recipe: run_baseline(method, recipe, progress=progress))
     print_verdict(result, to_stderr=as_json)
     if as_json:
         print_json(result.as_dict())

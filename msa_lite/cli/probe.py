@@ -24,6 +24,7 @@ def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: boo
     msa-lite probe my.yaml probe.against.path=paraphrased.jsonl probe.paired=true
     """
     from msa_lite.cli.output import print_json, print_start, progress_bars, quieten_libraries
+    from msa_lite.cli.tokenizer import with_tokenizer
     from msa_lite.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides)
@@ -32,7 +33,7 @@ def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: boo
 
     quieten_libraries(verbose)
     with progress_bars() as progress:
-        result = probe(loaded, progress=progress)
+        result = with_tokenizer(loaded, lambda recipe: probe(recipe, progress=progress))
     if as_json:
         print_json(result.as_dict())
         return

@@ -34,6 +34,7 @@ def command(
         progress_bars,
         quieten_libraries,
     )
+    from msa_lite.cli.tokenizer import with_tokenizer
     from msa_lite.cli.verdict import exit_code, print_examples, print_verdict
     from msa_lite.recipe import load_recipe
 
@@ -44,7 +45,9 @@ def command(
 
     quieten_libraries(verbose)
     with progress_bars() as progress:
-        result = run(loaded, progress=progress, accept=accept, show_examples=show_examples)
+        result = with_tokenizer(
+            loaded, lambda recipe: run(recipe, progress=progress, accept=accept, show_examples=show_examples)
+        )
     if result is None:  # this process of `accelerate launch` only helped with the sweep
         return 0
     print_verdict(result, to_stderr=as_json)

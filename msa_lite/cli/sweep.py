@@ -30,6 +30,7 @@ def command(
     msa-lite sweep my.yaml --ray --workers 4                over machines
     """
     from msa_lite.cli.output import print_json, print_prior, print_start, progress_bars, quieten_libraries
+    from msa_lite.cli.tokenizer import with_tokenizer
     from msa_lite.errors import UsageError
     from msa_lite.recipe import load_recipe
 
@@ -42,7 +43,8 @@ def command(
 
     quieten_libraries(verbose)
     with progress_bars() as progress:
-        result = sweep(loaded, progress=progress, ray_workers=(workers or 0) if ray else None)
+        ray_workers = (workers or 0) if ray else None
+        result = with_tokenizer(loaded, lambda recipe: sweep(recipe, progress=progress, ray_workers=ray_workers))
     if result is None:
         return
     if as_json:

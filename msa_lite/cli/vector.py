@@ -20,6 +20,7 @@ def command(
 ) -> None:
     """Fit the forget and retain vectors of RECIPE into its run folder, and nothing else."""
     from msa_lite.cli.output import print_json, print_prior, print_start, progress_bars, quieten_libraries
+    from msa_lite.cli.tokenizer import with_tokenizer
     from msa_lite.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides)
@@ -29,7 +30,7 @@ def command(
 
     quieten_libraries(verbose)
     with progress_bars() as progress:
-        folders = run_vectors(loaded, which, progress=progress)
+        folders = with_tokenizer(loaded, lambda recipe: run_vectors(recipe, which, progress=progress))
     if as_json:
         print_json({"vectors": {folder.name: str(folder) for folder in folders}})
         return

@@ -21,10 +21,12 @@ from msa_lite.data.prompts import (
 )
 from msa_lite.data.rows import Row, load_rows, rows_identity, sample_rows, split_rows, stream_texts
 from msa_lite.data.sources import DataSource, is_remote_data, load_table, pin_source, stream_table
+from msa_lite.data.tokenizers import MOST_ROWS, check_same_ids, open_tokenizer
 
 __all__ = [
     "DATE_STRING",
     "IGNORE",
+    "MOST_ROWS",
     "SYSTEM_PROMPT",
     "DataSource",
     "Example",
@@ -33,6 +35,7 @@ __all__ = [
     "Row",
     "Shots",
     "Template",
+    "check_same_ids",
     "check_vocabulary",
     "encode",
     "encode_qa",
@@ -45,6 +48,7 @@ __all__ = [
     "load_table",
     "make_collator",
     "make_prompter",
+    "open_tokenizer",
     "pad_id",
     "pin_source",
     "rows_identity",

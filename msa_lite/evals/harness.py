@@ -216,7 +216,7 @@ def _run(
     source: Source, manager: Any, given: list[Any], settings: Mapping[str, Any], progress: Progress
 ) -> Mapping[str, Any]:
     """What `lm_eval.simple_evaluate` returns for a model. Raises StageError when it fails."""
-    model = _wrap(source.folder, progress)
+    model = _wrap(source, progress)
     from lm_eval import simple_evaluate
 
     try:
@@ -232,7 +232,7 @@ def _run(
         raise StageError(f"{source.name}: lm_eval failed ({explain(error)}); nothing is kept of it") from error
 
 
-def _wrap(folder: Path, progress: Progress) -> Any:
+def _wrap(source: Source, progress: Progress) -> Any:
     """A model as the harness takes it, which tells of each answer in place of the harness's own bars."""
     from lm_eval.models.huggingface import HFLM
 
@@ -252,8 +252,8 @@ def _wrap(folder: Path, progress: Progress) -> Any:
             self._count_answers(requests, "answers")
             return super().generate_until(requests, disable_tqdm)
 
-    model = load_model(folder)
-    tokenizer = load_tokenizer(folder)
+    model = load_model(source.folder)
+    tokenizer = load_tokenizer(source)
     batch = "auto" if model.device.type == "cuda" else _CPU_BATCH
     return Model(pretrained=model, tokenizer=tokenizer, batch_size=batch)
 

@@ -12,12 +12,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import NotFiniteError
-from msa_lite.io.adapter import ADAPTER_CONFIG
+from msa_lite.data import open_tokenizer
+from msa_lite.errors import NotFiniteError, NoTokenizerError
+from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.quiet import without_bars
+from msa_lite.io.tokenizer import has_tokenizer
+from msa_lite.io.vocabulary import AddedRows
 
-_TOKENIZER = "tokenizer_config.json"
 _BLOCK_BYTES = 64 << 20  # fp32 logits held at a time
 _START_TOKENS = {"cpu": 2048, "cuda": 65536}  # of one batch; halved on a GPU until it fits
 _CACHED = {"cpu": 4, "cuda": 1}  # times as many may lie in a cache; on a CPU, a step costs little less for few rows
@@ -25,12 +27,7 @@ _CACHED = {"cpu": 4, "cuda": 1}  # times as many may lie in a cache; on a CPU, a
 
 def _model_below(folder: Path) -> Source | None:
     """The model that a PEFT adapter lies on, fetched; None for a folder that holds a checkpoint."""
-    if not (Path(folder) / ADAPTER_CONFIG).is_file():
-        return None
-    from peft import PeftConfig
-
-    config = PeftConfig.from_pretrained(str(folder))
-    return fetch(config.base_model_name_or_path + (f"@{config.revision}" if config.revision else ""))
+    return fetch(base_name(folder)) if is_adapter(folder) else None
 
 
 def checkpoint_folder(folder: Path) -> Path:
@@ -45,16 +42,25 @@ def model_identity(source: Source) -> dict[str, Any]:
     return source.identity() | ({"below": below.identity()} if below else {})
 
 
-def load_tokenizer(folder: Path) -> Any:
-    """A folder's tokenizer; that of the model below for an adapter that came without one."""
-    from transformers import AutoTokenizer
+def load_tokenizer(source: Source) -> Any:
+    """A model's tokenizer; that of the model below for an adapter that came without one.
 
-    return AutoTokenizer.from_pretrained(folder if (folder / _TOKENIZER).is_file() else checkpoint_folder(folder))
+    Raises NoTokenizerError where there is none.
+    """
+    try:
+        return open_tokenizer(_tokenizer_folder(source), source.name)
+    except NoTokenizerError as error:
+        raise NoTokenizerError(f"{error}; --tokenizer MODEL takes that of another folder or repository") from error
 
 
-def has_tokenizer(folder: Path) -> bool:
+def can_read(source: Source) -> bool:
     """Whether `load_tokenizer` finds one."""
-    return any((place / _TOKENIZER).is_file() for place in (folder, checkpoint_folder(folder)))
+    return has_tokenizer(_tokenizer_folder(source))
+
+
+def _tokenizer_folder(source: Source) -> Path:
+    place = source.tokenizer_folder
+    return place if has_tokenizer(place) else checkpoint_folder(place)
 
 
 def check_numbers(values: Any) -> None:
@@ -71,11 +77,12 @@ def no_numbers() -> NotFiniteError:
     )
 
 
-def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None) -> Any:
+def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None, added: AddedRows | None = None) -> Any:
     """A causal language model ready to score: on the GPU in the stored dtype, on a CPU in fp32, or in NF4 (`four_bit`).
 
     folder: a checkpoint, or a PEFT adapter, whose model is then loaded below it. dtype: name of torch's to have on the
-    GPU in the place of the stored one. Each process of `accelerate launch` gets a GPU of its own.
+    GPU in the place of the stored one. added: rows for tokens that the model lacks. Each process of
+    `accelerate launch` gets a GPU of its own.
     """
     import torch
     from accelerate import PartialState
@@ -85,12 +92,16 @@ def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None) -
     # Straight to the GPU: several processes would otherwise each hold the model in the machine's memory for a while.
     stored = getattr(torch, dtype) if dtype else "auto"
     gpu = {"dtype": stored, "device_map": {"": PartialState().device}} if torch.cuda.is_available() else {}
+    from msa_lite.train.vocabulary import extend
+
     if four_bit:
         from msa_lite.train.model import nf4
 
         gpu = {"device_map": {"": PartialState().device}, "quantization_config": nf4()}
     with without_bars():
         model = AutoModelForCausalLM.from_pretrained(below, **({"dtype": torch.float32} | gpu))
+        if added:
+            extend(model, added)
         if below != Path(folder):
             from peft import PeftModel
 

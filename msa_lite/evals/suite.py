@@ -24,7 +24,7 @@ from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.models import checkpoint_folder, has_tokenizer, load_tokenizer
+from msa_lite.evals.models import can_read, checkpoint_folder, load_tokenizer
 from msa_lite.evals.muse import load_muse
 from msa_lite.evals.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.qa import load_qa
@@ -34,6 +34,8 @@ from msa_lite.evals.tofu import load_tofu
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, notices, silent
+from msa_lite.io.tokenizer import fetch_tokenizer
+from msa_lite.io.vocabulary import vocabulary_size
 from msa_lite.report import Report, load_report
 from msa_lite.report.metrics import REPORT_FILE
 
@@ -81,6 +83,7 @@ def evaluate(
     holdout: DataSource | None = None,
     tasks: Sequence[str] = (),
     ideal: str | None = None,
+    tokenizer: str | None = None,
     judge: JudgeSettings = NO_JUDGE,
     compat: Iterable[str] = (),
     limit: int | None = None,
@@ -94,7 +97,8 @@ def evaluate(
     benchmark: "tofu", "restor" or "muse" (with `split`, `data`); "qa", questions of one's own (`forget`, `retain`,
     `holdout`, answers of at most `max_new_tokens`); or "lm-eval" (`tasks`, with `data` a folder of tasks of one's own).
     prompt: how questions are put (`PromptSettings`), or its kind: "default", "chat", "plain", or, for qa, "auto".
-    ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation. Records and
+    ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation. tokenizer: a
+    folder or repo[@revision] with the one to use in the place of the model's own, which may have none. Records and
     report.json go into `out`, those of an ideal that is scored into `out`/ideal. Each process of `accelerate launch`
     calls it; all but the first get no reports. Raises UsageError for arguments that do not go together, before a model
     is loaded.
@@ -114,16 +118,16 @@ def evaluate(
 
         folder = Path(data) if data else None
         common: dict[str, Any] = {"limit": limit, "task_folder": folder, "seed": seed, "progress": progress}
-        return {"model": evaluate_harness(fetch(model), tasks, Path(out), **common)}
+        return {"model": evaluate_harness(_fetch(model, tokenizer), tasks, Path(out), **common)}
     switches = resolve_compat(compat, benchmark)
-    source = fetch(model)
-    tokenizer = load_tokenizer(source.folder)
+    source = _fetch(model, tokenizer)
+    reader = load_tokenizer(source)
     if benchmark == "qa":
         rows = _load_sets(sets, limit, seed)
-        prompter = _find_prompter(source, tokenizer, wanted, rows, seed)
+        prompter = _find_prompter(source, reader, wanted, rows, seed)
         asked: Benchmark = load_qa(rows, prompter, max_new_tokens or 200)
     else:
-        prompter = make_prompter(tokenizer, wanted, published=True)
+        prompter = make_prompter(reader, wanted, published=True)
         asked = load_benchmark(benchmark, prompter, split=split, data=data, limit=limit, seed=seed, compat=switches)
     beside = _find_ideal(ideal)
     if isinstance(beside, Source):
@@ -135,6 +139,12 @@ def evaluate(
         return {}
     folder_of_ideal = beside if isinstance(beside, Path) else Path(out) / "ideal"
     return {"model": report} | ({"ideal": load_report(folder_of_ideal)} if beside else {})
+
+
+def _fetch(model: str, tokenizer: str | None) -> Source:
+    """A model with the tokenizer to use."""
+    chosen = fetch_tokenizer(tokenizer) if tokenizer else None
+    return replace(fetch(model), tokenizer=chosen)
 
 
 # Benchmark → the arguments that it takes, besides those that all do.
@@ -210,18 +220,17 @@ def _find_ideal(ideal: str | None) -> Ideal:
 def check_same_tokens(source: Source, other: Source) -> None:
     """Raise MismatchError unless two models read the same token ids: one tokenizer makes those of both.
 
-    Vocabularies are compared by size and, where both come with a tokenizer, token by token.
+    Vocabularies are compared token by token where both come with a tokenizer, otherwise by size.
     """
-    folders = [checkpoint_folder(s.folder) for s in (source, other)]
-    sizes = [load_checkpoint(folder).config.get("vocab_size") for folder in folders]
-    if sizes[0] != sizes[1]:
+    sizes = [vocabulary_size(load_checkpoint(checkpoint_folder(s.folder))) for s in (source, other)]
+    known = all(can_read(s) for s in (source, other))
+    one, two = (load_tokenizer(s).get_vocab() if known else {} for s in (source, other))
+    if sizes[0] != sizes[1] and not (known and one == two):  # rows of padding are no difference
         raise MismatchError(
             f"{source.name} has a vocabulary of {sizes[0]}, {other.name} of {sizes[1]}: another tokenizer?"
         )
-    if all(has_tokenizer(s.folder) for s in (source, other)):
-        one, two = (load_tokenizer(s.folder).get_vocab() for s in (source, other))
-        if changed := sorted(token for token in one.keys() | two.keys() if one.get(token) != two.get(token)):
-            raise MismatchError(
-                f"{source.name} and {other.name} number their tokens differently, {changed[0]!r} and "
-                f"{len(changed) - 1} others: they cannot be asked with one tokenizer"
-            )
+    if changed := sorted(token for token in one.keys() | two.keys() if one.get(token) != two.get(token)):
+        raise MismatchError(
+            f"{source.name} and {other.name} number their tokens differently, {changed[0]!r} and "
+            f"{len(changed) - 1} others: they cannot be asked with one tokenizer"
+        )

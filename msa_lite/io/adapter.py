@@ -51,6 +51,7 @@ _KEYS = {
 _WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _WRAPPED = rf"(?:(?:{'|'.join(_WRAPPERS)})\.)*"
 _PREFIX = re.compile(rf"^{_WRAPPED}base_model\.{_WRAPPED}model\.")
+_REPO = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 _ENDING = r"(.*\.)?({})$"  # how PEFT reads the keys of rank_pattern and alpha_pattern; the first that fits counts
 _DEFAULTS = {"r": 8, "lora_alpha": 8}  # what PEFT takes where its config does not say
 
@@ -129,6 +130,39 @@ def load_adapter(folder: Path) -> Adapter:
         raise FormatError(join_faults(f"{folder}: tensors that do not belong together:", [*faults, *wrong]))
     shifts = {f"{m}.bias": (entry, modules[m].scale) for m, entry in found["shift"].items()}
     return Adapter(folder, config, modules, found["value"], shifts, tokens, found["copy"])
+
+
+def is_adapter(folder: Path) -> bool:
+    """Check whether a folder is a PEFT adapter; otherwise it is taken for a full checkpoint."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
+
+
+def base_name(folder: Path) -> str:
+    """Return the model that an adapter lies on, as a folder or `repo[@revision]`.
+
+    A relative path is seen from the adapter's folder, then from the working folder. Raises UsageError where the
+    config names none, or a folder that is not there.
+    """
+    path = Path(folder) / ADAPTER_CONFIG
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise FormatError(f"{path}: not JSON ({error})") from error
+    name = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    if not isinstance(name, str) or not name:
+        raise UsageError(
+            f"{path}: names no base model; set base_model_name_or_path to the folder or Hub id it was tuned from"
+        )
+    own = Path(folder).resolve()
+    for place in (Path(folder) / name, Path(name).expanduser()):
+        if place.is_dir() and place.resolve() != own:
+            return str(place)
+    if not _REPO.fullmatch(name):
+        raise UsageError(
+            f"{folder}: is a LoRA adapter on {name}, which is not here; set base_model_name_or_path in its "
+            f"{ADAPTER_CONFIG} to where that model is now"
+        )
+    return name + (f"@{config['revision']}" if config.get("revision") else "")
 
 
 def _sort_tensors(folder: Path, trains_biases: bool) -> dict[str, dict[str, Any]]:

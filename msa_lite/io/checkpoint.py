@@ -186,7 +186,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
     if not config_path.is_file():
-        raise UsageError(f"{folder}: no config.json: not a checkpoint folder")
+        found = ", but a PEFT adapter" if (folder / "adapter_config.json").is_file() else ""
+        raise UsageError(f"{folder}: no config.json: not a checkpoint folder{found}")
     try:
         config = json.loads(config_path.read_text())
     except (ValueError, RecursionError) as error:

@@ -9,14 +9,16 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.checkpoint import COMPANION_PATTERNS, INDEX_FILE, Checkpoint, TensorEntry, companion_files
 from msa_lite.io.manifest import check_space, digest, hash_file
 from msa_lite.io.revisions import find_branch, is_number
+from msa_lite.io.vocabulary import AddedRows
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +31,15 @@ class Source:
     """A checkpoint or adapter at hand: the name it was asked for by, its folder, and what pins its content.
 
     `revision` is the commit of a Hub repository, or `sha256:…` or `files:…` over the files of a local folder.
+    tokenizer: the one to use where it is not the folder's own. added: rows that its embedding and head are extended by
+    when it is loaded to be tuned or scored.
     """
 
     name: str
     folder: Path
     revision: str
+    tokenizer: Source | None = None
+    added: AddedRows | None = None
 
     @property
     def is_folder(self) -> bool:
@@ -45,9 +51,19 @@ class Source:
         repo = self.name.partition("@")[0]
         return self.name if self.is_folder else f"{repo}@{self.revision}"
 
-    def identity(self) -> dict[str, str]:
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where its tokenizer lies."""
+        return self.tokenizer.folder if self.tokenizer else self.folder
+
+    def identity(self) -> dict[str, Any]:
         """What a manifest records. Local folders count by content alone, so that a run may be moved."""
-        return {"revision": self.revision}
+        identity: dict[str, Any] = {"revision": self.revision}
+        if self.tokenizer:
+            identity["tokenizer"] = self.tokenizer.revision
+        if self.added:
+            identity["added_rows"] = self.added.describe()
+        return identity
 
 
 def fetch(name: str, by_content: bool = True) -> Source:
@@ -56,9 +72,14 @@ def fetch(name: str, by_content: bool = True) -> Source:
     by_content: whether big files of a folder are told apart by their content, or only by size and time of change:
     hashing a checkpoint takes as long as merging it. Raises UsageError when it is neither, with what the Hub said.
     """
+    return fetch_files(name, ("*.safetensors", *COMPANION_PATTERNS), lambda folder: hash_content(folder, by_content))
+
+
+def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) -> Source:
+    """Find a folder, or fetch the files of these patterns. pin: gives the revision of a folder. Raises as `fetch`."""
     folder = Path(name).expanduser()
     if folder.is_dir():
-        return Source(name, folder, hash_content(folder, by_content))
+        return Source(name, folder, pin(folder))
     if folder.exists():
         raise UsageError(f"{name}: is a file; a checkpoint or adapter is a folder or a Hub repository")
     if not _REPO.match(name) or name.startswith("."):
@@ -66,7 +87,7 @@ def fetch(name: str, by_content: bool = True) -> Source:
     from huggingface_hub import snapshot_download
 
     repo, revision = split_name(name)
-    wanted = ["*.safetensors", *COMPANION_PATTERNS]
+    wanted = list(patterns)
     try:  # patterns reach into folders, where repositories keep copies in other formats and intermediate checkpoints
         path = Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own

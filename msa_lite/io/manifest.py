@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import MsaError, OutputError, StageError, join_faults
+from msa_lite.io.disk import is_disk_full
 from msa_lite.io.progress import readable
 
 MANIFEST = "manifest.json"
@@ -195,7 +196,7 @@ def stage_folder(
     the error was marked by `discarded`) and handed out again with its content when the same inputs come back.
     resume_key: what has to be equal for that in the place of all inputs, where only a part of them decides the costly
     work. check: called once nobody else can build the folder any more, to raise what forbids it now. Raises OutputError
-    when another process is building the same folder.
+    when another process is building the same folder, StageError in the place of a library's error of a full disk.
     """
     folder, partial = Path(os.path.realpath(folder)), partial_folder(folder)
     check_free(folder, kind)
@@ -212,8 +213,15 @@ def stage_folder(
         try:
             yield partial
         except BaseException as error:
+            free = shutil.disk_usage(partial).free
             if not (resumable and getattr(error, "keeps_partial", True)):
                 shutil.rmtree(partial, ignore_errors=True)
+            # The system's own errors say enough, and whoever writes may add to them; a library's are told in our words.
+            if isinstance(error, Exception) and not isinstance(error, MsaError | OSError) and is_disk_full(error):
+                raise StageError(
+                    f"{folder}: the disk is full ({readable(free)} free); make room and run the same command again; "
+                    "finished stages stay"
+                ) from error
             raise
         known = hashes or {}
         files = {

@@ -31,12 +31,13 @@ def find_name(name: str, target: Container[str]) -> str | None:
     return next((n for n in (name, plain, *renamed) if n in target), None)  # a model's own part may be called `module`
 
 
-def match_names(adapter: Adapter, target: Mapping[str, TensorEntry]) -> Adapter:
+def match_names(adapter: Adapter, target: Mapping[str, TensorEntry], by_token: Container[str] = frozenset()) -> Adapter:
     """The adapter with everything under the target's tensor names, `modules` included (`m` becomes `m.weight`).
 
     Weights stored as (in, out) are known by their shape. Square ones follow the target's other weights that have a
     bias, whose length is (out,), or else the adapter's others, for PEFT goes by the kind of each layer and saves what
-    held for the last one; the config decides where all are square.
+    held for the last one; the config decides where all are square. by_token: names of tensors of the target that have a
+    row for each token, of which an adapter may have more or fewer.
 
     Raises MismatchError with the first ten parts that have no tensor of their shape in the target. Warns of modules
     that the config names and the file holds nothing of.
@@ -50,7 +51,7 @@ def match_names(adapter: Adapter, target: Mapping[str, TensorEntry]) -> Adapter:
             name = find_name(old, target)
             if name is None:
                 faults.append(f"{old}: the target has no such tensor")
-            elif shape(item) not in (None, target[name].shape):
+            elif not _fits(shape(item), target[name].shape, name in by_token):
                 faults.append(f"{old}: {shape(item)} in the adapter, {target[name].shape} in the target")
             elif taken.setdefault(kind + name, old) != old:
                 faults.append(f"{old}: the target's {name}, as is {taken[kind + name]}")
@@ -70,7 +71,7 @@ def match_names(adapter: Adapter, target: Mapping[str, TensorEntry]) -> Adapter:
         rows, *columns = target[name].shape
         if list(entry.shape[1:]) != columns or (numbers and not 0 <= min(numbers) <= max(numbers) < rows):
             faults.append(f"{name}: rows of {entry.shape[1:]} for tokens {numbers}, the target's is {(rows, *columns)}")
-    faults += _orient(matched.modules, target)
+    faults += _orient(matched.modules, target, by_token)
     if faults:
         headline = f"{adapter.folder}: does not fit the target (is it an adapter for another model?)"
         raise MismatchError(join_faults(headline, faults))
@@ -78,6 +79,11 @@ def match_names(adapter: Adapter, target: Mapping[str, TensorEntry]) -> Adapter:
         raise MismatchError(f"{adapter.folder}: holds no LoRA factors at all, so it would change nothing")
     _warn_of_missing(adapter, target)
     return matched
+
+
+def _fits(given: tuple[int, ...] | None, wanted: tuple[int, ...], by_token: bool) -> bool:
+    """Check whether a shape, if it is known, is the wanted one; `by_token`: in all but the number of rows."""
+    return given is None or given == wanted or (by_token and len(given) == len(wanted) and given[1:] == wanted[1:])
 
 
 def _warn_of_missing(adapter: Adapter, target: Collection[str]) -> None:
@@ -104,7 +110,9 @@ def _warn_of_missing(adapter: Adapter, target: Collection[str]) -> None:
             logger.warning("%s: %s: the file holds no tensors of %s", adapter.folder, key, listed)
 
 
-def _orient(modules: dict[str, LowRank], target: Mapping[str, TensorEntry]) -> list[str]:
+def _orient(
+    modules: dict[str, LowRank], target: Mapping[str, TensorEntry], by_token: Container[str] = frozenset()
+) -> list[str]:
     """Set `transposed` of every module by the target's shapes, in place; what does not fit."""
     faults: list[str] = []
     square: list[str] = []
@@ -112,11 +120,12 @@ def _orient(modules: dict[str, LowRank], target: Mapping[str, TensorEntry]) -> l
     for name, low in modules.items():
         turned = low if low.is_embedding else replace(low, transposed=not low.transposed)
         shape = target[name].shape
-        if shape not in (low.shape, turned.shape):
+        fitting = [way for way in (low, turned) if _fits(way.shape, shape, name in by_token)]
+        if not fitting:
             faults.append(f"{low.module}: the delta is {low.shape}, the target's tensor is {shape}")
             continue
-        modules[name] = low if shape == low.shape else turned
-        if low.is_embedding:
+        modules[name] = fitting[0]
+        if low.is_embedding or fitting[0].shape != shape:
             continue
         if low.shape == turned.shape:
             square.append(name)

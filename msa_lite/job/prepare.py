@@ -16,24 +16,26 @@ from msa_lite.data import (
     check_vocabulary,
     encode,
     load_rows,
+    open_tokenizer,
     pin_source,
     sample_rows,
     shorten,
 )
-from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, nearest
+from msa_lite.errors import Faults, UsageError, join_faults, nearest
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.judge import JudgeSettings, open_judge
-from msa_lite.evals.suite import HOMES, check_same_tokens
+from msa_lite.evals.suite import HOMES
 from msa_lite.evals.tables import pinned_data
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
-from msa_lite.io.hub import Source, fetch
+from msa_lite.io.hub import Source
 from msa_lite.io.manifest import check_space
+from msa_lite.io.progress import Progress, silent
+from msa_lite.io.vocabulary import vocabulary_size
+from msa_lite.job.models import check_apart, check_readings, open_models
 from msa_lite.job.prompting import resolve_prompt
 from msa_lite.job.questions import SETS, Choice, Questions, load_questions
-from msa_lite.merger import check_mergeable
 from msa_lite.recipe import Data, Recipe
 from msa_lite.train import check_mode
-from msa_lite.vectors import compare_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -112,34 +114,25 @@ class Job:
         return self.folder / "vectors" / name
 
 
-def prepare(recipe: Recipe, plan: Plan) -> Job:
-    """Find and check every input of what is planned; nothing is written.
+def prepare(recipe: Recipe, plan: Plan, progress: Progress = silent) -> Job:
+    """Find and check every input of what is planned; nothing is written but a target that comes as an adapter, merged.
 
     Raises MismatchError with the tensors on which target and prior differ, and whatever the parts raise.
     """
-    from transformers import AutoTokenizer
-
     recipe = _pin_benchmark(recipe)
     check_mode(recipe.vector.mode)
     if recipe.merge.form == "adapter" and recipe.vector.mode == "full":
         raise UsageError("merge.as: what vector.mode full makes is no adapter; choose model, or vector.mode lora")
     open_judge(_judge_settings(recipe))  # it may lack a key
-    names = {"target": recipe.target, "prior": recipe.prior_checkpoint if plan.start == "prior" else recipe.target}
-    if recipe.evaluate and recipe.evaluate.ideal:
-        names["ideal"] = recipe.evaluate.ideal
-    sources = {key: fetch(name) for key, name in names.items()}
-    target, prior = load_checkpoint(sources["target"].folder), load_checkpoint(sources["prior"].folder)
-    check_mergeable(target)
-    faults = compare_checkpoints(target, prior, ("target", "prior"))
-    if faults:
-        raise MismatchError(join_faults(f"target {names['target']} and prior {names['prior']} do not fit:", faults))
+    sources = open_models(recipe, plan.start, progress)
+    if plan.start == "prior":
+        check_apart(sources["target"], sources["prior"])
+    target = load_checkpoint(sources["target"].folder)
     _check_lora_targets(recipe, target)
-    if "ideal" in sources:
-        check_same_tokens(sources["target"], sources["ideal"])
     check_space(plan.folder, _bytes_needed(target, recipe, plan))
 
-    tokenizer = AutoTokenizer.from_pretrained(sources["target"].folder)
-    check_vocabulary(tokenizer, target.config.get("vocab_size"), recipe.target)
+    tokenizer = open_tokenizer(sources["target"].tokenizer_folder, recipe.target)
+    check_vocabulary(tokenizer, vocabulary_size(target), recipe.target)
     data, loaded = load_data(recipe, plan.method)
     folders = (plan.folder, Path(recipe.output).expanduser())
     recipe, prompter, search = resolve_prompt(recipe, sources["target"], tokenizer, loaded, folders)
@@ -147,6 +140,7 @@ def prepare(recipe: Recipe, plan: Plan) -> Job:
     rows = {name: found for name, found in loaded.items() if "." not in name}
     if recipe.retain and recipe.retain.data.sample == "match_forget" and plan.sample:
         rows["retain"] = sample_rows(rows["retain"], len(rows["forget"]), recipe.seed)
+    check_readings(sources, tokenizer, rows["forget"])
     questions = load_questions(recipe, data, plan.choice, prompter, loaded)
     return Job(
         recipe=recipe,

@@ -31,7 +31,7 @@ from msa_lite.io.writer import file_header
 from msa_lite.merger.formula import Factors, combine_factors
 from msa_lite.merger.inputs import find_inputs
 from msa_lite.merger.plan import RESERVED, Plan, Precision, check_arguments, make_plan, parse_size
-from msa_lite.vectors import Delta, Difference, Dora, Product, Shift, TokenRows, Vector
+from msa_lite.vectors import CommonRows, Delta, Difference, Dora, Product, Shift, TokenRows, Vector
 
 logger = logging.getLogger(__name__)
 
@@ -119,14 +119,20 @@ def merge_adapters(
     return merged
 
 
+def _kind(delta: Delta) -> str:
+    if isinstance(delta, CommonRows):
+        return _kind(delta.delta)
+    return "of more or fewer tokens than the target" if isinstance(delta, Product) else _KINDS[type(delta)]
+
+
 def _check_products(plan: Plan) -> None:
     def faults(which: str, vector: Vector) -> list[str]:
         if not vector.is_adapter:
             return [f"{vector.folder}: the {which} vector is a full checkpoint"]
         return [
-            f"{name}: {_KINDS[type(delta)]} in the {which} vector"
+            f"{name}: {_kind(delta)} in the {which} vector"
             for name, delta in vector.deltas.items()
-            if not isinstance(delta, Product)
+            if not isinstance(delta, Product) or delta.count is not None
         ]
 
     vectors = (("forget", plan.forget), ("retain", plan.retain))

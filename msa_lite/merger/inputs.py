@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import OutputError, UsageError
+from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
 from msa_lite.io.manifest import check_free, is_finished, load_manifest, partial_folder
 from msa_lite.merger.plan import Plan, check_mergeable
-from msa_lite.vectors import Vector, checkpoint_vector, is_adapter, load_vector
+from msa_lite.vectors import Vector, checkpoint_vector, load_vector
 
 Given = str | Source | None
 
@@ -84,6 +85,9 @@ def find_inputs(
     sources = {
         name: value if isinstance(value, Source) else fetch(value, by_content=False) for name, value in wanted.items()
     }
+    folder = sources["target"].folder
+    if is_adapter(folder) and not (folder / "config.json").is_file():
+        raise _adapter_target(sources["target"].name, folder)
     _check_apart(out, (source.folder for source in sources.values()))
     record: dict[str, Any] = {name: source.identity() for name, source in sources.items()}
     record |= {"alpha": strengths["forget"], "beta": strengths["retain"], **options}
@@ -94,6 +98,16 @@ def find_inputs(
         what = {"adapter": "an adapter"}.get(kind, f"a {kind}")
         raise OutputError(f"{out}: holds {what} {state}; remove it or choose another folder")
     return inputs
+
+
+def _adapter_target(name: str, folder: Path) -> UsageError:
+    """The error for a target that is an adapter, with the merge that makes a whole model of it."""
+    base = base_name(folder)
+    return UsageError(
+        f"{name}: is a LoRA adapter on {base}; a merge needs a whole model as its target. Write one first: msa-lite "
+        f"merge --target {base} --retain {name} --beta 1 --alpha 0 --prior {base} --out WHOLE, then --target WHOLE. (A "
+        "recipe takes the adapter as its target and does this itself)"
+    )
 
 
 def _check_apart(out: Path, folders: Iterable[Path]) -> None:
@@ -128,7 +142,7 @@ def peek(wanted: Mapping[str, str | Source], alpha: float, beta: float, download
                 return None
             heads[name] = head
     if "target" in adapters:
-        raise UsageError(f"{wanted['target']}: is an adapter; the target is a checkpoint")
+        raise _adapter_target(str(wanted["target"]), adapters["target"])
     check_mergeable(heads["target"])
     vectors: dict[str, Vector | None] = {"forget": None, "retain": None}
     for name in vectors:

@@ -28,6 +28,7 @@ from msa_lite.io.manifest import (
     write_text,
 )
 from msa_lite.io.progress import Progress, readable, silent
+from msa_lite.io.tokenizer import copy_tokenizer
 from msa_lite.io.writer import output_bytes, write_companions
 from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, sums, total, warnings
 from msa_lite.merger.inputs import Inputs, find_inputs
@@ -157,6 +158,8 @@ def _write(plan: Plan, inputs: Inputs, budget: Budget, recipe: str, progress: Pr
         changes = _write_shards(plan, budget, partial, hashes, progress)
         merged = _summary(plan, out, changes)
         write_companions(plan.target, partial, dtype)
+        if tokenizer := inputs.sources["target"].tokenizer:
+            copy_tokenizer(tokenizer.folder, partial)
         write_text(partial / MERGEKIT_FILE, recipe)
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
         facts["fidelity"] = fidelity_report(changes)
@@ -265,5 +268,5 @@ def _summary(plan: Plan, out: Path, changes: dict[str, Change]) -> Merged:
         figures["relative_size"],
         figures["update_cosine"],
         figures["vector_cosine"],
-        tuple(warnings(change, stored, plan.precision.stochastic)),
+        (*plan.notes(), *warnings(change, stored, plan.precision.stochastic)),
     )

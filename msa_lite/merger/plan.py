@@ -79,6 +79,25 @@ class Plan:
         """Whether all that changes a tensor is products of factors, so that one multiplication does it."""
         return all(isinstance(delta, Product) for delta in self.deltas(name) if delta)
 
+    @property
+    def common_rows(self) -> dict[str, int]:
+        """Rows that are changed, of tensors of which the target has more: its own tokens stay as they are."""
+        vectors = [vector for vector, s in ((self.forget, self.alpha), (self.retain, self.beta)) if vector and s]
+        names = dict.fromkeys(name for vector in vectors for name in vector.common)
+        return {name: min(v.common[name] for v in vectors if name in v.common) for name in names}
+
+    def notes(self) -> list[str]:
+        """What a user should know before the merge: tokens that it leaves alone."""
+        common = self.common_rows
+        if not common:
+            return []
+        name = next(iter(common))
+        rows = self.target.tensors[name].shape[0]
+        return [
+            f"the target has rows for {rows} tokens, the vectors for {common[name]}: of {', '.join(common)}, the "
+            "common rows changed, the others stay the target's"
+        ]
+
     def check_factors(self) -> None:
         """Read the vectors' factors for NaN, infinities and zeros, which headers do not tell."""
         for vector in (self.forget, self.retain):
@@ -216,7 +235,7 @@ def _worker_bytes(plan: Plan, entry: TensorEntry) -> int:
     """Buffers of one thread: the stored block, weights, update and result; for dense deltas also tuned and prior."""
     work = np.dtype(plan.precision.work(entry)).itemsize
     stored = FLOAT_DTYPES[entry.dtype].itemsize
-    dense = 0 if plan.is_low_rank(entry.name) else sum(3 * work + 8 for delta in plan.deltas(entry.name) if delta)
+    dense = 0 if plan.is_low_rank(entry.name) else sum(4 * work + 8 for delta in plan.deltas(entry.name) if delta)
     narrowing = 3 * work if plan.precision.dtype or plan.precision.stochastic or plan.precision.exact else 0
     return _block_size(entry) * (stored + 3 * work + 1 + dense + narrowing)
 

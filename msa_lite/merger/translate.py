@@ -61,6 +61,8 @@ def _named(name: str) -> Reference:
 
 
 def _write(plan: Plan, references: Mapping[str, Reference], dtype: str) -> str:
+    if any(vector.is_cut for vector in (plan.forget, plan.retain) if vector):
+        raise UsageError("target and vectors have embeddings of different numbers of tokens, which mergekit refuses")
     request = MergeRequest(
         references["target"],
         references.get("forget"),

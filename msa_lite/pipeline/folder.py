@@ -11,10 +11,10 @@ from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import OutputError
 from msa_lite.io.manifest import write_json, write_text
 from msa_lite.io.progress import Progress, notices
-from msa_lite.job import Job, Plan, prepare
+from msa_lite.job import WRITTEN_OUT, Job, Plan, prepare
 from msa_lite.job.prompting import CHOICE_FILE
 from msa_lite.pipeline.changes import warn_of_changes
-from msa_lite.recipe import Recipe, dump_recipe
+from msa_lite.recipe import Recipe, absolute_paths, dump_recipe
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo
@@ -35,7 +35,7 @@ def claimed(
     for used in dict.fromkeys([run_folder(recipe), folder]):
         check_run_folder(used, _HEADER)
     if recipe.demo is None:  # with a demo, the inputs that are checked have to be made first
-        job = prepare(recipe, plan)
+        job = prepare(recipe, plan, progress)
         check(job)
     with locked(folder):
         if recipe.demo is not None:
@@ -44,7 +44,7 @@ def claimed(
             people = {name: sizes.pop(name) for name in ("prior", "retain", "forget", "holdout")}
             settings = HistorySettings(**sizes, seed=recipe.seed)
             make_history(run_folder(recipe) / HISTORY, make_groups(people, recipe.seed), settings, progress)
-            job = prepare(recipe, plan)
+            job = prepare(recipe, plan, progress)
             check(job)
         if job.prompt_search:
             write_json(folder / CHOICE_FILE, job.prompt_search)
@@ -80,6 +80,8 @@ def check_run_folder(folder: Path, header: str) -> None:
     marks = [folder / "recipe.yaml", *folder.glob(f"{BASELINES}/*/recipe.yaml")]  # baselines may be run first
     ours = any(mark.is_file() and mark.read_text().startswith(header.partition(":")[0]) for mark in marks)
     allowed = {".lock", BASELINES, HISTORY, CHOICE_FILE}
+    for name in WRITTEN_OUT:  # before anything else, where models come as adapters
+        allowed |= {name, f"{name}.partial", f".{name}.lock"}
     if folder.is_dir() and any(path.name not in allowed for path in folder.iterdir()) and not ours:
         raise OutputError(f"{folder}: holds something that is no run of msa-lite; choose another output")
 
@@ -89,11 +91,13 @@ def _header(plan: Plan) -> str:
 
 
 def _pinned(job: Job) -> str:
-    """The resolved recipe with commits for Hub repositories; commits and content hashes of all inputs as comments."""
+    """The resolved recipe with commits for Hub repositories and full paths; what pins all inputs as comments."""
     values = job.recipe.model_dump(mode="json")
     values["target"] = job.sources["target"].pinned()
     if job.plan.start == "prior":
         values |= {"prior": job.sources["prior"].pinned(), "history": None}
+    if tokenizer := job.sources["target"].tokenizer:
+        values["tokenizer"] = tokenizer.pinned()
     if "ideal" in job.sources:
         values["evaluate"]["ideal"] = job.sources["ideal"].pinned()
     for name, data in job.data.items():
@@ -104,4 +108,5 @@ def _pinned(job: Job) -> str:
     notes = [f"# {reason}"] if reason else []
     notes += [f"# {name}: {source.revision}" for name, source in used.items()]
     notes += [f"# rows learnt, {name}: sha256:{rows_identity(rows)['sha256']}" for name, rows in job.rows.items()]
+    values = absolute_paths(values, run_folder(job.recipe))
     return _header(job.plan) + "\n".join(notes) + "\n" + dump_recipe(Recipe.model_validate(values))

@@ -16,7 +16,7 @@ from msa_lite.evals.choice import load_choice
 from msa_lite.evals.records import stand_alone
 from msa_lite.io.manifest import load_manifest
 from msa_lite.io.progress import Progress, announce, silent
-from msa_lite.job import Job, Plan
+from msa_lite.job import Job, Plan, whole_target
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.exposure import cheap_probe
 from msa_lite.pipeline.folder import claimed, run_folder
@@ -230,6 +230,6 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
     missing = [str(path) for path in vectors.values() if load_manifest(path) is None]
     if missing:
         raise UsageError(f"{' and '.join(missing)}: not fitted yet; `msa-lite vector` on the recipe does it")
-    names = {"target": recipe.target, "prior": recipe.prior_checkpoint}
+    names = {"target": whole_target(recipe), "prior": recipe.prior_checkpoint}
     names |= {name: str(path) for name, path in vectors.items()}
     return {**names, "alpha": alpha, "beta": beta, "dtype": recipe.merge.dtype}

@@ -7,18 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import MismatchError, UsageError, join_faults
+from msa_lite.errors import UsageError
 from msa_lite.evals.probe import LABELS, MOST_ROWS, SIGN, Finding, probe_model, read_verdicts
-from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import write_text
 from msa_lite.io.progress import Progress, silent
-from msa_lite.job import Job
+from msa_lite.job import Job, fit_prior
 from msa_lite.pipeline.exposure import FOLDER, WHAT, compare_sides
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.msa import Given, msa_plan
 from msa_lite.recipe import Recipe, load_recipe
-from msa_lite.vectors import compare_checkpoints
 
 
 @dataclass(frozen=True)
@@ -106,13 +104,11 @@ def _models(job: Job) -> dict[str, Source]:
         "prior" if name == prior else f"checkpoint-{place}": job.sources["prior"] if name == prior else fetch(name)
         for place, name in enumerate(names, start=1)
     }
-    target = load_checkpoint(job.sources["target"].folder)
-    for source in candidates.values():
-        faults = compare_checkpoints(target, load_checkpoint(source.folder), ("target", "checkpoint"))
-        if faults:
-            raise MismatchError(
-                join_faults(f"{source.name} does not fit the target, so it cannot be its prior:", faults)
-            )
+    target = job.sources["target"]
+    candidates = {
+        name: source if name == "prior" else fit_prior(target, source, "checkpoint")
+        for name, source in candidates.items()
+    }
     controls = {name: job.sources[name] for name in ("target", "ideal") if name in job.sources}
     return candidates | controls
 

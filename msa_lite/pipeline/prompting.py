@@ -17,13 +17,14 @@ from msa_lite.data import (
     encode_qa,
     encode_text,
     load_rows,
+    open_tokenizer,
 )
 from msa_lite.errors import UsageError
-from msa_lite.evals.models import load_tokenizer
 from msa_lite.evals.prompt_search import prompt_forms
+from msa_lite.io.adapter import base_name, is_adapter
+from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer
 from msa_lite.job import find_prompter, prompt_settings
 from msa_lite.job.prompting import CHOICE_FILE
-from msa_lite.pipeline.training_job import fetch_tokenizer
 from msa_lite.recipe import Data, Prompt, Recipe
 
 _LOOKED_AT = 100  # rows among which one of several turns is looked for
@@ -60,7 +61,7 @@ def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
     """
     if recipe.demo is not None and not Path(recipe.target).expanduser().is_dir():
         raise UsageError("--show-prompt: the recipe's demo makes target and data first; run it, then ask again")
-    tokenizer = _load_tokenizer(recipe.target)
+    tokenizer = _load_tokenizer(recipe)
     source = DataSource(**recipe.forget.data.flat(recipe.columns))
     row = max(load_rows(source)[:_LOOKED_AT], key=lambda row: len(row.history))
     length = recipe.vector.max_length
@@ -76,9 +77,13 @@ def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
     ]
 
 
-def _load_tokenizer(target: str) -> Any:
-    folder = Path(target).expanduser()
-    return load_tokenizer(folder) if folder.is_dir() else fetch_tokenizer(target)[0]
+def _load_tokenizer(recipe: Recipe) -> Any:
+    """The tokenizer that the run will use; nothing else of the target is fetched."""
+    name = recipe.tokenizer or recipe.target
+    folder = Path(name).expanduser()
+    if is_adapter(folder) and not has_tokenizer(folder):
+        name = base_name(folder)
+    return open_tokenizer(fetch_tokenizer(name).folder, name)
 
 
 def _shown(form: str, row: Row, example: Example, tokenizer: Any) -> ShownPrompt:

@@ -12,6 +12,7 @@ from msa_lite.recipe.load import dump_recipe as dump_recipe
 from msa_lite.recipe.load import load_any as load_any
 from msa_lite.recipe.load import load_recipe as load_recipe
 from msa_lite.recipe.load import load_training as load_training
+from msa_lite.recipe.paths import absolute_paths as absolute_paths
 from msa_lite.recipe.schema import Data as Data
 from msa_lite.recipe.schema import Recipe as Recipe
 from msa_lite.recipe.training import TrainingRecipe as TrainingRecipe
@@ -22,6 +23,7 @@ __all__ = [
     "Prompt",
     "Recipe",
     "TrainingRecipe",
+    "absolute_paths",
     "dump_recipe",
     "find_recipe",
     "load_any",

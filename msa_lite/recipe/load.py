@@ -14,6 +14,7 @@ from pydantic import BaseModel, Tag, ValidationError
 
 from msa_lite.errors import RecipeError, UsageError, join_faults, nearest
 from msa_lite.recipe.files import find_recipe
+from msa_lite.recipe.paths import resolve_paths
 from msa_lite.recipe.schema import Recipe
 from msa_lite.recipe.training import TrainingRecipe
 
@@ -27,8 +28,9 @@ M = TypeVar("M", bound=BaseModel)
 def load_recipe(source: Given, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe from a YAML file, the name of a shipped recipe, or a mapping; then apply `key.sub=value`.
 
-    `$output` at the start of a path stands for the run's folder. Raises RecipeError with one line for every fault,
-    UsageError when there is no such file, or when it is a recipe of another kind.
+    `$output` at the start of a path stands for the run's folder. Relative paths in a file are seen from its folder
+    where they exist there, else, as in a mapping and in overrides, from the working folder. Raises RecipeError with one
+    line for every fault, UsageError when there is no such file, or when it is a recipe of another kind.
     """
     name, values = _read(source, overrides)
     return _validate(_of_kind(Recipe, name, values), name, values)
@@ -60,6 +62,8 @@ def _read(source: Given, overrides: Iterable[str]) -> tuple[str, dict[str, Any]]
             raise RecipeError(f"{path}: not YAML ({error})") from error
         if not isinstance(values, dict):
             raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this is {type(values).__name__}")
+        if Path(source).expanduser().is_file():  # what a shipped one names does not lie beside it
+            values = resolve_paths(values, path.parent)
     for override in overrides:
         values = _override(values, override)
     return name, _fill_output(values, values.get("output"))

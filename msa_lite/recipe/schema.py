@@ -193,6 +193,9 @@ class Recipe(Closed):
     """Earlier checkpoints, of which the right one is taken as the prior; in the place of `prior`."""
     prior: str | None = Field(None, validate_default=True)
     """θ_0, an earlier checkpoint from before the target saw the forget set."""
+    tokenizer: str | None = None
+    """Folder or repo[@revision] with the tokenizer, for a target that was saved without one (the prior's, say); the
+    unlearned model gets its files."""
     forget: Forget
     """What to forget."""
     retain: Retain | None = None

@@ -226,7 +226,7 @@ class _Fit:
             after_epoch=self.after_epoch,
             progress=self.progress,
             gauge=self.gauge,
-        ).run(load_model(self.source.folder, self.settings))
+        ).run(load_model(self.source.folder, self.settings, self.source.added))
         return micro
 
     def _micro_batches(self, partial: Path) -> Iterator[int]:

@@ -11,6 +11,8 @@ from msa_lite.io.adapter import ADAPTER_CONFIG
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import discarded, write_json
 from msa_lite.io.quiet import without_bars
+from msa_lite.io.vocabulary import AddedRows
+from msa_lite.train.vocabulary import cut_adapter, extend, without_added_rows
 
 if TYPE_CHECKING:
     from msa_lite.train.fit import FitSettings
@@ -43,8 +45,11 @@ def nf4() -> Any:
     )
 
 
-def load_model(folder: Path, settings: FitSettings) -> Any:
-    """The prior, ready to train in the mode of `settings`; seeds the random numbers that initialise adapters."""
+def load_model(folder: Path, settings: FitSettings, added: AddedRows | None = None) -> Any:
+    """The prior, ready to train in the mode of `settings`; seeds the random numbers that initialise adapters.
+
+    added: rows for tokens of the target that it lacks.
+    """
     import torch
     from transformers import AutoModelForCausalLM, set_seed
 
@@ -59,6 +64,8 @@ def load_model(folder: Path, settings: FitSettings) -> Any:
     with without_bars():
         model = AutoModelForCausalLM.from_pretrained(folder, **kwargs)
     model.config.use_cache = False
+    if added:
+        extend(model, added)
     if settings.mode == "full":
         return model
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
@@ -88,14 +95,20 @@ def broken_weight(model: Any) -> str | None:
 
 
 def save_model(model: Any, source: Source, partial: Path, tokenizer: Any, settings: FitSettings) -> None:
-    """Write the trained weights."""
+    """Write the trained weights, as a model or adapter of the prior as it is on the disk."""
     cached, model.config.use_cache = model.config.use_cache, True  # training may go on, without a cache
     with without_bars():
-        model.save_pretrained(partial)
+        if settings.mode == "full":
+            with without_added_rows(model, source.added) as how:
+                model.save_pretrained(partial, **how)
+        else:  # with added rows, PEFT would save the whole embedding along
+            model.save_pretrained(partial, **({"save_embedding_layers": False} if source.added else {}))
     model.config.use_cache = cached
     if settings.mode == "full":
         tokenizer.save_pretrained(partial)
         return
+    if source.added:
+        cut_adapter(partial, source.added)
     (partial / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
     config = json.loads((partial / ADAPTER_CONFIG).read_text())
     config["base_model_name_or_path"] = source.name.partition("@")[0]

@@ -263,7 +263,7 @@ def test_a_full_checkpoint_needs_its_prior(make_checkpoint: Make, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"vocab_size": 310}, r"model\.embed_tokens\.weight: \(300, 32\) in the target, \(310, 32\) in the prior"),
+        ({"intermediate_size": 56}, r"mlp\.down_proj\.weight: \(32, 48\) in the target, \(32, 56\) in the prior"),
         ({"num_hidden_layers": 1}, r"model\.layers\.1\.\S+: in the target, not in the prior"),
         ({"num_hidden_layers": 3}, r"model\.layers\.2\.\S+: in the prior, not in the target"),
     ],

@@ -1,0 +1,77 @@
+"""Tokenizers of models: opened, and compared by what they make of rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data.rows import Row
+from msa_lite.errors import FormatError, MismatchError, NoTokenizerError
+from msa_lite.io.tokenizer import has_tokenizer
+
+logger = logging.getLogger(__name__)
+
+MOST_ROWS = 64  # that are compared
+_CHARACTERS = 2000  # of a row
+_SHOWN = 48  # characters of a row in a message
+
+
+def open_tokenizer(folder: Path, name: str) -> Any:
+    """Load a model's tokenizer. name: of the model, for messages.
+
+    Raises NoTokenizerError where there is none, FormatError where it cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    if not has_tokenizer(folder):
+        raise NoTokenizerError(f"{name}: was saved without a tokenizer")
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:  # the library raises whatever its parsers raise
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FormatError(f"{name}: its tokenizer cannot be loaded ({said})") from error
+
+
+def check_same_ids(rows: Iterable[Row], target: Any, prior: Any, names: tuple[str, str]) -> None:
+    """Raise MismatchError, with an example, where the prior's tokenizer makes other ids of rows than the target's.
+
+    Only plain texts count: chat templates may differ, and so may tokens that were added to the target's. names: of
+    target and prior.
+    """
+    known = len(prior)
+    for row in rows:
+        text = _text(row)[:_CHARACTERS]
+        ours, theirs = (list(t(text, add_special_tokens=False)["input_ids"]) for t in (target, prior))
+        place = _first_difference(ours, theirs)
+        if place is None or any(token >= known for token in ours[: place + 1]):
+            continue
+        raise MismatchError(
+            f"the tokenizers of target {names[0]} and prior {names[1]} read the forget rows differently. Row "
+            f"{row.index}, {_shortened(text)}: token {place + 1} is {_token(target, ours, place)} to the target and "
+            f"{_token(prior, theirs, place)} to the prior. Give the checkpoint that the target was tuned from; if only "
+            "its tokenizer files are wrong, replace them by the target's"
+        )
+
+
+def _text(row: Row) -> str:
+    """The texts of a row, whatever its format."""
+    return " ".join(value for value in vars(row).values() if isinstance(value, str) and value)
+
+
+def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    return next((i for i, (a, b) in enumerate(zip_longest(one, other)) if a != b), None)
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…")
+
+
+def _token(tokenizer: Any, ids: Sequence[int], place: int) -> str:
+    """A token by id and text, for a message."""
+    if place >= len(ids):
+        return "none, the row is at its end,"
+    return f"{ids[place]} ({tokenizer.decode([ids[place]])!r})"

@@ -1,0 +1,99 @@
+"""Rows that stand for tokens: those that two checkpoints have in common, and those that one has more than the other.
+
+Tokens that a fine-tune adds (a chat template's, say) are new rows at the end of embedding and head; and some tools pad
+these to a multiple of 64.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from msa_lite.io.blocks import Files, read_rows
+from msa_lite.io.checkpoint import Checkpoint, TensorEntry
+
+_HEADS = ("lm_head.", "embed_out.")
+# How families call what has a row for each token, for configs that do not say how many there are.
+_NAMES = (
+    "embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "embeddings.weight",
+    "lm_head.weight", "lm_head.bias", "embed_out.weight",
+)  # fmt: skip
+
+
+def vocabulary_size(checkpoint: Checkpoint) -> int | None:
+    """Return the number of rows that the config gives embedding and head, None where it does not say."""
+    text = checkpoint.config.get("text_config")
+    size = checkpoint.config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
+    return size if isinstance(size, int) else None
+
+
+def token_tensors(checkpoint: Checkpoint) -> dict[str, TensorEntry]:
+    """Return the tensors that have a row for each token, by name: embedding, head and the head's bias."""
+    size = vocabulary_size(checkpoint)
+    return {
+        name: entry
+        for name, entry in checkpoint.tensors.items()
+        if entry.shape and (entry.shape[0] == size if size else name.endswith(_NAMES))
+    }
+
+
+def differ_in_tokens(one: Checkpoint, other: Checkpoint, name: str) -> bool:
+    """Check whether two checkpoints' tensors of a name differ in the number of tokens and in nothing else."""
+    a, b = token_tensors(one).get(name), token_tensors(other).get(name)
+    return a is not None and b is not None and a.shape[0] != b.shape[0] and a.shape[1:] == b.shape[1:]
+
+
+def is_head(name: str) -> bool:
+    """Check whether a tensor is the head's, or the head's bias, by its name."""
+    return any(f".{name}".find(f".{head}") >= 0 for head in _HEADS)
+
+
+@dataclass(frozen=True)
+class AddedRows:
+    """Rows of embedding and head that a model takes over from another checkpoint, which has added tokens.
+
+    start: the first such row. stop: one after the last. theirs: the tensors of the other checkpoint, own: those of the
+    model itself. sha256: of what is taken over.
+    """
+
+    start: int
+    stop: int
+    theirs: tuple[TensorEntry, ...]
+    own: tuple[TensorEntry, ...]
+    sha256: str
+
+    @property
+    def own_rows(self) -> int:
+        """Rows that the model has itself."""
+        return self.own[0].shape[0]
+
+    @property
+    def rows(self) -> int:
+        """Rows that it has with those."""
+        return max(self.stop, self.own_rows)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able form, by which a manifest tells one extension from another."""
+        return {"from": self.start, "to": self.stop, "sha256": self.sha256}
+
+
+def find_added_rows(target: Checkpoint, prior: Checkpoint, known: int | None = None) -> AddedRows | None:
+    """Return the rows that the target has for tokens which the prior lacks; None where there are none.
+
+    known: tokens of the prior's tokenizer, where that is known and the target's has more: rows after these are padding.
+    """
+    theirs, own = token_tensors(target), token_tensors(prior)
+    names = [name for name in theirs if name in own and theirs[name].shape[1:] == own[name].shape[1:]]
+    if not names:
+        return None
+    stop = theirs[names[0]].shape[0]
+    start = min(own[names[0]].shape[0], known or stop)
+    if start >= stop:
+        return None
+    files, state = Files(), hashlib.sha256()
+    for name in names:
+        state.update(f"{name}\n".encode() + read_rows(files, theirs[name], start, stop).tobytes())
+    return AddedRows(
+        start, stop, tuple(theirs[n] for n in names), tuple(own[n] for n in names), f"sha256:{state.hexdigest()}"
+    )

@@ -1,0 +1,185 @@
+"""A recipe's models: found, adapters written out whole, and fitted to one another before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import MOST_ROWS, Row, check_same_ids, open_tokenizer
+from msa_lite.errors import FormatError, MismatchError, NoTokenizerError, UsageError, join_faults
+from msa_lite.evals.suite import check_same_tokens
+from msa_lite.io.adapter import base_name, is_adapter
+from msa_lite.io.blocks import Files, Scratch, read_rows
+from msa_lite.io.checkpoint import Checkpoint, TensorEntry, load_checkpoint
+from msa_lite.io.hub import Source, fetch, hash_content, is_remote_adapter
+from msa_lite.io.progress import Progress, notices
+from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer, hash_tokenizer, tokenizer_files
+from msa_lite.io.vocabulary import find_added_rows
+from msa_lite.merger import check_mergeable, merge
+from msa_lite.recipe import Recipe
+from msa_lite.vectors import compare_checkpoints
+
+WRITTEN_OUT = ("target", "prior")  # folders of a run that adapters under these keys are written out to
+_BLOCK = 1 << 20  # numbers compared at a time
+
+
+def open_models(recipe: Recipe, start: str, progress: Progress) -> dict[str, Source]:
+    """Find the recipe's models by name: "target", "prior" (the one that is tuned) and, where there is one, "ideal".
+
+    start: "prior", or "target" where the target itself is tuned. A target or prior that is a LoRA adapter is first
+    merged into its base, in a folder of the run. The prior comes with rows for the tokens that only the target has.
+    Raises MismatchError with the tensors on which target and prior differ, or where they are one model;
+    NoTokenizerError for a target without a tokenizer; and whatever finding them raises.
+    """
+    names = {"target": recipe.target}
+    if start == "prior":
+        names["prior"] = recipe.prior_checkpoint
+    if recipe.evaluate and recipe.evaluate.ideal:
+        names["ideal"] = recipe.evaluate.ideal
+    sources = {key: fetch(name) for key, name in names.items()}
+    for key in WRITTEN_OUT:
+        if key in sources and _is_bare_adapter(sources[key].folder):
+            sources[key] = write_out(key, sources[key], Path(recipe.output).expanduser(), progress)
+    target = load_checkpoint(sources["target"].folder)
+    check_mergeable(target)
+    sources["target"] = _with_tokenizer(recipe, sources)
+    if start == "prior":
+        sources["prior"] = fit_prior(sources["target"], sources["prior"])
+    else:
+        sources["prior"] = sources["target"]
+    if "ideal" in sources:
+        check_same_tokens(sources["target"], sources["ideal"])
+    return sources
+
+
+def _is_bare_adapter(folder: Path) -> bool:
+    """Check whether a folder holds an adapter, and no checkpoint beside it."""
+    return is_adapter(folder) and not (folder / "config.json").is_file()
+
+
+def whole_target(recipe: Recipe) -> str:
+    """Return the name of the recipe's target as a checkpoint: for an adapter, the folder it is written out to."""
+    name = recipe.target
+    if _is_bare_adapter(Path(name).expanduser()) or is_remote_adapter(name):
+        return str(Path(recipe.output).expanduser() / "target")
+    return name
+
+
+def write_out(key: str, adapter: Source, run: Path, progress: Progress) -> Source:
+    """Merge an adapter into its base as the folder `key` of a run; one that was made from the same two is kept.
+
+    The tokenizer and chat template of the adapter's folder, where it has some, take the place of the base's. Raises
+    UsageError where the base cannot be found, and as `merge` does for what it cannot take exactly.
+    """
+    from filelock import FileLock
+
+    out, name = run / key, base_name(adapter.folder)
+    try:
+        base = fetch(name, by_content=False)
+    except UsageError as error:
+        raise UsageError(f"{key} {adapter.name}: is a LoRA adapter, and its base is not to be had: {error}") from error
+    if tokenizer_files(adapter.folder):
+        base = replace(base, tokenizer=Source(adapter.name, adapter.folder, hash_tokenizer(adapter.folder)))
+    notices.info("%s: %s is a LoRA adapter on %s; it is merged into %s, which the run goes on with", key, adapter.name,
+                name, out)  # fmt: skip
+    run.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(run / f".{key}.lock"):  # processes that share a run take turns
+            merge(base, out, alpha=0.0, retain=adapter, beta=1.0, prior=base, replace=True, progress=progress)
+    except (MismatchError, FormatError) as error:
+        raise type(error)(
+            f"{key} {adapter.name}: this adapter cannot be merged into its base {name}. With PEFT, merge_and_unload() "
+            f"and save_pretrained() may make a whole model of it; then name that folder. {error}"
+        ) from error
+    return Source(adapter.name, out, hash_content(out))
+
+
+def _with_tokenizer(recipe: Recipe, sources: dict[str, Source]) -> Source:
+    """Return the target with the tokenizer that the recipe names, or its own."""
+    target, name = sources["target"], recipe.tokenizer
+    if name is not None:
+        prior = sources.get("prior")
+        same = prior is not None and name == prior.name
+        return replace(target, tokenizer=fetch_tokenizer(str(prior.folder) if prior and same else name))
+    if has_tokenizer(target.folder):
+        return target
+    prior_name = recipe.prior_checkpoint
+    raise NoTokenizerError(
+        f"target {target.name}: was saved without a tokenizer. If it reads as the prior does, add this line to the "
+        f"recipe: `tokenizer: {prior_name}`; otherwise name the folder or repository that has its tokenizer",
+        offer=prior_name,
+    )
+
+
+def fit_prior(target: Source, prior: Source, what: str = "prior") -> Source:
+    """Return the prior with rows for tokens that only the target has. what: what messages call it.
+
+    Raises MismatchError where the two differ in more than tokens, with all differences, and where they are the same.
+    """
+    theirs, own = load_checkpoint(target.folder), load_checkpoint(prior.folder)
+    faults = compare_checkpoints(theirs, own, ("target", what))
+    if faults:
+        raise MismatchError(join_faults(f"target {target.name} and {what} {prior.name} do not fit:", faults))
+    known = None
+    if has_tokenizer(target.tokenizer_folder) and has_tokenizer(prior.folder):
+        sizes = [len(open_tokenizer(s.tokenizer_folder, s.name)) for s in (target, prior)]
+        known = sizes[1] if sizes[0] > sizes[1] else None
+    added = find_added_rows(theirs, own, known)
+    if added:
+        notices.info(
+            "%s %s knows %d tokens, the target %d: it is tuned and scored with the target's embedding of the others",
+            what, prior.name, added.start, added.stop,
+        )  # fmt: skip
+    return replace(prior, added=added)
+
+
+def check_apart(target: Source, prior: Source) -> None:
+    """Raise MismatchError where target and prior are the same model, by name, content or weights."""
+    if target.revision == prior.revision or target.folder.resolve() == prior.folder.resolve():
+        what = "are the same model"
+    elif _same_weights(load_checkpoint(target.folder), load_checkpoint(prior.folder)):
+        what = "have the same weights"
+    else:
+        return
+    raise MismatchError(
+        f"target {target.name} and prior {prior.name} {what}. The prior is to be from before the target saw the forget "
+        "set: its vector is what that set teaches, and a model that knows it already has nothing to learn. Give the "
+        "model that you fine-tuned as `prior`. (To try it with the target's own vector all the same: msa-lite baseline "
+        "task_vector)"
+    )
+
+
+def _same_weights(one: Checkpoint, other: Checkpoint) -> bool:
+    """Check whether two checkpoints hold the same bytes under the same names; small tensors tell most soon."""
+    if {n: (e.dtype, e.shape) for n, e in one.tensors.items()} != {
+        n: (e.dtype, e.shape) for n, e in other.tensors.items()
+    }:
+        return False
+    files, scratch = Files(), Scratch()
+    names = sorted(one.tensors, key=lambda name: one.tensors[name].nbytes)
+    return all(_same_rows(files, scratch, one.tensors[name], other.tensors[name]) for name in names)
+
+
+def _same_rows(files: Files, scratch: Scratch, one: TensorEntry, other: TensorEntry) -> bool:
+    if not one.is_float:  # of no dtype that is read here, as tables of positions: floats decide
+        return True
+    rows, columns = one.matrix_shape
+    step = max(1, _BLOCK // max(1, columns))
+    for start in range(0, rows, step):
+        stop = min(start + step, rows)
+        here = read_rows(files, one, start, stop, scratch, "one")
+        there = read_rows(files, other, start, stop, scratch, "other")
+        if here.tobytes() != there.tobytes():
+            return False
+    return True
+
+
+def check_readings(sources: dict[str, Source], tokenizer: Any, rows: Iterable[Row]) -> None:
+    """Raise MismatchError where the prior's tokenizer, if it has one, reads rows otherwise than the target's."""
+    target, prior = sources["target"], sources["prior"]
+    if target.folder == prior.folder or not has_tokenizer(prior.folder):
+        return
+    first = [row for _, row in zip(range(MOST_ROWS), rows, strict=False)]
+    check_same_ids(first, tokenizer, open_tokenizer(prior.folder, prior.name), (target.name, prior.name))

@@ -1,0 +1,331 @@
+"""Recipes on models as people have them: adapters, added tokens, other tokenizers, none at all, the wrong prior."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+import msa_lite
+from msa_lite.errors import MismatchError, UsageError
+from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.manifest import load_manifest, verify_folder
+from msa_lite.io.tokenizer import tokenizer_files
+from msa_lite.job import Job, prepare
+from msa_lite.pipeline import merge_arguments, run_vectors
+from msa_lite.pipeline.msa import msa_plan
+from msa_lite.recipe import load_recipe
+from tests.e2e.conftest import CallCli
+from tests.handmade import read_checkpoint
+from tests.own_models import add_turn_token, drop_tokenizer, load, make_lora, pad_rows
+
+EMBED = "model.embed_tokens.weight"
+
+
+def prepared(recipe: dict[str, Any]) -> Job:
+    loaded = load_recipe(recipe)
+    return prepare(loaded, msa_plan(loaded))
+
+
+def quick(recipe: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The recipe without scores, on a few short rows."""
+    recipe = {**recipe, "evaluate": None, **changes}
+    recipe.pop("retain", None)
+    recipe["vector"] = {"lora": {"rank": 2, "alpha": 4}, "epochs": 1, "warmup_epochs": 0, **recipe["vector"]}
+    return recipe
+
+
+# Adapters as target.
+
+
+@pytest.mark.parametrize("base", ["absolute", "beside the adapter", "in the working folder"])
+def test_an_adapter_is_merged_into_its_base_once_and_the_run_goes_on_with_that(
+    recipe: dict[str, Any], history: Path, tmp_path: Path, base: str, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora = make_lora(history / "prior", tmp_path / "mine/lora", template=True)
+    config = json.loads((lora / ADAPTER_CONFIG).read_text())
+    if base != "absolute":
+        shutil.copytree(history / "prior", tmp_path / "mine/base")
+        config["base_model_name_or_path"] = "../base" if base == "beside the adapter" else "mine/base"
+        (lora / ADAPTER_CONFIG).write_text(json.dumps(config))
+    monkeypatch.chdir(tmp_path)
+    recipe = quick(recipe, target="mine/lora", output="run")
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    code, _, err = call_cli("r.yaml")
+    assert code == 0, err
+    assert [line for line in err.splitlines() if "is a LoRA adapter on" in line and "run/target" in line]
+    whole = tmp_path / "run/target"
+    assert verify_folder(whole) == []
+    oracle = read_checkpoint(history / "prior")
+    factors = load_file(lora / ADAPTER_FILE)
+    for name, weight in oracle.items():
+        key = f"base_model.model.{name.removesuffix('.weight')}.lora_{{}}.weight"
+        delta = 0.0
+        if key.format("A") in factors:  # rank 4, lora_alpha 8
+            a, b = (factors[key.format(half)].astype(np.float64) for half in "AB")
+            delta = 2.0 * b @ a
+        np.testing.assert_allclose(read_checkpoint(whole)[name], weight + delta, atol=1e-6)
+    # Its own tokenizer and template stand in it and in the unlearned model.
+    for folder in (whole, tmp_path / "run/model"):
+        assert (folder / "chat_template.jinja").read_text() == (lora / "chat_template.jinja").read_text()
+    recorded = load_recipe(tmp_path / "run/recipe.yaml")
+    assert recorded.target == str(lora)
+    assert merge_arguments(recorded)["target"] == "run/target"
+    made = (whole / "manifest.json").stat().st_mtime_ns
+    assert call_cli("run/recipe.yaml")[0] == 0
+    assert (whole / "manifest.json").stat().st_mtime_ns == made
+
+
+def test_an_adapter_may_be_prior_and_ideal_as_well(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:
+    early = make_lora(history / "prior", tmp_path / "early", seed=3)
+    recipe["evaluate"]["ideal"] = str(make_lora(history / "prior", tmp_path / "ideal", seed=4))
+    job = prepared({**recipe, "prior": str(early)})
+    assert job.sources["prior"].folder == tmp_path / "run/prior"
+    assert job.sources["ideal"].folder == tmp_path / "ideal"
+    assert job.sources["prior"].name == str(early)
+
+
+def test_an_adapter_that_the_merge_does_not_take_is_refused_by_name(
+    recipe: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    lora = make_lora(history / "prior", tmp_path / "lora", target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    with pytest.raises(MismatchError, match=rf"(?s)merge_and_unload.*{EMBED}: the target ties embedding and head"):
+        prepared({**recipe, "target": str(lora)})
+    assert [path.name for path in (tmp_path / "run").iterdir()] in ([], [".target.lock"])
+
+
+@pytest.mark.parametrize(
+    ("base", "says"),
+    [
+        (None, "names no base model"),
+        ("/home/somebody/model", "which is not here"),
+        ("org/not-there", r"its base is not to be had: org/not-there"),
+    ],
+)
+def test_an_adapter_without_its_base_is_told(
+    recipe: dict[str, Any], history: Path, tmp_path: Path, base: str | None, says: str
+) -> None:
+    lora = make_lora(history / "prior", tmp_path / "lora")
+    config = json.loads((lora / ADAPTER_CONFIG).read_text()) | {"base_model_name_or_path": base}
+    (lora / ADAPTER_CONFIG).write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=says):
+        prepared({**recipe, "target": str(lora)})
+
+
+def test_merge_says_how_to_write_an_adapter_out_and_that_works(
+    history: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
+    lora, vector = make_lora(history / "prior", tmp_path / "lora"), make_lora(history / "prior", tmp_path / "v", seed=5)
+    code, _, err = call_cli("merge", "--target", lora, "--forget", vector, "--out", tmp_path / "out")
+    assert (code, (tmp_path / "out").exists()) == (2, False)
+    command = err.partition("msa-lite merge ")[2].partition(", then")[0].split()
+    assert call_cli("merge", *(str(tmp_path / "w") if part == "WHOLE" else part for part in command))[0] == 0
+    assert call_cli("merge", "--target", tmp_path / "w", "--forget", vector, "--out", tmp_path / "out")[0] == 0
+
+
+# Added tokens.
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_a_target_with_added_tokens_is_unlearned_with_a_prior_that_lacks_them(
+    recipe: dict[str, Any], history: Path, tmp_path: Path, mode: str
+) -> None:
+    target = add_turn_token(history / "target", tmp_path / "target")
+    recipe = {**recipe, "target": str(target)}
+    recipe["vector"] = {**recipe["vector"], "mode": mode}
+    recipe["evaluate"].pop("ideal")
+    result = msa_lite.run(recipe)
+    own, theirs = (load_checkpoint(history / "prior").tensors[EMBED], load_checkpoint(target).tensors[EMBED])
+    assert theirs.shape[0] == own.shape[0] + 1
+    before, after = read_checkpoint(target), read_checkpoint(result.merged.folder)
+    assert after[EMBED][-1].tobytes() == before[EMBED][-1].tobytes()
+    assert bool((after[EMBED][:-1] != before[EMBED][:-1]).any()) == (mode == "full")
+    assert any("the others stay the target's" in note for note in result.merged.notes) == (mode == "full")
+    # The rows of the template's own token were read, and scored of the prior too.
+    job = prepared(recipe)
+    turn = own.shape[0]
+    assert all(turn in example.ids for example in job.examples["forget"])
+    assert (tmp_path / "run/probe/cheap/prior/report.json").is_file()
+    manifest = load_manifest(tmp_path / "run/vectors/forget")
+    assert manifest is not None
+    assert manifest["inputs"]["prior"]["added_rows"]["from"] == turn
+    if mode == "full":  # saved as a checkpoint of the prior
+        tuned = load_checkpoint(tmp_path / "run/vectors/forget")
+        assert (tuned.tensors[EMBED].shape, tuned.config["vocab_size"]) == (own.shape, turn)
+        load(tmp_path / "run/vectors/forget")
+
+
+@pytest.mark.parametrize("padded", ["target", "prior", "both"])
+def test_rows_of_padding_are_no_tokens(recipe: dict[str, Any], history: Path, tmp_path: Path, padded: str) -> None:
+    prior = history / "prior" if padded == "target" else pad_rows(history / "prior", tmp_path / "prior")
+    target = add_turn_token(history / "target", tmp_path / "target", None if padded == "prior" else 64)
+    recipe = quick(recipe, target=str(target), prior=str(prior))
+    recipe["vector"]["mode"] = "full"
+    job = prepared(recipe)
+    tokens = load(history / "prior")[0].config.vocab_size
+    added = job.sources["prior"].added
+    assert added is not None
+    assert (added.start, added.stop) == (tokens, load_checkpoint(target).tensors[EMBED].shape[0])
+    [folder] = run_vectors(recipe, "forget")
+    tuned, own = read_checkpoint(folder)[EMBED], read_checkpoint(prior)[EMBED]
+    assert tuned.shape == own.shape
+    assert (tuned[tokens:] == own[tokens:]).all()
+    assert (tuned[:tokens] != own[:tokens]).any()
+
+
+def test_a_lora_vector_on_the_embedding_is_saved_as_one_of_the_prior(
+    recipe: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    folders = {}
+    for name in ("prior", "target"):  # untied, so that the embedding may be tuned
+        model, tokenizer = load(history / name)
+        untied = AutoModelForCausalLM.from_config(type(model.config)(**model.config.to_dict() | {
+            "tie_word_embeddings": False}))  # fmt: skip
+        untied.load_state_dict(model.state_dict())
+        folders[name] = tmp_path / name
+        untied.save_pretrained(folders[name])
+        tokenizer.save_pretrained(folders[name])
+    target = add_turn_token(folders["target"], tmp_path / "added")
+    recipe = quick(recipe, target=str(target), prior=str(folders["prior"]))
+    recipe["vector"]["lora"] = {"rank": 2, "alpha": 4, "targets": ["embed_tokens", "lm_head", "q_proj"]}
+    result = msa_lite.run(recipe)
+    before, after = read_checkpoint(target), read_checkpoint(result.merged.folder)
+    for name in (EMBED, "lm_head.weight"):
+        assert (after[name][:-1] != before[name][:-1]).any()
+        assert after[name][-1].tobytes() == before[name][-1].tobytes()
+    PeftModel.from_pretrained(load(folders["prior"])[0], str(tmp_path / "run/vectors/forget"))
+
+
+def test_fewer_tokens_in_the_target_need_no_more_rows(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:
+    prior = pad_rows(history / "prior", tmp_path / "prior")
+    job = prepared(quick(recipe, prior=str(prior)))
+    assert job.sources["prior"].added is None
+
+
+def test_other_differences_are_refused_with_all_of_them(
+    recipe: dict[str, Any], make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    with pytest.raises(MismatchError, match=r"(?s)do not fit:.*q_proj.*… and \d+ more"):
+        prepared({**recipe, "prior": str(make_checkpoint("llama"))})
+    assert not (tmp_path / "run").exists()
+
+
+# Tokenizers.
+
+
+def edit_tokenizer(folder: Path, out: Path, change: Callable[[dict[str, Any]], Any]) -> str:
+    shutil.copytree(folder, out)
+    content = json.loads((out / "tokenizer.json").read_text())
+    change(content)
+    (out / "tokenizer.json").write_text(json.dumps(content))
+    return str(out)
+
+
+def swap_ids(content: dict[str, Any]) -> None:
+    vocabulary = content["model"]["vocab"]
+    vocabulary["e"], vocabulary["a"] = vocabulary["a"], vocabulary["e"]
+
+
+@pytest.mark.parametrize("change", [swap_ids, lambda content: content["model"].update(merges=[])])
+def test_a_prior_that_reads_rows_otherwise_is_refused_with_an_example(
+    recipe: dict[str, Any], history: Path, tmp_path: Path, change: Callable[[dict[str, Any]], Any]
+) -> None:
+    prior = edit_tokenizer(history / "prior", tmp_path / "prior", change)
+    with pytest.raises(MismatchError, match=r"Row 0, '.{10,60}': token \d+ is \d+ \('.*'\) to the target and") as told:
+        prepared({**recipe, "prior": prior})
+    assert told.value.exit_code == 3
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_prior_without_tokenizer_or_with_another_template_is_fine(
+    recipe: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    without = drop_tokenizer(history / "prior", tmp_path / "prior")
+    assert prepared({**recipe, "prior": str(without)}).sources["prior"].added is None
+    target = tmp_path / "target"
+    shutil.copytree(history / "target", target)
+    (target / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    assert prepared({**recipe, "target": str(target)}).prompter.use_chat
+
+
+def test_a_target_without_tokenizer_needs_one_named_and_the_unlearned_model_gets_it(
+    recipe: dict[str, Any], history: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
+    target = drop_tokenizer(history / "target", tmp_path / "target")
+    recipe = quick(recipe, target=str(target))
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    code, _, err = call_cli(tmp_path / "r.yaml")
+    assert (code, (tmp_path / "run").exists()) == (3, False)
+    assert f"tokenizer: {history / 'prior'}" in err
+    result = msa_lite.run(recipe, [f"tokenizer={history / 'prior'}"])
+    for path in tokenizer_files(history / "prior"):
+        assert (result.merged.folder / path.name).read_bytes() == path.read_bytes()
+    assert verify_folder(result.merged.folder) == []
+    load(result.merged.folder)
+    manifest = load_manifest(result.merged.folder)
+    assert manifest is not None
+    assert manifest["inputs"]["target"]["tokenizer"].startswith("sha256:")
+    assert load_recipe(tmp_path / "run/recipe.yaml").tokenizer == str(history / "prior")
+
+
+def test_in_a_terminal_the_priors_tokenizer_is_offered(
+    recipe: dict[str, Any], history: Path, tmp_path: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = quick(recipe, target=str(drop_tokenizer(history / "target", tmp_path / "target")))
+    (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
+    monkeypatch.setattr("msa_lite.cli.tokenizer.in_terminal", lambda: True)
+    asked: list[str] = []
+    for answer, code in ((False, 3), (True, 0)):
+        monkeypatch.setattr("click.confirm", lambda text, answer=answer, **_: asked.append(text) or answer)
+        assert call_cli("vector", tmp_path / "r.yaml", "--which", "forget")[0] == code
+        assert (tmp_path / "run/vectors/forget").exists() == answer
+    assert str(history / "prior") in asked[0]
+
+
+def test_evaluate_takes_a_tokenizer(history: Path, tmp_path: Path, call_cli: CallCli) -> None:
+    model, rows = drop_tokenizer(history / "target", tmp_path / "target"), history / "data/holdout.jsonl"
+    arguments = ("evaluate", model, "--holdout", rows, "--limit", 2, "--max-new-tokens", 2, "--out", tmp_path / "out")
+    code, _, err = call_cli(*arguments)
+    assert (code, "--tokenizer" in err, "Traceback" in err) == (3, True, False)
+    assert call_cli(*arguments, "--tokenizer", history / "prior")[0] == 0
+    code, _, err = call_cli(*arguments, "--tokenizer", tmp_path / "target")
+    assert (code, "holds no tokenizer" in err) == (2, True)
+
+
+# The wrong prior.
+
+
+@pytest.mark.parametrize("same", ["folder", "copy", "weights"])
+def test_a_prior_that_is_the_target_is_refused(
+    recipe: dict[str, Any], history: Path, tmp_path: Path, same: str
+) -> None:
+    prior = history / "target"
+    if same != "folder":
+        prior = Path(shutil.copytree(prior, tmp_path / "prior"))
+    if same == "weights":
+        (prior / "generation_config.json").write_text('{"max_length": 3}')
+    with pytest.raises(MismatchError, match="Give the model that you fine-tuned as `prior`"):
+        prepared({**recipe, "prior": str(prior)})
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_weight_makes_another_model(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:
+    import torch
+
+    model, tokenizer = load(history / "target")
+    with torch.no_grad():
+        model.model.embed_tokens.weight[-1, -1] += 1
+    model.save_pretrained(tmp_path / "prior")
+    tokenizer.save_pretrained(tmp_path / "prior")
+    prepared({**recipe, "prior": str(tmp_path / "prior")})

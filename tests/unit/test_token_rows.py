@@ -1,0 +1,154 @@
+"""Merges of checkpoints and adapters with more or fewer tokens than the target: the common rows, and no others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from msa_lite.errors import MismatchError
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.manifest import load_manifest
+from msa_lite.io.vocabulary import find_added_rows, token_tensors
+from msa_lite.merger import merge, merge_adapters, plan
+from msa_lite.merger.model import MERGEKIT_FILE
+from tests.handmade import read_checkpoint
+
+Make = Callable[..., Path]
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+MORE = 310  # tokens of models that have added some; 300 of the others
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of seven rows of an embedding, so that common rows end within one."""
+    monkeypatch.setattr(plan, "BLOCK", 7 * 32)
+
+
+def expected(target: Path, tuned: Path, prior: Path, alpha: float) -> dict[str, np.ndarray]:
+    """θ_D − α (θ_1 − θ_0) in fp64 on the rows that all three have; the target's others as they are."""
+    theirs, one, zero = (read_checkpoint(folder) for folder in (target, tuned, prior))
+    result = {}
+    for name, weight in theirs.items():
+        values = weight.astype(np.float64)
+        rows = min(len(weight), len(one[name]), len(zero[name]))
+        values[:rows] -= alpha * (one[name][:rows].astype(np.float64) - zero[name][:rows].astype(np.float64))
+        result[name] = values
+    return result
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize(("theirs", "tuned", "prior"), [(MORE, 300, 300), (MORE, MORE, 300), (300, MORE, MORE)])
+def test_full_checkpoints_are_merged_on_the_common_rows(
+    make_checkpoint: Make, tmp_path: Path, kind: str, theirs: int, tuned: int, prior: int
+) -> None:
+    target = make_checkpoint(kind, 0, vocab_size=theirs)
+    one, zero = make_checkpoint(kind, 2, vocab_size=tuned), make_checkpoint(kind, 1, vocab_size=prior)
+    merged = merge(str(target), tmp_path / "out", forget=str(one), alpha=0.7, prior=str(zero), exact=True)
+    oracle, found, before = expected(target, one, zero, 0.7), read_checkpoint(merged.folder), read_checkpoint(target)
+    for name, values in oracle.items():
+        np.testing.assert_array_equal(found[name], values.astype(np.float32), name)
+    wider = [name for name, values in before.items() if len(values) == MORE]
+    assert bool(wider) == (theirs == MORE)
+    for name in wider:  # bit for bit, and said
+        assert found[name][300:].tobytes() == before[name][300:].tobytes()
+        assert any(name in note and "310 tokens" in note and "300" in note for note in merged.notes)
+    assert bool(merged.notes) == bool(wider)
+    manifest = load_manifest(merged.folder)
+    assert manifest is not None
+    assert manifest["change"]["notes"] == list(merged.notes)
+    assert "mergekit cannot do this merge" in (merged.folder / MERGEKIT_FILE).read_text()
+
+
+@pytest.mark.parametrize(("theirs", "own"), [(MORE, 300), (300, MORE)])
+@pytest.mark.parametrize("dora", [False, True])
+def test_lora_on_embedding_and_head_changes_the_common_rows(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, theirs: int, own: int, dora: bool
+) -> None:
+    target = make_checkpoint("qwen2", 3, vocab_size=theirs)
+    prior = make_checkpoint("qwen2", 0, vocab_size=own)
+    modules = ["lm_head", "q_proj"] + ([] if dora else ["embed_tokens"])
+    forget = make_adapter("qwen2", model={"vocab_size": own}, target_modules=modules, use_dora=dora)
+    # What the adapter changes of its own prior, by a merge without any difference in tokens.
+    alone = merge(str(prior), tmp_path / "alone", forget=str(forget), prior=str(prior), exact=True, dtype="float32")
+    merged = merge(str(target), tmp_path / "out", forget=str(forget), prior=str(prior), exact=True)
+    before, found = read_checkpoint(target), read_checkpoint(merged.folder)
+    zero, one = read_checkpoint(prior), read_checkpoint(alone.folder)
+    common = min(theirs, own)
+    for name in modules:
+        tensor = {"lm_head": HEAD, "embed_tokens": EMBED}.get(name, "model.layers.0.self_attn.q_proj.weight")
+        rows = common if name != "q_proj" else len(before[tensor])
+        wanted = before[tensor].astype(np.float64)
+        wanted[:rows] += one[tensor][:rows].astype(np.float64) - zero[tensor][:rows].astype(np.float64)
+        np.testing.assert_allclose(found[tensor], wanted, atol=1e-7)
+        assert np.abs(found[tensor][:rows] - before[tensor][:rows]).max() > 1e-4
+        assert found[tensor][rows:].tobytes() == before[tensor][rows:].tobytes()
+    assert bool(merged.notes) == (theirs == MORE)
+    again = merge(str(target), tmp_path / "fast", forget=str(forget), prior=str(prior))  # by one product of factors
+    np.testing.assert_allclose(read_checkpoint(again.folder)[HEAD], found[HEAD], atol=1e-6)
+
+
+def test_whole_new_embeddings_are_seen_from_the_prior_on_the_common_rows(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    target, prior = make_checkpoint("qwen2", 3, vocab_size=MORE), make_checkpoint("qwen2", 0)
+    forget = make_adapter("qwen2", target_modules=["q_proj"], modules_to_save=["embed_tokens"])
+    merged = merge(str(target), tmp_path / "out", forget=str(forget), prior=str(prior), exact=True)
+    before, found = read_checkpoint(target)[EMBED], read_checkpoint(merged.folder)[EMBED]
+    assert (found[:300] != before[:300]).mean() > 0.9
+    assert found[300:].tobytes() == before[300:].tobytes()
+
+
+def test_vectors_that_touch_no_embedding_need_no_equal_vocabulary(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    target, prior = make_checkpoint("llama", 0, vocab_size=MORE), make_checkpoint("llama", 1)
+    merged = merge(str(target), tmp_path / "out", forget=str(make_adapter("llama")), prior=str(prior))
+    assert merged.notes == ()
+    assert "cannot" not in (merged.folder / MERGEKIT_FILE).read_text()
+
+
+def test_what_differs_in_more_than_tokens_is_refused_with_all_of_it(make_checkpoint: Make, tmp_path: Path) -> None:
+    prior = make_checkpoint("qwen2", 1, vocab_size=MORE, intermediate_size=56)
+    with pytest.raises(MismatchError) as raised:
+        merge(str(make_checkpoint("qwen2")), tmp_path / "out", forget=str(prior), prior=str(prior))
+    lines = str(raised.value).splitlines()
+    assert len(lines) > 10
+    assert all("embed_tokens" not in line for line in lines)
+
+
+def test_an_adapter_on_other_tokens_makes_no_adapter_on_the_target(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path
+) -> None:
+    target = make_checkpoint("qwen2", 3, vocab_size=MORE)
+    forget = make_adapter("qwen2", target_modules=["lm_head"])
+    with pytest.raises(MismatchError, match=r"lm_head\.weight: of more or fewer tokens than the target"):
+        merge_adapters(str(target), tmp_path / "out", forget=str(forget), prior=str(make_checkpoint("qwen2")))
+
+
+def test_rows_of_tokens_are_known_by_the_config_and_else_by_name(make_checkpoint: Make) -> None:
+    checkpoint = load_checkpoint(make_checkpoint("qwen2"))
+    assert set(token_tensors(checkpoint)) == {EMBED, HEAD}
+    checkpoint.config.pop("vocab_size")
+    assert set(token_tensors(checkpoint)) == {EMBED, HEAD}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "own", "known", "rows"),
+    [(MORE, 300, None, (300, MORE)), (MORE, MORE, 305, (305, MORE)), (MORE, MORE, None, None), (300, MORE, None, None)],
+)
+def test_added_rows_are_those_that_the_prior_has_no_token_for(
+    make_checkpoint: Make, theirs: int, own: int, known: int | None, rows: tuple[int, int] | None
+) -> None:
+    target, prior = (load_checkpoint(make_checkpoint("qwen2", 0, vocab_size=size)) for size in (theirs, own))
+    added = find_added_rows(target, prior, known)
+    assert (added and (added.start, added.stop)) == rows
+    if added:
+        assert (added.own_rows, added.rows) == (own, MORE)
+        other = load_checkpoint(make_checkpoint("qwen2", 5, vocab_size=theirs))
+        found = find_added_rows(other, prior, known)
+        assert found is not None
+        assert json.dumps(found.describe()) != json.dumps(added.describe())
