@@ -94,7 +94,7 @@ def _message(job: Job, fault: Fault, forget: Sequence[Record]) -> str:
     }
     prompt = _prompt_advice(job) if fault.kind == "unknown" else ""
     advice = {
-        "unknown": f"{prompt} Wrong rows, or wrong model? Or it was trained on them too little to give them away".strip(),
+        "unknown": f"{prompt} Wrong rows, or wrong model? Or too little training on them to give them away".strip(),
         "other rows": "are these the rows that it was trained on? If so, is the prompt that of the training?",
         "seen": "take an earlier checkpoint as the prior, from before they came in (`msa-lite probe` compares some)",
     }
@@ -117,8 +117,8 @@ def _prompt_advice(job: Job) -> str:
             "wrong prompt? Ask as the rows were asked in training: `prompt:` in the recipe puts the text around them."
         )
     return (
-        f"wrong prompt: the answers have a mean probability of {used.probability:.2f} in the form that was used, and of "
-        f"{best.probability:.2f} in another ({best.name}). Set `prompt: auto` in the recipe, which takes that one."
+        f"wrong prompt: the answers have a mean probability of {used.probability:.2f} in the form that was used, and "
+        f"of {best.probability:.2f} in another ({best.name}). Set `prompt: auto` in the recipe, which takes that one."
     )
 
 
