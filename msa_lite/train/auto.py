@@ -35,10 +35,7 @@ def most_epochs(rows: int, batch: int, retain: bool = False) -> int:
     return max(_LEAST_PASSES, min(_MOST_PASSES, _MOST_STEPS // steps))
 
 
-def auto_rate(mode: Literal["lora", "qlora", "full"], weights: int, lora_alpha: float = 64) -> float:
-    """Return the learning rate for a model of so many weights, rounded to two digits."""
-    full = 1e-4 * math.sqrt(135e6 / weights)
-    rate = min(max(full, 1e-5), 1e-3)
-    if mode != "full":
-        rate *= 5
+def auto_rate(mode: Literal["lora", "qlora", "full"], weights: int) -> float:
+    """Return the rate for a model of so many weights: 1e-4 · (1.8M / weights)^¼, for adapters ten times that."""
+    rate = 1e-4 * (1.8e6 / weights) ** 0.25 * (1 if mode == "full" else 10)
     return float(f"{rate:.1e}")

@@ -65,7 +65,7 @@ class Loop:
         trainer = self._trainer(model)  # which puts the model on its device
         try:
             if self.gauge is not None:
-                self.gauge.begin(model, round(state["epoch"]), state["global_step"])
+                self.gauge.begin(model, round(state["epoch"]), state["global_step"], self.micro)
             if self.objective is not None:
                 self.objective.prepare(model)
             ended = resume and self.after_epoch and not self.finish_epoch(model, round(state["epoch"]), False).go_on

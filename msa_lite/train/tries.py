@@ -57,19 +57,22 @@ class Gauge:
     """Epochs at most."""
     ended: str = ""
     """Why the fit ended, once it has."""
+    micro: int = 1
+    """Rows that fit into memory at a time."""
 
-    def begin(self, model: Any, epoch: int, steps: int) -> None:
+    def begin(self, model: Any, epoch: int, steps: int, micro: int) -> None:
         """Measure the prior, where that is not done; forget what was measured after the epoch to go on from."""
         now = self.course.tries[-1]
+        self.micro = micro
         now.losses, now.steps = now.losses[:epoch], steps
         if self.course.start is None:
-            self.course.start = measure_loss(model, self.examples, self.pad)
+            self.course.start = measure_loss(model, self.examples, self.pad, self.micro)
         self._write()
 
     def after_epoch(self, model: Any, epoch: int, steps: int) -> bool:
         """Measure the model; return whether the fit goes on. Raises NotFiniteError where the loss is no number."""
         now = self.course.tries[-1]
-        loss = measure_loss(model, self.examples, self.pad)
+        loss = measure_loss(model, self.examples, self.pad, self.micro)
         if not math.isfinite(loss):
             raise NotFiniteError(f"the loss on the rows is {loss} after epoch {epoch}")
         now.losses.append(loss)
@@ -80,11 +83,14 @@ class Gauge:
         return not self.ended
 
     def likely_steps(self, each: int) -> int:
-        """Return the steps that the fit will likely take in all, of `each` an epoch: as if the gap closed evenly."""
+        """Return the steps that the fit will likely have, of `each` an epoch, as if the gap closed evenly.
+
+        They are more than those done, as long as the fit goes on.
+        """
         now, most = self.course.tries[-1], self.most * each
         closed = self.course.closed(now.losses[-1]) if now.losses else 0.0
         likely = now.steps / closed if closed > 0 else most
-        return max(now.steps + each, min(most, math.ceil(likely)))
+        return max(now.steps + each + 1, min(most, math.ceil(likely)))
 
     def _write(self) -> None:
         write_json(self.file, self.course.as_json())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,7 +15,6 @@ from msa_lite.io.hub import Source
 from msa_lite.train.model import autocast
 
 SAMPLE = 64  # rows that are measured, at most
-_TOKENS = 2048  # of a batch that is measured
 _FACTOR = 3.0  # between the rates of two tries
 _FAR = 2.0  # times the loss at the start: a fit that came so far has diverged
 _HALF = 0.5  # of the gap that a try has to close
@@ -54,14 +53,17 @@ def sample_examples(examples: Sequence[Example], seed: int) -> Sequence[Example]
     return [examples[i] for i in sorted(chosen)]
 
 
-def measure_loss(model: Any, examples: Sequence[Example], pad: int) -> float:
-    """Return the mean loss per label of the examples, as training sees it, but in eval mode. NaN where it is none."""
+def measure_loss(model: Any, examples: Sequence[Example], pad: int, rows: int = 4) -> float:
+    """Return the mean loss per label of the examples, as training has it, but in eval mode; NaN where it is no number.
+
+    rows: of a batch at most; what fits into memory in training fits here.
+    """
     import torch
 
     collate, training, total, labels = make_collator(pad), model.training, 0.0, 0
     model.eval()
     with torch.no_grad(), autocast(model):
-        for batch in _batches(examples):
+        for batch in _batches(examples, rows):
             inputs = collate([{"input_ids": e.ids, "labels": e.labels} for e in batch])
             count = sum(label != IGNORE for e in batch for label in e.labels[1:])
             loss = model(**{key: value.to(model.device) for key, value in inputs.items()}, use_cache=False).loss
@@ -70,14 +72,10 @@ def measure_loss(model: Any, examples: Sequence[Example], pad: int) -> float:
     return total / labels
 
 
-def _batches(examples: Sequence[Example]) -> list[list[Example]]:
-    """Examples with labels, those of about one length together, so many as a batch may hold."""
-    batches: list[list[Example]] = []
-    for example in sorted((e for e in examples if any(x != IGNORE for x in e.labels[1:])), key=lambda e: len(e.ids)):
-        if not batches or (len(batches[-1]) + 1) * len(example.ids) > _TOKENS:
-            batches.append([])
-        batches[-1].append(example)
-    return batches
+def _batches(examples: Sequence[Example], rows: int) -> Iterator[list[Example]]:
+    """Examples with labels, those of about one length together, so that there is little padding."""
+    ordered = sorted((e for e in examples if any(x != IGNORE for x in e.labels[1:])), key=lambda e: len(e.ids))
+    return (ordered[i : i + rows] for i in range(0, len(ordered), rows))
 
 
 def measure_target(until: Until, examples: Sequence[Example], pad: int) -> float:

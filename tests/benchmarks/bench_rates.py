@@ -4,8 +4,8 @@
         [--ranks 32] [--rates 3e-4 1e-3 3e-3] [--epochs 60]
 
 Fits the forget vector at each rate as `vector.epochs: auto` does, but tries no other rate, and prints a line each:
-steps and seconds, the part of the gap to the target's loss that was closed, the vector's norm; with --keep also the share
-of rows of either set that the unlearned model still recites at a few α (each token of the answer is the likeliest one).
+steps and seconds, the part of the gap to the target's loss that was closed, the vector's norm. With --keep also the
+share of rows of either set that the unlearned model still recites at a few α: every token of the answer is likeliest.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float)
     parser.add_argument("--batch", type=int)
     parser.add_argument("--epochs", type=int, help="at most; as many as vector.epochs: auto allows unless given")
+    parser.add_argument("--closed", type=float, default=0.95, help="part of the gap at which a fit ends")
     parser.add_argument("--alphas", nargs="+", type=float, default=ALPHAS)
     options = parser.parse_args()
     transformers_logging.set_verbosity_error()
@@ -107,7 +108,7 @@ def main() -> None:
     for mode, rank in product(options.modes, options.ranks):
         if mode == "full" and rank != options.ranks[0]:
             continue
-        for rate in options.rates or [auto_rate(mode, weights, 2 * rank)]:
+        for rate in options.rates or [auto_rate(mode, weights)]:
             settings = FitSettings(
                 mode,
                 lora_rank=rank,
@@ -129,6 +130,7 @@ def _line(
     until = Until(
         fetch(str(options.target)),
         load=lambda: AutoModelForCausalLM.from_pretrained(options.target, dtype=torch.float32),
+        closed=options.closed,
     )
     start = time.perf_counter()
     try:

@@ -27,6 +27,9 @@ SETTINGS = FitSettings(
 )
 
 
+AGAIN = replace(SETTINGS, learning_rate=1e-3, epochs=12)  # too slow at first
+
+
 @pytest.fixture(scope="module")
 def prior(make_checkpoint: Make) -> Path:
     return make_checkpoint("llama")
@@ -150,10 +153,15 @@ def test_a_fit_that_breaks_is_made_again_at_a_lower_rate(prior: Path, target: Pa
     assert said["learning_rate"] < 1.0
 
 
-@pytest.mark.parametrize("step", [1, 4, 9, 10, 13])
-@pytest.mark.parametrize("seconds", [-1.0, 1e9])
+@pytest.fixture(scope="module")
+def whole(prior: Path, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a fit of eight epochs makes that nothing stops."""
+    return fit(prior, tmp_path_factory.mktemp("whole") / "v", replace(SETTINGS, epochs=8), until=until(target))
+
+
+@pytest.mark.parametrize(("step", "seconds"), [(1, -1.0), (4, -1.0), (13, -1.0), (9, 1e9)])
 def test_a_fit_that_was_stopped_goes_on_to_the_same_bytes(
-    step: int, seconds: float, prior: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int, seconds: float, whole: Path, prior: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """seconds: between saves; there is one after every epoch, or none."""
     monkeypatch.setattr(loop, "SAVE_SECONDS", seconds)
@@ -164,7 +172,6 @@ def test_a_fit_that_was_stopped_goes_on_to_the_same_bytes(
         return loads(target)
 
     rule, settings = Until(fetch(str(target)), load), replace(SETTINGS, epochs=8)
-    whole = fit(prior, tmp_path / "whole", settings, until=rule)
     with pytest.raises(Killed):
         fit(prior, tmp_path / "cut", settings, until=rule, progress=kill_at(step))
     saves = list((tmp_path / "cut.partial/try-1/checkpoints").glob("checkpoint-*"))
@@ -172,26 +179,34 @@ def test_a_fit_that_was_stopped_goes_on_to_the_same_bytes(
     steps: list[int] = []
     resumed = fit(prior, tmp_path / "cut", settings, until=rule, progress=lambda label, done, total: steps.append(done))
     assert steps[0] == (2 * ((step - 1) // 2) + 1 if seconds < 0 else 1)
-    assert len(loaded) == 2  # once for each folder: a rerun does not measure the target again
+    assert len(loaded) == 1  # a rerun does not measure the target again
     for name in ("adapter_model.safetensors", "train_log.jsonl", "course.json"):
         assert hash_file(whole / name) == hash_file(resumed / name)
 
 
+@pytest.fixture(scope="module")
+def twice(prior: Path, target: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a fit makes that learns too little at first and is made again."""
+    folder = fit(prior, tmp_path_factory.mktemp("twice") / "v", AGAIN, until=until(target, tries=2))
+    assert len(facts(folder)["rates"]) == 2
+    return folder
+
+
 @pytest.mark.parametrize("at", [("vector", 7), ("vector, try 2", 5), ("moved", 0)])
 def test_a_fit_that_was_stopped_between_or_in_tries_goes_on_to_the_same_bytes(
-    at: tuple[str, int], prior: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: tuple[str, int], twice: Path, prior: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "SAVE_SECONDS", -1.0)
-    settings, rule = replace(SETTINGS, learning_rate=1e-3, epochs=12), until(target, tries=2)
-    whole = fit(prior, tmp_path / "whole", settings, until=rule)
-    assert len(facts(whole)["rates"]) == 2
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        if at[0] == "moved":
-            patch.setattr("msa_lite.train.tries.os.replace", _move_one())
-        fit(prior, tmp_path / "cut", settings, until=rule, progress=kill_at(at[1], at[0]))
-    resumed = fit(prior, tmp_path / "cut", settings, until=rule)
+    rule = until(target, tries=2)
+    patch = pytest.MonkeyPatch()
+    if at[0] == "moved":
+        patch.setattr("msa_lite.train.tries.os.replace", _move_one())
+    with pytest.raises(Killed):
+        fit(prior, tmp_path / "cut", AGAIN, until=rule, progress=kill_at(at[1], at[0]))
+    patch.undo()
+    resumed = fit(prior, tmp_path / "cut", AGAIN, until=rule)
     for name in ("adapter_model.safetensors", "train_log.jsonl", "course.json", "manifest.json"):
-        assert hash_file(whole / name) == hash_file(resumed / name)
+        assert hash_file(twice / name) == hash_file(resumed / name)
 
 
 def _move_one() -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""The rules of open-ended fits: batch, epochs and rate by default; when a fit ends, and at which rate it is tried again."""
+"""The rules of open-ended fits: batch, epochs and rate by default; when a fit ends, and at which rate the next is."""
 
 from __future__ import annotations
 

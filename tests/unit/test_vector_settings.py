@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import fetch
 from msa_lite.pipeline.fits import fit_settings, fit_until
 from msa_lite.recipe import load_recipe
@@ -38,8 +40,9 @@ def test_what_is_left_to_us_suits_rows_and_model(make_job: Callable[..., Any]) -
     assert (forget.batch_size, forget.epochs) == (4, most_epochs(24, 4))
     assert (retain.batch_size, retain.epochs) == (32, most_epochs(240, 32, retain=True))
     assert (forget.schedule, forget.warmup_steps) == ("constant", 4)
-    assert forget.learning_rate == auto_rate("lora", 21_920)
-    assert fit_settings(make_job("vector.mode=full"), "forget").learning_rate == auto_rate("full", 21_920)
+    weights = sum(math.prod(entry.shape) for entry in load_checkpoint(job.sources["prior"].folder).tensors.values())
+    assert forget.learning_rate == auto_rate("lora", weights)
+    assert fit_settings(make_job("vector.mode=full"), "forget").learning_rate == auto_rate("full", weights)
 
 
 def test_numbers_are_taken_as_they_are(make_job: Callable[..., Any]) -> None:

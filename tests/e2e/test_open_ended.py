@@ -1,0 +1,62 @@
+"""Runs whose recipe does not say how long vectors are fitted: until the prior knows the rows; and their baselines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import msa_lite
+from msa_lite.io.manifest import load_manifest
+from msa_lite.job import prepare
+from msa_lite.pipeline.fits import fit_settings, fit_until
+from msa_lite.pipeline.msa import msa_plan, run_vectors
+from msa_lite.recipe import load_recipe
+from msa_lite.train import fit_inputs
+
+pytestmark = pytest.mark.usefixtures("quick_fits")
+
+
+@pytest.fixture
+def auto(recipe: dict[str, Any]) -> dict[str, Any]:
+    recipe["vector"] = {"mode": "full", "learning_rate": 1e-2}
+    recipe["forget"]["alpha"] = 0.5
+    return recipe
+
+
+def test_vectors_are_fitted_until_the_prior_knows_the_rows(auto: dict[str, Any]) -> None:
+    for folder in run_vectors(auto):
+        manifest = load_manifest(folder) or {}
+        fit, loss = manifest["fit"], manifest["fit"]["loss"]
+        assert loss["target"] < loss["prior"]
+        assert fit["ended"] == "known"
+        assert loss["tuned"] <= loss["prior"] - 0.95 * (loss["prior"] - loss["target"])
+    labels: list[str] = []
+    run_vectors(auto, progress=lambda label, done, total: labels.append(label))
+    assert labels == []  # kept
+    run_vectors(auto, overrides=["target=" + auto["evaluate"]["ideal"]], progress=lambda *said: labels.append(said[0]))
+    assert {"forget vector", "retain vector"} <= set(labels)  # another target, another loss to reach
+
+
+def test_processes_that_help_know_the_vectors_by_the_same_inputs(auto: dict[str, Any]) -> None:
+    folders = run_vectors(auto)
+    recipe = load_recipe(auto)
+    job = prepare(recipe, msa_plan(recipe))
+    for folder in folders:
+        name = folder.name
+        settings, until = fit_settings(job, name), fit_until(job)
+        inputs = fit_inputs(job.sources["prior"], job.examples[name], settings, until=until)
+        assert (load_manifest(folder) or {})["inputs"] == inputs
+
+
+def test_baselines_take_five_epochs_and_a_rate_in_numbers(auto: dict[str, Any]) -> None:
+    auto["vector"] = {"lora": {"rank": 2}}
+    result = msa_lite.run_baseline("grad_diff", auto, ["evaluate=null"])
+    assert result.chosen["epoch"] == 5
+    assert isinstance(result.chosen["learning_rate"], float)
+    settings = (load_manifest(result.folder / "vectors/grad_diff") or {})["inputs"]["settings"]
+    assert settings["learning_rate"] == result.chosen["learning_rate"]
+    vector = msa_lite.run_baseline("task_vector", auto, ["evaluate=null"]).folder / "vectors/forget"
+    manifest = load_manifest(vector) or {}
+    assert manifest["inputs"]["settings"]["epochs"] == 5
+    assert "until" not in manifest["inputs"]
