@@ -35,7 +35,7 @@ from msa_lite.pipeline.stages import (
     check_learns,
     choose_candidate,
     evaluate_all,
-    evaluate_ideal,
+    evaluate_references,
     evaluate_target,
     first_epoch,
     fit_settings,
@@ -46,7 +46,6 @@ from msa_lite.pipeline.stages import (
     write_summary,
 )
 from msa_lite.recipe import Recipe, load_recipe
-from msa_lite.report import Report, load_report
 from msa_lite.train import FitSettings, epoch_folder, fit_vector
 
 logger = logging.getLogger(__name__)
@@ -175,7 +174,7 @@ class _Run:
                 logger.warning("%s; it is left out of the choice", error)
         return fitted
 
-    def _fit(self, setting: Setting, reference: Report | None, progress: Progress) -> None:
+    def _fit(self, setting: Setting, reference: Path | None, progress: Progress) -> None:
         fitted = self._fit_settings(learning_rate=setting.parameters["learning_rate"])
         first = first_epoch(fitted, len(self.job.examples["forget"]))
         after: BestEpoch | EveryEpoch | None = None
@@ -242,16 +241,16 @@ class _Run:
             what += f" Repeats deviations of {', '.join(self.compat)}."
         return f"Baseline {self.method} on {sources['target'].name}", what
 
-    def _target_validation(self, progress: Progress) -> Report | None:
-        """What the target scores on the validation rows, which epochs are held against."""
+    def _target_validation(self, progress: Progress) -> Path | None:
+        """The folder of what the target scores on the validation rows, which epochs are held against."""
         if self.job.validation is None:
             logger.warning(
                 "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
                 self.method,
             )
             return None
-        evaluate_ideal(self.job, progress)
-        return load_report(evaluate_target(self.job, progress))
+        evaluate_references(self.job, progress)
+        return evaluate_target(self.job, progress)
 
     def _objective(self, setting: Setting) -> BaselineObjective:
         return BaselineObjective(
