@@ -280,7 +280,7 @@ def _rank_all(folder: Path, validation: Validation, asked: Sequence[Values]) -> 
 
 def _gentleness(values: Values) -> Point:
     """What is larger for gentler strengths; nothing for what has none."""
-    return gentleness((float(values["alpha"]), float(values["beta"]))) if "alpha" in values else (0.0, 0.0)
+    return gentleness((float(values.get("alpha", 0.0)), float(values.get("beta", 0.0))))
 
 
 def _as_json(choice: Choice) -> dict[str, Any]:

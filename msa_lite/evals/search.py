@@ -126,8 +126,9 @@ def _steps(ladder: Mapping[float, Rank | str], best: float | None) -> tuple[list
     down = _between(lower[-1], best, _COARSE) if lower else _halved(best)
     if rank.aim == "enough":
         return down, best
-    up = _between(best, upper[0], _COARSE) if upper else _doubled(best)
-    return down + up, best
+    outward = ([] if lower else down) + ([] if upper else _doubled(best))
+    up = _between(best, upper[0], _COARSE) if upper else []
+    return outward or down + up, best
 
 
 def _is_weak(rank: Rank | str) -> bool:
@@ -135,11 +136,11 @@ def _is_weak(rank: Rank | str) -> bool:
 
 
 def _halved(alpha: float) -> list[float]:
-    return [alpha / 2] if alpha > SMALLEST else []
+    return [max(alpha / 2, SMALLEST)] if alpha > SMALLEST else []
 
 
 def _doubled(alpha: float) -> list[float]:
-    return [alpha * 2] if alpha < LARGEST else []
+    return [min(alpha * 2, LARGEST)] if alpha < LARGEST else []
 
 
 def _between(low: float, high: float, near: float) -> list[float]:
