@@ -39,24 +39,37 @@ def kept_share(metrics: Metrics, reference: Metrics) -> float:
 
 
 def lost_too_much(metrics: Metrics, reference: Metrics, keep: float, pairs: Pairs) -> str | None:
-    """Return which of the scores fell below `keep` times the target's and how far, in words; None where none did.
+    """Return what a candidate keeps, in words, where that is not enough; None where it is.
 
-    Rows decide where there are any: a score that is lower for no more than their noise is kept (`surely_misses`). But
-    what keeps less than keep − 0.10 over all never keeps enough.
+    Enough is `kept_share` ≥ keep. Rows decide where there are any: a share that is lower for no more than their noise
+    is enough (`surely_misses`). But less than keep − 0.10 never is, nor is a single score that is lower than that
+    beyond noise: accuracy has to stay, too, where probability hardly moves.
     """
-    shares = kept_shares(metrics, reference)
-    lost = []
-    for name, share in shares.items():
-        if name in pairs and len(pairs[name]) > 1:
-            below = share < keep and surely_misses(pairs[name], keep, at_least=True)
-        else:
-            below = name not in pairs and share < keep - 1e-9
-        if below:
-            lost.append(f"{share:.0%} of {_weights(reference)[name][1]}")
-    kept = kept_share(metrics, reference)
-    if not lost and kept < keep - FAR - 1e-9:
-        lost = [f"{kept:.0%} of the retain scores"]
-    return f"keeps {', '.join(lost)}, {keep:.0%} wanted" if lost else None
+    shares, kept = kept_shares(metrics, reference), kept_share(metrics, reference)
+    rows = _kept_rows(shares, reference, pairs)
+    short = surely_misses(rows, keep, at_least=True) if len(rows) > 1 else kept < keep - 1e-9
+    alone = any(name in pairs and surely_misses(pairs[name], keep - FAR, at_least=True) for name in shares)
+    if not ((short and kept < keep) or kept < keep - FAR - 1e-9 or alone):
+        return None
+    parts = ", ".join(f"{_weights(reference)[name][1]} {share:.0%}" for name, share in shares.items())
+    return f"keeps {kept:.0%} ({parts}), {keep:.0%} wanted"
+
+
+def _kept_rows(shares: dict[str, float], reference: Metrics, pairs: Pairs) -> list[tuple[float, float]]:
+    """What each row adds to `kept_share`, for the candidate and for the target; nothing where scores lack rows."""
+    if not shares or len({len(pairs.get(name, ())) for name in shares}) > 1:
+        return []
+    weights = _weights(reference)
+    rows = zip(*(pairs.get(name, ()) for name in shares), strict=True)
+    scales = [weights[name][0] / (reference[name] or 1.0) for name in shares]
+    gains = [share > 1 for share in shares.values()]  # they make up for no loss
+    return [
+        (
+            sum(scale * (other if gain else own) for (own, other), scale, gain in zip(row, scales, gains, strict=True)),
+            sum(scale * other for (_, other), scale in zip(row, scales, strict=True)),
+        )
+        for row in rows
+    ]
 
 
 def utility(metrics: Metrics, reference: Metrics) -> float:

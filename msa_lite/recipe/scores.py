@@ -97,8 +97,8 @@ class Select(Closed):
     tofu, muse, restor: the paper's scores; muse-gap: with the distance of the AUCs to the ideal's; -printed: in the
     form in which the paper prints them. Default: exposure; of muse and restor, where no questions are given, their own.
     """
-    keep: float = Field(0.95, gt=0, le=1)
-    """For exposure: the share of the target's retain scores that a point has to leave."""
+    keep: float = Field(0.9, gt=0, le=1)
+    """For exposure: the share of the target's retain scores that a point has to leave, within the noise of the rows."""
     maximise: str | None = None
     """In the place of a score: the metric to be highest …"""
     minimise: str | None = None

@@ -74,7 +74,11 @@ def times(folder: Path) -> dict[Path, int]:
 def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple[dict[str, Any], Any]) -> None:
     _, result = swept
     run, choice = result.folder, choice_of(result.folder)
-    assert sorted(path.name for path in (run / "evaluation").iterdir()) == ["ideal_validation", "unlearned_validation"]
+    assert sorted(path.name for path in (run / "evaluation").iterdir()) == [
+        "ideal_validation",
+        "prior_validation",
+        "unlearned_validation",
+    ]
     before = load_report(run / "sweep" / candidate_name(result.choice.values))
     after = load_report(run / "evaluation/unlearned_validation")
     assert before.split == after.split == "validation"
@@ -298,7 +302,7 @@ def test_a_recipe_without_a_retain_set_is_swept_over_alpha(grid: dict[str, Any],
     result = msa_lite.sweep(grid)
     assert result is not None
     assert [line["beta"] for line in result.choice.scores] == [0, 0]
-    assert any("nothing speaks against the strongest candidate" in doubt for doubt in result.choice.doubts)
+    assert any("nothing says what was lost beside the forget set" in doubt for doubt in result.choice.doubts)
     grid["retain"] = {"beta": [0, 1]}
     with pytest.raises(UsageError, match=r"retain\.data"):
         msa_lite.sweep(grid)

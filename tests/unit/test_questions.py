@@ -76,7 +76,7 @@ def test_questions_of_ones_own_are_divided_and_holdout_rows_are_in_both_parts(da
     assert found.validation is not None
     assert found.test is not None
     assert (found.validation.split, found.test.split) == ("validation", "test")
-    assert found.rule == Exposure(0.95)
+    assert found.rule == Exposure(0.9)
     assert (
         found.validation.describe()
         == ask(  # type: ignore[union-attr]

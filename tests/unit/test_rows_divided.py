@@ -19,8 +19,17 @@ def texts(*lengths: int) -> list[Row]:
 
 @pytest.mark.parametrize(
     ("count", "chosen_on", "scored", "name"),
-    [(1, 1, 1, "all"), (8, 8, 8, "all"), (11, 11, 11, "all"), (12, 6, 6, "test"), (24, 12, 12, "test")]
-    + [(25, 12, 13, "test"), (40, 20, 20, "test"), (60, 30, 30, "test"), (400, 30, 370, "test")],
+    [
+        (1, 1, 1, "all"),
+        (8, 8, 8, "all"),
+        (11, 11, 11, "all"),
+        (12, 6, 6, "test"),
+        (24, 12, 12, "test"),
+        (25, 12, 13, "test"),
+        (40, 20, 20, "test"),
+        (60, 30, 30, "test"),
+        (400, 30, 370, "test"),
+    ],
 )
 def test_half_of_few_rows_and_no_more_than_thirty_are_chosen_on(
     count: int, chosen_on: int, scored: int, name: str
@@ -80,10 +89,9 @@ def test_one_long_text_is_many_passages() -> None:
     parts = divide_rows({"forget": many}, None, seed=0)
     assert [*parts.validation["forget"], *parts.test["forget"]] != many
     assert {row.text for part in (parts.validation, parts.test) for row in part["forget"]} == {r.text for r in many}
-    # A book is not scored from end to end.
-    book = divide_rows({"forget": texts(500 * PASSAGE)}, None, seed=0)
-    assert [len(part["forget"]) for part in (book.validation, book.test)] == [30, 90]
-    assert [
-        len(p["forget"])
-        for p in (lambda d: (d.validation, d.test))(divide_rows({"forget": texts(500 * PASSAGE)}, None, 0, 20))
-    ] == [10, 10]
+
+
+def test_a_book_is_not_scored_from_end_to_end() -> None:
+    for limit, counts in ((None, [30, 90]), (20, [10, 10])):
+        parts = divide_rows({"forget": texts(500 * PASSAGE)}, None, 0, limit)
+        assert [len(part["forget"]) for part in (parts.validation, parts.test)] == counts

@@ -18,9 +18,7 @@ TARGET = {"rouge_l_f": 1.0, "extraction_strength": 1.0, "rouge_l_r": 1.0, "model
 KEEP = 0.95
 
 
-def responds(
-    forgets: float, keeps: float, helps: float = 0.0, noise: float = 0.0, rule: Rule = Exposure(KEEP), seed: int = 0
-) -> Model:
+def responds(forgets: float, keeps: float, helps: float = 0.0, noise: float = 0.0, seed: int = 0) -> Model:
     """A model that has forgotten all but 5 % at α = `forgets`, and keeps 95 % up to α = `keeps`.
 
     helps: by how much of `keeps` β = α moves that further up, or, where it is negative, down. Far beyond, it is broken.
@@ -35,7 +33,7 @@ def responds(
             return "nothing is left"
         left = min(1.0, max(0.0, left + chance.gauss(0, noise)))
         metrics: Metrics = {"rouge_l_f": left, "extraction_strength": left, "rouge_l_r": kept, "model_utility": kept}
-        return rule.rank(metrics, TARGET)
+        return Exposure(KEEP).rank(metrics, TARGET)
 
     return rank
 

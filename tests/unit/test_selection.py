@@ -44,7 +44,7 @@ def test_selection_forgets_most_among_points_that_keep_enough() -> None:
     assert selection.Exposure(0.95).rank(keeps, TARGET) == selection.Rank(True, 1.0, 0.98)
     # accuracy falls from 0.8 to 0.6, so 0.75 is kept: below 0.95, the score is the loss of (0.96 + 0.75) / 2
     lost = selection.Exposure(0.95).rank(keeps | {"accuracy_r": 0.6}, TARGET)
-    assert (lost.value, lost.note) == (pytest.approx(-0.145), "keeps 75% of accuracy, 95% wanted")
+    assert (lost.value, lost.note) == (pytest.approx(-0.145), "keeps 86% (ROUGE-L 96%, accuracy 75%), 95% wanted")
     # without retain rows there is nothing to keep
     assert selection.Exposure(0.95).rank(forgotten, {"rouge_l_f": 1.2}).value == pytest.approx(0.5)
 
