@@ -33,38 +33,35 @@ def strength_advice(candidates: Sequence[Mapping[str, Any]], ranks: Sequence[Ran
     """
     rank, values = ranks[best], candidates[best]
     assert isinstance(rank, Rank), "what is broken is never chosen"
-    tried = {k: sorted({float(c[k]) for c in candidates}) for k in ("alpha", "beta") if k in values}
-    tried = {key: numbers for key, numbers in tried.items() if len(numbers) > 1}
-    largest = {key for key, numbers in tried.items() if values[key] == numbers[-1]}
-    smallest = {key for key, numbers in tried.items() if values[key] == numbers[0] > 0}
+    if "alpha" not in values:
+        hint = "try gentler ones: a lower baseline.learning_rate, or fewer epochs"
+        return [hint] if rank.aim == "gentler" else []
+    tried = {key: sorted({float(c[key]) for c in candidates if key in c}) for key in ("alpha", "beta")}
+    several = {key for key, numbers in tried.items() if len(numbers) > 1}
+    largest = {key for key in several if values[key] == tried[key][-1]}
+    smallest = {key for key in several if values[key] == tried[key][0] > 0}
     if rank.aim is None:
         found = [f"{key} {values[key]:g} is the largest tried; a larger one may be better" for key in largest]
-        return sorted(
-            found + [f"{key} {values[key]:g} is the smallest tried; a smaller one may be better" for key in smallest]
-        )
-    if rank.aim == "enough" or not tried:
+        found += [f"{key} {values[key]:g} is the smallest tried; a smaller one may be better" for key in smallest]
+        return sorted(found)
+    if rank.aim == "enough":
         return []
-    more_kept = [f"beta {values['beta']:g} is the largest tried; a larger one may keep more"] * ("beta" in largest)
+    more = [f"beta {values['beta']:g} is the largest tried; a larger one may keep more"] * ("beta" in largest)
     if rank.aim == "gentler":
-        less = [f"alpha {values['alpha']:g} is the smallest tried; a smaller one may keep more"] * ("alpha" in smallest)
-        return less + more_kept
-    left = 1.0 - rank.value
-    lost = [other for other in ranks if isinstance(other, str) or not other.met]
-    if "alpha" in tried and not lost:
-        if left >= _NOTHING:
-            return [
-                f"nothing that was tried forgets (at alpha {tried['alpha'][-1]:g} as little as before), and all of it "
-                "keeps enough: the forget vector has learnt too little, see its loss; fit it longer (vector.epochs) or "
-                "at a higher vector.learning_rate, or try larger alphas"
-            ]
+        alone = tried["alpha"][0] == values["alpha"] > 0
+        return [f"no alpha below {values['alpha']:g} was tried; a smaller one may keep more"] * alone + more
+    left = f"{1.0 - rank.value:.0%} of what can be drawn out"
+    beyond = [other for other, its in zip(ranks, candidates, strict=True) if its["alpha"] > values["alpha"]]
+    if any(isinstance(other, str) or not other.met for other in beyond):
         return [
-            f"alpha {values['alpha']:g} keeps enough and leaves {left:.0%} of what can be drawn out; a larger one than "
-            f"{tried['alpha'][-1]:g} may forget more"
+            f"the chosen point leaves {left}, and stronger ones lose too much; a vector that knows the forget rows "
+            "better (vector.epochs), or more retain rows, may part the two",
+            *more,
         ]
-    if lost:
+    if 1.0 - rank.value >= _NOTHING:
         return [
-            f"the chosen point leaves {left:.0%} of what can be drawn out, and those that forget more lose too much; a "
-            "vector that knows the forget rows better (vector.epochs), or more retain rows, may part the two",
-            *more_kept,
+            f"nothing that was tried forgets, up to alpha {tried['alpha'][-1]:g}, and all of it keeps enough: the "
+            "forget vector may have learnt too little, see its loss; fit it longer (vector.epochs) or at a higher "
+            "vector.learning_rate, or try larger alphas"
         ]
-    return []
+    return [f"the chosen point leaves {left}; an alpha larger than {tried['alpha'][-1]:g} may forget more"]

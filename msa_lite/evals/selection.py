@@ -134,8 +134,7 @@ class Exposure:
     def unmet(self, best: Rank) -> str:
         return (
             f"no candidate left {self.keep:.0%} of the target's retain scores, so the one that left most "
-            f"({1 + best.value:.0%}) was taken ({best.note}); try gentler ones: smaller alphas, or for a baseline a "
-            "lower learning_rate"
+            f"({1 + best.value:.0%}) was taken; it {best.note}"
         )
 
 

@@ -162,7 +162,7 @@ def evaluate_prior(job: Job, part: Literal["validation", "test"], progress: Prog
         job.sources["prior"],
         benchmark.only({"forget"}),
         folder,
-        known=evaluations_beside(job, name),
+        known=[*evaluations_beside(job, name), _validation_folder(job, "prior")],
         label=f"{part}: prior",
         progress=progress,
     )
@@ -232,7 +232,7 @@ def evaluate_all(
             ideal=ideal,
             judge=job.judge,
             method=method if name == "unlearned" else None,
-            known=evaluations_beside(job, name),
+            known=[*evaluations_beside(job, name), _validation_folder(job, name)],
             label=f"scores: {name}",
             progress=progress,
         )
