@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import NotFiniteError
+from msa_lite.evals.search import StrengthSearch
 from msa_lite.evals.validation import Validation
 from msa_lite.io.manifest import MANIFEST, digest, write_json
 from msa_lite.report.metrics import REPORT_FILE
@@ -39,7 +40,8 @@ class Candidates:
 
     values: one a candidate. load: the model of one, or, for None, the target; ready to be scored. made_of: what the
     models are made of, JSON-able. known: folders with the records and reports of candidates (or `TARGET`) by name.
-    refine: how many times points around the best are tried as well (`grid.refined`).
+    refine: how many times points around the best are tried as well (`grid.refined`). search: what finds the values, in
+    the place of a list of them.
     """
 
     values: Sequence[Values]
@@ -47,11 +49,13 @@ class Candidates:
     made_of: Any
     known: Mapping[str, Path] = field(default_factory=dict)
     refine: int = 0
+    search: StrengthSearch | None = None
 
     def inputs(self, validation: Validation) -> dict[str, Any]:
         """What decides the choice, for a manifest."""
-        choice = {"candidates": [dict(values) for values in self.values], "refine": self.refine}
-        return choice | {"rule": validation.rule.describe()} | self.scored_by(validation)
+        candidates = self.search.describe() if self.search else [dict(values) for values in self.values]
+        choice = {"candidates": candidates, "refine": self.refine}
+        return choice | validation.describe_rule() | self.scored_by(validation)
 
     def scored_by(self, validation: Validation) -> dict[str, Any]:
         """What decides the scores of any candidate: they hold for other grids and rules as well."""

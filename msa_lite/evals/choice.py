@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import StageError, join_faults
-from msa_lite.evals import selection
 from msa_lite.evals.candidates import TARGET, Candidates, Values, Work, candidate_name
+from msa_lite.evals.doubts import few_rows, strength_advice
 from msa_lite.evals.grid import refined
 from msa_lite.evals.pictures import DRAWN, draw_missing, draw_pictures
-from msa_lite.evals.selection import Metrics, Rank
+from msa_lite.evals.search import Point, gentleness
+from msa_lite.evals.selection import Exposure, Metrics, Rank, exposure
 from msa_lite.evals.validation import Validation
 from msa_lite.io.manifest import (
     canonical_json,
@@ -37,7 +38,6 @@ logger = logging.getLogger(__name__)
 CHOICE_FILE = "choice.json"
 IDEAL = "ideal"
 _POLL = 0.2  # seconds
-_FEW = 10  # rows of a set, of which a tenth is one row
 _PATIENCE = 60.0  # seconds; disks that machines share show what others write only after a while
 
 Check = Callable[[], None]
@@ -50,8 +50,8 @@ Crew = Callable[[Path], AbstractContextManager[Check]]
 class Choice:
     """The chosen candidate with its score, what was chosen by, the score of each in the order tried, reasons to doubt.
 
-    met: whether the chosen meets the rule's conditions. scores: of each its values, "score" (None: broken, and "note"
-    says why) and "met".
+    met: whether the chosen meets the rule's conditions. scores: of each its values, "score" (None: broken) and "met",
+    and where it is broken or does not meet the conditions, "note" with the reason.
     """
 
     values: Values
@@ -70,7 +70,7 @@ def choose(
     progress: Progress = silent,
     crew: Crew | None = None,
 ) -> Choice:
-    """Score every candidate on validation rows and choose the best by the rule (ties: the first).
+    """Score every candidate on validation rows and choose the best by the rule (ties: the smallest α and β, the first).
 
     Holdout rows, if any, say what unseen data scores, and are asked of the target alone unless the rule goes by them.
     Writes records and a report per candidate, tables, pictures and choice.json into `out`. Candidates that were scored
@@ -104,23 +104,44 @@ def _choose(work: Work, label: str, progress: Progress, crew: Crew | None) -> No
     folder, validation = work.folder, work.validation
     if validation.ideal:
         shutil.copytree(validation.ideal, folder / IDEAL, ignore=_all_but_report, dirs_exist_ok=True)
-    asked = list(work.candidates.values)
+    search = work.candidates.search
+    asked = _as_values(search.next_points({})) if search else list(work.candidates.values)
+    left = work.candidates.refine
     work.open(asked)
     with crew(folder) if crew else nullcontext() as check:
-        for left in range(work.candidates.refine, -1, -1):
+        while True:
             work.open(asked)
             _score_all(work, asked, label, progress, check)
-            ranked = _rank_all(folder, validation, asked)
-            if left:
-                new = refined(asked, ranked.best)
-                logger.info("refining around %s: %d points more", candidate_name(ranked.best), len(new))
-                asked += new
+            new = _searched(work, asked) if left == work.candidates.refine else []
+            if not new and left:
+                left -= 1
+                best = _rank_all(folder, validation, asked).best
+                new = refined(asked, best)
+                logger.info("refining around %s: %d points more", candidate_name(best), len(new))
+            if not new:
+                break
+            asked = [*asked, *new]
+        ranked = _rank_all(folder, validation, asked)
         work.open(asked, done=True)
     work.close({TARGET, IDEAL, *map(candidate_name, asked)})
     write_json(folder / CHOICE_FILE, _as_json(ranked.choice()))
     table = load_sweep(folder)
     write_text(folder / "table.md", points_markdown(table))
     write_text(folder / "table.csv", points_csv(table))
+
+
+def _searched(work: Work, asked: Sequence[Values]) -> list[Values]:
+    """What a search tries next, given the ranks of all that was asked; none where it has ended, or there is none."""
+    search = work.candidates.search
+    if search is None:
+        return []
+    ranks = _ranks(work.folder, work.validation, asked)
+    scored = {(float(v["alpha"]), float(v["beta"])): rank for v, rank in zip(asked, ranks, strict=True)}
+    return _as_values(search.next_points(scored))
+
+
+def _as_values(points: Sequence[Point]) -> list[Values]:
+    return [{"alpha": alpha, "beta": beta} for alpha, beta in points]
 
 
 def _all_but_report(folder: str, names: list[str]) -> list[str]:
@@ -147,8 +168,7 @@ def _score_all(work: Work, asked: Sequence[Values], label: str, progress: Progre
             if not work.missing(list(part)):
                 break
             time.sleep(_POLL)
-        target = load_report(work.folder / TARGET)
-        work.validation.rank(target, target)
+        work.validation.rank(work.folder / TARGET, work.folder / TARGET)
 
 
 def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path, opened: bool = False) -> None:
@@ -189,25 +209,27 @@ def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path, op
 
 @dataclass(frozen=True)
 class _Ranked:
-    """Candidates with their ranks, or, where they are broken, the reasons; best is the first of the highest rank."""
+    """Candidates with their ranks, or, where they are broken, the reasons; best: the number of the one to choose."""
 
     asked: Sequence[Values]
-    ranks: Mapping[str, Rank | str]
-    best: Values
+    ranks: Sequence[Rank | str]
+    number: int
     validation: Validation
     reference: Metrics
 
+    @property
+    def best(self) -> Values:
+        """The values of the best."""
+        return self.asked[self.number]
+
     def choice(self) -> Choice:
         """What is written down."""
-        best = self.ranks[candidate_name(self.best)]
+        best = self.ranks[self.number]
         assert isinstance(best, Rank), "what is broken is never chosen"
-        scores: list[dict[str, Any]] = []
-        for values in self.asked:
-            rank = self.ranks[candidate_name(values)]
-            found = {"score": rank.value, "met": rank.met} if isinstance(rank, Rank) else _broken(rank)
-            scores.append({**values, **found})
+        scores = [{**values, **_line(rank)} for values, rank in zip(self.asked, self.ranks, strict=True)]
         rule = self.validation.rule
-        doubts = [*self._doubts(best), *_edges(self.asked, self.best), *rule.notes(self.reference)]
+        advice = strength_advice(self.asked, self.ranks, self.number)
+        doubts = [*self._doubts(best), *advice, *rule.notes(self.reference)]
         return Choice(self.best, best.value, best.met, rule.name, scores, doubts)
 
     def _doubts(self, best: Rank) -> list[str]:
@@ -215,47 +237,50 @@ class _Ranked:
         rule, benchmark = self.validation.rule, self.validation.benchmark
         doubts = [] if best.met else [rule.unmet(best)]
         if not {"rouge_l_r", "probability_r", "knowmem_r", "accuracy"} & self.reference.keys():
-            doubts.append("without questions about a retain set, nothing speaks against the strongest candidate")
-        if rule.name == "exposure" and selection.exposure(self.reference, self.reference) == 0:
             doubts.append(
-                "the target knows no more of the forget set than of rows it never saw, so there is nothing to choose by"
+                "there are no retain rows, so nothing says what was lost beside the forget set; give some that have to "
+                "stay (retain.data, or evaluate.retain)"
+            )
+        prior = load_report(self.validation.prior).values() if self.validation.prior else {}
+        if isinstance(rule, Exposure) and exposure(self.reference, self.reference, prior) == 0:
+            doubts.append(
+                "the target knows no more of the forget set than "
+                + ("the prior, or than of rows it never saw" if prior else "of rows it never saw")
+                + ", so there is nothing to choose by"
             )
         if coarse := benchmark.resolution(rule.needs()):
             doubts.append(coarse)
-        few = [f"{name}: {len(part.items)}" for name, part in benchmark.sets.items() if len(part.items) < _FEW]
-        if few:
-            doubts.append(f"it rests on few validation rows ({', '.join(few)}); raise select.validation")
-        return doubts
+        return [*doubts, *few_rows(benchmark)]
 
 
-def _broken(reason: str) -> dict[str, Any]:
-    return {"score": None, "met": False, "note": reason}
+def _line(rank: Rank | str) -> dict[str, Any]:
+    """What choice.json tells of a candidate."""
+    if isinstance(rank, str):
+        return {"score": None, "met": False, "note": rank}
+    return {"score": rank.value, "met": rank.met, **({"note": rank.note} if rank.note else {})}
+
+
+def _ranks(folder: Path, validation: Validation, asked: Sequence[Values]) -> list[Rank | str]:
+    """The ranks of all that is scored, or the reasons why it is broken."""
+    return [validation.rank(folder / candidate_name(values), folder / TARGET) for values in asked]
 
 
 def _rank_all(folder: Path, validation: Validation, asked: Sequence[Values]) -> _Ranked:
-    """The ranks of all that is scored. Raises StageError where everything is broken."""
-    target = load_report(folder / TARGET)
-    ranks = {name: validation.rank(load_report(folder / name), target) for name in map(candidate_name, asked)}
-    whole = {name: rank for name, rank in ranks.items() if isinstance(rank, Rank)}
+    """The ranks of all that is scored, and the best. Raises StageError where everything is broken."""
+    ranks = _ranks(folder, validation, asked)
+    whole = {number: rank for number, rank in enumerate(ranks) if isinstance(rank, Rank)}
     if not whole:
-        faults = [f"{name}: {reason}" for name, reason in ranks.items()]
+        faults = [f"{candidate_name(values)}: {reason}" for values, reason in zip(asked, ranks, strict=True)]
         raise StageError(
             join_faults("every candidate is broken, so there is none to choose; try gentler ones:", faults)
         )
-    best = max(whole, key=lambda name: whole[name])  # max keeps the first of equals
-    return _Ranked(asked, ranks, next(v for v in asked if candidate_name(v) == best), validation, target.values())
+    best = max(whole, key=lambda number: (whole[number], _gentleness(asked[number])))  # the first of equals
+    return _Ranked(asked, ranks, best, validation, load_report(folder / TARGET).values())
 
 
-def _edges(asked: Sequence[Values], best: Values) -> list[str]:
-    """Where the best strength is the last of its list, beyond which nobody has looked."""
-    found = []
-    for key in {"alpha", "beta"} & best.keys():
-        tried = sorted({float(values[key]) for values in asked})
-        if len(tried) > 1 and best[key] == tried[-1]:
-            found.append(f"{key} {best[key]:g} is the largest tried; a larger one may be better")
-        if len(tried) > 1 and best[key] == tried[0] > 0:
-            found.append(f"{key} {best[key]:g} is the smallest tried; a smaller one may be better")
-    return sorted(found)
+def _gentleness(values: Values) -> Point:
+    """What is larger for gentler strengths; nothing for what has none."""
+    return gentleness((float(values.get("alpha", 0.0)), float(values.get("beta", 0.0))))
 
 
 def _as_json(choice: Choice) -> dict[str, Any]:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
+from msa_lite.evals.evidence import CONFIDENCE, Evidence, Metrics, surely_misses
+from msa_lite.evals.kept import FAR, kept_share, lost_too_much, utility
 
-Metrics = Mapping[str, float | None]
-"""Values of metrics by name; None where a metric cannot be given."""
-
+FORGOTTEN = 0.05  # an exposure that is no higher counts as none
+NO_EVIDENCE = Evidence()
 LOWEST = 1e-6  # the least that a factor of a paper's score counts, so that the others still order what shares a zero
 
 _TOFU = {"model_utility": 2, "acc_forget": 1, "acc_recover": 2, "acc_retain": 1, "extraction_strength": -2}
@@ -36,14 +37,18 @@ _BESIDE_IDEAL = {"forget_quality", "min_k_gap", "min_k_pp_gap", "privleak", *_JU
 
 @dataclass(frozen=True, order=True)
 class Rank:
-    """How good a candidate is; the highest is chosen.
-
-    met: whether it meets the conditions of the rule; one that does is above all that do not. value: what orders
-    candidates that are alike in that, higher is better.
-    """
+    """How good a candidate is; the highest is chosen, and of equals the gentlest."""
 
     met: bool
+    """Whether it meets the conditions of the rule; one that does is above all that do not."""
     value: float
+    """What orders candidates that are alike in that; higher is better."""
+    kept: float = 1.0
+    """What orders candidates that are alike in that, too: the share of the retain set that is left, by 0.01."""
+    aim: Literal["stronger", "gentler", "enough"] | None = field(default=None, compare=False)
+    """What this candidate calls for: more forgetting, less loss, neither; None where the rule cannot tell."""
+    note: str | None = field(default=None, compare=False)
+    """Which condition it does not meet, and by how much."""
 
 
 class Rule(Protocol):
@@ -61,10 +66,17 @@ class Rule(Protocol):
     def judged(self) -> bool:
         """Whether it takes what only a judge says, where there is one."""
 
-    def rank(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None = None) -> Rank:
+    def rank(
+        self,
+        metrics: Metrics,
+        reference: Metrics,
+        ideal: Metrics | None = None,
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> Rank:
         """The rank of a candidate by its metrics, the target's (`reference`) and the ideal's, all on the same rows.
 
-        Raises DataError where the target or the ideal has no value that all candidates are held against.
+        evidence: the prior's level and the rows' scores, where they are known. Raises DataError where the target or the
+        ideal has no value that all candidates are held against.
         """
 
     def needs(self) -> tuple[str, ...]:
@@ -82,10 +94,11 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Exposure:
-    """Forget most among what keeps enough: 1 − `exposure` where `kept_share` ≥ keep, in [0, 1].
+    """Forget most among what keeps enough: 1 − `exposure` where nothing was `lost_too_much`, in [0, 1].
 
-    What keeps less does not meet the rule, and ranks by kept_share − 1 < 0, so that the gentlest is chosen where
-    nothing keeps enough. Needs neither a benchmark nor the ideal.
+    An exposure up to 0.05 counts as forgotten, with the value 1: among such, what keeps most is best. What does not
+    keep enough ranks by `kept_share` − 1 < 0, so that the gentlest is chosen where nothing keeps enough. Needs neither
+    a benchmark nor the ideal.
     """
 
     keep: float
@@ -93,15 +106,27 @@ class Exposure:
     needs_ideal = False
     judged = False
 
-    def rank(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None = None) -> Rank:
+    def rank(
+        self,
+        metrics: Metrics,
+        reference: Metrics,
+        ideal: Metrics | None = None,
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> Rank:
         kept = kept_share(metrics, reference)
-        return Rank(True, 1.0 - exposure(metrics, reference)) if kept >= self.keep else Rank(False, kept - 1.0)
+        if lost := lost_too_much(metrics, reference, self.keep, evidence.pairs):
+            return Rank(False, kept - 1.0, aim="gentler", note=lost)
+        left = exposure(metrics, reference, evidence.prior)
+        if left <= FORGOTTEN:
+            return Rank(True, 1.0, round(kept, 2), "enough")
+        return Rank(True, 1.0 - left, round(kept, 2), "stronger")
 
     def needs(self) -> tuple[str, ...]:
         return ("extraction_strength",)
 
     def describe(self) -> Any:
-        return {"score": self.name, "keep": self.keep}
+        noise = {"confidence": CONFIDENCE, "far": FAR}
+        return {"score": self.name, "keep": self.keep, "forgotten": FORGOTTEN, **noise}
 
     def notes(self, reference: Metrics) -> list[str]:
         return []
@@ -109,8 +134,7 @@ class Exposure:
     def unmet(self, best: Rank) -> str:
         return (
             f"no candidate left {self.keep:.0%} of the target's retain scores, so the one that left most "
-            f"({1 + best.value:.0%}) was taken; try gentler ones: smaller alphas, or for a baseline a lower "
-            "learning_rate"
+            f"({1 + best.value:.0%}) was taken; it {best.note}"
         )
 
 
@@ -132,7 +156,13 @@ class PaperScore:
     def judged(self) -> bool:
         return not PAPER_SCORES[self.name].keys().isdisjoint(_JUDGED)
 
-    def rank(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None = None) -> Rank:
+    def rank(
+        self,
+        metrics: Metrics,
+        reference: Metrics,
+        ideal: Metrics | None = None,
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> Rank:
         weights = {n: w for n, w in PAPER_SCORES[self.name].items() if reference.get(n) is not None}
         if not weights:
             raise DataError(f"score {self.name}: the target has none of {', '.join(PAPER_SCORES[self.name])}")
@@ -193,16 +223,29 @@ class Condition:
     def __str__(self) -> str:
         return f"{'>=' if self.at_least else '<='} {self.factor:g}{f' * {self.of}' if self.of else ''}"
 
-    def shortfall(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None) -> float:
+    def shortfall(
+        self, metrics: Metrics, reference: Metrics, ideal: Metrics | None, evidence: Evidence = NO_EVIDENCE
+    ) -> float:
         """How far a candidate is from meeting it, in parts of the bound (of 1 where that is 0); 0 where it does.
 
-        1 where the candidate has no such metric. A billionth of the bound is forgiven, as rounding.
+        1 where the candidate has no such metric. A billionth of the bound is forgiven, as rounding; beside the target,
+        up to a tenth of it where that may be noise of the rows (`surely_misses`).
         """
         bound, value = self.factor * self._unit(reference, ideal), metrics.get(self.metric)
         if value is None:
             return 1.0
         missing = (bound - value if self.at_least else value - bound) / (abs(bound) or 1.0)
+        pairs = evidence.pairs.get(self.metric, ()) if self.of == "target" else ()
+        if len(pairs) > 1 and missing <= FAR and not surely_misses(pairs, self.factor, self.at_least):
+            return 0.0
         return missing if missing > 1e-9 else 0.0
+
+    def miss(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None) -> str:
+        """What a candidate has in the place of what is wanted, in words."""
+        value = metrics.get(self.metric)
+        bound = self.factor * self._unit(reference, ideal)
+        found = "is not there" if value is None else f"is {value:.3f}"
+        return f"{self.metric} {found}, {'at least' if self.at_least else 'at most'} {bound:.3f} wanted"
 
     def _unit(self, reference: Metrics, ideal: Metrics | None) -> float:
         if self.of is None:
@@ -237,11 +280,19 @@ class Constrained:
     def judged(self) -> bool:
         return not set(_JUDGED).isdisjoint(self.needs())
 
-    def rank(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None = None) -> Rank:
-        missing = sum(condition.shortfall(metrics, reference, ideal) for condition in self.conditions)
+    def rank(
+        self,
+        metrics: Metrics,
+        reference: Metrics,
+        ideal: Metrics | None = None,
+        evidence: Evidence = NO_EVIDENCE,
+    ) -> Rank:
+        missing = {c: c.shortfall(metrics, reference, ideal, evidence) for c in self.conditions}
         value = metrics.get(self.metric)
-        if value is None or missing:
-            return Rank(False, -missing - (value is None))
+        notes = [condition.miss(metrics, reference, ideal) for condition, far in missing.items() if far]
+        if value is None or notes:
+            notes += [f"{self.metric} is not there"] * (value is None)
+            return Rank(False, -sum(missing.values()) - (value is None), note="; ".join(notes))
         return Rank(True, value if self.highest else -value)
 
     def needs(self) -> tuple[str, ...]:
@@ -306,42 +357,22 @@ def broken(metrics: Metrics, reference: Metrics) -> str | None:
     return None
 
 
-def exposure(metrics: Metrics, reference: Metrics) -> float:
+def exposure(metrics: Metrics, reference: Metrics, prior: Metrics | None = None) -> float:
     """How much of what the target knows of the forget set can still be drawn out, in [0, 1]; lower is better.
 
     The mean over ROUGE-L, accuracy and extraction strength (over extraction strength and exact memorization where no
     questions were asked) of (m − h) / (t − h), clipped to [0, 1], where m is the candidate's value on the forget set,
-    t the target's, and h the target's on the holdout set (0 without one): rows that it never saw. Going below h counts
-    for nothing, since unseen data is what forgotten data should look like.
+    t the target's, and h the level of a model that never saw these rows: the target's value on the holdout set, or
+    the `prior`'s on the forget set, whichever is higher (0 without either). Going below h counts for nothing, since
+    unseen data is what forgotten data should look like.
     """
     asked = any(reference.get(name) is not None for name in ("rouge_l_f", "accuracy_f"))
     names = ("rouge_l", "accuracy") if asked else ("exact_memorization",)
     shares = []
     for name in (*names, "extraction_strength"):
         key = name if name in reference else f"{name}_f"
-        known, unseen = reference.get(key) or 0.0, reference.get(f"{name}_h") or 0.0
+        known = reference.get(key) or 0.0
+        unseen = max(reference.get(f"{name}_h") or 0.0, (prior or {}).get(key) or 0.0)
         if known > unseen:
             shares.append(min(1.0, max(0.0, ((metrics.get(key) or 0.0) - unseen) / (known - unseen))))
     return sum(shares) / len(shares) if shares else 0.0
-
-
-def kept_share(metrics: Metrics, reference: Metrics) -> float:
-    """The least share left of what the target itself has on the retain set, ≥ 0.
-
-    Over ROUGE-L, accuracy and extraction strength, and MUSE's knowmem_r; where no questions were asked, over
-    probability and exact memorization: extraction strength ends at a text's last error, and says little of texts that
-    are not known by heart. 1 without retain rows; may exceed 1 where a candidate does better than the target.
-    """
-    names: tuple[str, ...] = ("rouge_l_r", "accuracy_r", "knowmem_r")
-    asked = any(reference.get(name) is not None for name in names)
-    names = (*names, "extraction_strength_r") if asked else ("probability_r", "exact_memorization_r")
-    return min(((metrics.get(name) or 0.0) / known for name in names if (known := reference.get(name))), default=1.0)
-
-
-def utility(metrics: Metrics, reference: Metrics) -> float:
-    """The harmonic mean of the shares left of the target's own probability and ROUGE-L on the retain set, ≥ 0.
-
-    0 where the model is broken, 1 where it is as good as the target, and without retain rows.
-    """
-    shares = [(metrics.get(n) or 0.0) / known for n in ("probability_r", "rouge_l_r") if (known := reference.get(n))]
-    return 0.0 if not all(shares) else len(shares) / sum(1 / share for share in shares) if shares else 1.0

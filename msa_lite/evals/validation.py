@@ -10,6 +10,7 @@ from typing import Any
 from msa_lite.errors import NotFiniteError
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.evaluation import NO_JUDGE, ideal_identity, judge_records
+from msa_lite.evals.evidence import Evidence, read_pairs
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import read_records, run_items, write_records
@@ -26,13 +27,15 @@ class Validation:
     """Validation rows, and what is made of a model's scores on them.
 
     ideal: the folder of the ideal's evaluation on the same rows, None without an ideal. judge: who is asked for judged
-    metrics, where the rule wants them.
+    metrics, where the rule wants them. prior: the folder of the prior's evaluation on the forget rows, None where it
+    is no yardstick.
     """
 
     benchmark: Benchmark
     rule: Rule
     ideal: Path | None = None
     judge: JudgeSettings = NO_JUDGE
+    prior: Path | None = None
 
     def describe(self) -> dict[str, Any]:
         """What decides the scores of a model, JSON-able; by which rule they are looked at is another matter."""
@@ -42,6 +45,11 @@ class Validation:
             "ideal": ideal_identity(self.ideal),
             "judge": self.judge.describe(),
         }
+
+    def describe_rule(self) -> dict[str, Any]:
+        """What candidates are ranked by, given their scores, JSON-able."""
+        prior = {"prior": ideal_identity(self.prior)} if self.prior else {}
+        return {"rule": self.rule.describe(), **prior}
 
     @property
     def _sets(self) -> list[str]:
@@ -54,14 +62,20 @@ class Validation:
         """What the ideal scores on these rows."""
         return load_report(self.ideal).values() if self.ideal else None
 
-    def rank(self, report: Report, reference: Report) -> Rank | str:
+    def rank(self, folder: Path, reference: Path) -> Rank | str:
         """The rank of a candidate beside the target (`reference`), or the reason why it is broken.
 
-        Raises DataError where the target or the ideal lacks what candidates are held against.
+        Both are folders with a report, and with records where the rows are to speak. Raises DataError where the target
+        or the ideal lacks what candidates are held against.
         """
-        metrics, known = report.values(), reference.values()
+        report, known = load_report(folder), load_report(reference).values()
+        metrics = report.values()
         reason = report.settings.get(BROKEN) or broken(metrics, known)
-        return str(reason) if reason else self.rule.rank(metrics, known, self.ideal_metrics)
+        if reason:
+            return str(reason)
+        prior = load_report(self.prior).values() if self.prior else {}
+        evidence = Evidence(prior, read_pairs(folder, reference, known))
+        return self.rule.rank(metrics, known, self.ideal_metrics, evidence)
 
     def score_into(
         self, folder: Path, load: Callable[[], Any], about: Mapping[str, Any] | None = None, whole: bool = False

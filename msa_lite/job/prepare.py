@@ -105,9 +105,9 @@ class Job:
 
     @property
     def vector_names(self) -> list[str]:
-        """The vectors that the recipe's points use."""
-        strengths = {"forget": [a for a, _ in self.recipe.points], "retain": [b for _, b in self.recipe.points]}
-        return [name for name, values in strengths.items() if any(values)]
+        """The vectors that the recipe's points use; where a strength is searched, its vector."""
+        strengths = {"forget": self.recipe.alphas, "retain": self.recipe.betas}
+        return [name for name, values in strengths.items() if values is None or any(values)]
 
     def vector_folder(self, name: str) -> Path:
         """Where the forget or retain vector goes."""

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from msa_lite.data import DataSource, Prompter, Row, load_rows, sample_rows, split_rows
+from msa_lite.data import DataSource, Prompter, Row, load_rows, sample_rows
 from msa_lite.errors import UsageError, join_faults
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.qa import load_qa
 from msa_lite.evals.selection import Exposure, Rule, check_rule, make_rule
 from msa_lite.evals.suite import load_benchmark
+from msa_lite.job.division import Parts, divide_rows
 from msa_lite.recipe import Recipe
 
 logger = logging.getLogger(__name__)
@@ -66,10 +67,9 @@ def load_questions(
         compat=resolve_compat(asked.compat, asked.benchmark),
     )
     if isinstance(rule, Exposure):
-        validation = _of_ones_own(recipe, rule, rows, choice, prompter).validation
-        parts = validation.sets.values() if validation else ()
-        seen = {item.fields["question"] for part in parts for item in part.items}
-        return Questions(rule, validation, benchmark.without(seen) if seen else benchmark)
+        own = _of_ones_own(recipe, rule, rows, choice, prompter)
+        seen = _questions(own.validation) - _questions(own.test) if own.validation else set()
+        return Questions(rule, own.validation, benchmark.without(seen) if seen else benchmark)
     if choice is False:
         return Questions(rule, None, benchmark)
     judge = asked.judge.kind == "openai" and recipe.select.judge  # a local one would be loaded beside the target
@@ -128,8 +128,8 @@ def _of_ones_own(
     """Both parts of questions, or texts, of one's own."""
     assert recipe.evaluate is not None
     if choice == "if possible":
-        parts = [rows[name] for name in ("forget", "retain") if name in rows]
-        choice = "forget" in rows and all(len(part) > 1 for part in parts)
+        least = 1 if recipe.select.validation == "auto" else 2
+        choice = "forget" in rows and all(len(rows[name]) >= least for name in ("forget", "retain") if name in rows)
     limit = recipe.evaluate.max_new_tokens
     if not choice:
         if not rows and recipe.evaluate.benchmark == "qa":
@@ -137,24 +137,31 @@ def _of_ones_own(
         return Questions(rule, None, load_qa(rows, prompter, limit) if rows else None)
     if recipe.select.by == "author":
         raise UsageError("select.by author: rows of one's own have no authors; leave it at question, or choose by tofu")
-    validation, test = _split(recipe, rows)
-    chosen_by = load_qa(validation, prompter, limit, "validation")
+    parts = _divide(recipe, rows)
+    chosen_by = load_qa(parts.validation, prompter, limit, parts.names[0])
     _check(rule, chosen_by, judged=False)
-    return Questions(rule, chosen_by, load_qa(test, prompter, limit, "test"))
+    return Questions(rule, chosen_by, load_qa(parts.test, prompter, limit, parts.names[1]))
 
 
-def _split(recipe: Recipe, rows: Mapping[str, list[Row]]) -> tuple[Mapping[str, list[Row]], Mapping[str, list[Row]]]:
-    """(validation, test) rows by set. Raises UsageError where there are not enough."""
-    validation, test = dict(rows), dict(rows)
-    for name in ("forget", "retain"):
-        if name in rows:
-            validation[name], test[name] = split_rows(rows[name], recipe.validation, recipe.seed)
-    short = [f"{name}: {len(rows[name])} rows" for name, left in test.items() if not left]
+def _questions(benchmark: Benchmark | None) -> set[str]:
+    """All that a benchmark of one's own asks."""
+    sets = benchmark.sets.values() if benchmark else ()
+    return {item.fields["question"] for part in sets for item in part.items if "question" in item.fields}
+
+
+def _divide(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
+    """Rows to choose by and rows to score, by set. Raises UsageError where there are not enough."""
+    assert recipe.evaluate is not None
     if "forget" not in rows:
-        own = recipe.evaluate.benchmark if recipe.evaluate and recipe.evaluate.benchmark != "qa" else None
-        short.append(f"forget: no questions; give evaluate.forget{f', or select.score: {own}' if own else ''}")
-    if short:
-        raise UsageError(
-            join_faults("a choice (of alpha, beta, epochs, …) needs rows to choose by and others to score:", short)
-        )
-    return validation, test
+        own = recipe.evaluate.benchmark
+        short = [f"forget: no questions; give evaluate.forget{f', or select.score: {own}' if own != 'qa' else ''}"]
+    else:
+        share, limit = recipe.select.validation, recipe.evaluate.limit
+        parts = divide_rows(rows, None if share == "auto" else share, recipe.seed, limit)
+        short = [f"{name}: {len(rows[name])} rows" for name, left in parts.test.items() if not left]
+        if not short:
+            return parts
+        short.append("select.validation auto divides no set of few rows")
+    raise UsageError(
+        join_faults("a choice (of alpha, beta, epochs, …) needs rows to choose by and others to score:", short)
+    )

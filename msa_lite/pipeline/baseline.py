@@ -36,7 +36,7 @@ from msa_lite.pipeline.stages import (
     Summary,
     choose_candidate,
     evaluate_all,
-    evaluate_ideal,
+    evaluate_references,
     evaluate_target,
     merge_identity,
     merge_vectors,
@@ -47,7 +47,6 @@ from msa_lite.pipeline.stages import (
 from msa_lite.pipeline.steps import score_steps, sweep_steps
 from msa_lite.pipeline.verdict import judge_run
 from msa_lite.recipe import Recipe, load_recipe
-from msa_lite.report import Report, load_report
 from msa_lite.train import FitSettings, epoch_folder, fit_vector
 from msa_lite.train.auto import EPOCHS
 
@@ -203,7 +202,7 @@ class _Run:
                 logger.warning("%s; it is left out of the choice", error)
         return fitted
 
-    def _fit(self, setting: Setting, reference: Report | None, progress: Progress) -> None:
+    def _fit(self, setting: Setting, reference: Path | None, progress: Progress) -> None:
         fitted = self._fit_settings(learning_rate=setting.parameters["learning_rate"])
         first = first_epoch(fitted, len(self.job.examples["forget"]))
         after: BestEpoch | EveryEpoch | None = None
@@ -270,16 +269,16 @@ class _Run:
             what += f" Repeats deviations of {', '.join(self.compat)}."
         return f"Baseline {self.method} on {sources['target'].name}", what
 
-    def _target_validation(self, progress: Progress) -> Report | None:
-        """What the target scores on the validation rows, which epochs are held against."""
+    def _target_validation(self, progress: Progress) -> Path | None:
+        """The folder of what the target scores on the validation rows, which epochs are held against."""
         if self.job.validation is None:
             logger.warning(
                 "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
                 self.method,
             )
             return None
-        evaluate_ideal(self.job, progress)
-        return load_report(evaluate_target(self.job, progress))
+        evaluate_references(self.job, progress)
+        return evaluate_target(self.job, progress)
 
     def _objective(self, setting: Setting) -> BaselineObjective:
         return BaselineObjective(

@@ -9,7 +9,7 @@ from typing import Any
 
 from msa_lite.evals.selection import Rank
 from msa_lite.evals.validation import Validation
-from msa_lite.report import Report
+from msa_lite.report import load_report
 from msa_lite.train import Kept, epoch_folder
 
 logger = logging.getLogger(__name__)
@@ -19,17 +19,17 @@ logger = logging.getLogger(__name__)
 class BestEpoch:
     """After each epoch: scores the model on validation rows; the best so far is kept, a broken one ends the training.
 
-    reference: what the target scores; first: the first epoch that is a candidate.
+    reference: the folder of what the target scores; first: the first epoch that is a candidate.
     """
 
     validation: Validation
-    reference: Report
+    reference: Path
     first: int = 1
 
     def describe(self) -> dict[str, Any]:
         """What decides."""
-        rule = self.validation.rule.describe()
-        return {**self.validation.describe(), "rule": rule, "target": self.reference.values(), "first": self.first}
+        target = load_report(self.reference).values()
+        return {**self.validation.describe(), **self.validation.describe_rule(), "target": target, "first": self.first}
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
         if epoch < self.first:
@@ -37,8 +37,9 @@ class BestEpoch:
         scores.mkdir(exist_ok=True)
         ranks = {}
         for number in range(self.first, epoch + 1):
-            report = self.validation.score_into(epoch_folder(scores, number), lambda: model, {"epoch": number})
-            ranks[number] = self.validation.rank(report, self.reference)
+            folder = epoch_folder(scores, number)
+            self.validation.score_into(folder, lambda: model, {"epoch": number})
+            ranks[number] = self.validation.rank(folder, self.reference)
         if isinstance(ranks[epoch], str):
             logger.warning("epoch %d is broken (%s); training ends there", epoch, ranks[epoch])
         whole = {number: rank for number, rank in ranks.items() if isinstance(rank, Rank)}

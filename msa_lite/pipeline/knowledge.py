@@ -17,7 +17,7 @@ from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.records import read_records
 from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job
-from msa_lite.pipeline.stages import evaluate_ideal, evaluate_prior, evaluate_target
+from msa_lite.pipeline.stages import evaluate_prior, evaluate_references, evaluate_target
 from msa_lite.report.examples import SideBySide, examples_text
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def check_knowledge(job: Job, accept: bool = False, progress: Progress = silent)
 def _score(job: Job, progress: Progress) -> tuple[Path, Path]:
     """Folders with the records of target and prior."""
     if isinstance(job.validation, Qa) and "forget" in job.validation.sets:
-        evaluate_ideal(job, progress)  # the yardstick of the target's report
+        evaluate_references(job, progress)  # what the target is reported beside
         target, prior = evaluate_target(job, progress), evaluate_prior(job, "validation", progress)
         assert prior is not None, "the run starts from the prior"
         return target, prior

@@ -26,6 +26,7 @@ from msa_lite.pipeline.stages import Summary, evaluate_all, write_summary
 from msa_lite.pipeline.steps import fit_steps, run_steps
 from msa_lite.pipeline.strengths import (
     SweepResult,
+    asked_points,
     check_strengths,
     choose_strengths,
     fit_vectors,
@@ -145,7 +146,7 @@ def sweep(
 def msa_plan(recipe: Recipe) -> Plan:
     """The plan of the recipe's own run."""
     vectors = ("forget", "retain") if recipe.retain else ("forget",)
-    return Plan("msa", run_folder(recipe), "prior", choice=len(recipe.points) > 1, vectors=vectors)
+    return Plan("msa", run_folder(recipe), "prior", choice=recipe.has_choice, vectors=vectors)
 
 
 def run_plan(
@@ -219,13 +220,14 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
     Raises UsageError while its vectors are not fitted, or alpha and beta not chosen.
     """
     folder = run_folder(recipe)
-    alpha, beta = recipe.points[0]
-    if len(recipe.points) > 1:
+    if recipe.has_choice:
         chosen = load_manifest(folder / "sweep") or {"inputs": {}}
-        asked = [{"alpha": alpha, "beta": beta} for alpha, beta in recipe.points], recipe.select.refine
+        asked = asked_points(recipe), recipe.select.refine
         if (chosen["inputs"].get("candidates"), chosen["inputs"].get("refine")) != asked:
             raise UsageError(f"{folder}: alpha and beta are not chosen yet; run the recipe, or give one value of each")
         alpha, beta = strengths(load_choice(folder / "sweep").values)
+    else:
+        alpha, beta = recipe.points[0]
     vectors = {name: folder / "vectors" / name for name, s in (("forget", alpha), ("retain", beta)) if s}
     missing = [str(path) for path in vectors.values() if load_manifest(path) is None]
     if missing:

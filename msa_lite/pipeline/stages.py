@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.data import Row
+from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.candidates import Candidates
 from msa_lite.evals.choice import Choice, Crew, choose
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.models import load_model
 from msa_lite.evals.qa import Qa
+from msa_lite.evals.selection import Exposure
 from msa_lite.evals.validation import Validation
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import write_text
@@ -84,16 +86,24 @@ def _merge_inputs(job: Job, vectors: Vectors) -> dict[str, Any]:
 
 
 def validation_of(job: Job) -> Validation:
-    """What the job's choice is made by. The ideal's scores are those of `evaluate_ideal`."""
+    """What the job's choice is made by. Scores of the ideal and the prior are those of `evaluate_references`."""
     assert job.validation is not None, "asked where there is a choice"
     ideal = _validation_folder(job, "ideal") if "ideal" in job.sources else None
-    return Validation(job.validation, job.questions.rule, ideal, job.judge if job.questions.judged else NO_JUDGE)
+    prior = _validation_folder(job, "prior") if _has_prior_level(job, job.validation) else None
+    rule, judge = job.questions.rule, job.judge if job.questions.judged else NO_JUDGE
+    return Validation(job.validation, rule, ideal, judge, prior if isinstance(rule, Exposure) else None)
 
 
-def evaluate_ideal(job: Job, progress: Progress) -> None:
-    """Score the ideal, where there is one, on the validation rows: for rules that want it, and to be shown beside."""
+def evaluate_references(job: Job, progress: Progress) -> None:
+    """Score what candidates are held against on the validation rows, besides the target.
+
+    The ideal, where there is one, for rules that want it and to be shown beside; the prior on the forget rows, where
+    the rule goes by exposure.
+    """
     if "ideal" in job.sources:
         _evaluate_validation(job, "ideal", job.sources["ideal"], progress)
+    if isinstance(job.questions.rule, Exposure):
+        evaluate_prior(job, "validation", progress)
 
 
 def evaluate_target(job: Job, progress: Progress) -> Path:
@@ -108,7 +118,7 @@ def evaluate_prior(job: Job, part: Literal["validation", "test"], progress: Prog
     None for a published benchmark, which has an ideal or holdout rows for that, and where the prior is the target.
     """
     benchmark = job.validation if part == "validation" else job.test
-    if not isinstance(benchmark, Qa) or "forget" not in benchmark.sets or job.plan.start == "target":
+    if benchmark is None or not _has_prior_level(job, benchmark):
         return None
     name = "prior_validation" if part == "validation" else "prior"
     folder = job.folder / "evaluation" / name
@@ -116,11 +126,15 @@ def evaluate_prior(job: Job, part: Literal["validation", "test"], progress: Prog
         job.sources["prior"],
         benchmark.only({"forget"}),
         folder,
-        known=evaluations_beside(job, name),
+        known=[*evaluations_beside(job, name), _validation_folder(job, "prior")],
         label=f"{part}: prior",
         progress=progress,
     )
     return folder
+
+
+def _has_prior_level(job: Job, benchmark: Benchmark) -> bool:
+    return isinstance(benchmark, Qa) and "forget" in benchmark.sets and job.plan.start == "prior"
 
 
 def evaluate_merged(job: Job, merged: Merged | MergedAdapter, progress: Progress) -> Report:
@@ -152,7 +166,7 @@ def choose_candidate(
     job: Job, candidates: Candidates, what: str, progress: Progress, crew: Crew | None = None
 ) -> Choice:
     """The best candidate on the job's validation rows; reasons to doubt it are warned of."""
-    evaluate_ideal(job, progress)
+    evaluate_references(job, progress)
     choice = choose(candidates, validation_of(job), job.folder / "sweep", f"choosing {what}", progress, crew)
     for doubt in choice.doubts:
         logger.warning("the choice of %s: %s", what, doubt)
@@ -182,7 +196,7 @@ def evaluate_all(
             ideal=ideal,
             judge=job.judge,
             method=method if name == "unlearned" else None,
-            known=evaluations_beside(job, name),
+            known=[*evaluations_beside(job, name), _validation_folder(job, name)],
             label=f"scores: {name}",
             progress=progress,
         )

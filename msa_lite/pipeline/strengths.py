@@ -17,6 +17,7 @@ from msa_lite.errors import UsageError
 from msa_lite.evals.candidates import TARGET, WORK, Candidates, Values, candidate_name
 from msa_lite.evals.choice import Choice, Crew, help_choose, load_sweep
 from msa_lite.evals.points import Points
+from msa_lite.evals.search import StrengthSearch
 from msa_lite.evals.validation import Validation
 from msa_lite.io.manifest import MANIFEST, is_finished, load_manifest, partial_folder
 from msa_lite.io.progress import Progress, announce, silent
@@ -104,8 +105,10 @@ class SweepResult:
 
 def sweep_plan(recipe: Recipe, plan: Plan, progress: Progress, crew: Crew | None = None) -> SweepResult:
     """Vectors, points, choice and merge of a recipe with several points. Raises UsageError where there is but one."""
-    if len(recipe.points) == 1:
-        raise UsageError("forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values")
+    if not recipe.has_choice:
+        raise UsageError(
+            "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
+        )
     with claimed(recipe, plan, progress, check_strengths) as job:
         announce(progress, [*fit_steps(job, job.vector_names), *sweep_steps(job)])
         check_knowledge(job, progress=progress)
@@ -198,8 +201,9 @@ def rescore(job: Job, swept: Swept, merged: Merged | MergedAdapter, progress: Pr
     """Score the chosen point again, merged, on the validation rows; what to tell of the two figures."""
     if swept.choice is None:
         return []
-    after = evaluate_merged(job, merged, progress)
-    before, rank = swept.choice, validation_of(job).rank(after, load_report(job.folder / "sweep" / TARGET))
+    evaluate_merged(job, merged, progress)
+    merged_scores = job.folder / "evaluation" / "unlearned_validation"
+    before, rank = swept.choice, validation_of(job).rank(merged_scores, job.folder / "sweep" / TARGET)
     name = score_heading(before.rule)[:-2]
     line = f"the chosen point in memory: {_scored(before.rule, before.score, before.met)}; as merged model: "
     line = f"{name}, {line}" + (
@@ -235,10 +239,28 @@ def _load_points(job: Job) -> Any:
     return load
 
 
+def asked_points(recipe: Recipe) -> Any:
+    """The points of a recipe with a choice, as the sweep's manifest records them."""
+    search = _search(recipe)
+    return search.describe() if search else _points(recipe)
+
+
+def _points(recipe: Recipe) -> list[dict[str, float]]:
+    return [{"alpha": alpha, "beta": beta} for alpha, beta in recipe.points]
+
+
+def _search(recipe: Recipe) -> StrengthSearch | None:
+    """What finds alpha or beta where the recipe leaves one of them to it."""
+    if not recipe.is_searched:
+        return None
+    alphas, betas = (None if values is None else tuple(values) for values in (recipe.alphas, recipe.betas))
+    return StrengthSearch(alphas, betas)
+
+
 def _candidates(job: Job, load: Any) -> Candidates:
     vectors: Mapping[str, Path] = {name: job.vector_folder(name) for name in job.vector_names}
     return Candidates(
-        [{"alpha": alpha, "beta": beta} for alpha, beta in job.recipe.points],
+        _points(job.recipe),
         load=load,
         made_of={
             "vectors": {name: (load_manifest(path) or {}).get("files") for name, path in vectors.items()},
@@ -247,6 +269,7 @@ def _candidates(job: Job, load: Any) -> Candidates:
         },
         known=_known(job),
         refine=job.recipe.select.refine,
+        search=_search(job.recipe),
     )
 
 

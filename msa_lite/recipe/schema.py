@@ -5,9 +5,18 @@ Nothing below the pipeline knows of this module: stages take plain values.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from msa_lite.recipe.history import History, choose_prior
@@ -19,9 +28,18 @@ MOST_PEOPLE = 400  # of the demo; it has names for no more
 
 
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_truth)]
+AUTO: Literal["auto"] = "auto"
+Strengths = Annotated[
+    Annotated[Literal["auto"], Tag("auto")]
+    | Annotated[Strength, Tag("one")]
+    | Annotated[list[Strength], Field(min_length=1), Tag("many")],
+    Discriminator(lambda value: AUTO if value == AUTO else "many" if isinstance(value, list) else "one"),
+]
+"""auto, a value or a list of such. What is wrong with it is said of the one that it is meant to be."""
+V = TypeVar("V")
 
 
-def _check_points(value: float | list[float]) -> float | list[float]:
+def _check_points(value: V) -> V:
     if isinstance(value, list) and len(set(value)) != len(value):
         raise ValueError("a value stands twice in the list")
     return value
@@ -32,8 +50,8 @@ class Forget(Closed):
 
     data: Data
     """The rows to forget."""
-    alpha: OneOrMore[Strength] = 1.0
-    """α ≥ 0; a list is tried on validation rows and the best is chosen."""
+    alpha: Strengths = AUTO
+    """α ≥ 0; auto: searched on validation rows, from 1/16 to 8; a list: all are tried there and the best is chosen."""
 
     _points = field_validator("alpha")(_check_points)
 
@@ -43,8 +61,9 @@ class Retain(Closed):
 
     data: RetainData
     """Rows to keep."""
-    beta: OneOrMore[Strength] = 1.0
-    """β ≥ 0; with 0 no retain vector is fitted and the rows are only scored. A list as for α."""
+    beta: Strengths = AUTO
+    """β ≥ 0; with 0 no retain vector is fitted and the rows are only scored. auto: 0, α/2 and α are tried where it
+    matters; a list as for α."""
 
     _points = field_validator("beta")(_check_points)
 
@@ -237,7 +256,12 @@ class Recipe(Closed):
 
     @model_validator(mode="after")
     def _points_need_scores(self) -> Recipe:
-        if len(self.points) > 1 and self.evaluate is None:
+        if self.evaluate is None and AUTO in (self.forget.alpha, self._beta):
+            raise ValueError(
+                "alpha and beta are auto, and that needs scores to choose by: give forget.alpha (and retain.beta) a "
+                "number, 1.0 for a start, or do not set evaluate to null"
+            )
+        if self.evaluate is None and self.has_choice:
             raise ValueError("several values of alpha or beta need scores to choose by; do not set evaluate to null")
         return self
 
@@ -256,14 +280,42 @@ class Recipe(Closed):
 
     @property
     def validation(self) -> float:
-        """Share of the rows that a choice is made on (MSA paper, App. "Choosing Hyperparameters")."""
+        """Share of a benchmark that a choice by its own score is made on (MSA paper, App. "Choosing
+        Hyperparameters")."""
         usual = 0.1 if self.evaluate and self.evaluate.benchmark == "restor" else 0.15
-        return self.select.validation or usual
+        return usual if isinstance(self.select.validation, str) else self.select.validation
+
+    @property
+    def alphas(self) -> list[float] | None:
+        """The α asked for; None where they are searched."""
+        return _listed(self.forget.alpha)
+
+    @property
+    def betas(self) -> list[float] | None:
+        """The β asked for, 0 without a retain set; None where they are searched."""
+        return _listed(self._beta)
+
+    @property
+    def _beta(self) -> float | list[float] | Literal["auto"]:
+        return self.retain.beta if self.retain else 0.0
+
+    @property
+    def is_searched(self) -> bool:
+        """Whether α or β is auto: found by what points score, and not to be listed before."""
+        return self.alphas is None or self.betas is None
+
+    @property
+    def has_choice(self) -> bool:
+        """Whether there is more than one point (α, β) to choose from."""
+        return self.is_searched or len(self.points) > 1
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """All (α, β) asked for; β is 0 without a retain set."""
-        alphas = self.forget.alpha if isinstance(self.forget.alpha, list) else [self.forget.alpha]
-        beta = self.retain.beta if self.retain else 0.0
-        betas = beta if isinstance(beta, list) else [beta]
-        return [(alpha, b) for alpha in alphas for b in betas]
+        """All (α, β) asked for; β is 0 without a retain set. None where one of them is searched."""
+        return [(alpha, beta) for alpha in self.alphas or [] for beta in self.betas or []]
+
+
+def _listed(value: float | list[float] | Literal["auto"]) -> list[float] | None:
+    if isinstance(value, list):
+        return value
+    return None if isinstance(value, str) else [value]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from msa_lite.conditions import parse_condition
 from msa_lite.recipe.inputs import Closed, Data
@@ -75,12 +75,21 @@ def _check_condition(text: str) -> str:
     return text
 
 
+Share = Annotated[
+    Annotated[Literal["auto"], Tag("auto")] | Annotated[float, Field(gt=0, lt=1), Tag("one")],
+    Discriminator(lambda value: "auto" if value in ("auto", None) else "one"),
+    BeforeValidator(lambda value: "auto" if value is None else value),
+]
+"""auto, which recipes of earlier versions have as null, or a share between 0 and 1."""
+
+
 class Select(Closed):
     """How the best is chosen among points (α, β), or among a baseline's epochs, on validation rows."""
 
-    validation: float | None = Field(None, gt=0, lt=1)
-    """Share of the rows that the choice is made on; the final scores are on the others. Default: 0.15, and 0.1 for
-    restor, as in the paper."""
+    validation: Share = "auto"
+    """Share of the rows that the choice is made on; the final scores are on the others. auto: 30 rows of each set of
+    your own, or half of a small one; of fewer than 12, all are chosen on and all are scored. By a score of tofu, muse
+    or restor: 0.15, and 0.1 for restor, as in the paper."""
     by: Literal["question", "author"] = "question"
     """What is drawn for the validation part: questions, or, by a score of tofu or restor, whole authors or people."""
     score: Literal["exposure", "tofu", "muse", "muse-gap", "restor", "tofu-printed", "muse-printed"] | None = None
@@ -88,8 +97,8 @@ class Select(Closed):
     tofu, muse, restor: the paper's scores; muse-gap: with the distance of the AUCs to the ideal's; -printed: in the
     form in which the paper prints them. Default: exposure; of muse and restor, where no questions are given, their own.
     """
-    keep: float = Field(0.95, gt=0, le=1)
-    """For exposure: the share of the target's retain scores that a point has to leave."""
+    keep: float = Field(0.9, gt=0, le=1)
+    """For exposure: the share of the target's retain scores that a point has to leave, within the noise of the rows."""
     maximise: str | None = None
     """In the place of a score: the metric to be highest …"""
     minimise: str | None = None

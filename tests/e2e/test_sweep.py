@@ -17,7 +17,6 @@ import pytest
 import yaml
 
 import msa_lite
-from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.candidates import candidate_name
 from msa_lite.evals.grid import refined
@@ -26,7 +25,7 @@ from msa_lite.evals.records import read_records
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.manifest import hash_file, verify_folder
 from msa_lite.report import load_report
-from tests.e2e.conftest import PEOPLE, SIZES, sweep_recipe
+from tests.e2e.conftest import sweep_recipe
 
 TOFU = Path(__file__).parents[3] / "shared" / "data" / "tofu"
 MODELS = ("ideal", "target", "unlearned")
@@ -34,13 +33,8 @@ GRID = [(0.5, 0.0), (0.5, 0.5), (1.0, 0.0), (1.0, 0.5)]
 
 
 @pytest.fixture(scope="module")
-def history(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models that know something, so that points differ and strong ones break."""
-    folder = tmp_path_factory.mktemp("learnt")
-    rates = {"prior_learning_rate": 5e-3, "tuning_learning_rate": 1e-2, "batch_size": 8}
-    settings = HistorySettings(**SIZES, **rates, prior_epochs=5, tuning_epochs=15)  # type: ignore[arg-type]
-    make_history(folder, make_groups(PEOPLE, seed=0), settings)
-    return folder
+def history(learnt: Path) -> Path:
+    return learnt
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +68,11 @@ def times(folder: Path) -> dict[Path, int]:
 def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple[dict[str, Any], Any]) -> None:
     _, result = swept
     run, choice = result.folder, choice_of(result.folder)
-    assert sorted(path.name for path in (run / "evaluation").iterdir()) == ["ideal_validation", "unlearned_validation"]
+    assert sorted(path.name for path in (run / "evaluation").iterdir()) == [
+        "ideal_validation",
+        "prior_validation",
+        "unlearned_validation",
+    ]
     before = load_report(run / "sweep" / candidate_name(result.choice.values))
     after = load_report(run / "evaluation/unlearned_validation")
     assert before.split == after.split == "validation"
@@ -297,7 +295,7 @@ def test_a_recipe_without_a_retain_set_is_swept_over_alpha(grid: dict[str, Any],
     result = msa_lite.sweep(grid)
     assert result is not None
     assert [line["beta"] for line in result.choice.scores] == [0, 0]
-    assert any("nothing speaks against the strongest candidate" in doubt for doubt in result.choice.doubts)
+    assert any("nothing says what was lost beside the forget set" in doubt for doubt in result.choice.doubts)
     grid["retain"] = {"beta": [0, 1]}
     with pytest.raises(UsageError, match=r"retain\.data"):
         msa_lite.sweep(grid)

@@ -33,16 +33,20 @@ def scored(scores: Path, *epochs: tuple[float, float]) -> Path:
     return scores
 
 
-def best(rule: Constrained = MINIMISE, first: int = 1) -> BestEpoch:
+def best(folder: Path, rule: Constrained = MINIMISE, first: int = 1) -> BestEpoch:
+    """What decides, beside a target that knows everything, whose scores go into a folder of their own."""
+    target = folder / "target"
+    target.mkdir()
+    write_report(report(1.0, 1.0), target)
     questions = Qa("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template()))
-    return BestEpoch(Validation(questions, rule), report(1.0, 1.0), first)
+    return BestEpoch(Validation(questions, rule), target, first)
 
 
 def test_a_broken_epoch_is_never_kept_and_ends_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(module.logger, "warning", lambda text, *values: told.append(text % values))
     # Nothing at all is left at epoch 3, so that least is left of the forget set as well.
-    scores, say = scored(tmp_path, (0.6, 0.9), (0.4, 0.9), (0.0, 0.0)), best()
+    scores, say = scored(tmp_path, (0.6, 0.9), (0.4, 0.9), (0.0, 0.0)), best(tmp_path)
     assert [say(None, epoch, scores) for epoch in (1, 2)] == [Kept(frozenset([1])), Kept(frozenset([2]))]
     assert told == []
     assert say(None, 3, scores) == Kept(frozenset([2]), go_on=False)
@@ -51,11 +55,11 @@ def test_a_broken_epoch_is_never_kept_and_ends_the_training(tmp_path: Path, monk
 
 def test_what_meets_no_condition_is_kept_before_what_is_broken_and_meets_all(tmp_path: Path) -> None:
     rule = Constrained("rouge_l_f", False, (Condition.parse("rouge_l_f", "<= 0.1"),))
-    assert best(rule)(None, 2, scored(tmp_path, (0.6, 0.9), (0.0, 0.0))) == Kept(frozenset([1]), go_on=False)
+    assert best(tmp_path, rule)(None, 2, scored(tmp_path, (0.6, 0.9), (0.0, 0.0))) == Kept(frozenset([1]), go_on=False)
 
 
 @pytest.mark.parametrize("first", [1, 2])
 def test_a_first_epoch_that_is_broken_is_all_there_is(first: int, tmp_path: Path) -> None:
     """Epochs before the `first` are no candidates."""
     scores = scored(tmp_path, *[(0.5, 0.9)] * (first - 1), (0.0, 0.0))
-    assert best(first=first)(None, first, scores) == Kept(frozenset([first]), go_on=False)
+    assert best(tmp_path, first=first)(None, first, scores) == Kept(frozenset([first]), go_on=False)

@@ -76,12 +76,26 @@ def test_questions_of_ones_own_are_divided_and_holdout_rows_are_in_both_parts(da
     assert found.validation is not None
     assert found.test is not None
     assert (found.validation.split, found.test.split) == ("validation", "test")
-    assert found.rule == Exposure(0.95)
-    # 15 % of 8 and 12 rows unless the recipe says otherwise: 1.2 and 1.8.
-    usual = ask(data)
-    assert {name: len(rows) for name, rows in indices(usual.validation).items()} == {"forget": 1, "retain": 2}
-    assert usual.validation is not None
-    assert usual.validation.describe() == ask(data).validation.describe()  # type: ignore[union-attr]
+    assert found.rule == Exposure(0.9)
+    assert (
+        found.validation.describe()
+        == ask(  # type: ignore[union-attr]
+            data, select={"validation": 0.25}, evaluate_holdout="holdout"
+        ).validation.describe()
+    )
+
+
+def test_few_rows_are_chosen_on_and_scored_whole_and_it_is_said(
+    data: dict[str, DataSource], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="msa_lite"):
+        found = ask(data)
+    assert "8 forget rows are too few to divide" in caplog.text
+    assert found.validation is not None
+    assert found.test is not None
+    assert {name: len(rows) for name, rows in indices(found.validation).items()} == {"forget": 8, "retain": 12}
+    assert found.validation.split == "all"
+    assert found.validation.describe() == found.test.describe()
 
 
 def test_texts_are_chosen_by_as_questions_are(data: dict[str, DataSource]) -> None:
@@ -97,19 +111,27 @@ def test_texts_are_chosen_by_as_questions_are(data: dict[str, DataSource]) -> No
 def test_without_a_choice_all_rows_are_asked(data: dict[str, DataSource], choice: Any, tmp_path: Path) -> None:
     (tmp_path / "one.jsonl").write_text(json.dumps(row(0, 0, False)) + "\n")
     one = {**data, "one": DataSource(str(tmp_path / "one.jsonl"))}
-    found = ask(one, choice=choice, forget="one")
+    found = ask(one, select={"validation": 0.15}, choice=choice, forget="one")
     assert found.validation is None
     assert {name: len(rows) for name, rows in indices(found.test).items()} == {"forget": 1, "retain": 12}
     assert found.test is not None
     assert found.test.split == "all"
     # One row cannot be divided, two can.
-    assert ask(data, choice="if possible").validation is not None
+    assert ask(data, select={"validation": 0.15}, choice="if possible").validation is not None
+    # Unless a share is asked for, one row is chosen on and scored.
+    assert (ask(one, choice=choice, forget="one").validation is None) == (choice is False)
 
 
 def test_null_evaluation_asks_nothing_and_no_rows_are_warned_of(
     data: dict[str, DataSource], caplog: pytest.LogCaptureFixture
 ) -> None:
-    given = {"target": "t", "prior": "p", "output": "o", "forget": {"data": {"path": "x"}}, "evaluate": None}
+    given = {
+        "target": "t",
+        "prior": "p",
+        "output": "o",
+        "forget": {"data": {"path": "x"}, "alpha": 1},
+        "evaluate": None,
+    }
     nothing = load_questions(Recipe.model_validate(given), data, False, make_prompter())
     assert (nothing.validation, nothing.test) == (None, None)
     with caplog.at_level(logging.WARNING, logger="msa_lite"):
@@ -120,7 +142,12 @@ def test_null_evaluation_asks_nothing_and_no_rows_are_warned_of(
 @pytest.mark.parametrize(
     ("evaluate", "select", "sets", "told"),
     [
-        ({"limit": 1}, {}, {}, "forget: 1 rows\n  retain: 1 rows"),
+        (
+            {"limit": 1},
+            {"validation": 0.15},
+            {},
+            "forget: 1 rows\n  retain: 1 rows\n  select.validation auto divides no",
+        ),
         ({}, {"validation": 0.99}, {}, "forget: 8 rows\n  retain: 12 rows"),
         ({}, {}, {"forget": ""}, "forget: no questions; give evaluate.forget"),
         ({}, {"by": "author"}, {}, "select.by author: rows of one's own have no authors"),

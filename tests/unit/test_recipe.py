@@ -33,9 +33,10 @@ SMALLEST: dict[str, Any] = {
 }
 
 
-def test_the_smallest_recipe_leaves_to_us_how_vectors_are_fitted() -> None:
+def test_the_smallest_recipe_leaves_to_us_how_vectors_are_fitted_and_combined() -> None:
     recipe = load_recipe(SMALLEST)
-    assert recipe.points == [(1.0, 0.0)]
+    assert (recipe.alphas, recipe.betas, recipe.has_choice) == (None, [0.0], True)
+    assert recipe.select.validation == "auto"
     vector = recipe.vector
     assert (vector.mode, vector.weight_decay, recipe.merge.dtype, recipe.seed) == ("lora", 0.01, "same", 0)
     assert {vector.epochs, vector.learning_rate, vector.batch_size, vector.warmup_epochs} == {"auto"}
@@ -70,6 +71,44 @@ def test_papers_recipes_state_how_vectors_are_fitted() -> None:
     for recipe in [*recipes, load_recipe("quickstart")]:
         vector = recipe.vector
         assert "auto" not in (vector.epochs, vector.learning_rate, vector.batch_size)
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta", "alphas", "betas", "searched", "choice"),
+    [
+        ("auto", "auto", None, None, True, True),
+        ("auto", 0.5, None, [0.5], True, True),
+        ("auto", [0.0, 0.5], None, [0.0, 0.5], True, True),
+        ([1.0, 2.0], "auto", [1.0, 2.0], None, True, True),
+        (1.0, "auto", [1.0], None, True, True),
+        ([1.0, 2.0], 0.5, [1.0, 2.0], [0.5], False, True),
+        (1.0, [0.5], [1.0], [0.5], False, False),
+    ],
+)
+def test_strengths_are_given_listed_or_searched(
+    alpha: Any, beta: Any, alphas: Any, betas: Any, searched: bool, choice: bool
+) -> None:
+    given = {**SMALLEST, "forget": {"data": {"path": "f"}, "alpha": alpha}}
+    recipe = load_recipe({**given, "retain": {"data": {"path": "r"}, "beta": beta}})
+    assert (recipe.alphas, recipe.betas, recipe.is_searched, recipe.has_choice) == (alphas, betas, searched, choice)
+    assert bool(recipe.points) != searched
+    assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
+
+
+def test_what_is_searched_needs_scores() -> None:
+    with pytest.raises(RecipeError, match=r"auto, and that needs scores to choose by: give forget\.alpha \(and retain"):
+        load_recipe(SMALLEST, ["evaluate=null"])
+    assert load_recipe(SMALLEST, ["evaluate=null", "forget.alpha=1"]).points == [(1.0, 0.0)]
+
+
+def test_the_share_of_a_benchmark_is_the_papers_unless_it_is_given() -> None:
+    for benchmark, share in (("tofu", 0.15), ("muse", 0.15), ("restor", 0.1)):
+        given = [f"evaluate.benchmark={benchmark}"]
+        assert load_recipe(SMALLEST, given).validation == share
+        assert load_recipe(SMALLEST, [*given, "select.validation=null"]).validation == share
+        assert load_recipe(SMALLEST, [*given, "select.validation=0.3"]).validation == 0.3
+    stated = {name: load_recipe(name).select.validation for name in shipped_recipes() if name.startswith("paper/")}
+    assert set(stated.values()) == {0.15, 0.1}
 
 
 def test_every_fault_is_reported_at_once_with_the_nearest_name() -> None:

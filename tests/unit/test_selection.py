@@ -39,11 +39,12 @@ def test_exposure_is_what_is_left_above_unseen_rows() -> None:
 
 def test_selection_forgets_most_among_points_that_keep_enough() -> None:
     forgotten = {"rouge_l_f": 0.6, "accuracy_f": 0.1, "extraction_strength": 0.2}
-    keeps = TARGET | forgotten | {"extraction_strength_r": 0.96}
-    assert selection.kept_share(keeps, TARGET) == pytest.approx(0.96)
-    assert selection.Exposure(0.95).rank(keeps, TARGET) == selection.Rank(True, 1.0)
-    # accuracy falls from 0.8 to 0.6, so 0.75 is kept: below 0.95, the score is the loss
-    assert selection.Exposure(0.95).rank(keeps | {"accuracy_r": 0.6}, TARGET).value == pytest.approx(-0.25)
+    keeps = TARGET | forgotten | {"rouge_l_r": 0.96, "extraction_strength_r": 0.1}
+    assert selection.kept_share(keeps, TARGET) == pytest.approx(0.98)  # (0.96 + 0.8/0.8) / 2
+    assert selection.Exposure(0.95).rank(keeps, TARGET) == selection.Rank(True, 1.0, 0.98)
+    # accuracy falls from 0.8 to 0.6, so 0.75 is kept: below 0.95, the score is the loss of (0.96 + 0.75) / 2
+    lost = selection.Exposure(0.95).rank(keeps | {"accuracy_r": 0.6}, TARGET)
+    assert (lost.value, lost.note) == (pytest.approx(-0.145), "keeps 86% (ROUGE-L 96%, accuracy 75%), 95% wanted")
     # without retain rows there is nothing to keep
     assert selection.Exposure(0.95).rank(forgotten, {"rouge_l_f": 1.2}).value == pytest.approx(0.5)
 
@@ -154,7 +155,7 @@ def test_rules_are_made_of_what_a_recipe_says_and_recorded() -> None:
     assert [score for score in PAPER_SCORES if PaperScore(score).needs_ideal] == ["muse-gap"]
     rules = [Exposure(0.9), PaperScore("restor"), constrained(rouge_l_r=">=0.950*target", accuracy_f="<= 0.4")]
     assert [rule.describe() for rule in rules] == [
-        {"score": "exposure", "keep": 0.9},
+        {"score": "exposure", "keep": 0.9, "forgotten": 0.05, "confidence": 0.95, "far": 0.1},
         {"score": "restor", "weights": {"accuracy": 1}},
         {
             "minimise": "extraction_strength",
@@ -210,12 +211,13 @@ def test_texts_are_chosen_by_what_is_measured_on_texts() -> None:
     point = target | {
         "extraction_strength": 0.1, "exact_memorization": 0.5, "probability_r": 0.76, "extraction_strength_r": 0.01,
     }  # fmt: skip
-    # 0.1 / 0.5 = 0.2 and (0.5 − 0.4) / (0.9 − 0.4) = 0.2 are left; 0.76 / 0.8 = 0.95 is kept.
+    # 0.1 / 0.5 = 0.2 and (0.5 − 0.4) / (0.9 − 0.4) = 0.2 are left; 0.76 / 0.8 = 0.95 of the probability is
+    # kept, which counts twice, and all of exact memorization.
     assert selection.exposure(point, target) == pytest.approx(0.2)
-    assert selection.kept_share(point, target) == pytest.approx(0.95)
-    # Beside questions nothing changes: exact_memorization and probability_r do not count.
+    assert selection.kept_share(point, target) == pytest.approx((2 * 0.95 + 1) / 3)
+    # Beside questions exact_memorization does not count.
     both = {"rouge_l_r": 1.0, "rouge_l_f": 1.0}
-    assert selection.kept_share(point | both, target | both) == pytest.approx(0.5)
+    assert selection.kept_share(point | both, target | both) == pytest.approx((2 * 0.95 + 1) / 3)
     assert selection.exposure(point | both, target | both) == pytest.approx(0.6)
 
 

@@ -1,0 +1,154 @@
+"""Points (α, β) that are tried one after the other: bracket the strength that is wanted, then look closer.
+
+Which points come next follows from the ranks so far and nothing else, so a stopped search goes on where it was.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msa_lite.evals.selection import Rank
+
+Point = tuple[float, float]
+"""(α, β)."""
+Scored = Mapping[Point, Rank | str]
+"""Ranks of points, or the reasons why they are broken."""
+
+START = 1.0
+LARGEST, SMALLEST = 8.0, 1 / 16  # alphas
+SHARES = (0.0, 0.5, 1.0)  # of alpha, tried as beta
+_FINE = 1.25  # neighbours of no larger ratio are near enough where one of them loses too much …
+_COARSE = 1.5  # … and here where both forget, or where the rule only orders them
+
+
+def gentleness(point: Point) -> Point:
+    """Return what is larger for the gentler of two points: less α, then less β."""
+    alpha, beta = point
+    return -alpha, -beta
+
+
+def best_point(scored: Scored) -> Point | None:
+    """Return the point of the highest rank, of equals the gentlest; None where all are broken."""
+    whole = {point: rank for point, rank in scored.items() if isinstance(rank, Rank)}
+    return max(whole, key=lambda point: (whole[point], gentleness(point)), default=None)
+
+
+@dataclass(frozen=True)
+class StrengthSearch:
+    """A search over α, β or both.
+
+    From α = 1, α is doubled while too much of the forget set is left, halved while too much of the retain set is lost,
+    and then halved between (by ratios), until neighbours are a quarter or half an octave apart. β is 0, α/2 or α: the
+    best of them at α = 1 is gone on with, and the others are tried again where the search ends, as β may let a stronger
+    α keep enough. A rule that only orders points is climbed.
+    """
+
+    alphas: tuple[float, ...] | None = None
+    """The values to try; None: searched."""
+    betas: tuple[float, ...] | None = None
+    """The same for β; a single 0 without a retain set."""
+
+    def describe(self) -> dict[str, Any]:
+        """What decides the points, JSON-able."""
+        return {
+            "alpha": "auto" if self.alphas is None else [*self.alphas],
+            "beta": "auto" if self.betas is None else [*self.betas],
+        }
+
+    @property
+    def most(self) -> int:
+        """How many points are tried at most, where α is searched."""
+        return 6 + 2 * len(self.betas or SHARES)
+
+    def next_points(self, scored: Scored) -> list[Point]:
+        """Return the points to score next, given all that were; none where the search has ended."""
+        if self.alphas is not None:
+            return self._more_betas(scored) if scored else self._listed(self.alphas)
+        if not scored:
+            return self._column_points(START)
+        found = dict.fromkeys(point for point in self._more(scored) if point not in scored)
+        return [*found][: max(0, self.most - len(scored))]
+
+    def _betas(self, alpha: float) -> tuple[float, ...]:
+        """The β of each column at an α."""
+        return tuple(_plain(share * alpha) for share in SHARES) if self.betas is None else self.betas
+
+    def _column_points(self, alpha: float) -> list[Point]:
+        return [(alpha, beta) for beta in dict.fromkeys(self._betas(alpha))]
+
+    def _listed(self, alphas: Sequence[float]) -> list[Point]:
+        return [point for alpha in alphas for point in self._column_points(alpha)]
+
+    def _more_betas(self, scored: Scored) -> list[Point]:
+        """One look closer around the best β, where the α are given."""
+        best = best_point(scored)
+        if best is None or len(scored) > len(self._listed(self.alphas or ())):
+            return []
+        alpha, beta = best
+        near = [beta - alpha / 4, beta + alpha / 4]
+        return [(alpha, _plain(b)) for b in near if b > 0 and (alpha, _plain(b)) not in scored]
+
+    def _more(self, scored: Scored) -> list[Point]:
+        best = best_point(scored)
+        column = self._column(best) if best else len(self._betas(START)) // 2
+        ladder = {point[0]: rank for point, rank in sorted(scored.items()) if self._column(point) == column}
+        alphas, key = _steps(ladder, best[0] if best else None)
+        if alphas:
+            return [(alpha, self._betas(alpha)[column]) for alpha in alphas]
+        return self._column_points(key) if best else []
+
+    def _column(self, point: Point) -> int:
+        alpha, beta = point
+        return self._betas(alpha).index(beta)
+
+
+def _steps(ladder: Mapping[float, Rank | str], best: float | None) -> tuple[list[float], float]:
+    """Return (the next α of a column, none where it is settled; the α at which other β may do better).
+
+    ladder: ranks by α. best: the α of the best point, None where all are broken.
+    """
+    tried = sorted(ladder)
+    rank = ladder[best] if best is not None else None
+    if best is None or not isinstance(rank, Rank) or rank.aim == "gentler":
+        return _halved(tried[0]), best or tried[0]
+    if rank.aim == "stronger":
+        weak = [alpha for alpha in tried if alpha >= best and _is_weak(ladder[alpha])]
+        above = [alpha for alpha in tried if alpha > best and not _is_weak(ladder[alpha])]
+        if not above:
+            return _doubled(tried[-1]), best
+        low = max(alpha for alpha in weak if alpha < above[0])
+        return _between(low, above[0], _FINE), above[0]
+    lower = [alpha for alpha in tried if alpha < best]
+    upper = [alpha for alpha in tried if alpha > best]
+    down = _between(lower[-1], best, _COARSE) if lower else _halved(best)
+    if rank.aim == "enough":
+        return down, best
+    outward = ([] if lower else down) + ([] if upper else _doubled(best))
+    up = _between(best, upper[0], _COARSE) if upper else []
+    return outward or down + up, best
+
+
+def _is_weak(rank: Rank | str) -> bool:
+    return isinstance(rank, Rank) and rank.aim == "stronger"
+
+
+def _halved(alpha: float) -> list[float]:
+    return [max(alpha / 2, SMALLEST)] if alpha > SMALLEST else []
+
+
+def _doubled(alpha: float) -> list[float]:
+    return [min(alpha * 2, LARGEST)] if alpha < LARGEST else []
+
+
+def _between(low: float, high: float, near: float) -> list[float]:
+    """The geometric mean in two digits, unless the two are near."""
+    middle = float(f"{math.sqrt(low * high):.2g}")
+    return [middle] if high / low > near and low < middle < high else []
+
+
+def _plain(number: float) -> float:
+    """Without the last digits, in which products of decimal fractions are off."""
+    return float(f"{number:.12g}")

@@ -1,0 +1,196 @@
+"""Recipes that leave alpha and beta to the search: what is tried, written and asked once, what a stop leaves."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import msa_lite
+from msa_lite.errors import StageError, UsageError
+from msa_lite.evals import validation
+from msa_lite.evals.models import Runner
+from msa_lite.io.manifest import load_manifest, verify_folder
+from msa_lite.pipeline import merge_arguments
+from msa_lite.pipeline.msa import msa_plan
+from msa_lite.pipeline.strengths import help_sweep
+from msa_lite.recipe import load_recipe
+from tests.e2e.conftest import tiny_recipe
+
+
+@pytest.fixture(scope="module")
+def history(learnt: Path) -> Path:
+    return learnt
+
+
+def auto_recipe(history: Path, output: Path) -> dict[str, Any]:
+    recipe = tiny_recipe(history, output)
+    del recipe["forget"]["alpha"], recipe["retain"]["beta"], recipe["evaluate"]["ideal"]
+    recipe["vector"] |= {"epochs": 4, "warmup_epochs": 0}
+    recipe["evaluate"] |= {"max_new_tokens": 4}
+    return recipe
+
+
+@pytest.fixture
+def auto(history: Path, tmp_path: Path) -> dict[str, Any]:
+    """A recipe that names no strengths; its output is tmp_path/run."""
+    return auto_recipe(history, tmp_path / "run")
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The models that were asked in a sweep."""
+    models: list[Any] = []
+    monkeypatch.setattr(validation, "Runner", lambda model: models.append(model) or Runner(model))
+    return models
+
+
+@pytest.fixture(scope="module")
+def searched(history: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Any]:
+    """(recipe, result) of a run with everything left to the search."""
+    recipe = auto_recipe(history, tmp_path_factory.mktemp("searched") / "run")
+    result = msa_lite.run(recipe)
+    assert result is not None
+    return recipe, result
+
+
+def choice_of(run: Path) -> Any:
+    return json.loads((run / "sweep/choice.json").read_text())
+
+
+def test_a_recipe_without_strengths_ends_in_a_model(searched: tuple[dict[str, Any], Any]) -> None:
+    recipe, result = searched
+    run, choice = result.folder, choice_of(result.folder)
+    tried = [(line["alpha"], line["beta"]) for line in choice["scores"]]
+    assert tried[:3] == [(1.0, 0.0), (1.0, 0.5), (1.0, 1.0)]
+    assert len(set(tried)) == len(tried) <= 12
+    assert (result.alpha, result.beta) in tried
+    assert all("note" in line for line in choice["scores"] if not line["met"])
+    inputs = (load_manifest(run / "sweep") or {})["inputs"]
+    assert inputs["candidates"] == {"alpha": "auto", "beta": "auto"}
+    assert [*inputs["prior"]] == ["forget.jsonl"]  # what a model scores that never saw the rows
+    for stage in ("sweep", "model", "vectors/forget", "vectors/retain", "evaluation/prior_validation"):
+        assert verify_folder(run / stage) == [], stage
+    given = merge_arguments(load_recipe(recipe))
+    assert (given["alpha"], given["beta"]) == (result.alpha, result.beta)
+    for other in ("forget.alpha=[1,2]", "retain.beta=[0,0.5]", "select.refine=1"):
+        with pytest.raises(UsageError, match="alpha and beta are not chosen yet"):
+            merge_arguments(load_recipe(recipe, [other]))
+
+
+def test_a_second_run_does_nothing(searched: tuple[dict[str, Any], Any]) -> None:
+    recipe, result = searched
+    labels: list[str] = []
+    again = msa_lite.run(recipe, progress=lambda label, done, total: labels.append(label))
+    assert again is not None
+    assert labels == []
+    assert again.chosen == result.chosen
+
+
+def with_vectors(searched: tuple[dict[str, Any], Any], output: Path) -> dict[str, Any]:
+    """The same recipe for another folder, in which its vectors lie already."""
+    recipe, result = searched
+    shutil.copytree(result.folder / "vectors", output / "vectors")
+    shutil.copy(result.folder / "recipe.yaml", output)
+    return recipe | {"output": str(output)}
+
+
+def test_a_stopped_search_goes_on_where_it_was(
+    searched: tuple[dict[str, Any], Any], loaded: list[Any], tmp_path: Path
+) -> None:
+    recipe, whole = with_vectors(searched, tmp_path / "run"), choice_of(searched[1].folder)
+
+    def stop(label: str, done: int, total: int) -> None:
+        if label.startswith("choosing") and done == 5:  # the target, the first three points and one more
+            raise StageError("stopped")
+
+    with pytest.raises(StageError, match="stopped"):
+        msa_lite.sweep(recipe, progress=stop)
+    assert len(loaded) == 5
+    assert msa_lite.sweep(recipe) is not None
+    assert choice_of(tmp_path / "run") == whole
+    assert len(loaded) == 1 + len(whole["scores"])  # nothing twice
+
+
+def test_helpers_score_points_of_a_search(
+    searched: tuple[dict[str, Any], Any], loaded: list[Any], tmp_path: Path
+) -> None:
+    given, whole = with_vectors(searched, tmp_path / "run"), choice_of(searched[1].folder)
+    recipe = load_recipe(given)
+    helper = threading.Thread(target=help_sweep, args=(recipe, msa_plan(recipe)), daemon=True)
+    helper.start()
+    assert msa_lite.sweep(given) is not None
+    helper.join(timeout=60)
+    assert not helper.is_alive()
+    assert choice_of(tmp_path / "run") == whole
+    assert len(loaded) == 1 + len(whole["scores"])
+    assert not list((tmp_path / "run").rglob("work.json"))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta"), [([0.5, 1.0], "auto"), ("auto", [0.0, 0.5]), ("auto", 0.0)], ids=["alpha", "beta", "no vector"]
+)
+def test_one_may_be_given_and_the_other_searched(
+    alpha: Any, beta: Any, searched: tuple[dict[str, Any], Any], tmp_path: Path
+) -> None:
+    recipe = with_vectors(searched, tmp_path / "run")
+    recipe |= {"forget": recipe["forget"] | {"alpha": alpha}, "retain": recipe["retain"] | {"beta": beta}}
+    result = msa_lite.sweep(recipe)
+    assert result is not None
+    tried = {(line["alpha"], line["beta"]) for line in result.choice.scores}
+    if beta == "auto":
+        assert {(0.5, 0.0), (0.5, 0.25), (0.5, 0.5), (1.0, 0.0), (1.0, 0.5), (1.0, 1.0)} <= tried
+        assert {a for a, _ in tried} == {0.5, 1.0}
+    else:
+        assert {b for _, b in tried} == ({0.0, 0.5} if beta else {0.0})
+        assert len({a for a, _ in tried}) > 1
+
+
+def test_few_rows_are_scored_whole_and_the_report_says_so(
+    auto: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    auto["evaluate"]["limit"] = 3
+    del auto["evaluate"]["holdout"]
+    auto["forget"]["alpha"], auto["retain"]["beta"] = [0.5, 1.0], 0.0
+    with caplog.at_level("WARNING", logger="msa_lite"):
+        result = msa_lite.run(auto)
+    assert result is not None
+    assert "3 forget rows are too few to divide" in caplog.text
+    assert {report.split for report in result.reports.values()} == {"all"}
+    text = (tmp_path / "run/report.md").read_text()
+    assert "Scores on all rows" in text
+    assert "How the choice was made, on all rows" in text
+    assert "so the choice saw the rows that the final scores are on" in text
+
+
+@pytest.mark.parametrize(("documents", "retain"), [(1, True), (3, False)])
+def test_a_request_about_a_text_ends_in_a_choice_on_that_text(
+    documents: int, retain: bool, auto: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    for name in ("forget", "retain", "holdout"):
+        rows = [json.loads(line) for line in (history / f"data/{name}.jsonl").read_text().splitlines()]
+        text = " ".join(f"{row['question']} {row['answer']}" for row in rows)
+        count = documents if name == "forget" else 1
+        size = -(-len(text) // count)
+        lines = [json.dumps({"text": text[i : i + size]}) for i in range(0, len(text), size)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    data = {n: {"path": str(tmp_path / f"{n}.jsonl"), "format": "text"} for n in ("forget", "retain", "holdout")}
+    auto["forget"]["data"], auto["retain"]["data"] = data["forget"], data["retain"]
+    auto["evaluate"] = {"holdout": data["holdout"]}
+    auto["retain"]["beta"] = 0.0
+    if not retain:
+        del auto["retain"]
+    result = msa_lite.run(auto)
+    assert result is not None
+    choice = choice_of(tmp_path / "run")
+    assert choice["rule"] == "exposure"
+    assert all(line["score"] is not None or line["note"] for line in choice["scores"])
+    watched = not any("nothing says what was lost" in doubt for doubt in choice["doubts"])
+    assert watched == retain
+    target = json.loads((tmp_path / "run/sweep/target/report.json").read_text())["metrics"]
+    assert "probability_f" in target
+    assert "rouge_l_f" not in target

@@ -1,0 +1,146 @@
+"""What a rule makes of the prior's level and of scores row by row: noise is no loss, and a loss is no noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from msa_lite.evals.evidence import Evidence, Metrics, read_pairs, surely_misses
+from msa_lite.evals.kept import kept_share, lost_too_much
+from msa_lite.evals.records import write_records
+from msa_lite.evals.selection import Condition, Constrained, Exposure, Rank, exposure
+
+Scores = Sequence[tuple[float, float]]
+
+
+def means(pairs: dict[str, Scores]) -> tuple[Metrics, Metrics]:
+    """(the candidate's metrics, the target's)."""
+    own, other = ({n: sum(p[i] for p in s) / len(s) for n, s in pairs.items()} for i in (0, 1))
+    return own, other
+
+
+def answers(rows: int, known: int, lost: int) -> Scores:
+    """Right and wrong answers; of those that the target has right, so many are lost."""
+    return [(float(i >= lost and i < known), float(i < known)) for i in range(rows)]
+
+
+def fading(rows: int, share: float, spread: float = 0.05) -> Scores:
+    """Scores around 0.8, of which this share is left, with noise of each row's own."""
+    known = [0.8 + (spread if i % 2 else -spread) for i in range(rows)]
+    return [(share * value + (spread if i // 2 % 2 else -spread), value) for i, value in enumerate(known)]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "why"),
+    [
+        # A real run: .312 → .188 of 16 answers.
+        ({"accuracy_r": answers(16, 5, 2), "rouge_l_r": fading(16, 0.96), "probability_r": fading(16, 0.96)}, None),
+        ({"accuracy_r": answers(16, 16, 2), "rouge_l_r": fading(16, 0.97), "probability_r": fading(16, 0.97)}, None),
+        # One answer in five is more than chance where there are forty.
+        ({"accuracy_r": answers(40, 40, 8)}, "keeps 80% (accuracy 80%), 95% wanted"),
+        ({"accuracy_r": answers(40, 40, 3)}, None),
+        # Probability moves with every row: what is lost is seen in sixteen.
+        (
+            {"accuracy_r": answers(16, 16, 0), "probability_r": fading(16, 0.8)},
+            "keeps 87% (probability 80%, accuracy 100%), 95% wanted",
+        ),
+        # Nothing makes up for answers that are lost for good.
+        (
+            {"accuracy_r": answers(100, 100, 30), "probability_r": fading(100, 1.0), "rouge_l_r": fading(100, 1.0)},
+            "keeps 92% (probability 100%, ROUGE-L 100%, accuracy 70%), 95% wanted",
+        ),
+        # What is far below is never kept, whatever the rows say.
+        ({"accuracy_r": answers(4, 4, 1)}, "keeps 75% (accuracy 75%), 95% wanted"),
+        ({"accuracy_r": answers(1, 1, 1)}, "keeps 0% (accuracy 0%), 95% wanted"),
+        # Documents.
+        (
+            {"probability_r": fading(12, 0.8), "exact_memorization_r": fading(12, 0.97)},
+            "keeps 86% (probability 80%, exact memorization 97%), 95% wanted",
+        ),
+    ],
+)
+def test_too_much_is_lost_where_the_rows_say_so(pairs: dict[str, Scores], why: str | None) -> None:
+    metrics, target = means(pairs)
+    found = lost_too_much(metrics, target, 0.95, pairs)
+    assert found == why
+    rank = Exposure(0.95).rank(metrics, target, evidence=Evidence(pairs=pairs))
+    assert (rank.met, rank.note) == (why is None, why)
+
+
+def test_without_rows_the_means_are_compared() -> None:
+    target = {"rouge_l_r": 0.8, "accuracy_r": 0.5}
+    assert lost_too_much({"rouge_l_r": 0.72, "accuracy_r": 0.5}, target, 0.95, {}) is None
+    lost = lost_too_much({"rouge_l_r": 0.68, "accuracy_r": 0.5}, target, 0.95, {})
+    assert lost == "keeps 92% (ROUGE-L 85%, accuracy 100%), 95% wanted"
+    assert lost_too_much({}, {}, 0.95, {}) is None
+
+
+def test_probability_counts_twice_in_what_is_kept_and_gains_make_up_for_no_loss() -> None:
+    target = {"probability_r": 0.8, "rouge_l_r": 0.8, "accuracy_r": 0.5}
+    assert kept_share({"probability_r": 0.4, "rouge_l_r": 0.8, "accuracy_r": 0.5}, target) == 0.75
+    assert kept_share({"probability_r": 0.8, "rouge_l_r": 0.8, "accuracy_r": 0.25}, target) == 0.875
+    assert kept_share({"probability_r": 0.4, "rouge_l_r": 0.8, "accuracy_r": 1.0}, target) == 0.75
+
+
+def test_an_interval_needs_two_rows_and_knows_its_direction() -> None:
+    assert not surely_misses([(0.0, 1.0)], 0.95, at_least=True)
+    assert surely_misses([(0.0, 1.0)] * 2, 0.95, at_least=True)
+    assert not surely_misses([(0.95, 1.0)] * 9, 0.95, at_least=True)  # the bound itself
+    assert surely_misses([(0.5, 1.0)] * 9, 0.4, at_least=False)
+    assert not surely_misses([(0.3, 1.0)] * 9, 0.4, at_least=False)
+    # −0.45 ± 0.55 · 6.31 / √2 for two rows
+    assert not surely_misses([(1.0, 1.0), (0.0, 1.0)], 0.95, at_least=True)
+
+
+def test_conditions_beside_the_target_know_the_noise_too() -> None:
+    rule = Constrained("extraction_strength", False, (Condition.parse("accuracy_r", ">= 0.95 * target"),))
+    for rows, lost, met in ((16, 1, True), (400, 38, False)):
+        pairs = {"accuracy_r": answers(rows, rows, lost)}
+        metrics, target = means(pairs)
+        metrics = {**metrics, "extraction_strength": 0.1}
+        assert not rule.rank(metrics, target).met
+        rank = rule.rank(metrics, target, evidence=Evidence(pairs=pairs))
+        assert rank.met == met
+    assert rank.note == "accuracy_r is 0.905, at least 0.950 wanted"
+    number = Constrained("extraction_strength", False, (Condition.parse("accuracy_r", ">= 0.95"),))
+    assert not number.rank(metrics, target, evidence=Evidence(pairs=pairs)).met  # a number is a number
+
+
+def test_the_prior_says_what_a_model_scores_that_never_saw_the_rows() -> None:
+    target = {"rouge_l_f": 0.9, "rouge_l_h": 0.2, "accuracy_f": 1.0, "extraction_strength": 0.8}
+    prior = {"rouge_l_f": 0.4, "accuracy_f": 0.0, "extraction_strength": 0.1}
+    at_prior = {"rouge_l_f": 0.4, "accuracy_f": 0.0, "extraction_strength": 0.1}
+    assert exposure(at_prior, target, prior) == 0
+    assert exposure(at_prior, target) == pytest.approx((0.2 / 0.7 + 0 + 0.1 / 0.8) / 3)
+    assert exposure(at_prior | {"rouge_l_f": 0.65}, target, prior) == pytest.approx(0.5 / 3)
+    assert exposure(target, target, target) == 0  # a prior that knows them, too
+    rank = Exposure(0.95).rank(at_prior, target, evidence=Evidence(prior=prior))
+    assert rank == Rank(True, 1.0)
+    assert rank.aim == "enough"
+
+
+def test_what_is_all_but_forgotten_is_forgotten_and_keeping_decides() -> None:
+    target = {"rouge_l_f": 1.0, "rouge_l_r": 1.0}
+    rule = Exposure(0.9)
+    clean, gentle = ({"rouge_l_f": 0.0, "rouge_l_r": 0.92}, {"rouge_l_f": 0.05, "rouge_l_r": 0.99})
+    assert rule.rank(gentle, target) > rule.rank(clean, target)
+    assert rule.rank({"rouge_l_f": 0.06, "rouge_l_r": 1.0}, target) < rule.rank(clean, target)
+    assert rule.rank({"rouge_l_f": 0.06, "rouge_l_r": 1.0}, target).aim == "stronger"
+    assert rule.rank({"rouge_l_f": 0.0, "rouge_l_r": 0.5}, target).aim == "gentler"
+
+
+def test_rows_are_paired_by_their_index_and_speak_for_metrics_that_are_their_means(tmp_path: Path) -> None:
+    target, own = tmp_path / "target", tmp_path / "own"
+    for folder, shift in ((target, 0.0), (own, -0.1)):
+        folder.mkdir()
+        rows = [{"index": i, "rouge_l": 0.5 + i / 10 + shift, "accuracy": None, "question": "?"} for i in (3, 1)]
+        write_records(folder / "retain.jsonl", rows if folder == target else rows[::-1])
+        write_records(folder / "forget.jsonl", [{"index": 0, "extraction_strength": 0.5, "loss": 2.0}])
+    write_records(target / "holdout.jsonl", [{"index": 0, "rouge_l": 0.5}])  # not asked of candidates
+    metrics = {"rouge_l_r": 0.7, "accuracy_r": None, "extraction_strength": 0.5, "rouge_l_h": 0.5, "loss_f": 0.1}
+    pairs = read_pairs(own, target, metrics)
+    assert {*pairs} == {"rouge_l_r", "extraction_strength"}
+    assert [*pairs["rouge_l_r"]] == [pytest.approx((0.7, 0.8)), pytest.approx((0.5, 0.6))]
+    assert read_pairs(own, tmp_path / "nobody", metrics) == {}
