@@ -73,7 +73,7 @@ def fit_rate(job: Job) -> float:
     if spec.learning_rate != "auto":
         return spec.learning_rate
     tensors = load_checkpoint(job.sources["prior"].folder).tensors.values()
-    return auto_rate(spec.mode, sum(math.prod(entry.shape) for entry in tensors))
+    return auto_rate(spec.mode, sum(math.prod(entry.shape) for entry in tensors), spec.lora.alpha)
 
 
 def _micro_batch(micro: int | str, batch: int) -> Any:

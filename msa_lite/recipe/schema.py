@@ -87,8 +87,8 @@ class VectorSpec(Tuning):
     epochs: Positive | Literal["auto"] = "auto"
     """Passes over the rows; auto: until the prior knows them as well as the target does."""
     learning_rate: Rate | Literal["auto"] = "auto"
-    """Highest learning rate; after the warm-up it falls linearly to 0, and with epochs auto it stays. auto: by mode and
-    size of the model, and with epochs auto others are tried where it does not do."""
+    """Highest learning rate; after the warm-up it falls linearly to 0, and with epochs auto it stays. auto: by mode,
+    size of the model and lora.alpha, and with epochs auto others are tried where it does not do."""
     batch_size: Positive | Literal["auto"] = "auto"
     """Effective batch: rows of one optimiser step; auto: 4 to 32, by the number of rows."""
     warmup_epochs: Epochs | Literal["auto"] = "auto"

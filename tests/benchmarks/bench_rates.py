@@ -108,7 +108,7 @@ def main() -> None:
     for mode, rank in product(options.modes, options.ranks):
         if mode == "full" and rank != options.ranks[0]:
             continue
-        for rate in options.rates or [auto_rate(mode, weights)]:
+        for rate in options.rates or [auto_rate(mode, weights, 2 * rank)]:
             settings = FitSettings(
                 mode,
                 lora_rank=rank,

@@ -49,6 +49,9 @@ def test_rates_fall_with_size_and_are_higher_for_adapters() -> None:
     assert lora == sorted(lora, reverse=True)
     assert all(one < two for one, two in zip(full, lora, strict=True))
     assert auto_rate("qlora", sizes[0]) == lora[0]
+    assert auto_rate("lora", sizes[2], lora_alpha=16) == pytest.approx(4 * lora[2], rel=0.05)
+    assert auto_rate("full", sizes[2], lora_alpha=16) == full[2]
+    assert (full[2], lora[3], full[4]) == (3.4e-5, 2.0e-4, 1.2e-5)
 
 
 def test_a_large_set_is_measured_by_a_seeded_sample() -> None:

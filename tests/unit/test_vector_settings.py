@@ -42,6 +42,8 @@ def test_what_is_left_to_us_suits_rows_and_model(make_job: Callable[..., Any]) -
     assert (forget.schedule, forget.warmup_steps) == ("constant", 4)
     weights = sum(math.prod(entry.shape) for entry in load_checkpoint(job.sources["prior"].folder).tensors.values())
     assert forget.learning_rate == auto_rate("lora", weights)
+    smaller = fit_settings(make_job("vector.lora.alpha=16"), "forget")
+    assert smaller.learning_rate == auto_rate("lora", weights, 16)
     assert fit_settings(make_job("vector.mode=full"), "forget").learning_rate == auto_rate("full", weights)
 
 
