@@ -20,7 +20,7 @@ Scored = Mapping[Point, Rank | str]
 START = 1.0
 LARGEST, SMALLEST = 8.0, 1 / 16  # alphas
 SHARES = (0.0, 0.5, 1.0)  # of alpha, tried as beta
-_FINE = 1.25  # neighbours of no larger ratio are near enough where one of them loses too much …
+_FINE = 1.1  # neighbours of no larger ratio are near enough where one of them loses too much: there, scores are steep …
 _COARSE = 1.5  # … and here where both forget, or where the rule only orders them
 
 
@@ -41,7 +41,7 @@ class StrengthSearch:
     """A search over α, β or both.
 
     From α = 1, α is doubled while too much of the forget set is left, halved while too much of the retain set is lost,
-    and then halved between (by ratios), until neighbours are a quarter or half an octave apart. β is 0, α/2 or α: the
+    and then halved between (by ratios), until neighbours are near. β is 0, α/2 or α: the
     best of them at α = 1 is gone on with, and the others are tried again where the search ends, as β may let a stronger
     α keep enough. A rule that only orders points is climbed.
     """
