@@ -67,6 +67,12 @@ def tiny_recipe(learnt: Path, output: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
+def learnt(knowing: Path) -> Path:
+    """A history whose target knows its rows, so that there is something to choose by."""
+    return knowing
+
+
+@pytest.fixture(scope="module")
 def runs(learnt: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("baselines") / "run"
     made = Runs(tiny_recipe(learnt, folder), folder)
