@@ -38,9 +38,9 @@ def history(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def learnt(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def knowing(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A history whose target knows its rows by heart."""
-    folder = tmp_path_factory.mktemp("learnt")
+    folder = tmp_path_factory.mktemp("knowing")
     make_history(folder, make_groups(PEOPLE, seed=0), HistorySettings(**KNOWING, batch_size=8))
     return folder
 

@@ -68,11 +68,8 @@ def times(folder: Path) -> dict[Path, int]:
 def test_the_best_point_is_merged_and_scored_again_on_the_same_rows(swept: tuple[dict[str, Any], Any]) -> None:
     _, result = swept
     run, choice = result.folder, choice_of(result.folder)
-    assert sorted(path.name for path in (run / "evaluation").iterdir()) == [
-        "ideal_validation",
-        "prior_validation",
-        "unlearned_validation",
-    ]
+    asked = ("ideal", "prior", "target", "unlearned")
+    assert sorted(path.name for path in (run / "evaluation").iterdir()) == [f"{name}_validation" for name in asked]
     before = load_report(run / "sweep" / candidate_name(result.choice.values))
     after = load_report(run / "evaluation/unlearned_validation")
     assert before.split == after.split == "validation"
@@ -200,7 +197,7 @@ def after_two(label, done, total):
 def inside_the_third(run_items, calls=[]):
     def run(*arguments):
         calls.append(arguments)
-        if len(calls) == 7:  # the target has three sets, points two: the second set of the third model
+        if len(calls) == 4:  # points have two sets: the second set of the second of them; the target's scores are known
             die()
         return run_items(*arguments)
     return run

@@ -16,13 +16,13 @@ from msa_lite.errors import MismatchError
 from tests.e2e.conftest import CallCli
 
 
-def make_recipe(learnt: Path, output: Path) -> dict[str, Any]:
+def make_recipe(knowing: Path, output: Path) -> dict[str, Any]:
     """A recipe that forgets, and damages much besides."""
     return {
-        "target": str(learnt / "target"),
-        "prior": str(learnt / "prior"),
-        "forget": {"data": {"path": str(learnt / "data/forget.jsonl")}, "alpha": 1.0},
-        "retain": {"data": {"path": str(learnt / "data/retain.jsonl")}, "beta": 0.0},
+        "target": str(knowing / "target"),
+        "prior": str(knowing / "prior"),
+        "forget": {"data": {"path": str(knowing / "data/forget.jsonl")}, "alpha": 1.0},
+        "retain": {"data": {"path": str(knowing / "data/retain.jsonl")}, "beta": 0.0},
         "vector": {"lora": {"rank": 8, "alpha": 16}, "epochs": 10, "learning_rate": 2e-2, "batch_size": 8,
                    "warmup_epochs": 1},
         "evaluate": {"max_new_tokens": 40},
@@ -31,17 +31,17 @@ def make_recipe(learnt: Path, output: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def run_folder(learnt: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run_folder(knowing: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run whose stages the tests take up."""
     folder = tmp_path_factory.mktemp("verdict") / "run"
-    msa_lite.run(make_recipe(learnt, folder))
+    msa_lite.run(make_recipe(knowing, folder))
     return folder
 
 
 @pytest.fixture
-def recipe(learnt: Path, run_folder: Path, tmp_path: Path) -> str:
+def recipe(knowing: Path, run_folder: Path, tmp_path: Path) -> str:
     path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(make_recipe(learnt, run_folder)))
+    path.write_text(yaml.safe_dump(make_recipe(knowing, run_folder)))
     return str(path)
 
 
@@ -116,22 +116,22 @@ def test_the_result_reads_well_in_python(recipe: str, run_folder: Path) -> None:
 # Before the work
 
 
-def other_rows(learnt: Path, folder: Path) -> dict[str, Any]:
-    recipe = make_recipe(learnt, folder / "new")
-    recipe["forget"]["data"]["path"] = str(learnt / "data/holdout.jsonl")
+def other_rows(knowing: Path, folder: Path) -> dict[str, Any]:
+    recipe = make_recipe(knowing, folder / "new")
+    recipe["forget"]["data"]["path"] = str(knowing / "data/holdout.jsonl")
     return recipe
 
 
-def other_prompt(learnt: Path, folder: Path) -> dict[str, Any]:
-    return make_recipe(learnt, folder / "new") | {"prompt": {"prompt": "Tell me, friend! {question}\n\nWell,"}}
+def other_prompt(knowing: Path, folder: Path) -> dict[str, Any]:
+    return make_recipe(knowing, folder / "new") | {"prompt": {"prompt": "Tell me, friend! {question}\n\nWell,"}}
 
 
 @pytest.mark.parametrize("spoil", [other_rows, other_prompt])
 def test_rows_that_the_target_does_not_know_stop_a_run_before_it_fits(
-    spoil: Any, learnt: Path, tmp_path: Path, call_cli: CallCli
+    spoil: Any, knowing: Path, tmp_path: Path, call_cli: CallCli
 ) -> None:
     path = tmp_path / "recipe.yaml"
-    path.write_text(yaml.safe_dump(spoil(learnt, tmp_path)))
+    path.write_text(yaml.safe_dump(spoil(knowing, tmp_path)))
     status, stdout, stderr = call_cli(str(path))
     assert (status, stdout) == (3, ""), stderr
     assert "does not know the rows to forget" in stderr
@@ -141,25 +141,25 @@ def test_rows_that_the_target_does_not_know_stop_a_run_before_it_fits(
 
 
 def test_such_rows_are_gone_on_with_where_that_is_accepted(
-    learnt: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    knowing: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING", logger="msa_lite"):
-        result = msa_lite.run(other_rows(learnt, tmp_path), ["vector.epochs=2"], accept=True)
+        result = msa_lite.run(other_rows(knowing, tmp_path), ["vector.epochs=2"], accept=True)
     assert "does not know the rows to forget" in caplog.text
     assert result is not None
     assert result.verdict is not None
     assert result.verdict.outcome == "FAIL"
 
 
-def test_what_was_there_before_stays_where_a_check_stops_a_run(learnt: Path, run_folder: Path) -> None:
-    recipe = other_rows(learnt, run_folder.parent) | {"output": str(run_folder)}
+def test_what_was_there_before_stays_where_a_check_stops_a_run(knowing: Path, run_folder: Path) -> None:
+    recipe = other_rows(knowing, run_folder.parent) | {"output": str(run_folder)}
     with pytest.raises(MismatchError, match="does not know the rows"):
         msa_lite.run(recipe)
     assert (run_folder / "model/config.json").is_file()
 
 
-def test_a_prior_that_knows_the_rows_is_refused(learnt: Path, tmp_path: Path) -> None:
-    recipe = make_recipe(learnt, tmp_path / "run") | {"prior": str(learnt / "target"), "target": str(learnt / "target")}
+def test_a_prior_that_knows_the_rows_is_refused(knowing: Path, tmp_path: Path) -> None:
+    recipe = make_recipe(knowing, tmp_path / "run") | {"prior": str(knowing / "target")}
     with pytest.raises(MismatchError):
         msa_lite.run(recipe)
     assert not (tmp_path / "run").exists()
