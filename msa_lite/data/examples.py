@@ -33,8 +33,8 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
         )
     examples, merged, cut = [], 0, 0
     for row in shorten(rows, prompter, max_length) if max_length else rows:
-        whole = prompter.example(row.index, row.question, row.answer, row.history, row.system)
-        merged += whole.prompt_ids != prompter.prompt(row.question, row.history, row.system)
+        whole = prompter.example(row.index, row.question, row.answer, row.earlier, row.system)
+        merged += whole.prompt_ids != prompter.prompt(row.question, row.earlier, row.system)
         cut += bool(max_length) and len(whole.ids) > (max_length or 0)
         examples.append(Example(row.index, whole.ids[:max_length], whole.labels[:max_length]))
     if merged:
@@ -57,8 +57,8 @@ def shorten(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Ro
     found, shortened = [], 0
     for row in rows:
         left = row
-        while left.history and len(prompter.full(left.question, left.answer, left.history, left.system)) > max_length:
-            left = replace(left, history=left.history[1:])
+        while left.earlier and len(prompter.full(left.question, left.answer, left.earlier, left.system)) > max_length:
+            left = replace(left, earlier=left.earlier[1:])
         shortened += left is not row
         found.append(left)
     if shortened:

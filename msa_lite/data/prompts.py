@@ -172,7 +172,8 @@ class Prompter:
             return f"{system}{self.template.prompt!r} and {self.template.answer!r}, no chat template"
         message = "no system message of ours" if self.system is None else f"system message {self.system!r}"
         origin = "open-unlearning's: " if self.published else ""
-        return f"{origin}the target's chat template, {message}, where it prints a date {DATE_STRING}"
+        date = f", date {DATE_STRING}" if "date_string" in str(self.tokenizer.chat_template) else ""
+        return f"{origin}the target's chat template, {message}{date}"
 
     def prompt(self, question: str, shots: Shots = (), system: str = "") -> list[int]:
         """Ids up to where the answer begins. shots: questions with answers that are shown before."""

@@ -26,7 +26,7 @@ class Row:
     question: str = ""
     answer: str = ""
     text: str = ""
-    history: tuple[tuple[str, str], ...] = ()
+    earlier: tuple[tuple[str, str], ...] = ()
     """Earlier turns of the conversation: questions with answers."""
     system: str = ""
     """The system message of the conversation."""
@@ -34,13 +34,13 @@ class Row:
     @property
     def sha256(self) -> str:
         """Hash of the content, by which a row can be recorded without repeating what is to be forgotten."""
-        around = [self.history, self.system] if self.history or self.system else []
+        around = [self.earlier, self.system] if self.earlier or self.system else []
         return digest([self.question, self.answer, self.text, *around])
 
     @property
     def subject(self) -> str:
         """What rows that belong together have in common: the text, or the first question of the conversation."""
-        return self.text or (self.history[0][0] if self.history else self.question)
+        return self.text or (self.earlier[0][0] if self.earlier else self.question)
 
 
 def load_rows(source: DataSource) -> list[Row]:
@@ -68,7 +68,7 @@ def load_rows(source: DataSource) -> list[Row]:
         logger.warning("%s: %d conversations end in a question, which is left out", source.path, unanswered)
     turns = [(item, place) for item in read for place in range(len(item.turns))]
     return [
-        Row(i, *item.turns[place], history=tuple(item.turns[:place]), system=item.system)
+        Row(i, *item.turns[place], earlier=tuple(item.turns[:place]), system=item.system)
         for i, (item, place) in enumerate(turns)
     ]
 

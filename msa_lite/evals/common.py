@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # What records repeat of the data: the same in every evaluation that asked the same.
 _DATA = (
     "question", "answer", "answers", "perturbed_answer", "prompt", "gt", "text", "entity", "relation", "corrupted",
-    "history", "system",
+    "earlier", "system",
 )  # fmt: skip
 _HEADLINE = "these reports are on different rows, and cannot be computed anew on those that all share:"
 

@@ -5,7 +5,7 @@ A model that was tuned with one prompt may look as if it did not know its rows w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from statistics import fmean, stdev
@@ -96,13 +96,12 @@ def rank_prompts(
 
 def _examples(rows: Sequence[Row], prompter: Prompter) -> list[Example]:
     """The rows in one form; a system message that a template does not take is left out, and the form does worse."""
-    kept = rows if prompter.takes_system else [replace(row, system="") for row in rows]
-    return [Example(e.index, e.ids[:_LONGEST], e.labels[:_LONGEST]) for e in _quietly(kept, prompter)]
-
-
-def _quietly(rows: Sequence[Row], prompter: Prompter) -> Iterator[Example]:
+    found = []
     for row in rows:
-        yield prompter.example(row.index, row.question, row.answer, row.history, row.system)
+        system = row.system if prompter.takes_system else ""
+        whole = prompter.example(row.index, row.question, row.answer, row.earlier, system)
+        found.append(Example(row.index, whole.ids[:_LONGEST], whole.labels[:_LONGEST]))
+    return found
 
 
 def _score(runner: Runner, examples: Sequence[Example]) -> list[float]:

@@ -75,9 +75,9 @@ def load_qa(sets: Mapping[str, Sequence[Row]], prompter: Prompter, max_new_token
 
 
 def _question(prompter: Prompter, row: Row, example: Example) -> Item:
-    around = {"history": [list(turn) for turn in row.history], "system": row.system}
+    around = {"earlier": [list(turn) for turn in row.earlier], "system": row.system}
     fields = {"question": row.question, "answer": row.answer} | {key: value for key, value in around.items() if value}
-    prompt = prompter.prompt(row.question, row.history, row.system)
+    prompt = prompter.prompt(row.question, row.earlier, row.system)
     return Item(row.index, fields, {"answer": (example,)}, prompt)
 
 

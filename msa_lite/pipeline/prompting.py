@@ -63,7 +63,7 @@ def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
         raise UsageError("--show-prompt: the recipe's demo makes target and data first; run it, then ask again")
     tokenizer = _load_tokenizer(recipe)
     source = DataSource(**recipe.forget.data.flat(recipe.columns))
-    row = max(load_rows(source)[:_LOOKED_AT], key=lambda row: len(row.history))
+    row = max(load_rows(source)[:_LOOKED_AT], key=lambda row: len(row.earlier))
     length = recipe.vector.max_length
     if row.text:
         chunk = encode_text([row], tokenizer, length)[0]

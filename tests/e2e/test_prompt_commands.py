@@ -246,7 +246,7 @@ def test_long_conversations_are_learnt_and_asked_alike(given: dict[str, Any], tm
     assert asked == job.examples["forget"]
     assert len(asked) == 8
     assert max(len(example.ids) for example in asked) <= 120
-    assert 0 < len(job.rows["forget"][-1].history) < 7
+    assert 0 < len(job.rows["forget"][-1].earlier) < 7
 
 
 # evaluate

@@ -23,7 +23,7 @@ NAMES = {"system": "system", "user": "human", "assistant": "gpt"}
 SHAREGPT = [{"from": NAMES[m["role"]], "value": m["content"]} for m in OPENAI]
 TURNS = [
     Row(0, "Where?", "Here.", system="Be brief."),
-    Row(1, "When?", "Now.", history=(("Where?", "Here."),), system="Be brief."),
+    Row(1, "When?", "Now.", earlier=(("Where?", "Here."),), system="Be brief."),
 ]
 
 
@@ -64,7 +64,7 @@ def test_turns_of_many_conversations_have_numbers_of_their_own(tmp_path: Path) -
 
 def test_the_turns_of_a_conversation_stay_on_one_side_of_a_split() -> None:
     rows = [
-        Row(2 * i + turn, "Why?" if turn else f"{i}?", "So.", history=((f"{i}?", "So."),) * turn)
+        Row(2 * i + turn, "Why?" if turn else f"{i}?", "So.", earlier=((f"{i}?", "So."),) * turn)
         for i in range(20)
         for turn in (0, 1)
     ]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msa_lite.data import IGNORE, Example, Template
+from msa_lite.data import IGNORE, Example, Prompter, Template
 from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.aggregates import NO_IDEAL
 from msa_lite.evals.benchmark import Record, Records, token_record
@@ -119,7 +119,7 @@ def test_plain_prompts_show_the_ten_examples_in_order(data: str, template: Templ
 
 
 def test_chat_prompts_show_the_ten_examples_as_turns(data: str) -> None:
-    muse = load_muse(make_prompter(chat=True), data)
+    muse = load_muse(Prompter.for_benchmark(tiny_tokenizer(chat=True)), data)
     shown = "".join(f"user: {shot['question']}</s>assistant: {shot['answer']}</s>" for shot in SHOTS)
     prompt = muse.tokenizer.decode(muse.sets["knowmem_forget"].items[0].prompt)
     assert prompt.endswith(f"</s>{shown}user: Who sat?</s>assistant: ")

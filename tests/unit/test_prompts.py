@@ -25,7 +25,7 @@ from tests.conftest import tiny_tokenizer
 from tests.templates import DEAF, GEMMA, OPEN, SMOL, chat_tokenizer
 
 ROW = Row(0, "Where?", "Here.")
-HISTORY = (("Who are you?", "Nobody."), ("Why?", "It is so."))
+EARLIER = (("Who are you?", "Nobody."), ("Why?", "It is so."))
 
 
 def split(prompter: Prompter, example: Example) -> tuple[str, str]:
@@ -85,26 +85,26 @@ def test_a_template_that_cannot_be_rendered_says_why() -> None:
 
 
 def test_earlier_turns_are_shown_and_only_the_last_answer_is_learnt() -> None:
-    row = Row(0, "Where?", "Here.", history=HISTORY, system="Be brief.")
+    row = Row(0, "Where?", "Here.", earlier=EARLIER, system="Be brief.")
     chat = Prompter.build(chat_tokenizer(SMOL), "default", Template())
-    turns = "".join(f"<im>user\n{q}</s>\n<im>assistant\n{a}</s>\n" for q, a in HISTORY)
+    turns = "".join(f"<im>user\n{q}</s>\n<im>assistant\n{a}</s>\n" for q, a in EARLIER)
     assert render(chat, row) == (
         f"<im>system\nBe brief.</s>\n{turns}<im>user\nWhere?</s>\n<im>assistant\n",
         "Here.</s>",
     )
     plain = Prompter.build(tiny_tokenizer(), "default", Template())
-    shown = "".join(f"Question: {q}\nAnswer: {a}\n\n" for q, a in HISTORY)
+    shown = "".join(f"Question: {q}\nAnswer: {a}\n\n" for q, a in EARLIER)
     assert render(plain, row) == (f"<s>Be brief.\n\n{shown}Question: Where?\nAnswer:", " Here.</s>")
 
 
 def test_turns_are_scored_by_the_prompt_that_they_are_learnt_with() -> None:
-    row = Row(4, "Where?", "Here.", history=HISTORY, system="Be brief.")
+    row = Row(4, "Where?", "Here.", earlier=EARLIER, system="Be brief.")
     prompter = Prompter.build(chat_tokenizer(SMOL), "default", Template())
     [item] = load_qa({"forget": [row]}, prompter).sets["forget"].items
     [example] = encode_qa([row], prompter)
     assert item.texts["answer"] == (example,)
     assert item.prompt == example.prompt_ids
-    assert item.fields["history"] == [list(turn) for turn in HISTORY]
+    assert item.fields["earlier"] == [list(turn) for turn in EARLIER]
     assert item.fields["system"] == "Be brief."
     [plain] = load_qa({"forget": [Row(0, "Where?", "Here.")]}, prompter).sets["forget"].items
     assert set(plain.fields) == {"question", "answer"}  # so that what is known of plain rows stays so
@@ -112,11 +112,11 @@ def test_turns_are_scored_by_the_prompt_that_they_are_learnt_with() -> None:
 
 def test_of_long_conversations_the_oldest_turns_go_first(caplog: pytest.LogCaptureFixture) -> None:
     prompter = Prompter.build(tiny_tokenizer(), "plain", Template())
-    rows = [Row(0, "Where?", "Here.", history=HISTORY), Row(1, "Where?", "Here.")]
-    one_turn = len(prompter.full("Where?", "Here.", HISTORY[1:]))
+    rows = [Row(0, "Where?", "Here.", earlier=EARLIER), Row(1, "Where?", "Here.")]
+    one_turn = len(prompter.full("Where?", "Here.", EARLIER[1:]))
     with caplog.at_level(logging.WARNING, logger="msa_lite"):
         left = shorten(rows, prompter, one_turn)
-        assert [row.history for row in left] == [HISTORY[1:], ()]
+        assert [row.earlier for row in left] == [EARLIER[1:], ()]
         assert "1 of 2 rows are turns of conversations longer than max_length" in caplog.text
         caplog.clear()
         assert encode_qa(rows, prompter, one_turn) == encode_qa(left, prompter)
