@@ -19,9 +19,7 @@ import click
 @click.option("--split", help="tofu: forget01, forget05 or forget10; restor: a0 to a3.")
 @click.option("--data", help="The benchmark's data, a folder or Hub id[@revision]; lm-eval: a folder of own tasks.")
 @click.option("--ideal", help="A model that never saw the forget set, or the report of an earlier evaluation of it.")
-@click.option(
-    "--tokenizer", help="Folder or repo[@revision] with the tokenizer of a model saved without one."
-)
+@click.option("--tokenizer", help="Folder or repo[@revision] with the tokenizer of a model saved without one.")
 @click.option("--judge", type=click.Choice(["none", "local", "openai"]), default="none", show_default=True)
 @click.option("--judge-model", help="The judge; openai: gpt-4o by default; local: a folder or repo[@revision].")
 @click.option("--judge-url", help="Address of an OpenAI-compatible server. The key is OPENAI_API_KEY.")

@@ -124,7 +124,8 @@ def fit_prior(target: Source, prior: Source, what: str = "prior") -> Source:
     theirs, own = load_checkpoint(target.folder), load_checkpoint(prior.folder)
     faults = compare_checkpoints(theirs, own, ("target", what))
     if faults:
-        raise MismatchError(join_faults(f"target {target.name} and {what} {prior.name} do not fit:", faults))
+        headline = f"target {target.name} and {what} {prior.name} do not fit, so it cannot be its prior:"
+        raise MismatchError(join_faults(headline, faults))
     known = None
     if has_tokenizer(target.tokenizer_folder) and has_tokenizer(prior.folder):
         sizes = [len(open_tokenizer(s.tokenizer_folder, s.name)) for s in (target, prior)]

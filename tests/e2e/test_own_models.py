@@ -216,7 +216,7 @@ def test_fewer_tokens_in_the_target_need_no_more_rows(recipe: dict[str, Any], hi
 def test_other_differences_are_refused_with_all_of_them(
     recipe: dict[str, Any], make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(MismatchError, match=r"(?s)do not fit:.*q_proj.*… and \d+ more"):
+    with pytest.raises(MismatchError, match=r"(?s)cannot be its prior:.*k_proj.*… and \d+ more"):
         prepared({**recipe, "prior": str(make_checkpoint("llama"))})
     assert not (tmp_path / "run").exists()
 
