@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,18 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 
+from msa_lite.data import Example
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.evals.models import load_model as load_to_score
 from msa_lite.io.adapter import ADAPTER_FILE, base_name
 from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.hub import fetch
 from msa_lite.io.tokenizer import copy_tokenizer, fetch_tokenizer, has_tokenizer
 from msa_lite.io.vocabulary import AddedRows, find_added_rows
-from msa_lite.train import FitSettings
+from msa_lite.train import FitSettings, fit_vector
 from msa_lite.train.model import load_model
 from msa_lite.train.vocabulary import cut_adapter, without_added_rows
+from tests.conftest import tiny_tokenizer
 from tests.handmade import read_checkpoint
 
 Make = Callable[..., Path]
@@ -149,3 +153,27 @@ def test_a_broken_adapter_config_is_told(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{")
     with pytest.raises(FormatError, match="not JSON"):
         base_name(tmp_path)
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_a_stopped_fit_of_an_extended_prior_ends_as_one_that_was_not(
+    make_checkpoint: Make, tmp_path: Path, mode: Any
+) -> None:
+    target, prior = make_checkpoint("llama", 3, vocab_size=MORE), make_checkpoint("llama", 1)
+    source = replace(fetch(str(prior)), added=rows_of(target, prior))
+    examples = [Example(i, [305, 10 + i, 20, 30 + i], [-100, 10 + i, 20, 30 + i]) for i in range(4)]
+    settings = FitSettings(mode, lora_rank=2, epochs=3, learning_rate=1e-3, batch_size=2, warmup_epochs=0)
+    common: dict[str, Any] = {"tokenizer": tiny_tokenizer(), "settings": settings}
+
+    def stop(label: str, done: int, total: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    fit_vector(source, examples, tmp_path / "calm", **common)
+    with pytest.raises(KeyboardInterrupt):
+        fit_vector(source, examples, tmp_path / "stopped", **common, progress=stop)
+    fit_vector(source, examples, tmp_path / "stopped", **common)
+    calm, stopped = (read_checkpoint(tmp_path / name) for name in ("calm", "stopped"))
+    assert all((calm[name] == stopped[name]).all() for name in calm)
+    if mode == "lora":
+        assert all("lora_" in name for name in calm)  # no copy of the extended embedding
