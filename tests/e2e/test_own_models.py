@@ -330,4 +330,4 @@ def test_one_weight_makes_another_model(recipe: dict[str, Any], history: Path, t
         model.model.embed_tokens.weight[-1, -1] += 1
     model.save_pretrained(tmp_path / "prior")
     tokenizer.save_pretrained(tmp_path / "prior")
-    prepared({**recipe, "prior": str(tmp_path / "prior")})
+    assert prepared({**recipe, "prior": str(tmp_path / "prior")}).sources["prior"].folder == tmp_path / "prior"
