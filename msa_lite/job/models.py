@@ -93,16 +93,17 @@ def write_out(key: str, adapter: Source, run: Path, progress: Progress) -> Sourc
             f"{key} {adapter.name}: this adapter cannot be merged into its base {name}. With PEFT, merge_and_unload() "
             f"and save_pretrained() may make a whole model of it; then name that folder. {error}"
         ) from error
-    return Source(adapter.name, out, hash_content(out))
+    return Source(adapter.pinned(), out, hash_content(out))
 
 
 def _with_tokenizer(recipe: Recipe, sources: dict[str, Source]) -> Source:
     """Return the target with the tokenizer that the recipe names, or its own."""
     target, name = sources["target"], recipe.tokenizer
     if name is not None:
-        prior = sources.get("prior")
-        same = prior is not None and name == prior.name
-        return replace(target, tokenizer=fetch_tokenizer(str(prior.folder) if prior and same else name))
+        place, prior = name, sources.get("prior")
+        if prior is not None and name == recipe.prior_checkpoint and is_adapter(Path(name).expanduser()):
+            place = str(prior.folder)  # the adapter, written out, with its base's tokenizer
+        return replace(target, tokenizer=replace(fetch_tokenizer(place), name=name))
     if has_tokenizer(target.folder):
         return target
     prior_name = recipe.prior_checkpoint
@@ -121,7 +122,8 @@ def fit_prior(target: Source, prior: Source, what: str = "prior") -> Source:
     theirs, own = load_checkpoint(target.folder), load_checkpoint(prior.folder)
     faults = compare_checkpoints(theirs, own, ("target", what))
     if faults:
-        raise MismatchError(join_faults(f"target {target.name} and {what} {prior.name} do not fit:", faults))
+        headline = f"target {target.name} and {what} {prior.name} do not fit, so it cannot be its prior:"
+        raise MismatchError(join_faults(headline, faults))
     known = None
     if has_tokenizer(target.tokenizer_folder) and has_tokenizer(prior.folder):
         sizes = [len(open_tokenizer(s.tokenizer_folder, s.name)) for s in (target, prior)]

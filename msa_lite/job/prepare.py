@@ -30,7 +30,7 @@ from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import check_space
 from msa_lite.io.progress import Progress, silent
-from msa_lite.io.vocabulary import vocabulary_size
+from msa_lite.io.vocabulary import token_tensors, vocabulary_size
 from msa_lite.job.models import check_apart, check_readings, open_models
 from msa_lite.job.prompting import resolve_prompt
 from msa_lite.job.questions import SETS, Choice, Questions, load_questions
@@ -129,6 +129,7 @@ def prepare(recipe: Recipe, plan: Plan, progress: Progress = silent) -> Job:
         check_apart(sources["target"], sources["prior"])
     target = load_checkpoint(sources["target"].folder)
     _check_lora_targets(recipe, target)
+    _check_same_rows(recipe, target, sources["prior"])
     check_space(plan.folder, _bytes_needed(target, recipe, plan))
 
     tokenizer = open_tokenizer(sources["target"].tokenizer_folder, recipe.target)
@@ -218,6 +219,22 @@ def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
             faults.append(f"{name}: the target has no such module{nearest(name, leaves)}")
     if faults:
         raise UsageError(join_faults("vector.lora.targets:", faults))
+
+
+def _check_same_rows(recipe: Recipe, target: Checkpoint, prior: Source) -> None:
+    """Raise UsageError where adapters on the embedding would have to be loaded beside a target of other tokens."""
+    theirs, own = token_tensors(target), token_tensors(load_checkpoint(prior.folder))
+    names = [name for name in theirs if name in own and theirs[name].shape != own[name].shape]
+    wanted = recipe.vector.lora.targets
+    if recipe.vector.mode == "full" or isinstance(wanted, str) or not names:
+        return
+    tuned = [part for part in wanted if any(f".{name}".endswith(f".{part}.weight") for name in names)]
+    keys = {"merge.as: adapter": recipe.merge.form == "adapter", "select.four_bit": recipe.select.four_bit}
+    for key in (key for key, is_set in keys.items() if is_set and tuned):
+        raise UsageError(
+            f"vector.lora.targets: {', '.join(tuned)}: target and prior differ in the number of tokens, so such an "
+            f"adapter cannot be put on the target ({key}); leave them out, or merge to a model"
+        )
 
 
 def _bytes_needed(target: Checkpoint, recipe: Recipe, plan: Plan) -> int:

@@ -205,6 +205,8 @@ def test_a_lora_vector_on_the_embedding_is_saved_as_one_of_the_prior(
         assert (after[name][:-1] != before[name][:-1]).any()
         assert after[name][-1].tobytes() == before[name][-1].tobytes()
     PeftModel.from_pretrained(load(folders["prior"])[0], str(tmp_path / "run/vectors/forget"))
+    with pytest.raises(UsageError, match=r"embed_tokens, lm_head: .* differ in the number of tokens, .*merge\.as"):
+        prepared({**recipe, "merge": {"as": "adapter"}})
 
 
 def test_fewer_tokens_in_the_target_need_no_more_rows(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:
@@ -216,7 +218,7 @@ def test_fewer_tokens_in_the_target_need_no_more_rows(recipe: dict[str, Any], hi
 def test_other_differences_are_refused_with_all_of_them(
     recipe: dict[str, Any], make_checkpoint: Callable[..., Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(MismatchError, match=r"(?s)do not fit:.*q_proj.*… and \d+ more"):
+    with pytest.raises(MismatchError, match=r"(?s)cannot be its prior:.*k_proj.*… and \d+ more"):
         prepared({**recipe, "prior": str(make_checkpoint("llama"))})
     assert not (tmp_path / "run").exists()
 
@@ -328,4 +330,4 @@ def test_one_weight_makes_another_model(recipe: dict[str, Any], history: Path, t
         model.model.embed_tokens.weight[-1, -1] += 1
     model.save_pretrained(tmp_path / "prior")
     tokenizer.save_pretrained(tmp_path / "prior")
-    prepared({**recipe, "prior": str(tmp_path / "prior")})
+    assert prepared({**recipe, "prior": str(tmp_path / "prior")}).sources["prior"].folder == tmp_path / "prior"

@@ -216,7 +216,7 @@ def _quantised(recipe: dict[str, Any], history: Path, folder: Path) -> None:
 def _other_shapes(recipe: dict[str, Any], history: Path, folder: Path) -> None:
     from tests.conftest import save_checkpoint, tiny_model
 
-    recipe["prior"] = str(save_checkpoint(folder / "other", tiny_model("llama", vocab_size=301)))
+    recipe["prior"] = str(save_checkpoint(folder / "other", tiny_model("llama")))
 
 
 def _no_column(recipe: dict[str, Any], history: Path, folder: Path) -> None:
@@ -244,7 +244,7 @@ def _unknown_key(recipe: dict[str, Any], history: Path, folder: Path) -> None:
         (_empty, 3, "the data set is empty"),
         (_no_column, 3, "no column 'reply'; there are 'question', 'answer'"),
         (_quantised, 3, "the target is quantised (quantization_config: gptq)"),
-        (_other_shapes, 3, "model.embed_tokens.weight: (300, 32) in the target, (301, 32) in the prior"),
+        (_other_shapes, 3, "model.layers.0.self_attn.k_proj.weight: (32, 32) in the target, (16, 32) in the prior"),
     ],
 )
 def test_bad_input_is_caught_before_anything_is_written(
@@ -342,7 +342,7 @@ def test_verify_finds_a_changed_file(recipe: dict[str, Any]) -> None:
 
 def test_a_target_and_a_prior_that_do_not_fit_name_their_tensors(recipe: dict[str, Any], tmp_path: Path) -> None:
     _other_shapes(recipe, tmp_path, tmp_path)
-    with pytest.raises(MismatchError, match=r"model\.embed_tokens\.weight"):
+    with pytest.raises(MismatchError, match=r"model\.layers\.0\.self_attn\.k_proj\.weight"):
         msa_lite.run(recipe)
 
 
