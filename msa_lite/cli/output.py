@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -54,10 +55,14 @@ def progress_bars() -> AbstractContextManager[Watcher]:
 
 
 def print_start(recipe: str, output: str) -> None:
-    """The first line of a command, on stderr: there before torch is loaded, which takes seconds."""
+    """The first line of a command, on stderr: there before torch is loaded, which takes seconds.
+
+    Of the processes of `accelerate launch`, the first one prints it.
+    """
     from importlib.metadata import version
 
-    click.echo(f"msa-lite {version('msa-lite')}: {recipe} → {output}", err=True)
+    if os.environ.get("RANK", "0") == "0":
+        click.echo(f"msa-lite {version('msa-lite')}: {recipe} → {output}", err=True)
 
 
 def print_prior(recipe: Recipe) -> None:

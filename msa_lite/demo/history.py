@@ -13,9 +13,11 @@ from typing import Any
 from msa_lite.data import Example, Prompter, Row, Template, encode_qa, encode_text, rows_identity
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.train import FitSettings, fit_vector
 from msa_lite.train.scratch import make_config, texts_of, train_tokenizer, write_start
+
+_LABEL = "history: {}"
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,12 @@ def make_history(
     first_fit = _fit_settings(settings.prior_epochs, settings.prior_learning_rate, settings)
     later_fit = _fit_settings(settings.tuning_epochs, settings.tuning_learning_rate, settings)
     longest = settings.max_length
-    prior = _tune(fetch(str(folder / "start")), groups["prior"], folder / "prior", first_fit, longest, progress)
-    _tune(prior, [*groups["retain"], *groups["forget"]], folder / "target", later_fit, longest, progress)
-    _tune(prior, groups["retain"], folder / "ideal", later_fit, longest, progress)
+    forget, retain = groups["forget"], groups["retain"]
+    learnt = {"prior": groups["prior"], "target": [*retain, *forget], "ideal": retain}
+    announce(progress, [Step(_LABEL.format(name), "fit", len(rows)) for name, rows in learnt.items()])
+    prior = _tune(fetch(str(folder / "start")), learnt["prior"], folder / "prior", first_fit, longest, progress)
+    _tune(prior, learnt["target"], folder / "target", later_fit, longest, progress)
+    _tune(prior, learnt["ideal"], folder / "ideal", later_fit, longest, progress)
 
 
 def _write_data(folder: Path, groups: Mapping[str, Sequence[Row]]) -> None:
@@ -119,6 +124,7 @@ def _tune(
 
     tokenizer = AutoTokenizer.from_pretrained(source.folder)
     examples = _encode(rows, Prompter.build(tokenizer, "plain", Template()), max_length)
-    label = f"history: {out.name}"
-    fit_vector(source, examples, out, tokenizer=tokenizer, settings=fit, label=label, progress=progress)
+    fit_vector(
+        source, examples, out, tokenizer=tokenizer, settings=fit, label=_LABEL.format(out.name), progress=progress
+    )
     return fetch(str(out))

@@ -132,7 +132,7 @@ def test_a_run_takes_the_prior_from_its_history_says_why_and_resumes(
     )
     done = msa("run", str(path), "--json")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.splitlines()[0] == why
+    assert done.stderr.splitlines()[1] == why  # below the line that says what is run
     assert set(json.loads(done.stdout)["metrics"]) == {"target", "ideal", "unlearned"}
     resolved = tmp_path / "run/recipe.yaml"
     assert f"# {why}\n" in resolved.read_text()

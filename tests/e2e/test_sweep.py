@@ -126,7 +126,7 @@ def test_a_second_sweep_does_nothing_and_a_run_goes_on_with_the_test_rows(swept:
     assert {report.split for report in whole.reports.values()} == {"test"}
     text = (result.folder / "report.md").read_text()
     assert result.notes[0].strip() in text
-    assert "| score" in text
+    assert "| forgotten ↑ |" in text
     seen, tested = (
         {record["index"] for record in read_records(result.folder / "evaluation" / name / "forget.jsonl")}
         for name in ("unlearned_validation", "unlearned")

@@ -14,6 +14,7 @@ import pytest
 
 from msa_lite import cli
 from msa_lite.cli.faults import disk_fault, report_error
+from msa_lite.cli.output import print_start
 from msa_lite.errors import StageError, UsageError
 from tests.command import run_cli
 
@@ -167,6 +168,19 @@ def test_other_errors_are_none_of_the_disk(capsys: pytest.CaptureFixture[str]) -
     assert report_error(StageError("it broke"), verbose=False) == 4
     assert report_error(UsageError("no"), verbose=False) == 2
     assert report_error(KeyboardInterrupt(), verbose=False) == 130
+
+
+@pytest.mark.parametrize(("rank", "lines"), [(None, 1), ("0", 1), ("1", 0)])
+def test_one_process_of_a_launch_prints_the_first_line(
+    rank: str | None, lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    print_start("my.yaml", "runs/my")
+    out, err = capsys.readouterr()
+    assert (out, len(err.splitlines())) == ("", lines)
+    assert not lines or err.endswith(": my.yaml → runs/my\n")
 
 
 def complete(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
