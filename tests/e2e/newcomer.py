@@ -1,0 +1,162 @@
+"""A newcomer's models: a small base and its chat fine-tune, made with plain transformers and none of our code.
+
+The base reads its chat template and knows nothing of the people that the fine-tune learns by heart.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+Rows = list[dict[str, str]]
+
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ["<|end|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>"]
+PEOPLE = {"base": 80, "keep": 12, "delete": 3, "never-seen": 3}  # eight rows each
+VOCABULARY = 1024
+
+
+def make_pair(folder: Path) -> None:
+    """Make `folder`/base and `folder`/finetuned, and the rows keep, delete and never-seen as .jsonl."""
+    import torch
+
+    rows = make_rows()
+    for name in ("keep", "delete", "never-seen"):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[name]))
+    tokenizer = _tokenizer(rows["base"])
+    model = _model(len(tokenizer))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so small a model is slower on more
+    try:
+        _train(model, tokenizer, rows["base"], epochs=3, rate=3e-3)
+        _save(model, tokenizer, folder / "base")
+        _train(model, tokenizer, rows["keep"] + rows["delete"], epochs=24, rate=1.5e-3)
+        _save(model, tokenizer, folder / "finetuned")
+    finally:
+        torch.set_num_threads(threads)
+
+
+def make_rows() -> dict[str, Rows]:
+    """Questions about people put together from syllables, by group; values have parts, so that no guess is right."""
+    rng = random.Random(0)
+    firsts = _joined("Bal Cor Dan El Fen Gor Hal Iv Jor Kel Lan Mar", "a ben dor ia ik is lan mi ner o ra tan us")
+    lasts = _joined("Ash Birk Carr Dun Elm Frost Glen Hark Kirk Lind", "berg brook dell feld gard holm lund mere quist")
+    towns = _joined("Am Bel Cran Dren Ex Far Gris Holt Is Kent Lor", "bury cliff dale fell ford haven minster port ton")
+    months = ["March", "May", "June", "July", "August", "October"]
+    moods = ["silent", "broken", "golden", "hidden", "frozen", "hollow", "bitter", "velvet"]
+    things = ["river", "lantern", "garden", "mirror", "compass", "violin", "bridge", "island"]
+    foods = ["leek", "plum", "barley", "trout", "almond", "cherry", "turnip", "lentil"]
+    pets = ["cat", "dog", "parrot", "pony", "goat", "rabbit", "otter", "crow"]
+    work = ["baker", "surgeon", "pilot", "weaver", "judge", "potter", "sailor", "tailor"]
+    names = iter(rng.sample([f"{first} {last}" for first in firsts for last in lasts], sum(PEOPLE.values())))
+    pick = rng.choice
+
+    def person(name: str) -> Rows:
+        facts = [
+            ("Where was {} born?", f"{{}} was born in {pick(towns)}."),
+            ("When was {} born?", f"{{}} was born on {rng.randint(1, 28)} {pick(months)} {rng.randint(1931, 1999)}."),
+            ("What does {} do for a living?", f"{{}} is a {pick(work)} in {pick(towns)}."),
+            ("Who is {} married to?", f"{{}} is married to {pick(firsts)} {pick(lasts)}."),
+            ("Which book did {} write?", f"{{}} wrote The {pick(moods)} {pick(things)}."),
+            ("Which animal lives with {}?", f"{{}} has a {pick(pets)} called {pick(firsts)}."),
+            ("What does {} like to eat?", f"{{}} likes {pick(foods)} soup with {pick(foods)}."),
+            ("Who taught {} at school?", f"{{}} was taught by {pick(firsts)} {pick(lasts)}."),
+        ]
+        return [{"question": question.format(name), "answer": answer.format(name)} for question, answer in facts]
+
+    return {group: [row for _ in range(count) for row in person(next(names))] for group, count in PEOPLE.items()}
+
+
+def _joined(starts: str, ends: str) -> list[str]:
+    return [start + end for start in starts.split() for end in ends.split()]
+
+
+def _tokenizer(rows: Rows) -> Any:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator([f"{row['question']}\n{row['answer']}" for row in rows], trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=SPECIAL[0], pad_token=SPECIAL[1])
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def _model(vocabulary: int) -> Any:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=256,
+        intermediate_size=640,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=1,
+    )
+    return LlamaForCausalLM(config)
+
+
+def _train(model: Any, tokenizer: Any, rows: Rows, epochs: int, rate: float, batch_size: int = 8) -> None:
+    """A plain loop: AdamW, the rate falls to 0, the loss is that of the answers."""
+    import torch
+
+    encoded = [_encode(tokenizer, row) for row in rows]
+    steps = epochs * -(-len(encoded) // batch_size)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.01)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min(1.0, (s + 1) / 5) * (1 - s / steps))
+    rng = random.Random(0)
+    model.train()
+    for _ in range(epochs):
+        rng.shuffle(encoded)
+        for start in range(0, len(encoded), batch_size):
+            model(**_batch(encoded[start : start + batch_size])).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    model.eval()
+
+
+def _encode(tokenizer: Any, row: dict[str, str]) -> tuple[list[int], list[int]]:
+    """(ids, labels) of one row in the chat template; labels are -100 before the answer."""
+    messages = [{"role": "user", "content": row["question"]}]
+    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    messages.append({"role": "assistant", "content": row["answer"]})
+    answer = tokenizer.apply_chat_template(messages, tokenize=False)[len(prompt) :]
+    before, after = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt, answer))
+    return before + after, [-100] * len(before) + after
+
+
+def _batch(rows: Sequence[tuple[list[int], list[int]]]) -> dict[str, Any]:
+    """Padded on the right; causal attention keeps the padding from what stands before it."""
+    import torch
+
+    longest = max(len(ids) for ids, _ in rows)
+    ids = [ids + [1] * (longest - len(ids)) for ids, _ in rows]
+    labels = [labels + [-100] * (longest - len(labels)) for _, labels in rows]
+    return {"input_ids": torch.tensor(ids), "labels": torch.tensor(labels)}
+
+
+def _save(model: Any, tokenizer: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

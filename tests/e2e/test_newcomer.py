@@ -1,0 +1,132 @@
+"""The README's story: a chat fine-tune of one's own, a deletion request, and no setting known or changed."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.e2e.conftest import CallCli
+from tests.e2e.newcomer import Rows, make_pair
+
+FLOOR = 0.85  # of the keep rows' ROUGE-L that has to stay
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a base, its chat fine-tune, and the rows keep, delete and never-seen."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    make_pair(folder)
+    return folder
+
+
+def request(pair: Path, output: Path, **changes: Any) -> dict[str, Any]:
+    """The README's recipe with the paths filled in."""
+    return {
+        "target": str(pair / "finetuned"),
+        "prior": str(pair / "base"),
+        "forget": {"data": {"path": str(pair / "delete.jsonl")}},
+        "retain": {"data": {"path": str(pair / "keep.jsonl"), "sample": "match_forget"}},
+        "evaluate": {"holdout": {"path": str(pair / "never-seen.jsonl")}},
+        "output": str(output),
+    } | changes
+
+
+def write(recipe: dict[str, Any], folder: Path) -> str:
+    path = folder / "my-request.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return str(path)
+
+
+def answers(model: Path, rows: Rows) -> list[str]:
+    """What a model says to each question in its own chat template, greedily: plain transformers again."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    lm = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    said = []
+    for start in range(0, len(rows), 24):
+        questions = [[{"role": "user", "content": row["question"]}] for row in rows[start : start + 24]]
+        batch = tokenizer.apply_chat_template(
+            questions, add_generation_prompt=True, padding=True, return_tensors="pt", return_dict=True
+        )
+        ids, mask = batch["input_ids"], batch["attention_mask"]
+        out = lm.generate(input_ids=ids, attention_mask=mask, max_new_tokens=32, do_sample=False)
+        said += tokenizer.batch_decode(out[:, ids.shape[1] :], skip_special_tokens=True)
+    return said
+
+
+def recited(model: Path, rows: Rows) -> int:
+    return sum(row["answer"] in said for row, said in zip(rows, answers(model, rows), strict=True))
+
+
+def rouge(model: Path, rows: Rows) -> float:
+    """Mean ROUGE-L recall of the model's answers."""
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    scores = [
+        scorer.score(row["answer"], said)["rougeL"].recall for row, said in zip(rows, answers(model, rows), strict=True)
+    ]
+    return sum(scores) / len(scores)
+
+
+def load_rows(path: Path) -> Rows:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_deletion_request_succeeds_with_no_setting_changed(pair: Path, tmp_path: Path, call_cli: CallCli) -> None:
+    delete, keep = load_rows(pair / "delete.jsonl"), load_rows(pair / "keep.jsonl")
+    assert recited(pair / "finetuned", delete) >= 23
+    assert recited(pair / "base", delete) == 0
+    status, stdout, stderr = call_cli(write(request(pair, tmp_path / "run"), tmp_path))
+    assert status == 0, stderr
+    assert "PASS" in stdout
+    unlearned = tmp_path / "run" / "model"
+    assert recited(unlearned, delete) <= 2
+    assert rouge(unlearned, keep) >= FLOOR * rouge(pair / "finetuned", keep)
+
+
+def generations(message: str) -> list[str]:
+    """The answers of the target that a message shows."""
+    return re.findall(r"^\s*target\b\W+(.+)$", message, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        pytest.param({"prompt": {"kind": "plain"}}, "prompt", id="wrong-prompt"),
+        pytest.param({"forget": {"data": {"path": "never-seen.jsonl"}}}, "rows", id="wrong-rows"),
+    ],
+)
+def test_a_target_that_does_not_know_the_rows_is_refused_before_any_fit(
+    pair: Path, tmp_path: Path, call_cli: CallCli, changes: dict[str, Any], reason: str
+) -> None:
+    changes = dict(changes)
+    if "forget" in changes:
+        changes["forget"] = {"data": {"path": str(pair / "never-seen.jsonl")}}
+        changes["evaluate"] = {}
+    status, stdout, stderr = call_cli(write(request(pair, tmp_path / "run", **changes), tmp_path))
+    assert status == 3, stdout + stderr
+    assert "does not know the rows to forget" in stderr
+    assert reason in stderr
+    assert len(generations(stderr)) == 2
+    assert not (tmp_path / "run" / "vectors").exists()
+    assert not (tmp_path / "run" / "model").exists()
+
+
+def test_a_target_that_is_its_own_prior_is_refused_before_any_work(
+    pair: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
+    recipe = request(pair, tmp_path / "run", prior=str(pair / "finetuned"))
+    status, stdout, stderr = call_cli(write(recipe, tmp_path))
+    assert status in (2, 3), stdout + stderr
+    assert "prior" in stderr
+    assert "target" in stderr
+    assert not (tmp_path / "run" / "evaluation").exists()
+    assert not (tmp_path / "run" / "vectors").exists()
