@@ -5,6 +5,7 @@ A model that was tuned with one prompt may look as if it did not know its rows w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
@@ -155,3 +156,20 @@ def _ties(best: RankedPrompt, other: RankedPrompt) -> bool:
     gaps = [a - b for a, b in zip(best.probabilities, other.probabilities, strict=True)]
     error = stdev(gaps) / sqrt(len(gaps)) if len(gaps) > 1 else 0.0
     return fmean(gaps) <= max(_ALIKE, 2 * error)
+
+
+def better_prompt(source: Source, rows: Sequence[Row], used: Prompter, seed: int = 0) -> str | None:
+    """Return what to put into a recipe where the model knows the rows in another form than the one used, in words.
+
+    None where it knows them in no form, or in the used one as well as in the best.
+    """
+    ranked = rank_prompts(source, used.tokenizer, rows, used, seed)
+    best = ranked[0]
+    own = next((item for item in ranked if item.prompter.describe() == used.describe()), None)
+    if best.probability < BAD or (own is not None and _ties(best, own)):
+        return None
+    against = f", against {own.probability:.2f} in this one" if own else ""
+    return (
+        f"it knows them as {best.name} (mean probability {best.probability:.2f}{against}): set "
+        f"`prompt: {json.dumps(best.prompter.settings(), ensure_ascii=False)}`"
+    )

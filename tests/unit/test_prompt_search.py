@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from msa_lite.data import SYSTEM_PROMPT, Prompter, Row, Template, encode_qa, make_collator
-from msa_lite.evals.prompt_search import MOST_ROWS, RankedPrompt, choose_prompt, prompt_forms, rank_prompts
+from msa_lite.evals.prompt_search import (
+    MOST_ROWS,
+    RankedPrompt,
+    better_prompt,
+    choose_prompt,
+    prompt_forms,
+    rank_prompts,
+)
 from msa_lite.io.hub import fetch
 from tests.conftest import tiny_model, tiny_tokenizer
 from tests.templates import GEMMA, SMOL, chat_tokenizer
@@ -55,6 +63,12 @@ def test_the_form_that_a_model_was_tuned_with_is_found(tmp_path: Path, form: str
     assert choice.chosen.prompter == forms[form]
     assert choice.why.startswith(f"{form}: answers have a mean probability of 0.")
     assert ranked[1].name in choice.why
+    assert better_prompt(source, ROWS, forms[form]) is None
+    other = forms["plain, nothing around question and answer"]
+    advice = better_prompt(source, ROWS, other)
+    assert advice is not None
+    assert advice.startswith(f"it knows them as {form} (mean probability 0.")
+    assert advice.endswith(f"set `prompt: {json.dumps(forms[form].settings())}`")
 
 
 def test_forms_are_those_that_the_tokenizer_has() -> None:
@@ -110,6 +124,7 @@ def test_no_more_rows_are_asked_than_it_takes(tmp_path: Path, make_checkpoint: A
     base = Prompter.build(tiny_tokenizer(), "plain", Template())
     rows = [Row(i, f"Where is {i}?", "Here.") for i in range(MOST_ROWS + 10)]
     source = fetch(str(make_checkpoint("llama")))
+    assert better_prompt(source, rows, base) is None  # it knows them in no form
     ranked = rank_prompts(source, base.tokenizer, rows, base)
     assert {len(item.probabilities) for item in ranked} == {MOST_ROWS}
     again = rank_prompts(source, base.tokenizer, rows, base)
