@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ ROWS = 32  # of each set that are looked at where there are no validation rows
 _BETTER = 0.2  # mean probability that another prompt has to gain to be the likely reason
 SHOWN = 2  # rows that a message shows with the target's answers
 FOLDER = "knowledge"
+_TRACES = {"recipe.yaml", ".lock", "evaluation", "probe"}
 GO_ON = "to go on all the same: `msa-lite run --accept`, or `verdict: off` in the recipe"
 
 
@@ -44,8 +46,15 @@ def check_knowledge(job: Job, accept: bool = False, progress: Progress = silent)
         return
     message = _message(job, fault, records["forget"])
     if not (accept or not job.recipe.verdict):
+        _remove_traces(job.folder)
         raise MismatchError(f"{message}\n{GO_ON}")
     logger.warning("%s", message)
+
+
+def _remove_traces(folder: Path) -> None:
+    """Remove a run's folder that holds no more than these checks have left: nothing else was done yet."""
+    if {path.name for path in folder.iterdir()} <= _TRACES:
+        shutil.rmtree(folder)
 
 
 def _score(job: Job, progress: Progress) -> tuple[Path, Path]:

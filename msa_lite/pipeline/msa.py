@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.baselines.methods import check_grids
-from msa_lite.errors import MismatchError, UsageError
+from msa_lite.errors import UsageError
 from msa_lite.evals.candidates import Values
 from msa_lite.evals.choice import load_choice
 from msa_lite.evals.records import stand_alone
@@ -153,13 +152,12 @@ def run_plan(
     recipe: Recipe, plan: Plan, progress: Progress, accept: bool = False, show_examples: bool = False
 ) -> RunResult:
     """The whole job, from the model that the plan says."""
-    is_new = not plan.folder.exists()
     with claimed(recipe, plan, progress, check_strengths) as job:
         (job.folder / VERDICT_FILE).unlink(missing_ok=True)  # of an earlier run, perhaps of another model
         announce(progress, run_steps(job))
         if plan.method == "msa" and (warning := cheap_probe(job, progress)):
             logger.warning("%s", warning)
-        _check(job, is_new, accept, progress)
+        check_knowledge(job, accept, progress)
         fit_vectors(job, job.vector_names, progress)
         swept = choose_strengths(job, progress)
         merged = merge_chosen(job, swept, progress)
@@ -176,16 +174,6 @@ def run_plan(
         shown = findings.examples if show_examples else ()
         write_summary(job, Summary(title, findings.verdict, swept.doubts, after, shown), merged, reports)
     return make_result(job, swept.values, merged, reports, findings)
-
-
-def _check(job: Job, is_new: bool, accept: bool, progress: Progress) -> None:
-    """Check what target and prior know; a folder that this run has made is removed where that stops it."""
-    try:
-        check_knowledge(job, accept, progress)
-    except MismatchError:
-        if is_new and job.recipe.demo is None:
-            shutil.rmtree(job.folder)
-        raise
 
 
 def make_result(

@@ -220,6 +220,13 @@ def test_overrides_reach_into_the_recipe_and_are_checked_like_it() -> None:
         load_recipe(SMALLEST, ["target.name=x"])
 
 
+@pytest.mark.parametrize(("value", "read"), [("off", False), ("on", True), (False, False), (True, True)])
+def test_the_verdict_is_switched_by_words_too(value: object, read: bool) -> None:
+    assert load_recipe(SMALLEST | {"verdict": value}).verdict == read
+    assert load_recipe(SMALLEST, [f"verdict={value}"]).verdict == read
+    assert load_recipe(SMALLEST).verdict
+
+
 def test_points_are_the_grid_and_beta_is_zero_without_a_retain_set() -> None:
     retain = {"data": {"path": "r.jsonl"}, "beta": [0, 1]}
     forget = {"data": {"path": "f.jsonl"}, "alpha": [0.5, 1]}
