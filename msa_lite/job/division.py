@@ -61,8 +61,8 @@ def divide_rows(rows: Rows, share: float | None, seed: int, limit: int | None = 
 
 
 def _units(rows: Sequence[Row]) -> list[str]:
-    """What can be drawn: questions, or texts; rows that ask the same stay together."""
-    return list(dict.fromkeys(row.question or row.text for row in rows))
+    """What can be drawn: questions, conversations or texts; rows that ask the same stay together."""
+    return list(dict.fromkeys(row.subject for row in rows))
 
 
 def _as_passages(rows: Mapping[str, list[Row]], most: int, seed: int) -> dict[str, list[Row]]:

@@ -13,7 +13,7 @@ from msa_lite.errors import MismatchError
 from msa_lite.evals.benchmark import ItemSet, Record
 from msa_lite.evals.evaluation import evaluate_benchmark
 from msa_lite.evals.knowledge import Fault, find_fault, known
-from msa_lite.evals.prompt_search import rank_prompts
+from msa_lite.evals.prompt_search import better_prompt
 from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.records import read_records
 from msa_lite.io.progress import Progress, silent
@@ -24,7 +24,6 @@ from msa_lite.report.examples import SideBySide, examples_text
 logger = logging.getLogger(__name__)
 
 ROWS = 32  # of each set that are looked at where there are no validation rows
-_BETTER = 0.2  # mean probability that another prompt has to gain to be the likely reason
 SHOWN = 2  # rows that a message shows with the target's answers
 FOLDER = "knowledge"
 _TRACES = {"recipe.yaml", ".lock", "evaluation", "probe"}
@@ -114,21 +113,13 @@ def _message(job: Job, fault: Fault, forget: Sequence[Record]) -> str:
 
 
 def _prompt_advice(job: Job) -> str:
-    """Name the prompt under which the target does know the rows, if one of a few plausible forms is such."""
+    """Say under which prompt the target does know the rows, if one of a few plausible forms is such."""
     questions = [row for row in job.rows["forget"] if not row.text]
     if not questions:  # texts are read as they are
         return ""
-    ranked = rank_prompts(job.sources["target"], job.prompter.tokenizer, questions, job.prompter, job.recipe.seed)
-    used = next((item for item in ranked if item.prompter.describe() == job.prompter.describe()), ranked[-1])
-    best = ranked[0]
-    if best.probability - used.probability < _BETTER:
-        return (
-            "wrong prompt? Ask as the rows were asked in training: `prompt:` in the recipe puts the text around them."
-        )
-    return (
-        f"wrong prompt: the answers have a mean probability of {used.probability:.2f} in the form that was used, and "
-        f"of {best.probability:.2f} in another ({best.name}). Set `prompt: auto` in the recipe, which takes that one."
-    )
+    if better := better_prompt(job.sources["target"], questions, job.prompter, job.recipe.seed):
+        return f"wrong prompt: {better}."
+    return "wrong prompt? Ask as the rows were asked in training: `prompt:` in the recipe puts text around them."
 
 
 def _shown(forget: Sequence[Record]) -> list[SideBySide]:
