@@ -311,7 +311,7 @@ class Recipe(Closed):
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """All (α, β) asked for; β is 0 without a retain set. None where one of them is searched."""
+        """All (α, β) asked for; β is 0 without a retain set. Empty where one of them is searched."""
         return [(alpha, beta) for alpha in self.alphas or [] for beta in self.betas or []]
 
 
