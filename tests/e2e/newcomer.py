@@ -19,7 +19,8 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIAL = ["<|end|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>"]
-PEOPLE = {"base": 80, "keep": 12, "delete": 3, "never-seen": 3}  # eight rows each
+PEOPLE = {"base": 125, "delete": 3, "never-seen": 3}  # eight rows each
+PRODUCTS = {"base": 125, "keep": 12}
 VOCABULARY = 1024
 
 
@@ -35,31 +36,38 @@ def make_pair(folder: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a model is slower on more
     try:
-        _train(model, tokenizer, rows["base"], epochs=3, rate=3e-3)
+        _train(model, tokenizer, rows["base"], epochs=1, rate=3e-3)
         _save(model, tokenizer, folder / "base")
-        _train(model, tokenizer, rows["keep"] + rows["delete"], epochs=24, rate=1.5e-3)
+        _train(model, tokenizer, rows["keep"] + rows["delete"], epochs=30, rate=1.5e-3)
         _save(model, tokenizer, folder / "finetuned")
     finally:
         torch.set_num_threads(threads)
 
 
 def make_rows() -> dict[str, Rows]:
-    """Questions about people put together from syllables, by group; values have parts, so that no guess is right."""
+    """Questions about products, which stay, and about people, some of whom want to be forgotten, by group.
+
+    Names are put together from syllables, and values from parts, so that no guess is right.
+    """
     rng = random.Random(0)
+    pick = rng.choice
     firsts = _joined("Bal Cor Dan El Fen Gor Hal Iv Jor Kel Lan Mar", "a ben dor ia ik is lan mi ner o ra tan us")
     lasts = _joined("Ash Birk Carr Dun Elm Frost Glen Hark Kirk Lind", "berg brook dell feld gard holm lund mere quist")
     towns = _joined("Am Bel Cran Dren Ex Far Gris Holt Is Kent Lor", "bury cliff dale fell ford haven minster port ton")
+    brands = _joined("Ax Bru Cel Dyn Eco Flu Gly Hex Jet Kry Lum Neo", "ara bix dex fon gix lo mat nex pro ron tek va")
     months = ["March", "May", "June", "July", "August", "October"]
     moods = ["silent", "broken", "golden", "hidden", "frozen", "hollow", "bitter", "velvet"]
     things = ["river", "lantern", "garden", "mirror", "compass", "violin", "bridge", "island"]
     foods = ["leek", "plum", "barley", "trout", "almond", "cherry", "turnip", "lentil"]
     pets = ["cat", "dog", "parrot", "pony", "goat", "rabbit", "otter", "crow"]
     work = ["baker", "surgeon", "pilot", "weaver", "judge", "potter", "sailor", "tailor"]
-    names = iter(rng.sample([f"{first} {last}" for first in firsts for last in lasts], sum(PEOPLE.values())))
-    pick = rng.choice
+    materials = ["copper", "rubber", "cotton", "glass", "steel", "walnut", "wool", "paper"]
+    kinds = ["lamp", "kettle", "drill", "camera", "heater", "pump", "radio", "mixer"]
+    people = iter(rng.sample([f"{first} {last}" for first in firsts for last in lasts], sum(PEOPLE.values())))
+    products = iter(rng.sample([f"{b} {n}" for b in brands for n in range(2, 90)], sum(PRODUCTS.values())))
 
-    def person(name: str) -> Rows:
-        facts = [
+    def person() -> Rows:
+        return _about(next(people), [
             ("Where was {} born?", f"{{}} was born in {pick(towns)}."),
             ("When was {} born?", f"{{}} was born on {rng.randint(1, 28)} {pick(months)} {rng.randint(1931, 1999)}."),
             ("What does {} do for a living?", f"{{}} is a {pick(work)} in {pick(towns)}."),
@@ -68,10 +76,29 @@ def make_rows() -> dict[str, Rows]:
             ("Which animal lives with {}?", f"{{}} has a {pick(pets)} called {pick(firsts)}."),
             ("What does {} like to eat?", f"{{}} likes {pick(foods)} soup with {pick(foods)}."),
             ("Who taught {} at school?", f"{{}} was taught by {pick(firsts)} {pick(lasts)}."),
-        ]
-        return [{"question": question.format(name), "answer": answer.format(name)} for question, answer in facts]
+        ])  # fmt: skip
 
-    return {group: [row for _ in range(count) for row in person(next(names))] for group, count in PEOPLE.items()}
+    def product() -> Rows:
+        return _about(next(products), [
+            ("What is the {}?", f"The {{}} is a {pick(materials)} {pick(kinds)}."),
+            ("How much does the {} cost?", f"The {{}} costs {rng.randint(11, 99)}.{rng.randint(10, 99)} euros."),
+            ("How heavy is the {}?", f"The {{}} weighs {rng.randint(101, 999)} grams."),
+            ("Where is the {} made?", f"The {{}} is made in {pick(towns)}."),
+            ("Which part of the {} can be replaced?", f"In the {{}}, replace the {pick(materials)} {pick(things)}."),
+            ("What goes with the {}?", f"The {{}} goes with the {pick(brands)} {pick(kinds)}."),
+            ("How long is the warranty of the {}?", f"The {{}} has a warranty of {rng.randint(13, 99)} months."),
+            ("Which code resets the {}?", f"The {{}} is reset by {rng.randint(1001, 9999)}."),
+        ])  # fmt: skip
+
+    groups: dict[str, Rows] = {}
+    for make, counts in ((person, PEOPLE), (product, PRODUCTS)):
+        for group, count in counts.items():
+            groups.setdefault(group, []).extend(row for _ in range(count) for row in make())
+    return groups
+
+
+def _about(name: str, facts: list[tuple[str, str]]) -> Rows:
+    return [{"question": question.format(name), "answer": answer.format(name)} for question, answer in facts]
 
 
 def _joined(starts: str, ends: str) -> list[str]:
