@@ -45,6 +45,16 @@ def knowing(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def learnt(quick_fits: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Models that know something, so that points differ and strong ones break."""
+    folder = tmp_path_factory.mktemp("learnt")
+    rates = {"prior_learning_rate": 5e-3, "tuning_learning_rate": 1e-2, "batch_size": 8}
+    settings = HistorySettings(**SIZES, **rates, prior_epochs=5, tuning_epochs=15)  # type: ignore[arg-type]
+    make_history(folder, make_groups(PEOPLE, seed=0), settings)
+    return folder
+
+
 def tiny_recipe(history: Path, output: Path) -> dict[str, Any]:
     """A recipe over the history that runs in seconds."""
     return {
