@@ -56,9 +56,14 @@ def _remove_traces(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
+def checks_validation(job: Job) -> bool:
+    """Whether the validation rows are looked at: where they are the user's own questions or texts."""
+    return isinstance(job.validation, Qa) and "forget" in job.validation.sets
+
+
 def _score(job: Job, progress: Progress) -> tuple[Path, Path]:
     """Folders with the records of target and prior."""
-    if isinstance(job.validation, Qa) and "forget" in job.validation.sets:
+    if checks_validation(job):
         evaluate_references(job, progress)  # what the target is reported beside
         target, prior = evaluate_target(job, progress), evaluate_prior(job, "validation", progress)
         assert prior is not None, "the run starts from the prior"

@@ -8,15 +8,40 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.qa import Qa
 from msa_lite.io.progress import Step
 from msa_lite.job import Job
+from msa_lite.pipeline.knowledge import checks_validation
 
 _SEARCHED = 10  # points that are scored where the recipe lists none
 
 
 def run_steps(job: Job) -> list[Step]:
     """The steps of a run of MSA."""
-    return [*fit_steps(job, job.vector_names), *sweep_steps(job), *score_steps(job)]
+    return [*merged_steps(job), *score_steps(job), *_prior_steps(job)]
+
+
+def merged_steps(job: Job) -> list[Step]:
+    """The steps up to a merged model: checks, fits, the choice, the merge. Nobody is asked the same twice."""
+    steps = [*check_steps(job), *fit_steps(job, job.vector_names), *sweep_steps(job)]
+    return list({step.label: step for step in steps}.values())
+
+
+def check_steps(job: Job) -> list[Step]:
+    """What target and prior are asked before anything is fitted."""
+    if job.plan.start != "prior":
+        return []
+    if not checks_validation(job):
+        return [Step("check: target", "check"), Step("check: prior", "check")]
+    assert job.validation is not None, "checked"
+    names = [name for name in ("ideal", "prior", "target") if name in job.sources]
+    return [Step(f"validation: {name}", "score", _items(job.validation, name)) for name in names]
+
+
+def _prior_steps(job: Job) -> list[Step]:
+    """What the prior is asked for the verdict where there is no ideal: it never saw the rows either."""
+    wanted = isinstance(job.test, Qa) and "forget" in job.test.sets and job.plan.start == "prior"
+    return [Step("test: prior", "score", _items(job.test, "prior"))] if wanted and "ideal" not in job.sources else []
 
 
 def fit_steps(job: Job, names: Iterable[str]) -> list[Step]:
@@ -29,7 +54,7 @@ def sweep_steps(job: Job, what: str = "alpha and beta", candidates: int | None =
     merge = Step("merge", "merge")
     if job.validation is None:
         return [merge]
-    items = _items(job.validation)
+    items = _items(job.validation, "ideal")
     count = candidates or len(job.recipe.points) or _SEARCHED
     ideal = [Step("validation: ideal", "score", items)] if "ideal" in job.sources else []
     choice = Step(f"choosing {what}", "choose", count + 1)
@@ -41,8 +66,10 @@ def score_steps(job: Job) -> list[Step]:
     if job.test is None:
         return []
     names = [name for name in ("ideal", "target") if name in job.sources] + ["unlearned"]
-    return [Step(f"scores: {name}", "score", _items(job.test)) for name in names]
+    return [Step(f"scores: {name}", "score", _items(job.test, name)) for name in names]
 
 
-def _items(benchmark: Benchmark) -> int:
-    return sum(len(part.items) for part in benchmark.sets.values())
+def _items(benchmark: Benchmark | None, model: str) -> int:
+    """Questions that a model is asked; the prior is asked about the forget rows alone."""
+    sets = benchmark.sets if benchmark else {}
+    return sum(len(part.items) for name, part in sets.items() if model != "prior" or name == "forget")

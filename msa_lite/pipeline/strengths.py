@@ -36,7 +36,7 @@ from msa_lite.pipeline.stages import (
     row_hashes,
     validation_of,
 )
-from msa_lite.pipeline.steps import fit_steps, sweep_steps
+from msa_lite.pipeline.steps import merged_steps
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE, Report, Sweep, load_report
 from msa_lite.report.points import score_heading, shown_score
@@ -110,7 +110,7 @@ def sweep_plan(recipe: Recipe, plan: Plan, progress: Progress, crew: Crew | None
             "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
         )
     with claimed(recipe, plan, progress, check_strengths) as job:
-        announce(progress, [*fit_steps(job, job.vector_names), *sweep_steps(job)])
+        announce(progress, merged_steps(job))
         check_knowledge(job, progress=progress)
         fit_vectors(job, job.vector_names, progress)
         swept = choose_strengths(job, progress, crew)

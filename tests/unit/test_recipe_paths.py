@@ -56,7 +56,7 @@ def test_what_lies_beside_the_recipe_is_taken_from_there_and_told_in_a_line(
     place: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("msa_lite"), "propagate", True)
-    caplog.set_level(logging.INFO, "msa_lite.recipe.paths")
+    caplog.set_level(logging.INFO, "msa_lite.notices")
     recipe = read(write(place))
     assert recipe.history is not None
     assert recipe.retain is not None
