@@ -121,6 +121,7 @@ def _choose(work: Work, label: str, progress: Progress, crew: Crew | None) -> No
             if not new:
                 break
             asked = [*asked, *new]
+        progress(label, len(asked) + 1, len(asked) + 1)  # a search may end before its most points
         ranked = _rank_all(folder, validation, asked)
         work.open(asked, done=True)
     work.close({TARGET, IDEAL, *map(candidate_name, asked)})
@@ -155,8 +156,11 @@ def _score_all(work: Work, asked: Sequence[Values], label: str, progress: Progre
     """
     todo: dict[str, Values | None] = {TARGET: None} | {candidate_name(values): values for values in asked}
 
+    search = work.candidates.search
+    likely = max(len(todo), 1 + search.most if search and search.alphas is None else 0)
+
     def tell() -> None:
-        progress(label, len(todo) - len(work.missing(list(todo))), len(todo))
+        progress(label, len(todo) - len(work.missing(list(todo))), likely)
 
     for part in ({TARGET: None}, todo):
         while True:
