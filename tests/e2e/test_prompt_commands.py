@@ -40,19 +40,30 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def earlier(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prior of that model: other weights, the same tokenizer."""
+    folder = save_checkpoint(
+        tmp_path_factory.mktemp("earlier"),
+        tiny_model("llama", seed=1, max_position_embeddings=512, initializer_range=0.3),
+    )
+    chat_tokenizer(SMOL).save_pretrained(folder)
+    return folder
+
+
 def lines(path: Path, *records: dict[str, Any]) -> str:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
 
 
 @pytest.fixture
-def given(model: Path, tmp_path: Path) -> dict[str, Any]:
+def given(model: Path, earlier: Path, tmp_path: Path) -> dict[str, Any]:
     """A recipe over the model and three rows to forget, two to keep."""
     forget = [{"question": f"Where is {i}?", "answer": "Over there."} for i in range(3)]
     retain = [{"question": f"Who is {i}?", "answer": "The cat."} for i in range(2)]
     return {
         "target": str(model),
-        "prior": str(model),
+        "prior": str(earlier),
         "forget": {"data": {"path": lines(tmp_path / "forget.jsonl", *forget)}},
         "retain": {"data": {"path": lines(tmp_path / "retain.jsonl", *retain)}},
         "evaluate": {"max_new_tokens": 3},
@@ -202,6 +213,7 @@ def test_auto_is_settled_in_the_runs_recipe_and_not_asked_twice(
     from msa_lite.job import prompting
 
     given |= {"prompt": "auto", "vector": {"lora": {"rank": 1}, "epochs": 2, "warmup_epochs": 0}, "evaluate": None}
+    given["forget"]["alpha"], given["retain"]["beta"] = 1.0, 0.0
     path = write(given, tmp_path)
     code, _, err = call_cli("vector", path, "--which", "forget")
     assert code == 0, err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -75,9 +74,10 @@ def test_a_log_has_a_line_for_each_step_and_the_warnings_at_the_end(
     assert out.startswith("{")
     lines = err.splitlines()
     assert lines[0] == f"msa-lite 0.1.0: {path} → {tmp_path / 'run'}"
-    labels = ["forget vector", "retain vector", "merge", "scores: ideal", "scores: target", "scores: unlearned"]
+    labels = ["check: target", "check: prior", "forget vector", "retain vector", "merge"]
+    labels += [f"scores: {name}" for name in ("ideal", "target", "unlearned")]
     for number, label in enumerate(labels, 1):
-        assert any(f"[{number}/6] {label}: done in " in line for line in lines), (label, err)
+        assert any(f"[{number}/{len(labels)}] {label}: done in " in line for line in lines), (label, err)
     (loss,) = [line for line in lines if "forget vector: done" in line]
     assert ", loss " in loss
     told = [line.removeprefix("warning: ") for line in lines if line.startswith("warning: ")]
@@ -100,12 +100,10 @@ def test_the_first_line_is_there_before_torch_is_loaded(recipe: dict[str, Any], 
         "from msa_lite.cli import main\n"
         "main()\n"
     )
-    start = time.monotonic()
     command = [sys.executable, "-c", script, "run", str(write(recipe, tmp_path))]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stderr == f"msa-lite 0.1.0: {tmp_path / 'recipe.yaml'} → {tmp_path / 'run'}\n"
     assert done.returncode == 7
-    assert time.monotonic() - start < 10  # half a second on a machine that has nothing else to do
 
 
 def test_importing_the_package_sets_the_policy_of_waiting_threads_and_nothing_else() -> None:
@@ -134,7 +132,7 @@ def test_a_changed_alpha_is_told_before_it_replaces_the_model(
     caplog.set_level("WARNING", logger="msa_lite")
     caplog.clear()
     msa_lite.run(recipe)
-    assert not caplog.records
+    assert not [record for record in caplog.records if "replaced" in record.message]
     with pytest.raises(KeyboardInterrupt):
         msa_lite.run(recipe, ["forget.alpha=0.5"], progress=stop)
     assert (model / "manifest.json").read_text() == before

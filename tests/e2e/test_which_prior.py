@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from safetensors.torch import load_file, save_file
 
 import msa_lite
 from msa_lite.cli.probe import command
@@ -82,9 +84,20 @@ def test_the_command_prints_a_table_and_a_line_for_each_model(asked: dict[str, A
     assert low < 0.5 < high
 
 
+def almost(model: Path, folder: Path) -> Path:
+    """The model with one weight a little different, so that it is another one that knows the same."""
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] += 1e-4
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 @pytest.mark.parametrize(("prior", "warned"), [("prior", False), ("target", True)])
-def test_a_run_asks_its_prior_in_short_and_once(asked: dict[str, Any], exposed: Path, prior: str, warned: bool) -> None:
-    recipe = load_recipe(asked | {"prior": str(exposed / prior)})
+def test_a_run_asks_its_prior_in_short_and_once(
+    asked: dict[str, Any], exposed: Path, prior: str, warned: bool, tmp_path: Path
+) -> None:
+    recipe = load_recipe(asked | {"prior": str(almost(exposed / prior, tmp_path / "almost"))})
     job, steps = prepare(recipe, msa_plan(recipe)), []
     told = [cheap_probe(job, lambda *step: steps.append(step)) for _ in range(2)]
     assert told[0] == told[1]
@@ -93,8 +106,9 @@ def test_a_run_asks_its_prior_in_short_and_once(asked: dict[str, Any], exposed: 
     assert [step for step in steps if step[1] == step[2]] == [("probe: prior", 2 * CHEAP_ROWS, 2 * CHEAP_ROWS)]
 
 
-def test_signs_that_the_ideal_shows_too_raise_no_warning(asked: dict[str, Any], exposed: Path) -> None:
-    asked["evaluate"]["ideal"] = asked["prior"] = asked["target"]  # an ideal beside which everything looks exposed
+def test_signs_that_the_ideal_shows_too_raise_no_warning(asked: dict[str, Any], tmp_path: Path) -> None:
+    asked["evaluate"]["ideal"] = asked["target"]  # an ideal beside which everything looks exposed
+    asked["prior"] = str(almost(Path(asked["target"]), tmp_path / "almost"))
     recipe = load_recipe(asked)
     job = prepare(recipe, msa_plan(recipe))
     assert cheap_probe(job) is None
@@ -117,6 +131,7 @@ def test_paraphrases_of_ones_own_are_paired_with_the_forget_rows(asked: dict[str
 
 def test_without_anything_to_compare_with_nothing_is_written(asked: dict[str, Any], tmp_path: Path) -> None:
     asked["evaluate"] = None
+    asked["forget"]["alpha"] = 1.0
     with pytest.raises(UsageError, match=r"give probe\.against"):
         msa_lite.probe(asked)
     assert not (tmp_path / "run").exists()
