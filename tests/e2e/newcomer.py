@@ -36,9 +36,9 @@ def make_pair(folder: Path) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a model is slower on more
     try:
-        _train(model, tokenizer, rows["base"], epochs=1, rate=3e-3)
+        _train(model, tokenizer, rows["base"], epochs=3, rate=3e-3)
         _save(model, tokenizer, folder / "base")
-        _train(model, tokenizer, rows["keep"] + rows["delete"], epochs=30, rate=1.5e-3)
+        _train(model, tokenizer, rows["keep"] + rows["delete"], epochs=20, rate=9e-4)
         _save(model, tokenizer, folder / "finetuned")
     finally:
         torch.set_num_threads(threads)
