@@ -13,9 +13,10 @@ import click
 import pytest
 
 from msa_lite import cli
-from msa_lite.cli.faults import disk_fault, report_error
+from msa_lite.cli.faults import report_error
 from msa_lite.cli.output import print_start
 from msa_lite.errors import StageError, UsageError
+from msa_lite.io.disk import disk_fault
 from tests.command import run_cli
 
 Call = Callable[..., tuple[int, str, str]]
