@@ -167,7 +167,8 @@ def main() -> None:
     name, out = arguments.benchmark, arguments.out or Path(f"runs/{arguments.benchmark}-small")
     case = CASES[name]
     groups = {group: rows[: arguments.limit] for group, rows in case.load_groups(arguments.data).items()}
-    epochs = [max(1, round(arguments.epochs * count)) for count in case.epochs]
+    # Two at least: a warm-up begins at rate 0, and a target that has learnt nothing is its own prior.
+    epochs = [max(2, round(arguments.epochs * count)) for count in case.epochs]
     settings = HistorySettings(
         hidden_size=192,
         layers=4,
