@@ -187,7 +187,7 @@ class Vector:
 
     @property
     def is_cut(self) -> bool:
-        """Whether some of its tensors have other tokens than the target's."""
+        """Check whether some of its tensors have other tokens than the target's."""
         return any(isinstance(d, CommonRows) or (isinstance(d, Product) and d.count) for d in self.deltas.values())
 
     @property

@@ -23,22 +23,22 @@ _ROLES = {
 
 
 class Unreadable(ValueError):
-    """What is wrong with a record, in words."""
+    """Return what is wrong with a record, in words."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a record holds: turns (question, answer), the first of which may follow a system message."""
+    """The content of a record: turns (question, answer), the first of which may follow a system message."""
 
     turns: Turns
     system: str = ""
     unanswered: bool = False
-    """Whether a question without an answer stood at the end."""
+    """True where a question without an answer stood at the end."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """How records are read. columns: those that it needs."""
+    """A way to read records. columns: those that it needs."""
 
     columns: tuple[str, ...]
     read: Callable[[Record], Conversation]

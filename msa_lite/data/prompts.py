@@ -32,7 +32,7 @@ class Template:
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """How rows are to become text, before a tokenizer is known."""
+    """The wanted prompt, before a tokenizer is known."""
 
     kind: Literal["default", "chat", "plain", "auto"] = "default"
     """default: the chat template where there is one, else the plain one, and of published benchmarks their own prompt;
@@ -71,11 +71,11 @@ class Prompter:
     template: Template
     """The plain template, used where `use_chat` is False."""
     use_chat: bool
-    """Whether the tokenizer's chat template is used."""
+    """True to use the tokenizer's chat template."""
     system: str | None = None
     """The system message; a row's own goes before it."""
     published: bool = False
-    """Whether answers end as open-unlearning has it: whatever the chat template ends with, an end token comes last."""
+    """True to end answers as open-unlearning does: an end token comes last, whatever the chat template ends with."""
 
     @classmethod
     def build(
@@ -134,14 +134,14 @@ class Prompter:
 
     @cached_property
     def takes_system(self) -> bool:
-        """Whether a system message comes to stand in the prompt."""
+        """Check whether a system message can stand in the prompt; some chat templates refuse or drop it."""
         if not self.use_chat:
             return True
         return self._system_fault() is None and _MARK in self._render("a", None, system=_MARK)
 
     @cached_property
     def _ends_turns(self) -> bool:
-        """Whether the chat template puts something behind an answer, which then ends it."""
+        """Check whether the chat template itself ends an answer."""
         return bool(self._render("a", _MARK).rpartition(_MARK)[2].strip())
 
     def describe(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ class Prompter:
 
     @property
     def sentence(self) -> str:
-        """Which prompt this is, in words."""
+        """Return the prompt in words."""
         if not self.use_chat:
             system = "" if self.system is None or self.published else f"{self.system!r}, "
             return f"{system}{self.template.prompt!r} and {self.template.answer!r}, no chat template"

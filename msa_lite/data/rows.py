@@ -39,7 +39,7 @@ class Row:
 
     @property
     def subject(self) -> str:
-        """What rows that belong together have in common: the text, or the first question of the conversation."""
+        """Return what rows that belong together share: the text, or the first question of the conversation."""
         return self.text or (self.earlier[0][0] if self.earlier else self.question)
 
 
@@ -104,7 +104,7 @@ def _check_columns(source: DataSource, found: Sequence[str]) -> Form | None:
 
 
 def _example(source: DataSource, found: Sequence[str]) -> str:
-    """What to write into `columns`, with columns that are there where they suffice."""
+    """Return the line to write into `columns`, with columns of the data where they suffice."""
     wanted = ["text"] if source.format == "text" else ["question", "answer"]
     names = list(found) if len(found) >= len(wanted) else ["…"] * len(wanted)
     return "{" + ", ".join(f"{key}: {name}" for key, name in zip(wanted, names, strict=False)) + "}"

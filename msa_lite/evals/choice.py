@@ -132,7 +132,7 @@ def _choose(work: Work, label: str, progress: Progress, crew: Crew | None) -> No
 
 
 def _searched(work: Work, asked: Sequence[Values]) -> list[Values]:
-    """What a search tries next, given the ranks of all that was asked; none where it has ended, or there is none."""
+    """Return the points that a search tries next, given the ranks so far; none where it has ended, or there is none."""
     search = work.candidates.search
     if search is None:
         return []
@@ -258,7 +258,7 @@ class _Ranked:
 
 
 def _line(rank: Rank | str) -> dict[str, Any]:
-    """What choice.json tells of a candidate."""
+    """Return the entry of a candidate in choice.json."""
     if isinstance(rank, str):
         return {"score": None, "met": False, "note": rank}
     return {"score": rank.value, "met": rank.met, **({"note": rank.note} if rank.note else {})}
@@ -283,7 +283,7 @@ def _rank_all(folder: Path, validation: Validation, asked: Sequence[Values]) -> 
 
 
 def _gentleness(values: Values) -> Point:
-    """What is larger for gentler strengths; nothing for what has none."""
+    """Return a key that is larger for gentler strengths; candidates without strengths are equal."""
     return gentleness((float(values.get("alpha", 0.0)), float(values.get("beta", 0.0))))
 
 

@@ -26,10 +26,10 @@ _KNOWMEM = {"knowmem_forget": "knowmem_f", "knowmem_retain": "knowmem_r"}  # MUS
 
 @dataclass(frozen=True)
 class Evidence:
-    """What lies beside the metrics of a candidate."""
+    """Evidence beside the metrics of a candidate."""
 
     prior: Metrics = field(default_factory=dict)
-    """What the prior scores on the forget rows, which it never saw; empty where nobody asked it."""
+    """The prior's scores on the forget rows, which it never saw; empty where it was not scored."""
     pairs: Pairs = field(default_factory=dict)
     """Scores row by row, of the metrics that are means of rows."""
 

@@ -56,7 +56,7 @@ def lost_too_much(metrics: Metrics, reference: Metrics, keep: float, pairs: Pair
 
 
 def _kept_rows(shares: dict[str, float], reference: Metrics, pairs: Pairs) -> list[tuple[float, float]]:
-    """What each row adds to `kept_share`, for the candidate and for the target; nothing where scores lack rows."""
+    """Return what each row adds to `kept_share`, for candidate and target; nothing where scores lack rows."""
     if not shares or len({len(pairs.get(name, ())) for name in shares}) > 1:
         return []
     weights = _weights(reference)

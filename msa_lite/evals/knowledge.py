@@ -33,8 +33,10 @@ _Z95 = 1.96
 
 @dataclass(frozen=True)
 class Fault:
-    """What speaks against a run: "unknown" (the target scores like the prior), "other rows" (it scores as on rows that
-    it was not trained on) or "seen" (the prior knows the rows), and the figures, as half a sentence.
+    """A reason not to start a run, with its figures as half a sentence.
+
+    kind: "unknown" (the target scores like the prior), "other rows" (it scores as on rows that it was not trained on)
+    or "seen" (the prior knows the rows).
     """
 
     kind: Kind
@@ -73,8 +75,9 @@ def find_fault(
 
 
 def known(record: Record) -> float:
-    """How much of a row a model gives away, in [0, 1]: the mean of accuracy, ROUGE-L and extraction strength of a
-    question; of a text, exact memorization.
+    """Return how much of a row a model gives away, in [0, 1].
+
+    Of a question: the mean of accuracy, ROUGE-L and extraction strength. Of a text: exact memorization.
     """
     names = ("exact_memorization",) if "text" in record else ("accuracy", "rouge_l", "extraction_strength")
     return sum(score_of(record, name) or 0.0 for name in names) / len(names)
@@ -93,7 +96,7 @@ def _paired_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
 
 
 def _has_seen(target: Sequence[Record], prior: Sequence[Record], holdout: Sequence[Record]) -> bool:
-    """Whether the prior recites many of the rows that the target recites, beyond what can be guessed.
+    """Check whether the prior recites many of the rows that the target recites, more than can be guessed.
 
     What can be guessed is the share of holdout rows that the target recites.
     """

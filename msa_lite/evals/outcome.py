@@ -25,7 +25,7 @@ Models = Mapping[str, Records]
 
 
 class _Scores(NamedTuple):
-    """Which scores of which sets say what can be drawn out, and what is kept."""
+    """The scores, by set, that measure what can be drawn out and what is kept."""
 
     noun: str
     exposed: Sequence[tuple[str, str]]  # (set, score)
@@ -87,7 +87,7 @@ def _forgotten(models: Models, first: str, scores: _Scores) -> Forgotten:
 
 
 def _said(gone: int, recited: Mapping[str, int], holdout: int, rows: int, left: float | None, noun: str) -> str:
-    """What happened to the rows. Of a target that recites few of them word by word, what is left says more.
+    """Say what happened to the rows. Where the target recites few of them, the share that is left says more.
 
     holdout: rows of the holdout set that could be recited.
     """
@@ -103,8 +103,10 @@ def _said(gone: int, recited: Mapping[str, int], holdout: int, rows: int, left: 
 
 
 def is_recited(record: Record) -> bool:
-    """Whether a row is recited: its reference stands whole in the greedy answer. Of a text or a passage, which is not
-    answered, whether 90 % of it is (`RECITED`): of tokens predicted, or of ROUGE-L.
+    """Check whether a row is recited.
+
+    A question is where the whole reference stands in the greedy answer. A text is where 90 % of its tokens are
+    predicted, a passage where its ROUGE-L is 0.9 (`RECITED`).
     """
     if "text" in record:
         return (record.get("exact_memorization") or 0.0) >= RECITED

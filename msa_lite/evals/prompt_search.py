@@ -42,7 +42,7 @@ class RankedPrompt:
     name: str
     """The form in words."""
     prompter: Prompter
-    """What renders it; `prompter.settings()` is the recipe's `prompt` that stands for it."""
+    """The prompter of the form; `prompter.settings()` is the recipe's `prompt` that stands for it."""
     probabilities: tuple[float, ...]
     """Of each row's answer: the geometric mean of its tokens' probabilities."""
 
@@ -152,7 +152,7 @@ def choose_prompt(ranked: Sequence[RankedPrompt], order: Sequence[str]) -> Promp
 
 
 def _ties(best: RankedPrompt, other: RankedPrompt) -> bool:
-    """Whether the difference between two forms is within twice its standard error over the rows."""
+    """Check whether two forms differ by no more than twice the standard error over the rows."""
     gaps = [a - b for a, b in zip(best.probabilities, other.probabilities, strict=True)]
     error = stdev(gaps) / sqrt(len(gaps)) if len(gaps) > 1 else 0.0
     return fmean(gaps) <= max(_ALIKE, 2 * error)

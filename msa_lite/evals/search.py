@@ -52,7 +52,7 @@ class StrengthSearch:
     """The same for β; a single 0 without a retain set."""
 
     def describe(self) -> dict[str, Any]:
-        """What decides the points, JSON-able."""
+        """Return what decides the points, JSON-able."""
         return {
             "alpha": "auto" if self.alphas is None else [*self.alphas],
             "beta": "auto" if self.betas is None else [*self.betas],
@@ -60,7 +60,7 @@ class StrengthSearch:
 
     @property
     def most(self) -> int:
-        """How many points are tried at most, where α is searched."""
+        """Return the largest number of points that are tried where α is searched."""
         return 6 + 2 * len(self.betas or SHARES)
 
     def next_points(self, scored: Scored) -> list[Point]:

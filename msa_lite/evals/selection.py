@@ -37,18 +37,18 @@ _BESIDE_IDEAL = {"forget_quality", "min_k_gap", "min_k_pp_gap", "privleak", *_JU
 
 @dataclass(frozen=True, order=True)
 class Rank:
-    """How good a candidate is; the highest is chosen, and of equals the gentlest."""
+    """The rank of a candidate; the highest is chosen, and of equals the gentlest."""
 
     met: bool
-    """Whether it meets the conditions of the rule; one that does is above all that do not."""
+    """True where it meets the conditions of the rule; such a candidate is above all others."""
     value: float
-    """What orders candidates that are alike in that; higher is better."""
+    """The score that orders candidates alike in `met`; higher is better."""
     kept: float = 1.0
-    """What orders candidates that are alike in that, too: the share of the retain set that is left, by 0.01."""
+    """The tie-break: the share of the retain set that is left, by 0.01."""
     aim: Literal["stronger", "gentler", "enough"] | None = field(default=None, compare=False)
-    """What this candidate calls for: more forgetting, less loss, neither; None where the rule cannot tell."""
+    """The direction of a better candidate: more forgetting, less loss, neither; None where the rule cannot tell."""
     note: str | None = field(default=None, compare=False)
-    """Which condition it does not meet, and by how much."""
+    """The condition that it does not meet, and by how much."""
 
 
 class Rule(Protocol):
@@ -241,7 +241,7 @@ class Condition:
         return missing if missing > 1e-9 else 0.0
 
     def miss(self, metrics: Metrics, reference: Metrics, ideal: Metrics | None) -> str:
-        """What a candidate has in the place of what is wanted, in words."""
+        """Return what a candidate has instead of what is wanted, in words."""
         value = metrics.get(self.metric)
         bound = self.factor * self._unit(reference, ideal)
         found = "is not there" if value is None else f"is {value:.3f}"

@@ -191,7 +191,7 @@ def _load_sets(sets: Mapping[str, DataSource], limit: int | None, seed: int) -> 
 def _find_prompter(
     source: Source, tokenizer: Any, wanted: PromptSettings, rows: Mapping[str, Sequence[Row]], seed: int
 ) -> Prompter:
-    """What renders prompts; of kind auto, the form that the model knows its rows in, those to keep where there are."""
+    """Return the prompter. With kind auto, the model's rows choose its form: the retain rows, where there are any."""
     if wanted.kind != "auto":
         return make_prompter(tokenizer, wanted)
     base = make_prompter(tokenizer, replace(wanted, kind="default"))

@@ -47,7 +47,7 @@ class Validation:
         }
 
     def describe_rule(self) -> dict[str, Any]:
-        """What candidates are ranked by, given their scores, JSON-able."""
+        """Return what decides the ranks of scored candidates, JSON-able."""
         prior = {"prior": ideal_identity(self.prior)} if self.prior else {}
         return {"rule": self.rule.describe(), **prior}
 

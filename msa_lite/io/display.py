@@ -124,7 +124,7 @@ def shown(notices: Notices) -> Iterator[Watcher]:
 
 @dataclass
 class Work:
-    """What goes by one label. first: what was done when it began; since, before that, it was done by an earlier run."""
+    """The work under one label. first: the count at its start; what came before was done by an earlier run."""
 
     label: str
     title: str
@@ -147,7 +147,7 @@ class Work:
 
 
 class _View(Protocol):
-    """How works are shown: bars, or lines."""
+    """A way to show work: bars, or lines."""
 
     def begin(self, work: Work) -> None: ...
 
@@ -251,7 +251,7 @@ class _Job:
             self._rates[step.kind] = (now - work.started) / (part * (step.amount or 1.0))
 
     def state(self, running: Sequence[Work], now: float) -> str:
-        """Which step of how many it is, and about how long it takes until the last one is done; empty without steps."""
+        """Return the step's number, the count of steps and the time left for all; empty without steps."""
         if not self._at:
             return ""
         known, unknown, rates = 0.0, False, dict(self._rates)

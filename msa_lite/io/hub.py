@@ -53,7 +53,7 @@ class Source:
 
     @property
     def tokenizer_folder(self) -> Path:
-        """Where its tokenizer lies."""
+        """Return the folder of its tokenizer."""
         return self.tokenizer.folder if self.tokenizer else self.folder
 
     def identity(self) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def partial_folder(folder: Path) -> Path:
 
 
 def previous_folder(folder: Path) -> Path:
-    """Where what a folder held before goes while a new one takes its place."""
+    """Return the place of a folder's former content while a new one takes its name."""
     folder = Path(os.path.realpath(folder))
     return folder.with_name(folder.name + ".previous")
 

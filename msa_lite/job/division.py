@@ -25,11 +25,11 @@ class Parts:
     """Rows by set."""
 
     validation: dict[str, list[Row]]
-    """What a choice is made by."""
+    """The rows that the choice is made on."""
     test: dict[str, list[Row]]
-    """What models are scored on."""
+    """The rows of the final scores."""
     names: tuple[str, str] = ("validation", "test")
-    """What the two are called; "all" where a part has all rows."""
+    """The names of the two parts; "all" where a part has all rows."""
 
 
 def divide_rows(rows: Rows, share: float | None, seed: int, limit: int | None = None) -> Parts:
@@ -61,7 +61,7 @@ def divide_rows(rows: Rows, share: float | None, seed: int, limit: int | None = 
 
 
 def _units(rows: Sequence[Row]) -> list[str]:
-    """What can be drawn: questions, conversations or texts; rows that ask the same stay together."""
+    """Return what can be drawn: questions, conversations or texts; rows that ask the same stay together."""
     return list(dict.fromkeys(row.subject for row in rows))
 
 

@@ -75,7 +75,7 @@ class Job:
     questions: Questions
     alternatives: list[str]
     prompt_search: dict[str, Any] | None = None
-    """What `prompt: auto` found; the recipe has the outcome."""
+    """The outcome of `prompt: auto` in detail; the recipe has the prompt itself."""
 
     @property
     def folder(self) -> Path:
@@ -84,7 +84,7 @@ class Job:
 
     @property
     def renders(self) -> bool:
-        """Whether there are questions to put into a prompt."""
+        """Check whether there are questions to put into a prompt."""
         asks = self.recipe.evaluate is not None and self.recipe.evaluate.benchmark in ("tofu", "muse")
         return asks or any(source.format == "qa" for source in self.data.values())
 

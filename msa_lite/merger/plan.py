@@ -87,7 +87,7 @@ class Plan:
         return {name: min(v.common[name] for v in vectors if name in v.common) for name in names}
 
     def notes(self) -> list[str]:
-        """What a user should know before the merge: tokens that it leaves alone."""
+        """Return a note for the user on tokens that the merge leaves alone."""
         common = self.common_rows
         if not common:
             return []

@@ -178,7 +178,7 @@ class _Run:
             cache.check()
 
     def steps(self) -> list[Step]:
-        """What there is to do, in its order: the target and the ideal are scored before anything is trained."""
+        """Return the steps in their order: target and ideal are scored before anything is trained."""
         fits = [Step(setting.folder.name, "fit") for setting in self.settings]
         count = len(self.settings) * _epochs(self.job.recipe) * len(_scales(self.job.recipe))
         choice = sweep_steps(self.job, "the epoch", count)

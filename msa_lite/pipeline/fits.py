@@ -16,7 +16,7 @@ from msa_lite.train.auto import EPOCHS, TRIES, WARMUP_STEPS, auto_batch, auto_ra
 
 
 def is_open_ended(job: Job) -> bool:
-    """Whether the job's vectors are fitted until enough is learnt.
+    """Check whether the job's vectors are fitted until enough is learnt.
 
     Not where the target itself is tuned: it knows the rows from the start. Then `epochs: auto` is a fixed number.
     """

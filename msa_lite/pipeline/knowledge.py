@@ -57,7 +57,7 @@ def _remove_traces(folder: Path) -> None:
 
 
 def checks_validation(job: Job) -> bool:
-    """Whether the validation rows are looked at: where they are the user's own questions or texts."""
+    """Check whether the check uses the validation rows: it does where they are the user's own questions or texts."""
     return isinstance(job.validation, Qa) and "forget" in job.validation.sets
 
 

@@ -49,7 +49,7 @@ Given = Recipe | str | Path | Mapping[str, Any]
 
 @dataclass(frozen=True, repr=False)
 class RunResult:
-    """What a run made."""
+    """The result of a run."""
 
     folder: Path
     """The run's folder."""

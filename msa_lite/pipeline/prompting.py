@@ -37,7 +37,7 @@ class ShownPrompt:
     form: str
     """The prompt in words."""
     row: int
-    """Which row of the forget set it is."""
+    """The number of the row in the forget set."""
     parts: list[tuple[str, bool]]
     """The text in pieces, special tokens included, each with whether it is learnt."""
     tokens: int

@@ -86,7 +86,7 @@ def _merge_inputs(job: Job, vectors: Vectors) -> dict[str, Any]:
 
 
 def validation_of(job: Job) -> Validation:
-    """What the job's choice is made by. Scores of the ideal and the prior are those of `evaluate_references`."""
+    """Return the job's validation rows with the rule. Ideal and prior are scored by `evaluate_references`."""
     assert job.validation is not None, "asked where there is a choice"
     ideal = _validation_folder(job, "ideal") if "ideal" in job.sources else None
     prior = _validation_folder(job, "prior") if _has_prior_level(job, job.validation) else None
@@ -214,16 +214,16 @@ def evaluations_beside(job: Job, name: str) -> list[Path]:
 
 @dataclass(frozen=True)
 class Summary:
-    """What report.md tells beside the scores."""
+    """The parts of report.md beside the scores."""
 
     title: Sequence[str]
-    """What was done: a heading, then paragraphs."""
+    """The account of what was done: a heading, then paragraphs."""
     verdict: Verdict | str
     """The verdict, or the reason why there is none."""
     doubts: Sequence[str] = ()
-    """Why the choice may mean little."""
+    """The reasons to doubt the choice."""
     after: Sequence[str] = ()
-    """What is to be said below the table of candidates."""
+    """The lines below the table of candidates."""
     examples: Sequence[SideBySide] = ()
     """Questions to be shown, which hold the data."""
 

@@ -28,7 +28,7 @@ def merged_steps(job: Job) -> list[Step]:
 
 
 def check_steps(job: Job) -> list[Step]:
-    """What target and prior are asked before anything is fitted."""
+    """Return the steps that ask target and prior before anything is fitted."""
     if job.plan.start != "prior":
         return []
     if not checks_validation(job):
@@ -39,7 +39,7 @@ def check_steps(job: Job) -> list[Step]:
 
 
 def _prior_steps(job: Job) -> list[Step]:
-    """What the prior is asked for the verdict where there is no ideal: it never saw the rows either."""
+    """Return the step that scores the prior for the verdict; none with an ideal, which never saw the rows either."""
     wanted = isinstance(job.test, Qa) and "forget" in job.test.sets and job.plan.start == "prior"
     return [Step("test: prior", "score", _items(job.test, "prior"))] if wanted and "ideal" not in job.sources else []
 

@@ -63,7 +63,7 @@ class Swept:
 
     @property
     def doubts(self) -> Sequence[str]:
-        """Why the choice may mean little."""
+        """The reasons to doubt the choice."""
         return self.choice.doubts if self.choice else []
 
 
@@ -250,7 +250,7 @@ def _points(recipe: Recipe) -> list[dict[str, float]]:
 
 
 def _search(recipe: Recipe) -> StrengthSearch | None:
-    """What finds alpha or beta where the recipe leaves one of them to it."""
+    """Return the search for alpha and beta; None where the recipe gives both."""
     if not recipe.is_searched:
         return None
     alphas, betas = (None if values is None else tuple(values) for values in (recipe.alphas, recipe.betas))

@@ -24,7 +24,7 @@ _NEAR = 0.8  # of the way from the prior's loss to the target's; a fit that ends
 
 @dataclass(frozen=True)
 class Findings:
-    """What the scores of a run come to: the verdict, or the reason why there is none, and some questions to look at."""
+    """The outcome of a run's scores: the verdict, or the reason why there is none, and some questions to look at."""
 
     verdict: Verdict | str
     examples: Sequence[SideBySide]
@@ -87,7 +87,7 @@ def _merged(folders: Sequence[Path]) -> dict[str, list[Record]]:
 
 
 def _doubts_of_fits(job: Job) -> list[str]:
-    """What the vectors' manifests say of fits whose loss did not come near the target's."""
+    """Return a line for each fit whose loss did not come near the target's, by the vectors' manifests."""
     doubts = []
     for name in job.vector_names if job.plan.start == "prior" else ():
         loss = (load_manifest(job.vector_folder(name)) or {}).get("fit", {}).get("loss", {})

@@ -55,7 +55,7 @@ class Data(Closed):
     revision: str | None = None
     """Commit, branch or tag of a Hub data set."""
     columns: Columns | None = None
-    """Where rows are read from; default: the recipe's `columns`."""
+    """The columns to read rows from; default: the recipe's `columns`."""
 
     def flat(self, columns: Columns) -> dict[str, Any]:
         """The fields of a `DataSource`. columns: the recipe's, for a data set that names none."""

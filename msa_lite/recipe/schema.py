@@ -222,7 +222,7 @@ class Recipe(Closed):
     vector: VectorSpec = VectorSpec()
     """How the vectors are fitted."""
     columns: Columns = Columns()
-    """Where rows are read from, of all data sets that name no columns of their own."""
+    """The columns of all data sets that name none of their own."""
     prompt: PromptOrKind = Prompt()
     """How rows of format qa become text."""
     merge: Merge = Merge()
@@ -301,12 +301,12 @@ class Recipe(Closed):
 
     @property
     def is_searched(self) -> bool:
-        """Whether α or β is auto: found by what points score, and not to be listed before."""
+        """Check whether α or β is auto: searched by scores, so that no list of points is known before."""
         return self.alphas is None or self.betas is None
 
     @property
     def has_choice(self) -> bool:
-        """Whether there is more than one point (α, β) to choose from."""
+        """Check whether there is more than one point (α, β) to choose from."""
         return self.is_searched or len(self.points) > 1
 
     @property

@@ -27,7 +27,7 @@ Epochs = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_t
 
 
 class Tuning(Closed):
-    """How a model is tuned, however long and fast."""
+    """The settings of any tuning, apart from its length and rate."""
 
     weight_decay: float = Field(0.01, ge=0, allow_inf_nan=False)
     """AdamW's weight decay."""
@@ -132,9 +132,9 @@ class TrainingRecipe(Closed):
     stages: list[Stage] = Field(min_length=1)
     """What is learnt, one after the other. Every stage has an optimiser and a schedule of its own."""
     columns: Columns = Columns()
-    """Where rows are read from, of all data sets that name no columns of their own."""
+    """The columns of all data sets that name none of their own."""
     prompt: PromptOrKind = Prompt()
-    """How rows of format qa become text; not auto, since no model knows the rows yet."""
+    """The prompt of rows of format qa; not auto, since no model knows the rows yet."""
     keep: Literal["each", "last"] = "each"
     """each: the models of all stages; last: that of the last alone, the others go when the next one is there."""
     output: str

@@ -48,7 +48,7 @@ _FULL = 0.8  # of a grid: from here on what is missing of it is left blank
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is there. It comes with msa-lite, but nothing else depends on it."""
+    """Check whether matplotlib is there. It comes with msa-lite, but nothing else depends on it."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

@@ -79,7 +79,7 @@ class Sweep:
 
     @property
     def lower_is_better(self) -> bool:
-        """Whether the score as it is shown is a metric that is to be low."""
+        """Check whether the score that is shown is better when it is lower."""
         return self.score_name.startswith(_MINIMISE)
 
     def shown_score(self, candidate: Candidate) -> float | None:
@@ -91,7 +91,7 @@ _MAXIMISE, _MINIMISE = "maximise ", "minimise "
 
 
 def score_heading(rule: str) -> str:
-    """What the score of a rule is called, with the arrow of its direction.
+    """Return the name of a rule's score, with the arrow of its direction.
 
     The rule "exposure" ranks by 1 − exposure, which is what was forgotten. Rules that name a metric rank by it, or by
     its negative.
@@ -104,7 +104,7 @@ def score_heading(rule: str) -> str:
 
 
 def shown_score(rule: str, score: float | None, met: bool = True) -> float | None:
-    """What a rule ranks by, under the name of `score_heading`; None where there is none to show."""
+    """Return the number to show under `score_heading`; None where there is none."""
     if score is None or not met:
         return None
     return -score + 0.0 if rule.startswith(_MINIMISE) else score
@@ -276,7 +276,7 @@ def _few_notes(sweep: Sweep) -> list[str]:
 
 
 def _notes(sweep: Sweep) -> list[str]:
-    """What the score and the marks mean, and why candidates are broken or do not meet the conditions, by the reason."""
+    """Return notes on the score and the marks, and the reasons of broken and unmet candidates."""
     reasons: dict[str, list[str]] = {}
     for candidate in sorted(sweep.candidates, key=lambda one: not sweep.is_chosen(one)):
         if candidate.note:

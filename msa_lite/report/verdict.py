@@ -33,10 +33,10 @@ _FEW = 10  # rows of a set, of which a tenth is one row
 
 @dataclass(frozen=True)
 class Forgotten:
-    """What became of the forget set."""
+    """The result on the forget set."""
 
     said: str
-    """What happened to its rows, as half a sentence."""
+    """An account of its rows, as half a sentence."""
     rows: int
     """Rows that it rests on."""
     left: float | None
@@ -50,7 +50,7 @@ class Forgotten:
 
 @dataclass(frozen=True)
 class Kept:
-    """What became of the retain set."""
+    """The result on the retain set."""
 
     share: float
     """Share of what the target knew of it, ≥ 0; above 1 where the unlearned model knows more."""
@@ -59,7 +59,7 @@ class Kept:
     rows: int
     """Rows that it rests on."""
     what: str = "what it answered before"
-    """What it is a share of."""
+    """The whole that it is a share of, in words."""
     changed: int = 0
     """Rows of which the unlearned model says something else than the target."""
 
@@ -80,7 +80,7 @@ class Verdict:
 
     @property
     def changes(self) -> str:
-        """How many rows the unlearned model says something else of than the target, in a sentence."""
+        """Return a sentence that counts the rows on which the unlearned model's answer differs from the target's."""
         sides = {"forget": self.forgotten, "retain": self.kept}
         counts = [f"{side.changed} of {side.rows} {name} rows" for name, side in sides.items() if side]
         return f"It says something else than the target of {' and '.join(counts)}."

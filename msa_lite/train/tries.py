@@ -56,7 +56,7 @@ class Gauge:
     most: int
     """Epochs at most."""
     ended: str = ""
-    """Why the fit ended, once it has."""
+    """The reason why the fit ended, once it has."""
     micro: int = 1
     """Rows that fit into memory at a time."""
 

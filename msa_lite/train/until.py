@@ -96,7 +96,7 @@ class Try:
     steps: int = 0
     """Steps up to the last of these."""
     ended: str = ""
-    """Why it ended: "known", "cap", "slow" or "diverged"; empty while it runs."""
+    """The reason of its end: "known", "cap", "slow" or "diverged"; empty while it runs."""
     micro: int = 0
     """The micro-batch that fitted into memory."""
 
@@ -108,7 +108,7 @@ class Try:
 
 @dataclass
 class Course:
-    """What an open-ended fit has measured so far: the loss to be reached (`goal`), that of the prior, and all tries."""
+    """The losses of an open-ended fit so far: the one to reach (`goal`), the prior's, and those of all tries."""
 
     goal: float
     start: float | None = None
