@@ -113,22 +113,18 @@ def evaluate(
     }  # fmt: skip
     _check_arguments(benchmark, {name for name, value in used.items() if value})
     _check_kind(wanted)
+    drawn: dict[str, Any] = {"limit": limit, "seed": seed}
     if benchmark == "lm-eval":
         from msa_lite.evals.harness import evaluate_harness
 
-        folder = Path(data) if data else None
-        common: dict[str, Any] = {"limit": limit, "task_folder": folder, "seed": seed, "progress": progress}
+        common = {"task_folder": Path(data) if data else None, "progress": progress, **drawn}
         return {"model": evaluate_harness(_fetch(model, tokenizer), tasks, Path(out), **common)}
-    switches = resolve_compat(compat, benchmark)
-    source = _fetch(model, tokenizer)
-    reader = load_tokenizer(source)
+    switches, source = resolve_compat(compat, benchmark), _fetch(model, tokenizer)
     if benchmark == "qa":
-        rows = _load_sets(sets, limit, seed)
-        prompter = _find_prompter(source, reader, wanted, rows, seed)
-        asked: Benchmark = load_qa(rows, prompter, max_new_tokens or 200)
+        asked = _load_own(source, sets, wanted, max_new_tokens or 200, **drawn)
     else:
-        prompter = make_prompter(reader, wanted, published=True)
-        asked = load_benchmark(benchmark, prompter, split=split, data=data, limit=limit, seed=seed, compat=switches)
+        prompter = make_prompter(load_tokenizer(source), wanted, published=True)
+        asked = load_benchmark(benchmark, prompter, split=split, data=data, compat=switches, **drawn)
     beside = _find_ideal(ideal)
     if isinstance(beside, Source):
         check_same_tokens(source, beside)
@@ -139,6 +135,14 @@ def evaluate(
         return {}
     folder_of_ideal = beside if isinstance(beside, Path) else Path(out) / "ideal"
     return {"model": report} | ({"ideal": load_report(folder_of_ideal)} if beside else {})
+
+
+def _load_own(
+    source: Source, sets: Mapping[str, DataSource], wanted: PromptSettings, most: int, limit: int | None, seed: int
+) -> Benchmark:
+    """Return the qa benchmark over a user's own sets. most: new tokens of an answer."""
+    rows = _load_sets(sets, limit, seed)
+    return load_qa(rows, _find_prompter(source, load_tokenizer(source), wanted, rows, seed), most)
 
 
 def _fetch(model: str, tokenizer: str | None) -> Source:
