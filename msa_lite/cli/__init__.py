@@ -23,7 +23,7 @@ _COMMANDS = {
     "sweep": "Choose alpha and beta on validation rows.",
     "vector": "Fit only the vectors of a recipe.",
     "merge": "Fold vectors into a target.",
-    "probe": "Look whether a prior has already seen the forget set.",
+    "probe": "Check whether a prior has already seen the forget set.",
     "baseline": "Run a method that MSA is compared with.",
     "train": "Train targets, ideals and histories in stages.",
     "mergekit": "Print a merge as a recipe for mergekit.",

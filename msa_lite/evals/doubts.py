@@ -20,7 +20,7 @@ def few_rows(benchmark: Benchmark) -> list[str]:
         counts = ", ".join(f"{name}: {len(part.items)}" for name, part in benchmark.sets.items())
         return [
             f"there are too few rows to divide ({counts}), so the choice saw the rows that the final scores are on; "
-            "more rows, or other questions on the same (evaluate.forget), would tell more"
+            "give more rows, or other questions about them (evaluate.forget)"
         ]
     return [f"it rests on few validation rows ({', '.join(few)}); raise select.validation"] if few else []
 
@@ -54,8 +54,8 @@ def strength_advice(candidates: Sequence[Mapping[str, Any]], ranks: Sequence[Ran
     beyond = [other for other, its in zip(ranks, candidates, strict=True) if its["alpha"] > values["alpha"]]
     if any(isinstance(other, str) or not other.met for other in beyond):
         return [
-            f"the chosen point leaves {left}, and stronger ones lose too much; a vector that knows the forget rows "
-            "better (vector.epochs), or more retain rows, may part the two",
+            f"the chosen point leaves {left}, and stronger ones lose too much. Try vector.mode full, a prior that "
+            "answers such questions better, or more retain rows",
             *more,
         ]
     if 1.0 - rank.value >= _NOTHING:

@@ -160,9 +160,7 @@ def kept_of(target: Sequence[Record], unlearned: Sequence[Record], scores: Seque
 def _regained(models: Models) -> tuple[Forgotten, Kept | None] | str:
     """RESTOR: documents full of falsehoods are forgotten as far as answers are right again that they had spoilt."""
     if "ideal" not in models:
-        return (
-            "restor says what was regained only beside an ideal, which the documents never reached; give evaluate.ideal"
-        )
+        return "restor needs an ideal, which never read the documents, to say what was regained; give evaluate.ideal"
     values = {name: Restor.metrics(models[name], None) for name in ("target", "unlearned", "ideal")}
     metric = "accuracy_corrupted" if values["target"]["accuracy_corrupted"].n else "accuracy"
     target, unlearned, ideal = (values[name][metric].value or 0.0 for name in values)

@@ -82,7 +82,7 @@ def write_out(key: str, adapter: Source, run: Path, progress: Progress) -> Sourc
         raise UsageError(f"{key} {adapter.name}: is a LoRA adapter, and its base is not to be had: {error}") from error
     if tokenizer_files(adapter.folder):
         base = replace(base, tokenizer=Source(adapter.name, adapter.folder, hash_tokenizer(adapter.folder)))
-    notices.info("%s: %s is a LoRA adapter on %s; it is merged into %s, which the run goes on with", key, adapter.name,
+    notices.info("%s: %s is a LoRA adapter on %s; it is merged into %s, which the run uses", key, adapter.name,
                 name, out)  # fmt: skip
     run.mkdir(parents=True, exist_ok=True)
     try:

@@ -107,7 +107,7 @@ def _message(job: Job, fault: Fault, forget: Sequence[Record]) -> str:
     }
     prompt = _prompt_advice(job) if fault.kind == "unknown" else ""
     advice = {
-        "unknown": f"{prompt} Wrong rows, or wrong model? Or too little training on them to give them away".strip(),
+        "unknown": prompt or "Wrong rows? Wrong model? Or was it trained on them too little to recite any?",
         "other rows": "are these the rows that it was trained on? If so, is the prompt that of the training?",
         "seen": "take an earlier checkpoint as the prior, from before they came in (`msa-lite probe` compares some)",
     }
@@ -123,8 +123,11 @@ def _prompt_advice(job: Job) -> str:
     if not questions:  # texts are read as they are
         return ""
     if better := better_prompt(job.sources["target"], questions, job.prompter, job.recipe.seed):
-        return f"wrong prompt: {better}."
-    return "wrong prompt? Ask as the rows were asked in training: `prompt:` in the recipe puts text around them."
+        return f"wrong prompt: {better}"
+    return (
+        "Wrong prompt? Ask as the rows were asked in training (`prompt:` in the recipe). Wrong rows? Wrong model? "
+        "Or was it trained on them too little to recite any?"
+    )
 
 
 def _shown(forget: Sequence[Record]) -> list[SideBySide]:
