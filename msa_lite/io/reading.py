@@ -1,0 +1,158 @@
+"""Read small files that anybody may have written: text, JSON and YAML, within limits.
+
+A file may be a pipe that never ends, a link to a device, gigabytes of brackets or an alias that stands for a million
+others. Whatever it is, the caller gets its content or one error that names it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msa_lite.errors import FormatError, MsaError
+
+SMALL = 64 << 20  # bytes; tokenizers of large vocabularies take about 30 MB
+YAML_LIMIT = 256 << 10  # bytes; a recipe is a page, and the parser is slow
+_DEPTH = 100  # levels of lists and mappings within each other
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_CHUNK = 1 << 20
+
+Kind = type[MsaError]
+
+
+def open_file(path: Path, kind: Kind = FormatError) -> int:
+    """Open a regular file for reading; return its descriptor.
+
+    Raises an error of this kind for what cannot be opened, and for folders, pipes, sockets and devices, on which a
+    read may never end.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        raise kind(f"{_printable(path)}: cannot be opened ({getattr(error, 'strerror', None) or error})") from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise kind(f"{_printable(path)}: is no file but a folder, pipe or device")
+    return handle
+
+
+def read_bytes(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> bytes:
+    """Read a whole file of at most `limit` bytes. Raises as `open_file`, and for a larger one."""
+    handle = open_file(path, kind)
+    try:
+        parts, left = [], limit + 1
+        while left > 0 and (part := os.read(handle, min(left, _CHUNK))):
+            parts.append(part)
+            left -= len(part)
+    except OSError as error:
+        raise kind(f"{_printable(path)}: cannot be read ({error.strerror or error})") from error
+    finally:
+        os.close(handle)
+    if left <= 0:
+        raise kind(f"{_printable(path)}: has more than {limit} bytes, which is no file of its kind")
+    return b"".join(parts)
+
+
+def read_text(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> str:
+    """Read a file of UTF-8 text, with or without a byte order mark. Raises as `read_bytes`, and for other bytes."""
+    return _decoded(read_bytes(path, limit, kind), _printable(path), kind)
+
+
+def read_json(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> Any:
+    """Read a JSON file. Raises as `read_text` and `parse_json`."""
+    return parse_json(read_bytes(path, limit, kind), _printable(path), kind)
+
+
+def read_object(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> dict[str, Any]:
+    """Read a JSON file that holds an object. Raises as `read_json`, and for any other value."""
+    value = read_json(path, limit, kind)
+    if not isinstance(value, dict):
+        raise kind(f"{_printable(path)}: not a JSON object")
+    return value
+
+
+def parse_json(
+    text: bytes | str, where: str, kind: Kind = FormatError, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
+    """Parse JSON. where: what messages name. pairs: makes the value of an object, in the place of a dict.
+
+    Raises an error of this kind for what is no JSON, is nested more than 100 deep, or holds text that no file can
+    hold (lone surrogates).
+    """
+    text = _decoded(text, where, kind) if isinstance(text, bytes) else text
+    try:
+        value = json.loads(text, object_pairs_hook=pairs)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise kind(f"{where}: not JSON ({_reason(error)})") from error
+    if text.count("[") + text.count("{") > _DEPTH and _is_deep(value):
+        raise kind(f"{where}: not JSON that anybody writes (nested more than {_DEPTH} deep)")
+    return value
+
+
+def read_yaml(path: Path, kind: Kind = FormatError) -> Any:
+    """Read a YAML file. Raises as `read_text` and `parse_yaml`."""
+    return parse_yaml(read_text(path, YAML_LIMIT, kind), _printable(path), kind)
+
+
+def parse_yaml(text: str, where: str, kind: Kind = FormatError) -> Any:
+    """Parse YAML of plain values. where: what messages name.
+
+    Raises an error of this kind for what is no YAML, for aliases (of which a few lines may stand for gigabytes), keys
+    that stand twice, and tags other than those of JSON. Dates stay text.
+    """
+    import yaml
+
+    from msa_lite.io.yaml_loader import PlainLoader
+
+    try:
+        value = yaml.load(text, PlainLoader)
+        json.dumps(value, ensure_ascii=False).encode()  # lone surrogates
+    # PyYAML's constructors raise whatever int() and the like raise of a value that a tag does not fit.
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise kind(f"{where}: not YAML ({_reason(error)})") from error
+    if _is_deep(value):
+        raise kind(f"{where}: not YAML that anybody writes (nested more than {_DEPTH} deep)")
+    return value
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    if isinstance(error, UnicodeEncodeError):
+        return "it holds a lone surrogate, which is no character"
+    return " ".join(str(error).split())
+
+
+def _decoded(raw: bytes, where: str, kind: Kind) -> str:
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise kind(f"{where}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+
+
+def _is_deep(value: Any) -> bool:
+    """Check whether lists and mappings are nested more than `_DEPTH` deep, level by level."""
+    level = [value]
+    for _ in range(_DEPTH):
+        level = [
+            part
+            for item in level
+            if isinstance(item, dict | list)
+            for part in (item.values() if isinstance(item, dict) else item)
+            if isinstance(part, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _printable(path: object) -> str:
+    """Return a path as text that any terminal takes, also one whose bytes are no UTF-8."""
+    return str(path).encode("utf-8", "backslashreplace").decode()
