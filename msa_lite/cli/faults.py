@@ -50,8 +50,8 @@ def report_lost(fault: OSError | None) -> int:
     if fault is None or fault.errno == errno.EPIPE:
         return 0
     return _say(
-        f"the result could not be printed ({fault.strerror or fault}); the files that the command makes are there. Print "
-        "to another place",
+        f"the result could not be printed ({fault.strerror or fault}); the files that the command makes are "
+        "there. Print to another place",
         UsageError.exit_code,
     )
 

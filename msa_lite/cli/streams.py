@@ -91,7 +91,5 @@ def _safe(stream: TextIO) -> tuple[TextIO, Outlet | None]:
     outlet = Outlet(stream.buffer)
     encoding = codecs.lookup(stream.encoding or "utf-8").name
     lines = getattr(stream, "line_buffering", False)
-    wrapped = io.TextIOWrapper(
-        outlet, "utf-8" if encoding == "ascii" else encoding, "backslashreplace", line_buffering=lines
-    )
-    return wrapped, outlet
+    encoding = "utf-8" if encoding == "ascii" else encoding
+    return io.TextIOWrapper(outlet, encoding, "backslashreplace", line_buffering=lines), outlet  # type: ignore[type-var]

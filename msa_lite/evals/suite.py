@@ -33,6 +33,7 @@ from msa_lite.evals.restor import load_restor
 from msa_lite.evals.tofu import load_tofu
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
+from msa_lite.io.paths import user_path
 from msa_lite.io.progress import Progress, notices, silent
 from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.io.vocabulary import vocabulary_size
@@ -214,7 +215,7 @@ def _find_ideal(ideal: str | None) -> Ideal:
     """The folder of an evaluation for a report.json or its folder; a model otherwise."""
     if ideal is None:
         return None
-    path = Path(ideal).expanduser()
+    path = user_path(ideal)
     if path.is_file() or (path / REPORT_FILE).is_file():
         load_report(path)
         return path if path.is_dir() else path.parent

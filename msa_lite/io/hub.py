@@ -17,6 +17,7 @@ from typing import Any
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.checkpoint import COMPANION_PATTERNS, INDEX_FILE, Checkpoint, TensorEntry, companion_files
 from msa_lite.io.manifest import check_space, digest, hash_file
+from msa_lite.io.paths import user_path
 from msa_lite.io.revisions import find_branch, is_number
 from msa_lite.io.unchanged import Marks, check_unchanged, look
 from msa_lite.io.vocabulary import AddedRows
@@ -83,7 +84,7 @@ def fetch(name: str, by_content: bool = True) -> Source:
 
 def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) -> Source:
     """Find a folder, or fetch the files of these patterns. pin: gives the revision of a folder. Raises as `fetch`."""
-    folder, wanted = Path(name).expanduser(), list(patterns)
+    folder, wanted = user_path(name), list(patterns)
     if folder.is_dir():
         seen = look(folder, wanted)
         return Source(name, folder, pin(folder), seen=seen)
@@ -141,7 +142,7 @@ def _cached_branches(repo: str) -> list[str]:
 
 def is_remote(name: str) -> bool:
     """Whether a name is no path on this machine but could be a Hub repository."""
-    return not Path(name).expanduser().exists() and bool(_REPO.match(name)) and not name.startswith(".")
+    return not user_path(name).exists() and bool(_REPO.match(name)) and not name.startswith(".")
 
 
 def is_remote_adapter(name: str) -> bool:

@@ -29,7 +29,7 @@ from typing import Any
 
 from msa_lite.errors import FormatError, MsaError, OutputError, StageError, join_faults
 from msa_lite.io.disk import check_space, disk_faults, is_disk_full, nearest_place, reachable
-from msa_lite.io.files import canonical_json, digest, hash_file, sync, write_json, write_text
+from msa_lite.io.files import canonical_json, digest, hash_file, sync, umask, write_json, write_text
 from msa_lite.io.progress import readable
 from msa_lite.io.reading import printable, read_bytes, read_object
 from msa_lite.io.seal import (
@@ -50,9 +50,9 @@ from msa_lite.io.seal import (
 )
 
 __all__ = [
-    "JOURNAL", "MANIFEST", "add_files", "canonical_json", "check_free", "check_space", "digest", "discarded",
-    "disk_faults", "hash_file", "is_finished", "list_files", "load_manifest", "partial_folder", "previous_folder",
-    "software_versions", "stage_folder", "sync", "verify_folder", "write_json", "write_text",
+    "JOURNAL", "MANIFEST", "add_files", "canonical_json", "check_free", "check_place", "check_space", "digest",
+    "discarded", "disk_faults", "hash_file", "is_finished", "list_files", "load_manifest", "partial_folder",
+    "previous_folder", "stage_folder", "verify_folder", "write_json", "write_text",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -106,11 +106,20 @@ def _has_size(path: Path, size: int) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
+def check_place(folder: Path) -> None:
+    """Raise OutputError where the system takes no folder of this name, nor those that stand beside it meanwhile."""
+    with reachable(folder):
+        for place in (folder, partial_folder(folder), previous_folder(folder)):
+            with suppress(FileNotFoundError):
+                os.stat(place)
+
+
 def check_free(folder: Path, kind: str) -> None:
     """Raise OutputError unless `folder` is absent, empty, or was made by msa-lite as the same kind of folder.
 
     Only the last may be replaced: an evaluation never takes the place of a model.
     """
+    check_place(folder)
     with reachable(folder), suppress(FileNotFoundError):
         is_folder = stat.S_ISDIR(os.stat(folder).st_mode)
         if not is_folder:
@@ -211,7 +220,6 @@ def _locked(partial: Path) -> Iterator[None]:
     with reachable(partial):
         if os.path.lexists(partial) and (partial.is_symlink() or not partial.is_dir()):
             raise OutputError(f"{partial}: a file is in the way; move it elsewhere")
-        os.path.lexists(previous_folder(partial))  # a longer name than any that will be used
         partial.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in partial.iterdir()}
     if MARKER not in names and not names <= {*WORKING}:
@@ -383,17 +391,6 @@ def _sweep(folder: Path) -> None:
 
 def _apply_umask(folder: Path) -> None:
     """Give files the usual permissions; the safetensors library makes them readable by their owner alone."""
-    mask = _umask()
+    mask = umask()
     for path in [*list_files(folder), folder / MANIFEST]:
         path.chmod(0o666 & ~mask)
-
-
-def _umask() -> int:
-    """The process's umask; to ask for it in the usual way means to change it for a moment, for all threads."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="utf-8")
-        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
-    except (OSError, StopIteration, ValueError):
-        mask = os.umask(0)
-        os.umask(mask)
-        return mask

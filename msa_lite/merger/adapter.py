@@ -226,7 +226,8 @@ def _write(plan: Plan, modules: list[_Module], out: Path, path: Path, progress: 
     whole = parts = lost = 0.0  # squared norms
     header = file_header((tensor for module in modules for tensor in module.tensors), {"format": "pt"})
     size = len(header) + sum(module.nbytes for module in modules)
-    with threadpool_limits(1, user_api="blas"), Sink(path, size) as sink:
+    ignored = np.errstate(over="ignore", invalid="ignore")  # what is not finite is looked at on its own
+    with threadpool_limits(1, user_api="blas"), Sink(path, size) as sink, ignored:
         sink.append(header)
         for number, module in enumerate(modules):
             squares = _append(sink, files, plan, module)
@@ -248,8 +249,7 @@ def _append(sink: Sink, files: Files, plan: Plan, module: _Module) -> tuple[floa
     if module.is_cut:
         b, a, lost = truncate(b, a, module.rank)
     for factor in (a, b):
-        with np.errstate(over="ignore"):
-            stored = np.ascontiguousarray(factor, np.float32)
+        stored = np.ascontiguousarray(factor, np.float32)
         if not np.isfinite(stored).all():
             raise StageError(f"{module.name}: the merged factors do not fit fp32; try a smaller alpha or beta")
         sink.append(stored.view(np.uint8).data)
