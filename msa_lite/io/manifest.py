@@ -43,6 +43,7 @@ from msa_lite.io.seal import (
     describe_file,
     entries,
     is_left,
+    list_files,
     load_manifest,
     strange_files,
     verify_folder,
@@ -52,18 +53,12 @@ from msa_lite.io.seal import (
 __all__ = [
     "JOURNAL", "MANIFEST", "add_files", "canonical_json", "check_free", "check_place", "check_space", "digest",
     "discarded", "disk_faults", "hash_file", "is_finished", "list_files", "load_manifest", "partial_folder",
-    "previous_folder", "stage_folder", "verify_folder", "write_json", "write_text",
+    "previous_folder", "recover", "stage_folder", "verify_folder", "write_json", "write_text",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
 _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)  # a rename's answers where something is there
-
-
-def list_files(folder: Path) -> list[Path]:
-    """All files below a folder, sorted, without its manifest and what a stage needs only while it works."""
-    skip = {MANIFEST, *WORKING}
-    return sorted(p for p in folder.rglob("*") if p.is_file() and str(p.relative_to(folder)) not in skip)
 
 
 def software_versions() -> dict[str, str]:
@@ -330,6 +325,13 @@ def _is_former(previous: Path, place: Path) -> bool:
         return read_object(place / REPLACES) == {"device": status.st_dev, "inode": status.st_ino}
     except (OSError, FormatError):
         return False
+
+
+def recover(folder: Path) -> None:
+    """Put a former folder back that a kill left aside. Raises OutputError when a process is replacing it now."""
+    if not os.path.lexists(folder) and _is_former(previous_folder(folder), partial_folder(folder)):
+        with _locked(partial_folder(folder)):
+            _settle_previous(folder)
 
 
 def _settle_previous(folder: Path) -> list[str]:

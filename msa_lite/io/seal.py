@@ -95,6 +95,12 @@ def describe_file(path: Path, sha256: str | None = None) -> dict[str, Any]:
     return {"sha256": sha256 or hash_file(path), "bytes": path.stat().st_size}
 
 
+def list_files(folder: Path) -> list[Path]:
+    """All files below a folder, sorted, without its manifest and what a stage needs only while it works."""
+    skip = {MANIFEST, *WORKING}
+    return sorted(p for p in folder.rglob("*") if p.is_file() and str(p.relative_to(folder)) not in skip)
+
+
 def entries(folder: Path) -> dict[str, Path]:
     """Everything below a folder but folders, by the name that a manifest gives to it: files, links, pipes, …
 

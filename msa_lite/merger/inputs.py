@@ -12,7 +12,7 @@ from msa_lite.errors import MsaError, OutputError, UsageError
 from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
-from msa_lite.io.manifest import check_free, check_place, is_finished, load_manifest, partial_folder
+from msa_lite.io.manifest import check_free, check_place, is_finished, load_manifest, partial_folder, recover
 from msa_lite.io.paths import user_path
 from msa_lite.io.reading import printable
 from msa_lite.io.unchanged import check_unchanged
@@ -88,6 +88,7 @@ def find_inputs(
     out = Path(out)
     check_place(out)
     _check_apart(out, (v.folder if isinstance(v, Source) else user_path(v) for v in named.values() if v))
+    recover(out)
     check_free(out, kind)
     strengths = {name: float(strength or 0.0) for name, (_, strength) in vectors.items()}
     chosen = {"target": target}
