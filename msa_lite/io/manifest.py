@@ -101,8 +101,10 @@ def _has_size(path: Path, size: int) -> bool:
     return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
-def check_place(folder: Path) -> None:
+def check_place(folder: Path, kind: str) -> None:
     """Raise OutputError where the system takes no folder of this name, nor those that stand beside it meanwhile."""
+    if os.path.ismount(folder):  # nothing can be renamed to it
+        raise OutputError(f"{folder}: is where a disk is mounted; choose a folder inside it, as {folder / kind}")
     with reachable(folder):
         for place in (folder, partial_folder(folder), previous_folder(folder)):
             with suppress(FileNotFoundError):
@@ -114,13 +116,10 @@ def check_free(folder: Path, kind: str) -> None:
 
     Only the last may be replaced: an evaluation never takes the place of a model.
     """
-    check_place(folder)
+    check_place(folder, kind)
     with reachable(folder), suppress(FileNotFoundError):
-        is_folder = stat.S_ISDIR(os.stat(folder).st_mode)
-        if not is_folder:
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
             raise OutputError(f"{folder}: a file is in the way; choose another output folder")
-        if os.path.ismount(folder):  # nothing can be renamed to it
-            raise OutputError(f"{folder}: is where a disk is mounted; choose a folder inside it, as {folder / kind}")
         if any(folder.iterdir()):
             found = (load_manifest(folder) or {}).get("kind")
             found = found or f"something that msa-lite did not make, or whose {MANIFEST} is damaged"

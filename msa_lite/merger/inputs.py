@@ -86,7 +86,7 @@ def find_inputs(
     if empty:
         raise UsageError(f"{' and '.join(empty)}: an empty name; give a folder or repo[@revision]")
     out = Path(out)
-    check_place(out)
+    check_place(out, kind)
     _check_apart(out, (v.folder if isinstance(v, Source) else user_path(v) for v in named.values() if v))
     recover(out)
     check_free(out, kind)
