@@ -235,23 +235,25 @@ def _locked(partial: Path) -> Iterator[None]:
 def _claim(partial: Path, fingerprint: dict[str, str], resumable: bool) -> None:
     """Empty a partial folder unless its content can be taken up, and mark it.
 
-    That was made from these inputs and is no more than files: what a kill has left half written goes, and links.
+    What is taken up was made from these inputs and is files alone: what a kill has left half written goes, and links.
+    A kill while this goes on leaves the folder known as ours.
     """
     marker = partial / MARKER
     try:
         same = resumable and read_object(marker).items() >= fingerprint.items()
     except FormatError:
         same = False
-    if same:
-        for name, path in entries(partial).items():
-            if name == MANIFEST or name.endswith(".tmp") or not stat.S_ISREG(path.lstat().st_mode):
-                path.unlink()
-    else:
-        for path in partial.iterdir():
-            if path.is_dir() and not path.is_symlink():
+    for path in partial.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            if path.name in WORKING or not same:
                 shutil.rmtree(path)
-            elif path.name not in (LOCK, MARKER):  # a kill while this goes on must leave the folder known as ours
-                path.unlink()
+        elif path.name == MANIFEST or (
+            not same and path.name not in (LOCK, MARKER)
+        ):  # or a kill would leave it unknown
+            path.unlink()
+    for name, path in entries(partial).items():
+        if name.endswith(".tmp") or not stat.S_ISREG(path.lstat().st_mode):
+            path.unlink()
     write_json(marker, fingerprint)
 
 
