@@ -1,0 +1,2 @@
+SCENES = ()
+def play_kills(*a): return {}, []
