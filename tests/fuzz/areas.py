@@ -9,8 +9,24 @@ from tests.fuzz import folders, merges, scores, texts
 
 AREAS: dict[str, Any] = {**merges.MERGES, **texts.TEXTUAL, **folders.VERIFY, **scores.SCORED}
 WEIGHTS = {"merge": 10, "merge --as adapter": 4, "recipe": 5, "mergekit": 2, "verify": 4, "evaluate": 2, "vector": 1}
-_LIGHT = ("msa_lite.cli.merge", "msa_lite.cli.recipes", "msa_lite.cli.verify", "msa_lite.merger", "msa_lite.mergekit", "msa_lite.recipe")
-_HEAVY = ("torch", "transformers", "peft", "datasets", "accelerate", "transformers.trainer", "msa_lite.evals", "msa_lite.pipeline")
+_LIGHT = (
+    "msa_lite.cli.merge",
+    "msa_lite.cli.recipes",
+    "msa_lite.cli.verify",
+    "msa_lite.merger",
+    "msa_lite.mergekit",
+    "msa_lite.recipe",
+)
+_HEAVY = (
+    "torch",
+    "transformers",
+    "peft",
+    "datasets",
+    "accelerate",
+    "transformers.trainer",
+    "msa_lite.evals",
+    "msa_lite.pipeline",
+)
 
 
 def preload(name: str) -> None:

@@ -50,7 +50,9 @@ def play(case: Case, root: Path) -> tuple[Outcome, list[str]]:
     return outcome, [*_breaches(case, outcome, before, after, root), *_checked(case, outcome, root)]
 
 
-def _breaches(case: Case, outcome: Outcome, before: Mapping[str, str], after: Mapping[str, str], root: Path) -> list[str]:
+def _breaches(
+    case: Case, outcome: Outcome, before: Mapping[str, str], after: Mapping[str, str], root: Path
+) -> list[str]:
     found = []
     if outcome.hung:
         found.append(f"hang: more than {case.seconds:g} s")
@@ -63,7 +65,11 @@ def _breaches(case: Case, outcome: Outcome, before: Mapping[str, str], after: Ma
     if outcome.grown > case.memory:
         found.append(f"memory: {outcome.grown / 1e6:.0f} MB")
     changed = [name for name in before.keys() | after.keys() if before.get(name) != after.get(name)]
-    allowed = tuple(f"{out}{end}" for out in case.outs for end in ("", ".partial", ".previous")) if outcome.status == 0 else ()
+    allowed = (
+        tuple(f"{out}{end}" for out in case.outs for end in ("", ".partial", ".previous"))
+        if outcome.status == 0
+        else ()
+    )
     outside = [name for name in changed if not any(name == a or name.startswith(f"{a}/") for a in allowed)]
     if outside and not outcome.hung and outcome.status in (0, 2, 3):
         found.append(f"escape: {sorted(outside)[:4]}")

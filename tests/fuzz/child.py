@@ -29,7 +29,9 @@ class Outcome:
     hung: bool
 
 
-def run(arguments: Sequence[str], folder: Path, seconds: float = SECONDS, kill: tuple[float, int] | None = None) -> Outcome:
+def run(
+    arguments: Sequence[str], folder: Path, seconds: float = SECONDS, kill: tuple[float, int] | None = None
+) -> Outcome:
     """Run msa-lite with arguments in a folder, in a forked process, which is killed after so many seconds.
 
     kill: (seconds, signal): send a signal to it after that time.
@@ -84,7 +86,7 @@ def _command(arguments: Sequence[str], folder: Path, out: Path, err: Path) -> No
         for path, number in ((os.devnull, 0), (out, 1), (err, 2)):
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(handle, number)
-        sys.stdout, sys.stderr = (open(n, "w", encoding="utf-8", errors="backslashreplace") for n in (1, 2))
+        sys.stdout, sys.stderr = (open(n, "w", encoding="utf-8", errors="backslashreplace") for n in (1, 2))  # noqa: SIM115
         os.chdir(folder)
         os.environ["HOME"] = os.environ["HF_HOME"] = str(folder / "home")
         sys.argv = ["msa-lite", *arguments]

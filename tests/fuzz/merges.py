@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,29 +20,80 @@ from tests.fuzz.values import NAMES, NUMBERS, TEXTS, VALUES, damaged, edited
 
 Draw = Callable[..., Any]
 INDEX = "model.safetensors.index.json"
-DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "U16", "BOOL", "F8_E4M3", "F8_E5M2", "F4", "C64", "X")
+DTYPES = (
+    "F64",
+    "F32",
+    "F16",
+    "BF16",
+    "I64",
+    "I32",
+    "I16",
+    "I8",
+    "U8",
+    "U16",
+    "BOOL",
+    "F8_E4M3",
+    "F8_E5M2",
+    "F4",
+    "C64",
+    "X",
+)
 SPECIALS = (
-    Special("pipe"), Special("folder"), Special("link", "nowhere"), Special("link", "config.json"), Special("link", "/dev/zero"),
-    Special("link", "/etc/passwd"), Special("sparse", size=5 << 30), Special("link", "../secret.json"), b"", b"\x00" * 100,
+    Special("pipe"), Special("folder"), Special("link", "nowhere"), Special("link", "config.json"),
+    Special("link", "/dev/zero"), Special("link", "/etc/passwd"), Special("sparse", size=5 << 30),
+    Special("link", "../secret.json"), b"", b"\x00" * 100,
 )  # fmt: skip
 SHARD_NAMES = (
-    ".lock", ".journal.jsonl", "manifest.json", "mergekit_config.yml", "weights.txt", "tokenizer.model", "LICENSE", "README.md",
-    "config.json", "../x.safetensors", ".x.safetensors", "a/b.safetensors", "x.safetensors", "MODEL.safetensors", "a.bin",
-    "adapter_model.safetensors", "x" * 250 + ".safetensors", ".safetensors", "model.safetensors", "model.safetensors.index.json",
+    ".lock", ".journal.jsonl", "manifest.json", "mergekit_config.yml", "weights.txt", "tokenizer.model", "LICENSE",
+    "README.md", "config.json", "../x.safetensors", ".x.safetensors", "a/b.safetensors", "x.safetensors",
+    "MODEL.safetensors", "a.bin", "adapter_model.safetensors", "x" * 250 + ".safetensors", ".safetensors",
+    "model.safetensors", "model.safetensors.index.json",
+)  # fmt: skip
+KEYS = (
+    "rank_pattern", "alpha_pattern", "quantization_config", "vocab_size", "text_config", "target_parameters", "dtype",
+    "torch_dtype", "lora_bias", "trainable_token_indices", "r", "metadata", "weight_map", "tie_word_embeddings",
 )  # fmt: skip
 ARGUMENTS = {
     "--threads": ["0", "-1", "1", "2", "3", "64", "1000000000", "x", "1e3", "9" * 400],
-    "--max-memory": ["1", "0", "-5", "200MB", "1TB", "512mb", "1.5GiB", "9" * 310, "1e400GB", "", "MB", "9" * 5000 + "GB", "nan"],
+    "--max-memory": [
+        "1",
+        "0",
+        "-5",
+        "200MB",
+        "1TB",
+        "512mb",
+        "1.5GiB",
+        "9" * 310,
+        "1e400GB",
+        "",
+        "MB",
+        "9" * 5000 + "GB",
+        "nan",
+    ],
     "--dtype": ["same", "float32", "bfloat16", "float16", "float64", "", "F32", "\u0130"],
     "--rounding": ["nearest", "stochastic", "up", ""],
     "--seed": ["0", "1", "-1", str(2**63), str(2**200), "9" * 5000, "x"],
-    "--out": ["out", "", ".", "..", "target", "target/out", "file/out", "new/deep/out", "a" * 300, "~nobody/x", "out/", "link", "-"],
+    "--out": [
+        "out",
+        "",
+        ".",
+        "..",
+        "target",
+        "target/out",
+        "file/out",
+        "new/deep/out",
+        "a" * 300,
+        "~nobody/x",
+        "out/",
+        "link",
+        "-",
+    ],
     "--target": ["target", "", "nowhere", "a" * 300, "~nobody/x", "file", "..", "forget", "a/b@c", "\u00e9", "prior"],
     "--forget": ["forget", "", "target", "prior", "file", "~nobody/x", "retain", "no/such@rev"],
     "--prior": ["prior", "target", "", "file", "forget"],
     "--alpha": ["1", "0", "-0.0", "-1", "1e-300", "1e300", "nan", "inf", "1e400", "x", "", "9" * 400, "1_0", "0x1"],
     "--beta": ["1", "0", "-1", "nan", "inf", "1e300", "0.25"],
-}  # fmt: skip
+}
 
 
 @st.composite
@@ -52,7 +102,25 @@ def header_edits(draw: Draw, one: Shard) -> tuple[Shard, str]:
     pairs = list(one.header)
     at = draw(st.integers(0, len(pairs) - 1))
     name, item = pairs[at]
-    what = draw(st.sampled_from(["item", "item", "dtype", "shape", "offsets", "name", "twice", "drop", "add", "metadata", "length", "tail", "values"]))
+    what = draw(
+        st.sampled_from(
+            [
+                "item",
+                "item",
+                "dtype",
+                "shape",
+                "offsets",
+                "name",
+                "twice",
+                "drop",
+                "add",
+                "metadata",
+                "length",
+                "tail",
+                "values",
+            ]
+        )
+    )
     data, length = one.data, None
     if what == "item" or not isinstance(item, dict) or "dtype" not in item:
         pairs[at] = (name, draw(edited(item)))
@@ -64,7 +132,9 @@ def header_edits(draw: Draw, one: Shard) -> tuple[Shard, str]:
         pairs[at] = (name, {**item, "shape": draw(same | st.lists(st.sampled_from(NUMBERS), max_size=4))})
     elif what == "offsets":
         start, stop = item["data_offsets"]
-        near = st.sampled_from([start - 1, start, start + 1, stop, stop + 4, 0, -1, len(data), len(data) + 1, 2**63, 2**64])
+        near = st.sampled_from(
+            [start - 1, start, start + 1, stop, stop + 4, 0, -1, len(data), len(data) + 1, 2**63, 2**64]
+        )
         pairs[at] = (name, {**item, "data_offsets": draw(st.lists(near, min_size=2, max_size=2) | VALUES)})
     elif what == "name":
         pairs[at] = (draw(st.sampled_from([*NAMES, "y" * 100_000]) | st.text(max_size=20)), item)
@@ -75,10 +145,17 @@ def header_edits(draw: Draw, one: Shard) -> tuple[Shard, str]:
     elif what == "add":
         kind = draw(st.sampled_from(DTYPES))
         end = len(data)
-        pairs.append((draw(st.sampled_from(["extra.weight", *NAMES])), {"dtype": kind, "shape": [8], "data_offsets": [end, end + 8]}))
+        pairs.append(
+            (
+                draw(st.sampled_from(["extra.weight", *NAMES])),
+                {"dtype": kind, "shape": [8], "data_offsets": [end, end + 8]},
+            )
+        )
         data += bytes(8)
     elif what == "metadata":
-        pairs = [p for p in pairs if p[0] != "__metadata__"] + [("__metadata__", draw(VALUES | st.dictionaries(st.text(), st.text())))]
+        pairs = [p for p in pairs if p[0] != "__metadata__"] + [
+            ("__metadata__", draw(VALUES | st.dictionaries(st.text(), st.text())))
+        ]
     elif what == "length":
         length = draw(st.sampled_from([0, 1, 7, 8, 99, 10**8, 10**8 + 1, 2**31, 2**63, 2**64 - 1]))
     elif what == "tail":
@@ -106,7 +183,9 @@ def renamed_shard(draw: Draw, folder: Folder) -> tuple[Folder, str]:
 def folder_edits(draw: Draw, folder: Folder) -> tuple[Folder, str]:
     """Return a folder with one hostile edit, and what it was."""
     folder = copied(folder)
-    what = draw(st.sampled_from(["header", "header", "header", "document", "document", "damage", "special", "extra", "rename"]))
+    what = draw(
+        st.sampled_from(["header", "header", "header", "document", "document", "damage", "special", "extra", "rename"])
+    )
     documents = sorted(name for name, value in folder.documents.items() if not isinstance(value, bytes))
     if what == "header" and folder.shards:
         name = draw(st.sampled_from(sorted(folder.shards)))
@@ -116,13 +195,15 @@ def folder_edits(draw: Draw, folder: Folder) -> tuple[Folder, str]:
         return draw(renamed_shard(folder))
     if what == "document" and documents:
         name = draw(st.sampled_from(documents))
-        keys = ("rank_pattern", "alpha_pattern", "quantization_config", "vocab_size", "text_config", "target_parameters", "dtype",
-                "torch_dtype", "lora_bias", "trainable_token_indices", "r", "metadata", "weight_map", "tie_word_embeddings")  # fmt: skip
-        folder.documents[name] = draw(edited(folder.documents[name], keys))
+        folder.documents[name] = draw(edited(folder.documents[name], KEYS))
         return folder, f"{name}: {json.dumps(folder.documents[name])[:3000]}"
     names = [*sorted(folder.shards), *sorted(folder.documents)]
     if what == "extra" or not names:
-        name = draw(st.sampled_from([*NAMES, *SHARD_NAMES, "x.json", "x.txt", "x\udcff.json", "x.bin", "modeling_x.py", "x.jinja"]))
+        name = draw(
+            st.sampled_from(
+                [*NAMES, *SHARD_NAMES, "x.json", "x.txt", "x\udcff.json", "x.bin", "modeling_x.py", "x.jinja"]
+            )
+        )
         folder.others[name] = draw(st.sampled_from(SPECIALS))
         return folder, f"extra {name[:40]!r}: {folder.others[name]!r:.60}"
     name = draw(st.sampled_from(names))
@@ -134,21 +215,30 @@ def folder_edits(draw: Draw, folder: Folder) -> tuple[Folder, str]:
 @st.composite
 def merge_cases(draw: Draw, form: str = "model") -> Case:
     """A merge of sound parts with none to three edits of files or arguments."""
-    kinds = [*ADAPTER_KINDS, "full"]
+    kinds = [*ADAPTER_KINDS, "full"] if form == "model" else ["plain", "rslora", "pattern"]  # products of factors alone
     stored = draw(st.sampled_from(["F32", "BF16", "F16"]))
     seed = draw(st.integers(0, 2))
     parts = {"target": checkpoint(seed, stored, draw(st.sampled_from([1, 2])))}
     kind = {"forget": draw(st.sampled_from(kinds)), "retain": draw(st.sampled_from([None, None, *kinds]))}
     for role, what in kind.items():
         if what:
-            parts[role] = checkpoint(seed + 5, stored) if what == "full" else adapter(seed, what, draw(st.sampled_from(["F32", "BF16"])))
+            parts[role] = (
+                checkpoint(seed + 5, stored)
+                if what == "full"
+                else adapter(seed, what, draw(st.sampled_from(["F32", "BF16"])))
+            )
     parts["prior"] = checkpoint(seed + 3, stored)
     edits = []
     for _ in range(draw(st.sampled_from([0, 1, 1, 1, 1, 2, 3]))):
         role = draw(st.sampled_from([*parts, "target", "forget"]))
         parts[role], note = draw(folder_edits(parts[role]))
         edits.append(f"{role}: {note}")
-    given = {"--target": "target", "--forget": "forget", "--alpha": draw(st.sampled_from(["1", "0.75", "2.5", "0.01"])), "--out": "out"}
+    given = {
+        "--target": "target",
+        "--forget": "forget",
+        "--alpha": draw(st.sampled_from(["1", "0.75", "2.5", "0.01"])),
+        "--out": "out",
+    }
     if kind["retain"]:
         given |= {"--retain": "retain", "--beta": draw(st.sampled_from(["0.5", "1"]))}
     if draw(st.booleans()) or {"full", "dora", "saved"} & set(kind.values()):
@@ -158,16 +248,30 @@ def merge_cases(draw: Draw, form: str = "model") -> Case:
         given |= {"--rounding": draw(st.sampled_from(["nearest", "stochastic"]))}
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
         option = draw(st.sampled_from(sorted(ARGUMENTS)))
-        given[option] = draw(st.sampled_from(ARGUMENTS[option]) | st.sampled_from([t for t in TEXTS if "\x00" not in t and "\ud800" not in t]))
+        given[option] = draw(
+            st.sampled_from(ARGUMENTS[option])
+            | st.sampled_from([t for t in TEXTS if "\x00" not in t and "\ud800" not in t])
+        )
         edits.append(f"{option} {given[option][:40]!r}")
     tree: Tree = {b"file": b"a file", b"secret.json": b"{}", b"link": Special("link", "nowhere")}
     for role, folder in parts.items():
         tree |= folder.tree(role)
-    arguments = ["merge", *(word for pair in given.items() for word in pair), *(["--as", "adapter"] if form == "adapter" else [])]
+    arguments = [
+        "merge",
+        *(word for pair in given.items() for word in pair),
+        *(["--as", "adapter"] if form == "adapter" else []),
+    ]
     if draw(st.booleans()):
         arguments.append("--json")
     check = partial(_check_model if form == "model" else _check_adapter, given=given)
-    return Case(f"merge --as {form}", tree, arguments, check, edits, outs=(given["--out"].rstrip("/") or "out",) if edits else ("out",))
+    return Case(
+        f"merge --as {form}",
+        tree,
+        arguments,
+        check,
+        edits,
+        outs=(given["--out"].rstrip("/") or "out",) if edits else ("out",),
+    )
 
 
 def _parts(given: dict[str, str]) -> dict[str, str]:
@@ -178,7 +282,9 @@ def _check_model(root: Path, outcome: Outcome, given: dict[str, str]) -> Sequenc
     dtype = {"same": "same", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}[given.get("--dtype", "same")]
     slack = 1.0 if given.get("--rounding") == "stochastic" else 0.5
     try:
-        faults = oracle.faults(root, given["--out"], _parts(given), float(given["--alpha"]), float(given.get("--beta", 0)), dtype, slack)
+        faults = oracle.faults(
+            root, given["--out"], _parts(given), float(given["--alpha"]), float(given.get("--beta", 0)), dtype, slack
+        )
     except oracle.Unknown:
         faults = []
     return [*faults, *_companions(root, given, dtype)]
@@ -189,8 +295,14 @@ def _companions(root: Path, given: dict[str, str], dtype: str) -> list[str]:
     target, out = root / given["--target"], root / given["--out"]
     return [
         f"{name}: not as in the target"
-        for name in ("tokenizer_config.json", "LICENSE", "generation_config.json", *(["config.json"] if dtype == "same" else []))
-        if (target / name).is_file() and (not (out / name).is_file() or (out / name).read_bytes() != (target / name).read_bytes())
+        for name in (
+            "tokenizer_config.json",
+            "LICENSE",
+            "generation_config.json",
+            *(["config.json"] if dtype == "same" else []),
+        )
+        if (target / name).is_file()
+        and (not (out / name).is_file() or (out / name).read_bytes() != (target / name).read_bytes())
     ]
 
 
@@ -207,7 +319,10 @@ def _check_adapter(root: Path, outcome: Outcome, given: dict[str, str]) -> Seque
                 for name, delta, size in oracle.deltas(root / parts[role], prior):
                     wanted[name] = wanted.get(name, 0) + strength * delta
                     sizes[name] = sizes.get(name, 0) + abs(strength) * size
-        got = {name: (delta, size) for name, delta, size in oracle.deltas(root / given["--out"], oracle.arrays(root / parts["target"]))}
+        got = {
+            name: (delta, size)
+            for name, delta, size in oracle.deltas(root / given["--out"], oracle.arrays(root / parts["target"]))
+        }
     except oracle.Unknown:
         return []
     for name in wanted.keys() | got.keys():
@@ -219,7 +334,4 @@ def _check_adapter(root: Path, outcome: Outcome, given: dict[str, str]) -> Seque
     return found
 
 
-MODEL = merge_cases("model")
-ADAPTER = merge_cases("adapter")
-MERGES = {"merge": MODEL, "merge --as adapter": ADAPTER}
-_ = replace
+MERGES = {"merge": merge_cases("model"), "merge --as adapter": merge_cases("adapter")}

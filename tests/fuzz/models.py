@@ -33,8 +33,9 @@ SHAPES = {
 }
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": INNER,
-    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": TOKENS, "dtype": "float32",
-    "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": TOKENS,
+    "dtype": "float32", "max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 1,
+    "tie_word_embeddings": False, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 ADAPTER = {
     "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": "prior", "r": 2, "lora_alpha": 4,
@@ -76,7 +77,9 @@ class Folder:
         """Return its files below a folder of that name."""
         found: Tree = {f"{name}/{file}".encode(): one.encode() for file, one in self.shards.items()}
         for file, document in self.documents.items():
-            found[f"{name}/{file}".encode()] = document if isinstance(document, bytes) else json.dumps(document).encode()
+            found[f"{name}/{file}".encode()] = (
+                document if isinstance(document, bytes) else json.dumps(document).encode()
+            )
         for file, node in self.others.items():
             escaped = all("\udc80" <= sign <= "\udcff" for sign in file if "\ud800" <= sign <= "\udfff")
             found[name.encode() + b"/" + file.encode("utf-8", "surrogateescape" if escaped else "surrogatepass")] = node

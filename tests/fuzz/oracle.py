@@ -26,7 +26,9 @@ def arrays(folder: Path) -> Arrays:
     """Return the stored (dtype, values) of each tensor. Raises SafetensorError as the library does."""
     names = sorted(folder.glob("*.safetensors"))
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
+    if (folder / "adapter_config.json").is_file():
+        names = [folder / "adapter_model.safetensors"]
+    elif index.is_file():
         names = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
     elif (folder / "model.safetensors").is_file():
         names = [folder / "model.safetensors"]
@@ -139,7 +141,9 @@ def _compare(
         return [f"{name}: of shape {values.shape}"]
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
-        return [f"{name}[{at}]: {values.reshape(-1)[at]!r}, expected {wanted.reshape(-1)[at]!r} ({int(wrong.sum())} wrong)"]
+        return [
+            f"{name}[{at}]: {values.reshape(-1)[at]!r}, expected {wanted.reshape(-1)[at]!r} ({int(wrong.sum())} wrong)"
+        ]
     return []
 
 
@@ -148,5 +152,8 @@ def arrays_of(folder: Folder) -> Arrays:
     found: Arrays = {}
     for one in folder.shards.values():
         for name, item in deserialize(one.encode()):
-            found[name] = (item["dtype"], np.frombuffer(bytes(item["data"]), KINDS[item["dtype"]]).reshape(item["shape"]))
+            found[name] = (
+                item["dtype"],
+                np.frombuffer(bytes(item["data"]), KINDS[item["dtype"]]).reshape(item["shape"]),
+            )
     return found

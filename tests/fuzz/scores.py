@@ -19,7 +19,7 @@ from tests.fuzz.child import Outcome
 from tests.fuzz.merges import folder_edits
 from tests.fuzz.models import Folder, shard
 from tests.fuzz.tree import Node, Special, Tree
-from tests.fuzz.values import VALUES, damaged, edited
+from tests.fuzz.values import damaged, edited
 
 Draw = Callable[..., Any]
 ROWS = [{"question": f"Where is {n}?", "answer": f"It is over there, {n}."} for n in ("Ann", "Bob", "Eve", "Tim")]
@@ -28,7 +28,7 @@ ENDINGS = ("forget.jsonl", "forget.json", "forget.csv", "forget.parquet", "forge
 
 
 @functools.cache
-def model(adapted: bool = False) -> Folder:
+def model(adapted: bool = False, seed: int = 0) -> Folder:
     """Return a checkpoint with a tokenizer that transformers loads, or an adapter on one in ../target."""
     from tests.conftest import save_adapter, save_checkpoint, tiny_model
 
@@ -37,8 +37,11 @@ def model(adapted: bool = False) -> Folder:
         if adapted:
             save_adapter(folder, tiny_model("llama", tie_word_embeddings=False))
         else:
-            save_checkpoint(folder, tiny_model("llama", tie_word_embeddings=False))
-        shards = {path.name: shard(oracle.arrays(folder) if not adapted else _factors(path)) for path in folder.glob("*.safetensors")}
+            save_checkpoint(folder, tiny_model("llama", seed, tie_word_embeddings=False))
+        shards = {
+            path.name: shard(oracle.arrays(folder) if not adapted else _factors(path))
+            for path in folder.glob("*.safetensors")
+        }
         documents = {path.name: json.loads(path.read_text()) for path in folder.glob("*.json")}
     if adapted:
         documents["adapter_config.json"]["base_model_name_or_path"] = "../target"
@@ -57,16 +60,33 @@ def rows(draw: Draw) -> tuple[str, Node, list[str]]:
     name = draw(st.sampled_from(ENDINGS))
     what = draw(st.sampled_from(["lines", "lines", "document", "raw", "special", "texts"]))
     if what == "special":
-        node = draw(st.sampled_from([Special("pipe"), Special("folder"), Special("link", "nowhere"), Special("link", "/dev/zero"), Special("link", name)]))
+        node = draw(
+            st.sampled_from(
+                [
+                    Special("pipe"),
+                    Special("folder"),
+                    Special("link", "nowhere"),
+                    Special("link", "/dev/zero"),
+                    Special("link", name),
+                ]
+            )
+        )
         return name, node, [f"{name}: {node}"]
     if what == "raw":
         raw = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
-        damage = draw(damaged(raw) | st.sampled_from([b"null\n", b"PAR1" + b"\x00" * 20 + b"PAR1", b"question,answer\n\x00,\x00\n", b"\xff\xfe\x00"]))
+        damage = draw(
+            damaged(raw)
+            | st.sampled_from(
+                [b"null\n", b"PAR1" + b"\x00" * 20 + b"PAR1", b"question,answer\n\x00,\x00\n", b"\xff\xfe\x00"]
+            )
+        )
         return name, damage, [f"{name}: {damage[:60]!r}"]
     if what == "texts":
         return name, b"question,answer\nWhere?,Here.\nWho?,Me.\n", [f"{name}: csv"]
     edit = draw(edited(ROWS))
-    text = "\n".join(json.dumps(row) for row in edit) if what == "lines" and isinstance(edit, list) else json.dumps(edit)
+    text = (
+        "\n".join(json.dumps(row) for row in edit) if what == "lines" and isinstance(edit, list) else json.dumps(edit)
+    )
     return name, text.encode(), [f"{name}: {text[:2000]}"]
 
 
@@ -93,15 +113,34 @@ def score_cases(draw: Draw) -> Case:
         data = draw(rows())
         edits += data[2]
     tree |= below.tree("target") | above.tree("adapter") | {data[0].encode(): data[1]}
-    arguments = ["evaluate", name, "--forget", data[0], "--retain", "retain.jsonl", "--max-new-tokens", "3", "--out", "out"]
+    arguments = [
+        "evaluate",
+        name,
+        "--forget",
+        data[0],
+        "--retain",
+        "retain.jsonl",
+        "--max-new-tokens",
+        "3",
+        "--out",
+        "out",
+    ]
     return Case("evaluate", tree, arguments, _check_scores, edits, memory=1200 << 20, seconds=_SLOW)
 
 
 def _check_scores(root: Path, outcome: Outcome) -> Sequence[str]:
     """Look whether an accepted model holds every weight of the sound one, and the report numbers."""
     stored, sound = oracle.arrays(root / "target"), oracle.arrays_of(model())
-    found = [f"{name}: missing, or of another shape" for name in sound if name not in stored or stored[name][1].shape != sound[name][1].shape]
-    found += [f"{name}: not finite" for name, (kind, values) in stored.items() if kind == "F32" and not np.isfinite(values).all()]
+    found = [
+        f"{name}: missing, or of another shape"
+        for name in sound
+        if name not in stored or stored[name][1].shape != sound[name][1].shape
+    ]
+    found += [
+        f"{name}: not finite"
+        for name, (kind, values) in stored.items()
+        if kind == "F32" and not np.isfinite(values).all()
+    ]
     report = json.loads((root / "out" / "report.json").read_text())
     for name, metric in report["metrics"].items():
         if metric["value"] is not None and not np.isfinite(metric["value"]):
@@ -116,10 +155,16 @@ def vector_cases(draw: Draw) -> Case:
 
     recipe = {key: RECIPE[key] for key in ("target", "prior", "forget", "vector", "output", "seed")}
     recipe |= {"evaluate": None, "forget": {"data": {"path": "forget.jsonl"}, "alpha": 1.0}, "verdict": False}
-    recipe["vector"] = {"lora": {"rank": 2, "alpha": 4}, "epochs": 1, "learning_rate": 1e-3, "batch_size": 4, "max_length": 64}
+    recipe["vector"] = {
+        "lora": {"rank": 2, "alpha": 4},
+        "epochs": 1,
+        "learning_rate": 1e-3,
+        "batch_size": 4,
+        "max_length": 64,
+    }
     sound = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
     tree: Tree = {b"forget.jsonl": sound}
-    prior, edits = model(), []
+    prior, edits = model(seed=1), []
     what = draw(st.sampled_from(["sound", "recipe", "recipe", "rows", "model"]))
     if what == "recipe":
         recipe["vector"] = draw(edited(recipe["vector"], (*KEYS, "mode", "optimizer", "micro_batch_size")))
@@ -141,4 +186,3 @@ def vector_cases(draw: Draw) -> Case:
 
 
 SCORED = {"evaluate": score_cases(), "vector": vector_cases()}
-_ = VALUES

@@ -20,28 +20,40 @@ from tests.fuzz.values import NAMES, TEXTS, VALUES, damaged, edited
 
 Draw = Callable[..., Any]
 RECIPE: dict[str, Any] = {
-    "target": "target", "prior": "prior",
+    "target": "target",
+    "prior": "prior",
     "forget": {"data": {"path": "forget.jsonl", "format": "qa"}, "alpha": [0.5, 1.0]},
     "retain": {"data": {"path": "retain.jsonl", "sample": "match_forget"}, "beta": "auto"},
     "vector": {
-        "mode": "lora", "lora": {"rank": 2, "alpha": 4, "dropout": 0.0, "targets": "all-linear"}, "epochs": 1,
-        "learning_rate": "auto", "weight_decay": 0.01, "warmup_epochs": 1, "batch_size": 4, "max_length": 64,
+        "mode": "lora",
+        "lora": {"rank": 2, "alpha": 4, "dropout": 0.0, "targets": "all-linear"},
+        "epochs": 1,
+        "learning_rate": "auto",
+        "weight_decay": 0.01,
+        "warmup_epochs": 1,
+        "batch_size": 4,
+        "max_length": 64,
     },
     "merge": {"dtype": "same", "rounding": "nearest", "as": "model"},
     "evaluate": {"holdout": {"path": "holdout.jsonl"}, "max_new_tokens": 6, "limit": 8, "judge": {"kind": "none"}},
-    "select": {"validation": 0.25}, "prompt": {"kind": "plain"}, "columns": {"question": "question", "answer": "answer"},
-    "output": "out", "seed": 0,
-}  # fmt: skip
+    "select": {"validation": 0.25},
+    "prompt": {"kind": "plain"},
+    "columns": {"question": "question", "answer": "answer"},
+    "output": "out",
+    "seed": 0,
+}
 KEYS = (
-    "history", "tokenizer", "verdict", "baseline", "stages", "model", "forgets", "template", "question", "system", "exclude", "points",
-    "refine", "score", "compat", "tasks", "split", "data", "ideal", "0", "",
+    "history", "tokenizer", "verdict", "baseline", "stages", "model", "forgets", "template", "question", "system",
+    "exclude", "points", "refine", "score", "compat", "tasks", "split", "data", "ideal", "0", "",
 )  # fmt: skip
 FRAGMENTS = (
-    "a: &a [1,1]\nb: &b [*a,*a]\nc: &c [*b,*b]\n", "a: &a\n  b: *a\n", '!!int ""', "x: !!int ''", "x: !!float ''", "x: !!bool maybe",
-    "x: !!timestamp 1", "x: 2020-01-01", "x: !!python/object/apply:os.system ['touch ran']", "x: !!python/name:os.system", "[" * 5000,
-    "{a: " * 3000, "- " * 3000, "x: " + "9" * 5000, "x: 0x" + "f" * 5000, "x: 1:2:3:4:5", "? [a, b]\n: c", "x: |\n  y\n", "--- 1\n--- 2\n",
-    "%YAML 9.9\n---\nx: 1", "\ufeffx: 1", "x: \x07", "", "null", "[]", "target", "x: &x 1", "<<: 1", "x: {<<: [1]}", "!!set {a}", "!!omap [a: 1]",
-    "x: !!binary QQ==", "target: target\ntarget: prior", "x: '\\ud800'", 'x: "\\ud800"', "x: " + "a" * 300_000, "\t", "x: @y", "x: `y", "@",
+    "a: &a [1,1]\nb: &b [*a,*a]\nc: &c [*b,*b]\n", "a: &a\n  b: *a\n", '!!int ""', "x: !!int ''", "x: !!float ''",
+    "x: !!bool maybe", "x: !!timestamp 1", "x: 2020-01-01", "x: !!python/object/apply:os.system ['touch ran']",
+    "x: !!python/name:os.system", "[" * 5000, "{a: " * 3000, "- " * 3000, "x: " + "9" * 5000, "x: 0x" + "f" * 5000,
+    "x: 1:2:3:4:5", "? [a, b]\n: c", "x: |\n  y\n", "--- 1\n--- 2\n", "%YAML 9.9\n---\nx: 1", "\ufeffx: 1", "x: \x07",
+    "", "null", "[]", "target", "x: &x 1", "<<: 1", "x: {<<: [1]}", "!!set {a}", "!!omap [a: 1]", "x: !!binary QQ==",
+    "target: target\ntarget: prior", "x: '\\ud800'", 'x: "\\ud800"', "x: " + "a" * 300_000, "\t", "x: @y", "x: `y",
+    "@",
 )  # fmt: skip
 
 
@@ -53,14 +65,28 @@ def _yaml(draw: Draw, document: Any) -> tuple[Node, str]:
     if what == "edit":
         changed = draw(edited(document, KEYS))
         try:
-            return yaml.safe_dump(changed, sort_keys=False, allow_unicode=draw(st.booleans())).encode("utf-8", "surrogatepass"), repr(changed)[:3000]
+            return yaml.safe_dump(changed, sort_keys=False, allow_unicode=draw(st.booleans())).encode(
+                "utf-8", "surrogatepass"
+            ), repr(changed)[:3000]
         except (RecursionError, yaml.YAMLError):
             return b"x: 1", "too deep to write"
     fragment = draw(st.sampled_from(FRAGMENTS)).encode("utf-8", "surrogatepass")
     if what == "special":
-        node = draw(st.sampled_from([Special("pipe"), Special("folder"), Special("link", "/dev/zero"), Special("link", "nowhere"), Special("sparse", size=5 << 30)]))
+        node = draw(
+            st.sampled_from(
+                [
+                    Special("pipe"),
+                    Special("folder"),
+                    Special("link", "/dev/zero"),
+                    Special("link", "nowhere"),
+                    Special("sparse", size=5 << 30),
+                ]
+            )
+        )
         return node, str(node)
-    return {"fragment": fragment, "damage": draw(damaged(sound)), "prepend": fragment + b"\n" + sound}[what], f"{what} {fragment[:40]!r}"
+    return {"fragment": fragment, "damage": draw(damaged(sound)), "prepend": fragment + b"\n" + sound}[
+        what
+    ], f"{what} {fragment[:40]!r}"
 
 
 @st.composite
@@ -71,7 +97,25 @@ def recipe_cases(draw: Draw) -> Case:
     if draw(st.sampled_from([True, False, False])):
         node, edits = yaml.safe_dump(RECIPE).encode(), []
     for _ in range(draw(st.sampled_from([0, 0, 1, 2])) if edits else draw(st.integers(0, 2))):
-        key = draw(st.sampled_from(["forget.alpha", "vector.lora.rank", "seed", "output", "select", "a..b", "forget.alpha.0", "forget.alpha.9", "x", "vector", "evaluate.limit", "prompt", *NAMES]))
+        key = draw(
+            st.sampled_from(
+                [
+                    "forget.alpha",
+                    "vector.lora.rank",
+                    "seed",
+                    "output",
+                    "select",
+                    "a..b",
+                    "forget.alpha.0",
+                    "forget.alpha.9",
+                    "x",
+                    "vector",
+                    "evaluate.limit",
+                    "prompt",
+                    *NAMES,
+                ]
+            )
+        )
         value = draw(st.sampled_from([*FRAGMENTS, *TEXTS]) | VALUES.map(lambda value: repr(value)))
         text = f"{key}={value}".replace("\x00", "").encode("utf-8", "ignore").decode()[:100_000]
         arguments.append(text)
@@ -81,15 +125,27 @@ def recipe_cases(draw: Draw) -> Case:
 
 
 _PLAIN = {
-    "merge_method": "task_arithmetic", "base_model": "target",
-    "models": [{"model": "target+forget", "parameters": {"weight": -0.75}}, {"model": "target+retain", "parameters": {"weight": 0.5}}],
-    "parameters": {"normalize": False, "lambda": 1.0}, "dtype": "float32", "out_dtype": "float32",
-}  # fmt: skip
+    "merge_method": "task_arithmetic",
+    "base_model": "target",
+    "models": [
+        {"model": "target+forget", "parameters": {"weight": -0.75}},
+        {"model": "target+retain", "parameters": {"weight": 0.5}},
+    ],
+    "parameters": {"normalize": False, "lambda": 1.0},
+    "dtype": "float32",
+    "out_dtype": "float32",
+}
 _WHOLE = {
-    "merge_method": "linear", "base_model": "target",
-    "models": [{"model": name, "parameters": {"weight": weight}} for name, weight in (("target", 1.0), ("tuned", -0.75), ("prior", 0.75))],
-    "parameters": {"normalize": False}, "dtype": "float32", "out_dtype": "float32",
-}  # fmt: skip
+    "merge_method": "linear",
+    "base_model": "target",
+    "models": [
+        {"model": name, "parameters": {"weight": weight}}
+        for name, weight in (("target", 1.0), ("tuned", -0.75), ("prior", 0.75))
+    ],
+    "parameters": {"normalize": False},
+    "dtype": "float32",
+    "out_dtype": "float32",
+}
 _WEIGHTS = st.sampled_from([-2.0, -0.75, 0.0, 0.25, 0.5, 0.75, 1.0, 2.0])
 
 
@@ -98,7 +154,13 @@ def mergekit_cases(draw: Draw) -> Case:
     """A merge in mergekit's form, sound, with other weights, or with hostile edits."""
     document = copy.deepcopy(draw(st.sampled_from([_PLAIN, _WHOLE])))
     tree: Tree = {}
-    for name, folder in (("target", checkpoint(0)), ("prior", checkpoint(3)), ("tuned", checkpoint(5)), ("forget", adapter(0)), ("retain", adapter(1))):
+    for name, folder in (
+        ("target", checkpoint(0)),
+        ("prior", checkpoint(3)),
+        ("tuned", checkpoint(5)),
+        ("forget", adapter(0)),
+        ("retain", adapter(1)),
+    ):
         tree |= folder.tree(name)
     edits = []
     how = draw(st.sampled_from(["sound", "weights", "hostile", "hostile", "hostile"]))
@@ -110,7 +172,9 @@ def mergekit_cases(draw: Draw) -> Case:
     elif how == "hostile":
         node, note = draw(_yaml(document))
         edits = [f"mergekit: {note}"]
-    return Case("mergekit", tree | {b"c.yml": node}, ["merge", "--mergekit", "c.yml", "--out", "out"], _check_sum, edits)
+    return Case(
+        "mergekit", tree | {b"c.yml": node}, ["merge", "--mergekit", "c.yml", "--out", "out"], _check_sum, edits
+    )
 
 
 def _check_sum(root: Path, outcome: Outcome) -> Sequence[str]:

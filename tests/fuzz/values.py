@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 
 NAMES = (
     "", ".", "..", "/", "\x00", "\n", " ", "a" * 300, "x" * 5000, "../escape", "/etc/passwd", "~nobody/x", "a/b", "é",
-    "\ud800", "\u202e", "-", "--out", "*", "config.json", "manifest.json", ".lock", ".journal.jsonl", "CON", "%s", "{0}",
-    "model.safetensors", "MODEL.SAFETENSORS", "weights.txt", "LICENSE", "mergekit_config.yml", "README.md",
+    "\ud800", "\u202e", "-", "--out", "*", "config.json", "manifest.json", ".lock", ".journal.jsonl", "CON", "%s",
+    "{0}", "model.safetensors", "MODEL.SAFETENSORS", "weights.txt", "LICENSE", "mergekit_config.yml", "README.md",
 )  # fmt: skip
 NUMBERS = (
     0, -1, 1, 2, 3, 255, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, -(10**30), 0.5, -0.0, 1e-320, 1e30,
     1e308, -1e308, math.nan, math.inf, -math.inf,
 )  # fmt: skip
 TEXTS = (
-    *NAMES, "null", "true", "1e-5", "1e400", "nan", "inf", "0x10", "1_000", "١", "(a+)+$", "(.*)*x", "[", "(?P<a", r"(a)\1",
-    "a{1,65535}", "{question:>999999999}", "{question.__class__}", "{% for i in range(10**9) %}{% endfor %}", "F8_E4M3",
-    "float64", "bfloat16", "F4", "all-linear", "none", "LORA", "local", "huge" * 1000,
+    *NAMES, "null", "true", "1e-5", "1e400", "nan", "inf", "0x10", "1_000", "١", "(a+)+$", "(.*)*x", "[", "(?P<a",
+    r"(a)\1", "a{1,65535}", "{question:>999999999}", "{question.__class__}",
+    "{% for i in range(10**9) %}{% endfor %}", "F8_E4M3", "float64", "bfloat16", "F4", "all-linear", "none", "LORA",
+    "local", "huge" * 1000,
 )  # fmt: skip
 
 
@@ -34,13 +35,21 @@ def deep(levels: int, kind: str = "[") -> Any:
 
 
 SCALARS = st.one_of(
-    st.none(), st.booleans(), st.sampled_from(NUMBERS), st.sampled_from(TEXTS), st.integers(), st.floats(), st.text(max_size=8)
+    st.none(),
+    st.booleans(),
+    st.sampled_from(NUMBERS),
+    st.sampled_from(TEXTS),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
 )
 VALUES = st.one_of(
     SCALARS,
     SCALARS,
     st.recursive(
-        SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=6
+        SCALARS,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+        max_leaves=6,
     ),
     st.sampled_from([[], {}, [[]], [None], {"": None}, deep(90), deep(150), deep(150, "{")]),
 )
@@ -119,4 +128,8 @@ def damaged(draw: Callable[..., Any], raw: bytes) -> bytes:
         return raw[:at] + draw(st.binary(min_size=1, max_size=9)) + raw[at:]
     if what == "double":
         return raw + raw
-    return draw(st.sampled_from([b"", b"null", b"[]", b"{", b"\xff\xfe", b"[" * 20000, b'{"a":' * 5000, b"\x00" * 64, b"9" * 5000]))
+    return draw(
+        st.sampled_from(
+            [b"", b"null", b"[]", b"{", b"\xff\xfe", b"[" * 20000, b'{"a":' * 5000, b"\x00" * 64, b"9" * 5000]
+        )
+    )
