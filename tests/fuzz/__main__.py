@@ -17,7 +17,7 @@ from tests.fuzz.areas import AREAS, WEIGHTS, preload
 from tests.fuzz.case import Case, play
 
 Table = dict[str, collections.Counter[str]]
-_ENDS = ("accepted", "refused (2)", "refused (3)", "killed", "not reached")
+_ENDS = ("accepted", "refused", "status", "killed", "not reached")
 
 
 def fuzz(
