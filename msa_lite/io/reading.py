@@ -77,14 +77,22 @@ def read_object(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> dic
 
 
 def parse_json(
-    text: bytes | str, where: str, kind: Kind = FormatError, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
+    text: bytes | str,
+    where: str,
+    kind: Kind = FormatError,
+    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    values: int | None = None,
 ) -> Any:
     """Parse JSON. where: what messages name. pairs: makes the value of an object, in the place of a dict.
 
-    Raises an error of this kind for what is no JSON, is nested more than 100 deep, or holds text that no file can
-    hold (lone surrogates).
+    values: how many lists, objects and commas there may be, since a byte of JSON may take forty of memory.
+
+    Raises an error of this kind for what is no JSON, is nested more than 100 deep, holds too many values, or text that
+    no file can hold (lone surrogates).
     """
     text = _decoded(text, where, kind) if isinstance(text, bytes) else text
+    if values is not None and sum(text.count(mark) for mark in "[{,") > values:
+        raise kind(f"{where}: more than {values} values, which is no file of its kind")
     try:
         value = json.loads(text, object_pairs_hook=pairs)
         if _SURROGATE.search(text):

@@ -14,6 +14,7 @@ import numpy as np
 
 from msa_lite.errors import FormatError, UsageError, join_faults, nearest
 from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
+from msa_lite.io.companions import check_companions, companion_files
 from msa_lite.io.hub import Source
 from msa_lite.io.writer import output_bytes, output_dtype
 from msa_lite.vectors import Delta, Dora, Product, Vector, load_vector
@@ -166,6 +167,7 @@ def make_plan(sources: Mapping[str, Source], alpha: float, beta: float, precisio
     """Open target and vectors and fit them together by their headers. Raises what does not fit, all of it."""
     target = load_checkpoint(sources["target"].folder)
     check_mergeable(target)
+    check_companions(companion_files(target.folder))
     prior = load_checkpoint(sources["prior"].folder) if "prior" in sources else None
     forget, retain = (
         load_vector(sources[name].folder, target, prior) if name in sources else None for name in ("forget", "retain")
@@ -195,10 +197,11 @@ def check_mergeable(target: Checkpoint) -> None:
 
 def parse_size(text: str | int) -> int:
     """Bytes of "512MB", "1.5 GiB", "200000000". Raises UsageError."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]I?)?B?)?\s*", str(text).upper())
-    if not found:
-        raise UsageError(f"'{text}' is no size; write it as 512MB, 2GB or 1.5GiB")
-    return int(float(found[1]) * _UNITS[found[2] or ""])
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", str(text).strip().upper(), re.ASCII)
+    size = float(found[1]) * _UNITS[found[2] or ""] if found else math.inf
+    if not size < 1 << 62:
+        raise UsageError(f"'{str(text)[:40]}' is no size; write it as 512MB, 2GB or 1.5GiB")
+    return int(size)
 
 
 def make_budget(plan: Plan, max_memory: str | int, threads: int | None) -> Budget:
