@@ -96,6 +96,7 @@ def evaluate_harness(
             write_records(partial / f"samples_{_file_name(name)}.jsonl", samples)
         write_json(partial / RESULTS_FILE, results)
         write_report(report, partial)
+        source.check_unchanged()
     return report
 
 

@@ -117,6 +117,7 @@ def fit_vector(
         facts |= fit.run_until(until, partial) if until else {"micro_batch_size": fit.run(partial)}
         for name, text in (extra_files or {}).items():
             (partial / name).write_text(text)
+        source.check_unchanged()
     return out
 
 
