@@ -99,7 +99,7 @@ def test_two_processes_make_the_same_records_and_one_prints(
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert {name: metric["value"] for name, metric in printed["metrics"].items()} == pytest.approx(
-        {name: metric["value"] for name, metric in scored[1]["metrics"].items()}, abs=1e-4
+        {name: metric["value"] for name, metric in scored[1]["metrics"].items()}, abs=1e-4, rel=1e-4
     )
     for name in ("", "ideal/"):
         for kind in (*SETS, "holdout"):
@@ -107,7 +107,7 @@ def test_two_processes_make_the_same_records_and_one_prints(
             assert [record["index"] for record in mine] == [record["index"] for record in other]
             assert [record.get("generated") for record in mine] == [record.get("generated") for record in other]
             chances = [[record["probability"] for record in records] for records in (mine, other)]
-            assert chances[0] == pytest.approx(chances[1], abs=1e-5)
+            assert chances[0] == pytest.approx(chances[1], abs=1e-5, rel=1e-5)
     assert not list((tmp_path / "out").rglob("*.part"))
 
 
@@ -218,7 +218,7 @@ def test_an_adapter_is_scored_as_the_model_that_it_makes(
         code, said, err = call(*given)
         assert code == 0, err
         found.append({key: metric["value"] for key, metric in json.loads(said)["metrics"].items()})
-    assert found[0] == pytest.approx(found[1], abs=1e-4)
+    assert found[0] == pytest.approx(found[1], abs=1e-4, rel=1e-4)
 
 
 def test_a_judge_that_fails_midway_is_asked_for_the_rest_alone(
