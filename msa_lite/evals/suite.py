@@ -24,7 +24,7 @@ from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.models import can_read, checkpoint_folder, load_tokenizer
+from msa_lite.evals.models import can_read, check_source, checkpoint_folder, load_tokenizer
 from msa_lite.evals.muse import load_muse
 from msa_lite.evals.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.qa import load_qa
@@ -130,6 +130,7 @@ def evaluate(
         check_same_tokens(source, beside)
     if Ranks.current().first and benchmark != "restor":
         notices.info("prompt: %s", asked.prompter.sentence)
+    check_source(source, asked.ids())
     report = evaluate_benchmark(source, asked, Path(out), ideal=beside, judge=judge, progress=progress)
     if report is None:
         return {}
@@ -148,7 +149,9 @@ def _load_own(
 def _fetch(model: str, tokenizer: str | None) -> Source:
     """A model with the tokenizer to use."""
     chosen = fetch_tokenizer(tokenizer) if tokenizer else None
-    return replace(fetch(model), tokenizer=chosen)
+    source = replace(fetch(model), tokenizer=chosen)
+    check_source(source)
+    return source
 
 
 # Benchmark → the arguments that it takes, besides those that all do.
@@ -218,7 +221,9 @@ def _find_ideal(ideal: str | None) -> Ideal:
     if path.is_file() or (path / REPORT_FILE).is_file():
         load_report(path)
         return path if path.is_dir() else path.parent
-    return fetch(ideal)
+    source = fetch(ideal)
+    check_source(source)
+    return source
 
 
 def check_same_tokens(source: Source, other: Source) -> None:
