@@ -23,7 +23,7 @@ from msa_lite.evals import muse, tofu
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
-from msa_lite.evals.judge import JudgeSettings
+from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import can_read, check_source, checkpoint_folder, load_tokenizer
 from msa_lite.evals.muse import load_muse
 from msa_lite.evals.prompt_search import choose_prompt, prompt_forms, rank_prompts
@@ -130,7 +130,10 @@ def evaluate(
         check_same_tokens(source, beside)
     if Ranks.current().first and benchmark != "restor":
         notices.info("prompt: %s", asked.prompter.sentence)
-    check_source(source, asked.ids())
+    open_judge(judge)  # what it lacks is said first
+    for scored in (source, beside):
+        if isinstance(scored, Source):
+            check_source(scored, asked.ids())
     report = evaluate_benchmark(source, asked, Path(out), ideal=beside, judge=judge, progress=progress)
     if report is None:
         return {}
@@ -149,9 +152,7 @@ def _load_own(
 def _fetch(model: str, tokenizer: str | None) -> Source:
     """A model with the tokenizer to use."""
     chosen = fetch_tokenizer(tokenizer) if tokenizer else None
-    source = replace(fetch(model), tokenizer=chosen)
-    check_source(source)
-    return source
+    return replace(fetch(model), tokenizer=chosen)
 
 
 # Benchmark → the arguments that it takes, besides those that all do.
@@ -221,9 +222,7 @@ def _find_ideal(ideal: str | None) -> Ideal:
     if path.is_file() or (path / REPORT_FILE).is_file():
         load_report(path)
         return path if path.is_dir() else path.parent
-    source = fetch(ideal)
-    check_source(source)
-    return source
+    return fetch(ideal)
 
 
 def check_same_tokens(source: Source, other: Source) -> None:
