@@ -23,8 +23,8 @@ from msa_lite.evals import muse, tofu
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
-from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.models import can_read, checkpoint_folder, load_tokenizer
+from msa_lite.evals.judge import JudgeSettings, open_judge
+from msa_lite.evals.models import can_read, check_source, checkpoint_folder, load_tokenizer
 from msa_lite.evals.muse import load_muse
 from msa_lite.evals.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.qa import load_qa
@@ -130,6 +130,10 @@ def evaluate(
         check_same_tokens(source, beside)
     if Ranks.current().first and benchmark != "restor":
         notices.info("prompt: %s", asked.prompter.sentence)
+    open_judge(judge)  # what it lacks is said first
+    for scored in (source, beside):
+        if isinstance(scored, Source):
+            check_source(scored, asked.ids())
     report = evaluate_benchmark(source, asked, Path(out), ideal=beside, judge=judge, progress=progress)
     if report is None:
         return {}
