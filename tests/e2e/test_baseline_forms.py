@@ -17,8 +17,8 @@ import yaml
 import msa_lite
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.io.manifest import hash_file
-from tests.command import run_cli
 from tests.e2e.conftest import PEOPLE, SHORT
+from tests.forks import fork_cli, fork_script
 
 
 def write(recipe: dict[str, Any], folder: Path) -> str:
@@ -46,8 +46,7 @@ sys.exit(_run(["baseline", "npo", *sys.argv[4:]]))
 
 def stopped(path: str, label: str, step: int, number: int = signal.SIGKILL) -> subprocess.CompletedProcess[str]:
     """`msa-lite baseline npo`, ended by a signal where its progress gets to a step; stdout: all progress till then."""
-    command = [sys.executable, "-c", STOPPER, label, str(step), str(int(number)), path]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return fork_script(STOPPER, label, str(step), str(int(number)), path)
 
 
 def test_a_baseline_that_is_stopped_goes_on_where_it_was_and_ends_in_the_same_model(
@@ -187,7 +186,7 @@ def test_bad_input_is_refused_before_anything_is_written(
 
 
 def test_a_refusal_is_a_message_and_an_exit_code(small: dict[str, Any], tmp_path: Path) -> None:
-    done = run_cli("baseline", "simpo", write(small, tmp_path))
+    done = fork_cli("baseline", "simpo", write(small, tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"error: no method 'simpo' \(did you mean 'simnpo'\?\); choose from .*\n", done.stderr)
 
