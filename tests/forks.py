@@ -7,6 +7,7 @@ call, so nothing of a test's own process is in it but arguments and environment.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import resource
@@ -23,7 +24,19 @@ _LIMIT = 300.0  # seconds after which a child is taken for one that hangs
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
-    ["pytest", "tests.forks", "transformers.trainer", "peft", "datasets", "matplotlib.pyplot", "msa_lite.pipeline"]
+    [
+        "tests.forks",
+        "msa_lite.cli.run",
+        "msa_lite.pipeline",
+        "datasets",
+        "matplotlib.pyplot",
+        "peft",
+        "pytest",
+        "rouge_score.rouge_scorer",
+        "scipy.stats",
+        "transformers.models.llama.modeling_llama",
+        "transformers.trainer",
+    ]
 )
 
 
@@ -79,6 +92,7 @@ def _run(
     limit: int | None,
 ) -> None:
     """Run the code in the child."""
+    gc.freeze()  # a collection would go through all that is loaded, and a fit has several
     for number, path in enumerate(streams, 1):
         file = os.open(path, os.O_WRONLY | os.O_APPEND)
         os.dup2(file, number)

@@ -90,6 +90,7 @@ def test_a_table_is_printed_otherwise_and_nothing_is_run_twice(
     assert "scores" not in told
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_same_records_and_one_prints(
     scored: tuple[Path, Any], models: tuple[Path, Path], data: str, tmp_path: Path
 ) -> None:
