@@ -17,9 +17,9 @@ import pytest
 import msa_lite
 from msa_lite.evals.records import read_records
 from msa_lite.io.manifest import verify_folder
-from tests.command import run_cli
 from tests.conftest import save_adapter, save_checkpoint
 from tests.e2e.conftest import CallCli
+from tests.forks import fork_cli
 from tests.judge_server import JudgeServer, Step
 from tests.plain import WIDE
 from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, write_tofu
@@ -64,7 +64,7 @@ def arguments(models: tuple[Path, Path], data: str, out: Path, *more: object) ->
 def scored(models: tuple[Path, Path], data: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """(folder, what was printed) of an evaluation in a process of its own."""
     out = tmp_path_factory.mktemp("scored") / "out"
-    done = run_cli("evaluate", *arguments(models, data, out, "--json"))
+    done = fork_cli("evaluate", *arguments(models, data, out, "--json"))
     assert done.returncode == 0, done.stderr
     return out, json.loads(done.stdout)
 
@@ -90,6 +90,7 @@ def test_a_table_is_printed_otherwise_and_nothing_is_run_twice(
     assert "scores" not in told
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_same_records_and_one_prints(
     scored: tuple[Path, Any], models: tuple[Path, Path], data: str, tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def scorers(stderr: str) -> dict[str, set[str]]:
     return {process: set(names) for process, names in found.items()}
 
 
+@pytest.mark.slow
 def test_processes_share_a_sweep_from_nothing(path: str, meeting: list[str], alone: Path, tmp_path: Path) -> None:
     done = launch(*TORCHRUN, *meeting, "-v", "sweep", path, "--json")
     assert done.returncode == 0, done.stderr
@@ -157,6 +158,7 @@ def test_a_demo_is_left_to_the_first_process(history: Path, alone: Path, tmp_pat
     assert not helper.is_alive()
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_recipe_ends_all_processes(path: str, tmp_path: Path) -> None:
     done = launch(*TORCHRUN, "-m", "msa_lite", "sweep", path, "forget.data.columns.question=none")
     assert done.returncode != 0
@@ -199,6 +201,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="workers are found in /proc")
 def test_two_workers_of_ray_score_the_points_and_one_that_is_killed_is_told(
     cluster: None, path: str, alone: Path, tmp_path: Path

@@ -260,6 +260,25 @@ def test_what_fails_leaves_no_folder(
     assert not list(tmp_path.glob("out*"))
 
 
+def test_every_setting_reaches_the_harness(
+    source: Source, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def evaluate(**settings: Any) -> None:
+        given.update(settings)
+        raise RuntimeError("that will do")
+
+    monkeypatch.setattr("lm_eval.simple_evaluate", evaluate)
+    options = {"limit": 5, "few_shot": 2, "seed": 11}
+    with pytest.raises(StageError, match="that will do"):
+        evaluate_harness(source, ["places"], tmp_path / "out", task_folder=folder, **options)
+    seeds = {key: value for key, value in given.items() if key.endswith("_seed")}
+    assert seeds == dict.fromkeys(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), 11)
+    assert (given["limit"], given["num_fewshot"]) == (5, 2)
+    assert [task.config.task for task in given["tasks"]] == ["places"]
+
+
 def test_several_processes_are_refused(
     source: Source, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,6 +31,13 @@ def test_no_file_names_a_path_of_somebodys_machine() -> None:
     assert [f"{path}: {p}" for path, text in files.items() for p in MACHINE_PATHS if p in text] == []
 
 
+@pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="not the whole repository")
+def test_the_slow_tests_that_a_plain_run_leaves_out_are_run_with_every_change() -> None:
+    assert "not slow" in (ROOT / "pyproject.toml").read_text()
+    commands = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("pytest ")]
+    assert commands == ["pytest -n 2 --dist worksteal -m slow"]
+
+
 def can_fail(function: ast.AST) -> bool:
     """Whether a test asserts something: `assert`, pytest.raises or pytest.warns, or a helper called assert_…"""
     for node in ast.walk(function):
