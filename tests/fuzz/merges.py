@@ -96,6 +96,15 @@ ARGUMENTS = {
 }
 
 
+def _is_sound(item: Any) -> bool:
+    """Check whether a header's item is as a tensor's should be; an earlier edit may have changed it."""
+    try:
+        start, stop = item["data_offsets"]
+        return 0 <= start <= stop < 1 << 40 and 0 <= int(np.prod(item["shape"])) < 1 << 40 and "dtype" in item
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return False
+
+
 @st.composite
 def header_edits(draw: Draw, one: Shard) -> tuple[Shard, str]:
     """Return a shard with something in its header, length or data that may not fit."""
@@ -122,7 +131,7 @@ def header_edits(draw: Draw, one: Shard) -> tuple[Shard, str]:
         )
     )
     data, length = one.data, None
-    if what == "item" or not isinstance(item, dict) or "dtype" not in item:
+    if what == "item" or not _is_sound(item):
         pairs[at] = (name, draw(edited(item)))
     elif what == "dtype":
         pairs[at] = (name, {**item, "dtype": draw(st.sampled_from(DTYPES) | VALUES)})
