@@ -157,7 +157,8 @@ def vector_cases(draw: Draw) -> Case:
     recipe |= {"evaluate": None, "forget": {"data": {"path": "forget.jsonl"}, "alpha": 1.0}, "verdict": False}
     recipe["vector"] = {
         "lora": {"rank": 2, "alpha": 4},
-        "epochs": 1,
+        "epochs": 2,
+        "warmup_epochs": 0,
         "learning_rate": 1e-3,
         "batch_size": 4,
         "max_length": 64,
