@@ -10,6 +10,8 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+_LONGEST = 4000  # characters of a fault; what a stranger's file holds may have millions
+
 
 class MsaError(Exception):
     """Base of all errors of msa-lite; `exit_code` is what the command line returns."""
@@ -73,7 +75,10 @@ class NotFiniteError(StageError):
 def join_faults(headline: str, faults: Iterable[str], limit: int = 10) -> str:
     """One message of many faults: a headline and an indented line for each, at most `limit` of them."""
     faults = list(faults)
-    lines = [headline, *(f"  {fault}" for fault in faults[:limit])]
+    lines = [
+        headline,
+        *(f"  {fault if len(fault) <= _LONGEST else fault[:_LONGEST] + '…'}" for fault in faults[:limit]),
+    ]
     if len(faults) > limit:
         lines.append(f"  … and {len(faults) - limit} more")
     return "\n".join(lines)
@@ -100,5 +105,7 @@ class Faults(list[MsaError]):
 
 def nearest(name: str, choices: Iterable[str]) -> str:
     """' (did you mean X?)' where one of `choices` is like `name`, otherwise an empty string."""
+    if len(name) > _LONGEST:
+        return ""
     found = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
     return f" (did you mean '{found[0]}'?)" if found else ""

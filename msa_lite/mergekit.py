@@ -24,11 +24,13 @@ from typing import Any
 import yaml
 
 from msa_lite.errors import UsageError, join_faults, nearest
+from msa_lite.io.reading import read_yaml
 
 _DTYPES = ("bfloat16", "float16", "float32")
 _METHODS = ("task_arithmetic", "linear")
 _KEYS = ("merge_method", "base_model", "models", "parameters", "dtype", "out_dtype", "tokenizer_source", "msa")
 _NEUTRAL = {"density": 1, "rescale": False, "int8_mask": False}  # parameters that change nothing at these values
+_MOST = 16  # models that are listed; MSA has four, and some may be listed at weight 0
 _TOLERANCE = 1e-9  # of coefficients: sums of weights that cancel on paper
 
 
@@ -173,12 +175,7 @@ def read_recipe(path: Path) -> MergeRequest:
     model listed that fits. An `msa` block is ignored. Raises UsageError with every fault, each with its key: what only
     mergekit-yaml can do, and also unknown keys, which mergekit passes over.
     """
-    try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: not to be read as a mergekit recipe ({error.strerror or error})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+    document = read_yaml(path, UsageError)
     if not isinstance(document, dict):
         raise UsageError(f"{path}: a mergekit recipe is a mapping of keys; got {type(document).__name__}")
     reader = _Reader()
@@ -214,6 +211,9 @@ class _Reader:
             return None
 
         total = _expand(base if moves_base else None, {model: scale * weight for model, weight in models.items()})
+        if not math.isfinite(sum(map(abs, total.values()))):
+            self.faults.append("models: weights that are too large to be added up")
+            return None
         request = _name_parts(total, models, base, moves_base, keeper)
         if request is not None:
             return replace(request, dtype=dtype)
@@ -228,7 +228,10 @@ class _Reader:
     def _check_keys(self, where: str, mapping: Mapping[Any, Any], known: tuple[str, ...]) -> None:
         for key in mapping:
             if key not in known:
-                self.faults.append(f"{where}{key}: not handled{nearest(str(key), known)}")
+                hint = (
+                    nearest(str(key), known) if len(self.faults) < _MOST else ""
+                )  # no more are shown, and it takes time
+                self.faults.append(f"{where}{key}: not handled{hint}")
 
     def _choice(self, document: Mapping[Any, Any], key: str, choices: tuple[str | None, ...]) -> str | None:
         value = document.get(key)
@@ -274,6 +277,9 @@ class _Reader:
         """Weight by model. base: the base of task_arithmetic, whose own weight means nothing."""
         if not isinstance(entries, list) or not entries:
             self.faults.append("models: missing, or not a list of models")
+            return {}
+        if len(entries) > _MOST:
+            self.faults.append(f"models: {len(entries)} of them; an MSA merge has four at most")
             return {}
         models: _Sum = {}
         for number, entry in enumerate(entries):

@@ -18,7 +18,7 @@ from msa_lite.io.adapter import Adapter, LowRank, is_adapter, load_adapter
 from msa_lite.io.blocks import Files, Scratch, read_rows, read_whole
 from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.matching import match_names
-from msa_lite.io.vocabulary import differ_in_tokens, token_tensors
+from msa_lite.io.vocabulary import differ_in_tokens, has_token_role, token_tensors
 
 _BLOCK = 1 << 19  # numbers compared at a time
 
@@ -357,19 +357,22 @@ def _tied(adapter: Adapter, target: Checkpoint) -> list[str]:
     if not ties_head(target):
         return []
     configs = (target.config, target.config.get("text_config") or {})
-    vocabularies = {config["vocab_size"] for config in configs if "vocab_size" in config}
-    faults = []
-    for name in {**adapter.modules, **adapter.values}:
-        shape = target.tensors[name].shape
-        if name.endswith("lm_head.weight") or (len(shape) == 2 and shape[0] in vocabularies):
-            faults.append(f"{name}: the target ties embedding and head, but only one of the two was tuned")
-    return faults
+    sizes = {config["vocab_size"] for config in configs if config.get("vocab_size")}
+    shapes = {name: target.tensors[name].shape for name in {**adapter.modules, **adapter.values}}
+    return [
+        f"{name}: the target ties embedding and head, but only one of the two was tuned"
+        for name, shape in shapes.items()
+        if name.endswith("lm_head.weight")
+        or (has_token_role(name) and len(shape) == 2 and (not sizes or shape[0] in sizes))
+    ]
 
 
 def _is_copy(files: Files, one: TensorEntry, other: TensorEntry) -> bool:
     """Whether `one` holds the values of `other`, as far as its dtype can, read in blocks."""
     if one.shape != other.shape or not other.is_float:
         return False
+    if not one.nbytes:
+        return True
     rows, columns = one.matrix_shape
     step = max(1, _BLOCK // max(1, columns))
     scratch = Scratch()

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data.rows import Row
-from msa_lite.errors import FormatError, MismatchError, NoTokenizerError
+from msa_lite.errors import MismatchError, NoTokenizerError
+from msa_lite.io.loading import read_tokenizer
 from msa_lite.io.tokenizer import has_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -24,15 +25,9 @@ def open_tokenizer(folder: Path, name: str) -> Any:
 
     Raises NoTokenizerError where there is none, FormatError where it cannot be loaded.
     """
-    from transformers import AutoTokenizer
-
     if not has_tokenizer(folder):
         raise NoTokenizerError(f"{name}: was saved without a tokenizer")
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # the library raises whatever its parsers raise
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise FormatError(f"{name}: its tokenizer cannot be loaded ({said})") from error
+    return read_tokenizer(folder, name)
 
 
 def check_same_ids(rows: Iterable[Row], target: Any, prior: Any, names: tuple[str, str]) -> None:

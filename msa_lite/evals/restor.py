@@ -25,7 +25,7 @@ from msa_lite.evals.benchmark import Asked, Benchmark, Item, ItemSet, Record, Re
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import restor_ask
 from msa_lite.evals.judge.prompts import NONE
-from msa_lite.io.paths import user_path
+from msa_lite.io.reading import local_path
 from msa_lite.report import Metric
 
 EXAMPLES = 5
@@ -99,7 +99,7 @@ def load_restor(
         raise UsageError(
             f"restor is not on the Hub: clone {_REPOSITORY} and give its folder 'datasets' as the data (--data)"
         )
-    folder = user_path(data)
+    folder = local_path(data)
     facts, entities, documents = (_read(path) for path in _find_files(folder, split))
     try:
         corrupted = described_entities(entities, [document["text"] for document in documents])

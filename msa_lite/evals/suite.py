@@ -23,8 +23,8 @@ from msa_lite.evals import muse, tofu
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
-from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.models import can_read, checkpoint_folder, load_tokenizer
+from msa_lite.evals.judge import JudgeSettings, open_judge
+from msa_lite.evals.models import can_read, check_source, checkpoint_folder, load_tokenizer
 from msa_lite.evals.muse import load_muse
 from msa_lite.evals.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.qa import load_qa
@@ -33,8 +33,8 @@ from msa_lite.evals.restor import load_restor
 from msa_lite.evals.tofu import load_tofu
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
-from msa_lite.io.paths import user_path
 from msa_lite.io.progress import Progress, notices, silent
+from msa_lite.io.reading import local_path
 from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.io.vocabulary import vocabulary_size
 from msa_lite.report import Report, load_report
@@ -131,6 +131,10 @@ def evaluate(
         check_same_tokens(source, beside)
     if Ranks.current().first and benchmark != "restor":
         notices.info("prompt: %s", asked.prompter.sentence)
+    open_judge(judge)  # what it lacks is said first
+    for scored in (source, beside):
+        if isinstance(scored, Source):
+            check_source(scored, asked.ids())
     report = evaluate_benchmark(source, asked, Path(out), ideal=beside, judge=judge, progress=progress)
     if report is None:
         return {}
@@ -215,7 +219,7 @@ def _find_ideal(ideal: str | None) -> Ideal:
     """The folder of an evaluation for a report.json or its folder; a model otherwise."""
     if ideal is None:
         return None
-    path = user_path(ideal)
+    path = local_path(ideal)
     if path.is_file() or (path / REPORT_FILE).is_file():
         load_report(path)
         return path if path.is_dir() else path.parent

@@ -6,8 +6,8 @@ the weights, or an error that names it. Reading is by numpy; PEFT itself is only
 
 from __future__ import annotations
 
-import json
 import math
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError, UsageError, join_faults
-from msa_lite.io.checkpoint import TensorEntry, read_shard
+from msa_lite.io.checkpoint import CONFIG_LIMIT, TensorEntry, read_shard
+from msa_lite.io.patterns import Patterns, endings
+from msa_lite.io.reading import read_object
 
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -52,7 +54,6 @@ _WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped
 _WRAPPED = rf"(?:(?:{'|'.join(_WRAPPERS)})\.)*"
 _PREFIX = re.compile(rf"^{_WRAPPED}base_model\.{_WRAPPED}model\.")
 _REPO = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
-_ENDING = r"(.*\.)?({})$"  # how PEFT reads the keys of rank_pattern and alpha_pattern; the first that fits counts
 _DEFAULTS = {"r": 8, "lora_alpha": 8}  # what PEFT takes where its config does not say
 
 
@@ -110,11 +111,12 @@ def load_adapter(folder: Path) -> Adapter:
     folder = Path(folder)
     config = _load_config(folder)
     found = _sort_tensors(folder, trains_biases=config.get("bias", "none") != "none")
+    patterns = Patterns(config.get("rank_pattern")), Patterns(config.get("alpha_pattern"))
     modules: dict[str, LowRank] = {}
     faults = []
     for kind in ("factor", "embedding"):
         for module, pair in found[kind].items():
-            low = _low_rank(config, module, pair, kind == "embedding", found["magnitude"].get(module))
+            low = _low_rank(config, patterns, module, pair, kind == "embedding", found["magnitude"].get(module))
             if isinstance(low, str):
                 faults.append(f"{module}: {low}")
             elif bool(config.get("lora_bias")) != (module in found["shift"]):
@@ -134,7 +136,7 @@ def load_adapter(folder: Path) -> Adapter:
 
 def is_adapter(folder: Path) -> bool:
     """Check whether a folder is a PEFT adapter; otherwise it is taken for a full checkpoint."""
-    return (Path(folder) / ADAPTER_CONFIG).is_file()
+    return os.path.lexists(Path(folder) / ADAPTER_CONFIG)
 
 
 def base_name(folder: Path) -> str:
@@ -144,25 +146,22 @@ def base_name(folder: Path) -> str:
     config names none, or a folder that is not there.
     """
     path = Path(folder) / ADAPTER_CONFIG
-    try:
-        config = json.loads(path.read_text())
-    except ValueError as error:
-        raise FormatError(f"{path}: not JSON ({error})") from error
-    name = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+    config = read_object(path, CONFIG_LIMIT)
+    name, revision = config.get("base_model_name_or_path"), config.get("revision")
     if not isinstance(name, str) or not name:
         raise UsageError(
             f"{path}: names no base model; set base_model_name_or_path to the folder or Hub id it was tuned from"
         )
-    own = Path(folder).resolve()
-    for place in (Path(folder) / name, Path(name).expanduser()):
-        if place.is_dir() and place.resolve() != own:
+    own = os.path.realpath(folder)
+    for place in (Path(folder) / name, Path(os.path.expanduser(name))):
+        if os.path.isdir(place) and os.path.realpath(place) != own:
             return str(place)
     if not _REPO.fullmatch(name):
         raise UsageError(
             f"{folder}: is a LoRA adapter on {name}, which is not here; set base_model_name_or_path in its "
             f"{ADAPTER_CONFIG} to where that model is now"
         )
-    return name + (f"@{config['revision']}" if config.get("revision") else "")
+    return name + (f"@{revision}" if revision and isinstance(revision, str) else "")
 
 
 def _sort_tensors(folder: Path, trains_biases: bool) -> dict[str, dict[str, Any]]:
@@ -193,17 +192,11 @@ def _sort_tensors(folder: Path, trains_biases: bool) -> dict[str, dict[str, Any]
 
 
 def _load_config(folder: Path) -> dict[str, Any]:
-    if not (folder / ADAPTER_CONFIG).is_file():
+    if not os.path.lexists(folder / ADAPTER_CONFIG):
         raise UsageError(f"{folder}: no {ADAPTER_CONFIG}: not a PEFT adapter folder")
-    if not (folder / ADAPTER_FILE).is_file():
+    if not os.path.lexists(folder / ADAPTER_FILE):
         raise FormatError(f"{folder}: no {ADAPTER_FILE}; pickled adapters are not read, save it as safetensors")
-    try:
-        config = json.loads((folder / ADAPTER_CONFIG).read_text())
-    except ValueError as error:
-        raise FormatError(f"{folder / ADAPTER_CONFIG}: not JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise FormatError(f"{folder / ADAPTER_CONFIG}: not a JSON object")
-    config = _DEFAULTS | config
+    config = _DEFAULTS | read_object(folder / ADAPTER_CONFIG, CONFIG_LIMIT)
     faults = list(_value_faults(config))
     if config.get("peft_type") != "LORA":
         faults.append(f"peft_type: {config.get('peft_type')!r}, only 'LORA' is read")
@@ -237,14 +230,13 @@ def _value_faults(config: Mapping[str, Any]) -> Iterator[str]:
         if not isinstance(given, dict):
             yield f"{patterns}: {given!r}, expected an object with {expected} for each name"
             given = {}
-        for name, number in [(key, config[key]), *((f"{patterns}: {pattern!r}", n) for pattern, n in given.items())]:
+        for name, number in [
+            (key, config[key]),
+            *((f"{patterns}: {pattern!r}", n) for pattern, n in given.items()),
+        ]:
             if type(number) not in kinds or not least <= number <= sys.float_info.max:
                 yield f"{name}: {number!r}{' (a string)' if isinstance(number, str) else ''}, expected {expected}"
-        for pattern in given:
-            try:
-                re.compile(_ENDING.format(pattern))
-            except (re.error, OverflowError) as error:
-                yield f"{patterns}: {pattern!r} is no regular expression ({error})"
+        yield from (f"{patterns}: {fault}" for fault in Patterns(given).faults)
     tokens = config.get("trainable_token_indices")
     lists = tokens.values() if isinstance(tokens, dict) else [[] if tokens is None else tokens]
     if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in lists):
@@ -256,32 +248,30 @@ def unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def _pattern_value(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-    """The value of the first pattern that fits the module's name, as it stands in the file or unwrapped."""
-    for pattern, value in (patterns or {}).items():
-        if any(re.match(_ENDING.format(pattern), name) for name in (module, unwrapped(module))):
-            return value
-    return default
-
-
 def _low_rank(
-    config: dict[str, Any], module: str, pair: dict[str, TensorEntry], is_embedding: bool, magnitude: TensorEntry | None
+    config: dict[str, Any],
+    patterns: tuple[Patterns, Patterns],
+    module: str,
+    pair: dict[str, TensorEntry],
+    is_embedding: bool,
+    magnitude: TensorEntry | None,
 ) -> LowRank | str:
-    """The factors of a module, or what is wrong with them."""
+    """The factors of a module, or what is wrong with them. patterns: of ranks and of alphas."""
     if set(pair) != {"A", "B"}:
         return f"only lora_{''.join(pair)} is there"
     a, b = pair["A"], pair["B"]
     if len(a.shape) != 2 or len(b.shape) != 2 or not a.shape[0]:
         return f"A is {a.shape}, B is {b.shape}, expected matrices of rank ≥ 1"
     rank = a.shape[0]
-    wanted = _pattern_value(config.get("rank_pattern"), module, config["r"])
+    names = (module, unwrapped(module))  # as it stands in the file, and in the bare model
+    wanted = patterns[0].first(names, config["r"])
     if rank != b.shape[1] or rank != wanted:
         return f"A is {a.shape}, B is {b.shape}, the config says rank {wanted}"
     if bool(config.get("use_dora")) != (magnitude is not None):
         return f"use_dora is {bool(config.get('use_dora'))}, but a magnitude is {'' if magnitude else 'not '}there"
     if magnitude is not None and (is_embedding or magnitude.shape != (b.shape[0],)):
         return f"a magnitude of shape {magnitude.shape}" + (" on an embedding is not handled" if is_embedding else "")
-    lora_alpha = _pattern_value(config.get("alpha_pattern"), module, config["lora_alpha"])
+    lora_alpha = patterns[1].first(names, config["lora_alpha"])
     scale = lora_alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
     # PEFT keeps an embedding's A as (r, vocabulary), so its delta is always the transposed product.
     return LowRank(module, a, b, scale, is_embedding or bool(config.get("fan_in_fan_out")), is_embedding, magnitude)
@@ -290,11 +280,13 @@ def _low_rank(
 def _token_rows(config: Mapping[str, Any], entries: Mapping[str, TensorEntry]) -> tuple[dict[str, Any], list[str]]:
     """New embedding rows with their numbers, by tensor name; and what is wrong with them."""
     given = config.get("trainable_token_indices") or {}
+    order = {key: place for place, key in enumerate(given)}  # the first that a module's name ends with counts
     rows, faults = {}, []
     for module, entry in entries.items():
         numbers = given
         if isinstance(given, dict):
-            numbers = next((n for key, n in given.items() if module == key or module.endswith(f".{key}")), [])
+            keys = sorted((key for key in endings(module) if key in order), key=order.__getitem__)
+            numbers = given[keys[0]] if keys else []
         if len(entry.shape) != 2 or entry.shape[0] != len(numbers):
             faults.append(f"{module}: {entry.shape} for {len(numbers)} trainable_token_indices")
         rows[f"{module}.weight"] = (entry, tuple(numbers))  # PEFT writes the rows in the order of the numbers

@@ -23,7 +23,8 @@ class Files:
     def __getitem__(self, path: Path) -> int:
         with self._lock:
             if path not in self._open:
-                self._open[path] = os.open(path, os.O_RDONLY)
+                # not to wait for a pipe that has taken the file's place
+                self._open[path] = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
             return self._open[path]
 
     def close(self) -> None:

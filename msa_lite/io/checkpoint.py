@@ -7,10 +7,14 @@ before the first weight is touched.
 
 from __future__ import annotations
 
-import json
+import codecs
 import math
 import os
+import re
 import struct
+import sys
+import unicodedata
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +23,11 @@ import ml_dtypes
 import numpy as np
 
 from msa_lite.errors import FormatError, UsageError, join_faults
+from msa_lite.io.reading import open_file, parse_json, read_bytes, read_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+CONFIG_LIMIT = 4 << 20  # bytes of a model's or adapter's config; the largest ones list thousands of modules
 
 FLOAT_DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
@@ -29,9 +35,25 @@ FLOAT_DTYPES: dict[str, np.dtype[Any]] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-# What a checkpoint folder holds besides weights: config, tokenizer, chat template, licence. Never pickle.
-COMPANION_PATTERNS = ("*.json", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*")
-_MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+# Bits of a number, of all dtypes that safetensors 0.8 knows.
+_BITS = {
+    **dict.fromkeys(("F4",), 4),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+}
+# What the headers of a checkpoint may hold, all shards together: four checkpoints (target, prior and both vectors) at
+# these limits stay below 600 MB of memory. Of the open models, Kimi K2 has most: 140,000 tensors in fp8 (61 layers of
+# 384 experts), whose headers take 24 MB; stored in bf16, 70,000. DeepSeek-V3 has 90,000, Llama 3.1 405B 1,138.
+MAX_TENSORS = 150_000
+MAX_HEADER = 32 << 20  # bytes
+_VALUES = 10 * MAX_TENSORS  # lists, objects and commas: a tensor of three dimensions has nine
+_MAX_NAME = 1000  # characters of a tensor's name; the longest that are known have 150
+_MAX_DIMENSIONS = 64  # what numpy and torch can hold
+_FIELDS = {"dtype", "shape", "data_offsets"}
+_MINUS_ZERO = re.compile(rb"[\[,]\s*-0\s*[,\]]")  # a whole number to Python, none to safetensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +118,30 @@ class Checkpoint:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys = [key for key, _ in pairs]
-    if len(set(keys)) != len(keys):
-        raise ValueError(f"the name '{next(k for k in keys if keys.count(k) > 1)}' stands twice")
-    return dict(pairs)
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        name, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the name '{name[:_MAX_NAME]}' stands twice")
+    return found
 
 
-def _read_entry(name: str, item: dict[str, Any], path: Path, data: int) -> TensorEntry:
-    """One item of a header; data: where the tensors' bytes begin. Raises ValueError and its like for another form."""
-    start, stop = item["data_offsets"]
-    shape, dtype = tuple(item["shape"]), item["dtype"]
-    if not isinstance(dtype, str) or any(type(number) is not int for number in (start, stop, *shape)):
+def _read_entry(name: str, item: Any, path: Path, data: int) -> TensorEntry:
+    """One item of a header; data: where the tensors' bytes begin. Raises ValueError for another form."""
+    if len(name) > _MAX_NAME:
+        raise ValueError(f"a tensor's name of {len(name)} characters: {name[:40]}…")
+    if not isinstance(item, dict) or item.keys() != _FIELDS:
+        raise ValueError(f"tensor '{name}' is not described by dtype, shape and data_offsets")
+    dtype, shape, offsets = item["dtype"], item["shape"], item["data_offsets"]
+    if not (isinstance(dtype, str) and isinstance(shape, list) and isinstance(offsets, list)) or any(
+        type(number) is not int for number in (*offsets, *shape)
+    ):
         raise ValueError(f"tensor '{name}' has no whole numbers for its shape and place, or no dtype")
-    return TensorEntry(name, path, dtype, shape, data + start, stop - start)
+    if dtype not in _BITS:
+        raise ValueError(f"tensor '{name}' is of a dtype that safetensors does not know: '{dtype[:40]}'")
+    if len(offsets) != 2 or len(shape) > _MAX_DIMENSIONS:
+        raise ValueError(f"tensor '{name}' has {len(offsets)} data_offsets and {len(shape)} dimensions")
+    start, stop = offsets
+    return TensorEntry(name, path, sys.intern(dtype), tuple(shape), data + start, stop - start)
 
 
 def _check_ranges(path: Path, entries: list[TensorEntry], data: int, size: int) -> None:
@@ -117,62 +150,150 @@ def _check_ranges(path: Path, entries: list[TensorEntry], data: int, size: int) 
     for entry in entries:
         if entry.start != position or entry.nbytes < 0:
             raise FormatError(f"{path}: tensor '{entry.name}' leaves a gap or overlaps at byte {entry.start}")
-        needed = math.prod(entry.shape) * FLOAT_DTYPES[entry.dtype].itemsize if entry.is_float else entry.nbytes
-        if entry.nbytes != needed or any(number < 0 for number in entry.shape):
+        # A tensor of no numbers must not have sides that numpy and torch cannot multiply, either.
+        bits, sides = _BITS[entry.dtype], math.prod(max(1, number) for number in entry.shape)
+        fits = 8 * entry.nbytes == math.prod(entry.shape) * bits and sides * bits < 1 << 63
+        if not fits or any(number < 0 for number in entry.shape):
             raise FormatError(f"{path}: tensor '{entry.name}' has {entry.nbytes} bytes, not what {entry.shape} needs")
         position += entry.nbytes
     if position != size:
         raise FormatError(f"{path}: {size} bytes on disk, {position} by its header: truncated or trailing bytes")
 
 
+def _read_header(path: Path) -> tuple[bytes, int]:
+    """The raw header of a safetensors file, length prefix included, and the file's size. Raises as `read_shard`."""
+    with open(open_file(path), "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+        if not 0 < length <= size - 8:
+            raise FormatError(f"{path}: no safetensors header fits this file of {size} bytes; download it again")
+        if length > MAX_HEADER:
+            raise FormatError(f"{path}: a header of {length} bytes; no more than {MAX_HEADER} are read")
+        return prefix + stream.read(length), size
+
+
 def read_shard(path: Path) -> ShardFile:
     """Read and check the header of one safetensors file.
 
-    Raises FormatError when the header is cut off or no JSON, a name stands twice, or the byte ranges do not cover
-    the file exactly (gaps, overlaps, a truncated file), as the format demands.
+    Raises FormatError when the file cannot be read, the header is cut off or no JSON, or the byte ranges do not cover
+    the file exactly (gaps, overlaps, a truncated file) or do not fit dtype and shape, as the format demands. What is
+    accepted, the safetensors library opens. It is stricter than the library about names that stand twice, further
+    fields of a tensor, and sizes that nobody has: names, headers, numbers of tensors and of dimensions.
     """
-    size = path.stat().st_size
-    with open(path, "rb") as stream:
-        prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
-        if not 0 < length <= min(_MAX_HEADER, size - 8):
-            raise FormatError(f"{path}: no safetensors header fits this file of {size} bytes; download it again")
-        raw = stream.read(length)
+    header, size = _read_header(path)
+    where = f"{path}: the safetensors header cannot be read"
+    content = parse_json(header[8:], where, pairs=_unique_keys, values=_VALUES)
     try:
-        header = json.loads(raw, object_pairs_hook=_unique_keys)
-        metadata = header.pop("__metadata__", {})
+        if header[8:11] == codecs.BOM_UTF8 or _MINUS_ZERO.search(header) or not isinstance(content, dict):
+            raise ValueError("it is no JSON object of plain numbers")
+        metadata = content.pop("__metadata__", None)
+        metadata = {} if metadata is None else metadata
         if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError("__metadata__ is no mapping of texts")
-        entries = [_read_entry(name, item, path, 8 + length) for name, item in header.items()]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{path}: the safetensors header cannot be read ({error})") from error
+        if len(content) + len(metadata) > MAX_TENSORS:
+            raise ValueError(f"{len(content)} tensors and {len(metadata)} texts; no more than {MAX_TENSORS} are read")
+        entries = [_read_entry(name, item, path, len(header)) for name, item in content.items()]
+    except ValueError as error:
+        raise FormatError(f"{where} ({error})") from error
     entries.sort(key=lambda entry: (entry.start, entry.nbytes))
-    _check_ranges(path, entries, 8 + length, size)
-    return ShardFile(path=path, header=prefix + raw, metadata=metadata, tensors=tuple(entries))
+    _check_ranges(path, entries, len(header), size)
+    return ShardFile(path=path, header=header, metadata=metadata, tensors=tuple(entries))
 
 
-def _shard_paths(folder: Path) -> list[Path]:
-    index = folder / INDEX_FILE
-    if not index.is_file():
-        single = folder / SINGLE_FILE
-        if single.is_file():
-            return [single]
-        if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
-            raise FormatError(
-                f"{folder}: only pickled weights; load it with transformers and save_pretrained() it as safetensors"
-            )
-        raise UsageError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}: not a checkpoint folder")
-    try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise FormatError(f"{index}: not a safetensors index ({error})") from error
-    outside = [name for name in names if not isinstance(name, str) or Path(name).name != name]
-    if outside:
-        raise FormatError(join_faults(f"{index}: files outside the folder:", map(str, outside)))
-    missing = [name for name in names if not os.path.isfile(folder / name)]  # False also for what can be no name
+def _name_fault(name: Any) -> str | None:
+    """Return why a file that an index names can be no shard, or None."""
+    if not isinstance(name, str) or Path(name).name != name:
+        return "outside the folder"
+    if not name.endswith(".safetensors") or name.startswith(".") or not name.isprintable():
+        return "not called NAME.safetensors, as shards are"
+    if len(name.encode()) > 200:
+        return "a name that is too long"
+    # PEFT would take the merged model for an adapter.
+    return "the name of an adapter's file" if name.casefold() == "adapter_model.safetensors" else None
+
+
+def _shard_names(index: Path, weight_map: Any) -> list[str]:
+    """The shards that an index names, sorted. Raises FormatError for names that are no shards of this folder."""
+    if not isinstance(weight_map, dict):
+        raise FormatError(f"{index}: not a safetensors index (weight_map is no object)")
+    names = {str(name): _name_fault(name) for name in weight_map.values()}
+    if faults := [f"{name[:200]}: {fault}" for name, fault in sorted(names.items()) if fault]:
+        raise FormatError(join_faults(f"{index}: names files that are no shards:", faults))
+    one_file: dict[str, str] = {}
+    for name in sorted(names):
+        other = one_file.setdefault(unicodedata.normalize("NFKC", name).casefold(), name)
+        if other != name:
+            raise FormatError(f"{index}: {other} and {name} are one file on some systems; rename one")
+    missing = [name for name in sorted(names) if not os.path.isfile(index.parent / name)]
     if missing:
-        raise FormatError(join_faults(f"{folder}: shards named by the index are missing:", missing))
-    return [folder / name for name in names]
+        raise FormatError(join_faults(f"{index.parent}: shards named by the index are missing:", missing))
+    single = index.parent / SINGLE_FILE
+    if single.is_file() and SINGLE_FILE not in names:  # transformers takes this one, and leaves the shards alone
+        raise FormatError(f"{index.parent}: holds {SINGLE_FILE} and an index of other shards; remove the old one")
+    return sorted(names)
+
+
+def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
+    """The weight files of a folder, and the file of each tensor by its index, if it has one."""
+    index, single = folder / INDEX_FILE, folder / SINGLE_FILE
+    if os.path.lexists(index):
+        content = parse_json(read_bytes(index, MAX_HEADER), f"{index}: not a safetensors index", values=_VALUES)
+        weight_map = content.get("weight_map") if isinstance(content, dict) else None
+        return [folder / name for name in _shard_names(index, weight_map)], weight_map
+    if os.path.lexists(single):
+        return [single], None
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt")):
+        raise FormatError(
+            f"{folder}: only pickled weights; load it with transformers and save_pretrained() it as safetensors"
+        )
+    raise UsageError(f"{folder}: no {SINGLE_FILE} and no {INDEX_FILE}: not a checkpoint folder")
+
+
+def _load_config(folder: Path) -> dict[str, Any]:
+    """The model's `config.json`. Raises as `load_checkpoint`."""
+    path = folder / "config.json"
+    if not os.path.isdir(folder):
+        raise UsageError(f"{folder}: no such folder")
+    if not os.path.lexists(path):
+        found = ", but a PEFT adapter" if (folder / "adapter_config.json").is_file() else ""
+        raise UsageError(f"{folder}: no config.json: not a checkpoint folder{found}")
+    config = read_object(path, CONFIG_LIMIT)
+    check_config(config, str(path))
+    return config
+
+
+def check_config(config: dict[str, Any], where: str) -> None:
+    """Raise FormatError for values of another type than transformers writes, in the fields that are looked at."""
+    text = config.get("text_config")
+    faults = [] if text is None or isinstance(text, dict) else ["text_config: expected an object"]
+    for part in (config, text if isinstance(text, dict) else {}):
+        size, tied = part.get("vocab_size"), part.get("tie_word_embeddings")
+        if size is not None and not (type(size) is int and size >= 0):
+            faults.append(f"vocab_size: {str(size)[:80]}, expected a whole number")
+        if tied is not None and not isinstance(tied, bool):
+            faults.append(f"tie_word_embeddings: {str(tied)[:80]}, expected true or false")
+    if faults:
+        raise FormatError(join_faults(f"{where}: not a model's config:", faults))
+
+
+def _read_shards(folder: Path, paths: list[Path]) -> tuple[tuple[ShardFile, ...], dict[str, TensorEntry]]:
+    """The shards, and their tensors by name. Raises FormatError for a name in two shards, and headers too large."""
+    shards: list[ShardFile] = []
+    tensors: dict[str, TensorEntry] = {}
+    left = MAX_HEADER
+    for path in paths:
+        shards.append(shard := read_shard(path))
+        left -= len(shard.header)
+        for entry in shard.tensors:
+            if entry.name in tensors:
+                raise FormatError(f"{folder}: tensor '{entry.name}' is in {tensors[entry.name].file} and {shard.path}")
+            tensors[entry.name] = entry
+        if left < 0 or len(tensors) > MAX_TENSORS:
+            raise FormatError(
+                f"{folder}: headers of more than {MAX_HEADER} bytes or {MAX_TENSORS} tensors; no more are read"
+            )
+    return tuple(shards), tensors
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -182,35 +303,14 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     shards, the index and the shards disagree, or the weights are only there as pickle.
     """
     folder = Path(folder)
-    config_path = folder / "config.json"
-    if not folder.is_dir():
-        raise UsageError(f"{folder}: no such folder")
-    if not config_path.is_file():
-        found = ", but a PEFT adapter" if (folder / "adapter_config.json").is_file() else ""
-        raise UsageError(f"{folder}: no config.json: not a checkpoint folder{found}")
-    try:
-        config = json.loads(config_path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{config_path}: not JSON ({error})") from error
-    if not isinstance(config, dict):
-        raise FormatError(f"{config_path}: not a JSON object")
-    shards = tuple(read_shard(path) for path in _shard_paths(folder))
-    tensors: dict[str, TensorEntry] = {}
-    for shard in shards:
-        for entry in shard.tensors:
-            if entry.name in tensors:
-                raise FormatError(f"{folder}: tensor '{entry.name}' is in {tensors[entry.name].file} and {shard.path}")
-            tensors[entry.name] = entry
-    if (folder / INDEX_FILE).is_file():
-        mapped = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
+    config = _load_config(folder)
+    paths, mapped = _find_shards(folder)
+    shards, tensors = _read_shards(folder, paths)
+    if mapped is not None:
         wrong = [n for n, f in mapped.items() if n not in tensors or tensors[n].file.name != f]
         wrong += [n for n in tensors if n not in mapped]
         if wrong:
             raise FormatError(join_faults(f"{folder}: the index and the shards disagree about:", wrong))
+    if not tensors:
+        raise FormatError(f"{folder}: holds no tensors")
     return Checkpoint(folder=folder, config=config, shards=shards, tensors=tensors)
-
-
-def companion_files(folder: Path) -> list[Path]:
-    """The files beside the weights that make a checkpoint usable, sorted; no index, no manifest."""
-    found = {p for pattern in COMPANION_PATTERNS for p in folder.glob(pattern) if p.is_file()}
-    return sorted(p for p in found if p.name not in {"manifest.json", INDEX_FILE} and not p.name.startswith("."))

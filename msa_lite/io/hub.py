@@ -6,8 +6,8 @@ A revision is a commit, branch or tag; or `tokens=3859B` or `step=928646`, the b
 from __future__ import annotations
 
 import functools
-import json
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.io.checkpoint import COMPANION_PATTERNS, INDEX_FILE, Checkpoint, TensorEntry, companion_files
+from msa_lite.io.checkpoint import CONFIG_LIMIT, INDEX_FILE, Checkpoint, TensorEntry, check_config
+from msa_lite.io.companions import PATTERNS, companion_files, find_files, is_text
 from msa_lite.io.manifest import check_space, digest, hash_file
-from msa_lite.io.paths import user_path
+from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.revisions import find_branch, is_number
 from msa_lite.io.unchanged import Marks, check_unchanged, look
 from msa_lite.io.vocabulary import AddedRows
@@ -25,7 +26,7 @@ from msa_lite.io.vocabulary import AddedRows
 logger = logging.getLogger(__name__)
 
 _BIG = 256 << 20  # bytes; adapters are hashed, checkpoints are not
-_REPO = re.compile(r"^[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./=+-]+)?$")
+_REPO = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./=+-]+)?")
 
 
 @dataclass(frozen=True)
@@ -79,18 +80,20 @@ def fetch(name: str, by_content: bool = True) -> Source:
     by_content: whether big files of a folder are told apart by their content, or only by size and time of change:
     hashing a checkpoint takes as long as merging it. Raises UsageError when it is neither, with what the Hub said.
     """
-    return fetch_files(name, ("*.safetensors", *COMPANION_PATTERNS), lambda folder: hash_content(folder, by_content))
+    return fetch_files(name, ("*.safetensors", *PATTERNS), lambda folder: hash_content(folder, by_content))
 
 
 def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) -> Source:
     """Find a folder, or fetch the files of these patterns. pin: gives the revision of a folder. Raises as `fetch`."""
-    folder, wanted = user_path(name), list(patterns)
-    if folder.is_dir():
+    if not is_text(name):
+        raise UsageError(f"{name!a}: a name that is no UTF-8; rename the folder")
+    folder, wanted = local_path(name), list(patterns)
+    if os.path.isdir(folder):
         seen = look(folder, wanted)
         return Source(name, folder, pin(folder), seen=seen)
-    if folder.exists():
+    if os.path.exists(folder):
         raise UsageError(f"{name}: is a file; a checkpoint or adapter is a folder or a Hub repository")
-    if not _REPO.match(name) or name.startswith("."):
+    if not _REPO.fullmatch(name) or name.startswith("."):
         raise UsageError(f"{name}: no such folder")
     from huggingface_hub import snapshot_download
 
@@ -142,7 +145,7 @@ def _cached_branches(repo: str) -> list[str]:
 
 def is_remote(name: str) -> bool:
     """Whether a name is no path on this machine but could be a Hub repository."""
-    return not user_path(name).exists() and bool(_REPO.match(name)) and not name.startswith(".")
+    return not local_path(name).exists() and bool(_REPO.fullmatch(name)) and not name.startswith(".")
 
 
 def is_remote_adapter(name: str) -> bool:
@@ -179,7 +182,8 @@ def fetch_headers(name: str) -> Checkpoint | None:
     repo, revision = split_name(name)
     try:
         found = get_safetensors_metadata(repo, revision=revision)
-        config = json.loads(Path(hf_hub_download(repo, "config.json", revision=revision)).read_text())
+        config = read_object(Path(hf_hub_download(repo, "config.json", revision=revision)), CONFIG_LIMIT)
+        check_config(config, name)
     except NotASafetensorsRepoError as error:
         if commit_of(name) is None:  # it is said of repositories and revisions that are not there, too
             return None
@@ -226,11 +230,18 @@ def hash_content(folder: Path, by_content: bool = True) -> str:
 
     Without `by_content`, `files:…`: files above `_BIG` bytes count by size and time of change.
     """
-    files = [*sorted(folder.glob("*.safetensors")), *companion_files(folder)]
-    files += [folder / INDEX_FILE] if (folder / INDEX_FILE).is_file() else []
+    index = folder / INDEX_FILE
+    files = [
+        *find_files(folder, ("*.safetensors",)),
+        *companion_files(folder),
+        *([index] if os.path.isfile(index) else []),
+    ]
     marks = {}
     for path in files:
-        stat = path.stat()
-        quick = not by_content and stat.st_size > _BIG
-        marks[path.name] = f"{stat.st_size} bytes at {stat.st_mtime_ns}" if quick else hash_file(path)
+        try:
+            stat = path.stat()
+            quick = not by_content and stat.st_size > _BIG
+            marks[path.name] = f"{stat.st_size} bytes at {stat.st_mtime_ns}" if quick else hash_file(path)
+        except OSError as error:
+            raise FormatError(f"{path}: cannot be read ({error.strerror or error})") from error
     return f"{'sha256' if by_content else 'files'}:{digest(marks)}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import logging
-from collections.abc import Collection, Container, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from msa_lite.errors import MismatchError, join_faults
 from msa_lite.io.adapter import Adapter, LowRank, unwrapped
 from msa_lite.io.checkpoint import TensorEntry
+from msa_lite.io.patterns import endings
 
 logger = logging.getLogger(__name__)
 
@@ -92,22 +94,37 @@ def _warn_of_missing(adapter: Adapter, target: Collection[str]) -> None:
     Of target_modules only names of the target's own modules count, in full or by their end, and none where other
     fields choose among them. Experts do not: they may be stored one by one where PEFT saw them as one.
     """
+    lists = {key: adapter.config.get(key) for key in ("modules_to_save", "target_modules")}
+    names = {key: [str(name) for name in given] for key, given in lists.items() if isinstance(given, list)}
     held = [unwrapped(name) for name in (*(f"{module}.weight" for module in adapter.modules), *adapter.values)]
-    ends = {name.split(".", parts)[-1] for name in held for parts in range(name.count("."))}
+    weights = {f"{unwrapped(name)}.weight" for name in names.get("target_modules", [])}
+    ends, there = _endings_among(weights, held), _endings_among(weights, (n for n in target if ".experts." not in n))
+    saved = sorted({path[::-1] for name in held for path in _paths(name)} if "modules_to_save" in names else ())
     chosen = any(adapter.config.get(key) not in (None, []) for key in ("exclude_modules", "layers_to_transform"))
 
     def is_lost(key: str, name: str) -> bool:
         if key == "modules_to_save":  # PEFT takes what ends with these letters, and all that is in it
-            return name not in _HEADS and not any(f"{name}." in other for other in held)
+            place = bisect.bisect_left(saved, name[::-1])
+            return name not in _HEADS and not (place < len(saved) and saved[place].startswith(name[::-1]))
         weight = f"{name}.weight"
-        there = find_name(weight, target) or any(n.endswith(f".{weight}") and ".experts." not in n for n in target)
-        return bool(there) and weight not in ends and not chosen
+        return weight not in ends and not chosen and bool(find_name(weight, target) or weight in there)
 
-    for key in ("modules_to_save", "target_modules"):
-        names = adapter.config.get(key)  # or a regular expression, or "all-linear"
-        if isinstance(names, list) and (lost := [str(n) for n in names if is_lost(key, unwrapped(str(n)))]):
+    for key, given in names.items():  # or a regular expression, or "all-linear"
+        if lost := [name for name in given if is_lost(key, unwrapped(name))]:
             listed = ", ".join(lost[:10]) + (f" and {len(lost) - 10} more" if len(lost) > 10 else "")
             logger.warning("%s: %s: the file holds no tensors of %s", adapter.folder, key, listed)
+
+
+def _endings_among(wanted: Container[str], names: Iterable[str]) -> set[str]:
+    """Those of the wanted names that some name ends with, as a whole or after a dot."""
+    return {ending for name in names for ending in endings(name) if ending in wanted}
+
+
+def _paths(name: str) -> Iterator[str]:
+    """What of a name is before each of its dots."""
+    while "." in name:
+        name = name.rpartition(".")[0]
+        yield name
 
 
 def _orient(

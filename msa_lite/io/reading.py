@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import FormatError, MsaError
+from msa_lite.errors import FormatError, MsaError, UsageError
 
 SMALL = 64 << 20  # bytes; tokenizers of large vocabularies take about 30 MB
 YAML_LIMIT = 256 << 10  # bytes; a recipe is a page, and the parser is slow
@@ -23,6 +23,23 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _CHUNK = 1 << 20
 
 Kind = type[MsaError]
+
+
+def local_path(name: str | Path, kind: Kind = UsageError) -> Path:
+    """Return the path that a user names, with ~ written out. Nothing has to be there.
+
+    Raises an error of this kind for names that no file can have: too long, with a zero byte, below the home of a user
+    whom nobody knows, or a link that leads to itself.
+    """
+    try:
+        path = Path(name).expanduser()
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return path
+    except (OSError, ValueError, RuntimeError) as error:  # of `stat`, of encodings, of `expanduser`
+        shown = printable(name)[:80].replace("\0", "\\0")
+        raise kind(f"{shown}: can be no path ({getattr(error, 'strerror', None) or error})") from error
+    return path
 
 
 def open_file(path: Path, kind: Kind = FormatError) -> int:
@@ -77,14 +94,22 @@ def read_object(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> dic
 
 
 def parse_json(
-    text: bytes | str, where: str, kind: Kind = FormatError, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
+    text: bytes | str,
+    where: str,
+    kind: Kind = FormatError,
+    pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    values: int | None = None,
 ) -> Any:
     """Parse JSON. where: what messages name. pairs: makes the value of an object, in the place of a dict.
 
-    Raises an error of this kind for what is no JSON, is nested more than 100 deep, or holds text that no file can
-    hold (lone surrogates).
+    values: how many lists, objects and commas there may be, since a byte of JSON may take forty of memory.
+
+    Raises an error of this kind for what is no JSON, is nested more than 100 deep, holds too many values, or text that
+    no file can hold (lone surrogates).
     """
     text = _decoded(text, where, kind) if isinstance(text, bytes) else text
+    if values is not None and sum(text.count(mark) for mark in "[{,") > values:
+        raise kind(f"{where}: more than {values} values, which is no file of its kind")
     try:
         value = json.loads(text, object_pairs_hook=pairs)
         if _SURROGATE.search(text):

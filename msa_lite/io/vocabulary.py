@@ -14,34 +14,43 @@ from msa_lite.io.blocks import Files, read_rows
 from msa_lite.io.checkpoint import Checkpoint, TensorEntry
 
 _HEADS = ("lm_head.", "embed_out.")
-# How families call what has a row for each token, for configs that do not say how many there are.
-_NAMES = (
-    "embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "embeddings.weight",
-    "lm_head.weight", "lm_head.bias", "embed_out.weight",
-)  # fmt: skip
+# How families call the modules that have a row for each token, besides those with "emb" in their name (embed_tokens,
+# word_embeddings, embed_in, embed_out). The number of rows alone does not tell: GPT-2's c_fc may have as many.
+_MODULES = {"wte", "shared", "lm_head", "head", "output"}
+_OTHER_EMBEDDINGS = ("pos", "type", "patch")  # of places, segments and pictures
 
 
 def vocabulary_size(checkpoint: Checkpoint) -> int | None:
     """Return the number of rows that the config gives embedding and head, None where it does not say."""
     text = checkpoint.config.get("text_config")
     size = checkpoint.config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
-    return size if isinstance(size, int) else None
+    return size if type(size) is int else None
+
+
+def has_token_role(name: str) -> bool:
+    """Check whether a tensor is embedding, head or the head's bias, by its name: none is in a numbered layer."""
+    *path, module, kind = f".{name}".lower().split(".")
+    named = module in _MODULES or ("emb" in module and not any(part in module for part in _OTHER_EMBEDDINGS))
+    return named and kind in ("weight", "bias") and not any(part.isdecimal() for part in path)
 
 
 def token_tensors(checkpoint: Checkpoint) -> dict[str, TensorEntry]:
     """Return the tensors that have a row for each token, by name: embedding, head and the head's bias."""
-    size = vocabulary_size(checkpoint)
-    return {
-        name: entry
-        for name, entry in checkpoint.tensors.items()
-        if entry.shape and (entry.shape[0] == size if size else name.endswith(_NAMES))
-    }
+    return {name: entry for name, entry in checkpoint.tensors.items() if _has_tokens(checkpoint, name)}
+
+
+def _has_tokens(checkpoint: Checkpoint, name: str) -> bool:
+    """Check whether a checkpoint has a tensor of this name with a row for each token."""
+    shape, size = checkpoint.tensors[name].shape if name in checkpoint.tensors else (), vocabulary_size(checkpoint)
+    return bool(shape) and has_token_role(name) and (not size or shape[0] == size)
 
 
 def differ_in_tokens(one: Checkpoint, other: Checkpoint, name: str) -> bool:
     """Check whether two checkpoints' tensors of a name differ in the number of tokens and in nothing else."""
-    a, b = token_tensors(one).get(name), token_tensors(other).get(name)
-    return a is not None and b is not None and a.shape[0] != b.shape[0] and a.shape[1:] == b.shape[1:]
+    if not (_has_tokens(one, name) and _has_tokens(other, name)):
+        return False
+    a, b = one.tensors[name].shape, other.tensors[name].shape
+    return a[0] != b[0] and a[1:] == b[1:]
 
 
 def is_head(name: str) -> bool:

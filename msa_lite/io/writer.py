@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -20,7 +21,9 @@ import ml_dtypes
 import numpy as np
 
 from msa_lite.errors import FormatError
-from msa_lite.io.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry, companion_files
+from msa_lite.io.checkpoint import FLOAT_DTYPES, INDEX_FILE, Checkpoint, ShardFile, TensorEntry
+from msa_lite.io.companions import companion_files
+from msa_lite.io.reading import read_object, read_text
 
 _COPY_CHUNK = 1 << 20  # bytes
 _ROUNDED = 1 << 15  # numbers rounded at a time where it takes buffers
@@ -127,7 +130,7 @@ def output_bytes(entries: Iterable[TensorEntry], dtype: str | None) -> int:
     for entry in entries:
         kind = output_dtype(entry, dtype)
         same = kind == entry.dtype
-        total += entry.nbytes if same else int(np.prod(entry.shape)) * FLOAT_DTYPES[kind].itemsize
+        total += entry.nbytes if same else math.prod(entry.shape) * FLOAT_DTYPES[kind].itemsize
     return total
 
 
@@ -197,12 +200,16 @@ def write_companions(target: Checkpoint, out: Path, dtype: str | None) -> None:
     """
     index = target.folder / INDEX_FILE
     for path in [*companion_files(target.folder), *([index] if index.is_file() else [])]:
+        if path.name == "adapter_config.json":  # transformers would load the base that it names in the model's place
+            continue
         shutil.copyfile(path, out / path.name)
     if dtype is None or all(output_dtype(e, dtype) == e.dtype for e in target.tensors.values()):
         return
-    config = (target.folder / "config.json").read_text()
-    (out / "config.json").write_text(_CONFIG_DTYPE.sub(rf'\1"{FLOAT_DTYPES[dtype].name}"', config))
+    config = read_text(target.folder / "config.json")
+    (out / "config.json").write_text(_CONFIG_DTYPE.sub(rf'\1"{FLOAT_DTYPES[dtype].name}"', config), encoding="utf-8")
     if index.is_file():
-        content = json.loads(index.read_text())
-        content.setdefault("metadata", {})["total_size"] = output_bytes(target.tensors.values(), dtype)
-        (out / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n")
+        content = read_object(index)
+        metadata = content.get("metadata")
+        content["metadata"] = metadata if isinstance(metadata, dict) else {}
+        content["metadata"]["total_size"] = output_bytes(target.tensors.values(), dtype)
+        (out / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -24,6 +24,7 @@ from msa_lite.data import (
 from msa_lite.errors import Faults, UsageError, join_faults, nearest
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.judge import JudgeSettings, open_judge
+from msa_lite.evals.models import check_source
 from msa_lite.evals.suite import HOMES
 from msa_lite.evals.tables import pinned_data
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
@@ -143,6 +144,8 @@ def prepare(recipe: Recipe, plan: Plan, progress: Progress = silent) -> Job:
         rows["retain"] = sample_rows(rows["retain"], len(rows["forget"]), recipe.seed)
     check_readings(sources, tokenizer, rows["forget"])
     questions = load_questions(recipe, data, plan.choice, prompter, loaded)
+    examples = {name: encode(rows[name], data[name], prompter, recipe.vector.max_length) for name in rows}
+    _check_ids(sources, examples, questions)
     return Job(
         recipe=recipe,
         plan=plan,
@@ -150,11 +153,20 @@ def prepare(recipe: Recipe, plan: Plan, progress: Progress = silent) -> Job:
         data=data,
         prompter=prompter,
         rows=rows,
-        examples={name: encode(rows[name], data[name], prompter, recipe.vector.max_length) for name in rows},
+        examples=examples,
         questions=questions,
         alternatives=_alternatives(loaded.get("baseline.alternatives", ())),
         prompt_search=search,
     )
+
+
+def _check_ids(sources: Mapping[str, Source], examples: Mapping[str, list[Example]], questions: Questions) -> None:
+    """Raise MismatchError where a model would be given a token that its embedding has no row for."""
+    ids = set[int]().union(*(example.ids for rows in examples.values() for example in rows))
+    for benchmark in (questions.validation, questions.test):
+        ids |= benchmark.ids() if benchmark else set()
+    for source in sources.values():
+        check_source(source, ids)
 
 
 def _pin_benchmark(recipe: Recipe) -> Recipe:

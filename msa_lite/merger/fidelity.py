@@ -14,6 +14,7 @@ from msa_lite.io.checkpoint import FLOAT_DTYPES
 from msa_lite.merger.formula import Factors
 
 WARN_LOSS = 0.10
+_RANKS = 1 << 19  # numbers of a matrix of ranks by ranks at a time, which take 12 MB
 NAMES = {key: dtype.name for key, dtype in FLOAT_DTYPES.items()}
 
 
@@ -173,11 +174,19 @@ def measure_vectors(forget: np.ndarray | None, retain: np.ndarray | None) -> Cha
 
 
 def measure_factors(forget: Factors | None, retain: Factors | None) -> Change:
-    """The same from factors, without the products: ⟨L_1 R_1, L_2 R_2⟩ = Σ (L_1ᵀ L_2) ∘ (R_1 R_2ᵀ)."""
+    """The same from factors, without the products: ⟨L_1 R_1, L_2 R_2⟩ = Σ (L_1ᵀ L_2) ∘ (R_1 R_2ᵀ).
+
+    The ranks-by-ranks matrices are made by blocks of rows, so that they take no more memory at high ranks.
+    """
 
     def product(one: Factors | None, other: Factors | None) -> float:
         if one is None or other is None:
             return 0.0
-        return float(np.sum((one[0].T @ other[0]).astype(np.float64) * (one[1] @ other[1].T)))
+        (left, above), (right, below), total = one, other, 0.0
+        step = max(1, _RANKS // len(below))
+        for at in range(0, len(above), step):
+            rows = (left[:, at : at + step].T @ right).astype(np.float64)
+            total += float(np.sum(rows * (above[at : at + step] @ below.T)))
+        return total
 
     return Change(forget=product(forget, forget), retain=product(retain, retain), cross=product(forget, retain))

@@ -13,8 +13,7 @@ from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
 from msa_lite.io.manifest import check_free, check_place, is_finished, load_manifest, partial_folder, recover
-from msa_lite.io.paths import user_path
-from msa_lite.io.reading import printable
+from msa_lite.io.reading import local_path, printable
 from msa_lite.io.unchanged import check_unchanged
 from msa_lite.merger.plan import Plan, check_mergeable
 from msa_lite.vectors import Vector, checkpoint_vector, load_vector
@@ -87,7 +86,7 @@ def find_inputs(
         raise UsageError(f"{' and '.join(empty)}: an empty name; give a folder or repo[@revision]")
     out = Path(out)
     check_place(out, kind)
-    _check_apart(out, (v.folder if isinstance(v, Source) else user_path(v) for v in named.values() if v))
+    _check_apart(out, (v.folder if isinstance(v, Source) else local_path(v) for v in named.values() if v))
     recover(out)
     check_free(out, kind)
     strengths = {name: float(strength or 0.0) for name, (_, strength) in vectors.items()}
@@ -150,7 +149,7 @@ def peek(wanted: Mapping[str, str | Source], alpha: float, beta: float, download
     heads: dict[str, Checkpoint] = {}
     adapters: dict[str, Path] = {}
     for name, value in wanted.items():
-        folder = value.folder if isinstance(value, Source) else user_path(value)
+        folder = value.folder if isinstance(value, Source) else local_path(value)
         remote = isinstance(value, str) and is_remote(value)
         if is_remote_adapter(str(value)) if remote else is_adapter(folder):
             adapters[name] = fetch(str(value)).folder if remote else folder

@@ -15,6 +15,7 @@ import numpy as np
 
 from msa_lite.errors import FormatError, UsageError, join_faults, nearest
 from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
+from msa_lite.io.companions import check_companions, companion_files
 from msa_lite.io.hub import Source
 from msa_lite.io.writer import output_bytes, output_dtype
 from msa_lite.vectors import Delta, Dora, Product, Vector, load_vector
@@ -176,6 +177,7 @@ def make_plan(sources: Mapping[str, Source], alpha: float, beta: float, precisio
     """Open target and vectors and fit them together by their headers. Raises what does not fit, all of it."""
     target = load_checkpoint(sources["target"].folder)
     check_mergeable(target)
+    check_companions(companion_files(target.folder))
     prior = load_checkpoint(sources["prior"].folder) if "prior" in sources else None
     forget, retain = (
         load_vector(sources[name].folder, target, prior) if name in sources else None for name in ("forget", "retain")
@@ -207,9 +209,9 @@ def parse_size(text: str | int) -> int:
     """Bytes of "512MB", "1.5 GiB", "200000000". Raises UsageError."""
     if isinstance(text, int) and text >= _LARGEST:  # of thousands of digits, maybe, which no string takes
         raise UsageError("more than 10^15 bytes are no size; write it as 512MB, 2GB or 1.5GiB")
-    found = re.fullmatch(r"\s*(\d{1,15}(?:\.\d{1,15})?)\s*(?:([KMGT]I?)?B?)?\s*", str(text).upper(), re.ASCII)
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]I?)?B?", str(text).strip().upper(), re.ASCII)
     if not found:
-        raise UsageError(f"'{text}' is no size; write it as 512MB, 2GB or 1.5GiB")
+        raise UsageError(f"'{str(text)[:40]}' is no size; write it as 512MB, 2GB or 1.5GiB")
     return int(float(found[1]) * _UNITS[found[2] or ""])
 
 

@@ -22,10 +22,10 @@ from msa_lite.io.checkpoint import (
     FLOAT_DTYPES,
     INDEX_FILE,
     SINGLE_FILE,
-    companion_files,
     load_checkpoint,
     read_shard,
 )
+from msa_lite.io.companions import companion_files
 
 
 def f32(start: int, stop: int) -> dict[str, Any]:
@@ -254,16 +254,16 @@ def pickled(folder: Path) -> None:
         (index("{"), FormatError, "not a safetensors index"),
         (index("[]"), FormatError, "not a safetensors index"),
         (index("{}"), FormatError, "not a safetensors index"),
-        (index({"a": "../1.safetensors"}), FormatError, "outside the folder:\n  ../1.safetensors"),
-        (index({"a": "/etc/passwd"}), FormatError, "outside the folder:\n  /etc/passwd"),
+        (index({"a": "../1.safetensors"}), FormatError, "no shards:\n  ../1.safetensors: outside the folder"),
+        (index({"a": "/etc/passwd"}), FormatError, "no shards:\n  /etc/passwd: outside the folder"),
         (index(["1.safetensors"]), FormatError, "not a safetensors index"),
-        (index({"a": ["1.safetensors"]}), FormatError, "not a safetensors index"),
+        (index({"a": ["1.safetensors"]}), FormatError, "outside the folder"),
         (index("[" * 100_000), FormatError, "not a safetensors index"),
-        (index({"a": "x" * 300 + ".safetensors"}), FormatError, "missing"),
+        (index({"a": "x" * 300 + ".safetensors"}), FormatError, "a name that is too long"),
         (lambda f: (f / "config.json").write_text("[" * 100_000), FormatError, "config.json: not JSON"),
-        (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{}"), FormatError, "config.json: not JSON"),
-        (index({"a": 3}), FormatError, "outside the folder:\n  3"),
-        (index({"a": ".."}), FormatError, r"missing:\n  \.\."),
+        (lambda f: (f / "config.json").write_bytes(b"\xff\xfe{}"), FormatError, "config.json: not UTF-8 text"),
+        (index({"a": 3}), FormatError, "no shards:\n  3: outside the folder"),
+        (index({"a": ".."}), FormatError, r"no shards:\n  \.\.: not called"),
         (index({"a": "1.safetensors", "b": "2.safetensors"}), FormatError, "disagree about:\n  b\n  c"),
         (index({"a": "1.safetensors", "c": "1.safetensors"}), FormatError, "disagree about:\n  c"),
     ],

@@ -1,0 +1,117 @@
+"""Names of modules by patterns, as PEFT reads rank_pattern and alpha_pattern: the first one that a name ends with.
+
+Patterns are regular expressions of strangers. Python's own engine may try exponentially many ways, so they are matched
+by RE2, in a time that grows with the name alone. Most patterns are names, and take no engine.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from msa_lite.errors import FormatError
+
+_ENDING = r"(.*\.)?({})$"  # how PEFT uses a pattern
+_NAME = re.compile(r"(?:[\w-]|\\[^\w\s])*", re.ASCII)
+_DOTTED = re.compile(r"(?:[\w.-]|\\[^\w\s])*", re.ASCII)  # a name with its dots not escaped, each for any character
+_OTHERWISE_READ = re.compile(r"\{,|\[[:.=]")  # of another meaning to RE2 than to Python
+_LONGEST = 1000  # characters of a pattern
+_MOST = 5000  # regular expressions in a config
+_EFFORT = 5 * 10**9  # steps, of about a nanosecond
+_MATCH, _COMPARISON = 5000, 100  # steps that a match takes besides instructions × characters; of one character
+_ANY = "\0"
+
+
+class Patterns:
+    """Values by pattern. Its `faults` say which patterns are of no use; it may only be asked when there are none."""
+
+    def __init__(self, values: Mapping[str, Any] | None) -> None:
+        self._values = list((values or {}).values())
+        self._names: dict[str, int] = {}
+        self._dotted: dict[int, list[tuple[int, str]]] = {}  # by length; `_ANY` for a dot that is not escaped
+        self._expressions: list[tuple[int, Any]] = []
+        self._effort = _EFFORT
+        self.faults: list[str] = []
+        for number, pattern in enumerate(values or {}):
+            if _NAME.fullmatch(pattern):
+                self._names.setdefault(re.sub(r"\\(.)", r"\1", pattern), number)
+            elif _DOTTED.fullmatch(pattern):
+                dotted = re.sub(r"\\(.)|\.", lambda mark: mark[1] or _ANY, pattern)
+                self._dotted.setdefault(len(dotted), []).append((number, dotted))
+            elif len(self._expressions) + len(self.faults) < _MOST:
+                self._add(number, pattern)
+            else:
+                self.faults.append(f"more than {_MOST} regular expressions; escape the dots of plain names")
+                break
+
+    def _add(self, number: int, pattern: str) -> None:
+        try:
+            self._expressions.append((number, _compile(pattern)))
+        except ValueError as error:
+            shown = pattern if len(pattern) < 80 else f"{pattern[:80]}…"
+            self.faults.append(f"{shown!r} is no regular expression that can be matched ({error})")
+
+    def first(self, names: Iterable[str], default: Any) -> Any:
+        """Return the value of the first pattern that fits one of the names, else the default.
+
+        Raises FormatError when patterns and names are too many or too long for each other.
+        """
+        fitting = [number for name in dict.fromkeys(names) for number in self._fitting(name)]
+        return self._values[min(fitting)] if fitting else default
+
+    def _fitting(self, name: str) -> Iterator[int]:
+        """Numbers of patterns that fit a name, the first one among them."""
+        if not self._values:
+            return
+        for ending in endings(name):
+            if ending in self._names:
+                yield self._names[ending]
+            for number, pattern in self._dotted.get(len(ending), ()):
+                self._spend(_COMPARISON * len(ending), name)
+                if all(wanted in (_ANY, character) for wanted, character in zip(pattern, ending, strict=True)):
+                    yield number
+                    break
+        for number, expression in self._expressions:
+            if not name.isascii():
+                raise FormatError(f"{name}: regular expressions are only matched with names of ASCII characters")
+            self._spend(_MATCH + expression.programsize * len(name), name)
+            if expression.match(name):
+                yield number
+                break
+
+    def _spend(self, steps: int, name: str) -> None:
+        self._effort -= steps
+        if self._effort < 0:
+            raise FormatError(f"{name}: too many patterns for so many modules; write out names, dots escaped")
+
+
+def endings(name: str) -> Iterator[str]:
+    """Yield a name, and what is left of it each time that a part is taken from its start."""
+    yield name
+    while "." in name:
+        name = name.partition(".")[2]
+        yield name
+
+
+def _compile(pattern: str) -> Any:
+    """A pattern for RE2, if it is also one to Python, and of the same meaning. Raises ValueError for others."""
+    import re2
+
+    if len(pattern) > _LONGEST:
+        raise ValueError(f"it has {len(pattern)} characters")
+    if not (pattern.isascii() and pattern.isprintable()):
+        raise ValueError("it has characters other than printable ASCII")
+    if _OTHERWISE_READ.search(pattern):
+        raise ValueError("write {0,n} for {,n}, and no classes of POSIX")
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            re.compile(_ENDING.format(pattern))
+        return re2.compile(_ENDING.format(pattern), options)
+    except (re.error, re2.error, OverflowError, RecursionError) as error:
+        said = error.args[0] if error.args else error
+        raise ValueError(said.decode() if isinstance(said, bytes) else str(said)) from error
