@@ -179,20 +179,19 @@ LONG, HUGE = "x" * 300, "9" * 310
     ],
 )
 def test_arguments_out_of_all_measure_have_a_message_and_leave_nothing(
-    models: Path, tmp_path: Path, options: dict[str, str], status: int, says: str
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], status: int, says: str
 ) -> None:
-    from msa_lite.cli import _run
+    from msa_lite.cli import _run, output
+
+    monkeypatch.setattr(output, "_notices", output.Notices())
+    monkeypatch.chdir(tmp_path)
 
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
     given: dict[str, Any] = {"target": str(models / "target"), "forget": str(models / "forget"), "out": "out"} | options
     arguments = [text for name, value in given.items() for text in (f"--{name}", value.format(here=tmp_path))]
-    before, here = sorted(os.listdir(tmp_path)), Path.cwd()
-    os.chdir(tmp_path)
-    try:
-        done = run_here(_run, arguments)
-    finally:
-        os.chdir(here)
+    before = sorted(os.listdir(tmp_path))
+    done = run_here(_run, arguments)
     assert done[0] == status, done
     assert says in done[1]
     assert "Traceback" not in done[1]
