@@ -187,7 +187,8 @@ def read_shard(path: Path) -> ShardFile:
     try:
         if header[8:11] == codecs.BOM_UTF8 or _MINUS_ZERO.search(header) or not isinstance(content, dict):
             raise ValueError("it is no JSON object of plain numbers")
-        metadata = content.pop("__metadata__", None) or {}
+        metadata = content.pop("__metadata__", None)
+        metadata = {} if metadata is None else metadata
         if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
             raise ValueError("__metadata__ is no mapping of texts")
         if len(content) + len(metadata) > MAX_TENSORS:
