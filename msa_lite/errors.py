@@ -100,5 +100,5 @@ class Faults(list[MsaError]):
 
 def nearest(name: str, choices: Iterable[str]) -> str:
     """' (did you mean X?)' where one of `choices` is like `name`, otherwise an empty string."""
-    found = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name[:100], list(choices), n=1, cutoff=0.6)
     return f" (did you mean '{found[0]}'?)" if found else ""

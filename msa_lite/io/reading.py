@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import FormatError, MsaError
+from msa_lite.errors import FormatError, MsaError, UsageError
 
 SMALL = 64 << 20  # bytes; tokenizers of large vocabularies take about 30 MB
 YAML_LIMIT = 256 << 10  # bytes; a recipe is a page, and the parser is slow
@@ -23,6 +23,21 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _CHUNK = 1 << 20
 
 Kind = type[MsaError]
+
+
+def local_path(name: str, kind: Kind = UsageError) -> Path:
+    """Return a name as a path, with ~ written out. Raises an error of this kind for what no file can be called."""
+    try:
+        path = Path(name).expanduser()
+        os.lstat(path)  # too long, or a zero byte
+    except FileNotFoundError:
+        return path
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: ~ of nobody
+        if isinstance(error, NotADirectoryError | PermissionError):
+            return path
+        shown = _printable(name if len(name) <= 80 else f"{name[:80]}…").replace("\0", "\\0")
+        raise kind(f"{shown}: can be no path ({getattr(error, 'strerror', None) or error})") from error
+    return path
 
 
 def open_file(path: Path, kind: Kind = FormatError) -> int:
