@@ -97,7 +97,9 @@ class Prompt(Closed):
             except ValueError as error:
                 raise ValueError(f"the plain template has a broken {{…}} ({error})") from error
             if wrong := next((field for field in fields if field != (key, "", None)), None):
-                raise ValueError(f"the plain template has an unknown or broken {{{wrong[0]}}}; only {{{key}}} is filled in")
+                raise ValueError(
+                    f"the plain template has an unknown or broken {{{wrong[0]}}}; only {{{key}}} is filled in"
+                )
             if not fields:
                 raise ValueError(f"the plain template lacks {{{key}}}")
         return self
