@@ -19,7 +19,7 @@ class OverrunError(Exception):
 
 @contextmanager
 def limited(seconds: float = SECONDS) -> Iterator[None]:
-    """Raise OverrunError where what is inside takes more processor time, MemoryError where it takes a quarter of a gigabyte.
+    """Raise OverrunError where what is inside takes more processor time, MemoryError where it takes 256 MB more.
 
     Python can interrupt itself in the main thread alone; in others nothing is bounded. Memory is bounded on Linux.
     """
