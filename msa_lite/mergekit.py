@@ -228,9 +228,7 @@ class _Reader:
     def _check_keys(self, where: str, mapping: Mapping[Any, Any], known: tuple[str, ...]) -> None:
         for key in mapping:
             if key not in known:
-                hint = (
-                    nearest(str(key), known) if len(self.faults) < _MOST else ""
-                )  # no more are shown, and it takes time
+                hint = nearest(str(key), known) if len(self.faults) < _MOST else ""  # takes time, and no more are shown
                 self.faults.append(f"{where}{key}: not handled{hint}")
 
     def _choice(self, document: Mapping[Any, Any], key: str, choices: tuple[str | None, ...]) -> str | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from msa_lite.data.files import check_file, check_folder
 from msa_lite.errors import DataError, UsageError, nearest
 from msa_lite.io.hub import explain
 from msa_lite.io.reading import local_path
@@ -94,9 +95,11 @@ def _locate(source: DataSource) -> tuple[DataSource, dict[str, Any]]:
             raise UsageError(f"{path}: unknown ending '{path.suffix}'; choose from {', '.join(_BUILDERS)}, or a folder")
         if path.stat().st_size == 0:
             raise DataError(f"{path}: the data set is empty")
+        check_file(path)
         by_document = {"sample_by": "document"} if builder == "text" else {}
         return source, {"path": builder, "data_files": str(path), **by_document}
     if path.is_dir():
+        check_folder(path)
         return source, {"path": str(path), "name": source.name}
     if not is_remote_data(source):
         raise UsageError(f"{source.path}: no such file or folder")

@@ -83,6 +83,7 @@ def evaluate(
     retain: DataSource | None = None,
     holdout: DataSource | None = None,
     tasks: Sequence[str] = (),
+    allow_code: bool = False,
     ideal: str | None = None,
     tokenizer: str | None = None,
     judge: JudgeSettings = NO_JUDGE,
@@ -96,7 +97,8 @@ def evaluate(
     """Score a model on a benchmark; reports by name ("model" and, where given, "ideal").
 
     benchmark: "tofu", "restor" or "muse" (with `split`, `data`); "qa", questions of one's own (`forget`, `retain`,
-    `holdout`, answers of at most `max_new_tokens`); or "lm-eval" (`tasks`, with `data` a folder of tasks of one's own).
+    `holdout`, answers of at most `max_new_tokens`); or "lm-eval" (`tasks`, with `data` a folder of tasks of one's own,
+    whose Python is only run with `allow_code`).
     prompt: how questions are put (`PromptSettings`), or its kind: "default", "chat", "plain", or, for qa, "auto".
     ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation. tokenizer: a
     folder or repo[@revision] with the one to use in the place of the model's own, which may have none. Records and
@@ -110,7 +112,7 @@ def evaluate(
     used = {
         "split": split, "data": data, "forget, retain, holdout": sets, "tasks": tasks, "ideal": ideal, "compat": compat,
         "judge": judge != NO_JUDGE, "max_new_tokens": max_new_tokens, "prompt": wanted != PromptSettings(),
-        "prompt auto": wanted.kind == "auto",
+        "prompt auto": wanted.kind == "auto", "allow_code": allow_code,
     }  # fmt: skip
     _check_arguments(benchmark, {name for name, value in used.items() if value})
     _check_kind(wanted)
@@ -118,8 +120,8 @@ def evaluate(
     if benchmark == "lm-eval":
         from msa_lite.evals.harness import evaluate_harness
 
-        common = {"task_folder": Path(data) if data else None, "progress": progress, **drawn}
-        return {"model": evaluate_harness(_fetch(model, tokenizer), tasks, Path(out), **common)}
+        common = {"task_folder": local_path(data) if data else None, "progress": progress, **drawn}
+        return {"model": evaluate_harness(_fetch(model, tokenizer), tasks, Path(out), allow_code=allow_code, **common)}
     switches, source = resolve_compat(compat, benchmark), _fetch(model, tokenizer)
     if benchmark == "qa":
         asked = _load_own(source, sets, wanted, max_new_tokens or 200, **drawn)
@@ -159,7 +161,7 @@ def _fetch(model: str, tokenizer: str | None) -> Source:
 # Benchmark → the arguments that it takes, besides those that all do.
 _TAKES = {
     "qa": {"forget, retain, holdout", "ideal", "max_new_tokens", "prompt", "prompt auto"},
-    "lm-eval": {"data", "tasks"},
+    "lm-eval": {"data", "tasks", "allow_code"},
     "tofu": {"split", "data", "ideal", "compat", "judge", "prompt"},
     "restor": {"split", "data", "ideal", "compat", "judge"},
     "muse": {"split", "data", "ideal", "compat", "prompt"},

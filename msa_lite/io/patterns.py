@@ -30,7 +30,8 @@ class Patterns:
     def __init__(self, values: Mapping[str, Any] | None) -> None:
         self._values = list((values or {}).values())
         self._names: dict[str, int] = {}
-        self._dotted: dict[int, list[tuple[int, str]]] = {}  # by length; `_ANY` for a dot that is not escaped
+        # By length, by the places of dots that are not escaped, by the text with `_ANY` at these places.
+        self._dotted: dict[int, dict[tuple[int, ...], dict[str, int]]] = {}
         self._expressions: list[tuple[int, Any]] = []
         self._effort = _EFFORT
         self.faults: list[str] = []
@@ -38,8 +39,9 @@ class Patterns:
             if _NAME.fullmatch(pattern):
                 self._names.setdefault(re.sub(r"\\(.)", r"\1", pattern), number)
             elif _DOTTED.fullmatch(pattern):
-                dotted = re.sub(r"\\(.)|\.", lambda mark: mark[1] or _ANY, pattern)
-                self._dotted.setdefault(len(dotted), []).append((number, dotted))
+                text = re.sub(r"\\(.)|\.", lambda mark: mark[1] or _ANY, pattern)
+                places = tuple(place for place, character in enumerate(text) if character == _ANY)
+                self._dotted.setdefault(len(text), {}).setdefault(places, {}).setdefault(text, number)
             elif len(self._expressions) + len(self.faults) < _MOST:
                 self._add(number, pattern)
             else:
@@ -68,11 +70,13 @@ class Patterns:
         for ending in endings(name):
             if ending in self._names:
                 yield self._names[ending]
-            for number, pattern in self._dotted.get(len(ending), ()):
+            for places, texts in self._dotted.get(len(ending), {}).items():
                 self._spend(_COMPARISON * len(ending), name)
-                if all(wanted in (_ANY, character) for wanted, character in zip(pattern, ending, strict=True)):
-                    yield number
-                    break
+                characters = list(ending)
+                for place in places:
+                    characters[place] = _ANY
+                if (text := "".join(characters)) in texts:
+                    yield texts[text]
         for number, expression in self._expressions:
             if not name.isascii():
                 raise FormatError(f"{name}: regular expressions are only matched with names of ASCII characters")

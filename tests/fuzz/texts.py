@@ -147,6 +147,7 @@ _WHOLE = {
     "out_dtype": "float32",
 }
 _WEIGHTS = st.sampled_from([-2.0, -0.75, 0.0, 0.25, 0.5, 0.75, 1.0, 2.0])
+_STRENGTHS = st.floats(0.01, 3)
 
 
 @st.composite
@@ -166,8 +167,10 @@ def mergekit_cases(draw: Draw) -> Case:
     how = draw(st.sampled_from(["sound", "weights", "hostile", "hostile", "hostile"]))
     node: Node = yaml.safe_dump(document, sort_keys=False).encode()
     if how == "weights":
-        for model in document["models"]:  # type: ignore[attr-defined]
-            model["parameters"]["weight"] = draw(_WEIGHTS)
+        alpha, beta = draw(_STRENGTHS), draw(_STRENGTHS)
+        weights = (-alpha, beta) if document["merge_method"] == "task_arithmetic" else (1.0, -alpha, alpha)
+        for model, weight in zip(document["models"], weights, strict=True):  # type: ignore[call-overload]
+            model["parameters"]["weight"] = weight if draw(st.integers(0, 9)) else draw(_WEIGHTS)
         node, edits = yaml.safe_dump(document, sort_keys=False).encode(), ["weights"]
     elif how == "hostile":
         node, note = draw(_yaml(document))

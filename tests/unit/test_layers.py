@@ -24,7 +24,7 @@ ALLOWED = {
     "io": {"counts", "errors"},
     **{part: {"errors", "io", *PARTS} for part in PARTS | STAGES},
     "evals": {"conditions", "errors", "io", *PARTS},
-    "recipe": {"conditions", "counts", "errors"},
+    "recipe": {"conditions", "counts", "errors", "io"},
     "pipeline": {"errors", "io", "job", "recipe", *PARTS, *STAGES},
     "job": {"errors", "io", "recipe", *PARTS, *STAGES},
     "cli": {"baselines", "data", "errors", "evals", "io", "mergekit", "merger", "pipeline", "recipe", "report"},

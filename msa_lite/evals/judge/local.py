@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msa_lite.data import DATE_STRING, open_tokenizer
+from msa_lite.data import DATE_STRING, open_tokenizer, render_chat
 from msa_lite.evals.judge.cache import Cache, Spent, answer
 from msa_lite.evals.judge.prompts import REPLY_TOKENS, Ask, read_letter
 from msa_lite.evals.judge.settings import JudgeSettings, Usage, Verdict
@@ -60,7 +60,5 @@ def encode_ask(tokenizer: Any, ask: Ask) -> list[int]:
 
 
 def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    encoded = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, date_string=DATE_STRING, tokenize=True, return_dict=True
-    )
-    return list(encoded["input_ids"])
+    text = render_chat(tokenizer, messages, add_generation_prompt=True, date_string=DATE_STRING)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

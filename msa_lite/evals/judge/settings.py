@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.judge.prompts import Ask, prompt_version
+from msa_lite.io.hub import fetch
 from msa_lite.io.progress import Progress, silent
 
 KINDS = ("none", "local", "openai")
@@ -58,6 +59,8 @@ class JudgeSettings:
             "base_url": self.address,
             "separate": self.separate,
             "prompts": prompt_version(),
+            # Raises UsageError where there is no such model: it is needed, and a changed one gives other verdicts.
+            **({"revision": fetch(self.model_name, by_content=False).revision} if self.kind == "local" else {}),
         }
 
     def check(self) -> None:

@@ -1,0 +1,297 @@
+"""Model and adapter folders whose files are pipes, devices, dangling or foreign links, or hold any JSON whatever."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from msa_lite.errors import MsaError, UsageError
+from msa_lite.io.adapter import base_name
+from msa_lite.io.checkpoint import INDEX_FILE, load_checkpoint
+from msa_lite.io.hub import fetch
+from msa_lite.merger import merge
+from tests.handmade import Adapter, read_checkpoint, write_checkpoint
+
+NAMES = ("layers.0", "layers.1")
+TARGET_FILES = ("config.json", INDEX_FILE, "model-00000.safetensors")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def write_inputs(folder: Path) -> dict[str, Path]:
+    """A target of two shards with a tokenizer, and an adapter that fits it."""
+    random = np.random.default_rng(0)
+    arrays = {f"{name}.weight": random.normal(size=(6, 4)).astype(np.float32) for name in NAMES}
+    target = write_checkpoint(folder / "target", arrays, {name: number for number, name in enumerate(arrays)})
+    (target / "tokenizer.json").write_text('{"a": 1}')
+    adapter = Adapter({name: (random.normal(size=(2, 4)), random.normal(size=(6, 2))) for name in NAMES})
+    return {"target": target, "forget": adapter.write(folder / "forget")}
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> dict[str, Path]:
+    return write_inputs(tmp_path)
+
+
+def merged(inputs: dict[str, Path], out: Path | None = None, **options: Any) -> Path:
+    out = out or inputs["target"].parent / "out"
+    merge(str(inputs["target"]), out, forget=str(inputs["forget"]), **options)
+    return out
+
+
+def refused(inputs: dict[str, Path], says: str, codes: tuple[int, ...] = (3,), **options: Any) -> None:
+    """Assert that a merge is refused with this message and exit code, and has written nothing."""
+    before = sorted(inputs["target"].parent.iterdir())
+    with pytest.raises(MsaError, match=says) as caught:
+        merged(inputs, **options)
+    assert caught.value.exit_code in codes
+    assert sorted(inputs["target"].parent.iterdir()) == before
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def link(to: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(to)
+
+
+SPECIAL = {
+    "pipe": pipe,
+    "zeros": link("/dev/zero"),
+    "folder": Path.mkdir,
+    "dangling": link("nowhere"),
+    "circle": lambda path: path.symlink_to(path.name),
+    "terabytes": lambda path: (path.touch(), os.truncate(path, 1 << 40)),
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+@pytest.mark.parametrize("file", [*TARGET_FILES, *ADAPTER_FILES])
+def test_what_is_no_file_of_its_kind_is_named_and_never_waited_for(
+    inputs: dict[str, Path], file: str, kind: str
+) -> None:
+    path = inputs["forget" if "adapter" in file else "target"] / file
+    path.unlink()
+    SPECIAL[kind](path)
+    refused(inputs, file.replace(".", r"\."))
+
+
+@pytest.mark.parametrize("file", [*TARGET_FILES, *ADAPTER_FILES])
+def test_a_file_that_may_not_be_read_is_named(
+    inputs: dict[str, Path], monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    closed, whole = inputs["forget" if "adapter" in file else "target"] / file, os.open
+    if os.geteuid():
+        closed.chmod(0)
+    else:  # to root, nothing is closed
+
+        def refuse(path: Any, *rest: Any, **options: Any) -> int:
+            if isinstance(path, (str, Path)) and Path(path) == closed:
+                raise PermissionError(13, "Permission denied", str(path))
+            return whole(path, *rest, **options)
+
+        monkeypatch.setattr(os, "open", refuse)
+    refused(inputs, rf"{file}: cannot be .*Permission denied")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zeros", "folder", "dangling", "circle"])
+@pytest.mark.parametrize("name", ["other.safetensors", "vocab.txt", "LICENSE", "extra.json"])
+@pytest.mark.parametrize("where", ["target", "forget"])
+def test_what_is_no_file_and_not_needed_is_passed_over(
+    inputs: dict[str, Path], where: str, name: str, kind: str
+) -> None:
+    SPECIAL[kind](inputs[where] / name)
+    assert not (merged(inputs) / name).exists()
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9.json", b"\xff.safetensors", b"LICENSE\xfe"])
+@pytest.mark.parametrize("where", ["target", "forget"])
+def test_names_that_are_no_text_are_refused(inputs: dict[str, Path], where: str, name: bytes) -> None:
+    Path(os.fsdecode(os.fsencode(inputs[where]) + b"/" + name)).write_text("{}")
+    refused(inputs, r"names that are no UTF-8; rename these files:\n.*udc")
+
+
+@pytest.mark.parametrize("where", ["target", "forget"])
+def test_a_folder_whose_name_is_no_text_is_refused(inputs: dict[str, Path], where: str) -> None:
+    inputs[where] = inputs[where].rename(os.fsdecode(os.fsencode(inputs[where]) + b"\xe9"))
+    refused(inputs, "a name that is no UTF-8", (2,))
+
+
+@pytest.mark.parametrize("name", ["~nobody-at-all/x", "x" * 300, "x/" * 3000, "a\nb", "repo\n", "a\0b"])
+def test_names_of_no_folder_are_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="no such folder"):
+        fetch(name)
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
+    with contextlib.suppress(UsageError):  # a Hub repository may have a name of 300 letters
+        assert base_name(tmp_path) == name == "x" * 300
+
+
+# Companion files
+
+
+@pytest.mark.parametrize("dtype", ["same", "bfloat16"])
+def test_companions_are_copied_from_where_links_may_lead(inputs: dict[str, Path], dtype: str) -> None:
+    """Within the model's folder, and within a snapshot of the Hub's cache; weights may be anywhere."""
+    target = inputs["target"]
+    (target / "deep").mkdir()
+    (target / "tokenizer.json").rename(target / "deep" / "it")
+    (target / "tokenizer.json").symlink_to("deep/it")
+    (target / "model-00001.safetensors").rename(target.parent / "elsewhere")
+    (target / "model-00001.safetensors").symlink_to(target.parent / "elsewhere")
+    out = merged(inputs, dtype=dtype)
+    assert (out / "tokenizer.json").read_text() == '{"a": 1}'
+    assert not (out / "tokenizer.json").is_symlink()
+    cache = target.parent / "hub" / "models--a--b"
+    snapshot = cache / "snapshots" / "0123"
+    for folder in (snapshot, cache / "blobs"):
+        folder.mkdir(parents=True)
+    for number, path in enumerate(path for path in target.iterdir() if path.is_file()):
+        shutil.copy(path, cache / "blobs" / str(number))
+        (snapshot / path.name).symlink_to(f"../../blobs/{number}")
+    shutil.move(out, target.parent / "first")
+    again = merged(inputs | {"target": snapshot}, dtype=dtype, out=target.parent / "out")
+    first = target.parent / "first"
+    for name in (*TARGET_FILES, "tokenizer.json", "model-00001.safetensors"):
+        assert (again / name).read_bytes() == (first / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "LICENSE", "extra.txt", "chat_template.jinja"])
+@pytest.mark.parametrize("place", ["../secret", "../target-2/secret", "deep/link"])
+def test_companions_that_lie_elsewhere_are_refused(inputs: dict[str, Path], name: str, place: str) -> None:
+    target = inputs["target"]
+    (target / "deep").mkdir()
+    (target.parent / "target-2").mkdir()
+    for path in (target.parent / "secret", target.parent / "target-2" / "secret"):
+        path.write_text('{"model_type": "llama"}')
+    (target / "deep" / "link").symlink_to(target.parent / "secret")
+    (target / name).unlink(missing_ok=True)
+    (target / name).symlink_to(place)
+    refused(inputs, rf"{name}: a link to /.*secret; put a copy of that file there")
+
+
+def test_a_huge_file_that_only_looks_like_a_companion_is_refused(inputs: dict[str, Path]) -> None:
+    (inputs["target"] / "log.txt").touch()
+    os.truncate(inputs["target"] / "log.txt", 1 << 40)
+    refused(inputs, "log.txt: .* TB; move it elsewhere")
+
+
+def test_a_targets_adapter_config_is_not_taken_over(inputs: dict[str, Path]) -> None:
+    (inputs["target"] / "adapter_config.json").write_text('{"base_model_name_or_path": "another"}')
+    assert not (merged(inputs) / "adapter_config.json").exists()
+
+
+# Names of shards
+
+
+def rename_shard(target: Path, name: str) -> None:
+    index = json.loads((target / INDEX_FILE).read_text())
+    index["weight_map"]["layers.1.weight"] = name
+    (target / INDEX_FILE).write_text(json.dumps(index))
+    if "/" not in name and len(name) < 256:
+        (target / "model-00001.safetensors").rename(target / name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("manifest.json", "mergekit_config.yml", "README.md", "Config.json", "tokenizer_config.json", "x.index.json"),
+        *(".lock", ".journal.jsonl", ".replaced", ".msa-lite-partial.json", ".hidden.safetensors", ".safetensors"),
+        *("weights.txt", "weights.model", "LICENSE", "LICENSE-weights", "NOTICE", "model.bin", "model", "x.jinja"),
+        *("adapter_model.safetensors", "Adapter_Model.safetensors", "model.safetensors.tmp", "model.SAFETENSORS"),
+        *("a\nb.safetensors", "a\x1b[31m.safetensors", "x" * 190 + ".safetensors", "é" * 100 + ".safetensors"),
+        *(
+            "Model-00000.safetensors",
+            "MODEL-00000.SAFETENSORS",
+            "../x.safetensors",
+            "/x.safetensors",
+            "deep/x.safetensors",
+        ),
+    ],
+)
+def test_names_that_are_no_shards_are_refused(inputs: dict[str, Path], name: str) -> None:
+    rename_shard(inputs["target"], name)
+    refused(
+        inputs,
+        r"no shards|one file on some systems|no config\.json|is no JSON|not a safetensors index|not UTF-8",
+        (2, 3),
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["LICENSE.safetensors", "NOTICE-2.safetensors", "model.txt.safetensors", "ä b.safetensors"]
+)
+def test_other_names_are_merged_like_any(inputs: dict[str, Path], name: str) -> None:
+    before = read_checkpoint(inputs["target"])
+    rename_shard(inputs["target"], name)
+    after = read_checkpoint(merged(inputs))
+    assert all((after[f"{module}.weight"] != before[f"{module}.weight"]).all() for module in NAMES)
+
+
+def test_a_whole_model_beside_an_index_of_others_is_refused(inputs: dict[str, Path]) -> None:
+    shutil.copy(inputs["target"] / "model-00000.safetensors", inputs["target"] / "model.safetensors")
+    refused(inputs, "holds model.safetensors and an index of other shards")
+
+
+# Any JSON in the place of any value
+
+values = st.recursive(
+    st.sampled_from([None, True, False, 0, -1, 7, 1.5, float("nan"), float("inf"), 1e308, 10**400, "", "x", "\ud800"]),
+    lambda parts: st.lists(parts, max_size=2) | st.dictionaries(st.sampled_from("ab"), parts, max_size=2),
+    max_leaves=5,
+)  # fmt: skip
+FIELDS = {
+    "config.json": [
+        "text_config", "quantization_config", "vocab_size", "tie_word_embeddings", "dtype", "torch_dtype", "model_type",
+    ],
+    INDEX_FILE: ["metadata", "weight_map", "more"],
+    "adapter_config.json": [
+        "r", "lora_alpha", "rank_pattern", "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_bias",
+        "modules_to_save", "peft_type", "target_modules", "trainable_token_indices", "use_dora", "use_rslora",
+        "revision", "exclude_modules", "layers_to_transform", "base_model_name_or_path", "target_parameters",
+    ],
+}  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.sampled_from(list(FIELDS)), st.sampled_from(["same", "float16"]))
+def test_any_value_of_any_field_is_merged_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: Any, file: str, dtype: str
+) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    made = write_inputs(folder)
+    path = made["forget" if "adapter" in file else "target"] / file
+    content = json.loads(path.read_text())
+    if data.draw(st.integers(0, 9)):
+        content |= data.draw(st.dictionaries(st.sampled_from(FIELDS[file]), values, min_size=1, max_size=2))
+    else:
+        content = data.draw(values)
+    path.write_text(json.dumps(content))
+    out, code = folder / "out", 0
+    try:
+        merged(made, dtype=dtype)
+    except MsaError as error:
+        code = error.exit_code
+    assert code in (0, 2, 3)
+    assert out.exists() == (code == 0)
+    if code:
+        return
+    assert load_checkpoint(out).tensors.keys() == {f"{name}.weight" for name in NAMES}
+
+
+@pytest.mark.parametrize("file", FIELDS)
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "[" * 100_000, '{"a":' * 200 + "1" + "}" * 200, '{"x": "\\udc00"}']
+)
+def test_json_that_is_no_object_is_refused_by_its_file(inputs: dict[str, Path], file: str, text: str) -> None:
+    (inputs["forget" if "adapter" in file else "target"] / file).write_text(text)
+    refused(inputs, file.replace(".", r"\."))
