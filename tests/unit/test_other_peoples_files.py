@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable
@@ -216,3 +217,15 @@ def test_names_that_no_folder_can_have_are_refused(tmp_path: Path, place: str) -
     with pytest.raises(OutputError, match="cannot be written"):
         build(tmp_path / place)
     assert sorted(os.listdir(tmp_path)) == ["file", "loop"]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_parent_that_cannot_be_written_to_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def mkdir(*args: Any, **options: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.raises(OutputError, match=f"cannot be written.*{os.strerror(code)}"):
+        build(tmp_path / "out")
