@@ -60,9 +60,14 @@ class Source:
         """Return the folder of its tokenizer."""
         return self.tokenizer.folder if self.tokenizer else self.folder
 
+    @property
+    def marks(self) -> Marks:
+        """Return its files, and those of its tokenizer, as they were when it was found."""
+        return {**self.seen, **(self.tokenizer.seen if self.tokenizer else {})}
+
     def check_unchanged(self) -> None:
         """Raise StageError when its files are not what they were when it was found."""
-        check_unchanged({**self.seen, **(self.tokenizer.seen if self.tokenizer else {})})
+        check_unchanged(self.marks)
 
     def identity(self) -> dict[str, Any]:
         """What a manifest records. Local folders count by content alone, so that a run may be moved."""

@@ -48,7 +48,7 @@ class Inputs:
     @contextmanager
     def unchanged(self) -> Iterator[None]:
         """Raise StageError at the end, also in the place of another error, when a source's file has changed by then."""
-        marks = {path: mark for source in self.sources.values() for path, mark in source.seen.items()}
+        marks = {path: mark for source in self.sources.values() for path, mark in source.marks.items()}
         try:
             yield
         except (MsaError, OSError):
