@@ -357,13 +357,12 @@ def _tied(adapter: Adapter, target: Checkpoint) -> list[str]:
     if not ties_head(target):
         return []
     configs = (target.config, target.config.get("text_config") or {})
-    sizes = {config["vocab_size"] for config in configs if config.get("vocab_size")}
+    sizes = {config["vocab_size"] for config in configs if "vocab_size" in config}
     shapes = {name: target.tensors[name].shape for name in {**adapter.modules, **adapter.values}}
     return [
         f"{name}: the target ties embedding and head, but only one of the two was tuned"
         for name, shape in shapes.items()
-        if name.endswith("lm_head.weight")
-        or (has_token_role(name) and len(shape) == 2 and (not sizes or shape[0] in sizes))
+        if name.endswith("lm_head.weight") or (has_token_role(name) and len(shape) == 2 and shape[0] in sizes)
     ]
 
 
