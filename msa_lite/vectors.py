@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -135,11 +136,15 @@ class TokenRows(_Stored):
     tokens: tuple[int, ...]
     prior: TensorEntry
 
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        return {token: number for number, token in enumerate(self.tokens)}
+
     def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
         out = scratch.take("delta", (stop - start, self.prior.matrix_shape[1]), dtype)
         out[:] = 0
-        for number, token in enumerate(self.tokens):
-            if start <= token < stop:
+        for token in range(start, stop):
+            if (number := self._numbers.get(token)) is not None:
                 new = read_rows(files, self.tuned, number, number + 1).astype(dtype)
                 out[token - start] = (new - read_rows(files, self.prior, token, token + 1).astype(dtype))[0]
         return _finite(out, self.tuned)

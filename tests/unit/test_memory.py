@@ -213,20 +213,18 @@ from msa_lite.io.checkpoint import load_checkpoint, read_shard
 def status(key):
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key + ":"))
 
-before = status("VmRSS")
-checkpoint = load_checkpoint(Path(sys.argv[1]))
-others = 3 * (status("VmRSS") - before)
+checkpoints = [load_checkpoint(Path(sys.argv[1])) for _ in range(4)]
 for name in sys.argv[2:]:
     try:
         sys.exit(f"{name} was read: {read_shard(Path(name)).metadata}")
     except FormatError as error:
         print(error, file=sys.stderr)
-print(status("VmHWM") + others)
+print(status("VmHWM"))
 """
 
 
 def test_four_of_the_largest_headers_take_less_than_600_mb(tmp_path: Path) -> None:
-    """One checkpoint at the limits of what is read, kept while headers beyond them are refused."""
+    """Checkpoints at the limits of what is read, kept while headers beyond them are refused."""
     entry = '"dtype":"F32","shape":[0,1,1],"data_offsets":[0,0]'
     start = "model.language_model.layers.10.mlp.experts"
     valid = ",".join(f'"{start}.{n}.down_proj.weight_scale_inv":{{{entry}}}' for n in range(MAX_TENSORS))
@@ -234,7 +232,6 @@ def test_four_of_the_largest_headers_take_less_than_600_mb(tmp_path: Path) -> No
     headers = {
         "model": f"{{{valid}}}{' ' * (MAX_HEADER - len(valid) - 2)}",
         "numbers": "{" + ",".join(f'"{n}":0' for n in range(values - 2)) + "}",
-        "texts": '{"__metadata__":{' + ",".join(f'"{n}":"{n}"' for n in range(values - 2)) + "}}",
         "lists": '{"a":[' + "[]," * (values // 2 - 4) + "[]]}",
         "wide": '{"a😀":"' + "x" * (MAX_HEADER - 100) + '"}',
     }
