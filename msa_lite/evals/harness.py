@@ -102,7 +102,6 @@ def evaluate_harness(
             write_records(partial / f"samples_{_file_name(name)}.jsonl", samples)
         write_json(partial / RESULTS_FILE, results)
         write_report(report, partial)
-        source.check_unchanged()
     return report
 
 
@@ -260,6 +259,7 @@ def _wrap(source: Source, progress: Progress) -> Any:
             return super().generate_until(requests, disable_tqdm)
 
     model = load_model(source.folder)
+    source.check_unchanged()
     tokenizer = load_tokenizer(source)
     batch = "auto" if model.device.type == "cuda" else _CPU_BATCH
     return Model(pretrained=model, tokenizer=tokenizer, batch_size=batch)

@@ -115,7 +115,9 @@ def collect_records(
         progress(label, 0, total)  # loading the model may take minutes
     for part in todo.values():
         if part.texts or part.prompts:
-            runner = runner or Runner(load_model(source.folder, added=source.added))
+            if runner is None:
+                runner = Runner(load_model(source.folder, added=source.added))
+                source.check_unchanged()
             for count in part.run(runner, benchmark):
                 done += count
                 progress(label, done, total)
