@@ -97,8 +97,8 @@ def evaluate(
     """Score a model on a benchmark; reports by name ("model" and, where given, "ideal").
 
     benchmark: "tofu", "restor" or "muse" (with `split`, `data`); "qa", questions of one's own (`forget`, `retain`,
-    `holdout`, answers of at most `max_new_tokens`); or "lm-eval" (`tasks`, with `data` a folder of tasks of one's own, whose
-    Python is only run with `allow_code`).
+    `holdout`, answers of at most `max_new_tokens`); or "lm-eval" (`tasks`, with `data` a folder of tasks of one's own,
+    whose Python is only run with `allow_code`).
     prompt: how questions are put (`PromptSettings`), or its kind: "default", "chat", "plain", or, for qa, "auto".
     ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation. tokenizer: a
     folder or repo[@revision] with the one to use in the place of the model's own, which may have none. Records and

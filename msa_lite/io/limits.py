@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-SECONDS = 3.0  # of processor time, which other work on the machine does not use up
+SECONDS = 1.0  # of processor time, which other work on the machine does not use up
 _MEMORY = 256 << 20  # bytes more than the process has
 
 
@@ -19,7 +19,7 @@ class OverrunError(Exception):
 
 @contextmanager
 def limited(seconds: float = SECONDS) -> Iterator[None]:
-    """Raise OverrunError where what is inside takes more processor time, MemoryError where it takes a quarter of a gigabyte.
+    """Raise OverrunError where what is inside takes more processor time, MemoryError where it takes 256 MB.
 
     Python can interrupt itself in the main thread alone; in others nothing is bounded. Memory is bounded on Linux.
     """
