@@ -6,7 +6,6 @@ A revision is a commit, branch or tag; or `tokens=3859B` or `step=928646`, the b
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import re
 from collections.abc import Callable, Iterable
@@ -17,6 +16,7 @@ from typing import Any
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.checkpoint import COMPANION_PATTERNS, INDEX_FILE, Checkpoint, TensorEntry, companion_files
 from msa_lite.io.manifest import check_space, digest, hash_file
+from msa_lite.io.reading import local_path, read_json
 from msa_lite.io.revisions import find_branch, is_number
 from msa_lite.io.vocabulary import AddedRows
 
@@ -77,7 +77,7 @@ def fetch(name: str, by_content: bool = True) -> Source:
 
 def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) -> Source:
     """Find a folder, or fetch the files of these patterns. pin: gives the revision of a folder. Raises as `fetch`."""
-    folder = Path(name).expanduser()
+    folder = local_path(name)
     if folder.is_dir():
         return Source(name, folder, pin(folder))
     if folder.exists():
@@ -135,7 +135,7 @@ def _cached_branches(repo: str) -> list[str]:
 
 def is_remote(name: str) -> bool:
     """Whether a name is no path on this machine but could be a Hub repository."""
-    return not Path(name).expanduser().exists() and bool(_REPO.match(name)) and not name.startswith(".")
+    return not local_path(name).exists() and bool(_REPO.match(name)) and not name.startswith(".")
 
 
 def is_remote_adapter(name: str) -> bool:
@@ -172,7 +172,7 @@ def fetch_headers(name: str) -> Checkpoint | None:
     repo, revision = split_name(name)
     try:
         found = get_safetensors_metadata(repo, revision=revision)
-        config = json.loads(Path(hf_hub_download(repo, "config.json", revision=revision)).read_text())
+        config = read_json(Path(hf_hub_download(repo, "config.json", revision=revision)))
     except NotASafetensorsRepoError as error:
         if commit_of(name) is None:  # it is said of repositories and revisions that are not there, too
             return None

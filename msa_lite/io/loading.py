@@ -243,9 +243,13 @@ def _foreign(config: Mapping[str, Any]) -> Iterator[str]:
 def _too_large(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield sizes of a config that are beyond those of the weights, which nobody has the memory for."""
     widest = max((size for entry in checkpoint.tensors.values() for size in entry.shape), default=0)
-    count = len(checkpoint.tensors)
-    parts = [("", checkpoint.config)]
-    parts += [(f"{key}.", part) for key, part in checkpoint.config.items() if isinstance(part, dict)]
+    return too_large(checkpoint.config, len(checkpoint.tensors), widest)
+
+
+def too_large(config: Mapping[str, Any], count: int, widest: int) -> Iterator[str]:
+    """Yield sizes of a config that are beyond so many tensors, the widest of them so wide."""
+    parts = [("", config)]
+    parts += [(f"{key}.", part) for key, part in config.items() if isinstance(part, dict)]
     for prefix, part in parts:
         for key, value in part.items():
             if not isinstance(value, int | float):
