@@ -31,6 +31,7 @@ _WIDTHS = re.compile(
     r"|ffn_dim|head_dim|n_positions|n_ctx|num_labels|(num|n)_(\w+_)?heads?"
 )
 _FEW, _WIDE = 256, 1 << 16
+_CONSTANTS = (".masked_bias", ".rotary_emb.inv_freq")  # in older checkpoints, though they follow from the config
 
 
 def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
@@ -263,7 +264,8 @@ def too_large(config: Mapping[str, Any], count: int, widest: int) -> Iterator[st
 def _check_whole(folder: Path, told: Mapping[str, Any]) -> None:
     """Raise MismatchError unless every weight was found and every tensor used."""
     faults = [f"{name}: missing" for name in sorted(told["missing_keys"])]
-    faults += [f"{name}: not a tensor of this model" for name in sorted(told["unexpected_keys"])]
+    left = sorted(name for name in told["unexpected_keys"] if not name.endswith(_CONSTANTS))
+    faults += [f"{name}: not a tensor of this model" for name in left]
     for name, found, wanted in sorted(told.get("mismatched_keys", ())):
         faults.append(f"{name}: {tuple(found)}, the config says {tuple(wanted)}")
     if faults:

@@ -218,7 +218,8 @@ def test_what_a_family_leaves_out_is_no_fault(make_checkpoint: Make, tmp_path: P
     assert not any("lm_head" in name for name in load_file(llama / WEIGHTS))  # it is tied
     change(llama / WEIGHTS, put(**{"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}))
     gpt = shutil.copytree(make_checkpoint("gpt2"), tmp_path / "gpt2")
-    change(gpt / WEIGHTS, put(**{"transformer.h.0.attn.bias": torch.zeros(1, 1, 256, 256)}))
+    masks = {"bias": torch.zeros(1, 1, 256, 256), "masked_bias": torch.tensor(-1e4)}
+    change(gpt / WEIGHTS, put(**{f"transformer.h.0.attn.{name}": mask for name, mask in masks.items()}))
     assert check_loads(llama, llama) == check_loads(gpt, gpt) == VOCABULARY
     assert load_whole(llama, dtype=torch.float32).lm_head.weight.shape[0] == VOCABULARY
 
