@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -135,11 +136,15 @@ class TokenRows(_Stored):
     tokens: tuple[int, ...]
     prior: TensorEntry
 
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        return {token: number for number, token in enumerate(self.tokens)}
+
     def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
         out = scratch.take("delta", (stop - start, self.prior.matrix_shape[1]), dtype)
         out[:] = 0
-        for number, token in enumerate(self.tokens):
-            if start <= token < stop:
+        for token in range(start, stop):
+            if (number := self._numbers.get(token)) is not None:
                 new = read_rows(files, self.tuned, number, number + 1).astype(dtype)
                 out[token - start] = (new - read_rows(files, self.prior, token, token + 1).astype(dtype))[0]
         return _finite(out, self.tuned)
@@ -357,13 +362,12 @@ def _tied(adapter: Adapter, target: Checkpoint) -> list[str]:
     if not ties_head(target):
         return []
     configs = (target.config, target.config.get("text_config") or {})
-    sizes = {config["vocab_size"] for config in configs if config.get("vocab_size")}
+    sizes = {config["vocab_size"] for config in configs if "vocab_size" in config}
     shapes = {name: target.tensors[name].shape for name in {**adapter.modules, **adapter.values}}
     return [
         f"{name}: the target ties embedding and head, but only one of the two was tuned"
         for name, shape in shapes.items()
-        if name.endswith("lm_head.weight")
-        or (has_token_role(name) and len(shape) == 2 and (not sizes or shape[0] in sizes))
+        if name.endswith("lm_head.weight") or (has_token_role(name) and len(shape) == 2 and shape[0] in sizes)
     ]
 
 

@@ -115,12 +115,44 @@ def save_adapter(folder: Path, model: Any, seed: int = 1, scale: float = 0.05, *
     return folder
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _outputs_open() -> Iterator[None]:
+    """Open every safetensors file that a merge writes with the library that others read it with."""
+    from safetensors import safe_open
+
+    from msa_lite.io.sink import Sink
+
+    class Checked(Sink):
+        def __init__(self, path: Path, *rest: Any, **options: Any) -> None:
+            super().__init__(path, *rest, **options)
+            self.path = path
+
+        def close(self) -> str:
+            sha256 = super().close()
+            if self.path.suffix == ".safetensors":
+                with safe_open(self.path, "numpy") as file:
+                    assert all(file.get_slice(name).get_shape() is not None for name in file.keys())  # noqa: SIM118
+            return sha256
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("msa_lite.merger.stream", "msa_lite.merger.adapter"):
+            patch.setattr(f"{module}.Sink", Checked)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than the rest of a tiny sweep; tests that are about it are marked."""
     pictures = sys.modules.get("msa_lite.evals.pictures")
     if pictures and "pictures" not in request.keywords:
         monkeypatch.setattr(pictures, "write_pictures", lambda table, folder: [])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> None:
+    """Leave what earlier modules have made out of garbage collections: a fit has several, and the heap only grows."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

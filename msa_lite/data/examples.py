@@ -124,7 +124,7 @@ def _chunks(ids: Sequence[int], begin: list[int], size: int) -> list[Example]:
 def encode(rows: Sequence[Row], source: DataSource, prompter: Prompter, max_length: int) -> list[Example]:
     """Examples to train on, of either format. Raises DataError when not one label is left."""
     if source.format == "qa":
-        examples = [e for e in encode_qa(rows, prompter, max_length) if any(label != IGNORE for label in e.labels[1:])]
+        examples = [e for e in encode_qa(rows, prompter, max_length) if any(label != IGNORE for label in e.labels)]
     else:
         examples = encode_text(rows, prompter.tokenizer, max_length)
     if not examples:

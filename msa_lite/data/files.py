@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from msa_lite.errors import DataError
-from msa_lite.io.reading import open_file, parse_json, read_bytes
+from msa_lite.io.reading import open_file, parse_json, read_bytes, read_text
 
 _LINE = 256 << 20  # bytes of a row
 _WHOLE = 1 << 30  # bytes of a JSON list, which is held in memory
@@ -71,8 +71,8 @@ def _check_json(path: Path, stream: BinaryIO) -> None:
         if line.strip(_BLANK):
             try:
                 value = _parse(line, path, row)
-            except DataError:
-                if not line.lstrip().startswith(b"{"):
+            except DataError as error:
+                if not line.lstrip().startswith(b"{") or isinstance(error.__cause__, UnicodeError):
                     raise
                 _check_spread(path)
                 return
@@ -91,7 +91,7 @@ def _parse(line: bytes, path: Path, row: int) -> Any:
 
 def _check_spread(path: Path) -> None:
     """Check a file of objects that are spread over lines."""
-    text = read_bytes(path, _WHOLE, DataError).decode("utf-8-sig", errors="replace")
+    text = read_text(path, _WHOLE, DataError)
     decoder, place, row = json.JSONDecoder(), 0, 0
     while place < len(text):
         try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-SECONDS = 3.0  # of processor time, which other work on the machine does not use up
+SECONDS = 1.0  # of processor time, which other work on the machine does not use up
 _MEMORY = 256 << 20  # bytes more than the process has
 
 

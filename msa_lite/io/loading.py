@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,10 @@ _KERNELS = re.compile(r"_?(attn|experts)_implementation(_internal)?")  # with a 
 _LAYERS = re.compile(r"(num|n)_(\w+_)?(layers?|blocks|experts)")
 _WIDTHS = re.compile(
     r"(vocab|hidden|intermediate|ffn|embedding|state|moe_intermediate)_size|n_embd|n_inner|d_model|d_inner|d_ff"
-    r"|ffn_dim|head_dim|n_positions|n_ctx|(num|n)_(\w+_)?heads?"
+    r"|ffn_dim|head_dim|n_positions|n_ctx|num_labels|(num|n)_(\w+_)?heads?"
 )
 _FEW, _WIDE = 256, 1 << 16
+_CONSTANTS = (".masked_bias", ".rotary_emb.inv_freq")  # in older checkpoints, though they follow from the config
 
 
 def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
@@ -138,6 +139,7 @@ def attach_adapter(model: Any, folder: Path, name: str = "default") -> Any:
 
     Raises FormatError for a broken, pickled or unreadable adapter, MismatchError with the names that do not fit.
     """
+    import torch
     from peft import PeftConfig, PeftModel
     from peft.auto import MODEL_TYPE_TO_PEFT_MODEL_MAPPING as KINDS
     from peft.utils import get_peft_model_state_dict
@@ -145,8 +147,10 @@ def attach_adapter(model: Any, folder: Path, name: str = "default") -> Any:
     folder = Path(folder)
     keys = _check_adapter(folder, model)
     # On a model without weights, factors take no memory either, whatever rank the config says.
-    how = {"low_cpu_mem_usage": True} if model.device.type == "meta" else {}
-    with _explained(folder, "this adapter"), _without_reports():
+    is_bare = model.device.type == "meta"
+    how = {"low_cpu_mem_usage": True} if is_bare else {}
+    where = torch.device("meta") if is_bare else nullcontext()
+    with _explained(folder, "this adapter"), _without_reports(), where:
         if isinstance(model, PeftModel):
             told = model.load_adapter(str(folder), name, **how)
         else:
@@ -240,9 +244,13 @@ def _foreign(config: Mapping[str, Any]) -> Iterator[str]:
 def _too_large(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield sizes of a config that are beyond those of the weights, which nobody has the memory for."""
     widest = max((size for entry in checkpoint.tensors.values() for size in entry.shape), default=0)
-    count = len(checkpoint.tensors)
-    parts = [("", checkpoint.config)]
-    parts += [(f"{key}.", part) for key, part in checkpoint.config.items() if isinstance(part, dict)]
+    return too_large(checkpoint.config, len(checkpoint.tensors), widest)
+
+
+def too_large(config: Mapping[str, Any], count: int, widest: int) -> Iterator[str]:
+    """Yield sizes of a config that are beyond so many tensors, the widest of them so wide."""
+    parts = [("", config)]
+    parts += [(f"{key}.", part) for key, part in config.items() if isinstance(part, dict)]
     for prefix, part in parts:
         for key, value in part.items():
             if not isinstance(value, int | float):
@@ -256,7 +264,8 @@ def _too_large(checkpoint: Checkpoint) -> Iterator[str]:
 def _check_whole(folder: Path, told: Mapping[str, Any]) -> None:
     """Raise MismatchError unless every weight was found and every tensor used."""
     faults = [f"{name}: missing" for name in sorted(told["missing_keys"])]
-    faults += [f"{name}: not a tensor of this model" for name in sorted(told["unexpected_keys"])]
+    left = sorted(name for name in told["unexpected_keys"] if not name.endswith(_CONSTANTS))
+    faults += [f"{name}: not a tensor of this model" for name in left]
     for name, found, wanted in sorted(told.get("mismatched_keys", ())):
         faults.append(f"{name}: {tuple(found)}, the config says {tuple(wanted)}")
     if faults:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from msa_lite.errors import UsageError
+from msa_lite.io.companions import find_files
 from msa_lite.io.hub import Source, fetch_files
 from msa_lite.io.manifest import digest, hash_file
 
@@ -25,7 +26,7 @@ def has_tokenizer(folder: Path) -> bool:
 
 def tokenizer_files(folder: Path) -> list[Path]:
     """Return the files of a folder that belong to its tokenizer, the chat template included, sorted."""
-    return sorted({path for pattern in _PATTERNS for path in folder.glob(pattern) if path.is_file()})
+    return find_files(folder, _PATTERNS)
 
 
 def fetch_tokenizer(name: str) -> Source:

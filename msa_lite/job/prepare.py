@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from msa_lite.evals.suite import HOMES
 from msa_lite.evals.tables import pinned_data
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import Source
+from msa_lite.io.loading import pattern_fault
 from msa_lite.io.manifest import check_space
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.vocabulary import token_tensors, vocabulary_size
@@ -217,9 +219,15 @@ def _alternatives(rows: Sequence[Row]) -> list[str]:
 def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
     """Raise UsageError for modules that the target has not, or whose adapters the merge could not fold in."""
     wanted = recipe.vector.lora.targets
-    if recipe.vector.mode == "full" or isinstance(wanted, str):
+    if recipe.vector.mode == "full" or (isinstance(wanted, str) and wanted.lower() == "all-linear"):
         return
     modules = [name.removesuffix(".weight") for name, entry in target.tensors.items() if len(entry.shape) == 2]
+    if isinstance(wanted, str):  # PEFT takes it for a regular expression over whole names
+        if fault := pattern_fault([wanted], modules):
+            raise UsageError(f"vector.lora.targets: {fault}")
+        if not any(re.fullmatch(wanted, module) for module in modules):
+            raise UsageError(f"vector.lora.targets: {wanted}: the target has no module of which this is the whole name")
+        return
     faults = []
     for name in wanted:
         matched = [module for module in modules if module == name or module.endswith(f".{name}")]

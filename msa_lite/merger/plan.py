@@ -17,6 +17,7 @@ from msa_lite.errors import FormatError, UsageError, join_faults, nearest
 from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.companions import check_companions, companion_files
 from msa_lite.io.hub import Source
+from msa_lite.io.tokenizer import tokenizer_files
 from msa_lite.io.writer import output_bytes, output_dtype
 from msa_lite.vectors import Delta, Dora, Product, Vector, load_vector
 
@@ -178,6 +179,8 @@ def make_plan(sources: Mapping[str, Source], alpha: float, beta: float, precisio
     target = load_checkpoint(sources["target"].folder)
     check_mergeable(target)
     check_companions(companion_files(target.folder))
+    if tokenizer := sources["target"].tokenizer:
+        check_companions(tokenizer_files(tokenizer.folder))
     prior = load_checkpoint(sources["prior"].folder) if "prior" in sources else None
     forget, retain = (
         load_vector(sources[name].folder, target, prior) if name in sources else None for name in ("forget", "retain")
@@ -197,7 +200,7 @@ def check_mergeable(target: Checkpoint) -> None:
     """Raise FormatError for a quantised target, whose stored codes are no weights that a delta could be added to."""
     method = target.config.get("quantization_config")
     if method:
-        kind = method.get("quant_method", "unknown") if isinstance(method, dict) else method
+        kind = str(method.get("quant_method", "unknown") if isinstance(method, dict) else method)[:80]
         raise FormatError(
             f"{target.folder}: the target is quantised (quantization_config: {kind}); merge into the unquantised "
             "checkpoint and quantise the result. If there is none left, AutoModelForCausalLM.from_pretrained(…)"

@@ -31,6 +31,7 @@ from msa_lite.evals.models import check_source
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, commit_of, fetch, split_name
 from msa_lite.io.manifest import digest
+from msa_lite.io.reading import local_path
 from msa_lite.io.tokenizer import fetch_tokenizer as find_tokenizer
 from msa_lite.job import prompt_settings
 from msa_lite.pipeline.fits import check_fit_learns
@@ -186,7 +187,7 @@ def _first_texts(recipe: TrainingRecipe, data: StageData) -> list[str]:
 
 def fetch_tokenizer(name: str) -> tuple[Any, str, str | None]:
     """(a tokenizer; its name, pinned; its revision). Of a repository, nothing but the tokenizer is fetched."""
-    if Path(name).expanduser().is_dir():
+    if local_path(name).is_dir():
         source = fetch(name)
         return open_tokenizer(source.folder, name), name, source.revision
     repo, asked = split_name(name)

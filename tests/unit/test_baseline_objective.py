@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,13 +99,17 @@ class Plain:
     compat: bool = False
 
     def loss(self, retained: Sequence[int], micro: int = len(ROWS)) -> Tensor:
-        """Of `ROWS`, with these rows of the retain set. micro: rows of a batch that the loss of forget rows is a mean
-        over; open-unlearning takes such means, and averages them by their rows."""
-        parts = [ROWS[i : i + micro] for i in range(0, len(ROWS), micro)]
-        means = [len(part) / len(ROWS) * self.forget_loss(part) for part in parts]
-        total = self.parameters["forget_weight"] * torch.stack(means).sum()
+        """Of `ROWS`, with these rows of the retain set. micro: rows of a batch; a method of which a defect of
+        open-unlearning is repeated has a mean over each, and their mean."""
+
+        def mean(loss: Callable[[Sequence[int]], Tensor], rows: Sequence[int], size: int) -> Tensor:
+            parts = [rows[i : i + size] for i in range(0, len(rows), size)]
+            return torch.stack([len(part) / len(rows) * loss(part) for part in parts]).sum()
+
+        total = self.parameters["forget_weight"] * mean(self.forget_loss, ROWS, micro)
         if self.parameters.get("retain_weight"):
-            total = total + self.parameters["retain_weight"] * self.retain_loss([RETAIN[i] for i in retained])
+            size = micro if self.name == "rmu" else len(ROWS)
+            total = total + self.parameters["retain_weight"] * mean(self.retain_loss, retained, size)
         return total
 
     def forget_loss(self, wanted: Sequence[int]) -> Tensor:
@@ -127,7 +131,8 @@ class Plain:
             return losses.undial(logits, labels, reference, wrapped=self.compat, **keywords)
         return getattr(losses, "grad_ascent" if self.name == "grad_diff" else self.name)(logits, labels, **keywords)
 
-    def retain_loss(self, rows: list[Example]) -> Tensor:
+    def retain_loss(self, wanted: Sequence[int]) -> Tensor:
+        rows = [RETAIN[i] for i in wanted]
         batch, other = make_batch(rows, PAD, "cpu"), start_model()
         if self.name == "rmu":
             aim = self.states(other, batch).detach()
@@ -250,7 +255,7 @@ def test_without_a_retain_term_no_retain_set_is_needed(name: str, full: bool, tm
     made = objective_of(parameters, name, tmp_path, full, retain=())
     made.prepare(model)
     loss = made.step(model, ROWS, 0, 4, lambda loss: loss.backward())
-    plain = Plain(name, parameters, model).forget_loss()
+    plain = Plain(name, parameters, model).forget_loss(ROWS)
     assert float(loss) == pytest.approx(0.75 * float(plain.detach()), rel=1e-4)
     assert made.longest == max(len(row.ids) for row in (*FORGET, *made.alternatives))
     for retain in (RETAIN, ragged_rows(9, seed=5) * 2):  # what is not used decides nothing

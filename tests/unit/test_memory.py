@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from msa_lite.errors import UsageError
+from msa_lite.io.checkpoint import MAX_HEADER, MAX_TENSORS
 from msa_lite.merger import merge
 
 MB = 1_000_000
@@ -44,7 +45,10 @@ modules = sorted({name.split(".")[0] for name in sys.modules})
 print(json.dumps({"peak": status("VmHWM"), "changed": changed, "modules": modules}))
 """
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc"),
+]
 
 
 def shapes(nbytes: int) -> dict[str, tuple[int, int]]:
@@ -182,3 +186,63 @@ def test_large_factors_of_dora_are_counted(tmp_path: Path, exact: bool) -> None:
     result = run_merge(tmp_path, "out", options | {"max_memory": "240MB"})
     assert result["changed"] > 0
     assert result["peak"] < 240 * MB
+
+
+def test_high_ranks_take_no_memory_of_ranks_by_ranks(tmp_path: Path) -> None:
+    rank, size, random = 6000, 64, np.random.default_rng(0)
+    name = "model.layers.0.mlp.down_proj"
+    for folder in ("target", "forget", "retain"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "target" / "config.json").write_text('{"model_type": "llama"}')
+    save_file({f"{name}.weight": random.standard_normal((size, size))}, tmp_path / "target" / "model.safetensors")
+    for folder in ("forget", "retain"):
+        config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+        (tmp_path / folder / "adapter_config.json").write_text(json.dumps(config))
+        shapes = {"A": (rank, size), "B": (size, rank)}
+        factors = {f"base_model.model.{name}.lora_{h}.weight": random.standard_normal(s) for h, s in shapes.items()}
+        save_file(factors, tmp_path / folder / "adapter_model.safetensors")
+    options = {name: str(tmp_path / name) for name in ("forget", "retain")}
+    result = run_merge(tmp_path, "out", options | {"beta": 1.0, "max_memory": "200MB"})
+    assert result["changed"] == size * size
+    assert result["peak"] < 200 * MB
+
+
+READ = """
+import sys
+from pathlib import Path
+from msa_lite.errors import FormatError
+from msa_lite.io.checkpoint import load_checkpoint, read_shard
+
+def status(key):
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith(key + ":"))
+
+checkpoints = [load_checkpoint(Path(sys.argv[1])) for _ in range(4)]
+for name in sys.argv[2:]:
+    try:
+        sys.exit(f"{name} was read: {read_shard(Path(name)).metadata}")
+    except FormatError as error:
+        print(error, file=sys.stderr)
+print(status("VmHWM"))
+"""
+
+
+def test_four_of_the_largest_headers_take_less_than_600_mb(tmp_path: Path) -> None:
+    """Checkpoints at the limits of what is read, kept while headers beyond them are refused."""
+    entry = '"dtype":"F32","shape":[0,1,1],"data_offsets":[0,0]'
+    start = "model.language_model.layers.10.mlp.experts"
+    valid = ",".join(f'"{start}.{n}.down_proj.weight_scale_inv":{{{entry}}}' for n in range(MAX_TENSORS))
+    values = 10 * MAX_TENSORS
+    headers = {
+        "model": f"{{{valid}}}{' ' * (MAX_HEADER - len(valid) - 2)}",
+        "numbers": "{" + ",".join(f'"{n}":0' for n in range(values - 2)) + "}",
+        "lists": '{"a":[' + "[]," * (values // 2 - 4) + "[]]}",
+        "wide": '{"a😀":"' + "x" * (MAX_HEADER - 100) + '"}',
+    }
+    for name, header in headers.items():
+        raw = header.encode()
+        (tmp_path / f"{name}.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw)
+    (tmp_path / "config.json").write_text("{}")
+    names = [str(tmp_path), *(str(tmp_path / f"{name}.safetensors") for name in headers if name != "model")]
+    done = subprocess.run([sys.executable, "-c", READ, *names], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 600 * MB, done.stdout

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from msa_lite.errors import UsageError
 from msa_lite.mergekit import read_recipe
@@ -130,3 +134,76 @@ def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path: Path) -> None
     for name, says in (("missing.yml", "No such file"), (".", "no file but a folder"), ("binary", "not UTF-8 text")):
         with pytest.raises(UsageError, match=says):
             read_recipe(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "models: &a [1]\nbase_model: *a",
+        'base_model: !!int ""',
+        "base_model: 2024-01-01",
+        "base_model: !!python/object/apply:os.system [exit]",
+        "a: " + "[" * 5000,
+        "a: " + "9" * 5000,
+        'base_model: "\\ud800"',
+        "? [1]\n: 2",
+        "base_model: a\nbase_model: b",
+        "x" * 300_000,
+        "models: [" + "{model: a, parameters: {weight: 1}}, " * 500 + "]",
+        "\n".join(f"key{number}: 1" for number in range(10_000)),
+    ],
+)
+def test_yaml_that_nobody_writes_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UsageError):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zeros", "folder", "circle"])
+def test_what_is_no_file_is_never_waited_for(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "recipe.yml"
+    {
+        "pipe": os.mkfifo,
+        "folder": os.mkdir,
+        "zeros": lambda p: p.symlink_to("/dev/zero"),
+        "circle": lambda p: p.symlink_to(p),
+    }[kind](path)
+    with pytest.raises(UsageError, match=r"recipe\.yml"):
+        read_recipe(path)
+
+
+scalars = st.sampled_from(
+    [
+        *(None, True, 0, -1, 1, 0.5, -0.5, 1e308, -1e308, 10**310, float("nan"), float("inf")),
+        *("", "org/x", "a@b", "a+b", "@", "1e3"),
+    ]
+)
+keys = st.sampled_from(
+    ["merge_method", "base_model", "models", "parameters", "dtype", "out_dtype", "tokenizer_source", "msa", "model",
+     "lora", "path", "revision", "weight", "normalize", "lambda", "density", 1, None, True, 0.5]
+)  # fmt: skip
+anything = st.recursive(
+    scalars, lambda parts: st.lists(parts, max_size=3) | st.dictionaries(keys, parts, max_size=3), max_leaves=8
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_any_value_in_any_place_is_a_merge_or_refused(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
+    recipe: Any = recipe_of("org/target", dict(ON_TARGET))
+    for _ in range(data.draw(st.integers(1, 3))):
+        place = recipe
+        while True:  # walk to some place, and put something else there
+            steps = (
+                list(place) if isinstance(place, dict) else list(range(len(place))) if isinstance(place, list) else []
+            )
+            key = data.draw(st.sampled_from(steps)) if steps else None
+            if key is None or not isinstance(place[key], (dict, list)) or data.draw(st.booleans()):
+                break
+            place = place[key]
+        if key is not None:
+            place[key] = data.draw(anything)
+    with contextlib.suppress(UsageError):
+        request = read(tmp_path_factory.getbasetemp(), recipe)
+        assert request.alpha >= 0
+        assert request.beta >= 0
+        assert (request.forget is None) == (request.alpha == 0)

@@ -152,3 +152,49 @@ def test_added_rows_are_those_that_the_prior_has_no_token_for(
         found = find_added_rows(other, prior, known)
         assert found is not None
         assert json.dumps(found.describe()) != json.dumps(added.describe())
+
+
+# Models in which other weights have as many rows as there are tokens.
+SAME = [
+    ("gpt2", {"n_embd": 75, "n_head": 5}),  # 4 × 75 rows in c_proj of each MLP, and its embedding is its head
+    ("gpt2", {"n_positions": 300}),
+    ("llama", {"hidden_size": 300, "num_attention_heads": 6}),
+    ("llama", {"intermediate_size": 300, "num_key_value_heads": 4}),
+    ("qwen2", {"intermediate_size": 300}),
+]
+
+
+@pytest.mark.parametrize(("kind", "sizes"), SAME)
+def test_weights_with_as_many_rows_as_tokens_are_merged_like_others(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, kind: str, sizes: dict[str, int]
+) -> None:
+    target, adapter = make_checkpoint(kind, 0, **sizes), make_adapter(kind, 1, model=sizes)
+    merged = merge(str(target), tmp_path / "out", forget=str(adapter), alpha=0.7)
+    before, after, factors = (read_checkpoint(folder) for folder in (target, merged.folder, adapter))
+    modules = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in factors}
+    assert {name.removesuffix(".weight") for name in before if (before[name] != after[name]).any()} == modules
+    tokens = token_tensors(load_checkpoint(target))
+    assert tokens.keys() <= {EMBED, HEAD, "transformer.wte.weight"}
+    assert len(tokens) == (2 if kind == "qwen2" else 1)
+
+
+@pytest.mark.parametrize(("kind", "sizes"), SAME)
+def test_only_embedding_and_head_may_have_more_rows_in_the_target(
+    make_checkpoint: Make, tmp_path: Path, kind: str, sizes: dict[str, int]
+) -> None:
+    target, prior = make_checkpoint(kind, 0, vocab_size=MORE, **sizes), make_checkpoint(kind, 1, **sizes)
+    tuned = make_checkpoint(kind, 2, **sizes)
+    merged = merge(str(target), tmp_path / "out", forget=str(tuned), alpha=0.7, prior=str(prior), exact=True)
+    found = read_checkpoint(merged.folder)
+    for name, values in expected(target, tuned, prior, 0.7).items():
+        np.testing.assert_array_equal(found[name], values.astype(np.float32), name)
+
+
+def test_a_model_of_another_size_has_no_common_rows(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
+    target = make_checkpoint("llama", 0, intermediate_size=300)
+    other = {"intermediate_size": 304}
+    with pytest.raises(MismatchError, match=r"mlp\.down_proj"):
+        merge(str(target), tmp_path / "out", forget=str(make_adapter("llama", 1, model=other)))
+    tuned = str(make_checkpoint("llama", 1, **other))
+    with pytest.raises(MismatchError, match=r"mlp\.up_proj\.weight: \(300, 32\) in the target, \(304, 32\) in the"):
+        merge(str(target), tmp_path / "out", forget=tuned, prior=tuned)

@@ -20,7 +20,7 @@ from msa_lite.io.adapter import ADAPTER_FILE, base_name
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import fetch
 from msa_lite.io.tokenizer import copy_tokenizer, fetch_tokenizer, has_tokenizer
-from msa_lite.io.vocabulary import AddedRows, find_added_rows
+from msa_lite.io.vocabulary import AddedRows, find_added_rows, has_token_role
 from msa_lite.train import FitSettings, fit_vector
 from msa_lite.train.model import load_model
 from msa_lite.train.vocabulary import cut_adapter, without_added_rows
@@ -177,3 +177,24 @@ def test_a_stopped_fit_of_an_extended_prior_ends_as_one_that_was_not(
     assert all((calm[name] == stopped[name]).all() for name in calm)
     if mode == "lora":
         assert all("lora_" in name for name in calm)  # no copy of the extended embedding
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        *((name, True) for name in (
+            "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias", "transformer.wte.weight", "wte.weight",
+            "gpt_neox.embed_in.weight", "embed_out.weight", "transformer.word_embeddings.weight", "shared.weight",
+            "backbone.embeddings.weight", "model.tok_embeddings.weight", "output.weight", "rwkv.embeddings.weight",
+            "head.weight", "model.language_model.embed_tokens.weight", "embed.weight", "model.embedding.weight",
+        )),
+        *((name, False) for name in (
+            "model.layers.0.mlp.down_proj.weight", "transformer.h.0.mlp.c_fc.weight", "model.norm.weight",
+            "transformer.wpe.weight", "model.embed_positions.weight", "embeddings.position_embeddings.weight",
+            "embeddings.token_type_embeddings.weight", "transformer.ln_f.bias", "vision.patch_embedding.weight",
+            "model.layers.0.attention.output.weight", "encoder.layer.0.head.weight", "weight", "embed_tokens", "",
+        )),
+    ],
+)  # fmt: skip
+def test_embedding_and_head_are_known_by_their_modules(name: str, role: bool) -> None:
+    assert has_token_role(name) is role

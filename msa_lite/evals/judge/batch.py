@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 30.0
 _MOST_POLLS = 2 * 24 * 120  # two days, where a batch takes one at most
+_ID = re.compile(r"[A-Za-z0-9][\w.:-]{0,199}", re.ASCII)
 _OVER = ("completed", "failed", "expired", "cancelled")
 
 
@@ -134,11 +135,7 @@ def _object(content: bytes) -> dict[str, Any]:
 
 def _id(value: Any) -> str:
     """An id of the server. Raises StageError for one that no address can hold, or that holds the key."""
-    if (
-        not isinstance(value, str)
-        or not re.fullmatch(r"[A-Za-z0-9][\w.:-]{0,199}", value, re.A)
-        or masked(value) != value
-    ):
+    if not isinstance(value, str) or not _ID.fullmatch(value) or masked(value) != value:
         raise _no_batch()
     return value
 

@@ -25,7 +25,8 @@ class JudgeSettings:
     None for OPENAI_BASE_URL, or OpenAI itself. separate: whether acc_forget comes from a call of its own, in which the
     ideal's answer is no candidate. batch: whether calls go through the Batch API (half the price, up to 24 hours).
     concurrency: calls under way at a time. timeout: seconds without a sign from the server after which a call is
-    tried again. price: USD per million prompt and completion tokens; None for the list price, where it is known.
+    tried again; a reply that is not at its end after ten times as many ends the run. price: USD per million prompt and
+    completion tokens; None for the list price, where it is known.
     """
 
     kind: Literal["none", "local", "openai"] = "none"
