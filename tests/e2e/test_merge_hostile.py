@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import StageError
-from msa_lite.io.manifest import JOURNAL, digest
+from msa_lite.io.manifest import JOURNAL, digest, verify_folder
 from msa_lite.merger import merge, merge_adapters
 from tests.e2e.merges import contents, stamps
 from tests.handmade import Adapter, read_checkpoint, write_checkpoint
@@ -96,7 +96,7 @@ def test_files_that_are_read_by_others_or_come_anew_are_no_change(copies: dict[s
         (tmp_path / "inputs/target/config.json").read_bytes()
         (tmp_path / "inputs/target/config.json").chmod(0o600)
 
-    merge(**copies, out=tmp_path / "out", progress=disturb)
+    assert verify_folder(merge(**copies, out=tmp_path / "out", progress=disturb).folder) == []
 
 
 class _StopError(Exception):
