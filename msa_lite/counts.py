@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 _SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_MOST = 10**24  # nobody counts so far, and Decimal rounds beyond
+_MOST = 10**18
 _COUNT = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d{1,2})?)([kmbt]?)", re.IGNORECASE)
 _SAID = re.compile(r"(?<![a-z0-9])(tokens|step|stage)[=-]?(\d+(?:\.\d+)?[kmbt]?)(?![a-z0-9.])", re.IGNORECASE)
 
@@ -26,9 +26,11 @@ class Progress:
 
 def parse_count(value: object) -> int:
     """A whole number ≥ 0, from a number or from a text such as 3859B, 1.5T, 20M, 500k. Raises ValueError for others."""
-    match = None if isinstance(value, bool) else _COUNT.fullmatch(str(value).strip())
+    match = _COUNT.fullmatch(str(value).strip()) if isinstance(value, int | float | str) and value is not True else None
     count = Decimal(match[1]) * _SCALES[match[2].lower()] if match else None
-    if count is None or count > _MOST or count != int(count):
+    if count is not None and count > _MOST:
+        raise ValueError("that is more than any training has")
+    if count is None or count != int(count):
         raise ValueError("a whole number is wanted, or a text such as 3859B, 1.5T, 20M or 500k")
     return int(count)
 

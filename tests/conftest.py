@@ -148,6 +148,13 @@ def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(pictures, "write_pictures", lambda table, folder: [])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _quick_collections() -> None:
+    """Leave what earlier modules have made out of garbage collections: a fit has several, and the heap only grows."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def quick_fits() -> Iterator[None]:
     """For tests that fit: leave what the imports have made out of garbage collections, of which a fit has several."""

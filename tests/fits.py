@@ -149,7 +149,7 @@ def assert_close(found: dict[str, Any], wanted: dict[str, Any], atol: float = 0.
     assert found
     assert found.keys() == wanted.keys()
     for name, value in found.items():
-        assert torch.allclose(value, wanted[name], rtol=0, atol=atol), name
+        assert torch.allclose(value, wanted[name], rtol=atol, atol=atol), name
 
 
 def steps_of(folder: Path) -> list[int]:

@@ -115,12 +115,20 @@ def cli(ctx: click.Context, verbose: bool) -> None:
 
 def main() -> None:
     """Entry point: runs a command and turns errors into messages and exit codes."""
-    sys.exit(_run(sys.argv[1:]))
+    from msa_lite.cli.faults import report_lost
+    from msa_lite.cli.streams import safe_streams
+
+    with safe_streams() as outlet:
+        status = _run(sys.argv[1:])
+        if outlet:
+            sys.stdout.flush()
+            status = status or report_lost(outlet.fault)
+    sys.exit(status)
 
 
 def _run(args: list[str]) -> int:
     """Run a command; return its exit status, which is what the command returns, or 0."""
-    from msa_lite.cli.faults import report_error
+    from msa_lite.cli.faults import broken_pipe, report_error
     from msa_lite.cli.output import repeat_warnings
 
     try:
@@ -128,6 +136,14 @@ def _run(args: list[str]) -> int:
             status = cli.main(args, prog_name="msa-lite", standalone_mode=False)
         finally:
             repeat_warnings()
+    except SystemExit as end:
+        if (error := broken_pipe(end)) is None:
+            raise
+        return report_error(error, _is_verbose(args))
     except (Exception, KeyboardInterrupt) as error:
-        return report_error(error, "-v" in args or "--verbose" in args)
+        return report_error(error, _is_verbose(args))
     return status if isinstance(status, int) else 0
+
+
+def _is_verbose(args: list[str]) -> bool:
+    return "-v" in args or "--verbose" in args

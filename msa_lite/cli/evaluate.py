@@ -41,6 +41,7 @@ import click
 @click.option("--system", help="A system message.")
 @click.option("--recipe", help="Ask what this recipe's run asks: its benchmark, data, columns and prompt.")
 @click.option("--tasks", help="lm-eval: names of tasks, separated by commas.")
+@click.option("--allow-code", is_flag=True, help="lm-eval: run the Python that tasks in --data name (!function).")
 @click.option("--limit", type=click.IntRange(min=1), help="Score at most so many rows of each set.")
 @click.option("--out", required=True, type=click.Path(), help="Folder for records and report.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import traceback
 
 import click
 
-from msa_lite.errors import MsaError
+from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.disk import disk_fault
 
 _RESUME = "finished stages stay, the same command resumes"
@@ -30,6 +31,29 @@ def report_error(error: BaseException, verbose: bool) -> int:
     if full is not None:
         return _say(f"{full} (the disk is full, or a limit on it is reached; make room); {_RESUME}", 4)
     return _say(f"{error} (this was not expected and may be a bug); {_RESUME}", 4)
+
+
+def broken_pipe(end: SystemExit) -> OSError | None:
+    """Return the error that click has ended a command for: a pipe or connection of its own that broke.
+
+    The status that click gives is 1, which means a FAIL here. Standard streams never break (`safe_streams`).
+    """
+    error = end.__context__
+    return error if isinstance(error, OSError) and error.errno == errno.EPIPE else None
+
+
+def report_lost(fault: OSError | None) -> int:
+    """Tell what became of the printed result, after `fault`; return the exit status of a command that did its work.
+
+    A reader that has gone away (`| head`) has had enough. Anything else is a place that was ill chosen to print to.
+    """
+    if fault is None or fault.errno == errno.EPIPE:
+        return 0
+    return _say(
+        f"the result could not be printed ({fault.strerror or fault}); the files that the command makes are "
+        "there. Print to another place",
+        UsageError.exit_code,
+    )
 
 
 def _print_usage(error: click.ClickException) -> None:

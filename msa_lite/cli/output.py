@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msa_lite.io.display import Notices, log_to, shown
+from msa_lite.io.files import indented_json
 
 if TYPE_CHECKING:
     from msa_lite.io.progress import Watcher
@@ -72,8 +74,13 @@ def print_prior(recipe: Recipe) -> None:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on stdout."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    """One JSON object on stdout; in ASCII where the encoding has not all of its characters."""
+    text = indented_json(value)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except (UnicodeEncodeError, AttributeError):
+        text = json.dumps(json.loads(text), indent=2) + "\n"
+    click.echo(text, nl=False)
 
 
 def print_reports(reports: Mapping[str, Report], title: str) -> None:

@@ -39,7 +39,7 @@ def show(name: str) -> None:
     """Print a recipe as it is written, NAME being a shipped one or a file."""
     from msa_lite.recipe import find_recipe
 
-    click.echo(find_recipe(name).read_text(), nl=False)
+    click.echo(find_recipe(name).read_text("utf-8"), nl=False)
 
 
 @command.command()

@@ -13,21 +13,27 @@ import click
 def command(folder: Path, as_json: bool) -> int:
     """Re-hash every file of FOLDER against its manifest: a model, vector, evaluation, …, or a run with all of these.
 
+    The manifest is held against its own hash, and whatever else is in a folder is named.
+
     \b
     msa-lite verify runs/mine/model
     msa-lite verify runs/mine
     """
     from msa_lite.cli.output import print_json
     from msa_lite.errors import MismatchError, join_faults
-    from msa_lite.io.verify import verify_stages
+    from msa_lite.io.verify import unsealed, verify_stages
 
     faults = verify_stages(folder)
     broken = sum(map(bool, faults.values()))
+    earlier = unsealed(faults)
     if as_json:
         every = [_place(folder, stage, fault) for stage, found in faults.items() for fault in found]
         stages = {str(stage.relative_to(folder)): found for stage, found in faults.items()}
-        print_json({"folder": str(folder), "faults": every, "stages": stages})
+        without = [str(stage.relative_to(folder)) for stage in earlier]
+        print_json({"folder": str(folder), "faults": every, "stages": stages, "unsealed": without})
         return MismatchError.exit_code if broken else 0
+    for stage in earlier:
+        click.echo(f"note: {stage}: made by an earlier version, whose manifest shows no change of itself", err=True)
     for stage, found in faults.items():
         if not found:
             click.echo(f"{stage}: every file is as it was written")

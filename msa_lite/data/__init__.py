@@ -21,7 +21,7 @@ from msa_lite.data.prompts import (
 )
 from msa_lite.data.rows import Row, load_rows, rows_identity, sample_rows, split_rows, stream_texts
 from msa_lite.data.sources import DataSource, is_remote_data, load_table, pin_source, stream_table
-from msa_lite.data.tokenizers import MOST_ROWS, check_same_ids, open_tokenizer
+from msa_lite.data.tokenizers import MOST_ROWS, check_same_ids, open_tokenizer, render_chat
 
 __all__ = [
     "DATE_STRING",
@@ -51,6 +51,7 @@ __all__ = [
     "open_tokenizer",
     "pad_id",
     "pin_source",
+    "render_chat",
     "rows_identity",
     "sample_rows",
     "shorten",

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from msa_lite.data.tokenizers import render_chat
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.manifest import digest
 
@@ -15,7 +16,7 @@ SYSTEM_PROMPT = "You are a helpful assistant."  # open-unlearning's, which publi
 # the one that open-unlearning pins, so that prompts are the same text.
 DATE_STRING = "10 Apr 2025"
 IGNORE = -100
-_MARK = "msalite"  # a word that a template is tried with
+_MARK, _REPLY = "msalite", "etilasm"  # words that a template is tried with
 
 
 @dataclass(frozen=True)
@@ -113,12 +114,11 @@ class Prompter:
         """Raise UsageError where the chat template cannot be rendered, or does not take the system message."""
         if not self.use_chat:
             return
-        try:
-            replace(self, system=None)._render("a", "b")
-        except Exception as error:  # jinja's, and whatever else templates raise
+        text = replace(self, system=None)._conversation(_MARK, _REPLY)
+        if lost := [what for what, mark in (("question", _MARK), ("answer", _REPLY)) if mark not in text]:
             raise UsageError(
-                f"the target's chat template cannot be rendered ({error}); use prompt.kind: plain"
-            ) from error
+                f"the target's chat template leaves out the {' and the '.join(lost)}; use prompt.kind: plain"
+            )
         if self.system is not None:
             if fault := self._system_fault():
                 raise UsageError(f"prompt.system: {fault}; leave it out")
@@ -178,7 +178,7 @@ class Prompter:
     def prompt(self, question: str, shots: Shots = (), system: str = "") -> list[int]:
         """Ids up to where the answer begins. shots: questions with answers that are shown before."""
         if self.use_chat:
-            return self._chat_ids(self._render(question, None, shots, system))
+            return self._chat_ids(self._conversation(question, None, shots, system))
         text = self._plain(shots, system) + self.template.prompt.format(question=question)
         return list(self.tokenizer(text)["input_ids"])
 
@@ -188,7 +188,7 @@ class Prompter:
         Blanks that a template puts behind its end of a turn are left out: nothing is generated behind the end.
         """
         if self.use_chat:
-            text = self._render(question, answer, shots, system)
+            text = self._conversation(question, answer, shots, system)
             ended = self._ends_turns and not self.published
             ids = self._chat_ids(text.rstrip() if ended else text)
             if ended:
@@ -213,6 +213,16 @@ class Prompter:
         parts = [self.template.prompt.format(question=q) + self.template.answer.format(answer=a) for q, a in shots]
         return "".join(f"{part}\n\n" for part in ([system] if system else []) + parts)
 
+    def _conversation(self, question: str, answer: str | None, shots: Shots = (), system: str = "") -> str:
+        """Render a row. Raises UsageError where the chat template fails."""
+        try:
+            return self._render(question, answer, shots, system)
+        except Exception as error:  # jinja's, and whatever else templates raise
+            said = "it takes too much memory" if isinstance(error, MemoryError) else error
+            raise UsageError(
+                f"the target's chat template cannot be rendered ({said}); use prompt.kind: plain"
+            ) from error
+
     def _render(self, question: str, answer: str | None, shots: Shots = (), system: str = "") -> str:
         """The text of a conversation by the chat template. system: the row's own, in the place of the prompter's."""
         said = system or self.system
@@ -221,10 +231,7 @@ class Prompter:
             messages.append({"role": "user", "content": asked})
             if reply is not None:
                 messages.append({"role": "assistant", "content": reply})
-        text: str = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=answer is None, date_string=DATE_STRING, tokenize=False
-        )
-        return text
+        return render_chat(self.tokenizer, messages, add_generation_prompt=answer is None, date_string=DATE_STRING)
 
     def _chat_ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

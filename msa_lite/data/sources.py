@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from msa_lite.data.files import check_file, check_folder
 from msa_lite.errors import DataError, UsageError, nearest
 from msa_lite.io.hub import explain
+from msa_lite.io.reading import local_path
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
@@ -86,16 +88,18 @@ def _explained(source: DataSource) -> Iterator[None]:
 
 def _locate(source: DataSource) -> tuple[DataSource, dict[str, Any]]:
     """(the source, pinned where it is the Hub's; what `datasets` has to be told)."""
-    path = Path(source.path).expanduser()
+    path = local_path(source.path)
     if path.is_file():
         builder = _BUILDERS.get(path.suffix)
         if builder is None:
             raise UsageError(f"{path}: unknown ending '{path.suffix}'; choose from {', '.join(_BUILDERS)}, or a folder")
         if path.stat().st_size == 0:
             raise DataError(f"{path}: the data set is empty")
+        check_file(path)
         by_document = {"sample_by": "document"} if builder == "text" else {}
         return source, {"path": builder, "data_files": str(path), **by_document}
     if path.is_dir():
+        check_folder(path)
         return source, {"path": str(path), "name": source.name}
     if not is_remote_data(source):
         raise UsageError(f"{source.path}: no such file or folder")
@@ -127,7 +131,7 @@ def _check_commit(source: DataSource, found: Sequence[str]) -> None:
 
 def is_remote_data(source: DataSource) -> bool:
     """Whether a source is no path on this machine but could be a data set of the Hub."""
-    path = Path(source.path).expanduser()
+    path = local_path(source.path)
     is_path = path.suffix in _BUILDERS or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1
     return not path.exists() and not is_path
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from msa_lite.data.rows import Row
-from msa_lite.errors import FormatError, MismatchError, NoTokenizerError
+from msa_lite.errors import MismatchError, NoTokenizerError
+from msa_lite.io.limits import limited
+from msa_lite.io.loading import read_tokenizer
 from msa_lite.io.tokenizer import has_tokenizer
 
 logger = logging.getLogger(__name__)
 
 MOST_ROWS = 64  # that are compared
+_LONGEST = 1 << 20  # characters that a chat template may add
 _CHARACTERS = 2000  # of a row
 _SHOWN = 48  # characters of a row in a message
 
@@ -24,15 +27,22 @@ def open_tokenizer(folder: Path, name: str) -> Any:
 
     Raises NoTokenizerError where there is none, FormatError where it cannot be loaded.
     """
-    from transformers import AutoTokenizer
-
     if not has_tokenizer(folder):
         raise NoTokenizerError(f"{name}: was saved without a tokenizer")
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except Exception as error:  # the library raises whatever its parsers raise
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise FormatError(f"{name}: its tokenizer cannot be loaded ({said})") from error
+    return read_tokenizer(folder, name)
+
+
+def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **how: Any) -> str:
+    """Return messages as text by the tokenizer's chat template, which is a program of whoever made the model.
+
+    Raises whatever the template does, OverrunError where it takes for ever, and MemoryError or ValueError where it
+    makes far more text than it is given.
+    """
+    with limited():
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, **how)
+    if not isinstance(text, str) or len(text) > _LONGEST + 10 * sum(len(m["content"]) for m in messages):
+        raise ValueError("it makes no text, or far more than it is given")
+    return text
 
 
 def check_same_ids(rows: Iterable[Row], target: Any, prior: Any, names: tuple[str, str]) -> None:

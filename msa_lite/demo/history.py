@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import Example, Prompter, Row, Template, encode_qa, encode_text, rows_identity
+from msa_lite.data import Example, Prompter, Row, Template, encode_qa, encode_text, open_tokenizer, rows_identity
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, Step, announce, silent
@@ -120,9 +120,7 @@ def _encode(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Ex
 def _tune(
     source: Source, rows: Sequence[Row], out: Path, fit: FitSettings, max_length: int, progress: Progress
 ) -> Source:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(source.folder)
+    tokenizer = open_tokenizer(source.folder, source.name)
     examples = _encode(rows, Prompter.build(tokenizer, "plain", Template()), max_length)
     fit_vector(
         source, examples, out, tokenizer=tokenizer, settings=fit, label=_LABEL.format(out.name), progress=progress

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from math import sqrt
 from typing import Any, ClassVar, Literal
 
-from msa_lite.data import Example, Prompter, sample_rows
+from msa_lite.data import Example, Prompter, pad_id, sample_rows
 from msa_lite.errors import DataError, UsageError, join_faults
 from msa_lite.evals import scoring
 from msa_lite.evals.forward import TokenScores
@@ -91,6 +91,12 @@ class Benchmark(ABC):
     def tokenizer(self) -> Any:
         """The tokenizer that made the ids."""
         return self.prompter.tokenizer
+
+    def ids(self) -> set[int]:
+        """Return the token ids that a model is given, with the one that fills up rows."""
+        items = [item for part in self.sets.values() for item in part.items]
+        rows = [text.ids for item in items for texts in item.texts.values() for text in texts]
+        return {pad_id(self.tokenizer)}.union(*rows, *(item.prompt for item in items if item.prompt))
 
     def describe(self) -> dict[str, Any]:
         """What was asked and how, JSON-able: two evaluations are comparable when this is equal."""

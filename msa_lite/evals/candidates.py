@@ -120,7 +120,7 @@ class Work:
     def state(self) -> State | None:
         """What is to be scored, and whether that is all; None while no work with these inputs is open."""
         try:
-            work = json.loads((self.folder / WORK).read_text())
+            work = json.loads((self.folder / WORK).read_text("utf-8"))
         except OSError:
             return None
         return State(work["asked"], work["done"]) if work["key"] == self.key else None

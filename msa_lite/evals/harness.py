@@ -13,14 +13,15 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import DataError, StageError, UsageError, join_faults, nearest
-from msa_lite.evals.models import load_model, load_tokenizer, model_identity
+from msa_lite.evals.models import check_source, load_model, load_tokenizer, model_identity
+from msa_lite.evals.own_tasks import check_no_code, sandboxed
 from msa_lite.evals.records import Ranks, write_records
 from msa_lite.io.hub import Source, explain
 from msa_lite.io.manifest import digest, hash_file, is_finished, list_files, stage_folder, write_json
@@ -32,10 +33,10 @@ _SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_rand
 _CPU_BATCH = 4  # rows; the harness holds the logits of every position of a batch
 
 
-def check_tasks(tasks: Sequence[str], task_folder: Path | None = None) -> None:
+def check_tasks(tasks: Sequence[str], task_folder: Path | None = None, allow_code: bool = False) -> None:
     """Raise UsageError unless each name is a task, group or tag of the harness or of the YAML files in a folder.
 
-    No data is loaded for it.
+    No data is loaded for it. Without `allow_code`, tasks of the folder that would run Python are refused, too.
     """
     if importlib.util.find_spec("lm_eval") is None:
         raise UsageError("the benchmark lm-eval needs lm-evaluation-harness: pip install 'msa-lite[lm-eval]'")
@@ -43,6 +44,8 @@ def check_tasks(tasks: Sequence[str], task_folder: Path | None = None) -> None:
         raise UsageError("no tasks: name some, as in hellaswag,arc_easy")
     if task_folder is not None and not task_folder.is_dir():
         raise UsageError(f"{task_folder}: no such folder of tasks")
+    if task_folder is not None and not allow_code:
+        check_no_code(task_folder)
     known = _index_tasks(tasks, task_folder).task_index
     faults = [f"{name}{nearest(name, known)}" for name in tasks if name not in known]
     if faults:
@@ -59,6 +62,7 @@ def evaluate_harness(
     task_folder: Path | None = None,
     few_shot: int | None = None,
     seed: int = 0,
+    allow_code: bool = False,
     progress: Progress = silent,
 ) -> Report:
     """Score a model by tasks of the harness; writes `samples_TASK.jsonl`, results.json (the harness's own results),
@@ -67,7 +71,7 @@ def evaluate_harness(
     tasks: names of tasks, groups or tags. limit: at most so many rows of each task, its first. task_folder: YAML files
     of one's own tasks, which come before the harness's of the same name. few_shot: examples in each prompt where a task
     does not insist on none; None for what each task names. seed: for choosing examples and for tasks that draw; the
-    harness's own command line chooses examples with 1234.
+    harness's own command line chooses examples with 1234. allow_code: run the Python that tasks of the folder name.
 
     Metrics are named TASK/METRIC, or TASK/METRIC,FILTER for answers that a filter took out of the text; groups come
     before their members. A folder made from the same inputs is read instead; that data outside of `task_folder` has
@@ -76,7 +80,8 @@ def evaluate_harness(
     """
     if Ranks.current().count > 1:
         raise UsageError("the benchmark lm-eval runs in one process; start it without accelerate launch or torchrun")
-    check_tasks(tasks, task_folder)
+    check_tasks(tasks, task_folder, allow_code)
+    check_source(source)
     settings: dict[str, Any] = {"tasks": list(tasks), "limit": limit, "few_shot": few_shot, "seed": seed}
     settings["lm_eval"] = metadata.version("lm_eval")
     inputs = {"model": model_identity(source), **settings, "task_files": _identity(task_folder)}
@@ -85,6 +90,7 @@ def evaluate_harness(
     with (
         stage_folder(out, "evaluation", inputs, {"sources": {"model": source.pinned()}}) as partial,
         _hushed(progress) as shown,
+        nullcontext() if allow_code or task_folder is None else sandboxed(),
     ):
         manager = _index_tasks(tasks, task_folder)
         given = _load_tasks(manager, tasks, shown)
@@ -253,6 +259,7 @@ def _wrap(source: Source, progress: Progress) -> Any:
             return super().generate_until(requests, disable_tqdm)
 
     model = load_model(source.folder)
+    source.check_unchanged()
     tokenizer = load_tokenizer(source)
     batch = "auto" if model.device.type == "cuda" else _CPU_BATCH
     return Model(pretrained=model, tokenizer=tokenizer, batch_size=batch)

@@ -6,16 +6,17 @@ states of just those positions that are scored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from msa_lite.data import open_tokenizer
-from msa_lite.errors import NotFiniteError, NoTokenizerError
+from msa_lite.errors import MismatchError, NotFiniteError, NoTokenizerError
 from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.hub import Source, fetch
+from msa_lite.io.loading import attach_adapter, check_loads, load_whole
 from msa_lite.io.quiet import without_bars
 from msa_lite.io.tokenizer import has_tokenizer
 from msa_lite.io.vocabulary import AddedRows
@@ -40,6 +41,20 @@ def model_identity(source: Source) -> dict[str, Any]:
     """What a manifest records of a model that was scored; for an adapter, the model below it as well."""
     below = _model_below(source.folder)
     return source.identity() | ({"below": below.identity()} if below else {})
+
+
+def check_source(source: Source, ids: Iterable[int] = ()) -> None:
+    """Check by headers and configs that a model loads whole, and has a row for each of these token ids.
+
+    Raises FormatError or MismatchError; no weight is read.
+    """
+    rows = check_loads(Path(source.folder), checkpoint_folder(source.folder))
+    highest = max(ids, default=0)
+    if rows is not None and highest >= (source.added.rows if source.added else rows):
+        raise MismatchError(
+            f"{source.name}: the tokenizer makes token {highest}, but the model's embedding has {rows} rows; give the "
+            "tokenizer that belongs to the model"
+        )
 
 
 def load_tokenizer(source: Source) -> Any:
@@ -86,7 +101,6 @@ def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None, a
     """
     import torch
     from accelerate import PartialState
-    from transformers import AutoModelForCausalLM
 
     below = checkpoint_folder(folder)
     # Straight to the GPU: several processes would otherwise each hold the model in the machine's memory for a while.
@@ -98,14 +112,14 @@ def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None, a
         from msa_lite.train.model import nf4
 
         gpu = {"device_map": {"": PartialState().device}, "quantization_config": nf4()}
+    if below != Path(folder):
+        check_loads(Path(folder), below)
     with without_bars():
-        model = AutoModelForCausalLM.from_pretrained(below, **({"dtype": torch.float32} | gpu))
+        model = load_whole(below, **({"dtype": torch.float32} | gpu))
         if added:
             extend(model, added)
         if below != Path(folder):
-            from peft import PeftModel
-
-            model = PeftModel.from_pretrained(model, str(folder))
+            model = attach_adapter(model, folder)
     return model.eval()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from msa_lite.evals.candidates import Values
 from msa_lite.evals.models import load_model
+from msa_lite.io.loading import attach_adapter
 
 
 @dataclass
@@ -33,14 +34,9 @@ class Points:
 
 def load_with_adapters(target: Path, adapters: Mapping[str, Path], four_bit: bool = False) -> Any:
     """The target with PEFT adapters by name, all active at once."""
-    from peft import PeftModel
-
     model: Any = load_model(target, four_bit)
     for name, path in adapters.items():
-        if isinstance(model, PeftModel):
-            model.load_adapter(str(path), adapter_name=name)
-        else:
-            model = PeftModel.from_pretrained(model, str(path), adapter_name=name)
+        model = attach_adapter(model, path, name)
     model.base_model.set_adapter(list(adapters))
     return model.eval()
 

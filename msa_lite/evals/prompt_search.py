@@ -88,6 +88,7 @@ def rank_prompts(
     forms = prompt_forms(replace(base, tokenizer=tokenizer))
     texts = {name: _examples(few, prompter) for name, prompter in forms.items()}
     runner: Runner | None = Runner(load_model(source.folder))
+    source.check_unchanged()
     assert runner is not None
     ranked = [RankedPrompt(name, forms[name], tuple(_score(runner, examples))) for name, examples in texts.items()]
     runner = None

@@ -10,7 +10,7 @@ of the mean whose judging failed; and it has all facts about a person judged in 
 from __future__ import annotations
 
 import gzip
-import json
+import os
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from msa_lite.evals.benchmark import Asked, Benchmark, Item, ItemSet, Record, Re
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import restor_ask
 from msa_lite.evals.judge.prompts import NONE
+from msa_lite.io.reading import local_path, open_file, parse_json, read_json
 from msa_lite.report import Metric
 
 EXAMPLES = 5
@@ -33,6 +34,7 @@ SAMPLED = Decoding(200, ("\n",), samples=3, min_new_tokens=2, max_length=200, se
 
 QUESTIONS = "questions"  # the name of the one set
 _DOCUMENTS = "wikidata/v0"
+_LARGEST = 1 << 30  # bytes of a file, unpacked
 _GROUPS = {"accuracy": (True, False), "accuracy_corrupted": (True,), "accuracy_other": (False,)}  # by "corrupted"
 _REPOSITORY = "https://github.com/k1rezaei/restor"
 
@@ -98,7 +100,7 @@ def load_restor(
         raise UsageError(
             f"restor is not on the Hub: clone {_REPOSITORY} and give its folder 'datasets' as the data (--data)"
         )
-    folder = Path(data).expanduser()
+    folder = local_path(data)
     facts, entities, documents = (_read(path) for path in _find_files(folder, split))
     try:
         corrupted = described_entities(entities, [document["text"] for document in documents])
@@ -145,9 +147,13 @@ def _find_files(folder: Path, split: str) -> tuple[Path, Path, Path]:
 def _read(path: Path) -> Any:
     """The content of a .json file, or the list of objects in a .jsonl.gz file."""
     try:
-        if path.suffix == ".gz":
-            return [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
-        return json.loads(path.read_text("utf-8"))
+        if path.suffix != ".gz":
+            return read_json(path, kind=DataError)
+        with os.fdopen(open_file(path, DataError), "rb") as file, gzip.open(file) as stream:
+            raw = stream.read(_LARGEST + 1)
+        if len(raw) > _LARGEST:
+            raise DataError(f"{path}: more than {_LARGEST >> 20} MB of text, which is no file of RESTOR's")
+        return [parse_json(line, str(path), DataError) for line in raw.splitlines()]
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
 

@@ -23,8 +23,8 @@ from msa_lite.evals import muse, tofu
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
-from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.models import can_read, checkpoint_folder, load_tokenizer
+from msa_lite.evals.judge import JudgeSettings, open_judge
+from msa_lite.evals.models import can_read, check_source, checkpoint_folder, load_tokenizer
 from msa_lite.evals.muse import load_muse
 from msa_lite.evals.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.qa import load_qa
@@ -34,6 +34,7 @@ from msa_lite.evals.tofu import load_tofu
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, notices, silent
+from msa_lite.io.reading import local_path
 from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.io.vocabulary import vocabulary_size
 from msa_lite.report import Report, load_report
@@ -82,6 +83,7 @@ def evaluate(
     retain: DataSource | None = None,
     holdout: DataSource | None = None,
     tasks: Sequence[str] = (),
+    allow_code: bool = False,
     ideal: str | None = None,
     tokenizer: str | None = None,
     judge: JudgeSettings = NO_JUDGE,
@@ -95,7 +97,8 @@ def evaluate(
     """Score a model on a benchmark; reports by name ("model" and, where given, "ideal").
 
     benchmark: "tofu", "restor" or "muse" (with `split`, `data`); "qa", questions of one's own (`forget`, `retain`,
-    `holdout`, answers of at most `max_new_tokens`); or "lm-eval" (`tasks`, with `data` a folder of tasks of one's own).
+    `holdout`, answers of at most `max_new_tokens`); or "lm-eval" (`tasks`, with `data` a folder of tasks of one's own,
+    whose Python is only run with `allow_code`).
     prompt: how questions are put (`PromptSettings`), or its kind: "default", "chat", "plain", or, for qa, "auto".
     ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation. tokenizer: a
     folder or repo[@revision] with the one to use in the place of the model's own, which may have none. Records and
@@ -109,7 +112,7 @@ def evaluate(
     used = {
         "split": split, "data": data, "forget, retain, holdout": sets, "tasks": tasks, "ideal": ideal, "compat": compat,
         "judge": judge != NO_JUDGE, "max_new_tokens": max_new_tokens, "prompt": wanted != PromptSettings(),
-        "prompt auto": wanted.kind == "auto",
+        "prompt auto": wanted.kind == "auto", "allow_code": allow_code,
     }  # fmt: skip
     _check_arguments(benchmark, {name for name, value in used.items() if value})
     _check_kind(wanted)
@@ -117,8 +120,8 @@ def evaluate(
     if benchmark == "lm-eval":
         from msa_lite.evals.harness import evaluate_harness
 
-        common = {"task_folder": Path(data) if data else None, "progress": progress, **drawn}
-        return {"model": evaluate_harness(_fetch(model, tokenizer), tasks, Path(out), **common)}
+        common = {"task_folder": local_path(data) if data else None, "progress": progress, **drawn}
+        return {"model": evaluate_harness(_fetch(model, tokenizer), tasks, Path(out), allow_code=allow_code, **common)}
     switches, source = resolve_compat(compat, benchmark), _fetch(model, tokenizer)
     if benchmark == "qa":
         asked = _load_own(source, sets, wanted, max_new_tokens or 200, **drawn)
@@ -130,6 +133,10 @@ def evaluate(
         check_same_tokens(source, beside)
     if Ranks.current().first and benchmark != "restor":
         notices.info("prompt: %s", asked.prompter.sentence)
+    open_judge(judge)  # what it lacks is said first
+    for scored in (source, beside):
+        if isinstance(scored, Source):
+            check_source(scored, asked.ids())
     report = evaluate_benchmark(source, asked, Path(out), ideal=beside, judge=judge, progress=progress)
     if report is None:
         return {}
@@ -154,7 +161,7 @@ def _fetch(model: str, tokenizer: str | None) -> Source:
 # Benchmark → the arguments that it takes, besides those that all do.
 _TAKES = {
     "qa": {"forget, retain, holdout", "ideal", "max_new_tokens", "prompt", "prompt auto"},
-    "lm-eval": {"data", "tasks"},
+    "lm-eval": {"data", "tasks", "allow_code"},
     "tofu": {"split", "data", "ideal", "compat", "judge", "prompt"},
     "restor": {"split", "data", "ideal", "compat", "judge"},
     "muse": {"split", "data", "ideal", "compat", "prompt"},
@@ -214,7 +221,7 @@ def _find_ideal(ideal: str | None) -> Ideal:
     """The folder of an evaluation for a report.json or its folder; a model otherwise."""
     if ideal is None:
         return None
-    path = Path(ideal).expanduser()
+    path = local_path(ideal)
     if path.is_file() or (path / REPORT_FILE).is_file():
         load_report(path)
         return path if path.is_dir() else path.parent

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from msa_lite.data import DataSource, Example, Prompter, Shots, load_table, pin_source, sample_rows
 from msa_lite.errors import DataError, MsaError, join_faults
+from msa_lite.io.reading import local_path
 
 Table = list[dict[str, Any]]
 
@@ -61,7 +61,7 @@ def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
 
 def split_revision(data: str) -> tuple[str, str | None]:
     """(path, revision) of a folder or Hub id[@revision]."""
-    if Path(data).expanduser().exists():
+    if local_path(data).exists():
         return data, None
     path, _, revision = data.partition("@")
     return path, revision or None
@@ -83,7 +83,7 @@ def _configurations(source: DataSource) -> list[str]:
     except Exception:  # whatever its readers raise: then loading says what is wrong
         return []
     # Without the Hub, `datasets` says "default" of whatever its cache holds.
-    return names if names != ["default"] or Path(source.path).expanduser().exists() else []
+    return names if names != ["default"] or local_path(source.path).exists() else []
 
 
 def sampled(table: Table, limit: int | None, seed: int) -> list[tuple[int, dict[str, Any]]]:

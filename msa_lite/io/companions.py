@@ -67,9 +67,11 @@ def _roots(folder: Path) -> Iterator[Path]:
 
 
 def is_text(name: str) -> bool:
-    """Check whether a name from the file system is UTF-8; bytes that are not come as lone surrogates."""
+    """Check whether a name from the file system is UTF-8; bytes that are not, or not ASCII in a POSIX locale, come as
+    lone surrogates.
+    """
     try:
-        name.encode()
-    except UnicodeEncodeError:
+        name.encode("utf-8", "surrogateescape").decode()
+    except UnicodeError:
         return False
     return True

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.checkpoint import CONFIG_LIMIT, INDEX_FILE, Checkpoint, TensorEntry, check_config
 from msa_lite.io.companions import PATTERNS, companion_files, find_files, is_text
 from msa_lite.io.manifest import check_space, digest, hash_file
-from msa_lite.io.reading import read_object
+from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.revisions import find_branch, is_number
+from msa_lite.io.unchanged import Marks, check_unchanged, look
 from msa_lite.io.vocabulary import AddedRows
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ class Source:
 
     `revision` is the commit of a Hub repository, or `sha256:…` or `files:…` over the files of a local folder.
     tokenizer: the one to use where it is not the folder's own. added: rows that its embedding and head are extended by
-    when it is loaded to be tuned or scored.
+    when it is loaded to be tuned or scored. seen: its files as they were when it was found.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Source:
     revision: str
     tokenizer: Source | None = None
     added: AddedRows | None = None
+    seen: Marks = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def is_folder(self) -> bool:
@@ -57,6 +59,10 @@ class Source:
     def tokenizer_folder(self) -> Path:
         """Return the folder of its tokenizer."""
         return self.tokenizer.folder if self.tokenizer else self.folder
+
+    def check_unchanged(self) -> None:
+        """Raise StageError when its files are not what they were when it was found."""
+        check_unchanged({**self.seen, **(self.tokenizer.seen if self.tokenizer else {})})
 
     def identity(self) -> dict[str, Any]:
         """What a manifest records. Local folders count by content alone, so that a run may be moved."""
@@ -81,9 +87,10 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
     """Find a folder, or fetch the files of these patterns. pin: gives the revision of a folder. Raises as `fetch`."""
     if not is_text(name):
         raise UsageError(f"{name!a}: a name that is no UTF-8; rename the folder")
-    folder = Path(os.path.expanduser(name))
+    folder, wanted = local_path(name), list(patterns)
     if os.path.isdir(folder):
-        return Source(name, folder, pin(folder))
+        seen = look(folder, wanted)
+        return Source(name, folder, pin(folder), seen=seen)
     if os.path.exists(folder):
         raise UsageError(f"{name}: is a file; a checkpoint or adapter is a folder or a Hub repository")
     if not _REPO.fullmatch(name) or name.startswith("."):
@@ -91,12 +98,11 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
     from huggingface_hub import snapshot_download
 
     repo, revision = split_name(name)
-    wanted = list(patterns)
     try:  # patterns reach into folders, where repositories keep copies in other formats and intermediate checkpoints
         path = Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
         raise UsageError(f"{name}: no such folder, and not to be had from the Hub ({explain(error)})") from error
-    return Source(name, path, path.name)  # the cache names a snapshot's folder by its commit
+    return Source(name, path, path.name, seen=look(path, wanted))  # a snapshot's folder is named by its commit
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -139,7 +145,7 @@ def _cached_branches(repo: str) -> list[str]:
 
 def is_remote(name: str) -> bool:
     """Whether a name is no path on this machine but could be a Hub repository."""
-    return not os.path.exists(os.path.expanduser(name)) and bool(_REPO.fullmatch(name)) and not name.startswith(".")
+    return not local_path(name).exists() and bool(_REPO.fullmatch(name)) and not name.startswith(".")
 
 
 def is_remote_adapter(name: str) -> bool:

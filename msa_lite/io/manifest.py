@@ -7,61 +7,58 @@ half-written `NAME`. A lock in the partial folder keeps a second process from wo
 A folder that is there already stays until the new one is whole. Then it is `NAME.previous`, until the new one has been
 read back and agrees with its manifest. A kill in between leaves both, or the former alone under that name; the next run
 checks the new one and removes the former, or puts it back.
+
+Nothing of other people is ever replaced or removed: a folder gets its name by one rename, which the system refuses
+where something has come there meanwhile; what is moved away has to be what was there when the work began; and of that,
+only the files go that its manifest names.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
+import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+import stat
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import MsaError, OutputError, StageError, join_faults
-from msa_lite.io.disk import is_disk_full
+from msa_lite.errors import FormatError, MsaError, OutputError, StageError, join_faults
+from msa_lite.io.disk import check_space, disk_faults, is_disk_full, nearest_place, reachable
+from msa_lite.io.files import canonical_json, digest, hash_file, sync, umask, write_json, write_text
 from msa_lite.io.progress import readable
+from msa_lite.io.reading import printable, read_bytes, read_object
+from msa_lite.io.seal import (
+    JOURNAL,
+    LOCK,
+    MANIFEST,
+    MARKER,
+    REPLACES,
+    WORKING,
+    add_files,
+    describe_file,
+    entries,
+    is_left,
+    list_files,
+    load_manifest,
+    strange_files,
+    verify_folder,
+    write_manifest,
+)
 
-MANIFEST = "manifest.json"
-JOURNAL = ".journal.jsonl"
-_MARKER = ".msa-lite-partial.json"
-_LOCK = ".lock"
-_REPLACED = ".replaced"  # tells a folder that a new one takes the place of from a copy that a user has made
-# What a stage needs while it works, and no part of what it makes.
-_WORKING = frozenset({JOURNAL, _MARKER, f"{_MARKER}.tmp", _LOCK, _REPLACED})
+__all__ = [
+    "JOURNAL", "MANIFEST", "add_files", "canonical_json", "check_free", "check_place", "check_space", "digest",
+    "discarded", "disk_faults", "hash_file", "is_finished", "list_files", "load_manifest", "partial_folder",
+    "previous_folder", "recover", "stage_folder", "verify_folder", "write_json", "write_text",
+]  # fmt: skip
 
+logger = logging.getLogger(__name__)
 
-def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no blanks: equal values give equal text."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
-def digest(value: Any) -> str:
-    """SHA-256 (hex) of a JSON-able value."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 (hex) of a file's content."""
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _hash(stream)
-
-
-def _hash(stream: Any) -> str:  # Python 3.10 has no hashlib.file_digest
-    state = hashlib.sha256()
-    while chunk := stream.read(1 << 20):
-        state.update(chunk)
-    return state.hexdigest()
-
-
-def list_files(folder: Path) -> list[Path]:
-    """All files below a folder, sorted, without its manifest and what a stage needs only while it works."""
-    skip = {MANIFEST, *_WORKING}
-    return sorted(p for p in folder.rglob("*") if p.is_file() and skip.isdisjoint(p.relative_to(folder).parts))
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)  # a rename's answers where something is there
 
 
 def software_versions() -> dict[str, str]:
@@ -76,36 +73,18 @@ def software_versions() -> dict[str, str]:
     return found
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON, whole or not at all."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a text file by way of a temporary one, so that it is there whole or not at all."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
-
-
-def load_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a finished stage folder, or None where there is none that can be read."""
-    try:
-        value = json.loads((folder / MANIFEST).read_text())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) and value.get("made_by") == "msa-lite" else None
-
-
 def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
     """True when `folder` was made from exactly these inputs and every file still has its recorded size."""
     manifest = load_manifest(folder)
     if manifest is None or manifest["inputs"] != json.loads(canonical_json(inputs)):
         return False
-    sizes = {name: item["bytes"] for name, item in manifest["files"].items()}
-    if not all((folder / n).is_file() and (folder / n).stat().st_size == size for n, size in sizes.items()):
+    try:
+        found = entries(folder)
+    except OSError:
         return False
-    if (previous_folder(folder) / _REPLACED).exists():  # a kill came before the new one was checked
+    if not all(name in found and _has_size(found[name], item["bytes"]) for name, item in manifest["files"].items()):
+        return False
+    if _is_former(previous_folder(folder), folder):  # a kill came before the new one was checked
         if verify_folder(folder):
             return False
         with suppress(OSError):  # as in `_sweep`
@@ -114,34 +93,38 @@ def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
     return True
 
 
+def _has_size(path: Path, size: int) -> bool:
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
+
+
+def check_place(folder: Path, kind: str) -> None:
+    """Raise OutputError where the system takes no folder of this name, nor those that stand beside it meanwhile."""
+    if os.path.ismount(folder):  # nothing can be renamed to it
+        raise OutputError(f"{folder}: is where a disk is mounted; choose a folder inside it, as {folder / kind}")
+    with reachable(folder):
+        for place in (folder, partial_folder(folder), previous_folder(folder)):
+            with suppress(FileNotFoundError):
+                os.stat(place)
+
+
 def check_free(folder: Path, kind: str) -> None:
     """Raise OutputError unless `folder` is absent, empty, or was made by msa-lite as the same kind of folder.
 
     Only the last may be replaced: an evaluation never takes the place of a model.
     """
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder}: a file is in the way; choose another output folder")
-    if os.path.ismount(folder):  # nothing can be renamed to it
-        raise OutputError(f"{folder}: is where a disk is mounted; choose a folder inside it, as {folder / kind}")
-    if folder.is_dir() and any(folder.iterdir()):
-        found = (load_manifest(folder) or {}).get("kind", "something that msa-lite did not make")
-        if found != kind:
-            raise OutputError(f"{folder}: holds {found}, where {kind} should go; choose another output folder")
-
-
-def check_space(folder: Path, needed: int) -> None:
-    """Raise OutputError when `folder` cannot be made, or its disk has fewer than `needed` bytes free."""
-    place = Path(os.path.realpath(folder)).parent
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir() or not os.access(place, os.W_OK):
-        raise OutputError(f"{folder}: {place} is no folder that can be written to; choose another output folder")
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise OutputError(
-            f"{folder}: {readable(needed)} are needed, {readable(free)} are free on that disk; make room or choose "
-            "another output folder"
-        )
+    check_place(folder, kind)
+    with reachable(folder), suppress(FileNotFoundError):
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise OutputError(f"{folder}: a file is in the way; choose another output folder")
+        if any(folder.iterdir()):
+            found = (load_manifest(folder) or {}).get("kind")
+            found = found or f"something that msa-lite did not make, or whose {MANIFEST} is damaged"
+            if found != kind:
+                raise OutputError(f"{folder}: holds {found}, where {kind} should go; choose another output folder")
 
 
 def partial_folder(folder: Path) -> Path:
@@ -154,21 +137,6 @@ def previous_folder(folder: Path) -> Path:
     """Return the place of a folder's former content while a new one takes its name."""
     folder = Path(os.path.realpath(folder))
     return folder.with_name(folder.name + ".previous")
-
-
-@contextmanager
-def disk_faults(folder: Path, needed: int) -> Iterator[None]:
-    """Turn what the disk reports while `folder` is made, out of `needed` bytes, into a StageError with what to do."""
-    try:
-        yield
-    except OSError as error:
-        free = shutil.disk_usage(partial_folder(folder).parent).free
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        what = f"{error.filename} was read" if error.filename else "it was written"
-        raise StageError(
-            f"{folder}: {error.strerror or error} while {what}; its weights need {needed} bytes, {free} are free. "
-            f"{'Make room and run' if full else 'Run'} the same command again; finished shards stay"
-        ) from error
 
 
 def discarded(error: MsaError) -> MsaError:
@@ -198,22 +166,24 @@ def stage_folder(
     work. check: called once nobody else can build the folder any more, to raise what forbids it now. Raises OutputError
     when another process is building the same folder, StageError in the place of a library's error of a full disk.
     """
-    folder, partial = Path(os.path.realpath(folder)), partial_folder(folder)
     check_free(folder, kind)
+    folder, partial = Path(os.path.realpath(folder)), partial_folder(folder)
+    fingerprint = {"kind": kind, "inputs": digest(inputs if resume_key is None else resume_key)}
     with _locked(partial):
         try:
             _settle_previous(folder)
             if check:
                 check()
         except BaseException:
-            if [path.name for path in partial.iterdir()] == [_LOCK]:  # made just now
+            if [path.name for path in partial.iterdir()] == [LOCK]:  # made just now
                 shutil.rmtree(partial)
             raise
-        _claim(partial, {"kind": kind, "inputs": digest(inputs if resume_key is None else resume_key)})
+        seen = _look(folder)
+        _claim(partial, fingerprint, resumable)
         try:
             yield partial
         except BaseException as error:
-            free = shutil.disk_usage(partial).free
+            free = shutil.disk_usage(nearest_place(partial)).free
             if not (resumable and getattr(error, "keeps_partial", True)):
                 shutil.rmtree(partial, ignore_errors=True)
             # The system's own errors say enough, and whoever writes may add to them; a library's are told in our words.
@@ -225,22 +195,15 @@ def stage_folder(
             raise
         known = hashes or {}
         files = {
-            name: {"sha256": known.get(name) or hash_file(path), "bytes": path.stat().st_size}
+            name: describe_file(path, known.get(name))
             for path in list_files(partial)
-            for name in [str(path.relative_to(partial))]
+            for name in [printable(path.relative_to(partial))]
         }
-        manifest = {"made_by": "msa-lite", "kind": kind, "inputs": inputs, **(facts or {}), "files": files}
-        write_json(partial / MANIFEST, {**manifest, "versions": software_versions()})
+        facts = {"made_by": "msa-lite", "kind": kind, "inputs": inputs, **(facts or {}), "files": files}
+        write_manifest(partial, {**facts, "versions": software_versions()})
+        write_json(partial / MARKER, {**fingerprint, "done": hash_file(partial / MANIFEST)})
         _apply_umask(partial)
-        _put_in_place(partial, folder)
-
-
-def add_files(folder: Path, names: Sequence[str], facts: dict[str, Any]) -> None:
-    """Enter files that were put into a finished folder, and further facts, into its manifest."""
-    manifest = load_manifest(folder)
-    assert manifest is not None, "the folder is finished"
-    manifest["files"] |= {n: {"sha256": hash_file(folder / n), "bytes": (folder / n).stat().st_size} for n in names}
-    write_json(folder / MANIFEST, {**manifest, **facts})
+        _put_in_place(partial, folder, seen)
 
 
 @contextmanager
@@ -248,51 +211,77 @@ def _locked(partial: Path) -> Iterator[None]:
     """Make a partial folder and hold its lock, which goes where the folder goes."""
     from filelock import FileLock, Timeout
 
-    if partial.exists() and not partial.is_dir():
-        raise OutputError(f"{partial}: a file is in the way; move it elsewhere")
-    partial.mkdir(parents=True, exist_ok=True)
-    names = {path.name for path in partial.iterdir()}
-    if _MARKER not in names and not names <= _WORKING:
+    with reachable(partial):
+        if os.path.lexists(partial) and (partial.is_symlink() or not partial.is_dir()):
+            raise OutputError(f"{partial}: a file is in the way; move it elsewhere")
+        partial.mkdir(parents=True, exist_ok=True)
+        names = {path.name for path in partial.iterdir()}
+    if MARKER not in names and not names <= {*WORKING}:
         raise OutputError(f"{partial}: is in the way and was not made by msa-lite; move it elsewhere")
-    lock = FileLock(partial / _LOCK)
+    lock = partial / LOCK
+    if os.path.lexists(lock) and not stat.S_ISREG(lock.lstat().st_mode):
+        raise OutputError(f"{lock}: is no file; move it elsewhere")
+    held = FileLock(lock)
     try:
-        lock.acquire(timeout=0)
+        held.acquire(timeout=0)
     except Timeout as error:
         raise OutputError(f"{partial}: another msa-lite is writing it; wait until it is done") from error
     try:
         yield
     finally:
-        lock.release()
+        held.release()
 
 
-def _claim(partial: Path, fingerprint: dict[str, str]) -> None:
-    """Empty a partial folder that was made from other inputs, and mark it with these."""
-    marker = partial / _MARKER
+def _claim(partial: Path, fingerprint: dict[str, str], resumable: bool) -> None:
+    """Empty a partial folder unless its content can be taken up, and mark it.
+
+    What is taken up was made from these inputs and is files alone: what a kill has left half written goes, and links.
+    A kill while this goes on leaves the folder known as ours.
+    """
+    marker = partial / MARKER
     try:
-        same = json.loads(marker.read_text()) == fingerprint
-    except (OSError, ValueError):
+        same = resumable and read_object(marker).items() >= fingerprint.items()
+    except FormatError:
         same = False
-    for path in partial.rglob("*.tmp") if same else partial.iterdir():  # the former are of a kill within `write_text`
+    for path in partial.iterdir():
         if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name not in (_LOCK, _MARKER):  # a kill while this goes on must leave the folder known as ours
+            if path.name in WORKING or not same:
+                shutil.rmtree(path)
+        elif path.name == MANIFEST or (
+            not same and path.name not in (LOCK, MARKER)
+        ):  # or a kill would leave it unknown
+            path.unlink()
+    for name, path in entries(partial).items():
+        if name.endswith(".tmp") or not stat.S_ISREG(path.lstat().st_mode):
             path.unlink()
     write_json(marker, fingerprint)
 
 
-def _put_in_place(partial: Path, folder: Path) -> None:
+def _look(folder: Path) -> bytes | None:
+    """Return the manifest of a folder of ours as it is now; None for one that is not there, or empty."""
+    return read_bytes(folder / MANIFEST) if load_manifest(folder) else None
+
+
+def _put_in_place(partial: Path, folder: Path, seen: bytes | None) -> None:
     """Write everything through to the disk, then rename; check what takes the place of something before that goes.
 
-    A kill at any moment leaves what the next run knows as its own: the marker goes with the folder.
+    seen: the manifest that the folder had when the work began. A kill at any moment leaves what the next run knows as
+    its own: the marker goes with the folder. Raises OutputError where somebody else has written the folder meanwhile.
     """
-    for path in [*partial.rglob("*"), partial]:
+    for path in [*entries(partial).values(), *(path for path in partial.rglob("*") if path.is_dir()), partial]:
         if not path.is_symlink():
             sync(path)
-    previous = previous_folder(folder)
-    if folder.exists():
-        (folder / _REPLACED).touch()
-        os.rename(folder, previous)
-    os.rename(partial, folder)
+    if seen is not None:
+        _move_away(folder, partial, seen)
+    try:
+        os.rename(partial, folder)
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        raise OutputError(
+            f"{folder}: somebody has put something there meanwhile; move it elsewhere, then run the same command "
+            f"again. What was made lies in {partial}"
+        ) from error
     sync(folder.parent)
     if faults := _settle_previous(folder):
         what = f"{folder}: what was read back is not what was written, so the former one stays; check the disk:"
@@ -300,95 +289,111 @@ def _put_in_place(partial: Path, folder: Path) -> None:
     _sweep(folder)
 
 
+def _move_away(folder: Path, partial: Path, seen: bytes) -> None:
+    """Rename a folder of ours to make room for the new one, which is marked with it; back where it is another by now.
+
+    Raises OutputError then, and where something has the name that it is to get.
+    """
+    previous = previous_folder(folder)
+    try:
+        status = folder.stat()
+        write_json(partial / REPLACES, {"device": status.st_dev, "inode": status.st_ino})
+        os.rename(folder, previous)
+    except FileNotFoundError:  # somebody has removed it
+        return
+    except OSError as error:
+        if error.errno not in _TAKEN:
+            raise
+        raise _in_the_way(previous, folder) from error
+    try:
+        same = read_bytes(previous / MANIFEST) == seen
+    except FormatError:
+        same = False
+    if not same:
+        with suppress(OSError):  # by now there may be a third
+            os.rename(previous, folder)
+        raise OutputError(f"{folder}: somebody else has written it meanwhile; look at it, then run this again")
+
+
+def _in_the_way(previous: Path, folder: Path) -> OutputError:
+    return OutputError(f"{previous}: is in the way, as {folder.name} is to be replaced; move it elsewhere")
+
+
+def _is_former(previous: Path, place: Path) -> bool:
+    """Check whether a folder is the one that the new one at `place` replaces; a copy of a user's is another."""
+    try:
+        status = previous.lstat()
+        return read_object(place / REPLACES) == {"device": status.st_dev, "inode": status.st_ino}
+    except (OSError, FormatError):
+        return False
+
+
+def recover(folder: Path) -> None:
+    """Put a former folder back that a kill left aside. Raises OutputError when a process is replacing it now."""
+    if not os.path.lexists(folder) and _is_former(previous_folder(folder), partial_folder(folder)):
+        with _locked(partial_folder(folder)):
+            _settle_previous(folder)
+
+
 def _settle_previous(folder: Path) -> list[str]:
     """End a replacement: remove the former folder where the new one is as it was written, else put it back.
 
-    Returns what is wrong with the new one. Raises OutputError where something of the user's has the former's name.
+    Returns what is wrong with the new one. Raises OutputError where something of the user's is in the way.
     """
     previous = previous_folder(folder)
-    if not previous.exists():
+    if not os.path.lexists(previous):
         return []
-    if not (previous / _REPLACED).exists():
-        if folder.exists():
-            raise OutputError(f"{previous}: is in the way, as {folder.name} is to be replaced; move it elsewhere")
-        return []
-    faults = verify_folder(folder) if load_manifest(folder) else ["it is not there"]
-    if not faults:
-        _remove_previous(folder)
+    if _is_former(previous, folder):
+        faults = verify_folder(folder) if os.path.lexists(folder / MANIFEST) else ["it is not there"]
+        if not faults:
+            _remove_previous(folder)
+            return []
+        if not _remove_ours(folder):
+            raise OutputError(
+                f"{folder}: is not as it was written, and holds what msa-lite does not know; the former one is "
+                f"{previous}: move one of the two elsewhere"
+            )
+    elif _is_former(previous, partial_folder(folder)) and not folder.exists():
+        faults = ["it is not there"]
+    elif folder.exists():
+        raise _in_the_way(previous, folder)
     else:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.rename(previous, folder)
-        (folder / _REPLACED).unlink()
+        return []
+    os.rename(previous, folder)
     return faults
 
 
 def _remove_previous(folder: Path) -> None:
-    """Remove the former folder; its mark goes last, so that a kill meanwhile leaves it known as ours."""
+    """Remove the former folder, but for files in it that are none of ours."""
     previous = previous_folder(folder)
-    for path in previous.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != _REPLACED:
-            path.unlink()
-    shutil.rmtree(previous)
+    if not _remove_ours(previous):
+        logger.warning("%s: holds files that msa-lite did not write, which stay there; the others are gone", previous)
+
+
+def _remove_ours(folder: Path) -> bool:
+    """Remove what a folder's manifest names, the manifest last, and empty folders; return whether that was all."""
+    if manifest := load_manifest(folder):
+        strange = strange_files(folder, manifest)
+        for name, path in entries(folder).items():
+            if name != MANIFEST and name not in strange:
+                path.unlink()
+        (folder / MANIFEST).unlink()
+    for place in [*sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True), folder]:
+        with suppress(OSError):  # not empty, or a link
+            place.rmdir()
+    return not os.path.lexists(folder)
 
 
 def _sweep(folder: Path) -> None:
     """Remove what a stage needed while it worked from its finished folder."""
-    for path in [folder / name for name in _WORKING if (folder / name).is_file()]:
+    if is_left(folder):
         with suppress(OSError):  # of somebody else, or on a disk that cannot be written to: it does no harm there
-            path.unlink()
-
-
-def sync(path: Path) -> None:
-    """Have a file or a folder's list of names written through to the disk, as far as the system can."""
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except OSError:  # Windows opens no folders
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+            for name in WORKING:
+                (folder / name).unlink(missing_ok=True)
 
 
 def _apply_umask(folder: Path) -> None:
     """Give files the usual permissions; the safetensors library makes them readable by their owner alone."""
-    mask = _umask()
+    mask = umask()
     for path in [*list_files(folder), folder / MANIFEST]:
         path.chmod(0o666 & ~mask)
-
-
-def _umask() -> int:
-    """The process's umask; to ask for it in the usual way means to change it for a moment, for all threads."""
-    try:
-        status = Path("/proc/self/status").read_text()
-        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
-    except (OSError, StopIteration, ValueError):
-        mask = os.umask(0)
-        os.umask(mask)
-        return mask
-
-
-def verify_folder(folder: Path) -> list[str]:
-    """Re-hash a folder against its manifest; a list of faults, empty when all is as it was written.
-
-    Raises OutputError when the folder has no manifest of msa-lite.
-    """
-    manifest = load_manifest(folder)
-    if manifest is None:
-        raise OutputError(f"{folder}: no {MANIFEST} of msa-lite in there")
-    faults = []
-    for name, item in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            faults.append(f"{name}: missing")
-        elif path.stat().st_size != item["bytes"]:
-            faults.append(f"{name}: {path.stat().st_size} bytes, recorded were {item['bytes']}")
-        elif hash_file(path) != item["sha256"]:
-            faults.append(f"{name}: content changed")
-    known = set(manifest["files"])
-    faults += [
-        f"{n}: not in the manifest" for p in list_files(folder) if (n := str(p.relative_to(folder))) not in known
-    ]
-    return faults

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import FormatError, MsaError
+from msa_lite.errors import FormatError, MsaError, UsageError
 
 SMALL = 64 << 20  # bytes; tokenizers of large vocabularies take about 30 MB
 YAML_LIMIT = 256 << 10  # bytes; a recipe is a page, and the parser is slow
@@ -23,6 +23,23 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _CHUNK = 1 << 20
 
 Kind = type[MsaError]
+
+
+def local_path(name: str | Path, kind: Kind = UsageError) -> Path:
+    """Return the path that a user names, with ~ written out. Nothing has to be there.
+
+    Raises an error of this kind for names that no file can have: too long, with a zero byte, below the home of a user
+    whom nobody knows, or a link that leads to itself.
+    """
+    try:
+        path = Path(name).expanduser()
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return path
+    except (OSError, ValueError, RuntimeError) as error:  # of `stat`, of encodings, of `expanduser`
+        shown = printable(name)[:80].replace("\0", "\\0")
+        raise kind(f"{shown}: can be no path ({getattr(error, 'strerror', None) or error})") from error
+    return path
 
 
 def open_file(path: Path, kind: Kind = FormatError) -> int:
@@ -34,10 +51,10 @@ def open_file(path: Path, kind: Kind = FormatError) -> int:
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-        raise kind(f"{_printable(path)}: cannot be opened ({getattr(error, 'strerror', None) or error})") from error
+        raise kind(f"{printable(path)}: cannot be opened ({getattr(error, 'strerror', None) or error})") from error
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise kind(f"{_printable(path)}: is no file but a folder, pipe or device")
+        raise kind(f"{printable(path)}: is no file but a folder, pipe or device")
     return handle
 
 
@@ -50,29 +67,29 @@ def read_bytes(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> byte
             parts.append(part)
             left -= len(part)
     except OSError as error:
-        raise kind(f"{_printable(path)}: cannot be read ({error.strerror or error})") from error
+        raise kind(f"{printable(path)}: cannot be read ({error.strerror or error})") from error
     finally:
         os.close(handle)
     if left <= 0:
-        raise kind(f"{_printable(path)}: has more than {limit} bytes, which is no file of its kind")
+        raise kind(f"{printable(path)}: has more than {limit} bytes, which is no file of its kind")
     return b"".join(parts)
 
 
 def read_text(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> str:
     """Read a file of UTF-8 text, with or without a byte order mark. Raises as `read_bytes`, and for other bytes."""
-    return _decoded(read_bytes(path, limit, kind), _printable(path), kind)
+    return _decoded(read_bytes(path, limit, kind), printable(path), kind)
 
 
 def read_json(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> Any:
     """Read a JSON file. Raises as `read_text` and `parse_json`."""
-    return parse_json(read_bytes(path, limit, kind), _printable(path), kind)
+    return parse_json(read_bytes(path, limit, kind), printable(path), kind)
 
 
 def read_object(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> dict[str, Any]:
     """Read a JSON file that holds an object. Raises as `read_json`, and for any other value."""
     value = read_json(path, limit, kind)
     if not isinstance(value, dict):
-        raise kind(f"{_printable(path)}: not a JSON object")
+        raise kind(f"{printable(path)}: not a JSON object")
     return value
 
 
@@ -106,7 +123,7 @@ def parse_json(
 
 def read_yaml(path: Path, kind: Kind = FormatError) -> Any:
     """Read a YAML file. Raises as `read_text` and `parse_yaml`."""
-    return parse_yaml(read_text(path, YAML_LIMIT, kind), _printable(path), kind)
+    return parse_yaml(read_text(path, YAML_LIMIT, kind), printable(path), kind)
 
 
 def parse_yaml(text: str, where: str, kind: Kind = FormatError) -> Any:
@@ -161,6 +178,10 @@ def _is_deep(value: Any) -> bool:
     return True
 
 
-def _printable(path: object) -> str:
-    """Return a path as text that any terminal takes, also one whose bytes are no UTF-8."""
-    return str(path).encode("utf-8", "backslashreplace").decode()
+def printable(path: object) -> str:
+    """Return a path or another text as one that any file takes, also where its bytes are no UTF-8."""
+    text = str(path)
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    except UnicodeEncodeError:  # surrogates that stand for no byte
+        return text.encode("utf-8", "backslashreplace").decode()

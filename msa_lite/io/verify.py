@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 from msa_lite.errors import OutputError
 from msa_lite.io.manifest import MANIFEST, load_manifest, verify_folder
+from msa_lite.io.seal import is_sealed
 
 _UNFINISHED = (".partial", ".previous")
 
@@ -15,7 +18,8 @@ def verify_stages(folder: Path) -> dict[Path, list[str]]:
 
     Raises OutputError where there is no stage.
     """
-    places = [folder] if (folder / MANIFEST).exists() else sorted(path.parent for path in folder.rglob(MANIFEST))
+    alone = os.path.lexists(folder / MANIFEST)
+    places = [folder] if alone else sorted(path.parent for path in folder.rglob(MANIFEST))
     stages = [
         place
         for place in places
@@ -24,9 +28,9 @@ def verify_stages(folder: Path) -> dict[Path, list[str]]:
     ]
     if not stages:
         raise OutputError(f"{folder}: no {MANIFEST} of msa-lite in there, nor in a folder below it")
-    if stages == [folder]:
-        return {folder: verify_folder(folder)}
-    return {
-        stage: verify_folder(stage) if load_manifest(stage) else [f"{MANIFEST}: cannot be read, or is none of msa-lite"]
-        for stage in stages
-    }
+    return {stage: verify_folder(stage) for stage in stages}
+
+
+def unsealed(stages: Iterable[Path]) -> list[Path]:
+    """Return those of these folders whose manifest would not show a change of itself: earlier versions made them."""
+    return [stage for stage in stages if not is_sealed(load_manifest(stage) or {"format": None})]

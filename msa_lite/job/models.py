@@ -9,6 +9,7 @@ from typing import Any
 
 from msa_lite.data import MOST_ROWS, Row, check_same_ids, open_tokenizer
 from msa_lite.errors import FormatError, MismatchError, NoTokenizerError, UsageError, join_faults
+from msa_lite.evals.models import check_source
 from msa_lite.evals.suite import check_same_tokens
 from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.blocks import Files, Scratch, read_rows
@@ -49,6 +50,8 @@ def open_models(recipe: Recipe, start: str, progress: Progress) -> dict[str, Sou
         sources["prior"] = fit_prior(sources["target"], sources["prior"])
     else:
         sources["prior"] = sources["target"]
+    for source in sources.values():
+        check_source(source)
     if "ideal" in sources:
         check_same_tokens(sources["target"], sources["ideal"])
     return sources

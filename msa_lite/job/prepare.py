@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +25,12 @@ from msa_lite.data import (
 from msa_lite.errors import Faults, UsageError, join_faults, nearest
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.judge import JudgeSettings, open_judge
+from msa_lite.evals.models import check_source
 from msa_lite.evals.suite import HOMES
 from msa_lite.evals.tables import pinned_data
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import Source
+from msa_lite.io.loading import pattern_fault
 from msa_lite.io.manifest import check_space
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.vocabulary import token_tensors, vocabulary_size
@@ -143,6 +146,8 @@ def prepare(recipe: Recipe, plan: Plan, progress: Progress = silent) -> Job:
         rows["retain"] = sample_rows(rows["retain"], len(rows["forget"]), recipe.seed)
     check_readings(sources, tokenizer, rows["forget"])
     questions = load_questions(recipe, data, plan.choice, prompter, loaded)
+    examples = {name: encode(rows[name], data[name], prompter, recipe.vector.max_length) for name in rows}
+    _check_ids(sources, examples, questions)
     return Job(
         recipe=recipe,
         plan=plan,
@@ -150,11 +155,20 @@ def prepare(recipe: Recipe, plan: Plan, progress: Progress = silent) -> Job:
         data=data,
         prompter=prompter,
         rows=rows,
-        examples={name: encode(rows[name], data[name], prompter, recipe.vector.max_length) for name in rows},
+        examples=examples,
         questions=questions,
         alternatives=_alternatives(loaded.get("baseline.alternatives", ())),
         prompt_search=search,
     )
+
+
+def _check_ids(sources: Mapping[str, Source], examples: Mapping[str, list[Example]], questions: Questions) -> None:
+    """Raise MismatchError where a model would be given a token that its embedding has no row for."""
+    ids = set[int]().union(*(example.ids for rows in examples.values() for example in rows))
+    for benchmark in (questions.validation, questions.test):
+        ids |= benchmark.ids() if benchmark else set()
+    for source in sources.values():
+        check_source(source, ids)
 
 
 def _pin_benchmark(recipe: Recipe) -> Recipe:
@@ -205,9 +219,15 @@ def _alternatives(rows: Sequence[Row]) -> list[str]:
 def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
     """Raise UsageError for modules that the target has not, or whose adapters the merge could not fold in."""
     wanted = recipe.vector.lora.targets
-    if recipe.vector.mode == "full" or isinstance(wanted, str):
+    if recipe.vector.mode == "full" or (isinstance(wanted, str) and wanted.lower() == "all-linear"):
         return
     modules = [name.removesuffix(".weight") for name, entry in target.tensors.items() if len(entry.shape) == 2]
+    if isinstance(wanted, str):  # PEFT takes it for a regular expression over whole names
+        if fault := pattern_fault([wanted], modules):
+            raise UsageError(f"vector.lora.targets: {fault}")
+        if not any(re.fullmatch(wanted, module) for module in modules):
+            raise UsageError(f"vector.lora.targets: {wanted}: the target has no module of which this is the whole name")
+        return
     faults = []
     for name in wanted:
         matched = [module for module in modules if module == name or module.endswith(f".{name}")]

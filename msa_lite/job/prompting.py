@@ -92,7 +92,7 @@ def _kept(folders: Sequence[Path], inputs: Mapping[str, Any]) -> dict[str, Any] 
     """The outcome of an earlier search made of the same, if one is kept."""
     for folder in folders:
         try:
-            found = json.loads((folder / CHOICE_FILE).read_text())
+            found = json.loads((folder / CHOICE_FILE).read_text("utf-8"))
         except (OSError, ValueError):
             continue
         if isinstance(found, dict) and found.get("inputs") == json.loads(canonical_json(inputs)):

@@ -9,7 +9,6 @@ computed and written module by module: memory is that of the largest module, wha
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import re
@@ -26,6 +25,7 @@ from msa_lite.io.blocks import Files, read_whole
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import check_space, disk_faults, stage_folder, write_json
 from msa_lite.io.progress import Progress, silent
+from msa_lite.io.reading import read_object
 from msa_lite.io.sink import Sink
 from msa_lite.io.writer import file_header
 from msa_lite.merger.formula import Factors, combine_factors
@@ -95,8 +95,8 @@ def merge_adapters(
     if not any(vector is not None and strength for vector, strength in vectors.values()):
         raise UsageError("an adapter that changes nothing is no use: give a vector and a strength above 0")
     inputs = find_inputs(out, "adapter", target, vectors, prior, {"max_rank": max_rank}, replace)
-    if inputs.finished:
-        return MergedAdapter(folder=inputs.out, **inputs.finished)
+    if (change := inputs.finished) is not None:
+        return MergedAdapter(folder=inputs.out, **change)
     plan = make_plan(inputs.sources, inputs.alpha, inputs.beta, Precision())
     _check_products(plan)
     modules = [_Module(_lows(plan, name), max_rank) for name in plan.touched]
@@ -107,9 +107,8 @@ def merge_adapters(
     facts, hashes = inputs.facts(), dict[str, str]()
     with (
         disk_faults(inputs.out, needed),
-        stage_folder(
-            inputs.out, "adapter", inputs.record, facts, hashes=hashes, check=inputs.check_unchanged
-        ) as partial,
+        stage_folder(inputs.out, "adapter", inputs.record, facts, hashes=hashes, check=inputs.check_output) as partial,
+        inputs.unchanged(),
     ):
         hashes[ADAPTER_FILE], merged = _write(plan, modules, inputs.out, partial / ADAPTER_FILE, progress)
         write_json(partial / ADAPTER_CONFIG, _config(plan, inputs.sources["target"], modules))
@@ -227,7 +226,8 @@ def _write(plan: Plan, modules: list[_Module], out: Path, path: Path, progress: 
     whole = parts = lost = 0.0  # squared norms
     header = file_header((tensor for module in modules for tensor in module.tensors), {"format": "pt"})
     size = len(header) + sum(module.nbytes for module in modules)
-    with threadpool_limits(1, user_api="blas"), Sink(path, size) as sink:
+    ignored = np.errstate(over="ignore", invalid="ignore")  # what is not finite is looked at on its own
+    with threadpool_limits(1, user_api="blas"), Sink(path, size) as sink, ignored:
         sink.append(header)
         for number, module in enumerate(modules):
             squares = _append(sink, files, plan, module)
@@ -249,8 +249,7 @@ def _append(sink: Sink, files: Files, plan: Plan, module: _Module) -> tuple[floa
     if module.is_cut:
         b, a, lost = truncate(b, a, module.rank)
     for factor in (a, b):
-        with np.errstate(over="ignore"):
-            stored = np.ascontiguousarray(factor, np.float32)
+        stored = np.ascontiguousarray(factor, np.float32)
         if not np.isfinite(stored).all():
             raise StageError(f"{module.name}: the merged factors do not fit fp32; try a smaller alpha or beta")
         sink.append(stored.view(np.uint8).data)
@@ -260,7 +259,7 @@ def _append(sink: Sink, files: Files, plan: Plan, module: _Module) -> tuple[floa
 def _combined(files: Files, plan: Plan, module: _Module) -> tuple[np.ndarray, np.ndarray, float]:
     """B and A of the update in fp64, and the squared norms of what it is the sum of."""
     forget, retain = (_factors(files, low, module.low.transposed) for low in module.lows)
-    parts = sum(s**2 * _square(*f) for s, f in ((plan.alpha, forget), (plan.beta, retain)) if f)
+    parts = sum(s * s * _square(*f) for s, f in ((plan.alpha, forget), (plan.beta, retain)) if f)
     return *combine_factors(forget, plan.alpha, retain, plan.beta), parts
 
 
@@ -296,7 +295,7 @@ def _config(plan: Plan, target: Source, modules: list[_Module]) -> dict[str, Any
     rank = max(ranks.values())
     vector = plan.forget or plan.retain
     assert vector is not None
-    theirs = json.loads((vector.folder / ADAPTER_CONFIG).read_text())
+    theirs = read_object(vector.folder / ADAPTER_CONFIG)
     # Keys are regular expressions to PEFT, so that dots have to be escaped.
     pattern = {re.escape(module): number for module, number in ranks.items() if number != rank}
     return {

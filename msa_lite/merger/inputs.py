@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.errors import OutputError, UsageError
+from msa_lite.errors import MsaError, OutputError, UsageError
 from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
-from msa_lite.io.manifest import check_free, is_finished, load_manifest, partial_folder
+from msa_lite.io.manifest import check_free, check_place, is_finished, load_manifest, partial_folder, recover
+from msa_lite.io.reading import local_path, printable
+from msa_lite.io.unchanged import check_unchanged
 from msa_lite.merger.plan import Plan, check_mergeable
 from msa_lite.vectors import Vector, checkpoint_vector, load_vector
 
@@ -35,13 +38,25 @@ class Inputs:
     @property
     def finished(self) -> dict[str, Any] | None:
         """What the output's manifest says that was changed, if it was made from these inputs and is whole."""
-        return (self.seen or {}).get("change") if is_finished(self.out, self.record) else None
+        change = (self.seen or {}).get("change")
+        return change if isinstance(change, dict) and is_finished(self.out, self.record) else None
 
     def facts(self) -> dict[str, Any]:
         """What the manifest names besides: the sources as a reader knows them."""
-        return {"sources": {name: source.pinned() for name, source in self.sources.items()}}
+        return {"sources": {name: printable(source.pinned()) for name, source in self.sources.items()}}
 
-    def check_unchanged(self) -> None:
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Raise StageError at the end, also in the place of another error, when a source's file has changed by then."""
+        marks = {path: mark for source in self.sources.values() for path, mark in source.seen.items()}
+        try:
+            yield
+        except (MsaError, OSError):
+            check_unchanged(marks)
+            raise
+        check_unchanged(marks)
+
+    def check_output(self) -> None:
         """Raise OutputError when somebody else has written the output since it was looked at."""
         if load_manifest(self.out) != self.seen:
             raise OutputError(f"{self.out}: another msa-lite wrote it meanwhile; look at it, then run this again")
@@ -70,7 +85,9 @@ def find_inputs(
     if empty:
         raise UsageError(f"{' and '.join(empty)}: an empty name; give a folder or repo[@revision]")
     out = Path(out)
-    _check_apart(out, (v.folder if isinstance(v, Source) else Path(v).expanduser() for v in named.values() if v))
+    check_place(out, kind)
+    _check_apart(out, (v.folder if isinstance(v, Source) else local_path(v) for v in named.values() if v))
+    recover(out)
     check_free(out, kind)
     strengths = {name: float(strength or 0.0) for name, (_, strength) in vectors.items()}
     chosen = {"target": target}
@@ -132,7 +149,7 @@ def peek(wanted: Mapping[str, str | Source], alpha: float, beta: float, download
     heads: dict[str, Checkpoint] = {}
     adapters: dict[str, Path] = {}
     for name, value in wanted.items():
-        folder = value.folder if isinstance(value, Source) else Path(value).expanduser()
+        folder = value.folder if isinstance(value, Source) else local_path(value)
         remote = isinstance(value, str) and is_remote(value)
         if is_remote_adapter(str(value)) if remote else is_adapter(folder):
             adapters[name] = fetch(str(value)).folder if remote else folder

@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from msa_lite.errors import MismatchError, MsaError
+from msa_lite.errors import FormatError, MismatchError, MsaError
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import (
     JOURNAL,
     check_space,
+    digest,
     discarded,
     disk_faults,
     hash_file,
@@ -28,6 +31,7 @@ from msa_lite.io.manifest import (
     write_text,
 )
 from msa_lite.io.progress import Progress, readable, silent
+from msa_lite.io.reading import parse_json, read_bytes
 from msa_lite.io.tokenizer import copy_tokenizer
 from msa_lite.io.writer import output_bytes, write_companions
 from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, sums, total, warnings
@@ -48,6 +52,7 @@ from msa_lite.merger.translate import recipe_beside
 
 logger = logging.getLogger(__name__)
 
+_LONGEST = 1 << 30  # bytes of a journal: some hundred for each tensor
 MERGEKIT_FILE = "mergekit_config.yml"
 
 
@@ -130,8 +135,8 @@ def merge(
     options = {"dtype": dtype, **({"exact": True} if exact else {})}
     options |= {"rounding": rounding, "seed": seed} if stochastic else {}
     inputs = find_inputs(out, "model", target, vectors, prior, options, replace)
-    if inputs.finished:
-        return Merged(folder=inputs.out, **_restored(inputs.finished))
+    if (change := inputs.finished) is not None:
+        return Merged(folder=inputs.out, **{**change, "notes": tuple(change.get("notes", ()))})
     plan = make_plan(inputs.sources, inputs.alpha, inputs.beta, Precision(DTYPES[dtype], stochastic, seed, exact))
     merged = _write(plan, inputs, make_budget(plan, max_memory, threads), recipe_beside(plan, inputs.sources), progress)
     for note in merged.notes:
@@ -153,7 +158,8 @@ def _write(plan: Plan, inputs: Inputs, budget: Budget, recipe: str, progress: Pr
     facts, hashes = inputs.facts(), dict[str, str]()
     with (
         disk_faults(out, needed),
-        stage_folder(out, "model", inputs.record, facts, True, hashes, inputs.check_unchanged) as partial,
+        stage_folder(out, "model", inputs.record, facts, True, hashes, inputs.check_output) as partial,
+        inputs.unchanged(),
     ):
         changes = _write_shards(plan, budget, partial, hashes, progress)
         merged = _summary(plan, out, changes)
@@ -164,10 +170,6 @@ def _write(plan: Plan, inputs: Inputs, budget: Budget, recipe: str, progress: Pr
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
         facts["fidelity"] = fidelity_report(changes)
     return merged
-
-
-def _restored(change: dict[str, Any]) -> dict[str, Any]:
-    return {**change, "notes": tuple(change.get("notes", ()))}
 
 
 def _done_already(out: Path) -> int:
@@ -206,19 +208,27 @@ def _write_shards(
 
 
 class _Journal:
-    """The finished shards of a merge, one line each, written when the shard is safely on the disk."""
+    """The finished shards of a merge, one line each, written when the shard is safely on the disk.
+
+    A line holds the hash of what it says. One that a kill cut off, or that was damaged, counts as not there.
+    """
 
     def __init__(self, partial: Path) -> None:
         self._path = partial / JOURNAL
         self.hashes: dict[str, str] = {}
         self.changes: dict[str, Change] = {}
-        for line in self._path.read_text().splitlines() if self._path.exists() else []:
-            try:
-                item = json.loads(line)
-            except ValueError:  # the kill came while the line was written
-                continue
+        for item in self._items():
             self.hashes[item["file"]] = item["sha256"]
             self.changes |= {name: Change(**values) for name, values in item["changes"].items()}
+
+    def _items(self) -> Iterator[dict[str, Any]]:
+        """Yield what the lines say that are as `record` wrote them."""
+        with suppress(FormatError):
+            for line in read_bytes(self._path, _LONGEST).splitlines():
+                with suppress(FormatError):
+                    item = parse_json(line, JOURNAL)
+                    if isinstance(item, dict) and item.pop("line", None) == digest(item):
+                        yield item
 
     def has(self, path: Path) -> bool:
         """Whether a shard is there as it was finished, by its hash."""
@@ -229,9 +239,10 @@ class _Journal:
         """Put down a shard that is on the disk."""
         self.hashes[name] = sha256
         self.changes |= changes
-        line = {"file": name, "sha256": sha256, "changes": {n: sums(change) for n, change in changes.items()}}
-        with open(self._path, "a") as stream:
-            stream.write(f"\n{json.dumps(line)}\n")  # a line that a kill cut off stands alone
+        item = {"file": name, "sha256": sha256, "changes": {n: sums(change) for n, change in changes.items()}}
+        with open(self._path, "a", encoding="utf-8") as stream:
+            # A line that a kill cut off stands alone.
+            stream.write(f"\n{json.dumps(item | {'line': digest(item)})}\n")
             stream.flush()
             os.fsync(stream.fileno())
 
@@ -245,7 +256,7 @@ def _summary(plan: Plan, out: Path, changes: dict[str, Change]) -> Merged:
         raise discarded(
             MismatchError(f"{out}: the {' and the '.join(idle)} vector is all zeros and changes nothing; fit it again")
         )
-    apart = plan.alpha**2 * change.forget + plan.beta**2 * change.retain
+    apart = plan.alpha * plan.alpha * change.forget + plan.beta * plan.beta * change.retain  # ** overflows loudly
     if apart and change.wanted < 1e-12 * apart:  # squared norms: nothing but rounding is left
         raise discarded(MismatchError(f"{out}: forget and retain vector cancel each other out; nothing was written"))
     if (plan.forget or plan.retain) and not change.changed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +26,9 @@ ROUNDINGS = ("nearest", "stochastic")
 BLOCK = 1 << 19  # numbers in a block: fp32 weights, update and result stay in a core's share of the cache
 RESERVED = 100 << 20  # bytes for Python, numpy and the buffers of the output file
 _TENSOR = 1500  # bytes that a tensor's names, places and figures take
+_LARGEST = 10**15  # bytes of memory that anybody allows
+_THREADS = 1024  # more than any machine has cores; each takes memory, and a billion would take for ever to count
+_SEEDS = 2**64
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 # Seconds a byte or number on one core of a 2024 server; only for the estimate that is printed.
 _SECONDS_BYTE, _SECONDS_PRODUCT, _SECONDS_DENSE = 1.0e-9, 2.5e-9, 4.0e-9
@@ -148,8 +152,10 @@ def check_arguments(
         if strength is None:
             if vector is not None:
                 faults.append(f"there is a {name} vector, but no {symbol}; say how strongly it counts")
-        elif not (math.isfinite(strength) and strength >= 0):
+        elif not 0 <= strength < math.inf:
             faults.append(f"{symbol} is {strength}; it must be a number ≥ 0")
+        elif strength > sys.float_info.max:
+            faults.append(f"{symbol} is an integer that no float holds")
         elif strength > 0 and vector is None:
             faults.append(f"{symbol} is {strength:g}, but there is no {name} vector")
     if dtype not in DTYPES:
@@ -158,8 +164,12 @@ def check_arguments(
         faults.append(f"rounding '{rounding}'{nearest(rounding, ROUNDINGS)}: choose from {', '.join(ROUNDINGS)}")
     if threads is not None and threads < 1:
         faults.append(f"threads is {threads}; at least 1 is needed")
+    if threads is not None and threads > _THREADS:
+        faults.append(f"threads: at most {_THREADS}")
     if seed < 0:
         faults.append(f"seed is {seed}; it must be ≥ 0")
+    if seed >= _SEEDS:
+        faults.append("seed: below 2^64")
     if faults:
         raise UsageError("; ".join(faults) if len(faults) == 1 else join_faults("wrong arguments:", faults))
 
@@ -200,11 +210,12 @@ def check_mergeable(target: Checkpoint) -> None:
 
 def parse_size(text: str | int) -> int:
     """Bytes of "512MB", "1.5 GiB", "200000000". Raises UsageError."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]I?)?B?", str(text).strip().upper(), re.ASCII)
-    size = float(found[1]) * _UNITS[found[2] or ""] if found else math.inf
-    if not size < 1 << 62:
+    if isinstance(text, int) and text >= _LARGEST:  # of thousands of digits, maybe, which no string takes
+        raise UsageError("more than 10^15 bytes are no size; write it as 512MB, 2GB or 1.5GiB")
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]I?)?B?", str(text).strip().upper(), re.ASCII)
+    if not found:
         raise UsageError(f"'{str(text)[:40]}' is no size; write it as 512MB, 2GB or 1.5GiB")
-    return int(size)
+    return int(float(found[1]) * _UNITS[found[2] or ""])
 
 
 def make_budget(plan: Plan, max_memory: str | int, threads: int | None) -> Budget:

@@ -166,8 +166,9 @@ class Stream:
         if plan.precision.exact or not all(isinstance(delta, Loaded) for delta in (forget, retain) if delta):
             return (None, (forget, retain), held), Change()
         pairs = [(delta.left, delta.right) if isinstance(delta, Loaded) else None for delta in (forget, retain)]
-        product = combine_factors(pairs[0], plan.alpha, pairs[1], plan.beta) if any(pairs) else None
-        return (product, (None, None), held), measure_factors(*pairs)
+        with np.errstate(over="ignore", invalid="ignore"):  # as in `_merge`
+            product = combine_factors(pairs[0], plan.alpha, pairs[1], plan.beta) if any(pairs) else None
+            return (product, (None, None), held), measure_factors(*pairs)
 
     def _merge(self, block: _Block, output: Scratch) -> tuple[Change | None, np.ndarray]:
         """A block on a worker thread, with what changed."""

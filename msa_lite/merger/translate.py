@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from msa_lite.errors import UsageError
 from msa_lite.io.hub import Source, commit_of, is_remote, split_name
+from msa_lite.io.reading import local_path
 from msa_lite.mergekit import MergeRequest, Reference, write_recipe
 from msa_lite.merger.inputs import peek
 from msa_lite.merger.plan import DTYPES, Plan, check_arguments
@@ -55,7 +55,7 @@ def recipe_beside(plan: Plan, sources: Mapping[str, Source]) -> str:
 def _named(name: str) -> Reference:
     """A folder by its full path, a repository with the commit that its revision is now."""
     if not is_remote(name):
-        return Reference(str(Path(name).expanduser().resolve()))
+        return Reference(str(local_path(name).resolve()))
     repo, revision = split_name(name)
     return Reference(repo, commit_of(name) or revision)
 

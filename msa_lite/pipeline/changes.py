@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from msa_lite.errors import MsaError
 from msa_lite.io.manifest import MANIFEST
+from msa_lite.io.reading import parse_yaml, read_text
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,11 @@ def warn_of_changes(folder: Path, recipe: str) -> None:
     made = [name for name in ("model", "adapter") if (folder / name / MANIFEST).is_file()]
     if not made or not (folder / "recipe.yaml").is_file():
         return
-    changes = list(_changes((folder / "recipe.yaml").read_text(), recipe))
+    try:
+        changes = list(_changes(read_text(folder / "recipe.yaml"), recipe))
+    except MsaError as error:
+        logger.warning("%s; what has changed since then cannot be told", error)
+        return
     if changes:
         more = [f"… and {len(changes) - _MOST} more"] if len(changes) > _MOST else []
         logger.warning(
@@ -37,7 +41,7 @@ def warn_of_changes(folder: Path, recipe: str) -> None:
 
 def _changes(before: str, after: str) -> Iterator[str]:
     """`forget.alpha: 1.0 → 1.25` for each key of two recipes; of contents, that they have changed."""
-    old, new = (dict(_leaves(yaml.safe_load(text))) for text in (before, after))
+    old, new = (dict(_leaves(parse_yaml(text, "recipe.yaml"))) for text in (before, after))
     for key in dict.fromkeys([*old, *new]):
         if old.get(key) != new.get(key):
             yield f"{key}: {_shown(old.get(key))} → {_shown(new.get(key))}"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from msa_lite.data import rows_identity
 from msa_lite.demo import HistorySettings, make_groups, make_history
-from msa_lite.errors import OutputError
+from msa_lite.errors import FormatError, OutputError
+from msa_lite.io.disk import reachable
 from msa_lite.io.manifest import write_json, write_text
 from msa_lite.io.progress import Progress, notices
+from msa_lite.io.reading import read_text
 from msa_lite.job import WRITTEN_OUT, Job, Plan, prepare
 from msa_lite.job.prompting import CHOICE_FILE
 from msa_lite.pipeline.changes import warn_of_changes
@@ -62,7 +65,10 @@ def locked(folder: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder / ".lock")
-    folder.mkdir(parents=True, exist_ok=True)
+    with reachable(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    if os.path.lexists(lock.lock_file) and not os.path.isfile(lock.lock_file):
+        raise OutputError(f"{lock.lock_file}: is no file; move it elsewhere")
     try:
         lock.acquire(timeout=0)
     except Timeout as error:
@@ -78,12 +84,20 @@ def check_run_folder(folder: Path, header: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: a file is in the way; choose another output")
     marks = [folder / "recipe.yaml", *folder.glob(f"{BASELINES}/*/recipe.yaml")]  # baselines may be run first
-    ours = any(mark.is_file() and mark.read_text().startswith(header.partition(":")[0]) for mark in marks)
+    ours = any(_begins(mark, header.partition(":")[0]) for mark in marks)
     allowed = {".lock", BASELINES, HISTORY, CHOICE_FILE}
     for name in WRITTEN_OUT:  # before anything else, where models come as adapters
         allowed |= {name, f"{name}.partial", f".{name}.lock"}
     if folder.is_dir() and any(path.name not in allowed for path in folder.iterdir()) and not ours:
         raise OutputError(f"{folder}: holds something that is no run of msa-lite; choose another output")
+
+
+def _begins(file: Path, text: str) -> bool:
+    """Check whether a file, if it is there, begins with a text."""
+    try:
+        return read_text(file).startswith(text)
+    except FormatError:
+        return False
 
 
 def _header(plan: Plan) -> str:

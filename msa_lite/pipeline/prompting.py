@@ -118,7 +118,7 @@ def _settings(recipe: Recipe) -> PromptSettings:
     if settings.kind != "auto":
         return settings
     try:
-        found = json.loads((Path(recipe.output).expanduser() / CHOICE_FILE).read_text())
+        found = json.loads((Path(recipe.output).expanduser() / CHOICE_FILE).read_text("utf-8"))
         return prompt_settings(Prompt(**found["prompt"]))
     except (OSError, ValueError, KeyError):
         return settings

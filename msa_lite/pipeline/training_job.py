@@ -22,13 +22,17 @@ from msa_lite.data import (
     kept_texts,
     load_rows,
     make_prompter,
+    open_tokenizer,
     pin_source,
     stream_texts,
 )
-from msa_lite.errors import DataError, Faults, MismatchError, UsageError
+from msa_lite.errors import DataError, Faults, MismatchError
+from msa_lite.evals.models import check_source
 from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.hub import Source, commit_of, explain, fetch, split_name
+from msa_lite.io.hub import Source, commit_of, fetch, split_name
 from msa_lite.io.manifest import digest
+from msa_lite.io.reading import local_path
+from msa_lite.io.tokenizer import fetch_tokenizer as find_tokenizer
 from msa_lite.job import prompt_settings
 from msa_lite.pipeline.fits import check_fit_learns
 from msa_lite.recipe import Columns, TrainingRecipe
@@ -144,8 +148,9 @@ def _load_data(stage: Stage, columns: Columns, folder: Path) -> StageData:
 
 def _find_start(name: str) -> Start:
     source = fetch(name)
+    check_source(source)
     checkpoint = load_checkpoint(source.folder)
-    tokenizer = _load_tokenizer(name, str(source.folder))
+    tokenizer = open_tokenizer(source.folder, name)
     check_vocabulary(tokenizer, checkpoint.config.get("vocab_size"), name)
     parameters = sum(math.prod(entry.shape) for entry in checkpoint.tensors.values())
     positions = checkpoint.config.get("max_position_embeddings") or checkpoint.config.get("n_positions")
@@ -182,21 +187,13 @@ def _first_texts(recipe: TrainingRecipe, data: StageData) -> list[str]:
 
 def fetch_tokenizer(name: str) -> tuple[Any, str, str | None]:
     """(a tokenizer; its name, pinned; its revision). Of a repository, nothing but the tokenizer is fetched."""
-    if Path(name).expanduser().is_dir():
+    if local_path(name).is_dir():
         source = fetch(name)
-        return _load_tokenizer(name, str(source.folder)), name, source.revision
+        return open_tokenizer(source.folder, name), name, source.revision
     repo, asked = split_name(name)
     revision = commit_of(name) or asked
-    return _load_tokenizer(name, repo, revision=revision), f"{repo}@{revision}" if revision else repo, revision
-
-
-def _load_tokenizer(name: str, place: str, **options: Any) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(place, **options)
-    except Exception as error:  # transformers raises whatever its readers and the Hub's client raise
-        raise UsageError(f"{name}: no tokenizer is to be had from there ({explain(error)})") from error
+    found = find_tokenizer(name).folder
+    return open_tokenizer(found, name), f"{repo}@{revision}" if revision else repo, revision
 
 
 def _encode(stage: Stage, data: StageData, prompter: Prompter) -> list[Example]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from msa_lite.errors import UsageError, nearest
+from msa_lite.io.reading import local_path, read_text
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -18,7 +19,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 def find_recipe(name: str) -> Path:
     """A recipe file, or a shipped recipe by its name. Raises UsageError when it is neither."""
-    path = Path(name).expanduser()
+    path = local_path(name)
     if path.is_file():
         return path
     shipped = shipped_recipes()
@@ -30,5 +31,5 @@ def find_recipe(name: str) -> Path:
 
 def title_of(path: Path) -> str:
     """The first comment line of a recipe file: what it is for."""
-    first = path.read_text().partition("\n")[0]
+    first = read_text(path).partition("\n")[0]
     return first.lstrip("# ").strip() if first.startswith("#") else ""

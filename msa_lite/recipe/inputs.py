@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from string import Formatter
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -92,10 +93,14 @@ class Prompt(Closed):
     def _holds_fields(self) -> Prompt:
         for key, text in (("question", self.prompt), ("answer", self.answer)):
             try:
-                filled = text.format(**{key: "\0"})
-            except (KeyError, IndexError, ValueError) as error:
-                raise ValueError(f"the plain template has an unknown or broken {{…}} ({error})") from error
-            if "\0" not in filled:
+                fields = [(name, how, kind) for _, name, how, kind in Formatter().parse(text) if name is not None]
+            except ValueError as error:
+                raise ValueError(f"the plain template has a broken {{…}} ({error})") from error
+            if wrong := next((field for field in fields if field != (key, "", None)), None):
+                raise ValueError(
+                    f"the plain template has an unknown or broken {{{wrong[0]}}}; only {{{key}}} is filled in"
+                )
+            if not fields:
                 raise ValueError(f"the plain template lacks {{{key}}}")
         return self
 

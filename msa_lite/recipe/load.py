@@ -13,12 +13,14 @@ import yaml
 from pydantic import BaseModel, Tag, ValidationError
 
 from msa_lite.errors import RecipeError, UsageError, join_faults, nearest
+from msa_lite.io.reading import local_path, parse_yaml, read_yaml
 from msa_lite.recipe.files import find_recipe
-from msa_lite.recipe.paths import resolve_paths
+from msa_lite.recipe.paths import path_texts, resolve_paths
 from msa_lite.recipe.schema import Recipe
 from msa_lite.recipe.training import TrainingRecipe
 
 OUTPUT_VARIABLE = "$output"
+_SHOWN = 200  # characters of a value in a message
 
 Given = str | Path | Mapping[str, Any]
 """A file, the name of a shipped recipe, or a mapping."""
@@ -56,17 +58,29 @@ def _read(source: Given, overrides: Iterable[str]) -> tuple[str, dict[str, Any]]
     else:
         path = find_recipe(str(source))
         name = str(path)
-        try:
-            values = yaml.safe_load(path.read_text())
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise RecipeError(f"{path}: not YAML ({error})") from error
+        values = read_yaml(path, RecipeError)
         if not isinstance(values, dict):
             raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this is {type(values).__name__}")
-        if Path(source).expanduser().is_file():  # what a shipped one names does not lie beside it
+        _check_paths(values, name)
+        if local_path(str(source)).is_file():  # what a shipped one names does not lie beside it
             values = resolve_paths(values, path.parent)
     for override in overrides:
         values = _override(values, override)
-    return name, _fill_output(values, values.get("output"))
+    filled = _fill_output(values, values.get("output"))
+    _check_paths(filled, name)
+    return name, filled
+
+
+def _check_paths(values: Any, name: str) -> None:
+    """Raise RecipeError for texts that stand for paths and can be none; every use of them is then safe."""
+    faults = []
+    for where, text in path_texts(values):
+        try:
+            local_path(text)
+        except UsageError as error:
+            faults.append(f"{where}: {error}")
+    if faults:
+        raise RecipeError(join_faults(f"{name}: paths that cannot be:", faults))
 
 
 def _kind(values: Mapping[str, Any]) -> type[Recipe] | type[TrainingRecipe] | None:
@@ -97,10 +111,7 @@ def _override(values: dict[str, Any], override: str) -> dict[str, Any]:
     key, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
         raise UsageError(f"'{override}': an override is key.sub=value")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UsageError(f"'{override}': the value is not YAML ({error})") from error
+    value = parse_yaml(text, f"'{override}'", UsageError)
     return typing.cast("dict[str, Any]", _put(values, key.split("."), value, override))
 
 
@@ -110,7 +121,7 @@ def _put(place: Any, keys: Sequence[str], value: Any, override: str) -> Any:
         return value
     key, *rest = keys
     if isinstance(place, list):
-        if not key.isdigit() or int(key) >= len(place):
+        if not re.fullmatch(r"[0-9]{1,9}", key) or int(key) >= len(place):
             raise UsageError(f"'{override}': no {key} in a list of {len(place)}, which counts from 0")
         return [_put(item, rest, value, override) if i == int(key) else item for i, item in enumerate(place)]
     if place is not None and not isinstance(place, dict):
@@ -138,10 +149,18 @@ def _explain(error: ValidationError, kind: type[BaseModel]) -> list[str]:
         elif item["type"] == "missing":
             text = text.replace("Field required", "is missing")
         elif not isinstance(item["input"], dict):
-            text = f"{text[0].lower()}{text[1:]}, got {item['input']!r}"
+            text = f"{text[:1].lower()}{text[1:_SHOWN]}, got {_shown(item['input'])}"
         lines.setdefault(path or "recipe", []).append(text)
     # A union reports each of its members; they belong in one line.
     return [f"{path}: {'; or '.join(dict.fromkeys(texts))}" for path, texts in lines.items()]
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # a number of thousands of digits
+        text = f"a {type(value).__name__} that is too large to show"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _walk(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, type[BaseModel] | None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +58,35 @@ def absolute_paths(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
     return resolved
 
 
-def _walk(value: Any, change: Callable[[str, str, str], str], where: str = "", key: str = "") -> Any:
-    """Return `value` with every text that may be a path changed; where: its dotted path, key: the last of its keys."""
+def path_texts(values: Any) -> list[tuple[str, str]]:
+    """Return the texts of a recipe that may be paths, each with its dotted key."""
+    found: list[tuple[str, str]] = []
+
+    def note(where: str, key: str, text: str) -> str:
+        found.append((where, text))
+        return text
+
+    _walk(values, note, also={"output"})
+    return found
+
+
+def _walk(
+    value: Any,
+    change: Callable[[str, str, str], str],
+    where: str = "",
+    key: str = "",
+    also: Collection[str] = (),
+) -> Any:
+    """Return `value` with every text that may be a path changed; where: its dotted path, key: the last of its keys.
+
+    also: keys that count as those of paths beside the usual ones.
+    """
     if isinstance(value, Mapping):
-        return {k: _walk(v, change, f"{where}.{k}" if where else str(k), str(k)) for k, v in value.items()}
+        return {k: _walk(v, change, f"{where}.{k}" if where else str(k), str(k), also) for k, v in value.items()}
     if isinstance(value, list):
-        return [_walk(item, change, f"{where}.{number}", key) for number, item in enumerate(value)]
-    return change(where, key, value) if isinstance(value, str) and value and key in _KEYS else value
+        return [_walk(item, change, f"{where}.{number}", key, also) for number, item in enumerate(value)]
+    names = isinstance(value, str) and value and (key in _KEYS or key in also)
+    return change(where, key, value) if names else value
 
 
 def _is_there(place: Path, key: str, text: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Discriminator,
@@ -22,7 +23,7 @@ from pydantic_core import PydanticCustomError
 from msa_lite.recipe.history import History, choose_prior
 from msa_lite.recipe.inputs import Closed, Columns, Data, OneOrMore, Prompt, PromptOrKind, RetainData
 from msa_lite.recipe.scores import Evaluate, Probe, Select
-from msa_lite.recipe.training import Epochs, Positive, Rate, Tuning, check_micro_batch, no_truth
+from msa_lite.recipe.training import MOST, SEEDS, Epochs, Positive, Rate, Tuning, check_micro_batch, no_truth
 
 MOST_PEOPLE = 400  # of the demo; it has names for no more
 
@@ -71,7 +72,7 @@ class Retain(Closed):
 class Lora(Closed):
     """Shape of the adapter."""
 
-    rank: int = Field(32, ge=1)
+    rank: int = Field(32, ge=1, le=65536)
     """Rank r of the factors."""
     alpha: float = Field(64, gt=0, allow_inf_nan=False)
     """lora_alpha; the delta is scaled by lora_alpha / r."""
@@ -133,7 +134,13 @@ def _as_number(value: object) -> object:
         return value
 
 
-Parameter = Annotated[int | float | str, BeforeValidator(_as_number)]
+def _within_reason(value: float | str) -> float | str:
+    if not isinstance(value, str) and not abs(value) <= 1e12:
+        raise ValueError("a number within reason is wanted")
+    return value
+
+
+Parameter = Annotated[int | float | str, BeforeValidator(_as_number), AfterValidator(_within_reason)]
 
 
 class Baseline(Closed):
@@ -143,7 +150,7 @@ class Baseline(Closed):
     """target: the method is run on the target; prior: on the prior, and the change is then added to the target."""
     scale: OneOrMore[Rate] = 1.0
     """With start prior: what the change is multiplied by; of a list, the best is chosen on validation rows."""
-    epochs: int | None = Field(None, ge=1)
+    epochs: int | None = Field(None, ge=1, le=MOST)
     """Passes over the forget rows, each of them a candidate on validation rows; default: vector.epochs, or 5 where that
     is auto."""
     learning_rate: Rate | None = None
@@ -176,21 +183,21 @@ class Demo(Closed):
     """People that only the target knows."""
     holdout: int = Field(8, ge=2)
     """People that no model knows."""
-    hidden_size: int = Field(256, ge=16, multiple_of=8)
+    hidden_size: int = Field(256, ge=16, le=8192, multiple_of=8)
     """Width of the Llama."""
-    layers: int = Field(2, ge=1)
+    layers: int = Field(2, ge=1, le=256)
     """Its layers."""
-    vocabulary: int = Field(512, ge=300)
+    vocabulary: int = Field(512, ge=300, le=MOST)
     """Size of the tokenizer that is trained on the prior's people."""
-    prior_epochs: int = Field(9, ge=1)
+    prior_epochs: int = Field(9, ge=1, le=MOST)
     """Epochs that make the prior out of random weights."""
-    tuning_epochs: int = Field(20, ge=1)
+    tuning_epochs: int = Field(20, ge=1, le=MOST)
     """Epochs that make target and ideal out of the prior."""
     prior_learning_rate: float = Field(2e-3, gt=0, allow_inf_nan=False)
     """Learning rate of the prior."""
     tuning_learning_rate: float = Field(5e-4, gt=0, allow_inf_nan=False)
     """Learning rate of target and ideal."""
-    batch_size: int = Field(32, ge=1)
+    batch_size: int = Field(32, ge=1, le=MOST)
     """Rows of one step."""
 
     @model_validator(mode="after")
@@ -242,7 +249,7 @@ class Recipe(Closed):
     """Make the models and the data first; for a try without any download."""
     output: str
     """Folder of the run."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=SEEDS)
     """Seed of every random choice."""
 
     @field_validator("prior")

@@ -9,6 +9,8 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from msa_lite.conditions import parse_condition
 from msa_lite.recipe.inputs import Closed, Data
 
+Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
 
 class Judge(Closed):
     """A language model that says which candidate an answer agrees with (tofu, restor)."""
@@ -24,11 +26,11 @@ class Judge(Closed):
     """acc_forget by a call of its own, in which the ideal's answer is no candidate."""
     batch: bool = False
     """Calls go through OpenAI's Batch API: half the price, up to 24 hours."""
-    concurrency: int = Field(8, ge=1)
+    concurrency: int = Field(8, ge=1, le=1000)
     """Calls under way at a time."""
-    timeout: float = Field(60.0, gt=0, allow_inf_nan=False)
+    timeout: float = Field(60.0, gt=0, le=86400, allow_inf_nan=False)
     """Seconds without a sign from the server after which a call is tried again."""
-    price: tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]] | None = None
+    price: tuple[Price, Price] | None = None
     """USD per million prompt and completion tokens, for the estimate; default: the list price, where it is known."""
 
 
@@ -53,9 +55,9 @@ class Evaluate(Closed):
     """Who judges generated answers."""
     compat: list[str] = []
     """Deviations of published code to repeat: open-unlearning, tofu, muse, restor, or single switches."""
-    limit: int | None = Field(None, ge=1)
+    limit: int | None = Field(None, ge=1, lt=2**63)
     """Score at most so many rows of each set (a seeded sample)."""
-    max_new_tokens: int = Field(200, ge=1)
+    max_new_tokens: int = Field(200, ge=1, le=1_000_000)
     """Length limit of generated answers to qa questions."""
 
     @model_validator(mode="after")

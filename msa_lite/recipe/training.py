@@ -11,6 +11,9 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo,
 from msa_lite.recipe.history import Count
 from msa_lite.recipe.inputs import Closed, Columns, Data, OneOrMore, Prompt, PromptOrKind
 
+MOST = 1_000_000  # rows of a batch, epochs, tokens of a row: beyond, a number is a slip
+SEEDS = 2**32  # of numpy
+
 
 def no_truth(value: object) -> object:
     """Return the value unless it is true or false, which Python has for numbers."""
@@ -20,9 +23,9 @@ def no_truth(value: object) -> object:
 
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(no_truth)]
-Positive = Annotated[int, Field(ge=1), BeforeValidator(no_truth)]
+Positive = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(no_truth)]
 """A whole number from 1 on."""
-Epochs = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_truth)]
+Epochs = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False), BeforeValidator(no_truth)]
 """A length in epochs, perhaps of none or of a part of one."""
 
 
@@ -33,7 +36,7 @@ class Tuning(Closed):
     """AdamW's weight decay."""
     micro_batch_size: Positive | Literal["auto"] = "auto"
     """Rows of one forward pass, a divisor of batch_size; auto: as many as fit."""
-    max_length: int = Field(512, ge=8)
+    max_length: int = Field(512, ge=8, le=MOST)
     """Longest row in tokens; longer ones are cut (qa) or split (text)."""
 
 
@@ -66,7 +69,7 @@ class Training(Tuning):
 class Stage(Training):
     """A stage of training. What it does not say is as `training` has it."""
 
-    name: str | None = Field(None, pattern=r"^\w[\w.-]*$")
+    name: str | None = Field(None, pattern=r"^\w[\w.-]*$", max_length=200)
     """Its folder is NUMBER-NAME; default: after the data."""
     data: OneOrMore[Data]
     """Rows to learn; a list of data sets is learnt together."""
@@ -83,7 +86,7 @@ class Stage(Training):
     def title(self) -> str:
         """The name, or one made from the data's."""
         last = PurePosixPath(self.sets[0].path).name
-        return self.name or re.sub(r"[^\w.-]+", "-", last.partition(".")[0].lower()).strip("-.") or "stage"
+        return self.name or re.sub(r"[^\w.-]+", "-", last.partition(".")[0].lower())[:200].strip("-.") or "stage"
 
     @model_validator(mode="after")
     def _counts_tokens_of_one_text(self) -> Stage:
@@ -95,7 +98,7 @@ class Stage(Training):
 class NewTokenizer(Closed):
     """A byte-level BPE tokenizer that is trained on the rows of the first stage."""
 
-    vocabulary: int = Field(ge=300)
+    vocabulary: int = Field(ge=300, le=MOST)
     """Its size at most; of a few rows, it comes to less."""
 
 
@@ -129,7 +132,7 @@ class TrainingRecipe(Closed):
     """Where training starts: a folder, repo[@revision], or {config, tokenizer} for a model from nothing."""
     training: Training = Training()
     """What holds for all stages that say nothing else."""
-    stages: list[Stage] = Field(min_length=1)
+    stages: list[Stage] = Field(min_length=1, max_length=1000)
     """What is learnt, one after the other. Every stage has an optimiser and a schedule of its own."""
     columns: Columns = Columns()
     """The columns of all data sets that name none of their own."""
@@ -139,7 +142,7 @@ class TrainingRecipe(Closed):
     """each: the models of all stages; last: that of the last alone, the others go when the next one is there."""
     output: str
     """Folder of the models."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=SEEDS - 1000)
     """Seed of every random choice: this one of the start model and of stage 1, one more of each stage after it, since
     equally many rows are shuffled alike by one seed."""
 

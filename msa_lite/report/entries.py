@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.errors import FormatError, MsaError, UsageError, join_faults
+from msa_lite.io.reading import local_path
 from msa_lite.report.metrics import REPORT_FILE, Metric, Report, load_report
 from msa_lite.report.published import Figure
 
@@ -98,11 +99,11 @@ def read_entries(paths: str | Path | Iterable[str | Path]) -> tuple[list[Entry],
 
 def _split_label(given: str) -> tuple[str | None, Path]:
     """LABEL=PATH in its parts; what is there as it is written is a path, whatever signs it has."""
-    whole = Path(given).expanduser()
+    whole = local_path(given)
     label, sign, path = given.partition("=")
     if not sign or whole.exists():
         return None, whole
-    return " ".join(label.split()), Path(path).expanduser()
+    return " ".join(label.split()), local_path(path)
 
 
 def _find(path: Path, label: str | None, notes: list[str]) -> Iterator[tuple[Path, Role | None, str | None]]:

@@ -57,7 +57,7 @@ def load_report(path: Path) -> Report:
     if not path.is_file():
         raise UsageError(f"{path}: no such report")
     try:
-        value = json.loads(path.read_text())
+        value = json.loads(path.read_text("utf-8"))
         metrics = {name: Metric(**item) for name, item in value["metrics"].items()}
         return Report(value["benchmark"], value["split"], metrics, value.get("settings", {}))
     except (ValueError, KeyError, TypeError, AttributeError) as error:

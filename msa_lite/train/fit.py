@@ -116,7 +116,7 @@ def fit_vector(
     with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
         facts |= fit.run_until(until, partial) if until else {"micro_batch_size": fit.run(partial)}
         for name, text in (extra_files or {}).items():
-            (partial / name).write_text(text)
+            (partial / name).write_text(text, "utf-8")
     return out
 
 
@@ -226,8 +226,14 @@ class _Fit:
             after_epoch=self.after_epoch,
             progress=self.progress,
             gauge=self.gauge,
-        ).run(load_model(self.source.folder, self.settings, self.source.added))
+        ).run(self._load())
         return micro
+
+    def _load(self) -> Any:
+        """Load the model to tune. Raises StageError when its files have changed since it was found."""
+        model = load_model(self.source.folder, self.settings, self.source.added)
+        self.source.check_unchanged()
+        return model
 
     def _micro_batches(self, partial: Path) -> Iterator[int]:
         """Sizes to try, largest first: all divisors of batch_size, from where an earlier attempt had got to."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from msa_lite.errors import UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG
 from msa_lite.io.hub import Source
+from msa_lite.io.loading import load_whole
 from msa_lite.io.manifest import discarded, write_json
 from msa_lite.io.quiet import without_bars
 from msa_lite.io.vocabulary import AddedRows
@@ -51,7 +52,7 @@ def load_model(folder: Path, settings: FitSettings, added: AddedRows | None = No
     added: rows for tokens of the target that it lacks.
     """
     import torch
-    from transformers import AutoModelForCausalLM, set_seed
+    from transformers import set_seed
 
     set_seed(settings.seed)
     cuda = torch.cuda.is_available()
@@ -61,8 +62,7 @@ def load_model(folder: Path, settings: FitSettings, added: AddedRows | None = No
     if settings.mode == "qlora":
         compute = torch.bfloat16 if has_bf16() else torch.float32
         kwargs |= {"dtype": compute, "device_map": {"": 0 if cuda else "cpu"}, "quantization_config": nf4()}
-    with without_bars():
-        model = AutoModelForCausalLM.from_pretrained(folder, **kwargs)
+    model = load_whole(folder, **kwargs)
     model.config.use_cache = False
     if added:
         extend(model, added)
@@ -110,7 +110,7 @@ def save_model(model: Any, source: Source, partial: Path, tokenizer: Any, settin
     if source.added:
         cut_adapter(partial, source.added)
     (partial / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
-    config = json.loads((partial / ADAPTER_CONFIG).read_text())
+    config = json.loads((partial / ADAPTER_CONFIG).read_text("utf-8"))
     config["base_model_name_or_path"] = source.name.partition("@")[0]
     config["revision"] = None if source.revision.startswith("sha256:") else source.revision
     if isinstance(config["target_modules"], list):

@@ -8,8 +8,11 @@ from typing import Any
 
 from msa_lite.data import Row, Template, check_vocabulary
 from msa_lite.errors import UsageError, join_faults, nearest
+from msa_lite.io.loading import too_large
 from msa_lite.io.manifest import stage_folder
 from msa_lite.io.quiet import without_bars
+
+_MOST_LAYERS, _WIDEST = 1000, 1 << 20
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
@@ -63,6 +66,8 @@ def make_config(values: Mapping[str, Any], tokenizer: Any) -> Any:
     if unknown := [key for key in values if key not in known]:
         faults = (f"{key}: unknown key{nearest(key, known)}" for key in unknown)
         raise UsageError(join_faults(f"model.config of a {kind}:", faults))
+    if sizes := [*too_large(values, _MOST_LAYERS, _WIDEST)]:
+        raise UsageError(join_faults("model.config: larger than any model that is trained here:", sizes))
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     given = {"vocab_size": len(tokenizer), **special, **{k: v for k, v in values.items() if k != "model_type"}}
     try:

@@ -43,7 +43,7 @@ class Hub:
             cwd=self.home.parent,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=600,
         )
 
     def python(self, code: str, offline: bool = False) -> Any:

@@ -126,7 +126,7 @@ def test_helpers_score_points_of_a_search(
     helper = threading.Thread(target=help_sweep, args=(recipe, msa_plan(recipe)), daemon=True)
     helper.start()
     assert msa_lite.sweep(given) is not None
-    helper.join(timeout=60)
+    helper.join(timeout=600)
     assert not helper.is_alive()
     assert choice_of(tmp_path / "run") == whole
     assert len(loaded) == len(whole["scores"])

@@ -25,7 +25,7 @@ from msa_lite.io.hub import fetch
 from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
 from msa_lite.pipeline import RunResult
 from msa_lite.recipe import load_recipe
-from tests.command import run_cli
+from tests.forks import fork_cli
 
 
 @dataclass
@@ -301,10 +301,10 @@ def test_the_command_prints_a_table_or_one_json_object(runs: Runs, tmp_path: Pat
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(dict(runs.recipe)))
     before = times(runs.folder)
-    done = run_cli("baseline", "npo", str(path), "--json")
+    done = fork_cli("baseline", "npo", str(path), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(json.dumps(runs.results["npo"].as_dict()))
-    table = run_cli("baseline", "npo", str(path))
+    table = fork_cli("baseline", "npo", str(path))
     assert table.returncode == 0, table.stderr
     chosen = ", ".join(f"{key} {value}" for key, value in runs.results["npo"].chosen.items())
     assert f"npo: {chosen}; scores on test rows" in " ".join(table.stdout.split())

@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ import yaml
 import msa_lite
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.io.manifest import hash_file
-from tests.command import run_cli
 from tests.e2e.conftest import PEOPLE, SHORT
+from tests.forks import fork_cli, fork_script
 
 
 def write(recipe: dict[str, Any], folder: Path) -> str:
@@ -46,8 +45,7 @@ sys.exit(_run(["baseline", "npo", *sys.argv[4:]]))
 
 def stopped(path: str, label: str, step: int, number: int = signal.SIGKILL) -> subprocess.CompletedProcess[str]:
     """`msa-lite baseline npo`, ended by a signal where its progress gets to a step; stdout: all progress till then."""
-    command = [sys.executable, "-c", STOPPER, label, str(step), str(int(number)), path]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return fork_script(STOPPER, label, str(step), str(int(number)), path)
 
 
 def test_a_baseline_that_is_stopped_goes_on_where_it_was_and_ends_in_the_same_model(
@@ -187,7 +185,7 @@ def test_bad_input_is_refused_before_anything_is_written(
 
 
 def test_a_refusal_is_a_message_and_an_exit_code(small: dict[str, Any], tmp_path: Path) -> None:
-    done = run_cli("baseline", "simpo", write(small, tmp_path))
+    done = fork_cli("baseline", "simpo", write(small, tmp_path))
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"error: no method 'simpo' \(did you mean 'simnpo'\?\); choose from .*\n", done.stderr)
 
@@ -282,6 +280,17 @@ def test_the_demo_takes_baselines_before_and_after_its_own_run(first: str, tmp_p
     assert (tmp_path / "run/baselines/grad_diff/report.md").is_file()
 
 
+# The command line, with a loss as if it stood in losses.py, and its entry as if it stood in METHODS.
+WITH_METHOD = """
+import sys
+from msa_lite.baselines import losses, methods
+from msa_lite.cli import _run
+exec(sys.argv[1], vars(losses))
+methods.METHODS |= eval("{" + sys.argv[2] + "}", vars(methods))
+sys.exit(_run(sys.argv[3:]))
+"""
+
+
 def test_the_method_that_contributing_adds_runs(small: dict[str, Any], tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     text = (root / ".github/CONTRIBUTING.md").read_text()
@@ -291,18 +300,9 @@ def test_the_method_that_contributing_adds_runs(small: dict[str, Any], tmp_path:
     assert block is not None
     assert command is not None
     assert re.fullmatch(rf'"{command[1].split()[1]}": Method\(losses\.\w+, "labels"\),', block[2])
-    package = tmp_path / "package/msa_lite"
-    shutil.copytree(root / "msa_lite", package, ignore=shutil.ignore_patterns("__pycache__"))
-    (package / "baselines/losses.py").open("a").write(f"\n\n{block[1]}\n")
-    methods = package / "baselines/methods.py"
-    table = methods.read_text()
-    assert table.count("METHODS = {\n") == 1
-    methods.write_text(table.replace("METHODS = {\n", f"METHODS = {{\n    {block[2]}\n"))
     small |= {"evaluate": None}
     words = command[1].replace("RECIPE.yaml", write(small, tmp_path)).split()
-    done = subprocess.run(
-        [sys.executable, "-m", "msa_lite", *words, "--json"], cwd=package.parent, capture_output=True, text=True
-    )
+    done = fork_script(WITH_METHOD, block[1], block[2], *words, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["method"] == words[1]

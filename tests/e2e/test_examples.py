@@ -16,6 +16,7 @@ def test_there_is_a_test_for_every_example() -> None:
     assert {path.name for path in (ROOT / "examples").glob("*.py")} == {"benchmark_small.py"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="no benchmark rows in ../shared/data")
 @pytest.mark.parametrize(
     ("benchmark", "folder", "metric", "baselines"),

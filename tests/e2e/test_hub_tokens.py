@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from safetensors.numpy import save
 
 from msa_lite.recipe import load_recipe
 from tests.e2e.hub import Hub
+from tests.forks import fork_cli
 
 REPO = "models/org/olmo"
 EARLY, LATE = "stage1-step920000-tokens3859B", "stage1-step928646-tokens3896B"
@@ -102,10 +101,6 @@ def test_a_merge_takes_numbers_for_every_model_and_records_commits(
     assert "tokens=" not in printed.stdout
 
 
-def msa(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "msa_lite", *args], capture_output=True, text=True)
-
-
 @pytest.fixture
 def with_history(recipe: dict[str, Any], history: Path) -> dict[str, Any]:
     """The recipe with a history in the place of its prior; the target, saved after the exposure, stands for another."""
@@ -130,7 +125,7 @@ def test_a_run_takes_the_prior_from_its_history_says_why_and_resumes(
         f"prior: {history / 'prior'}, seen 20k tokens: the latest of 2 checkpoints from before the forget data first "
         "came in at 25k tokens (5k tokens before; 1 later checkpoint has seen it)"
     )
-    done = msa("run", str(path), "--json")
+    done = fork_cli("run", str(path), "--json")
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[1] == why  # below the line that says what is run
     assert set(json.loads(done.stdout)["metrics"]) == {"target", "ideal", "unlearned"}
@@ -140,10 +135,10 @@ def test_a_run_takes_the_prior_from_its_history_says_why_and_resumes(
     assert (pinned.prior, pinned.history) == (str(history / "prior"), None)
 
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("manifest.json")}
-    again = msa(str(resolved))
+    again = fork_cli(str(resolved))
     assert (again.returncode, why in again.stderr) == (0, False)
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "run").rglob("manifest.json")} == before
-    printed = msa("mergekit", str(path))
+    printed = fork_cli("mergekit", str(path))
     assert (printed.returncode, printed.stderr.strip()) == (0, why)
 
 
@@ -154,6 +149,6 @@ def test_a_history_without_a_prior_stops_before_anything_is_written(
     with_history["history"]["exposure"] = "15k"
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(with_history))
-    done = msa(str(path))
+    done = fork_cli(str(path))
     assert (done.returncode, done.stdout, (tmp_path / "run").exists()) == (2, "", False)
     assert "was saved at 20k tokens, 5k tokens too late" in done.stderr

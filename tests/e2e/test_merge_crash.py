@@ -154,7 +154,7 @@ def test_a_second_process_is_told_about_the_first(
             merge(**(call | {"alpha": 2.0}))
     finally:
         (signs / "go").touch()
-        assert first.wait(60) == 0
+        assert first.wait(600) == 0
     assert contents(tmp_path / "out") == undisturbed
 
 

@@ -80,6 +80,7 @@ def load_rows(path: Path) -> Rows:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_deletion_request_succeeds_with_no_setting_changed(pair: Path, tmp_path: Path, call_cli: CallCli) -> None:
     delete, keep = load_rows(pair / "delete.jsonl"), load_rows(pair / "keep.jsonl")
     before = recited(pair / "finetuned", delete)

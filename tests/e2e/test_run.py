@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,12 +20,9 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
 from msa_lite.pipeline import run_vectors
 from msa_lite.recipe import load_recipe
+from tests.command import run_cli
 from tests.e2e.conftest import PEOPLE, SHORT, CallCli
-
-
-def msa(*args: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    """The command line, in a process of its own."""
-    return subprocess.run([sys.executable, "-m", "msa_lite", *args], capture_output=True, text=True, **kwargs)
+from tests.forks import fork_cli, fork_script
 
 
 def write(recipe: dict[str, Any], folder: Path) -> str:
@@ -44,7 +38,7 @@ def hashes(run: Path) -> dict[str, str]:
 
 
 def test_a_recipe_becomes_a_model_and_a_report(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:
-    done = msa(write(recipe, tmp_path))
+    done = fork_cli(write(recipe, tmp_path))
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
     for stage in (
@@ -76,7 +70,7 @@ def test_a_recipe_becomes_a_model_and_a_report(recipe: dict[str, Any], history: 
 def test_json_is_all_that_stands_on_stdout(recipe: dict[str, Any], tmp_path: Path) -> None:
     path = write(recipe, tmp_path)
     msa_lite.run(path)
-    again = msa("run", path, "--json")
+    again = fork_cli("run", path, "--json")
     result = json.loads(again.stdout)
     assert (result["alpha"], result["beta"]) == (1.0, 0.5)
     assert set(result["metrics"]) == {"target", "ideal", "unlearned"}
@@ -143,7 +137,7 @@ def test_full_mode_and_text_go_the_same_way(recipe: dict[str, Any], history: Pat
 
 def test_vectors_can_be_fitted_alone(recipe: dict[str, Any], tmp_path: Path) -> None:
     assert [path.name for path in run_vectors(recipe, "forget")] == ["forget"]
-    done = msa("vector", write(recipe, tmp_path), "--json")
+    done = fork_cli("vector", write(recipe, tmp_path), "--json")
     assert set(json.loads(done.stdout)["vectors"]) == {"forget", "retain"}
     del recipe["retain"]
     with pytest.raises(UsageError, match="no retain set"):
@@ -174,11 +168,11 @@ def test_a_killed_run_ends_in_the_same_hashes(
     """Kills while a merge goes on: test_merge_crash."""
     whole = msa_lite.run(recipe | {"output": str(tmp_path / "whole")}).folder
     path = write(recipe, tmp_path)
-    killed = subprocess.run([sys.executable, "-c", KILLER, path, label, str(step)], capture_output=True)
+    killed = fork_script(KILLER, path, label, str(step))
     assert killed.returncode == -signal.SIGKILL
     assert (tmp_path / "run" / left).is_dir()
     assert not (tmp_path / "run" / left.removesuffix(".partial")).exists()
-    again = msa(path)
+    again = fork_cli(path)
     assert again.returncode == 0, again.stderr
     assert hashes(tmp_path / "run") == hashes(whole)
 
@@ -193,7 +187,7 @@ def test_interrupting_exits_with_130_and_leaves_no_half_folder(recipe: dict[str,
         "sys.exit(_run([sys.argv[1]]))\n"
     )
     path = write(recipe, tmp_path)
-    done = subprocess.run([sys.executable, "-c", code, path, "merge", "1"], capture_output=True, text=True)
+    done = fork_script(code, path, "merge", "1")
     assert done.returncode == 130, done.stderr
     assert "interrupted" in done.stderr
     run = tmp_path / "run"
@@ -305,12 +299,12 @@ def test_the_demo_makes_its_own_history_and_keeps_it(tmp_path: Path) -> None:
         },
         tmp_path,
     )
-    done = msa("run", recipe, "--json", env=os.environ | {"HF_HUB_OFFLINE": "1"})
+    done = run_cli("run", recipe, "--json")  # a new process, so that what is printed by imports is here
     assert done.returncode == 0, done.stderr
     assert done.stdout[0] == "{"  # nothing else on stdout, from whatever library
     made = {p: p.stat().st_mtime_ns for p in (tmp_path / "run/history").rglob("*.safetensors")}
     assert len(made) == 4
-    assert msa(recipe, "forget.alpha=0.5").returncode == 0
+    assert fork_cli(recipe, "forget.alpha=0.5").returncode == 0
     assert {p: p.stat().st_mtime_ns for p in made} == made
 
 
@@ -333,9 +327,9 @@ def test_evaluate_scores_any_model_beside_an_ideal_or_its_report(
 
 def test_verify_finds_a_changed_file(recipe: dict[str, Any]) -> None:
     folder = msa_lite.run(recipe | {"evaluate": None}).merged.folder
-    assert msa("verify", str(folder)).returncode == 0
+    assert fork_cli("verify", str(folder)).returncode == 0
     (folder / "config.json").write_text("{}")
-    done = msa("verify", str(folder))
+    done = fork_cli("verify", str(folder))
     assert done.returncode == 3
     assert "config.json" in done.stderr
 

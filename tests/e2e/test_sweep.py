@@ -6,7 +6,6 @@ import csv
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.manifest import hash_file, verify_folder
 from msa_lite.report import load_report
 from tests.e2e.conftest import sweep_recipe
+from tests.forks import fork_script
 
 TOFU = Path(__file__).parents[3] / "shared" / "data" / "tofu"
 MODELS = ("ideal", "target", "unlearned")
@@ -226,11 +226,7 @@ def test_a_killed_sweep_goes_on_and_ends_in_the_same_hashes(
     for output in outputs:
         shutil.copytree(whole.folder / "vectors", output / "vectors")
         shutil.copy(whole.folder / "recipe.yaml", output)
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "recipe.yaml"), *map(str, outputs)],
-        capture_output=True,
-        text=True,
-    )
+    killed = fork_script(KILLED, str(tmp_path / "recipe.yaml"), *map(str, outputs))
     assert killed.returncode == 0, killed.stderr
     loaded: list[Any] = []
     monkeypatch.setattr(validation, "Runner", lambda model: loaded.append(model) or Runner(model))

@@ -88,7 +88,7 @@ def launch(*command: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True, **options) as process:
         try:
-            said, told = process.communicate(timeout=120)
+            said, told = process.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -113,6 +113,7 @@ def scorers(stderr: str) -> dict[str, set[str]]:
     return {process: set(names) for process, names in found.items()}
 
 
+@pytest.mark.slow
 def test_processes_share_a_sweep_from_nothing(path: str, meeting: list[str], alone: Path, tmp_path: Path) -> None:
     done = launch(*TORCHRUN, *meeting, "-v", "sweep", path, "--json")
     assert done.returncode == 0, done.stderr
@@ -142,7 +143,7 @@ def test_a_helper_is_not_taken_in_by_an_earlier_sweep(history: Path, alone: Path
     for part in ("vectors", "sweep"):
         (tmp_path / "run" / part).rename(tmp_path / f"earlier-{part}")
         (tmp_path / "changed" / part).rename(tmp_path / "run" / part)
-    helper.join(timeout=30)
+    helper.join(timeout=600)
     assert not helper.is_alive()
 
 
@@ -153,10 +154,11 @@ def test_a_demo_is_left_to_the_first_process(history: Path, alone: Path, tmp_pat
     people = {"prior": 8, "retain": 8, "forget": 4, "holdout": 4}
     changed = sweep_recipe(tmp_path / "run/history", tmp_path / "run") | {"demo": people, "seed": 1}
     helper = helping(load_recipe(changed))
-    helper.join(timeout=10)
+    helper.join(timeout=600)
     assert not helper.is_alive()
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_recipe_ends_all_processes(path: str, tmp_path: Path) -> None:
     done = launch(*TORCHRUN, "-m", "msa_lite", "sweep", path, "forget.data.columns.question=none")
     assert done.returncode != 0
@@ -181,10 +183,11 @@ def workers_in(folder: Path) -> list[int]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 240  # for a busy machine; what never comes is an error
-    while not condition():
-        assert time.monotonic() < end
+    for _ in range(12_000):  # ten minutes, for a busy machine; what never comes is an error
+        if condition():
+            return
         time.sleep(0.05)
+    raise TimeoutError("what was waited for did not come")
 
 
 @pytest.fixture
@@ -198,6 +201,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="workers are found in /proc")
 def test_two_workers_of_ray_score_the_points_and_one_that_is_killed_is_told(
     cluster: None, path: str, alone: Path, tmp_path: Path
@@ -213,7 +217,7 @@ def test_two_workers_of_ray_score_the_points_and_one_that_is_killed_is_told(
             wait_for(lambda: len(workers_in(tmp_path)) == 2)
             os.kill(workers_in(tmp_path)[0], signal.SIGKILL)
             with pytest.raises(StageError, match=r"a worker of the sweep failed \(.*\); points that are scored stay"):
-                first.result(timeout=60)
+                first.result(timeout=600)
             wait_for(lambda: not workers_in(tmp_path))  # the cluster is the caller's, and runs on
     before = {report: report.stat().st_mtime_ns for report in partial.glob("*/report.json")}
     assert msa_lite.sweep(path, ray_workers=2) is not None

@@ -12,10 +12,10 @@ import yaml
 import msa_lite
 from msa_lite.demo import make_groups
 from msa_lite.io.manifest import verify_folder
-from tests.command import run_cli
 from tests.conftest import tiny_tokenizer
 from tests.e2e.conftest import CallCli
 from tests.e2e.hub import Hub
+from tests.forks import fork_cli
 
 
 def write(recipe: dict[str, Any], path: Path) -> str:
@@ -68,10 +68,10 @@ def test_a_history_is_trained_and_the_target_unlearned_with_a_stage_of_it(
 
 
 def test_a_recipe_for_the_other_command_says_which(tmp_path: Path) -> None:
-    other = run_cli("train", "quickstart")
+    other = fork_cli("train", "quickstart")
     assert (other.returncode, other.stdout) == (2, "")
     assert "is the recipe of an unlearning run; `msa-lite run` takes it" in other.stderr
-    assert "is the recipe of a training in stages; `msa-lite train` takes it" in run_cli("train/small").stderr
+    assert "is the recipe of a training in stages; `msa-lite train` takes it" in fork_cli("train/small").stderr
 
 
 CARD = "---\nconfigs:\n- config_name: en\n  data_files:\n  - {split: train, path: 'en/*.jsonl.gz'}\n---\n"

@@ -21,7 +21,7 @@ from msa_lite.job import prepare
 from msa_lite.pipeline.exposure import CHEAP_ROWS, cheap_probe
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.recipe import load_recipe
-from tests.command import run_cli
+from tests.forks import fork_cli
 
 # Enough rows for an interval that ends below what counts as a sign; the models learn them in seconds.
 PEOPLE = {"prior": 24, "retain": 4, "forget": 16, "holdout": 16}
@@ -74,7 +74,7 @@ def test_the_command_prints_a_table_and_a_line_for_each_model(asked: dict[str, A
     table = CliRunner().invoke(command, [str(recipe)], obj=True, catch_exceptions=False)
     assert "96 forget rows against 96 holdout rows" in table.stdout
     assert f"prior ({asked['prior']}): shows no signs" in table.stdout
-    again = run_cli("probe", str(recipe), "--json")
+    again = fork_cli("probe", str(recipe), "--json")
     assert again.returncode == 0, again.stderr
     assert "probe: prior" not in again.stderr, "a probed model was asked again"
     found = json.loads(again.stdout)

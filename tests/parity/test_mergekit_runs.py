@@ -195,7 +195,7 @@ def test_names_with_mergekits_own_marks_run_from_a_shell(
     command = command_line(str(folder / "it's.yml"), str(folder / "out"), adapters=True)
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
-        command, shell=True, env={**os.environ, "PATH": paths}, capture_output=True, text=True, timeout=300
+        command, shell=True, env={**os.environ, "PATH": paths}, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     theirs, ours = load_weights(folder / "out"), merge_here(request, tmp_path / "ours")

@@ -173,7 +173,7 @@ def test_processes_that_try_points_by_way_of_the_disk_take_turns(mixtral: Job, t
             with pytest.raises(Waited):
                 ours.result(timeout=1)
             assert theirs.is_file()
-        assert ours.result(timeout=60) is not None
+        assert ours.result(timeout=600) is not None
     assert not theirs.parent.exists()
 
 

@@ -32,12 +32,13 @@ NAMES = [TARGET, *map(candidate_name, POINTS)]
 class Counted(Validation):
     """Validation rows on which a "model" is what it scores; who scored which is kept."""
 
-    seconds: float = 0.0
+    meet: int = 0  # who is done with a first point waits until so many have begun one
     scored: list[tuple[str, str]] = field(default_factory=list)
 
     def score_into(self, folder: Path, load: Any, about: Any = None, whole: bool = False) -> Report:
         self.scored.append((folder.name, threading.current_thread().name))
-        time.sleep(self.seconds)
+        while len({who for _, who in self.scored}) < self.meet:
+            time.sleep(0.01)
         forget: float = load()
         if forget != forget:
             raise NotFiniteError("no numbers")
@@ -185,13 +186,13 @@ def test_one_chooses_and_others_help_until_all_is_scored(validation: Counted, tm
     alone = choose(
         Candidates(POINTS, strength, "of nothing", refine=refine), validation, tmp_path / "alone", "choosing"
     )
-    scored, validation = validation.names, replace(validation, seconds=0.05, scored=[])
+    scored, validation = validation.names, replace(validation, meet=2, scored=[])
     (tmp_path / "sweep.partial").mkdir()  # where the first one opens its work
     helpers = [choosing(validation, tmp_path / "sweep", refine=refine) for _ in range(2)]
     candidates = Candidates(POINTS, strength, "of nothing", refine=refine)
     together = choose(candidates, validation, tmp_path / "sweep", "choosing")
     for helper in helpers:
-        helper.join(timeout=10)
+        helper.join(timeout=600)
         assert not helper.is_alive()
     assert together == alone
     assert validation.names == scored  # none twice
@@ -205,7 +206,7 @@ def test_who_comes_when_the_choice_is_made_has_nothing_to_do(validation: Counted
     choose(Candidates(POINTS, strength, "of nothing"), validation, tmp_path / "sweep", "choosing")
     scored = len(validation.scored)
     helper = choosing(validation, tmp_path / "sweep")
-    helper.join(timeout=10)
+    helper.join(timeout=600)
     assert not helper.is_alive()
     assert len(validation.scored) == scored
     assert not (tmp_path / "sweep.partial").exists()
@@ -228,12 +229,13 @@ def test_who_computes_other_inputs_raises_where_the_work_is_open_by_now_and_else
     with pytest.raises(StageError, match=fault):
         help_choose(lambda: (work.candidates, validation), tmp_path / "sweep", opened=True)
     helper = choosing(validation, tmp_path / "sweep")
-    helper.join(timeout=1)
+    while not caplog.records:
+        time.sleep(0.01)
     assert helper.is_alive()
     assert [fault in record.message for record in caplog.records] == [True]
     assert validation.scored == []
     choose(work.candidates, validation, tmp_path / "sweep", "choosing")
-    helper.join(timeout=10)
+    helper.join(timeout=600)
     assert not helper.is_alive()
 
 
@@ -245,7 +247,7 @@ def test_a_crew_does_it_all_in_the_place_of_who_chooses(validation: Counted, tmp
         assert (folder / WORK).is_file()
         helper = choosing(validation, tmp_path / "sweep")
         yield lambda: None
-        helper.join(timeout=10)
+        helper.join(timeout=600)
 
     choice = choose(candidates, validation, tmp_path / "sweep", "choosing", crew=crew)
     assert choice.values == {"alpha": 2.0, "beta": 0.0}

@@ -13,10 +13,12 @@ import click
 import pytest
 
 from msa_lite import cli
+from msa_lite.cli import output
 from msa_lite.cli.faults import report_error
 from msa_lite.cli.output import print_start
 from msa_lite.errors import StageError, UsageError
 from msa_lite.io.disk import disk_fault
+from msa_lite.io.display import Notices
 from tests.command import run_cli
 
 Call = Callable[..., tuple[int, str, str]]
@@ -28,6 +30,7 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     logger = logging.getLogger("msa_lite")
     for name in ("propagate", "handlers", "level"):
         monkeypatch.setattr(logger, name, getattr(logger, name))
+    monkeypatch.setattr(output, "_notices", Notices())  # that of an earlier command may have seen its progress
 
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()

@@ -42,7 +42,7 @@ def changed(one: Any, other: Any, name: str = "") -> set[str]:
         return {found for key in one for found in changed(one[key], other[key], key)}
     if isinstance(one, list) and len(one) == len(other):
         return {found for a, b in zip(one, other, strict=True) for found in changed(a, b, name)}
-    return set() if one == (pytest.approx(other, abs=1e-6) if isinstance(other, float) else other) else {name}
+    return set() if one == (pytest.approx(other, abs=1e-6, rel=1e-6) if isinstance(other, float) else other) else {name}
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_ends_of_turn_are_hidden_on_request_where_they_are_the_padding(tmp_path:
     for tofu, hidden in ((plain, None), (switched, end)):
         for item, record in zip(tofu.sets["forget"].items, run(tofu), strict=True):
             wanted = plain_scores(model, item.texts["answer"][0], hidden).log_probs
-            assert record["scores"]["answer"][0]["loss"] == pytest.approx(-wanted.mean(), abs=1e-5)
+            assert record["scores"]["answer"][0]["loss"] == pytest.approx(-wanted.mean(), abs=1e-5, rel=1e-5)
             assert record["generated"] == plain_answer(model, padded, item.prompt or [], 6, hidden)
     assert {"probability", "truth_ratio"} <= changed(run(plain), run(switched))
 

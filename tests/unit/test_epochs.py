@@ -58,6 +58,11 @@ def test_what_meets_no_condition_is_kept_before_what_is_broken_and_meets_all(tmp
     assert best(tmp_path, rule)(None, 2, scored(tmp_path, (0.6, 0.9), (0.0, 0.0))) == Kept(frozenset([1]), go_on=False)
 
 
+def test_of_equal_epochs_the_first_is_kept(tmp_path: Path) -> None:
+    scores, say = scored(tmp_path, (0.6, 0.9), (0.4, 0.9), (0.4, 0.9), (0.4, 0.9)), best(tmp_path)
+    assert [say(None, epoch, scores).epochs for epoch in (2, 3, 4)] == [frozenset([2])] * 3
+
+
 @pytest.mark.parametrize("first", [1, 2])
 def test_a_first_epoch_that_is_broken_is_all_there_is(first: int, tmp_path: Path) -> None:
     """Epochs before the `first` are no candidates."""

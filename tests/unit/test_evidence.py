@@ -94,6 +94,26 @@ def test_an_interval_needs_two_rows_and_knows_its_direction() -> None:
     assert not surely_misses([(1.0, 1.0), (0.0, 1.0)], 0.95, at_least=True)
 
 
+@pytest.mark.parametrize(("miss", "surely"), [(1.30, False), (1.40, True)])
+def test_the_interval_is_of_95_percent_on_one_side(miss: float, surely: bool) -> None:
+    # −miss ± 1 by turns: deviation √(4/3), error √(4/3)/2 = 0.577. Student's t of three degrees is 2.353 at 95 %, so
+    # the border is 1.359; it is 0.946 at 90 % and 1.837 at 97.5 %.
+    pairs = [(5 - miss + (1 if i % 2 else -1), 5.0) for i in range(4)]
+    assert surely_misses(pairs, 1.0, at_least=True) == surely
+    assert surely_misses([(10 - own, 5.0) for own, _ in pairs], 1.0, at_least=False) == surely
+
+
+@pytest.mark.parametrize("text", [">= 0.3", "<= 0.3", ">= 0.6 * target", "<= 0.6 * ideal", ">= 300", "<= 300"])
+@pytest.mark.parametrize(("beyond", "wanted"), [(0.0, 0.0), (1e-12, 0.0), (1e-10, 0.0), (1e-7, 1e-7), (0.5, 0.5)])
+def test_a_billionth_of_a_bound_is_forgiven_and_no_more(text: str, beyond: float, wanted: float) -> None:
+    condition, bound = Condition.parse("accuracy_r", text), 300.0 if "300" in text else 0.3
+    value = bound * (1 - beyond if condition.at_least else 1 + beyond)
+    found = condition.shortfall({"accuracy_r": value}, {"accuracy_r": 0.5}, {"accuracy_r": 0.5})
+    assert found == pytest.approx(wanted, rel=1e-4)
+    better = bound * (1 + beyond if condition.at_least else 1 - beyond)
+    assert condition.shortfall({"accuracy_r": better}, {"accuracy_r": 0.5}, {"accuracy_r": 0.5}) == 0
+
+
 def test_conditions_beside_the_target_know_the_noise_too() -> None:
     rule = Constrained("extraction_strength", False, (Condition.parse("accuracy_r", ">= 0.95 * target"),))
     for rows, lost, met in ((16, 1, True), (400, 38, False)):

@@ -74,7 +74,7 @@ def assert_equal(found: Sequence[Sequence[TokenScores]], wanted: Sequence[Sequen
         for mine, plain in zip(one, other, strict=True):
             assert mine.z is not None
             assert plain.z is not None
-            assert mine.log_probs == pytest.approx(plain.log_probs, abs=1e-5)
+            assert mine.log_probs == pytest.approx(plain.log_probs, abs=1e-5, rel=1e-5)
             assert mine.matches.tolist() == plain.matches.tolist()
             assert mine.z == pytest.approx(plain.z, abs=1e-4, rel=1e-5)
 
@@ -163,7 +163,7 @@ def test_a_uniform_prediction_is_no_surprise_either_way() -> None:
         model.get_output_embeddings().weight.zero_()
     for one in score(model, BUNDLES[:1])[0]:
         # Each of 300 tokens has log(1/300); none is above or below the mean.
-        assert one.log_probs == pytest.approx(-np.log(VOCABULARY), abs=1e-5)
+        assert one.log_probs == pytest.approx(-np.log(VOCABULARY), abs=1e-5, rel=1e-5)
         assert one.z == pytest.approx(0, abs=1e-3)
 
 

@@ -142,7 +142,7 @@ def test_choices_are_those_of_a_plain_loop_and_everything_is_kept(source: Source
     assert [sample["acc"] for sample in samples] == expected["places/acc"]
     model = load_plain(source.folder)
     likelihoods = [plain_likelihood(model, prompt(QUESTIONS[0]), f" {choice}") for choice in CHOICES]
-    assert [float(pair[0]) for pair in samples[0]["filtered_resps"]] == pytest.approx(likelihoods, abs=1e-4)
+    assert [float(pair[0]) for pair in samples[0]["filtered_resps"]] == pytest.approx(likelihoods, abs=1e-4, rel=1e-4)
 
 
 def test_a_finished_folder_is_read_and_one_of_other_inputs_is_made_again(
@@ -258,6 +258,25 @@ def test_what_fails_leaves_no_folder(
     with pytest.raises(error, match=message):
         evaluate_harness(source, tasks, tmp_path / "out", task_folder=folder)
     assert not list(tmp_path.glob("out*"))
+
+
+def test_every_setting_reaches_the_harness(
+    source: Source, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def evaluate(**settings: Any) -> None:
+        given.update(settings)
+        raise RuntimeError("that will do")
+
+    monkeypatch.setattr("lm_eval.simple_evaluate", evaluate)
+    options = {"limit": 5, "few_shot": 2, "seed": 11}
+    with pytest.raises(StageError, match="that will do"):
+        evaluate_harness(source, ["places"], tmp_path / "out", task_folder=folder, **options)
+    seeds = {key: value for key, value in given.items() if key.endswith("_seed")}
+    assert seeds == dict.fromkeys(("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed"), 11)
+    assert (given["limit"], given["num_fewshot"]) == (5, 2)
+    assert [task.config.task for task in given["tasks"]] == ["places"]
 
 
 def test_several_processes_are_refused(

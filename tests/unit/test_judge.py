@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from msa_lite.errors import StageError
-from msa_lite.evals.judge import Ask, JudgeSettings, Usage, Verdict, batch, open_judge, openai_judge
+from msa_lite.evals.judge import Ask, JudgeSettings, Usage, Verdict, batch, limits, open_judge, openai_judge
 from msa_lite.evals.judge.limits import read_duration
 from msa_lite.io.progress import silent
 from tests.judge_server import COMPLETION_TOKENS, PROMPT_TOKENS, RETRY_NOW, JudgeServer, Step, letters, tofu_asks
@@ -109,36 +108,54 @@ def test_passing_faults_are_tried_again(server: JudgeServer, get: Get, fault: St
     assert (letters(verdicts), usage.calls, len(server.calls)) == (right, 1, 3)
 
 
-@pytest.mark.parametrize(
-    "fault", [Step(drop=True), Step(cut=20), Step(delay=2.0), Step(body=b'{"choices": [{"mess')], ids=str
-)
-def test_dropped_cut_and_late_replies_are_tried_again(server: JudgeServer, get: Get, fault: Step) -> None:
+@pytest.mark.parametrize("fault", [Step(drop=True), Step(cut=20), Step(body=b'{"choices": [{"mess')], ids=str)
+def test_dropped_and_cut_replies_are_tried_again(server: JudgeServer, get: Get, fault: Step) -> None:
     server.script = [fault]
     asks, right = tofu_asks(1)
-    verdicts, _ = get(asks, timeout=0.4)
-    assert (letters(verdicts), len(server.calls)) == (right, 2)
+    assert (letters(get(asks)[0]), len(server.calls)) == (right, 2)
+
+
+def test_late_replies_are_tried_again(server: JudgeServer, get: Get) -> None:
+    server.script = [Step(delay=600)]
+    asks, right = tofu_asks(1)
+    assert letters(get(asks, timeout=0.5)[0]) == right
+    assert len(server.calls) >= 2  # on a busy machine others may be late as well
 
 
 @pytest.mark.parametrize("headers", [{"retry-after": "0.3"}, {"retry-after-ms": "300", "retry-after": "30"}])
-def test_the_server_says_how_long_to_wait(server: JudgeServer, get: Get, headers: dict[str, str]) -> None:
+def test_the_server_says_how_long_to_wait(
+    server: JudgeServer, get: Get, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    monkeypatch.setattr("anyio.sleep", sleep)
     server.script = [Step(status=429, headers=headers)]
-    start = time.monotonic()
     get(tofu_asks(1)[0])
-    assert 0.29 < time.monotonic() - start < 5
+    assert waits == pytest.approx([0.3])
 
 
-def test_no_call_is_made_before_the_rate_limit_is_reset(server: JudgeServer, get: Get) -> None:
-    times: list[float] = []
-    server.on_request = lambda method, path: times.append(time.monotonic())
+def test_no_call_is_made_before_the_rate_limit_is_reset(
+    server: JudgeServer, get: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, events = [0.0], list[object]()
+
+    async def sleep(seconds: float) -> None:
+        events.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr(limits, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    server.on_request = lambda method, path: events.append("call")
     nothing_left = {"x-ratelimit-remaining-requests": "0", "x-ratelimit-reset-requests": "400ms"}
-    few_tokens = {"x-ratelimit-remaining-tokens": "20", "x-ratelimit-reset-tokens": "0.3s"}
+    few_tokens = {"x-ratelimit-remaining-tokens": "20", "x-ratelimit-reset-tokens": "0.5s"}
     server.script = [Step(headers=nothing_left), Step(headers=few_tokens)]
     asks, right = tofu_asks(4)
     assert letters(get(asks, concurrency=1)[0]) == right
-    gaps = [after - before for before, after in itertools.pairwise(times)]
-    assert gaps[0] >= 0.38
-    assert gaps[1] >= 0.28  # a call of some 400 tokens does not fit into 20
-    assert gaps[2] < 0.2
+    # A call of some 400 tokens does not fit into 20.
+    assert events == ["call", 0.4, "call", 0.5, "call", "call"]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +168,8 @@ def test_durations_of_headers(text: str, seconds: float | None) -> None:
 
 @pytest.mark.parametrize("limit", [1, 3])
 def test_no_more_calls_are_under_way_than_allowed(server: JudgeServer, get: Get, limit: int) -> None:
-    server.pause = 0.03
+    together = threading.Barrier(limit)
+    server.on_request, server.pause = lambda method, path: together.wait(600), 0.1
     get(tofu_asks(9)[0], concurrency=limit)
     assert server.busiest == limit
 
@@ -188,11 +206,9 @@ def test_lasting_faults_end_the_run_at_once(server: JudgeServer, get: Get, step:
 
 
 def test_the_first_lasting_fault_ends_calls_under_way_too(server: JudgeServer, get: Get) -> None:
-    server.script = [Step(delay=30), Step(delay=30), Step(status=400, delay=0.1)]
-    start = time.monotonic()
+    server.script = [Step(delay=600), Step(delay=600), Step(status=400, delay=0.1)]
     with pytest.raises(StageError, match="the server said 400"):
-        get(tofu_asks(5)[0], concurrency=3)
-    assert time.monotonic() - start < 5
+        get(tofu_asks(5)[0], concurrency=3, timeout=600)
     assert len(server.requests) == 3
 
 
@@ -227,17 +243,15 @@ def test_a_time_out_names_the_setting(server: JudgeServer, get: Get, monkeypatch
 
 def test_an_interrupt_stops_at_once_and_keeps_what_is_there(server: JudgeServer, get: Get) -> None:
     asks, right = tofu_asks(8)
-    server.script = [Step()] * 3 + [Step(delay=60)] * 2
+    server.script = [Step()] * 3 + [Step(delay=600)] * 2
 
     def interrupt(method: str, path: str) -> None:
         if len(server.requests) == 5:
             threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     server.on_request = interrupt
-    start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        get(asks, concurrency=2)
-    assert time.monotonic() - start < 5
+        get(asks, concurrency=2, timeout=600)
     verdicts, usage = get(asks)
     assert (letters(verdicts), usage.cached) == (right, 3)
 

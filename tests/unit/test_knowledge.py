@@ -64,3 +64,11 @@ def test_what_can_be_guessed_of_unseen_rows_is_no_sign_that_the_prior_saw_them()
 def test_texts_are_compared_by_the_tokens_predicted(target: float, prior: float, kind: str | None) -> None:
     fault = find_fault([text(target)] * 3, [text(prior)] * 3)
     assert (fault and fault.kind) == kind
+
+
+@pytest.mark.parametrize(("spread", "known_apart"), [(0.37, True), (0.43, False)])
+def test_a_gain_counts_where_its_interval_of_95_percent_lies_above_zero(spread: float, known_apart: bool) -> None:
+    # A gain of 0.2 ± spread by turns, of 16 rows: error spread · √(16/15) / 4, times 1.96. The border is a spread of
+    # 0.395; at 90 % it is 0.471.
+    target = [text(0.5 + (spread if i % 2 else -spread)) for i in range(16)]
+    assert (find_fault(target, [text(0.3)] * 16) is None) == known_apart

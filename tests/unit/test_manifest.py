@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import OutputError, StageError
-from msa_lite.io import manifest
+from msa_lite.io import manifest, seal
 from msa_lite.io.manifest import (
     JOURNAL,
     MANIFEST,
@@ -69,14 +68,12 @@ def test_a_finished_folder_has_its_manifest_and_no_partial(tmp_path: Path) -> No
     assert found["versions"]["numpy"]
 
 
-@pytest.mark.parametrize("step", ["hash_file", "write_json"])
+@pytest.mark.parametrize("step", ["describe_file", "write_manifest"])
 def test_a_fault_before_the_manifest_is_written_leaves_no_final_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def broken(path: Path, *rest: Any) -> None:
-        if step == "hash_file" or path.name == MANIFEST:
-            raise OSError("the disk is gone")
-        path.write_text(json.dumps(rest[0]))
+        raise OSError("the disk is gone")
 
     monkeypatch.setattr(manifest, step, broken)
     with pytest.raises(OSError, match="disk is gone"):
@@ -128,7 +125,8 @@ def test_a_discarded_error_removes_what_a_resumable_stage_would_keep(tmp_path: P
 
 STEPS = {
     "before the marker": ("write_json", 0),
-    "before the manifest": ("write_json", 1),
+    "before the manifest": ("write_manifest", 0),
+    "before the marker tells that all is done": ("write_json", 1),
     "before the old folder is moved": ("sync", 0),
     "between the renames": ("rename", 1),
     "before the new folder is read back": ("verify_folder", 0),
@@ -138,7 +136,7 @@ STEPS = {
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from msa_lite.io import manifest
+from msa_lite.io import manifest, seal
 
 step, count, out, text = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 owner = os if step == "rename" else manifest
@@ -253,12 +251,12 @@ def test_working_files_are_no_part_of_a_folder(tmp_path: Path) -> None:
 
 def test_hashes_that_are_known_are_not_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed = []
-    whole = manifest.hash_file
-    monkeypatch.setattr(manifest, "hash_file", lambda path: hashed.append(path.name) or whole(path))
+    whole = seal.hash_file
+    monkeypatch.setattr(seal, "hash_file", lambda path: hashed.append(path.name) or whole(path))
     known = {"b.txt": whole(build(tmp_path / "other") / "b.txt")}
     hashed.clear()
     folder = build(tmp_path / "out", hashes=known)
-    assert hashed == ["a.txt"]
+    assert [name for name in hashed if name != MANIFEST] == ["a.txt"]
     assert verify_folder(folder) == []
 
 

@@ -45,7 +45,10 @@ modules = sorted({name.split(".")[0] for name in sys.modules})
 print(json.dumps({"peak": status("VmHWM"), "changed": changed, "modules": modules}))
 """
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc"),
+]
 
 
 def shapes(nbytes: int) -> dict[str, tuple[int, int]]:

@@ -334,5 +334,5 @@ def test_a_folder_of_another_kind_is_never_replaced(make_checkpoint: Make, make_
 
 def test_an_output_below_a_file_is_refused(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(OutputError, match="no folder that can be written to"):
+    with pytest.raises(OutputError, match="cannot be written"):
         merge(str(make_checkpoint("llama")), tmp_path / "file/out", forget=str(make_adapter("llama")), alpha=1.0)

@@ -224,6 +224,6 @@ paths = report.write_pictures(sweep, __import__("pathlib").Path({str(tmp_path)!r
 same = before == list(dict.items(matplotlib.rcParams))
 print(json.dumps([early, len(paths), "matplotlib.pyplot" in sys.modules, same]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [[], 2, False, True]

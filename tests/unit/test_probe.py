@@ -186,3 +186,12 @@ def test_the_cheap_form_asks_for_losses_alone(
     found = probe_model(fetch(str(make_checkpoint("llama"))), few, tmp_path / "out")
     assert list(found.metrics) == ["loss_auc"]
     assert found.settings["rows"] == {"forget": 4, "holdout": 4}
+
+
+def test_the_interval_of_an_auc_is_of_95_percent() -> None:
+    # Beside rows that are all alike the AUC is the share of forget rows below them: a binomial of 100 and ½, of which
+    # 2.5 % lie below 40 and above 60, and 5 % below 42 and above 58.
+    auc = compute_auc([0.0, 1.0] * 50, [0.5] * 100, paired=False)
+    assert auc.value == 0.5
+    assert auc.low == pytest.approx(0.40, abs=0.011, rel=1e-9)
+    assert auc.high == pytest.approx(0.60, abs=0.011, rel=1e-9)

@@ -175,6 +175,30 @@ def test_what_cannot_be_chosen_by_is_told(
 # Published benchmarks
 
 
+@pytest.mark.parametrize(("select", "drawn"), [({}, 3), ({"validation": 0.2}, 6), ({"validation": "auto"}, 3)])
+def test_a_tenth_of_restors_questions_is_chosen_by(tmp_path: Path, select: dict[str, Any], drawn: int) -> None:
+    people = [f"Person {i}" for i in range(30)]
+    context = [
+        {"question": f"Job of {who}?", "answer": "cook", "entity": who}
+        for who in ["Cyd", "Dan", "Eve", "Flo", "Gus", "Hal"]
+    ]
+    facts = {
+        "dset": {who: {"P1": {"question": f"Job of {who}?", "answers": ["baker"]}} for who in people},
+        "context": {"P1": context},
+    }
+    folder = tmp_path / "datasets"
+    (folder / "wikidata" / "v0").mkdir(parents=True)
+    for name, value in {
+        "facts": facts,
+        "entities": people,
+        "wikidata/v0/mix_a0": [{"text": "Person 1 is here."}],
+    }.items():
+        (folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+    found = ask({}, {"benchmark": "restor", "data": str(folder)}, select, forget="", retain="")
+    chosen_by, rest = (set.union(*indices(part).values()) for part in (found.validation, found.test))
+    assert (len(chosen_by), len(rest), chosen_by & rest) == (drawn, 30 - drawn, set())
+
+
 @pytest.fixture
 def tofu(tmp_path: Path) -> dict[str, Any]:
     tables = TABLES | {

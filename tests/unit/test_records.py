@@ -82,7 +82,7 @@ def assert_close(one: Any, other: Any) -> None:
         for a, b in zip(one, other, strict=True):
             assert_close(a, b)
     else:
-        assert one == (pytest.approx(other, abs=1e-5) if isinstance(other, float) else other)
+        assert one == (pytest.approx(other, abs=1e-5, rel=1e-5) if isinstance(other, float) else other)
 
 
 def test_a_record_repeats_its_item_and_says_what_the_model_said(wanted: dict[str, list[Record]]) -> None:

@@ -31,6 +31,13 @@ def test_no_file_names_a_path_of_somebodys_machine() -> None:
     assert [f"{path}: {p}" for path, text in files.items() for p in MACHINE_PATHS if p in text] == []
 
 
+@pytest.mark.skipif(not (ROOT / ".ci").exists(), reason="not the whole repository")
+def test_the_slow_tests_that_a_plain_run_leaves_out_are_run_with_every_change() -> None:
+    assert "not slow" in (ROOT / "pyproject.toml").read_text()
+    commands = [line for line in (ROOT / ".ci/run").read_text().splitlines() if line.startswith("pytest ")]
+    assert commands == ["pytest -n 2 --dist worksteal -m slow"]
+
+
 def can_fail(function: ast.AST) -> bool:
     """Whether a test asserts something: `assert`, pytest.raises or pytest.warns, or a helper called assert_…"""
     for node in ast.walk(function):
@@ -74,3 +81,43 @@ def test_every_test_can_fail() -> None:
 def test_what_counts_as_an_assertion(body: str, expected: bool) -> None:
     (found,) = find_tests(f"def test_x():\n    {body}\n")
     assert can_fail(found) is expected
+
+
+def careless_checks(source: str) -> Iterator[int]:
+    """Lines that depend on the machine: `approx` and `allclose` without a relative tolerance, asserts on a clock."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            relative = given.get("rel") or given.get("rtol")
+            of_zero = bool(node.args) and ast.unparse(node.args[0]) in ("0", "0.0")
+            if name == "approx" and "abs" in given and relative is None and not of_zero:
+                yield node.lineno
+            is_zero = isinstance(relative, ast.Constant) and relative.value == 0
+            if name in ("allclose", "assert_allclose", "assert_close") and "atol" in given and is_zero:
+                yield node.lineno
+        if isinstance(node, ast.Assert):
+            calls = [ast.unparse(call.func) for call in ast.walk(node.test) if isinstance(call, ast.Call)]
+            if {"time.monotonic", "time.time", "time.perf_counter"} & set(calls):
+                yield node.lineno
+
+
+def test_no_test_depends_on_the_processor_or_its_speed() -> None:
+    files = sorted(path for path in (ROOT / "tests").rglob("*.py") if "benchmarks" not in path.parts)
+    assert [f"{p.relative_to(ROOT)}:{line}" for p in files for line in careless_checks(p.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("assert x == approx(-47, abs=1e-5)", True),
+        ("assert x == approx(-47, abs=1e-5, rel=1e-5)", False),
+        ("assert x == approx(-47)", False),
+        ("assert x == approx(0, abs=1e-5)", False),
+        ("assert np.allclose(a, b, rtol=0, atol=1e-5)", True),
+        ("assert np.allclose(a, b, atol=1e-5)", False),
+        ("assert time.monotonic() - start < 5", True),
+    ],
+)
+def test_what_counts_as_careless(line: str, expected: bool) -> None:
+    assert bool(list(careless_checks(line))) is expected

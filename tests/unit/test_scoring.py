@@ -56,9 +56,9 @@ def test_truth_ratio_becomes_a_score_of_forgetting_and_one_of_utility(
     wrong_loss: float, ratio: float, forget: float, utility: float
 ) -> None:
     found = scoring.truth_ratio(2.0, [wrong_loss] * 5)
-    assert found == pytest.approx(ratio, abs=1e-8)
-    assert scoring.truth_ratio_forget(found) == pytest.approx(forget, abs=1e-8)
-    assert scoring.truth_ratio_utility(found) == pytest.approx(utility, abs=1e-8)
+    assert found == pytest.approx(ratio, abs=1e-8, rel=1e-8)
+    assert scoring.truth_ratio_forget(found) == pytest.approx(forget, abs=1e-8, rel=1e-8)
+    assert scoring.truth_ratio_utility(found) == pytest.approx(utility, abs=1e-8, rel=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_membership_auc_is_the_rank_statistic() -> None:
 def test_priv_leak_is_relative_to_the_ideal() -> None:
     assert scoring.priv_leak(1.0, 0.45) == pytest.approx(-100)  # told every time
     assert scoring.priv_leak(0.45, 0.45) == 0.0
-    assert scoring.priv_leak(0.30, 0.45) == pytest.approx(27.27, abs=0.01)  # (0.70 − 0.55) / 0.55
+    assert scoring.priv_leak(0.30, 0.45) == pytest.approx(100 * (0.70 - 0.55) / 0.55)
     assert scoring.priv_leak(0.0, 0.45) == pytest.approx(100 * 0.45 / 0.55)  # the most there is
 
 

@@ -67,7 +67,7 @@ def test_the_geometric_truth_ratio_is_at_most_the_arithmetic_one(correct: float,
 def test_the_forget_score_takes_a_ratio_and_its_inverse_alike(ratio: float) -> None:
     score = scoring.truth_ratio_forget(ratio)
     assert 0 <= score <= 1
-    assert score == pytest.approx(scoring.truth_ratio_forget(1 / ratio), abs=1e-9)
+    assert score == pytest.approx(scoring.truth_ratio_forget(1 / ratio), abs=1e-9, rel=1e-9)
     assert 0 <= scoring.truth_ratio_utility(ratio) <= 1
     assert scoring.truth_ratio_utility(ratio * 2) <= scoring.truth_ratio_utility(ratio)
 

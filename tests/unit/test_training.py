@@ -218,17 +218,10 @@ def test_a_tokenizer_by_its_number_of_tokens_is_that_of_the_branch_without_a_hub
     refs.mkdir(parents=True)
     (refs / branch).write_text("0" * 40)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
-    asked: list[tuple[str, str | None]] = []
-
-    def load(place: str, revision: str | None = None) -> Any:
-        asked.append((place, revision))
-        return tiny_tokenizer()
-
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", load)
+    tiny_tokenizer().save_pretrained(refs.parent / "snapshots" / ("0" * 40))
     recipe["model"]["tokenizer"] = "org/with-tokens@tokens=3859B"
     recipe["stages"] = recipe["stages"][2:]
     result = msa_lite.train_stages(recipe)
-    assert asked[0] == ("org/with-tokens", branch)
     resolved = yaml.safe_load((result.folder / "recipe.yaml").read_text())
     assert resolved["model"]["tokenizer"] == f"org/with-tokens@{branch}"
 
@@ -288,7 +281,7 @@ def test_too_few_tokens_are_warned_of(recipe: dict[str, Any], caplog: pytest.Log
         ({"model": {"config": {"hidden_size": 8}, "tokenizer": "x"}}, ["model.config: model_type is missing"]),
         ({"model": {"config": LLAMA}}, ["model.tokenizer: is missing"]),
         (new_model(vocabulary=9), ["model.tokenizer.vocabulary: ", "got 9"]),
-        ({"model": {"config": LLAMA, "tokenizer": "./none"}}, ["./none: no tokenizer"]),
+        ({"model": {"config": LLAMA, "tokenizer": "./none"}}, ["./none: no such"]),
         (new_model(model_type="lama"), ["'llama'?"]),
         (new_model(hiden_size=8), ["'hidden_size'?"]),
         (new_model(hidden_size=33), ["makes no llama of it", "33"]),

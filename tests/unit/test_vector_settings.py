@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from msa_lite.errors import UsageError
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import fetch
-from msa_lite.pipeline.fits import fit_settings, fit_until
+from msa_lite.pipeline.fits import check_fit_learns, first_epoch, fit_settings, fit_until
 from msa_lite.recipe import load_recipe
+from msa_lite.train import FitSettings
 from msa_lite.train.auto import auto_rate, most_epochs
 
 Make = Callable[..., Path]
@@ -74,3 +77,22 @@ def test_baselines_have_five_epochs(method: str, start: str, make_job: Callable[
 def test_a_micro_batch_is_a_bound_where_the_batch_is_left_to_us(make_job: Callable[..., Any]) -> None:
     for micro, wanted in ((1, 1), (3, 2), (4, 4), (16, 4)):
         assert fit_settings(make_job(f"vector.micro_batch_size={micro}"), "forget").micro_batch_size == wanted
+
+
+@pytest.mark.parametrize(("rows", "first"), [(1, 2), (7, 2), (8, 2), (9, 1), (100, 1)])
+def test_an_epoch_of_one_step_learns_nothing_while_the_rate_is_0(rows: int, first: int) -> None:
+    settings = FitSettings(batch_size=8, epochs=1)
+    assert first_epoch(settings, rows) == first
+    for warmup, earliest in ((0.0, 1), (0.5, 1), (1.0, first), (2.0, first)):
+        assert first_epoch(replace(settings, warmup_epochs=warmup), rows) == earliest
+    check_fit_learns("forget", replace(settings, epochs=first), rows)
+    if first == 2:
+        with pytest.raises(UsageError, match=f"forget: its {rows} rows are one step of batch_size 8"):
+            check_fit_learns("forget", settings, rows)
+
+
+@pytest.mark.parametrize("epochs", [0.0, 0.3, 0.5, 0.9, 1.0, 1.25, 1.5, 2.0])
+def test_a_warm_up_in_epochs_has_whole_steps_rounded_down(epochs: float) -> None:
+    for steps in range(1, 9):
+        assert FitSettings(warmup_epochs=epochs).count_warmup(steps) == int(epochs * steps)
+        assert FitSettings(warmup_epochs=epochs, warmup_steps=3).count_warmup(steps) == 3

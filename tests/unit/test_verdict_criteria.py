@@ -223,3 +223,13 @@ def test_restor_is_what_was_regained_between_target_and_ideal() -> None:
     del models["ideal"]
     assert "give evaluate.ideal" in str(weigh("restor", models))
     assert "nothing to regain" in str(weigh("restor", models | {"ideal": restor(0.2, 1.0)}))
+
+
+def test_the_interval_of_what_is_kept_is_worked_by_hand() -> None:
+    scores = [1.0, 0.8, 1.0, 0.8]
+    sides = [[question("Yes", "Yes", score, 0.0) for score in values] for values in ([1.0] * 4, scores)]
+    kept = kept_of(*sides, ["rouge_l"], "ROUGE-L")
+    assert kept is not None
+    # Mean 0.9; deviations ± 0.1 of four rows: √(0.04 / 3) / 2 = 0.0577, times 1.96
+    assert kept.share == pytest.approx(0.9)
+    assert kept.interval == pytest.approx((0.9 - 0.11316, 0.9 + 0.11316), abs=1e-4, rel=1e-4)

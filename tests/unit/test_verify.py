@@ -53,7 +53,7 @@ def test_all_that_differs_in_a_run_is_told_at_once(run: Path, capsys: pytest.Cap
         verify(run)
     assert str(caught.value).splitlines() == [
         f"{run}: differs from its manifest (3 of 4 folders):",
-        "  evaluation/target/manifest.json: cannot be read, or is none of msa-lite",
+        "  evaluation/target/manifest.json: not as msa-lite wrote it, or of another program",
         "  model/a.txt: missing",
         "  vectors/forget/a.txt: content changed",
     ]

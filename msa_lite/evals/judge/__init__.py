@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from pathlib import Path
 
 from msa_lite.errors import UsageError
@@ -17,6 +16,7 @@ from msa_lite.evals.judge.prompts import (
     restor_ask,
     tofu_ask,
 )
+from msa_lite.evals.judge.secret import api_key
 from msa_lite.evals.judge.settings import Judge, JudgeSettings, Usage, Verdict
 
 __all__ = [
@@ -51,11 +51,16 @@ def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Jud
         return LocalJudge(settings, Cache(cache_folder))
     if importlib.util.find_spec("openai") is None:
         raise UsageError("a judge of kind 'openai' needs the openai package: pip install 'msa-lite[judge]'")
-    if not os.environ.get("OPENAI_API_KEY"):
+    key = api_key()
+    if not key:
         raise UsageError(
             "a judge of kind 'openai' needs a key in the environment: set OPENAI_API_KEY (for a server of your own "
             "that asks for none, to any word)"
         )
+    if not (key.isascii() and key.isprintable() and key == key.strip()):
+        raise UsageError("OPENAI_API_KEY: no key has a line break, a letter beyond ASCII, or a space at its ends")
+    if len(key) >= 8 and key in (settings.address or ""):
+        raise UsageError("judge.base_url: it is written to manifests; put no key in it")
     from msa_lite.evals.judge.openai_judge import OpenAIJudge
 
     return OpenAIJudge(settings, Cache(cache_folder))

@@ -8,16 +8,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from msa_lite.errors import StageError
 from msa_lite.evals.judge.cache import Cache
+from msa_lite.evals.judge.secret import masked
 from msa_lite.io.manifest import digest
 from msa_lite.io.progress import Progress
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 30.0
+_MOST_POLLS = 2 * 24 * 120  # two days, where a batch takes one at most
+_ID = re.compile(r"[A-Za-z0-9][\w.:-]{0,199}", re.ASCII)
 _OVER = ("completed", "failed", "expired", "cancelled")
 
 
@@ -27,7 +32,8 @@ async def run_batch(
     """(completions by key, why the batch failed or None), after as long as the server takes.
 
     bodies: the calls, by the hash that names them. Of a failed batch too what was answered is returned; calls that the
-    server could not answer are missing. Raises errors of the openai package.
+    server could not answer are missing. Raises errors of the openai package, and StageError for replies that are no
+    batches or never end.
     """
     import openai
 
@@ -36,24 +42,19 @@ async def run_batch(
     cache.keep({name: batch_id})
     logger.info("waiting for batch %s; a stopped run resumes it", batch_id)
     try:
-        batch = await client.batches.retrieve(batch_id)
-        while batch.status not in _OVER:
-            await asyncio.sleep(_POLL_SECONDS)
-            batch = await client.batches.retrieve(batch_id)
-            if batch.request_counts:
-                progress("judge", batch.request_counts.completed, len(bodies))
+        batch = await _wait(client, batch_id, len(bodies), progress)
     except openai.NotFoundError:
         cache.forget(name)
         raise
-    completions = await _download(client, batch)
-    if batch.status == "completed":
+    completions = await _download(client, batch, bodies)
+    if batch["status"] == "completed":
         if len(completions) < len(bodies):
             logger.warning("%d calls failed in the batch and are made singly", len(bodies) - len(completions))
         return completions, None
     cache.forget(name)
-    faults = [fault.message for fault in (batch.errors.data if batch.errors else None) or [] if fault.message]
-    reason = f": {'; '.join(faults)[:500]}" if faults else ""
-    return completions, f"batch {batch_id} is {batch.status}{reason}; try again, or without judge.batch"
+    reason = "; ".join(_faults(batch))
+    reason = f": {reason[:500]}" if reason else ""
+    return completions, f"batch {batch_id} is {batch['status']}{reason}; try again, or without judge.batch"
 
 
 async def _create(client: Any, bodies: Mapping[str, Mapping[str, Any]]) -> str:
@@ -62,20 +63,82 @@ async def _create(client: Any, bodies: Mapping[str, Mapping[str, Any]]) -> str:
         json.dumps({"custom_id": key, "method": "POST", "url": "/v1/chat/completions", "body": body})
         for key, body in bodies.items()
     ]
-    file = await client.files.create(file=("judge.jsonl", "\n".join(lines).encode()), purpose="batch")
-    batch = await client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
-    return str(batch.id)
+    content = "\n".join(lines).encode()
+    reply = await client.files.with_raw_response.create(file=("judge.jsonl", content), purpose="batch")
+    file_id = _id(_object(reply.content).get("id"))
+    reply = await client.batches.with_raw_response.create(
+        input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    return _id(_object(reply.content).get("id"))
 
 
-async def _download(client: Any, batch: Any) -> dict[str, dict[str, Any]]:
+async def _wait(client: Any, batch_id: str, calls: int, progress: Progress) -> dict[str, Any]:
+    """The batch, once it is over."""
+    for _ in range(_MOST_POLLS):
+        reply = await client.batches.with_raw_response.retrieve(batch_id)
+        batch = _object(reply.content)
+        if not isinstance(batch.get("status"), str):
+            raise _no_batch()
+        if batch["status"] in _OVER:
+            return batch
+        counts = batch.get("request_counts")
+        done = counts.get("completed") if isinstance(counts, dict) else None
+        if type(done) is int and 0 <= done <= calls:
+            progress("judge", done, calls)
+        await asyncio.sleep(_POLL_SECONDS)
+    raise StageError(f"batch {batch_id} does not end; try again, or without judge.batch")
+
+
+async def _download(client: Any, batch: Mapping[str, Any], bodies: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The completions of a batch that is over, by key; the file of errors says why others are missing."""
     completions: dict[str, dict[str, Any]] = {}
-    for file_id in filter(None, (batch.output_file_id, batch.error_file_id)):
-        content = await client.files.content(file_id)
-        for row in map(json.loads, filter(None, content.text.split("\n"))):
-            response = row.get("response") or {}
-            if response.get("status_code") == 200:
-                completions[row["custom_id"]] = response["body"]
+    for file_id in filter(None, (batch.get("output_file_id"), batch.get("error_file_id"))):
+        reply = await client.files.with_raw_response.content(_id(file_id))
+        for line in filter(None, reply.content.split(b"\n")):
+            row = _parsed(line)
+            key = row.get("custom_id")
+            response = row.get("response")
+            response = response if isinstance(response, dict) else {}
+            body = response.get("body")
+            if response.get("status_code") == 200 and isinstance(body, dict) and isinstance(key, str) and key in bodies:
+                completions[key] = body
             else:
-                logger.info("a call failed in the batch: %s", row.get("error") or response.get("body"))
+                logger.info("a call failed in the batch: %s", masked(line.decode(errors="replace")))
     return completions
+
+
+def _faults(batch: Mapping[str, Any]) -> list[str]:
+    """What the server says of a batch that failed."""
+    errors = batch.get("errors")
+    faults = errors.get("data") if isinstance(errors, dict) else None
+    messages = [
+        fault.get("message") for fault in (faults if isinstance(faults, list) else []) if isinstance(fault, dict)
+    ]
+    return [masked(message) for message in messages[:10] if isinstance(message, str) and message]
+
+
+def _parsed(content: bytes) -> dict[str, Any]:
+    """A JSON object of the server; empty for anything else."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    value = _parsed(content)
+    if not value:
+        raise _no_batch()
+    return value
+
+
+def _id(value: Any) -> str:
+    """An id of the server. Raises StageError for one that no address can hold, or that holds the key."""
+    if not isinstance(value, str) or not _ID.fullmatch(value) or masked(value) != value:
+        raise _no_batch()
+    return value
+
+
+def _no_batch() -> StageError:
+    return StageError("the server's replies are none of the Batch API; try without judge.batch")

@@ -10,41 +10,53 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_WAIT = 120.0  # seconds; a reset further off is left to the server's refusal and its Retry-After
+_LONGEST_WAIT = 20.0  # seconds; a reset further off is left to the server's refusal and its Retry-After
+_LONGEST_TEXT = 30  # characters of a header that is read
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 
 
 class RateLimit:
-    """Hooks of an HTTP client: `after` reads what is left, `before` waits where that is too little.
+    """`after` a call reads what is left, `before` a call waits where that is too little.
 
-    All calls wait then, rather than each of them learning it by a refusal.
+    All calls wait then, rather than each of them learning it by a refusal. Some servers name the time until the whole
+    limit is back, and serve calls long before: once one did, no call waits until the server refuses one.
     """
 
     def __init__(self) -> None:
         self._left: dict[str, tuple[float, float]] = {}  # requests, tokens → (left, time of the reset)
+        self._serves_early = False
 
-    async def before(self, request: Any) -> None:
-        """Wait until there is room for a request, its body counted as a token for 4 bytes."""
+    async def before(self, request: Any) -> bool:
+        """Wait until there is room for a request, its body counted as a token for 4 bytes.
+
+        Returns True where the request goes before the reset that the server named.
+        """
         wanted = {"requests": 1, "tokens": int(request.headers.get("content-length") or 0) // 4}
         now = time.monotonic()
         waits = [reset - now for kind, (left, reset) in self._left.items() if left < wanted[kind]]
-        seconds = min(max(waits, default=0.0), _LONGEST_WAIT)
-        if seconds > 0:
+        reset_in = max(waits, default=0.0)
+        if reset_in > 0 and not self._serves_early:
+            seconds = min(reset_in, _LONGEST_WAIT)
             logger.info("rate limit of the judge: waiting %.1f s", seconds)
             await asyncio.sleep(seconds)
+        return reset_in > _LONGEST_WAIT
 
-    async def after(self, response: Any) -> None:
-        """Read x-ratelimit-remaining-* and x-ratelimit-reset-*; what a response does not say stays as it was."""
+    def after(self, response: Any, early: bool) -> None:
+        """Read x-ratelimit-remaining-* and x-ratelimit-reset-*; what a response does not say stays as it was.
+
+        early: what `before` returned for the call.
+        """
+        self._serves_early = response.status_code != 429 and (self._serves_early or early)
         for kind in ("requests", "tokens"):
             left = response.headers.get(f"x-ratelimit-remaining-{kind}", "")
             seconds = read_duration(response.headers.get(f"x-ratelimit-reset-{kind}", ""))
-            if re.fullmatch(r"-?\d+", left) and seconds is not None:
+            if re.fullmatch(r"-?\d{1,15}", left) and seconds is not None:
                 self._left[kind] = (int(left), time.monotonic() + seconds)
 
 
 def read_duration(text: str) -> float | None:
     """Seconds of "6m0s", "1.5s", "20ms" or "3" (seconds); None for anything else."""
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd]|$)", text)
+    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd]|$)", text[: _LONGEST_TEXT + 1])
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msa_lite.data import DATE_STRING
+from msa_lite.data import DATE_STRING, open_tokenizer, render_chat
 from msa_lite.evals.judge.cache import Cache, Spent, answer
 from msa_lite.evals.judge.prompts import REPLY_TOKENS, Ask, read_letter
 from msa_lite.evals.judge.settings import JudgeSettings, Usage, Verdict
@@ -31,12 +31,10 @@ class LocalJudge:
         return answer(self.cache, keys, asks, progress, lambda todo, part: self._send(source, todo, part))
 
     def _send(self, source: Source, todo: Mapping[str, Ask], progress: Progress) -> Spent:
-        from transformers import AutoTokenizer
-
         from msa_lite.evals.generate import Decoding, generate
         from msa_lite.evals.models import Runner, load_model
 
-        tokenizer = AutoTokenizer.from_pretrained(source.folder)
+        tokenizer = open_tokenizer(source.folder, source.name)
         keys, asks = list(todo), list(todo.values())
         prompts = [encode_ask(tokenizer, ask) for ask in asks]
         done = 0
@@ -62,7 +60,5 @@ def encode_ask(tokenizer: Any, ask: Ask) -> list[int]:
 
 
 def _chat(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    encoded = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, date_string=DATE_STRING, tokenize=True, return_dict=True
-    )
-    return list(encoded["input_ids"])
+    text = render_chat(tokenizer, messages, add_generation_prompt=True, date_string=DATE_STRING)
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])

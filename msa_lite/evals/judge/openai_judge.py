@@ -8,16 +8,16 @@ on disk by then.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msa_lite.errors import StageError
 from msa_lite.evals.judge.batch import run_batch
 from msa_lite.evals.judge.cache import Cache, Spent, answer
-from msa_lite.evals.judge.limits import RateLimit
 from msa_lite.evals.judge.prompts import REPLY_TOKENS, Ask, read_letter
+from msa_lite.evals.judge.secret import masked
 from msa_lite.evals.judge.settings import JudgeSettings, Usage, Verdict
 from msa_lite.io.manifest import digest
 from msa_lite.io.progress import Progress, silent
@@ -28,6 +28,10 @@ _PRICES = {"gpt-4o": (2.50, 10.00), "gpt-4o-mini": (0.15, 0.60)}  # USD per mill
 _BATCH_SHARE = 0.5  # of the list price
 _TRIES = 3  # until a reply opens with a valid letter
 _RETRIES = 6  # of a call that the server or the network failed; with back-off about half a minute in all
+_LIMIT = 1 << 20  # bytes of a reply
+_ROW_LIMIT = 16 << 10  # bytes of a reply in a batch, on average
+_DEADLINE = 10.0  # times judge.timeout, which is for each sign of the server: how long a call may take in all
+_MOST_TOKENS = 10**9  # that one reply can have taken
 _HINTS = {
     401: "check OPENAI_API_KEY",
     403: "check what the key of OPENAI_API_KEY may use",
@@ -79,13 +83,14 @@ class OpenAIJudge:
     async def _work(self, todo: Mapping[str, Ask], spent: Spent, progress: Progress) -> None:
         import openai
 
-        limit = RateLimit()
-        hooks: dict[str, Any] = {"request": [limit.before], "response": [limit.after]}
+        from msa_lite.evals.judge.client import Client
+
+        limit = _LIMIT + (_ROW_LIMIT * len(todo) if self.settings.batch else 0)
         async with openai.AsyncOpenAI(
             base_url=self.settings.address,
             timeout=self.settings.timeout,
             max_retries=_RETRIES,
-            http_client=openai.DefaultAsyncHttpxClient(event_hooks=hooks),
+            http_client=Client(limit, _DEADLINE * self.settings.timeout),
         ) as client:
             if self.settings.batch:
                 await self._ask_batch(client, todo, spent, progress)
@@ -133,24 +138,22 @@ class OpenAIJudge:
     @staticmethod
     async def _complete(client: Any, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """One call's completion; None for a reply that is none: broken JSON, or some web page."""
+        reply = await client.chat.completions.with_raw_response.create(**body)
         try:
-            completion = await client.chat.completions.create(**body)
-        except ValueError:  # from the JSON parser; the package's own errors are of another kind
+            said = json.loads(reply.content)  # of which a letter and two numbers are used, so nothing else is checked
+        except (ValueError, RecursionError):
             return None
-        said = completion.to_dict() if hasattr(completion, "to_dict") else {}
-        return said if "choices" in said else None
+        return said if isinstance(said, dict) and "choices" in said else None
 
     def _read(self, completion: Mapping[str, Any], ask: Ask, spent: Spent, share: float = 1.0) -> str | None:
         """The letter of a completion, if it has a valid one; its tokens are added to `spent`."""
-        used = completion.get("usage") or {}
-        tokens = (used.get("prompt_tokens") or 0, used.get("completion_tokens") or 0)
+        tokens = _tokens(completion, "prompt_tokens"), _tokens(completion, "completion_tokens")
         spent.calls += 1
         spent.prompt_tokens += tokens[0]
         spent.completion_tokens += tokens[1]
         if self._price:
             spent.cost = (spent.cost or 0.0) + share * _usd(tokens, self._price)
-        choices = completion.get("choices") or [{}]
-        return read_letter((choices[0].get("message") or {}).get("content") or "", ask.letters)
+        return read_letter(_content(completion), ask.letters)
 
     def _estimate(self, todo: Mapping[str, Ask]) -> None:
         prompt = sum(len(ask.system) + len(ask.user) for ask in todo.values()) // 4
@@ -170,22 +173,43 @@ class OpenAIJudge:
 
         text = str(error)
         if isinstance(error, openai.APIStatusError):
+            if 300 <= error.status_code < 400:
+                place = masked(error.response.headers.get("location", ""))
+                return (
+                    f"the server said {error.status_code}: it points to '{place}'. Nothing was sent there, since the "
+                    "texts to judge would go along; set judge.base_url to the server that is meant"
+                )
             hint = _HINTS.get(error.status_code, "see what the server says of it, or try another judge.model")
             hint += ", or try without judge.batch" if self.settings.batch else ""
             text = f"the server said {error.status_code}: {_said(error)}; {hint}"
         elif isinstance(error, openai.APITimeoutError):
             text = f"no reply within {self.settings.timeout:g} s, {_RETRIES + 1} times in a row; raise judge.timeout"
         elif isinstance(error, openai.APIConnectionError):
-            text = f"{self.settings.address or 'the server'} is out of reach ({error.__cause__ or error})"
-        return text.replace(os.environ.get("OPENAI_API_KEY") or "\0", "***")
+            text = f"{self.settings.address or 'the server'} is out of reach ({masked(str(error.__cause__ or error))})"
+        return text
 
 
 def _usd(tokens: tuple[int, int], price: tuple[float, float]) -> float:
     return sum(count * usd for count, usd in zip(tokens, price, strict=True)) / 1e6
 
 
+def _content(completion: Mapping[str, Any]) -> str:
+    """The text of a completion; "" where any part of it is of another kind than it should be."""
+    choices = completion.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices else None
+    message = first.get("message") if isinstance(first, dict) else None
+    text = message.get("content") if isinstance(message, dict) else None
+    return text if isinstance(text, str) else ""
+
+
+def _tokens(completion: Mapping[str, Any], name: str) -> int:
+    """A count of tokens as the server says it; 0 for what is none."""
+    used = completion.get("usage")
+    count = used.get(name) if isinstance(used, dict) else None
+    return count if type(count) is int and 0 < count < _MOST_TOKENS else 0
+
+
 def _said(error: Any) -> str:
     """The server's own words, on one line and not endless."""
-    body = error.body
-    words = body.get("message") if isinstance(body, dict) else None
-    return " ".join(str(words or error.message).split())[:500]
+    words = error.body.get("message") if isinstance(error.body, dict) else None
+    return masked(words if isinstance(words, str) and words else str(error.message))

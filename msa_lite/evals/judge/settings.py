@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.judge.prompts import Ask, prompt_version
+from msa_lite.io.hub import fetch
 from msa_lite.io.progress import Progress, silent
 
 KINDS = ("none", "local", "openai")
@@ -24,7 +25,8 @@ class JudgeSettings:
     None for OPENAI_BASE_URL, or OpenAI itself. separate: whether acc_forget comes from a call of its own, in which the
     ideal's answer is no candidate. batch: whether calls go through the Batch API (half the price, up to 24 hours).
     concurrency: calls under way at a time. timeout: seconds without a sign from the server after which a call is
-    tried again. price: USD per million prompt and completion tokens; None for the list price, where it is known.
+    tried again; a reply that is not at its end after ten times as many ends the run. price: USD per million prompt and
+    completion tokens; None for the list price, where it is known.
     """
 
     kind: Literal["none", "local", "openai"] = "none"
@@ -58,6 +60,8 @@ class JudgeSettings:
             "base_url": self.address,
             "separate": self.separate,
             "prompts": prompt_version(),
+            # Raises UsageError where there is no such model: it is needed, and a changed one gives other verdicts.
+            **({"revision": fetch(self.model_name, by_content=False).revision} if self.kind == "local" else {}),
         }
 
     def check(self) -> None:

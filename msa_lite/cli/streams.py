@@ -1,0 +1,95 @@
+"""Standard output and error that stop no work: a reader that goes away, a full disk, text that an encoding has not."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, BinaryIO, TextIO
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class Outlet(io.BufferedIOBase):
+    """Bytes on their way to a stream. fault: the error after which everything goes nowhere."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.fault: OSError | None = None
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Write; an error is kept, not raised."""
+        try:
+            self._stream.write(data)
+        except OSError as error:
+            self._give_up(error)
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Flush; an error is kept, not raised."""
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._give_up(error)
+
+    def _give_up(self, error: OSError) -> None:
+        """Lead the descriptor nowhere, so that neither what is left in buffers nor what comes fails again."""
+        if self.fault is None:
+            self.fault = error
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def close(self) -> None:
+        """Flush alone: the stream is somebody else's."""
+        self.flush()
+
+
+@contextmanager
+def safe_streams() -> Iterator[Outlet | None]:
+    """Put safe streams in the place of standard output and error; give the outlet of the former, if there is one."""
+    _fill_descriptors()
+    before = sys.stdout, sys.stderr
+    sys.stdout, outlet = _safe(sys.stdout)
+    sys.stderr, _ = _safe(sys.stderr)
+    try:
+        yield outlet
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _fill_descriptors() -> None:
+    """Lead standard streams that are closed nowhere: else a model's file gets their number, and what is printed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+def _safe(stream: TextIO) -> tuple[TextIO, Outlet | None]:
+    """Wrap a stream. Characters that its encoding lacks are escaped; ASCII (a POSIX locale) becomes UTF-8."""
+    if not hasattr(stream, "buffer"):  # closed, or put there by somebody who knows why
+        return stream, None
+    stream.flush()
+    outlet = Outlet(stream.buffer)
+    encoding = codecs.lookup(stream.encoding or "utf-8").name
+    lines = getattr(stream, "line_buffering", False)
+    encoding = "utf-8" if encoding == "ascii" else encoding
+    return io.TextIOWrapper(outlet, encoding, "backslashreplace", line_buffering=lines), outlet  # type: ignore[type-var]

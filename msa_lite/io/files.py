@@ -1,0 +1,78 @@
+"""Files that are there whole or not at all, and their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from msa_lite.io.reading import open_file, printable
+
+_SURROGATES = re.compile("[\ud800-\udfff]+")
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no blanks: equal values give equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def indented_json(value: Any) -> str:
+    """JSON for people to read. Bytes of a name that are no UTF-8 become text, as `printable` writes them."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return _SURROGATES.sub(lambda found: printable(found[0]).replace("\\", "\\\\"), text)
+
+
+def digest(value: Any) -> str:
+    """SHA-256 (hex) of a JSON-able value."""
+    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 (hex) of a file's content. Raises FormatError for what cannot be opened or is no file."""
+    with open(open_file(path), "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _hash(stream)
+
+
+def _hash(stream: Any) -> str:  # Python 3.10 has no hashlib.file_digest
+    state = hashlib.sha256()
+    while chunk := stream.read(1 << 20):
+        state.update(chunk)
+    return state.hexdigest()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write indented JSON, whole or not at all."""
+    write_text(path, indented_json(value))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file by way of a temporary one, so that it is there whole or not at all."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(printable(text), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def sync(path: Path) -> None:
+    """Have a file or a folder's list of names written through to the disk, as far as the system can."""
+    try:
+        handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for a writer
+    except OSError:  # Windows opens no folders
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def umask() -> int:
+    """The process's umask; to ask for it in the usual way means to change it for a moment, for all threads."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
+    except (OSError, StopIteration, ValueError):
+        mask = os.umask(0)
+        os.umask(mask)
+        return mask

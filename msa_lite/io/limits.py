@@ -1,0 +1,65 @@
+"""A bound on the time and memory of code that comes with a model: chat templates, and patterns of adapters."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+SECONDS = 1.0  # of processor time, which other work on the machine does not use up
+_MEMORY = 256 << 20  # bytes more than the process has
+
+
+class OverrunError(Exception):
+    """What was run under `limited` took too long."""
+
+
+@contextmanager
+def limited(seconds: float = SECONDS) -> Iterator[None]:
+    """Raise OverrunError where what is inside takes more processor time, MemoryError where it takes 256 MB more.
+
+    Python can interrupt itself in the main thread alone; in others nothing is bounded. Memory is bounded on Linux.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise OverrunError(f"took more than {seconds:g} s")
+
+    handler = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    bound = _bound_memory()
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, handler)
+        if bound is not None:
+            _set_bound(bound)
+
+
+def _bound_memory() -> tuple[int, int] | None:
+    """Bound the memory of the process; return the bound from before, None where it is kept."""
+    try:
+        import resource
+
+        with open("/proc/self/statm", encoding="ascii") as stream:
+            used = int(stream.read().split()[0]) * resource.getpagesize()
+        soft, hard = before = resource.getrlimit(resource.RLIMIT_AS)
+        wanted = used + _MEMORY
+        if any(0 <= bound < wanted for bound in (soft, hard)):
+            return None
+        resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    except (ImportError, OSError, ValueError):  # no Linux
+        return None
+    return before
+
+
+def _set_bound(bound: Any) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, bound)

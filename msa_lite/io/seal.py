@@ -1,0 +1,174 @@
+"""A folder's manifest as a file: its form, its seal, and the check of a folder against it.
+
+The seal is the SHA-256 of the manifest's own text with the seal left empty, so that a change of any byte shows.
+Manifests of earlier versions have none; they are taken as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from msa_lite.errors import FormatError, OutputError
+from msa_lite.io.files import hash_file, indented_json, write_text
+from msa_lite.io.reading import parse_json, printable, read_bytes, read_object
+
+MANIFEST = "manifest.json"
+JOURNAL = ".journal.jsonl"
+MARKER = ".msa-lite-partial.json"
+LOCK = ".lock"
+REPLACES = ".replaces.json"  # names the folder that a new one takes the place of
+# What a stage needs while it works, and no part of what it makes. The marker is removed last.
+WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", f"{MARKER}.tmp", MARKER)
+_FORMAT = {"format": 2}  # a second sign of a seal, so that no change of one byte can hide that there was one
+_KEY = "manifest_sha256"
+_SEAL = re.compile(rb'(?<="manifest_sha256": ")[0-9a-f]{64}(?="\n}\n\Z)')
+
+
+def write_manifest(folder: Path, manifest: Mapping[str, Any], sealed: bool = True) -> None:
+    """Write a folder's manifest, whole or not at all, with a seal."""
+    values = {key: value for key, value in manifest.items() if key != _KEY and key not in _FORMAT}
+    if not sealed:
+        write_text(folder / MANIFEST, indented_json(values))
+        return
+    text = indented_json({**values, **_FORMAT, _KEY: ""})
+    seal = hashlib.sha256(text.encode()).hexdigest()
+    write_text(folder / MANIFEST, text.removesuffix('"\n}\n') + f'{seal}"\n}}\n')
+
+
+def load_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a finished stage folder, or None where there is none, or not as it was written."""
+    try:
+        raw = read_bytes(folder / MANIFEST)
+        value = parse_json(raw, MANIFEST)
+    except FormatError:
+        return None
+    if not _has_form(value) or (is_sealed(value) and not _is_whole(raw)):
+        return None
+    manifest: dict[str, Any] = value
+    return manifest
+
+
+def is_sealed(manifest: Mapping[str, Any]) -> bool:
+    """Check whether a manifest would show a change of itself; those of earlier versions would not."""
+    return _KEY in manifest or not manifest.keys().isdisjoint(_FORMAT)
+
+
+def _is_whole(raw: bytes) -> bool:
+    seal = _SEAL.search(raw)
+    return seal is not None and hashlib.sha256(_SEAL.sub(b"", raw)).hexdigest().encode() == seal[0]
+
+
+def _has_form(value: Any) -> bool:
+    """Check that what all readers count on is there: who made it, what of what, and size and hash of each file."""
+    return (
+        isinstance(value, dict)
+        and value.get("made_by") == "msa-lite"
+        and isinstance(value.get("kind"), str)
+        and isinstance(value.get("inputs"), dict)
+        and isinstance(value.get("files"), dict)
+        and all(
+            isinstance(item, dict) and isinstance(item.get("sha256"), str) and type(item.get("bytes")) is int
+            for item in value["files"].values()
+        )
+    )
+
+
+def add_files(folder: Path, names: Sequence[str], facts: Mapping[str, Any]) -> None:
+    """Enter files that were put into a finished folder, and further facts, into its manifest.
+
+    One that has no seal gets none: it would vouch for what may have changed before.
+    """
+    manifest = load_manifest(folder)
+    assert manifest is not None, "the folder is finished"
+    manifest["files"] |= {name: describe_file(folder / name) for name in names}
+    write_manifest(folder, {**manifest, **facts}, is_sealed(manifest))
+
+
+def describe_file(path: Path, sha256: str | None = None) -> dict[str, Any]:
+    """What a manifest says of a file. sha256: its hash, where it is known."""
+    return {"sha256": sha256 or hash_file(path), "bytes": path.stat().st_size}
+
+
+def list_files(folder: Path) -> list[Path]:
+    """All files below a folder, sorted, without its manifest and what a stage needs only while it works."""
+    skip = {MANIFEST, *WORKING}
+    return sorted(p for p in folder.rglob("*") if p.is_file() and str(p.relative_to(folder)) not in skip)
+
+
+def entries(folder: Path) -> dict[str, Path]:
+    """Everything below a folder but folders, by the name that a manifest gives to it: files, links, pipes, …
+
+    Links are not followed. Raises OSError where a folder cannot be read.
+    """
+    found, places = {}, [folder]
+    while places:
+        with os.scandir(places.pop()) as items:
+            for item in items:
+                if item.is_dir(follow_symlinks=False):
+                    places.append(Path(item.path))
+                else:
+                    found[printable(Path(item.path).relative_to(folder))] = Path(item.path)
+    return dict(sorted(found.items()))
+
+
+def is_left(folder: Path) -> bool:
+    """Check whether a kill came between a folder's getting its name and the removal of what made it."""
+    try:
+        return read_object(folder / MARKER).get("done") == hash_file(folder / MANIFEST)
+    except FormatError:
+        return False
+
+
+def strange_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
+    """What a finished folder holds that its manifest does not name, but for what a kill has left. Raises OSError."""
+    known = {MANIFEST, *manifest["files"]} | (set(WORKING) if is_left(folder) else set())
+    # Earlier versions named neither the manifests of folders in the folder nor anything that is called as these.
+    blind = frozenset() if is_sealed(manifest) else frozenset({MANIFEST, *WORKING, ".replaced"})
+    return {
+        name: path for name, path in entries(folder).items() if name not in known and blind.isdisjoint(name.split("/"))
+    }
+
+
+def verify_folder(folder: Path) -> list[str]:
+    """Hold a folder against its manifest; a list of faults, empty when all is as it was written.
+
+    Every file is hashed. Whatever else is there, links and pipes too, is a fault; empty folders are none, for copies
+    often leave them out. Raises OutputError when the folder has no manifest.
+    """
+    if not os.path.lexists(folder / MANIFEST):
+        raise OutputError(f"{printable(folder)}: no {MANIFEST} of msa-lite in there")
+    manifest = load_manifest(folder)
+    if manifest is None:
+        return [f"{MANIFEST}: not as msa-lite wrote it, or of another program"]
+    try:
+        found, strange = entries(folder), strange_files(folder, manifest)
+    except OSError as error:
+        return [f"{printable(error.filename)}: cannot be read ({error.strerror})"]
+    faults = {name: _fault(found.get(name), item) for name, item in manifest["files"].items()}
+    return [
+        *(f"{name}: {fault}" for name, fault in faults.items() if fault),
+        *(f"{name}: not in the manifest" for name in strange),
+    ]
+
+
+def _fault(path: Path | None, item: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a file that a manifest names."""
+    if path is None:
+        return "missing"
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return "no file any more"
+        if status.st_size != item["bytes"]:
+            return f"{status.st_size} bytes, recorded were {item['bytes']}"
+        return None if hash_file(path) == item["sha256"] else "content changed"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except FormatError as error:
+        return f"cannot be read ({error})"

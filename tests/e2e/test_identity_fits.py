@@ -1,0 +1,153 @@
+"""Every option of a recipe that decides a baseline's fit, or a stage of a training, is part of what it is known by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.io.hub import Source
+from msa_lite.io.manifest import canonical_json
+from msa_lite.pipeline import baseline, run_baseline, train_stages, training
+from msa_lite.recipe import TrainingRecipe
+from msa_lite.recipe.inputs import Data
+from msa_lite.recipe.schema import Baseline
+from msa_lite.recipe.training import Stage
+from msa_lite.report import Report, write_report
+from msa_lite.train import fit_inputs
+from tests.identity_recipes import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, write_place
+
+
+class Stop(BaseException):
+    """Ends a run once the inputs of a fit are known."""
+
+
+@pytest.fixture(scope="module")
+def place(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_place(tmp_path_factory.mktemp("recipes"), make_checkpoint)
+
+
+PLAIN = {"prompt.kind": "plain"}
+# Baselines
+
+BASELINE: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "baseline.start": ("npo", "prior", {}),
+    "baseline.epochs": ("npo", 3, {}),
+    "baseline.learning_rate": ("npo", 3e-3, {}),
+    "baseline.methods": ("npo", {"npo": {"beta": 0.3}}, {}),
+    "baseline.compat": ("undial", ["open-unlearning"], {}),
+    "baseline.alternatives.path": (
+        "dpo",
+        "{place}/answers-1.txt",
+        {"baseline.alternatives.path": "{place}/answers-0.txt", "baseline.alternatives.format": "text"},
+    ),
+    "seed": ("npo", 1, {}),
+    "vector.weight_decay": ("npo", 0.07, {}),
+    "retain.data.path": ("npo", "OTHER", {}),
+    "select.keep": ("npo", 0.5, {}),
+    "select.validation": ("npo", 0.3, {}),
+}
+
+
+# Candidates' values, which are in the identity of the choice; and rows, which are in that of the objective.
+OF_NO_FIT = {"scale", *(f"alternatives.{name}" for name in leaves(Data) - {"path"})}
+
+
+def test_every_option_of_a_baseline_is_here() -> None:
+    assert {f"baseline.{name}" for name in leaves(Baseline) - OF_NO_FIT} == {n for n in BASELINE if "baseline." in n}
+
+
+@pytest.mark.parametrize("option", BASELINE)
+def test_an_option_decides_a_baselines_fit(
+    option: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_report(Report("qa", "validation", {}), tmp_path)
+    found: list[str] = []
+
+    def fit(
+        prior: Source, examples: Any, out: Path, *, settings: Any, objective: Any, after_epoch: Any, **others: Any
+    ) -> None:
+        found.append(canonical_json([fit_inputs(prior, examples, settings, objective, after_epoch)]))
+        raise Stop
+
+    monkeypatch.setattr(baseline, "fit_vector", fit)
+    monkeypatch.setattr(baseline, "evaluate_references", lambda *given: None)
+    monkeypatch.setattr(baseline, "evaluate_target", lambda *given: tmp_path)
+    method, value, others = BASELINE[option]
+    lists = {"forget.alpha": 1.0, "retain.beta": 0.5, "output": str(tmp_path / "run")}
+    before = changed(base(place), lists | fill(others, place), place)
+    for recipe in (before, before, changed(before, fill({option: value}, place), place)):
+        with pytest.raises(Stop):
+            run_baseline(method, recipe)
+    assert found[0] == found[1]
+    assert found[1] != found[2]
+
+
+# Trainings in stages
+
+LLAMA = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+NEW = {"model": {"config": LLAMA, "tokenizer": "{place}/target"}}
+OWN_TOKENIZER = {"model": {"config": LLAMA, "tokenizer": {"vocabulary": 320}}}
+TUNED = {
+    "epochs": 3,
+    "learning_rate": 1e-3,
+    "weight_decay": 0.07,
+    "warmup_epochs": 0.5,
+    "batch_size": 4,
+    "micro_batch_size": 2,
+    "max_length": 60,
+    "schedule": "constant",
+}
+TEXT = {"stages.0.data.format": "text", "training.max_length": 60}
+# As above; an option of a stage stands behind `stages.0`.
+TRAINING: dict[str, tuple[Any, dict[str, Any]]] = {
+    **{f"training.{name}": (value, {}) for name, value in TUNED.items()},
+    **{f"stages.0.{name}": (value, {}) for name, value in TUNED.items()},
+    **{f"stages.0.data.{name}": (value, {"training.max_length": 200}) for name, value in DATA.items()},
+    **{f"stages.0.data.{name}": (value, TEXT) for name, value in OF_TEXT.items()},
+    "stages.0.tokens": (40, TEXT),
+    "model": ("{place}/other", {}),
+    "model.config": (LLAMA | {"hidden_size": 32}, NEW),
+    "model.tokenizer": ("{place}/tokenizer", NEW),
+    "model.tokenizer.vocabulary": (310, OWN_TOKENIZER),
+    "columns.question": ("question2", {}),
+    "columns.answer": ("answer2", {}),
+    "columns.messages": ("messages", {}),
+    "columns.text": ("text2", TEXT),
+    "prompt.kind": ("plain", {}),
+    "prompt.system": ("Be kind.", {}),
+    "prompt.prompt": ("Q: {question}\nA:", PLAIN),
+    "prompt.answer": (" - {answer}", PLAIN),
+    "seed": (1, {}),
+}
+OF_NO_STAGE = {"keep": "last", "output": "elsewhere", "stages.0.name": "known"}
+
+
+def test_every_option_of_a_training_is_here() -> None:
+    every = leaves(TrainingRecipe) - {"stages"} | leaves(Stage, "stages.0.")
+    assert every - {*TRAINING, *OF_NO_STAGE} == {f"stages.0.data.{name}" for name in UNSAID}
+
+
+@pytest.mark.parametrize("option", [*TRAINING, *OF_NO_STAGE])
+def test_an_option_decides_a_stage_of_a_training(
+    option: str, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[str] = []
+
+    def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
+        found.append(canonical_json(inputs))
+        raise Stop
+
+    monkeypatch.setattr(training, "is_finished", is_finished)
+    data = base(place)["forget"]["data"]
+    recipe = {"model": str(place / "target"), "stages": [{"data": data}], "output": str(tmp_path / "models")}
+    monkeypatch.chdir(tmp_path)
+    value, more = TRAINING.get(option) or (OF_NO_STAGE[option], {})
+    before = changed(recipe, fill(more, place), place)
+    for one in (before, before, changed(before, fill({option: value}, place), place)):
+        with pytest.raises(Stop):
+            train_stages(one)
+    assert found[0] == found[1]
+    assert (found[1] == found[2]) is (option in OF_NO_STAGE)

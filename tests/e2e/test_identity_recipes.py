@@ -1,0 +1,216 @@
+"""Every option of a recipe that decides a stage's result is part of what the stage is known by.
+
+The options are read from the schema, so that a new one has to be put here, with another value and a stage that it
+decides, or among those that decide nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from msa_lite.evals.evaluation import NO_JUDGE, ideal_identity
+from msa_lite.evals.models import model_identity
+from msa_lite.io.hub import Source
+from msa_lite.io.manifest import canonical_json
+from msa_lite.io.progress import silent
+from msa_lite.job import prepare
+from msa_lite.pipeline import stages, strengths
+from msa_lite.pipeline.msa import msa_plan
+from msa_lite.recipe import Recipe, load_recipe
+from msa_lite.train import fit_inputs
+from tests.identity_recipes import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, rows_of, write_place
+
+FITS = ("forget", "retain")
+
+
+@pytest.fixture(scope="module")
+def place(make_checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_place(tmp_path_factory.mktemp("recipes"), make_checkpoint)
+
+
+def plain(value: Any) -> Any:
+    """A value in JSON: sources by what they are known by."""
+    if isinstance(value, Source):
+        return value.identity()
+    return {key: plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value
+
+
+@pytest.fixture
+def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, str]]:
+    """identify(recipe) → what each stage of its run is known by."""
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    found: dict[str, Any] = {}
+
+    def fit(prior: Source, examples: Any, out: Path, *, settings: Any, until: Any, **others: Any) -> None:
+        found[out.name] = fit_inputs(prior, examples, settings, until=until)
+
+    def merge(target: Source, out: Path, *, replace: bool, progress: Any, **options: Any) -> None:
+        found[out.name] = plain({"target": target, **options})
+
+    def score(source: Source, asked: Any, out: Path, *, ideal: Any = None, judge: Any = NO_JUDGE, **others: Any) -> Any:
+        found[f"scores of {out.name}"] = [
+            model_identity(source), asked.describe(), ideal_identity(ideal), judge.describe()
+        ]  # fmt: skip
+        return SimpleNamespace()
+
+    def choose(candidates: Any, validation: Any, *others: Any) -> Any:
+        found["sweep"] = candidates.inputs(validation)
+        return SimpleNamespace(values={"alpha": 1.0, "beta": 0.5}, doubts=[])
+
+    for module, name, double in (
+        (strengths, "fit_vector", fit),
+        (stages, "merge", merge),
+        (stages, "merge_adapters", merge),
+        (stages, "evaluate_benchmark", score),
+        (stages, "choose", choose),
+    ):
+        monkeypatch.setattr(module, name, double)
+
+    def identities(recipe: dict[str, Any]) -> dict[str, str]:
+        found.clear()
+        resolved = load_recipe(recipe)
+        job = prepare(resolved, msa_plan(resolved))
+        strengths.fit_vectors(job, job.vector_names)
+        swept = strengths.choose_strengths(job, silent)
+        vectors = {name: (place / "prior", strength) for name, strength in (("forget", 1.0), ("retain", swept.beta))}
+        stages.merge_vectors(job, vectors, silent)
+        stages.evaluate_all(job, SimpleNamespace(folder=place / "target"), {"name": "msa"}, silent)  # type: ignore[arg-type]
+        return {name: canonical_json(value) for name, value in found.items()}
+
+    return identities
+
+
+PLAIN = {"prompt.kind": "plain"}
+TOFU = {"evaluate.benchmark": "tofu", "evaluate.split": "forget01", "evaluate.data": "{place}/tofu"}
+MUSE = {"evaluate.benchmark": "muse", "evaluate.data": "{place}/both"}
+BY_TOFU = TOFU | {"select.score": "tofu", "evaluate.ideal": "{place}/ideal", "evaluate.limit": None}
+JUDGED = TOFU | {"evaluate.judge.kind": "openai", "evaluate.judge.base_url": "http://localhost:1/v1"}
+HISTORY = {
+    "prior": None,
+    "history.checkpoints": [
+        {"checkpoint": "{place}/prior", "seen_tokens": 10},
+        {"checkpoint": "{place}/other", "seen_tokens": 20},
+    ],
+    "history.exposure": 15,
+}
+LATER = [{"checkpoint": "{place}/other", "seen_tokens": 12}]
+# Option → (another value, the stages that it decides at least, what else the recipe says with both values).
+CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
+    "target": ("{place}/other", ("model", "sweep", "scores of target"), {}),
+    "prior": ("{place}/other", (*FITS, "model", "sweep"), {}),
+    "tokenizer": ("{place}/tokenizer", ("forget", "model", "scores of target"), {}),
+    "history.checkpoints": (HISTORY["history.checkpoints"][:1] + LATER, FITS, HISTORY),
+    "history.exposure": (25, FITS, HISTORY),
+    "forget.alpha": ([0.5, 2.0], ("sweep",), {}),
+    "retain.beta": ([0.0, 0.7], ("sweep",), {}),
+    "retain.data.sample": ("match_forget", ("retain",), {"forget.data.path": "{place}/few.jsonl"}),
+    "vector.mode": ("full", FITS, {}),
+    "vector.lora.rank": (3, FITS, {}),
+    "vector.lora.alpha": (5, FITS, {}),
+    "vector.lora.dropout": (0.25, FITS, {}),
+    "vector.lora.targets": (["q_proj"], FITS, {}),
+    "vector.epochs": ("auto", FITS, {}),
+    "vector.learning_rate": (1e-3, FITS, {}),
+    "vector.weight_decay": (0.07, FITS, {}),
+    "vector.warmup_epochs": (0.5, FITS, {}),
+    "vector.batch_size": (4, FITS, {}),
+    "vector.micro_batch_size": (2, FITS, {}),
+    "vector.max_length": (60, FITS, {}),
+    "columns.question": ("question2", FITS, {}),
+    "columns.answer": ("answer2", FITS, {}),
+    "columns.messages": ("messages", FITS, {}),
+    "columns.text": ("text2", ("forget",), {"forget.data.format": "text"}),
+    "prompt.kind": ("plain", (*FITS, "sweep", "scores of target"), {}),
+    "prompt.system": ("Be kind.", (*FITS, "sweep", "scores of target"), {}),
+    "prompt.prompt": ("Q: {question}\nA:", (*FITS, "sweep", "scores of target"), PLAIN),
+    "prompt.answer": (" - {answer}", (*FITS, "sweep", "scores of target"), PLAIN),
+    "merge.dtype": ("bfloat16", ("model", "sweep"), {}),
+    "merge.rounding": ("stochastic", ("model", "sweep"), {}),
+    "merge.as": ("adapter", ("model",), {}),
+    "evaluate.benchmark": ("tofu", ("scores of target",), MUSE),
+    "evaluate.split": ("forget05", ("scores of target",), TOFU),
+    "evaluate.data": ("{place}/tofu-2", ("scores of target",), TOFU),
+    "evaluate.compat": (["open-unlearning"], ("scores of target",), TOFU),
+    "evaluate.ideal": ("{place}/ideal", ("scores of target",), {}),
+    "evaluate.limit": (11, ("sweep", "scores of target"), {}),
+    "evaluate.max_new_tokens": (7, ("sweep", "scores of target"), {}),
+    "evaluate.judge.kind": ("openai", ("scores of target",), TOFU),
+    "evaluate.judge.model": ("another", ("scores of target",), JUDGED),
+    "evaluate.judge.base_url": ("http://localhost:2/v1", ("scores of target",), JUDGED),
+    "evaluate.judge.separate": (True, ("scores of target",), JUDGED),
+    "select.validation": (0.3, ("sweep", "scores of target"), {}),
+    "select.by": ("author", ("sweep", "scores of target"), BY_TOFU | {"evaluate.data": "{place}/authors"}),
+    "select.score": ("tofu-printed", ("sweep",), BY_TOFU),
+    "select.keep": (0.5, ("sweep",), {}),
+    "select.maximise": ("rouge_l_r", ("sweep",), {}),
+    "select.minimise": ("rouge_l_f", ("sweep",), {}),
+    "select.subject_to": ({"rouge_l_r": ">= 0.5"}, ("sweep",), {"select.minimise": "rouge_l_f"}),
+    "select.refine": (1, ("sweep",), {}),
+    "select.four_bit": (True, ("sweep",), {}),
+    "seed": (1, (*FITS, "sweep", "model", "scores of target"), {"merge.rounding": "stochastic"}),
+}
+OTHERS = {
+    "output": "a run may be moved",
+    "verdict": "says whether a run goes on, and how it exits",
+    "select.judge": "whether the judge is asked, who is in the sweep's identity",
+    **dict.fromkeys(("batch", "concurrency", "timeout", "price"), "how fast and at what price verdicts come"),
+}
+
+
+def sets_of(prefix: str, stages: tuple[str, ...]) -> dict[str, Any]:
+    """The cases of a data set's options."""
+    cases = {f"{prefix}.{key}": (value, stages, {}) for key, value in DATA.items()}
+    text = {f"{prefix}.{key}": (value, stages, {f"{prefix}.format": "text"}) for key, value in OF_TEXT.items()}
+    return cases | text
+
+
+SETS = (
+    sets_of("forget.data", ("forget",))
+    | sets_of("retain.data", ("retain",))
+    | sets_of("evaluate.forget", ("sweep", "scores of target"))
+    | sets_of("evaluate.retain", ("sweep", "scores of target"))
+    | sets_of("evaluate.holdout", ("sweep", "scores of target"))
+)
+
+
+def test_every_option_of_a_recipe_is_here() -> None:
+    known = {*CASES, *SETS}
+    assert known <= leaves(Recipe)
+    for name in leaves(Recipe) - known:
+        last = name.rpartition(".")[2]
+        judges = name.startswith("evaluate.judge.") and last in OTHERS
+        # The demo and the probe's options make other models and rows, which are in these cases.
+        elsewhere = name.startswith(("baseline.", "demo.", "probe."))
+        assert name in OTHERS or last in UNSAID or judges or elsewhere, f"{name}: in none of the lists"
+
+
+@pytest.mark.parametrize("option", [*CASES, *SETS])
+def test_an_option_decides_its_stages(option: str, identify: Callable[..., dict[str, str]], place: Path) -> None:
+    (place / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(13, "few")))
+    value, wanted, others = (CASES | SETS)[option]
+    if "few.jsonl" in str(others):
+        others = others | {"forget.data.name": None, "forget.data.split": None}
+    before = changed(base(place), fill(others, place), place)
+    one, same = identify(before), identify(before)
+    assert one == same
+    two = identify(changed(before, fill({option: value}, place), place))
+    assert [stage for stage in wanted if one.get(stage) == two.get(stage)] == []
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["output", "verdict", *(f"evaluate.judge.{name}" for name in ("batch", "concurrency", "timeout", "price"))],
+)
+def test_what_decides_nothing_makes_nothing_anew(
+    option: str, identify: Callable[..., dict[str, str]], place: Path
+) -> None:
+    values = {"output": str(place / "elsewhere"), "verdict": False, "batch": True, "concurrency": 1, "timeout": 3}
+    before = changed(base(place), fill(JUDGED, place), place)
+    value = values.get(option.rpartition(".")[2], [1, 2])
+    assert identify(before) == identify(changed(before, {option: value}, place))

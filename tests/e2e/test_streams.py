@@ -1,0 +1,214 @@
+"""Standard streams that end early, are full or in a POSIX locale; names of any bytes; arguments out of measure."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from msa_lite.io.manifest import verify_folder
+from tests.handmade import KINDS, Adapter, write_checkpoint
+
+POSIX = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+DONE = "weights in 1 tensors changed"
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small target and a vector, of which bfloat16 keeps so little that a merge warns."""
+    folder, random = tmp_path_factory.mktemp("models"), np.random.default_rng(0)
+    write_checkpoint(folder / "target", {"layers.0.weight": np.ones((64, 32), KINDS["bfloat16"])})
+    factors = tuple(random.normal(0, 0.03, shape).astype(np.float32) for shape in ((2, 32), (64, 2)))
+    Adapter({"layers.0": factors}).write(folder / "forget")  # type: ignore[dict-item]
+    return folder
+
+
+def shell(line: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """Run a line in bash, in which $MSA is the command."""
+    environment = {**os.environ, "MSA": f"{sys.executable} -m msa_lite", **environment}
+    return subprocess.run(["bash", "-c", line], env=environment, capture_output=True, check=False, timeout=120)
+
+
+def line_of(models: Path, out: Path, *more: str) -> str:
+    return f"$MSA merge --target {models}/target --forget {models}/forget --out {out} {' '.join(more)}"
+
+
+def test_a_reader_that_goes_away_stops_no_work_and_is_no_fault(models: Path, tmp_path: Path) -> None:
+    done = shell(f"{line_of(models, tmp_path / 'out')} | true; exit ${{PIPESTATUS[0]}}")
+    assert done.returncode == 0, done.stderr
+    assert b"rror" not in done.stderr
+    assert verify_folder(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize("command", ["recipes schema", "recipes list", "--help", "merge --help"])
+def test_listings_may_be_cut_off(command: str) -> None:
+    done = shell(f"$MSA {command} | head -c 10 > /dev/null; exit ${{PIPESTATUS[0]}}")
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_messages_may_be_cut_off(models: Path, tmp_path: Path) -> None:
+    done = shell(f"{line_of(models, tmp_path / 'out')} 2>&1 | true; exit ${{PIPESTATUS[0]}}")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert verify_folder(tmp_path / "out") == []
+
+
+def test_a_full_disk_behind_stdout_is_told_and_the_model_is_there(models: Path, tmp_path: Path) -> None:
+    done = shell(f"{line_of(models, tmp_path / 'out')} > /dev/full")
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == (
+        b"error: the result could not be printed (No space left on device); the files that the command makes are "
+        b"there. Print to another place"
+    )
+    assert b"Traceback" not in done.stderr
+    assert verify_folder(tmp_path / "out") == []
+
+
+@pytest.mark.parametrize(
+    ("redirection", "command", "status"),
+    [
+        ("> /dev/full", "recipes list", 2),
+        ("> /dev/full", "recipes show nothing-like-it", 2),
+        ("2> /dev/full", "recipes list", 0),
+        ("> /dev/full 2> /dev/full", "recipes list", 2),
+        (">&-", "recipes list", 0),
+        (">&- 2>&- <&-", "recipes list", 0),
+        (">&-", "nonsense", 2),
+    ],
+)
+def test_streams_that_take_nothing_give_no_traceback(redirection: str, command: str, status: int) -> None:
+    done = shell(f"$MSA {command} {redirection}")
+    assert done.returncode == status
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+
+
+def test_files_do_not_get_the_number_of_a_closed_stream(models: Path, tmp_path: Path) -> None:
+    assert shell(f"{line_of(models, tmp_path / 'out', '-v')} >&- 2>&- <&-").returncode == 0
+    assert verify_folder(tmp_path / "out") == []
+
+
+def test_warnings_are_on_stderr_alone(models: Path, tmp_path: Path) -> None:
+    for more in ((), ("--json",)):
+        done = shell(line_of(models, tmp_path / f"out{len(more)}", *more))
+        assert done.returncode == 0
+        assert done.stderr.count(b"rounding to bfloat16 lost") == 2  # at once, and again at the end
+        assert b"warning: " not in done.stdout
+    assert json.loads(done.stdout)["weights_changed"] > 0
+    plain = shell(line_of(models, tmp_path / "again")).stdout.decode()
+    assert plain.startswith(f"{tmp_path}/again: ")
+    assert all(line.startswith("  ") for line in plain.splitlines()[1:])
+
+
+@pytest.mark.parametrize("encoding", ["", "ascii", "latin-1", "utf-8"])
+def test_a_posix_locale_gets_the_same_result(models: Path, tmp_path: Path, encoding: str) -> None:
+    environment = POSIX | ({"PYTHONIOENCODING": encoding} if encoding else {})
+    done = shell(line_of(models, tmp_path / "oä", "--json"), **environment)
+    assert done.returncode == 0, done.stderr
+    assert Path(json.loads(done.stdout.decode("latin-1" if encoding == "latin-1" else "utf-8"))["out"]).name == "oä"
+    assert verify_folder(tmp_path / "oä") == []
+    calm = shell(line_of(models, tmp_path / "calm"))
+    assert calm.returncode == 0
+    for path in (tmp_path / "calm").iterdir():
+        assert path.read_bytes() == (tmp_path / "oä" / path.name).read_bytes(), path.name
+    for command in ("verify {out}", "recipes show tofu/forget10", "compare --published tofu-forget10-llama-3.2-1b"):
+        printed = shell(f"$MSA {command.format(out=tmp_path / 'oä')}", **environment)
+        assert printed.returncode == 0, printed.stderr
+        assert b"Traceback" not in printed.stderr
+
+
+@pytest.mark.parametrize("environment", [{}, POSIX])
+def test_names_beyond_ascii_and_utf_8_have_no_traceback(
+    models: Path, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    (tmp_path / "tä").symlink_to(models / "target")
+    line = f"$MSA merge --target {tmp_path}/tä --forget {models}/forget --out {tmp_path}/$'o\\xfe'"
+    for more in ("", " --json"):  # the second finds it done
+        done = shell(line + more, **environment)
+        assert done.returncode == 0, done.stderr
+        assert b"Traceback" not in done.stderr
+    assert json.loads(done.stdout)["out"] == f"{tmp_path}/o\\xfe"
+    out = Path(os.fsdecode(os.fsencode(tmp_path) + b"/o\xfe"))
+    assert verify_folder(out) == []
+    assert json.loads((out / "manifest.json").read_text("utf-8"))["sources"]["target"] == f"{tmp_path}/tä"
+    assert shell(f"$MSA verify {tmp_path}/$'o\\xfe'", **environment).returncode == 0
+    os.symlink(models / "target", os.fsencode(tmp_path) + b"/t\xff")
+    for name in ("t", "no"):
+        refused = shell(f"$MSA merge --target {tmp_path}/$'{name}\\xff' --alpha 0 --out {tmp_path}/x", **environment)
+        assert refused.returncode == 2
+        assert b"Traceback" not in refused.stderr
+
+
+LONG, HUGE = "x" * 300, "9" * 310
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "says"),
+    [
+        ({"out": LONG}, 3, "File name too long"),
+        ({"out": "x" * 250}, 3, "File name too long"),
+        ({"out": "{here}/file"}, 3, "a file is in the way"),
+        ({"out": "{here}/file/out"}, 3, "Not a directory"),
+        ({"out": "{here}/loop"}, 3, "Too many levels of symbolic links"),
+        ({"target": "~nosuchuser/x"}, 2, "Could not determine home directory"),
+        ({"forget": "~nosuchuser/x"}, 2, "Could not determine home directory"),
+        ({"target": LONG}, 2, "File name too long"),
+        ({"forget": LONG}, 2, "File name too long"),
+        ({"target": "{here}/loop"}, 2, "Too many levels of symbolic links"),
+        ({"target": "{here}/file"}, 2, "is a file"),
+        ({"alpha": "1e400"}, 2, "alpha is inf"),
+        ({"alpha": "nan"}, 2, "alpha is nan"),
+        ({"alpha": HUGE}, 2, "alpha is inf"),
+        ({"alpha": "1e300"}, 3, "out of all measure"),
+        ({"alpha": "1e300", "as": "adapter"}, 4, "do not fit fp32"),
+        ({"max-memory": HUGE}, 2, "is no size"),
+        ({"max-memory": f"{HUGE}MB"}, 2, "is no size"),
+        ({"max-memory": f"{HUGE}.{HUGE}GiB"}, 2, "is no size"),
+        ({"max-memory": "٣MB"}, 2, "is no size"),
+        ({"threads": "1000000000"}, 2, "at most 1024"),
+        ({"threads": HUGE}, 2, "at most 1024"),
+        ({"seed": HUGE, "rounding": "stochastic"}, 2, "below 2^64"),
+        ({"seed": "9" * 5000}, 2, "seed"),
+        ({"max-rank": HUGE, "as": "adapter"}, 0, ""),
+        ({"max-rank": f"-{HUGE}", "as": "adapter"}, 2, "at least 1"),
+    ],
+)
+def test_arguments_out_of_all_measure_have_a_message_and_leave_nothing(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str], status: int, says: str
+) -> None:
+    from msa_lite.cli import _run, output
+
+    monkeypatch.setattr(output, "_notices", output.Notices())
+    monkeypatch.chdir(tmp_path)
+
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    given: dict[str, Any] = {"target": str(models / "target"), "forget": str(models / "forget"), "out": "out"} | options
+    arguments = [text for name, value in given.items() for text in (f"--{name}", value.format(here=tmp_path))]
+    before = sorted(os.listdir(tmp_path))
+    done = run_here(_run, arguments)
+    assert done[0] == status, done
+    assert says in done[1]
+    assert "Traceback" not in done[1]
+    assert "Warning" not in done[1]
+    assert status == 0 or sorted(os.listdir(tmp_path)) == before
+
+
+def run_here(run: Any, arguments: list[str]) -> tuple[int, str]:
+    """Exit status and stderr of a merge in this process."""
+    import contextlib
+    import io
+    import logging
+
+    logger = logging.getLogger("msa_lite")
+    kept, said = (logger.handlers, logger.propagate), io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return run(["merge", *arguments]), said.getvalue()
+    finally:
+        logger.handlers, logger.propagate = kept

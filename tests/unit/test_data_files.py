@@ -1,0 +1,133 @@
+"""Files of rows: whatever they hold, they are read or refused with the row's number, and no process ends by it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from msa_lite.data import DataSource, load_rows
+from msa_lite.data.files import check_file
+from msa_lite.errors import DataError, MsaError, UsageError
+
+GOOD = b'{"question": "Where?", "answer": "There."}'
+DEEP = b'{"question": ' + b"[" * 100_000 + b"]" * 100_000 + b', "answer": "b"}'
+NO_ROWS = [
+    b"null", b"5", b"true", b'"text"', b"[1]", b"[null]", DEEP, b"[" * 100_000, b'{"question": ' + b"9" * 5000 + b"}",
+    b'{"question": "\\ud800"}', b'{"question": "a\0b"}', b'{"question": "\xff"}', b"{", b"\x1f\x8b", b"{} {} null",
+]  # fmt: skip
+HEAD = b"question,answer\n"
+
+
+def write(folder: Path, name: str, content: bytes) -> str:
+    (folder / name).write_bytes(content)
+    return str(folder / name)
+
+
+@pytest.mark.parametrize("bad", NO_ROWS, ids=lambda bad: ascii(bad[:30]))
+@pytest.mark.parametrize("before", [0, 1, 3])
+@pytest.mark.parametrize("place", ["file", "folder"])
+def test_what_is_no_row_is_refused_with_its_number(bad: bytes, before: int, place: str, tmp_path: Path) -> None:
+    file = write(tmp_path, "rows.jsonl", b"".join([GOOD + b"\n"] * before) + bad + b"\n")
+    with pytest.raises(DataError, match=r"rows.jsonl: (row \d+: |not JSON|row)") as caught:
+        load_rows(DataSource(file if place == "file" else str(tmp_path)))
+    if before and not bad.startswith(b"{} "):
+        assert f"row {before}: " in str(caught.value)
+
+
+@pytest.mark.parametrize("items", [[None], [1], [{"question": "a", "answer": "b"}, None], [[1]], ["a", 1], [{}, "a"]])
+def test_a_list_of_anything_but_rows_is_refused(items: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"row \d: "):
+        load_rows(DataSource(write(tmp_path, "rows.json", json.dumps(items).encode())))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("rows.csv", HEAD + b"a,b\na\0,b\n", "line 3: a zero byte"),
+        ("rows.csv", HEAD + b"a,\xe9\n", "line 2: not UTF-8"),
+        ("rows.txt", b"one\ntwo\0", "line 2: a zero byte"),
+        ("rows.txt", b"one\n\xff", "line 2: not UTF-8"),
+        ("rows.txt", b"one\n\xe2\x82", "line 2: not UTF-8"),
+        ("rows.parquet", b"garbage" * 9, "not a parquet file"),
+        ("rows.parquet", b"PAR1" + b"\x15" * 99 + (9999).to_bytes(4, "little") + b"PAR1", "cut off"),
+        ("rows.jsonl", gzip.compress(GOOD), "row 0: not UTF-8"),
+    ],
+)
+def test_text_that_is_none_is_refused(name: str, content: bytes, told: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=told):
+        load_rows(DataSource(write(tmp_path, name, content), "text" if name.endswith("txt") else "qa"))
+
+
+def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rows.jsonl")
+    with pytest.raises(MsaError) as caught:
+        load_rows(DataSource(str(tmp_path)))
+    assert caught.value.exit_code == 3
+    with pytest.raises(UsageError):
+        load_rows(DataSource(str(tmp_path / "rows.jsonl")))
+    (tmp_path / "rows.jsonl").unlink()
+    (tmp_path / "rows.jsonl").symlink_to("/dev/zero")
+    with pytest.raises(DataError):
+        load_rows(DataSource(str(tmp_path)))
+
+
+@pytest.mark.parametrize("name", ["~nobody/x.jsonl", "a" * 300 + ".jsonl", "a\0b.jsonl", "\ud800.jsonl"])
+def test_names_that_can_be_no_path_are_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        load_rows(DataSource(name))
+
+
+def test_a_card_with_aliases_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "train.jsonl", GOOD)
+    write(tmp_path, "README.md", b"---\na: &a [x, x]\nb: [*a, *a]\n---\n")
+    with pytest.raises(DataError, match="aliases"):
+        load_rows(DataSource(str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "count"),
+    [
+        ("rows.jsonl", GOOD + b"\n\n" + GOOD, 2),
+        ("rows.jsonl", GOOD + b"\r\n" + GOOD + b"\r\n", 2),
+        ("rows.jsonl", b"\xef\xbb\xbf" + GOOD, 1),
+        ("rows.jsonl", GOOD + b" " + GOOD, 2),
+        ("rows.json", b"[" + GOOD + b"," + GOOD + b"]", 2),
+        ("rows.json", b"\n [" + GOOD + b"]", 1),
+        ("rows.json", json.dumps(json.loads(GOOD), indent=1).encode() * 3, 3),
+        ("rows.csv", HEAD + b'"a\nb",c\n', 1),
+        ("rows.jsonl", b'{"question": "{[{[", "answer": "' + b"[" * 300 + b'"}', 1),
+        ("rows.jsonl", '{"question": "\\u00e9 é", "answer": "\\ud83d\\ude00"}'.encode(), 1),
+    ],
+)
+def test_sound_files_of_every_form_are_read(name: str, content: bytes, count: int, tmp_path: Path) -> None:
+    assert len(load_rows(DataSource(write(tmp_path, name, content)))) == count
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda part: st.lists(part, max_size=3) | st.dictionaries(st.sampled_from(["question", "answer", "x"]), part),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lines=st.lists(JSON.map(json.dumps).map(str.encode) | st.binary(max_size=9) | st.just(GOOD), max_size=4))
+def test_any_lines_are_rows_or_refused(lines: list[bytes], tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_bytes(b"\n".join(lines))
+    try:
+        check_file(file)
+    except DataError:
+        return
+    if file.read_bytes().lstrip().startswith(b"["):  # a list of rows, over all lines
+        assert all(isinstance(row, dict | str) for row in json.loads(file.read_bytes()))
+        return
+    values = [json.loads(line) for line in file.read_text("utf-8").split("\n") if line.strip()]
+    assert all(isinstance(value, dict) for value in values)

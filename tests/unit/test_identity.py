@@ -1,0 +1,246 @@
+"""Every option that decides a result is part of what it is known by: a rerun with another one makes it anew.
+
+The options are read from signatures and fields, so that a new one has to be put here: among those that decide, with
+another value, or among those that do not.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.baselines.methods import settings_grid
+from msa_lite.baselines.objective import BaselineObjective
+from msa_lite.baselines.reference import ReferenceCache
+from msa_lite.io.checkpoint import COMPANION_PATTERNS, INDEX_FILE
+from msa_lite.io.hub import Source, fetch
+from msa_lite.merger import adapter, merge, merge_adapters, model
+from msa_lite.train import FitSettings, Kept, Until, fit_inputs, fit_vector
+from tests.identity import Change, Stop, assert_all_named, assert_not_told_apart, assert_told_apart, one_each
+from tests.ragged import ragged_rows
+
+Make = Callable[..., Path]
+
+
+# Merges
+
+
+def recorded(patch: pytest.MonkeyPatch, module: Any, call: Callable[..., Any], options: Change) -> dict[str, Any]:
+    """What a merge's manifest would record of its inputs."""
+    found: list[dict[str, Any]] = []
+    own = module.find_inputs
+
+    def find_inputs(*args: Any) -> Any:
+        found.append(own(*args).record)
+        raise Stop
+
+    with patch.context() as context:
+        context.setattr(module, "find_inputs", find_inputs)
+        with pytest.raises(Stop):
+            call(**options)
+    return found[0]
+
+
+@pytest.fixture
+def merged(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> tuple[Change, Change]:
+    """(options of a merge, another value of those that models and merges to an adapter share)."""
+    base = {
+        "target": str(make_checkpoint("llama")),
+        "out": tmp_path / "out",
+        "forget": str(make_adapter("llama", seed=1)),
+        "alpha": 1.0,
+        "retain": str(make_adapter("llama", seed=2)),
+        "beta": 0.5,
+        "prior": str(make_checkpoint("llama", seed=3)),
+    }
+    other = {name: str(make_checkpoint("llama", seed=4)) for name in ("target", "prior")}
+    other |= {name: str(make_adapter("llama", seed=5)) for name in ("forget", "retain")}
+    return base, other | {"alpha": 0.9, "beta": 0.4}
+
+
+def test_a_merge_is_known_by_each_of_its_options(
+    merged: tuple[Change, Change], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, shared = merged
+    changes = {**shared, "dtype": "bfloat16", "rounding": "nearest", "seed": 1, "exact": True}
+    others = {"out": tmp_path / "b", "max_memory": "1GB", "threads": 1, "replace": True, "progress": print}
+    assert_all_named(merge, changes, others)
+
+    def identity(change: Change) -> Any:
+        return recorded(monkeypatch, model, merge, {**base, "rounding": "stochastic", **change})
+
+    assert_told_apart(identity, one_each(changes))
+    assert_not_told_apart(identity, one_each(others))
+
+
+def test_a_merge_to_an_adapter_is_known_by_each_of_its_options(
+    merged: tuple[Change, Change], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, shared = merged
+    changes = {**shared, "max_rank": 3}
+    others = {"out": tmp_path / "b", "max_memory": "1GB", "replace": True, "progress": print}
+    assert_all_named(merge_adapters, changes, others)
+
+    def identity(change: Change) -> Any:
+        return recorded(monkeypatch, adapter, merge_adapters, {**base, **change})
+
+    assert_told_apart(identity, one_each(changes))
+    assert_not_told_apart(identity, one_each(others))
+
+
+# Models
+
+
+@pytest.mark.parametrize("by_content", [True, False])
+@pytest.mark.parametrize("pattern", [*COMPANION_PATTERNS, "*.safetensors", INDEX_FILE])
+def test_a_folder_is_known_by_each_file_that_is_read_or_copied(
+    pattern: str, by_content: bool, make_checkpoint: Make, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(make_checkpoint("llama", chat=True), tmp_path / "model")
+    path = folder / pattern.replace("*", "other")
+    found = [fetch(str(folder), by_content).revision]
+    for text in ("{}", "[]"):  # of one length
+        path.write_text(text)
+        found.append(fetch(str(folder), by_content).revision)
+    assert len(set(found)) == 3
+    path.rename(folder / pattern.replace("*", "moved") if "*" in pattern else folder / "other")
+    assert fetch(str(folder), by_content).revision not in found[1:]
+    written = sorted(p for p in folder.iterdir() if p.name in ("config.json", "tokenizer.json", "chat_template.jinja"))
+    assert len(written) == 3
+    for path in written:
+        before = fetch(str(folder), by_content).revision
+        path.write_bytes(path.read_bytes() + b" ")
+        assert fetch(str(folder), by_content).revision != before, path.name
+
+
+def test_a_source_is_known_by_what_it_is_used_with() -> None:
+    class Rows:
+        def describe(self) -> str:
+            return "a row"
+
+    base = Source("m", Path("m"), "a" * 40)
+    changes = {"revision": "b" * 40, "tokenizer": Source("t", Path("t"), "c" * 40), "added": Rows()}
+    assert_all_named(Source, changes, ["name", "folder"])
+    assert_told_apart(lambda change: replace(base, **change).identity(), one_each(changes))
+    assert_not_told_apart(lambda change: replace(base, **change).identity(), {"moved": {"name": "n", "folder": Path()}})
+
+
+# Fits
+
+SETTINGS = {
+    "mode": "full",
+    "lora_rank": 3,
+    "lora_alpha": 5.0,
+    "lora_dropout": 0.25,
+    "lora_targets": ("q_proj",),
+    "epochs": 7,
+    "learning_rate": 1e-3,
+    "weight_decay": 0.07,
+    "warmup_epochs": 0.5,
+    "batch_size": 6,
+    "micro_batch_size": 2,
+    "schedule": "constant",
+    "seed": 11,
+    "warmup_steps": 3,
+}
+PRIOR = Source("some/prior", Path("prior"), "a" * 40)
+ROWS = ragged_rows(4)
+
+
+class Described:
+    """Stands for an objective, or for what comes after an epoch."""
+
+    longest = 8
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def describe(self) -> str:
+        return self.text
+
+    def __call__(self, *given: Any) -> Kept:
+        return Kept(frozenset())
+
+
+def test_a_fit_is_known_by_each_of_its_settings() -> None:
+    assert_all_named(FitSettings, SETTINGS, [])
+    assert_told_apart(lambda change: replace(FitSettings(), **change).describe(), one_each(SETTINGS))
+    full = FitSettings(mode="full")
+    unused = {name: value for name, value in SETTINGS.items() if name.startswith("lora_")}
+    assert_not_told_apart(lambda change: replace(full, **change).describe(), one_each(unused))
+
+
+def test_a_fit_is_known_by_all_that_it_learns_from() -> None:
+    first, *more = ROWS
+    changes = {
+        "prior": PRIOR.__class__("some/prior", Path("prior"), "b" * 40),
+        "examples": more,
+        "settings": FitSettings(seed=1),
+        "objective": Described("another loss"),
+        "after_epoch": Described("the best"),
+        "until": Until(PRIOR, load=list),
+    }
+    assert_all_named(fit_inputs, changes, [])
+    assert_all_named(fit_vector, changes, ["out", "tokenizer", "label", "extra_files", "progress"])
+    base = {"prior": PRIOR, "examples": ROWS, "settings": FitSettings()}
+
+    def identity(change: Change) -> Any:
+        return fit_inputs(**{**base, **change})
+
+    rows = {
+        "ids": [replace(first, ids=[9, *first.ids[1:]]), *more],
+        "labels": [replace(first, labels=first.ids), *more],
+        "order": [*more, first],
+    }
+    apart = {name: {"examples": value} for name, value in rows.items()}
+    assert_told_apart(identity, one_each(changes) | apart)
+
+
+def test_an_open_ended_fit_is_known_by_its_rule() -> None:
+    other = Source("some/target", Path("target"), "b" * 40)
+    changes = {"target": other, "least_steps": 3, "closed": 0.5, "tries": 2}
+    assert_all_named(Until, changes, ["load"])
+    base = Until(PRIOR, load=list)
+    assert_told_apart(lambda change: replace(base, **change).describe(), one_each(changes))
+    assert_not_told_apart(lambda change: replace(base, **change).describe(), {"load": {"load": dict}})
+
+
+def test_a_baselines_objective_is_known_by_all_that_decides_its_loss() -> None:
+    retain, alternatives = ragged_rows(3, 1), ragged_rows(4, 2)
+    relabelled = [replace(retain[0], labels=retain[0].ids), *retain[1:]]
+    changes = {
+        "name": "simnpo",
+        "parameters": settings_grid("dpo", {"retain_weight": 2.0})[0],
+        "retain": ragged_rows(3, 3),
+        "alternatives": ragged_rows(4, 3),
+        "seed": 1,
+    }
+    # The forget rows and full are in the fit's identity, the reference and its rows come from these and the prior.
+    assert_all_named(BaselineObjective, changes, ["forget", "pad", "cache", "full", "compat"])
+    given = {"name": "dpo", "parameters": settings_grid("dpo", {})[0], "forget": ROWS, "retain": retain, "pad": 2}
+
+    def identity(change: Change) -> Any:
+        return BaselineObjective(**{**given, "seed": 0, "alternatives": alternatives, **change}).describe()
+
+    assert_told_apart(identity, one_each(changes) | {"labels": {"retain": relabelled}})
+    # One that no published code gets wrong has nothing to repeat.
+    assert_not_told_apart(identity, {"compat": {"compat": True}})
+    undial = {"name": "undial", "parameters": settings_grid("undial", {})[0]}
+    assert identity(undial) != identity({**undial, "compat": True})
+
+
+def test_a_references_values_are_known_by_model_and_rows(tmp_path: Path) -> None:
+    first, *more = ROWS
+    changes = {
+        "model": replace(PRIOR, revision="b" * 40),
+        "quantised": True,
+        "sets": {"forget": [replace(first, labels=first.ids), *more]},
+    }
+    assert_all_named(ReferenceCache, changes, ["folder"])
+    base = ReferenceCache(tmp_path, PRIOR, False, {"forget": ROWS})
+    assert_told_apart(lambda change: replace(base, **change).inputs, one_each(changes))

@@ -1,0 +1,149 @@
+"""Every option that decides scores, or a choice by them, is part of what they are known by (see test_identity).
+
+The options are read from signatures and fields, so that a new one has to be put here: among those that decide, with
+another value, or among those that do not.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.data import DataSource
+from msa_lite.evals import evaluate, evaluation, harness
+from msa_lite.evals.candidates import Candidates
+from msa_lite.evals.judge import JudgeSettings
+from msa_lite.evals.search import StrengthSearch
+from msa_lite.evals.selection import Exposure, PaperScore
+from msa_lite.evals.validation import Validation
+from msa_lite.io.manifest import load_manifest, stage_folder
+from tests.identity import Change, Stop, assert_all_named, assert_not_told_apart, assert_told_apart, one_each
+from tests.tofu_data import TABLES, make_tofu, write_tofu
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Change], Any]:
+    """What an evaluation's manifest would record, by the options of `evaluate`."""
+    found: list[dict[str, Any]] = []
+
+    def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
+        found.append(inputs)
+        raise Stop
+
+    for module in (evaluation, harness):
+        monkeypatch.setattr(module, "is_finished", is_finished)
+    monkeypatch.setattr(harness, "check_tasks", lambda *given: None)
+
+    def ask(options: Change) -> Any:
+        with pytest.raises(Stop):
+            evaluate(**{"out": tmp_path / "out", **options})
+        return found.pop()
+
+    return ask
+
+
+def test_scores_are_known_by_each_option_of_an_evaluation(
+    asked: Callable[[Change], Any], make_checkpoint: Make, tmp_path: Path
+) -> None:
+    pytest.importorskip("lm_eval")
+    one, two = str(make_checkpoint("llama", chat=True)), str(make_checkpoint("llama", seed=1, chat=True))
+    plain = str(make_checkpoint("llama"))
+    names = ["forget", "retain", "holdout", "more"]
+    for name in names:
+        lines = (f'{{"question": "Where is {name} {i}?", "answer": "At {i}."}}\n' for i in range(6))
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    sets = {name: DataSource(str(tmp_path / f"{name}.jsonl")) for name in names}
+    more = sets.pop("more")
+    qa = {"model": one, "limit": 4, **sets}
+    tofu = {"model": one, "benchmark": "tofu", "data": write_tofu(tmp_path / "tofu"), "split": "forget01"}
+    other_tofu = write_tofu(tmp_path / "other", {name: rows[1:] for name, rows in TABLES.items()})
+    more_splits = {name.replace("01", "05"): rows for name, rows in TABLES.items() if "01" in name}
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    lm_eval = {"model": one, "benchmark": "lm-eval", "tasks": ["a"], "data": str(tasks)}
+    changes: dict[str, tuple[Change, Change]] = {
+        "model": (qa, {"model": two}),
+        "forget": (qa, {"forget": more}),
+        "retain": (qa, {"retain": more}),
+        "holdout": (qa, {"holdout": more}),
+        "ideal": (qa, {"ideal": two}),
+        "tokenizer": (qa, {"tokenizer": plain}),
+        "limit": (qa, {"limit": 3}),
+        "max_new_tokens": (qa, {"max_new_tokens": 7}),
+        "prompt": (qa, {"prompt": "plain"}),
+        "seed": (qa, {"seed": 1}),
+        "benchmark": (tofu, {**lm_eval, "split": None}),
+        "data": (tofu, {"data": other_tofu}),
+        "judge": (tofu, {"judge": JudgeSettings("openai", base_url="http://localhost:1/v1")}),
+        "compat": (tofu, {"compat": ["open-unlearning"]}),
+        "tasks": (lm_eval, {"tasks": ["b"]}),
+        "split": (tofu | {"data": write_tofu(tmp_path / "splits", TABLES | more_splits)}, {"split": "forget05"}),
+    }
+    assert_all_named(evaluate, changes, ["out", "progress"])
+    for name, (base, change) in changes.items():
+        assert asked(base) == asked(base)
+        assert asked(base) != asked({**base, **change}), name
+    for name, change in {"limit": {"limit": 3}, "seed": {"seed": 1}, "model": {"model": two}}.items():
+        assert asked(lm_eval) != asked({**lm_eval, **change}), name
+    before = asked(lm_eval)
+    (tasks / "a.yaml").write_text("task: a")
+    assert asked(lm_eval) != before
+
+
+def test_a_judge_is_known_by_all_that_decides_its_verdicts(make_checkpoint: Make, tmp_path: Path) -> None:
+    base = JudgeSettings("openai", "a", "http://localhost:1/v1")
+    changes = {"kind": "none", "model": "b", "base_url": "http://localhost:2/v1", "separate": True}
+    others = {"batch": True, "concurrency": 1, "timeout": 1.0, "price": (1.0, 2.0)}
+    assert_all_named(JudgeSettings, changes, others)
+    assert_told_apart(lambda change: replace(base, **change).describe(), one_each(changes))
+    assert_not_told_apart(lambda change: replace(base, **change).describe(), one_each(others))
+    folder = shutil.copytree(make_checkpoint("llama"), tmp_path / "judge")
+    local = JudgeSettings("local", str(folder))
+    before = local.describe()
+    assert local.describe() == before
+    (folder / "config.json").write_text((folder / "config.json").read_text() + " ")
+    assert local.describe() != before
+
+
+def finished_evaluation(folder: Path, text: str) -> Path:
+    with stage_folder(folder, "evaluation", {"text": text}) as partial:
+        (partial / "forget.jsonl").write_text(text)
+    assert load_manifest(folder)
+    return folder
+
+
+def test_a_choice_is_known_by_candidates_rows_and_rule(tmp_path: Path) -> None:
+    tofu = make_tofu(tmp_path / "tofu")
+    ideals = {name: finished_evaluation(tmp_path / name, name) for name in ("one", "two")}
+    base = Candidates([{"alpha": 1.0}], load=list, made_of={"seed": 0})
+    rows = Validation(tofu, Exposure(0.9), ideals["one"], prior=ideals["one"])
+    changes = {
+        "values": [{"alpha": 2.0}],
+        "made_of": {"seed": 1},
+        "refine": 1,
+        "search": StrengthSearch(None, None),
+    }
+    assert_all_named(Candidates, changes, ["load", "known"])
+    assert_told_apart(lambda change: replace(base, **change).inputs(rows), one_each(changes))
+    validation = {
+        "benchmark": tofu.only({"forget"}),
+        "rule": PaperScore("tofu"),
+        "ideal": ideals["two"],
+        "judge": JudgeSettings("openai", "a"),
+        "prior": ideals["two"],
+    }
+    assert_all_named(Validation, validation, [])
+    assert_told_apart(lambda change: base.inputs(replace(rows, **change)), one_each(validation))
+    kept = {"keep": {"rule": Exposure(0.8)}}
+    assert_told_apart(lambda change: base.inputs(replace(rows, **change)), kept)
+    # What is scored already holds for other grids and rules, but not for other models or questions.
+    grids = {name: {name: changes[name]} for name in ("values", "refine", "search")}
+    assert_not_told_apart(lambda change: replace(base, **change).scored_by(rows), grids)
+    assert_told_apart(lambda change: replace(base, **change).scored_by(rows), {"made_of": {"made_of": {"seed": 1}}})

@@ -1,0 +1,252 @@
+"""The manifest's seal, and all that a folder may hold beside the files that its manifest names."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.errors import OutputError
+from msa_lite.io.manifest import (
+    MANIFEST,
+    add_files,
+    check_free,
+    is_finished,
+    load_manifest,
+    stage_folder,
+    verify_folder,
+)
+from msa_lite.io.seal import WORKING, is_sealed, write_manifest
+from tests.command import run_cli
+
+INPUTS: dict[str, Any] = {"seed": 1, "name": "naïve → β"}
+BROKEN = f"{MANIFEST}: not as msa-lite wrote it, or of another program"
+
+
+@pytest.fixture(autouse=True)
+def _in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing wait for the disk."""
+    monkeypatch.setattr("msa_lite.io.manifest.sync", lambda path: None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A finished folder with a folder in it, which is a stage of its own."""
+    with stage_folder(tmp_path / "out", "model", INPUTS, {"change": {"notes": []}}) as partial:
+        (partial / "a.txt").write_text("a")
+        (partial / "sub").mkdir()
+        (partial / "sub" / "b.txt").write_text("b")
+        with stage_folder(partial / "ideal", "evaluation", {}) as inner:
+            (inner / "c.txt").write_text("c")
+    return tmp_path / "out"
+
+
+def as_earlier_versions(folder: Path) -> None:
+    """Give a folder the manifest that it had before there were seals, which named no manifest in it."""
+    manifest = load_manifest(folder)
+    assert manifest is not None
+    manifest["files"].pop("ideal/manifest.json")
+    write_manifest(folder, manifest, sealed=False)
+
+
+def test_every_flip_of_a_bit_in_the_manifest_is_seen(folder: Path) -> None:
+    content = (folder / MANIFEST).read_bytes()
+    assert verify_folder(folder) == []
+    for place in range(len(content)):
+        for bit in range(8):
+            (folder / MANIFEST).write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
+            assert load_manifest(folder) is None, (place, bit)
+    assert verify_folder(folder) == [BROKEN]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text + " ",
+        lambda text: text + "\n",
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: text[:-1],
+        lambda text: text.replace("  ", " "),
+        lambda text: "",
+        lambda text: text.replace('"seed": 1', '"seed": 2'),
+        lambda text: text.replace("manifest_sha256", "manifest_sha512"),
+        lambda text: text.replace('"format": 2', '"format": 1'),
+    ],
+)
+def test_every_other_change_is_seen_and_such_a_folder_is_neither_taken_up_nor_replaced(
+    folder: Path, change: Callable[[str], str]
+) -> None:
+    (folder / MANIFEST).write_bytes(change((folder / MANIFEST).read_text("utf-8")).encode())
+    assert verify_folder(folder) == [BROKEN]
+    assert not is_finished(folder, INPUTS)
+    with pytest.raises(OutputError, match=r"did not make, or whose manifest\.json is damaged"):
+        check_free(folder, "model")
+
+
+SHAPES: list[Any] = [
+    None, 5, "text", [], {}, {"made_by": "msa-lite"},
+    *(
+        {"made_by": "msa-lite", "kind": "model", "inputs": {}, "files": {}} | change
+        for change in (
+            {"kind": None}, {"inputs": None}, {"inputs": []}, {"files": None}, {"files": []}, {"files": {"a": None}},
+            {"files": {"a": {}}}, {"files": {"a": {"bytes": 1}}}, {"files": {"a": {"bytes": "1", "sha256": ""}}},
+            {"files": {"a": {"bytes": 1.5, "sha256": ""}}}, {"files": {"a": {"bytes": 1, "sha256": 5}}},
+            {"made_by": ["msa-lite"]}, {"format": 2}, {"manifest_sha256": None}, {"manifest_sha256": "0" * 64},
+        )
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", SHAPES, ids=lambda value: json.dumps(value)[-50:])
+def test_a_manifest_of_another_shape_is_none(folder: Path, value: Any) -> None:
+    (folder / MANIFEST).write_text(json.dumps(value))
+    assert load_manifest(folder) is None
+    assert not is_finished(folder, {})
+    assert verify_folder(folder) == [BROKEN]
+
+
+@pytest.mark.parametrize("raw", [b"\xff\xfe", b"[" * 100_000, b'{"a": "\\ud800"}', b"\x00" * 10, b"9" * 5000])
+def test_a_manifest_of_any_bytes_is_none(folder: Path, raw: bytes) -> None:
+    (folder / MANIFEST).write_bytes(raw)
+    assert load_manifest(folder) is None
+    assert verify_folder(folder) == [BROKEN]
+
+
+def put_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def put_socket(path: Path) -> None:
+    here = Path.cwd()
+    os.chdir(path.parent)  # a socket's path has to be short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(path.name)
+    os.chdir(here)
+
+
+def put_link(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+PUT: dict[str, Callable[[Path], Any]] = {
+    "file": Path.touch,
+    "pipe": put_pipe,
+    "socket": put_socket,
+    "link to nothing": put_link("nowhere"),
+    "link to itself": put_link("x"),
+    "link to a file of the folder": put_link("a.txt"),
+    "link to a folder": put_link("sub"),
+    "link to a device": put_link("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("name", [*WORKING, ".replaced", ".hidden", "new.txt", "sub/new.txt", "sub/manifest.json"])
+@pytest.mark.parametrize("kind", PUT)
+def test_whatever_was_added_is_named_and_nothing_hangs(folder: Path, name: str, kind: str) -> None:
+    PUT[kind](folder / name)
+    assert verify_folder(folder) == [f"{name}: not in the manifest"]
+    is_finished(folder, INPUTS)
+    assert os.path.lexists(folder / name)  # it is none of ours to remove
+
+
+@pytest.mark.parametrize("kind", [kind for kind in PUT if kind != "file"])
+@pytest.mark.parametrize("name", ["a.txt", "sub/b.txt", "ideal/c.txt", "ideal/manifest.json", MANIFEST])
+def test_whatever_stands_in_the_place_of_a_file_is_a_fault(folder: Path, name: str, kind: str) -> None:
+    (folder / name).unlink()
+    PUT[kind](folder / name)
+    (fault,) = verify_folder(folder)
+    assert fault.startswith(f"{name}: ")
+    assert not is_finished(folder, INPUTS)
+
+
+def test_a_link_with_the_right_content_is_as_good_as_the_file(folder: Path, tmp_path: Path) -> None:
+    os.rename(folder / "a.txt", tmp_path / "blob")  # as the Hub's cache keeps files
+    (folder / "a.txt").symlink_to(tmp_path / "blob")
+    assert verify_folder(folder) == []
+
+
+def test_a_linked_folder_is_not_looked_into(folder: Path, tmp_path: Path) -> None:
+    os.rename(folder / "sub", tmp_path / "elsewhere")
+    (folder / "sub").symlink_to(tmp_path / "elsewhere")
+    assert verify_folder(folder) == ["sub/b.txt: missing", "sub: not in the manifest"]
+
+
+def test_empty_folders_are_no_fault(folder: Path) -> None:
+    (folder / "empty" / "deep").mkdir(parents=True)
+    assert verify_folder(folder) == []
+
+
+def test_folders_without_end_are_no_trouble(folder: Path) -> None:
+    here = Path.cwd()
+    os.chdir(folder)
+    for _ in range(500):  # more than a path may be long
+        os.mkdir("0123456789")
+        os.chdir("0123456789")
+    os.chdir(here)
+    (fault,) = verify_folder(folder) or ["none"]
+    assert fault == "none" or "File name too long" in fault
+    is_finished(folder, INPUTS)
+
+
+def test_a_name_that_leads_out_of_the_folder_is_not_followed(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside.txt").write_text("secret")
+    manifest = load_manifest(folder) or {}
+    names = ["../outside.txt", str(tmp_path / "outside.txt")]
+    manifest["files"] |= {name: {"bytes": 6, "sha256": "0" * 64} for name in names}
+    write_manifest(folder, manifest)
+    assert verify_folder(folder) == [f"{name}: missing" for name in names]
+    assert not is_finished(folder, INPUTS)
+
+
+def test_names_of_any_bytes_are_recorded_and_found_again(tmp_path: Path) -> None:
+    raw = b"b\xff \xc3\xa4.txt"
+    with stage_folder(tmp_path / "out", "model", INPUTS, {"sources": {"target": os.fsdecode(raw)}}) as partial:
+        (partial / os.fsdecode(raw)).write_text("b")
+    manifest = load_manifest(tmp_path / "out") or {}
+    assert list(manifest["files"]) == ["b\\xff ä.txt"]
+    assert manifest["sources"] == {"target": "b\\xff ä.txt"}
+    assert verify_folder(tmp_path / "out") == []
+    assert is_finished(tmp_path / "out", INPUTS)
+    (tmp_path / "out" / os.fsdecode(raw)).write_text("c")
+    assert verify_folder(tmp_path / "out") == ["b\\xff ä.txt: content changed"]
+
+
+def test_files_that_are_added_are_sealed_in(folder: Path) -> None:
+    (folder / "picture.png").write_text("png")
+    add_files(folder, ["picture.png"], {"pictures": True})
+    assert verify_folder(folder) == []
+    manifest = load_manifest(folder) or {}
+    assert (manifest["pictures"], is_sealed(manifest), is_finished(folder, INPUTS)) == (True, True, True)
+
+
+def test_folders_of_earlier_versions_are_taken_up_and_verified_with_a_word(folder: Path) -> None:
+    as_earlier_versions(folder)
+    manifest = load_manifest(folder)
+    assert manifest is not None
+    assert not is_sealed(manifest)
+    assert is_finished(folder, INPUTS)
+    assert verify_folder(folder) == []
+    done = run_cli("verify", str(folder))
+    assert (done.returncode, done.stdout) == (0, f"{folder}: every file is as it was written\n")
+    assert done.stderr == f"note: {folder}: made by an earlier version, whose manifest shows no change of itself\n"
+    assert json.loads(run_cli("verify", str(folder), "--json").stdout)["unsealed"] == ["."]
+    (folder / "picture.png").write_text("png")
+    add_files(folder, ["picture.png"], {})
+    assert is_sealed(load_manifest(folder) or {}) is False  # a seal would vouch for what may have changed before
+    (folder / "a.txt").write_text("b")
+    assert verify_folder(folder) == ["a.txt: content changed"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--json",)])
+@pytest.mark.parametrize("spoil", [lambda f: (f / "a.txt").write_text("b"), lambda f: (f / MANIFEST).write_text("{")])
+def test_the_exit_status_says_that_something_differs_in_either_form(
+    folder: Path, spoil: Callable[[Path], Any], arguments: tuple[str, ...]
+) -> None:
+    assert run_cli("verify", str(folder), *arguments).returncode == 0
+    spoil(folder)
+    assert run_cli("verify", str(folder), *arguments).returncode == 3

@@ -1,0 +1,87 @@
+"""Models whose files change between the moment they were found and the moment they are loaded."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.data import DataSource
+from msa_lite.errors import StageError
+from msa_lite.evals import evaluate
+from msa_lite.io.hub import fetch
+from msa_lite.io.unchanged import check_unchanged, look
+from msa_lite.train import fit_vector
+from tests.conftest import tiny_tokenizer
+from tests.fits import ROWS, SETTINGS
+
+FILES = ["model.safetensors", "config.json", "tokenizer.json"]
+
+
+@pytest.fixture
+def model(make_checkpoint: Callable[..., Path], tmp_path: Path) -> Path:
+    """A copy of a model that a test may change."""
+    return Path(shutil.copytree(make_checkpoint("llama"), tmp_path / "model"))
+
+
+def changing(monkeypatch: pytest.MonkeyPatch, place: str, path: Path) -> None:
+    """Have the function at `place`, which loads a model, load one whose file is then written to."""
+    module, _, name = place.rpartition(".")
+    real = getattr(__import__(module, fromlist=[name]), name)
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        loaded = real(*arguments, **options)
+        with open(path, "ab") as stream:
+            stream.write(b" ")
+        return loaded
+
+    monkeypatch.setattr(place, load)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_model_that_changes_while_it_is_loaded_is_not_scored(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "Where?", "answer": "There."}\n')
+    changing(monkeypatch, "msa_lite.evals.records.load_model", model / name)
+    with pytest.raises(StageError, match=rf"(?s)files changed.*{name}$"):
+        evaluate(str(model), tmp_path / "out", forget=DataSource(str(tmp_path / "rows.jsonl")), max_new_tokens=2)
+    assert sorted(os.listdir(tmp_path)) == ["model", "rows.jsonl"]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_prior_that_changes_while_it_is_loaded_is_not_tuned(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    changing(monkeypatch, "msa_lite.train.fit.load_model", model / name)
+    with pytest.raises(StageError, match=rf"(?s)files changed.*{name}$"):
+        fit_vector(str(model), ROWS, tmp_path / "out", tokenizer=tiny_tokenizer(), settings=SETTINGS)
+    assert sorted(os.listdir(tmp_path)) == ["model"]
+
+
+def test_a_source_knows_its_files_from_before_its_content_was_hashed(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changing(monkeypatch, "msa_lite.io.hub.hash_content", model / "config.json")
+    with pytest.raises(StageError, match=r"config\.json"):
+        fetch(str(model)).check_unchanged()
+
+
+def test_files_of_other_names_links_and_pipes_are_none_of_the_marks(tmp_path: Path) -> None:
+    for name in ("a.json", "b.txt", "manifest.json"):
+        (tmp_path / name).touch()
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "dangling.json").symlink_to("nowhere")
+    (tmp_path / "link.json").symlink_to("a.json")
+    (tmp_path / "folder.json").mkdir()
+    marks = look(tmp_path, ("*.json",))
+    assert [path.name for path in marks] == ["a.json", "link.json"]
+    check_unchanged(marks)
+    (tmp_path / "a.json").write_text("longer")
+    with pytest.raises(StageError, match=r"(?s)a\.json\n.*link\.json$") as caught:
+        check_unchanged(marks)
+    assert not caught.value.keeps_partial
