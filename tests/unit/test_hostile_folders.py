@@ -48,7 +48,7 @@ def merged(inputs: dict[str, Path], out: Path | None = None, **options: Any) -> 
     return out
 
 
-def refused(inputs: dict[str, Path], says: str, codes: tuple[int, ...] = (3,), **options: Any) -> None:
+def assert_refused(inputs: dict[str, Path], says: str, codes: tuple[int, ...] = (3,), **options: Any) -> None:
     """Assert that a merge is refused with this message and exit code, and has written nothing."""
     before = sorted(inputs["target"].parent.iterdir())
     with pytest.raises(MsaError, match=says) as caught:
@@ -83,7 +83,7 @@ def test_what_is_no_file_of_its_kind_is_named_and_never_waited_for(
     path = inputs["forget" if "adapter" in file else "target"] / file
     path.unlink()
     SPECIAL[kind](path)
-    refused(inputs, file.replace(".", r"\."))
+    assert_refused(inputs, file.replace(".", r"\."))
 
 
 @pytest.mark.parametrize("file", [*TARGET_FILES, *ADAPTER_FILES])
@@ -101,7 +101,7 @@ def test_a_file_that_may_not_be_read_is_named(
             return whole(path, *rest, **options)
 
         monkeypatch.setattr(os, "open", refuse)
-    refused(inputs, rf"{file}: cannot be .*Permission denied")
+    assert_refused(inputs, rf"{file}: cannot be .*Permission denied")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "zeros", "folder", "dangling", "circle"])
@@ -118,13 +118,13 @@ def test_what_is_no_file_and_not_needed_is_passed_over(
 @pytest.mark.parametrize("where", ["target", "forget"])
 def test_names_that_are_no_text_are_refused(inputs: dict[str, Path], where: str, name: bytes) -> None:
     Path(os.fsdecode(os.fsencode(inputs[where]) + b"/" + name)).write_text("{}")
-    refused(inputs, r"names that are no UTF-8; rename these files:\n.*udc")
+    assert_refused(inputs, r"names that are no UTF-8; rename these files:\n.*udc")
 
 
 @pytest.mark.parametrize("where", ["target", "forget"])
 def test_a_folder_whose_name_is_no_text_is_refused(inputs: dict[str, Path], where: str) -> None:
     inputs[where] = inputs[where].rename(os.fsdecode(os.fsencode(inputs[where]) + b"\xe9"))
-    refused(inputs, "a name that is no UTF-8", (2,))
+    assert_refused(inputs, "a name that is no UTF-8", (2,))
 
 
 @pytest.mark.parametrize("name", ["~nobody-at-all/x", "x" * 300, "x/" * 3000, "a\nb", "repo\n", "a\0b"])
@@ -176,13 +176,13 @@ def test_companions_that_lie_elsewhere_are_refused(inputs: dict[str, Path], name
     (target / "deep" / "link").symlink_to(target.parent / "secret")
     (target / name).unlink(missing_ok=True)
     (target / name).symlink_to(place)
-    refused(inputs, rf"{name}: a link to /.*secret; put a copy of that file there")
+    assert_refused(inputs, rf"{name}: a link to /.*secret; put a copy of that file there")
 
 
 def test_a_huge_file_that_only_looks_like_a_companion_is_refused(inputs: dict[str, Path]) -> None:
     (inputs["target"] / "log.txt").touch()
     os.truncate(inputs["target"] / "log.txt", 1 << 40)
-    refused(inputs, "log.txt: .* TB; move it elsewhere")
+    assert_refused(inputs, "log.txt: .* TB; move it elsewhere")
 
 
 def test_a_targets_adapter_config_is_not_taken_over(inputs: dict[str, Path]) -> None:
@@ -220,7 +220,7 @@ def rename_shard(target: Path, name: str) -> None:
 )
 def test_names_that_are_no_shards_are_refused(inputs: dict[str, Path], name: str) -> None:
     rename_shard(inputs["target"], name)
-    refused(
+    assert_refused(
         inputs,
         r"no shards|one file on some systems|no config\.json|is no JSON|not a safetensors index|not UTF-8",
         (2, 3),
@@ -239,7 +239,7 @@ def test_other_names_are_merged_like_any(inputs: dict[str, Path], name: str) -> 
 
 def test_a_whole_model_beside_an_index_of_others_is_refused(inputs: dict[str, Path]) -> None:
     shutil.copy(inputs["target"] / "model-00000.safetensors", inputs["target"] / "model.safetensors")
-    refused(inputs, "holds model.safetensors and an index of other shards")
+    assert_refused(inputs, "holds model.safetensors and an index of other shards")
 
 
 # Any JSON in the place of any value
@@ -294,4 +294,4 @@ def test_any_value_of_any_field_is_merged_or_refused(
 )
 def test_json_that_is_no_object_is_refused_by_its_file(inputs: dict[str, Path], file: str, text: str) -> None:
     (inputs["forget" if "adapter" in file else "target"] / file).write_text(text)
-    refused(inputs, file.replace(".", r"\."))
+    assert_refused(inputs, file.replace(".", r"\."))
