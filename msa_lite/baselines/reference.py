@@ -62,7 +62,7 @@ class ReferenceCache:
                     found = {name: _score(model, examples, pad) for name, examples in self.sets.items()}
                 model.train(training)
                 write_json(partial / _FILE, found)
-        values: dict[str, list[float]] = json.loads((self.folder / _FILE).read_text())
+        values: dict[str, list[float]] = json.loads((self.folder / _FILE).read_text("utf-8"))
         return values
 
 

@@ -120,10 +120,10 @@ class Work:
     def state(self) -> State | None:
         """What is to be scored, and whether that is all; None while no work with these inputs is open."""
         try:
-            work = json.loads((self.folder / WORK).read_text())
-        except OSError:
+            work = json.loads((self.folder / WORK).read_text("utf-8"))
+            return State(work["asked"], work["done"]) if work["key"] == self.key else None
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):  # none, or a damaged one
             return None
-        return State(work["asked"], work["done"]) if work["key"] == self.key else None
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """Those of the candidates that have no report yet."""

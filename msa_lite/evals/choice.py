@@ -294,7 +294,7 @@ def _as_json(choice: Choice) -> dict[str, Any]:
 
 def load_choice(out: Path) -> Choice:
     """The choice that `choose` wrote into its folder."""
-    found = json.loads((out / CHOICE_FILE).read_text())
+    found = json.loads((out / CHOICE_FILE).read_text("utf-8"))
     others = {key: found.pop(key) for key in ("score", "met", "rule", "scores", "doubts")}
     return Choice(found, **others)
 

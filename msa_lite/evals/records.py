@@ -141,7 +141,7 @@ def run_items(runner: Runner, benchmark: Benchmark, name: str) -> list[Record]:
 def read_records(path: Path) -> list[Record]:
     """The records of a .jsonl file."""
     # Not splitlines: it also cuts at signs that answers may hold.
-    return [json.loads(line) for line in path.read_text().split("\n") if line]
+    return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
 
 
 def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
@@ -174,7 +174,7 @@ class _Set:
     def run(self, runner: Runner, benchmark: Benchmark) -> Iterator[int]:
         """Score and generate, appending to the part file; how many were done, batch by batch."""
         assert self.part is not None
-        with open(self.part, "a") as stream:
+        with open(self.part, "a", encoding="utf-8") as stream:
             stream.write("\n")  # ends a line that a kill has left half-written
             for batch in self.lines(runner, benchmark):
                 stream.write("".join(json.dumps(line) + "\n" for line in batch))
@@ -232,7 +232,7 @@ def _too_long(item: Item, key: str, value: Any, window: int) -> Record:
 
 def _read_parts(folder: Path, name: str) -> Iterator[Record]:
     for path in sorted(folder.glob(f"{name}.*.part")):
-        for line in path.read_text().split("\n"):
+        for line in path.read_text("utf-8").split("\n"):
             try:
                 yield json.loads(line)
             except ValueError:  # blank, or cut off by a kill

@@ -78,7 +78,7 @@ def check_run_folder(folder: Path, header: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: a file is in the way; choose another output")
     marks = [folder / "recipe.yaml", *folder.glob(f"{BASELINES}/*/recipe.yaml")]  # baselines may be run first
-    ours = any(mark.is_file() and mark.read_text().startswith(header.partition(":")[0]) for mark in marks)
+    ours = any(mark.is_file() and mark.read_text("utf-8").startswith(header.partition(":")[0]) for mark in marks)
     allowed = {".lock", BASELINES, HISTORY, CHOICE_FILE}
     for name in WRITTEN_OUT:  # before anything else, where models come as adapters
         allowed |= {name, f"{name}.partial", f".{name}.lock"}

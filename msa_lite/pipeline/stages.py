@@ -248,7 +248,7 @@ def write_summary(job: Job, summary: Summary, merged: Merged | MergedAdapter, re
             lines.append("No ideal model was given, so there is nothing to say how low the forget scores should go.\n")
     if job.validation is not None:
         lines += [f"How the choice was made, on {job.validation.split} rows:\n"]
-        lines += [(job.folder / "sweep" / "table.md").read_text(), *summary.after]
+        lines += [(job.folder / "sweep" / "table.md").read_text("utf-8"), *summary.after]
         lines += [f"Doubt: {doubt}.\n" for doubt in summary.doubts]
     if summary.examples:
         lines.append(examples_markdown(summary.examples))

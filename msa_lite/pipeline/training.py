@@ -244,7 +244,7 @@ def _name(step: StageJob | None) -> str:
 
 def _last_loss(folder: Path, step: StageJob) -> float:
     """The mean loss of the last epoch's steps."""
-    lines = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (folder / "train_log.jsonl").read_text("utf-8").splitlines()]
     losses = [line["loss"] for line in lines if line["epoch"] > step.settings.epochs - 1]
     return sum(losses) / len(losses)
 
@@ -252,8 +252,8 @@ def _last_loss(folder: Path, step: StageJob) -> float:
 def _read_state(folder: Path) -> list[TrainedModel]:
     """The models that were made here before, whether or not they are still there."""
     try:
-        return [TrainedModel(**item) for item in json.loads((folder / _STATE).read_text())]
-    except (OSError, ValueError, TypeError):
+        return [TrainedModel(**item) for item in json.loads((folder / _STATE).read_text("utf-8"))]
+    except (OSError, ValueError, TypeError, RecursionError):
         return []
 
 

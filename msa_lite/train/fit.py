@@ -116,7 +116,7 @@ def fit_vector(
     with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
         facts |= fit.run_until(until, partial) if until else {"micro_batch_size": fit.run(partial)}
         for name, text in (extra_files or {}).items():
-            (partial / name).write_text(text)
+            (partial / name).write_text(text, "utf-8")
     return out
 
 

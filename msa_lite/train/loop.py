@@ -59,7 +59,9 @@ class Loop:
     def run(self, model: Any) -> None:
         """Train, from the last whole save where there is one, and write the weights."""
         resume = _last_save(self.partial / SAVES)
-        state = json.loads((resume / "trainer_state.json").read_text()) if resume else {"global_step": 0, "epoch": 0}
+        state = (
+            json.loads((resume / "trainer_state.json").read_text("utf-8")) if resume else {"global_step": 0, "epoch": 0}
+        )
         _cut_log(self.partial / _LOG, state["global_step"])
         self._drop_epochs(lambda epoch: epoch > round(state["epoch"]))  # written after the save, perhaps half
         trainer = self._trainer(model)  # which puts the model on its device
@@ -190,7 +192,7 @@ def _make_callback(loop: Loop) -> Any:
                 norm = line.get("grad_norm")
                 self._stop(control, f"the loss is {line['loss']} (gradient norm {norm}) at step {line['step']}")
                 return
-            with open(loop.partial / _LOG, "a") as stream:
+            with open(loop.partial / _LOG, "a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
 
         def _stop(self, control: Any, what: str) -> None:
@@ -247,5 +249,5 @@ def _last_save(saves: Path) -> Path | None:
 def _cut_log(log: Path, steps: int) -> None:
     """Drop the lines of steps that will be trained again."""
     if log.exists():
-        lines = [line for line in log.read_text().splitlines() if line.endswith("}")]
-        log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= steps))
+        lines = [line for line in log.read_text("utf-8").splitlines() if line.endswith("}")]
+        log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= steps), "utf-8")

@@ -110,7 +110,7 @@ def save_model(model: Any, source: Source, partial: Path, tokenizer: Any, settin
     if source.added:
         cut_adapter(partial, source.added)
     (partial / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
-    config = json.loads((partial / ADAPTER_CONFIG).read_text())
+    config = json.loads((partial / ADAPTER_CONFIG).read_text("utf-8"))
     config["base_model_name_or_path"] = source.name.partition("@")[0]
     config["revision"] = None if source.revision.startswith("sha256:") else source.revision
     if isinstance(config["target_modules"], list):

@@ -116,7 +116,7 @@ class Tries:
         """Fit into the folder; return what the manifest says of it. Raises NotFiniteError where every try diverged."""
         sample, file = sample_examples(self.examples, self.seed), partial / COURSE
         if file.exists():
-            course = Course.from_json(json.loads(file.read_text()))
+            course = Course.from_json(json.loads(file.read_text("utf-8")))
         else:
             course = Course(measure_target(self.until, sample, self.pad))
         while (now := self._next_try(course)) is not None:
