@@ -72,7 +72,7 @@ def listed(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def check(call: CallCli, arguments: list[str], broken: tuple[Path, str, int], tmp_path: Path) -> None:
+def assert_refused(call: CallCli, arguments: list[str], broken: tuple[Path, str, int], tmp_path: Path) -> None:
     before = listed(tmp_path)
     code, said, err = call(*arguments)
     assert "Traceback" not in err
@@ -83,7 +83,7 @@ def check(call: CallCli, arguments: list[str], broken: tuple[Path, str, int], tm
 
 def test_evaluate_refuses_it(broken: tuple[Path, str, int], rows: Path, call_cli: CallCli, tmp_path: Path) -> None:
     asked = ["evaluate", str(broken[0]), "--forget", str(rows), "--out", str(tmp_path / "out")]
-    check(call_cli, asked, broken, tmp_path)
+    assert_refused(call_cli, asked, broken, tmp_path)
 
 
 @pytest.mark.parametrize("key", ["target", "prior"])
@@ -101,7 +101,7 @@ def test_vector_refuses_it(
         key: str(broken[0]),
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    check(call_cli, ["vector", str(tmp_path / "recipe.yaml")], broken, tmp_path)
+    assert_refused(call_cli, ["vector", str(tmp_path / "recipe.yaml")], broken, tmp_path)
 
 
 def test_a_null_among_the_rows_is_told_with_its_number(
