@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,4 +143,8 @@ def test_a_recipe_of_an_earlier_run_is_read_back(tmp_path: Path) -> None:
     text = dump_recipe(load_any(RUN)).replace("output: out", "output: 2026-01-01")
     (tmp_path / "recipe.yaml").write_text(text, "utf-8")
     assert load_any(tmp_path / "recipe.yaml").output == "2026-01-01"
-    assert json.loads(json.dumps(RUN)) == RUN
+
+    shared = {"path": "f.jsonl"}
+    recipe = load_any({**RUN, "forget": {"data": shared}, "evaluate": {"forget": shared, "retain": shared}})
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe), "utf-8")
+    assert load_any(tmp_path / "recipe.yaml") == recipe
