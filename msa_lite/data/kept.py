@@ -35,7 +35,7 @@ def kept_texts(source: DataSource, file: Path) -> Iterator[str]:
     else:
         source = pin_source(source)
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(_head(source, source.revision)) + "\n")
+        file.write_text(json.dumps(_head(source, source.revision)) + "\n", "utf-8")
         end = file.stat().st_size
     with open(file, "r+b") as stream:
         stream.truncate(end)
@@ -49,7 +49,7 @@ def kept_texts(source: DataSource, file: Path) -> Iterator[str]:
 def kept_head(file: Path) -> dict[str, Any] | None:
     """The first line of a file of kept texts: the source and its revision; None where there is none."""
     try:
-        with open(file) as stream:
+        with open(file, encoding="utf-8") as stream:
             head = json.loads(stream.readline())
     except (OSError, ValueError):
         return None

@@ -69,7 +69,7 @@ def _write_data(folder: Path, groups: Mapping[str, Sequence[Row]]) -> None:
     with stage_folder(folder, "data", inputs) as partial:
         for name, rows in groups.items():
             values = ({"text": r.text} if r.text else {"question": r.question, "answer": r.answer} for r in rows)
-            (partial / f"{name}.jsonl").write_text("".join(json.dumps(value) + "\n" for value in values))
+            (partial / f"{name}.jsonl").write_text("".join(json.dumps(value) + "\n" for value in values), "utf-8")
 
 
 def _write_start(folder: Path, rows: Sequence[Row], settings: HistorySettings) -> None:

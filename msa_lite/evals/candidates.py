@@ -121,9 +121,9 @@ class Work:
         """What is to be scored, and whether that is all; None while no work with these inputs is open."""
         try:
             work = json.loads((self.folder / WORK).read_text("utf-8"))
-        except OSError:
+            return State(work["asked"], work["done"]) if work["key"] == self.key else None
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):  # none, or a damaged one
             return None
-        return State(work["asked"], work["done"]) if work["key"] == self.key else None
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """Those of the candidates that have no report yet."""

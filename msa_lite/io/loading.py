@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ _WIDTHS = re.compile(
 )
 _FEW, _WIDE = 256, 1 << 16
 _CONSTANTS = (".masked_bias", ".rotary_emb.inv_freq")  # in older checkpoints, though they follow from the config
+_GENERATION = "generation_config.json"
 
 
 def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
@@ -40,15 +41,13 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
     Raises FormatError for a config that transformers cannot read, of a kind that it does not know, that is no causal
     language model, that needs code of the model's own, or whose sizes do not fit the weights.
     """
-    from transformers import AutoConfig
+    from transformers import AutoConfig, GenerationConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KINDS
 
     found = checkpoint or load_checkpoint(folder)
     faults = [*_foreign(found.config), *_too_large(found)]
     if (folder / SINGLE_FILE).exists() and any(shard.path.name != SINGLE_FILE for shard in found.shards):
         faults.append(f"{INDEX_FILE}: names other files, but there is {SINGLE_FILE}, which transformers would take")
-    if (folder / "generation_config.json").exists():
-        read_object(folder / "generation_config.json")
     if (folder / ADAPTER_CONFIG).exists():
         faults.append(f"{ADAPTER_CONFIG}: transformers would put that adapter on the model")
     if faults:
@@ -57,6 +56,10 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if type(config) not in KINDS:
             raise FormatError(f"{folder}: its config.json is of a '{config.model_type}', no causal language model")
+    if (folder / _GENERATION).exists():
+        values = read_object(folder / _GENERATION)
+        with _explained(folder, _GENERATION), suppress(TypeError):  # at which transformers takes its own
+            GenerationConfig.from_dict(values)
     return config
 
 

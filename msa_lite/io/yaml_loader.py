@@ -1,4 +1,4 @@
-"""A YAML loader for files of strangers: plain values only, no aliases, each key once."""
+"""YAML for files of strangers: plain values only, no aliases, each key once; and a dumper of the same."""
 
 from __future__ import annotations
 
@@ -31,6 +31,14 @@ class PlainLoader(yaml.SafeLoader):
                 raise yaml.YAMLError(f"line {key_node.start_mark.line + 1}: the key {key!r} stands twice")
             keys.add(key)
         return super().construct_mapping(node, deep)
+
+
+class PlainDumper(yaml.SafeDumper):
+    """SafeDumper without aliases, which the loader refuses: what stands twice is written out twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Return True."""
+        return True
 
 
 PlainLoader.yaml_implicit_resolvers = {

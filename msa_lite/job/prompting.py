@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Prompter, PromptSettings, Row, Template, make_prompter, rows_identity, sample_rows
+from msa_lite.errors import MsaError
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.prompt_search import MOST_ROWS, choose_prompt, prompt_forms, rank_prompts
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import canonical_json, digest
 from msa_lite.io.progress import notices
+from msa_lite.io.reading import read_object
 from msa_lite.recipe import Prompt, Recipe
 
 logger = logging.getLogger(__name__)
@@ -92,9 +94,9 @@ def _kept(folders: Sequence[Path], inputs: Mapping[str, Any]) -> dict[str, Any] 
     """The outcome of an earlier search made of the same, if one is kept."""
     for folder in folders:
         try:
-            found = json.loads((folder / CHOICE_FILE).read_text("utf-8"))
-        except (OSError, ValueError):
+            found = read_object(folder / CHOICE_FILE)
+        except MsaError:  # none, or a damaged one
             continue
-        if isinstance(found, dict) and found.get("inputs") == json.loads(canonical_json(inputs)):
+        if found.get("inputs") == json.loads(canonical_json(inputs)):
             return found
     return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -19,9 +18,10 @@ from msa_lite.data import (
     load_rows,
     open_tokenizer,
 )
-from msa_lite.errors import UsageError
+from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.prompt_search import prompt_forms
 from msa_lite.io.adapter import base_name, is_adapter
+from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer
 from msa_lite.job import find_prompter, prompt_settings
 from msa_lite.job.prompting import CHOICE_FILE
@@ -118,7 +118,7 @@ def _settings(recipe: Recipe) -> PromptSettings:
     if settings.kind != "auto":
         return settings
     try:
-        found = json.loads((Path(recipe.output).expanduser() / CHOICE_FILE).read_text("utf-8"))
+        found = read_object(local_path(recipe.output) / CHOICE_FILE)
         return prompt_settings(Prompt(**found["prompt"]))
-    except (OSError, ValueError, KeyError):
+    except (MsaError, ValueError, KeyError, TypeError):
         return settings

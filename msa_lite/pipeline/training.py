@@ -253,7 +253,7 @@ def _read_state(folder: Path) -> list[TrainedModel]:
     """The models that were made here before, whether or not they are still there."""
     try:
         return [TrainedModel(**item) for item in json.loads((folder / _STATE).read_text("utf-8"))]
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return []
 
 

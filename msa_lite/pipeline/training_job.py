@@ -127,6 +127,8 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingJob:
             tuning = stage.model_dump(include={*Training.model_fields} - {"max_length"})
             settings = FitSettings(mode="full", seed=recipe.seed + number, **tuning)
             job = StageJob(f"{number + 1}-{stage.title}", settings, _encode(stage, inputs, prompter))
+            if start.source:
+                check_source(start.source, {token for example in job.examples for token in example.ids})
             check_fit_learns(job.name, settings, len(job.examples))
             _check_lengths(job.examples, start.positions)
             stages.append(job)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Tag, ValidationError
 
 from msa_lite.errors import RecipeError, UsageError, join_faults, nearest
 from msa_lite.io.reading import local_path, parse_yaml, read_yaml
+from msa_lite.io.yaml_loader import PlainDumper
 from msa_lite.recipe.files import find_recipe
 from msa_lite.recipe.paths import path_texts, resolve_paths
 from msa_lite.recipe.schema import Recipe
@@ -201,4 +202,4 @@ def _members(annotation: Any, tag: object = None) -> Iterator[tuple[object, Any]
 
 def dump_recipe(recipe: Recipe | TrainingRecipe) -> str:
     """YAML with every default filled in; reading it gives an equal recipe."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return yaml.dump(recipe.model_dump(mode="json"), Dumper=PlainDumper, sort_keys=False, allow_unicode=True)

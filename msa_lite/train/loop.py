@@ -250,4 +250,4 @@ def _cut_log(log: Path, steps: int) -> None:
     """Drop the lines of steps that will be trained again."""
     if log.exists():
         lines = [line for line in log.read_text("utf-8").splitlines() if line.endswith("}")]
-        log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= steps))
+        log.write_text("".join(line + "\n" for line in lines if json.loads(line)["step"] <= steps), "utf-8")

@@ -113,7 +113,7 @@ def test_tasks_without_code_pass_whatever_lies_beside_them(tmp_path: Path) -> No
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(SOUND | {"include": "base"}))
     (tmp_path / "base").write_text("a: &a {x: 1}\nb: *a\ndate: 2026-01-01\n")
     (tmp_path / "utils.py").write_text("raise SystemExit(9)")
-    check_no_code(tmp_path)
+    assert check_no_code(tmp_path) is None
 
 
 def test_templates_of_tasks_reach_no_python() -> None:

@@ -346,7 +346,7 @@ def test_people_without_facts_are_all_named(prompter: Prompter, data: Path) -> N
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("facts.json", b'{"dset": {', "cannot be read"),
+        ("facts.json", b'{"dset": {', "not JSON"),
         ("facts.json", b"[]", "not in RESTOR's layout"),
         ("facts.json", b'{"dset": {"Ann": {"P1": {}}, "Bob": {"P1": {}}}, "context": {}}', "not in RESTOR's layout"),
         ("entities.json", b"7", "not in RESTOR's layout"),

@@ -18,6 +18,8 @@ from msa_lite.evals.judge.prompts import (
 )
 from msa_lite.evals.judge.secret import api_key
 from msa_lite.evals.judge.settings import Judge, JudgeSettings, Usage, Verdict
+from msa_lite.io.hub import fetch
+from msa_lite.io.reading import local_path
 
 __all__ = [
     "Ask",
@@ -40,13 +42,18 @@ def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Jud
 
     Checks what can be checked before any other work is done; uses no network and loads no model. cache_folder: where
     replies are kept; None for $MSA_LITE_CACHE, or ~/.cache/msa-lite. Raises UsageError for settings that mean nothing,
-    for a missing key and for a missing `openai` package, OutputError when the cache cannot be written.
+    for a missing key and for a missing `openai` package, OutputError when the cache cannot be written, and as
+    `check_source` for a local model in a folder.
     """
     settings.check()
     if settings.kind == "none":
         return None
     if settings.kind == "local":
         from msa_lite.evals.judge.local import LocalJudge
+        from msa_lite.evals.models import check_source
+
+        if local_path(settings.model_name).is_dir():
+            check_source(fetch(settings.model_name, by_content=False))
 
         return LocalJudge(settings, Cache(cache_folder))
     if importlib.util.find_spec("openai") is None:
