@@ -93,19 +93,20 @@ class Plain:
     parameters: dict[str, Any]
     model: Any
     compat: bool = False
+    rows: Sequence[int] = tuple(ROWS)
 
     def loss(self, retained: Sequence[int]) -> Tensor:
-        """Of `ROWS`, with these rows of the retain set."""
+        """Of its rows, with these rows of the retain set."""
         total = self.parameters["forget_weight"] * self.forget_loss()
         if self.parameters.get("retain_weight"):
             total = total + self.parameters["retain_weight"] * self.retain_loss([RETAIN[i] for i in retained])
         return total
 
     def forget_loss(self) -> Tensor:
-        rows, other = [FORGET[i] for i in ROWS], start_model()
+        rows, other = [FORGET[i] for i in self.rows], start_model()
         keywords = {key: self.parameters[key] for key in METHODS[self.name].keywords}
         if self.name == "dpo":
-            better = [ALTERNATIVES[i] for i in ROWS]
+            better = [ALTERNATIVES[i] for i in self.rows]
             gains = [self.sums(self.model, part) - self.sums(other, part).detach() for part in (rows, better)]
             return losses.dpo(gains[0], gains[1], **keywords)
         if self.name == "rmu":
@@ -196,12 +197,22 @@ def test_what_open_unlearning_does_is_repeated_when_asked_for(name: str, full: b
     made.prepare(model)
     move(model, made)
     retained = made.draw(EPOCH)[ROWS].tolist()
-    plain, correct = (Plain(name, parameters, model, compat).loss(retained) for compat in (True, False))
-    plain.backward()
-    wanted = gradients(model)
-    assert float(made.step(model, ROWS, EPOCH, 6, lambda loss: loss.backward())) == pytest.approx(float(plain.detach()))
-    assert_alike(gradients(model), wanted)
-    assert float(plain.detach()) != pytest.approx(float(correct.detach()), rel=1e-5)
+    plain, correct = (Plain(name, parameters, model, compat) for compat in (True, False))
+    assert float(plain.loss(retained).detach()) != pytest.approx(float(correct.loss(retained).detach()), rel=1e-5)
+    forget_alone = {**parameters, "retain_weight": 0.0}
+    for micro in (6, 4, 1):  # theirs is a mean over each micro-batch, and of these by their rows
+        total: Any = 0.0
+        for start in range(0, len(ROWS), micro):
+            part, kept = ROWS[start : start + micro], retained[start : start + micro]
+            one = replace(plain, rows=part, parameters=parameters if name == "rmu" else forget_alone)
+            total = total + len(part) / len(ROWS) * one.loss(kept)
+        if name != "rmu":  # whose retain term is a mean over labels, whatever the micro-batch
+            total = total + parameters["retain_weight"] * plain.retain_loss([RETAIN[i] for i in retained])
+        total.backward()
+        wanted = gradients(model)
+        found = made.step(model, ROWS, EPOCH, micro, lambda loss: loss.backward())
+        assert float(found) == pytest.approx(float(total.detach()), rel=1e-5)
+        assert_alike(gradients(model), wanted)
 
 
 @each_mode
