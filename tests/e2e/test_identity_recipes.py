@@ -48,7 +48,8 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
     found: dict[str, Any] = {}
 
     def fit(prior: Source, examples: Any, out: Path, *, settings: Any, until: Any, **others: Any) -> None:
-        found[out.name] = fit_inputs(prior, examples, settings, until=until)
+        found[out.name] = inputs = fit_inputs(prior, examples, settings, until=until)
+        found[f"{out.name} rows"] = inputs["examples"]
 
     def merge(target: Source, out: Path, *, replace: bool, progress: Any, **options: Any) -> None:
         found[out.name] = plain({"target": target, **options})
@@ -153,7 +154,11 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "select.subject_to": ({"rouge_l_r": ">= 0.5"}, ("sweep",), {"select.minimise": "rouge_l_f"}),
     "select.refine": (1, ("sweep",), {}),
     "select.four_bit": (True, ("points", "sweep"), {}),
-    "seed": (1, (*FITS, "points", "sweep", "model", "scores of target"), {"merge.rounding": "stochastic"}),
+    "seed": (
+        1,
+        (*FITS, "retain rows", "points", "sweep", "model", "scores of target"),
+        {"merge.rounding": "stochastic", "retain.data.sample": "match_forget", "forget.data.path": "{place}/few.jsonl"},
+    ),
 }
 OTHERS = {
     "output": "a run may be moved",
