@@ -11,6 +11,7 @@ import gc
 import multiprocessing
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,7 @@ class Forked:
             self.process.kill()
             self.process.join()
         out, err = (path.read_text(encoding="utf-8") for path in self.streams)
+        shutil.rmtree(self.streams[0].parent)
         assert not hangs, f"not done after {_LIMIT:g} seconds\n{err}"
         return subprocess.CompletedProcess(self.arguments, self.process.exitcode, out, err)
 

@@ -120,7 +120,7 @@ TRAINING: dict[str, tuple[Any, dict[str, Any]]] = {
     "prompt.system": ("Be kind.", {}),
     "prompt.prompt": ("Q: {question}\nA:", PLAIN),
     "prompt.answer": (" - {answer}", PLAIN),
-    "seed": (1, {}),
+    "seed": (1, NEW),  # that of a stage: test_settings_reach
 }
 OF_NO_STAGE = {"keep": "last", "output": "elsewhere", "stages.0.name": "known"}
 

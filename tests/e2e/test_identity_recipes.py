@@ -48,7 +48,8 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
     found: dict[str, Any] = {}
 
     def fit(prior: Source, examples: Any, out: Path, *, settings: Any, until: Any, **others: Any) -> None:
-        found[out.name] = fit_inputs(prior, examples, settings, until=until)
+        found[out.name] = inputs = fit_inputs(prior, examples, settings, until=until)
+        found[f"{out.name} rows"] = inputs["examples"]
 
     def merge(target: Source, out: Path, *, replace: bool, progress: Any, **options: Any) -> None:
         found[out.name] = plain({"target": target, **options})
@@ -60,7 +61,7 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         return SimpleNamespace()
 
     def choose(candidates: Any, validation: Any, *others: Any) -> Any:
-        found["sweep"] = candidates.inputs(validation)
+        found["sweep"], found["points"] = candidates.inputs(validation), candidates.made_of
         return SimpleNamespace(values={"alpha": 1.0, "beta": 0.5}, doubts=[])
 
     for module, name, double in (
@@ -102,8 +103,8 @@ HISTORY = {
 LATER = [{"checkpoint": "{place}/other", "seen_tokens": 12}]
 # Option → (another value, the stages that it decides at least, what else the recipe says with both values).
 CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
-    "target": ("{place}/other", ("model", "sweep", "scores of target"), {}),
-    "prior": ("{place}/other", (*FITS, "model", "sweep"), {}),
+    "target": ("{place}/other", ("model", "points", "sweep", "scores of target"), {}),
+    "prior": ("{place}/other", (*FITS, "model", "points", "sweep"), {}),
     "tokenizer": ("{place}/tokenizer", ("forget", "model", "scores of target"), {}),
     "history.checkpoints": (HISTORY["history.checkpoints"][:1] + LATER, FITS, HISTORY),
     "history.exposure": (25, FITS, HISTORY),
@@ -130,8 +131,8 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "prompt.system": ("Be kind.", (*FITS, "sweep", "scores of target"), {}),
     "prompt.prompt": ("Q: {question}\nA:", (*FITS, "sweep", "scores of target"), PLAIN),
     "prompt.answer": (" - {answer}", (*FITS, "sweep", "scores of target"), PLAIN),
-    "merge.dtype": ("bfloat16", ("model", "sweep"), {}),
-    "merge.rounding": ("stochastic", ("model", "sweep"), {}),
+    "merge.dtype": ("bfloat16", ("model", "points", "sweep"), {}),
+    "merge.rounding": ("stochastic", ("model", "points", "sweep"), {}),
     "merge.as": ("adapter", ("model",), {}),
     "evaluate.benchmark": ("tofu", ("scores of target",), MUSE),
     "evaluate.split": ("forget05", ("scores of target",), TOFU),
@@ -152,8 +153,12 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "select.minimise": ("rouge_l_f", ("sweep",), {}),
     "select.subject_to": ({"rouge_l_r": ">= 0.5"}, ("sweep",), {"select.minimise": "rouge_l_f"}),
     "select.refine": (1, ("sweep",), {}),
-    "select.four_bit": (True, ("sweep",), {}),
-    "seed": (1, (*FITS, "sweep", "model", "scores of target"), {"merge.rounding": "stochastic"}),
+    "select.four_bit": (True, ("points", "sweep"), {}),
+    "seed": (
+        1,
+        (*FITS, "retain rows", "points", "sweep", "model", "scores of target"),
+        {"merge.rounding": "stochastic", "retain.data.sample": "match_forget", "forget.data.path": "{place}/few.jsonl"},
+    ),
 }
 OTHERS = {
     "output": "a run may be moved",

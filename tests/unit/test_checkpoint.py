@@ -298,3 +298,12 @@ def test_bfloat16_is_read_as_itself(tmp_path: Path) -> None:
     save_file({"w": values}, tmp_path / "x.safetensors")
     rows = read_rows(Files(), read_shard(tmp_path / "x.safetensors").tensors[0], 1, 2)
     assert rows.tolist() == values[1:].tolist()
+
+
+@pytest.mark.parametrize(("large", "small"), [("bfloat16", "float32"), ("float32", "bfloat16"), ("float16", "float64")])
+def test_the_dtype_of_a_checkpoint_is_that_of_most_bytes_of_its_floats(large: str, small: str, tmp_path: Path) -> None:
+    kinds = {"bfloat16": ml_dtypes.bfloat16, **{name: np.dtype(name) for name in ("float16", "float32", "float64")}}
+    tensors = {"a": np.ones(3, kinds[small]), "b": np.ones(40, kinds[large]), "c": np.ones(3, kinds[small])}
+    (tmp_path / "config.json").write_text("{}")
+    save_file({**tensors, "ids": np.ones(900, np.int64)}, tmp_path / SINGLE_FILE)
+    assert load_checkpoint(tmp_path).dtype_name == large

@@ -13,6 +13,7 @@ import sys
 import termios
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,8 +47,10 @@ def display(clock: Clock) -> Iterator[Display]:
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What was printed on stderr, without the time of day."""
-    return [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in capsys.readouterr().err.splitlines()]
+    """What was printed, on stderr alone, without the time of day."""
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    return [re.sub(r"^\d\d:\d\d:\d\d ", "", line) for line in printed.err.splitlines()]
 
 
 def test_off_a_terminal_there_is_a_line_at_the_start_every_half_minute_and_at_the_end(
@@ -178,7 +181,8 @@ def screen(columns: int) -> str:
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
     environment |= {"TERM": "xterm", "PYTHONPATH": str(Path(msa_lite.__file__).parents[1])}
-    with subprocess.Popen([sys.executable, "-c", SCRIPT], stderr=follower, stdin=follower, env=environment) as process:
+    options: dict[str, Any] = {"stderr": follower, "stdin": follower, "stdout": subprocess.PIPE, "env": environment}
+    with subprocess.Popen([sys.executable, "-c", SCRIPT], **options) as process:
         os.close(follower)
         output = b""
         while True:
@@ -189,6 +193,8 @@ def screen(columns: int) -> str:
             if not part:
                 break
             output += part
+        assert process.stdout is not None
+        assert process.stdout.read() == b""
     os.close(leader)
     assert process.returncode == 0, output.decode()
     return output.decode()

@@ -10,6 +10,7 @@ from msa_lite.errors import DataError, UsageError
 from msa_lite.evals import selection
 from msa_lite.evals.selection import (
     PAPER_SCORES,
+    Condition,
     Exposure,
     Metrics,
     PaperScore,
@@ -223,3 +224,15 @@ def test_texts_are_chosen_by_what_is_measured_on_texts() -> None:
 
 def test_of_muse_what_is_kept_is_what_the_model_still_knows() -> None:
     assert selection.kept_share(MUSE | {"knowmem_r": 0.3}, MUSE) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("text", ["0.4", "0.8 * target", "2 * ideal"])
+@pytest.mark.parametrize("sign", [">=", "<="])
+def test_a_condition_forgives_rounding_and_no_more(sign: str, text: str) -> None:
+    condition = Condition.parse("rouge_l_r", f"{sign} {text}")
+    away = -1 if sign == ">=" else 1
+    for part, met in ((-0.5, True), (0.0, True), (1e-10, True), (1e-8, False), (1e-3, False), (0.5, False)):
+        value = 0.4 * (1 + away * part)
+        short = condition.shortfall({"rouge_l_r": value}, {"rouge_l_r": 0.5}, {"rouge_l_r": 0.2})
+        assert short == (0.0 if met else pytest.approx(part, rel=1e-6))
+    assert condition.shortfall({}, {"rouge_l_r": 0.5}, {"rouge_l_r": 0.2}) == 1.0

@@ -1,0 +1,60 @@
+"""The first token of a row is predicted by nothing: a label there, as texts have it, counts nowhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from msa_lite.baselines.methods import settings_grid
+from msa_lite.baselines.objective import BaselineObjective
+from msa_lite.data import IGNORE, Example
+from msa_lite.evals.forward import score_bundles
+from msa_lite.evals.models import Runner
+from msa_lite.train.until import measure_loss
+from tests.conftest import tiny_model
+from tests.ragged import PAD, VOCABULARY, ragged_rows
+
+ROWS = [row if row.index % 2 else replace(row, labels=row.ids) for row in ragged_rows(6)]  # questions and texts
+ALONE = Example(6, [5, 6, 7], [5, IGNORE, IGNORE])
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_model("llama", vocab_size=VOCABULARY).eval()
+
+
+def plain_losses(model: Any, row: Example) -> list[float]:
+    """−log p of each label of a row that something comes before, one row at a time."""
+    with torch.no_grad():
+        logs = model(torch.tensor([row.ids])).logits[0].double().log_softmax(-1)
+    pairs = enumerate(row.labels[1:])
+    return [-float(logs[i, label]) for i, label in pairs if label != IGNORE]
+
+
+def test_the_loss_that_a_fit_is_stopped_by(model: Any) -> None:
+    losses = [loss for row in ROWS for loss in plain_losses(model, row)]
+    for rows in (1, 4, 6):
+        assert measure_loss(model, [*ROWS, ALONE], PAD, rows) == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4, 6])
+def test_the_weight_of_a_micro_batch(model: Any, micro: int) -> None:
+    parameters = settings_grid("grad_diff", {"forget_weight": 1.0, "retain_weight": 3.0})[0]
+    made = BaselineObjective("grad_diff", parameters, ROWS, ROWS, PAD, 0)
+    made.prepare(model)
+    forget = [loss for row in ROWS for loss in plain_losses(model, row)]
+    retain = [loss for i in made.draw(0) for loss in plain_losses(model, ROWS[i])]
+    wanted = -sum(forget) / len(forget) + 3 * sum(retain) / len(retain)
+    found = made.step(model, range(len(ROWS)), 0, micro, lambda loss: None)
+    assert float(found) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_the_scores_of_a_text(model: Any) -> None:
+    bundles = [[row] for row in [*ROWS, ALONE]]
+    found = {index: scores for part in score_bundles(Runner(model), bundles) for index, (scores,) in part}
+    for number, row in enumerate(ROWS):
+        assert found[number].log_probs == pytest.approx([-loss for loss in plain_losses(model, row)], rel=1e-4)
+    assert len(found[len(ROWS)].log_probs) == 0

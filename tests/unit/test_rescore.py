@@ -1,0 +1,42 @@
+"""What is told of the chosen point where it scores otherwise as a merged model than it did in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from msa_lite.evals.choice import Choice
+from msa_lite.evals.selection import Rank
+from msa_lite.pipeline import strengths
+from msa_lite.pipeline.strengths import Swept, rescore
+
+
+@pytest.mark.parametrize(
+    ("after", "warned"),
+    [
+        (Rank(True, 0.5), False),
+        (Rank(True, 0.519), False),
+        (Rank(True, 0.481), False),
+        (Rank(True, 0.521), True),
+        (Rank(True, 0.479), True),
+        (Rank(False, 0.5), True),
+        ("nothing is left", True),
+    ],
+)
+def test_a_difference_of_more_than_a_fiftieth_is_warned_of(
+    after: Rank | str, warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(strengths.logger, "warning", lambda text, *values: told.append(text % values))
+    monkeypatch.setattr(strengths, "evaluate_merged", lambda *given: None)
+    monkeypatch.setattr(strengths, "validation_of", lambda job: SimpleNamespace(rank=lambda *folders: after))
+    job: Any = SimpleNamespace(folder=Path("run"))
+    merged: Any = None
+    choice = Choice({"alpha": 1.0, "beta": 0.5}, 0.5, True, "tofu", [], [])
+    (line,) = rescore(job, Swept(1.0, 0.5, choice), merged, lambda *step: None)
+    assert "the chosen point in memory: 0.5000; as merged model: " in line
+    assert bool(told) is warned
+    assert rescore(job, Swept(1.0, 0.5), merged, lambda *step: None) == []
