@@ -129,7 +129,7 @@ def test_a_folder_whose_name_is_no_text_is_refused(inputs: dict[str, Path], wher
 
 @pytest.mark.parametrize("name", ["~nobody-at-all/x", "x" * 300, "x/" * 3000, "a\nb", "repo\n", "a\0b"])
 def test_names_of_no_folder_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="no such folder"):
+    with pytest.raises(UsageError, match=r"no such folder|can be no path"):
         fetch(name)
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
     with contextlib.suppress(UsageError):  # a Hub repository may have a name of 300 letters
