@@ -231,11 +231,9 @@ def merge_cases(draw: Draw, form: str = "model") -> Case:
     kind = {"forget": draw(st.sampled_from(kinds)), "retain": draw(st.sampled_from([None, None, *kinds]))}
     for role, what in kind.items():
         if what:
-            parts[role] = (
-                checkpoint(seed + 5, stored)
-                if what == "full"
-                else adapter(seed, what, draw(st.sampled_from(["F32", "BF16"])))
-            )
+            number = seed + 5 if role == "forget" else seed + 9
+            factors = draw(st.sampled_from(["F32", "BF16"]))
+            parts[role] = checkpoint(number, stored) if what == "full" else adapter(number, what, factors)
     parts["prior"] = checkpoint(seed + 3, stored)
     edits = []
     for _ in range(draw(st.sampled_from([0, 1, 1, 1, 1, 2, 3]))):
@@ -318,7 +316,7 @@ def _companions(root: Path, given: dict[str, str], dtype: str) -> list[str]:
 def _check_adapter(root: Path, outcome: Outcome, given: dict[str, str]) -> Sequence[str]:
     """Compare an adapter on the target with the merge that it stands for."""
     parts, alpha, beta = _parts(given), float(given["--alpha"]), float(given.get("--beta", 0))
-    prior = oracle.arrays(root / parts["prior"]) if "prior" in parts else None
+    prior = root / parts["prior"] if "prior" in parts else None
     wanted: dict[str, Any] = {}
     sizes: dict[str, Any] = {}
     found = []
@@ -329,8 +327,7 @@ def _check_adapter(root: Path, outcome: Outcome, given: dict[str, str]) -> Seque
                     wanted[name] = wanted.get(name, 0) + strength * delta
                     sizes[name] = sizes.get(name, 0) + abs(strength) * size
         got = {
-            name: (delta, size)
-            for name, delta, size in oracle.deltas(root / given["--out"], oracle.arrays(root / parts["target"]))
+            name: (delta, size) for name, delta, size in oracle.deltas(root / given["--out"], root / parts["target"])
         }
     except oracle.Unknown:
         return []

@@ -52,9 +52,14 @@ def _setting(patterns: object, module: str, default: float) -> float:
     return default
 
 
-def deltas(folder: Path, prior: Arrays | None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Yield (name, delta, size) of each tensor that a vector changes; size: the same from absolute values."""
+def deltas(folder: Path, base: Path | None) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Yield (name, delta, size) of each tensor that a vector changes; size: the same from absolute values.
+
+    base: folder of the prior, which is only opened where the vector is nothing without it.
+    """
     tuned = arrays(folder)
+    plain = all("lora_A." in name or "lora_B." in name or "lora_embedding" in name for name in tuned)
+    prior = arrays(base) if base and not plain else None
     if not (folder / "adapter_config.json").is_file():
         if prior is None:
             raise Unknown("no prior")
@@ -103,7 +108,7 @@ def faults(
     slack: units in the last place that a result may be off by rounding: a half to nearest, one stochastically.
     """
     before, after = arrays(root / parts["target"]), arrays(root / out)
-    prior = arrays(root / parts["prior"]) if "prior" in parts else None
+    prior = root / parts["prior"] if "prior" in parts else None
     wanted = {name: values.astype(np.float64) for name, (kind, values) in before.items() if kind in _BITS}
     sizes = {name: np.abs(values) for name, values in wanted.items()}
     for role, strength in (("forget", -alpha), ("retain", beta)):

@@ -200,7 +200,7 @@ def _check_sum(root: Path, outcome: Outcome) -> Sequence[str]:
         below = oracle.arrays(root / place)
         parts = {name: values.astype(np.float64) for name, (_, values) in below.items()}
         if vector:
-            for name, delta, _size in oracle.deltas(root / vector, below):
+            for name, delta, _size in oracle.deltas(root / vector, root / place):
                 parts[name] = parts[name] + delta
         for name in wanted:
             wanted[name] = wanted[name] + weight * (parts[name] - (0 if whole else base[name][1].astype(np.float64)))
