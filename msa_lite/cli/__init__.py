@@ -115,14 +115,18 @@ def cli(ctx: click.Context, verbose: bool) -> None:
 
 def main() -> None:
     """Entry point: runs a command and turns errors into messages and exit codes."""
-    from msa_lite.cli.faults import report_lost
-    from msa_lite.cli.streams import safe_streams
+    try:
+        from msa_lite.cli.faults import report_lost
+        from msa_lite.cli.streams import safe_streams
 
-    with safe_streams() as outlet:
-        status = _run(sys.argv[1:])
-        if outlet:
-            sys.stdout.flush()
-            status = status or report_lost(outlet.fault)
+        with safe_streams() as outlet:
+            status = _run(sys.argv[1:])
+            if outlet:
+                sys.stdout.flush()
+                status = status or report_lost(outlet.fault)
+    except KeyboardInterrupt:  # before a command began, or while its end is told
+        sys.stderr.write("interrupted\n")
+        status = 130
     sys.exit(status)
 
 

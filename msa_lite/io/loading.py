@@ -163,6 +163,9 @@ def attach_adapter(model: Any, folder: Path, name: str = "default") -> Any:
             model = KINDS.get(config.task_type, PeftModel)(model, config, name, **how)
             told = model.load_adapter(str(folder), name, key_mapping=names, **how)
         saved = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+        if not is_bare:  # a setting of the wrong kind may only show once the model is used
+            with torch.inference_mode():
+                model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=model.device), use_cache=False)
     # PEFT reports its own factors alone; copies of modules and token rows are missed here.
     copies = {key for key in saved if "modules_to_save" in key or "token_adapter" in key}
     missing = {*told.missing_keys, *(copies - keys)}

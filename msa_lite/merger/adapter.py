@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from msa_lite.errors import MismatchError, StageError, UsageError, join_faults
+from msa_lite.errors import MismatchError, UsageError, join_faults
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, unwrapped
 from msa_lite.io.blocks import Files, read_whole
 from msa_lite.io.hub import Source
@@ -251,7 +251,7 @@ def _append(sink: Sink, files: Files, plan: Plan, module: _Module) -> tuple[floa
     for factor in (a, b):
         stored = np.ascontiguousarray(factor, np.float32)
         if not np.isfinite(stored).all():
-            raise StageError(f"{module.name}: the merged factors do not fit fp32; try a smaller alpha or beta")
+            raise MismatchError(f"{module.name}: the merged factors do not fit fp32; try a smaller alpha or beta")
         sink.append(stored.view(np.uint8).data)
     return whole, parts, lost
 

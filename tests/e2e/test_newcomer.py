@@ -92,7 +92,8 @@ def test_a_deletion_request_succeeds_with_no_setting_changed(pair: Path, tmp_pat
     assert stdout.split()[0] == verdict["outcome"]
     assert verdict["outcome"] in ("PASS", "PARTLY"), verdict  # so small a model lies near the line between the two
     unlearned = tmp_path / "run" / "model"
-    assert recited(unlearned, delete) <= before / 4
+    # By its criteria, up to half is left where the outcome is PARTLY; which of the two it is depends on the machine.
+    assert recited(unlearned, delete) <= before / (4 if verdict["outcome"] == "PASS" else 2)
     assert rouge(unlearned, keep) >= FLOOR * rouge(pair / "finetuned", keep)
 
 

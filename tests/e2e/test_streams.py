@@ -165,7 +165,7 @@ LONG, HUGE = "x" * 300, "9" * 310
         ({"alpha": "nan"}, 2, "alpha is nan"),
         ({"alpha": HUGE}, 2, "alpha is inf"),
         ({"alpha": "1e300"}, 3, "out of all measure"),
-        ({"alpha": "1e300", "as": "adapter"}, 4, "do not fit fp32"),
+        ({"alpha": "1e300", "as": "adapter"}, 3, "do not fit fp32"),
         ({"max-memory": HUGE}, 2, "is no size"),
         ({"max-memory": f"{HUGE}MB"}, 2, "is no size"),
         ({"max-memory": f"{HUGE}.{HUGE}GiB"}, 2, "is no size"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import resource
 import signal
@@ -78,6 +79,7 @@ def _command(arguments: Sequence[str], folder: Path, out: Path, err: Path) -> No
     status = 70
     try:
         os.setpgid(0, 0)
+        gc.callbacks.clear()  # of hypothesis, which would swallow an interrupt
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
