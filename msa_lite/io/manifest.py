@@ -283,7 +283,8 @@ def _put_in_place(partial: Path, folder: Path, seen: bytes | None) -> None:
             f"again. What was made lies in {partial}"
         ) from error
     sync(folder.parent)
-    if faults := _settle_previous(folder):
+    # Where nothing was replaced, what has the former one's name is a user's own.
+    if seen is not None and (faults := _settle_previous(folder)):
         what = f"{folder}: what was read back is not what was written, so the former one stays; check the disk:"
         raise StageError(join_faults(what, faults))
     _sweep(folder)

@@ -150,6 +150,23 @@ def test_something_that_has_the_name_of_the_former_by_now_stays(tmp_path: Path) 
     assert (out / "a.txt").read_text() == "old"
 
 
+@pytest.mark.parametrize("write", [write_theirs, write_another_model, write_file, write_link])
+@pytest.mark.parametrize("moment", ["before", "during"])
+def test_where_nothing_is_replaced_what_is_called_as_a_former_one_stays(
+    tmp_path: Path, write: Callable[[Path], None], moment: str
+) -> None:
+    out, previous = tmp_path / "out", tmp_path / "out.previous"
+    if moment == "before":
+        write(previous)
+    build(out, during=(lambda: write(previous)) if moment == "during" else None)
+    before = look(previous)
+    assert before
+    assert verify_folder(out) == []
+    assert sorted(look(out)) == ["a.txt", MANIFEST]
+    assert is_finished(out, NEW)
+    assert look(previous) == before
+
+
 def test_a_file_that_comes_while_a_new_folder_is_read_back_survives_a_bad_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
