@@ -184,7 +184,8 @@ def stage_folder(
             yield partial
         except BaseException as error:
             free = shutil.disk_usage(nearest_place(partial)).free
-            if not (resumable and getattr(error, "keeps_partial", True)):
+            begun = {path.name for path in partial.iterdir()} - {LOCK, MARKER}
+            if not (begun and resumable and getattr(error, "keeps_partial", True)):
                 shutil.rmtree(partial, ignore_errors=True)
             # The system's own errors say enough, and whoever writes may add to them; a library's are told in our words.
             if isinstance(error, Exception) and not isinstance(error, MsaError | OSError) and is_disk_full(error):

@@ -125,7 +125,17 @@ def score_cases(draw: Draw) -> Case:
         "--out",
         "out",
     ]
-    return Case("evaluate", tree, arguments, _check_scores, edits, memory=1200 << 20, seconds=_SLOW)
+    # Numbers that overflow are only seen when they are computed, which is a stage that fails.
+    return Case(
+        "evaluate",
+        tree,
+        arguments,
+        _check_scores,
+        edits,
+        memory=1200 << 20,
+        seconds=_SLOW,
+        excused="are no numbers (NaN)",
+    )
 
 
 def _check_scores(root: Path, outcome: Outcome) -> Sequence[str]:
