@@ -153,9 +153,11 @@ def _load_own(
 
 
 def _fetch(model: str, tokenizer: str | None) -> Source:
-    """A model with the tokenizer to use."""
+    """Find a model and the tokenizer to use. Raises what its headers are refused for, before torch is loaded."""
     chosen = fetch_tokenizer(tokenizer) if tokenizer else None
-    return replace(fetch(model), tokenizer=chosen)
+    source = fetch(model)
+    load_checkpoint(checkpoint_folder(source.folder))
+    return replace(source, tokenizer=chosen)
 
 
 # Benchmark → the arguments that it takes, besides those that all do.
