@@ -124,6 +124,7 @@ def evaluate(
         return {"model": evaluate_harness(_fetch(model, tokenizer), tasks, Path(out), allow_code=allow_code, **common)}
     switches, source = resolve_compat(compat, benchmark), _fetch(model, tokenizer)
     if benchmark == "qa":
+        load_checkpoint(checkpoint_folder(source.folder))  # what its headers tell is told before torch is loaded
         asked = _load_own(source, sets, wanted, max_new_tokens or 200, **drawn)
     else:
         prompter = make_prompter(load_tokenizer(source), wanted, published=True)
@@ -153,11 +154,9 @@ def _load_own(
 
 
 def _fetch(model: str, tokenizer: str | None) -> Source:
-    """Find a model and the tokenizer to use. Raises what its headers are refused for, before torch is loaded."""
+    """Find a model and the tokenizer to use."""
     chosen = fetch_tokenizer(tokenizer) if tokenizer else None
-    source = fetch(model)
-    load_checkpoint(checkpoint_folder(source.folder))
-    return replace(source, tokenizer=chosen)
+    return replace(fetch(model), tokenizer=chosen)
 
 
 # Benchmark → the arguments that it takes, besides those that all do.
