@@ -6,6 +6,7 @@ Files are read line by line, so that large ones take no memory.
 from __future__ import annotations
 
 import codecs
+import csv
 import functools
 import json
 import os
@@ -40,6 +41,26 @@ def check_file(path: Path) -> None:
             _check_text(path, stream)
         elif kind == ".parquet":
             _check_parquet(path, stream)
+
+
+def csv_columns(path: Path) -> list[str]:
+    """Return the names in the first row of a CSV file.
+
+    Raises DataError where the row after it has more cells, as with a comma in a text without quotes: pandas would take
+    the first of them for a number of the row, and each other for the next column's.
+    """
+    csv.field_size_limit(_LINE)
+    with open(path, encoding="utf-8-sig", newline="") as stream:
+        try:
+            rows = (row for row in csv.reader(stream) if any(cell.strip() for cell in row))
+            names, first = next(rows, []), next(rows, [])
+        except csv.Error as error:
+            raise DataError(f"{path}: not CSV ({error})") from error
+    if len(first) > len(names):
+        raise DataError(
+            f"{path}: row 0: {len(first)} cells for {len(names)} columns; write texts that hold commas in double quotes"
+        )
+    return names
 
 
 def check_folder(folder: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.data.files import check_file, check_folder
+from msa_lite.data.files import check_file, check_folder, csv_columns
 from msa_lite.errors import DataError, UsageError, nearest
 from msa_lite.io.hub import explain
 from msa_lite.io.reading import local_path
@@ -96,8 +96,10 @@ def _locate(source: DataSource) -> tuple[DataSource, dict[str, Any]]:
         if path.stat().st_size == 0:
             raise DataError(f"{path}: the data set is empty")
         check_file(path)
-        by_document = {"sample_by": "document"} if builder == "text" else {}
-        return source, {"path": builder, "data_files": str(path), **by_document}
+        how: dict[str, Any] = {"sample_by": "document"} if builder == "text" else {}
+        if builder == "csv":  # cells as they are written: 007 is no number, NA not nothing
+            how |= {"converters": dict.fromkeys(csv_columns(path), str), "keep_default_na": False}
+        return source, {"path": builder, "data_files": str(path), **how}
     if path.is_dir():
         check_folder(path)
         return source, {"path": str(path), "name": source.name}

@@ -233,3 +233,15 @@ def test_names_that_no_folder_can_have_are_refused(tmp_path: Path, place: str) -
     with pytest.raises(OutputError, match="cannot be written"):
         build(tmp_path / place)
     assert sorted(os.listdir(tmp_path)) == ["file", "loop"]
+
+
+def test_a_relative_name_in_a_working_folder_that_is_gone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(OutputError, match="out: cannot be written"):
+        build(Path("out"))
+    build(tmp_path / "out")
+    assert verify_folder(tmp_path / "out") == []
