@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import traceback
 
 import click
@@ -25,12 +26,23 @@ def report_error(error: BaseException, verbose: bool) -> int:
         return 130
     if isinstance(error, MemoryError):
         return _say(f"out of memory; {_RESUME} (merge: --threads 1)", 4)
+    if isinstance(error, FileNotFoundError) and _is_nowhere():  # the libraries ask for it as they are loaded
+        return _say("the working folder is gone; change into another one", UsageError.exit_code)
     full = disk_fault(error)
     if full is None or verbose:
         traceback.print_exception(error)
     if full is not None:
         return _say(f"{full} (the disk is full, or a limit on it is reached; make room); {_RESUME}", 4)
     return _say(f"{error} (this was not expected and may be a bug); {_RESUME}", 4)
+
+
+def _is_nowhere() -> bool:
+    """Check whether the working folder has been removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def broken_pipe(end: SystemExit) -> OSError | None:

@@ -6,6 +6,7 @@ Files are read line by line, so that large ones take no memory.
 from __future__ import annotations
 
 import codecs
+import csv
 import functools
 import json
 import os
@@ -40,6 +41,26 @@ def check_file(path: Path) -> None:
             _check_text(path, stream)
         elif kind == ".parquet":
             _check_parquet(path, stream)
+
+
+def csv_columns(path: Path) -> list[str]:
+    """Return the names in the first row of a CSV file.
+
+    Raises DataError where the row after it has more cells, as with a comma in a text without quotes: pandas would take
+    the first of them for a number of the row, and each other for the next column's.
+    """
+    csv.field_size_limit(_LINE)
+    with open(path, encoding="utf-8-sig", newline="") as stream:
+        try:
+            rows = (row for row in csv.reader(stream) if any(cell.strip() for cell in row))
+            names, first = next(rows, []), next(rows, [])
+        except csv.Error as error:
+            raise DataError(f"{path}: not CSV ({error})") from error
+    if len(first) > len(names):
+        raise DataError(
+            f"{path}: row 0: {len(first)} cells for {len(names)} columns; write texts that hold commas in double quotes"
+        )
+    return names
 
 
 def check_folder(folder: Path) -> None:
@@ -104,6 +125,22 @@ def _check_spread(path: Path) -> None:
         place, row = end, row + 1
         while place < len(text) and text[place].isspace():
             place += 1
+
+
+def read_records(path: Path) -> list[dict[str, Any]] | None:
+    """Read the objects of a JSON file that was checked; None for one of more than a gigabyte."""
+    if path.stat().st_size > _WHOLE:
+        return None
+    text, decoder, place = read_text(path, _WHOLE, DataError).strip(), json.JSONDecoder(), 0
+    if text.startswith("["):
+        return list(json.loads(text))
+    records = []
+    while place < len(text):
+        record, place = decoder.raw_decode(text, place)
+        records.append(record)
+        while place < len(text) and text[place].isspace():
+            place += 1
+    return records
 
 
 def _no_row(path: Path, row: int, text: str) -> DataError:

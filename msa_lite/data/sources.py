@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.data.files import check_file, check_folder
+from msa_lite.data.files import check_file, check_folder, csv_columns, read_records
 from msa_lite.errors import DataError, UsageError, nearest
 from msa_lite.io.hub import explain
 from msa_lite.io.reading import local_path
@@ -48,7 +48,7 @@ def load_table(source: DataSource) -> Any:
             # The cache tells folders apart by name and layout alone: it would hand out the rows of another folder
             # of that name, or those from before a change.
             where |= {"cache_dir": fresh, "keep_in_memory": True}
-        tables = datasets.load_dataset(**where)
+        tables = _as_written(datasets.load_dataset(**where), where)
     files = [item["filename"] for table in tables.values() for item in table.cache_files]
     _check_commit(source, [Path(file).parent.name for file in files])  # the cache names these folders by their commit
     return _choose_split(source, tables)
@@ -66,6 +66,28 @@ def stream_table(source: DataSource) -> Iterator[dict[str, Any]]:
     table = _choose_split(source, tables)
     with _explained(source):
         yield from table
+
+
+def _as_written(tables: Any, where: Mapping[str, Any]) -> Any:
+    """Return the tables of a JSON file with texts as they are written: Arrow takes 1999-01-31 for a time."""
+    import datasets
+
+    if where["path"] != "json" or not any(_holds_dates(table.features) for table in tables.values()):
+        return tables
+    records = read_records(Path(where["data_files"]))
+    return tables if records is None else {name: datasets.Dataset.from_list(records) for name in tables}
+
+
+def _holds_dates(feature: Any) -> bool:
+    """Check whether there are dates or times among features, lists and mappings of them included."""
+    if isinstance(feature, Mapping):
+        return any(map(_holds_dates, feature.values()))
+    inner = getattr(feature, "feature", None)
+    return (
+        _holds_dates(inner)
+        if inner is not None
+        else getattr(feature, "dtype", "").startswith(("timestamp", "date", "time"))
+    )
 
 
 @contextmanager
@@ -96,8 +118,10 @@ def _locate(source: DataSource) -> tuple[DataSource, dict[str, Any]]:
         if path.stat().st_size == 0:
             raise DataError(f"{path}: the data set is empty")
         check_file(path)
-        by_document = {"sample_by": "document"} if builder == "text" else {}
-        return source, {"path": builder, "data_files": str(path), **by_document}
+        how: dict[str, Any] = {"sample_by": "document"} if builder == "text" else {}
+        if builder == "csv":  # cells as they are written: 007 is no number, NA not nothing
+            how |= {"converters": dict.fromkeys(csv_columns(path), str), "keep_default_na": False}
+        return source, {"path": builder, "data_files": str(path), **how}
     if path.is_dir():
         check_folder(path)
         return source, {"path": str(path), "name": source.name}

@@ -57,7 +57,8 @@ def reachable(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno not in _UNREACHABLE:
+        is_gone = isinstance(error, FileNotFoundError) and error.filename is None  # the working folder
+        if isinstance(error, OSError) and error.errno not in _UNREACHABLE and not is_gone:
             raise
         reason = getattr(error, "strerror", None) or error
         raise OutputError(f"{printable(folder)}: cannot be written ({reason}); choose another output folder") from error

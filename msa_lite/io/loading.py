@@ -76,6 +76,7 @@ def check_model(folder: Path) -> Any:
     checkpoint = load_checkpoint(folder)
     config = open_config(folder, checkpoint)
     if getattr(config, "quantization_config", None) is not None:
+        _check_quantised(checkpoint)
         return None
     kinds = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     weights = {
@@ -94,6 +95,30 @@ def check_model(folder: Path) -> Any:
         )
     _check_whole(folder, told)
     return model
+
+
+def _check_quantised(checkpoint: Checkpoint) -> None:
+    """Raise FormatError where a model that is said to be stored quantised would be loaded as something else.
+
+    Of a method that it does not know, transformers takes the stored codes for weights, and leaves their scales out.
+    """
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    said = checkpoint.config.get("quantization_config")
+    with _explained(checkpoint.folder, "its quantization_config"):
+        is_known = isinstance(said, dict) and AutoHfQuantizer.supports_quant_method(said)
+    if not isinstance(said, dict) or not is_known:
+        method = str(said.get("quant_method") if isinstance(said, dict) else said)[:80]
+        raise FormatError(
+            f"{checkpoint.folder}: quantization_config: this transformers does not know '{method}' and would take the "
+            "stored codes for weights; update it, or give the unquantised model"
+        )
+    in_bits = said.get("load_in_4bit") or said.get("load_in_8bit") or said.get("quant_method") == "bitsandbytes"
+    if in_bits and not any(entry.dtype in ("U8", "I8") for entry in checkpoint.tensors.values()):
+        raise FormatError(
+            f"{checkpoint.folder}: quantization_config: says bitsandbytes, but the weights are plain; take it out of "
+            "config.json"
+        )
 
 
 def load_whole(folder: Path, **how: Any) -> Any:

@@ -88,6 +88,20 @@ def test_streams_that_take_nothing_give_no_traceback(redirection: str, command: 
     assert b"Exception ignored" not in done.stderr
 
 
+def test_a_working_folder_that_is_gone_has_a_message(models: Path, tmp_path: Path) -> None:
+    gone = f"mkdir {tmp_path}/gone && cd {tmp_path}/gone && rmdir {tmp_path}/gone && "
+    for line in (
+        line_of(models, Path("out")),
+        "$MSA evaluate t --benchmark qa --forget f --out out",
+        "$MSA probe r.yaml",
+    ):
+        ran = shell(gone + line, PYTHONPATH=str(Path.cwd()))
+        assert ran.returncode in (2, 3), ran.stderr
+        assert b"Traceback" not in ran.stderr
+    assert shell(gone + line_of(models, tmp_path / "out"), PYTHONPATH=str(Path.cwd())).returncode == 0
+    assert verify_folder(tmp_path / "out") == []
+
+
 def test_files_do_not_get_the_number_of_a_closed_stream(models: Path, tmp_path: Path) -> None:
     assert shell(f"{line_of(models, tmp_path / 'out', '-v')} >&- 2>&- <&-").returncode == 0
     assert verify_folder(tmp_path / "out") == []

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from msa_lite.data import DataSource, load_rows
 from msa_lite.data.files import check_file
+from msa_lite.data.sources import load_table
 from msa_lite.errors import DataError, MsaError, UsageError
 
 GOOD = b'{"question": "Where?", "answer": "There."}'
@@ -131,3 +132,53 @@ def test_any_lines_are_rows_or_refused(lines: list[bytes], tmp_path: Path) -> No
         return
     values = [json.loads(line) for line in file.read_text("utf-8").split("\n") if line.strip()]
     assert all(isinstance(value, dict) for value in values)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ("007", "1.50"),
+        ("1", "2"),
+        ("1e5", "true"),
+        ("NA", "null"),
+        ("None", "nan"),
+        ("1999-01-01", "12:30"),
+        (" a ", "-"),
+    ],
+)
+@pytest.mark.parametrize("others", [[], [("word", "word")], [("1.0", "")]])
+def test_cells_of_csv_files_are_texts_as_they_are_written(
+    cells: tuple[str, str], others: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    lines = ["question,answer", *(",".join(row) for row in (cells, *others))]
+    table = load_table(DataSource(write(tmp_path, "rows.csv", "\n".join(lines).encode())))
+    assert [(row["question"], row["answer"]) for row in table] == [cells, *others]
+
+
+@pytest.mark.parametrize("start", [b"", b"\xef\xbb\xbf", b"\n\n"])
+@pytest.mark.parametrize("row", [b"who,me,you", b'"who, or what",me,you', b"who,,"])
+@pytest.mark.parametrize("after", [b"", b"a,b\n"])
+def test_rows_with_more_cells_than_columns_are_not_shifted(
+    start: bytes, row: bytes, after: bytes, tmp_path: Path
+) -> None:
+    path = write(tmp_path, "rows.csv", start + b"question,answer\n" + row + b"\n" + after)
+    with pytest.raises(DataError, match="row 0: 3 cells for 2 columns"):
+        load_table(DataSource(path))
+
+
+@pytest.mark.parametrize("text", ["1999-01-31", "1999-01-31T10:00:00", "1999-01-31 10:00:00Z", "10:30", "007", "1e5"])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "chat.jsonl"])
+def test_texts_that_look_like_dates_or_numbers_stay_as_they_are(name: str, text: str, tmp_path: Path) -> None:
+    rows: list[Any] = [{"question": "When?", "answer": text}] * 2
+    if name == "chat.jsonl":
+        turns = [{"role": "user", "content": "When?"}, {"role": "assistant", "content": text}]
+        rows = [{"messages": turns}] * 2
+    lines = json.dumps(rows) if name == "rows.json" else "\n".join(map(json.dumps, rows))
+    path = write(tmp_path, name, lines.encode())
+    assert [(row.question, row.answer) for row in load_rows(DataSource(path))] == [("When?", text)] * 2
+
+
+def test_long_texts_in_csv_files_are_read(tmp_path: Path) -> None:
+    text = "word, " * 50_000
+    table = load_table(DataSource(write(tmp_path, "rows.csv", f'question,answer\nwho,"{text}"\n'.encode())))
+    assert table[0]["answer"] == text

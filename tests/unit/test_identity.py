@@ -17,7 +17,8 @@ import pytest
 from msa_lite.baselines.methods import settings_grid
 from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.baselines.reference import ReferenceCache
-from msa_lite.io.checkpoint import COMPANION_PATTERNS, INDEX_FILE
+from msa_lite.io.checkpoint import INDEX_FILE
+from msa_lite.io.companions import PATTERNS
 from msa_lite.io.hub import Source, fetch
 from msa_lite.merger import adapter, merge, merge_adapters, model
 from msa_lite.train import FitSettings, Kept, Until, fit_inputs, fit_vector
@@ -97,7 +98,7 @@ def test_a_merge_to_an_adapter_is_known_by_each_of_its_options(
 
 
 @pytest.mark.parametrize("by_content", [True, False])
-@pytest.mark.parametrize("pattern", [*COMPANION_PATTERNS, "*.safetensors", INDEX_FILE])
+@pytest.mark.parametrize("pattern", [*PATTERNS, "*.safetensors", INDEX_FILE])
 def test_a_folder_is_known_by_each_file_that_is_read_or_copied(
     pattern: str, by_content: bool, make_checkpoint: Make, tmp_path: Path
 ) -> None:
@@ -125,9 +126,12 @@ def test_a_source_is_known_by_what_it_is_used_with() -> None:
 
     base = Source("m", Path("m"), "a" * 40)
     changes = {"revision": "b" * 40, "tokenizer": Source("t", Path("t"), "c" * 40), "added": Rows()}
-    assert_all_named(Source, changes, ["name", "folder"])
+    assert_all_named(Source, changes, ["name", "folder", "seen"])
     assert_told_apart(lambda change: replace(base, **change).identity(), one_each(changes))
-    assert_not_told_apart(lambda change: replace(base, **change).identity(), {"moved": {"name": "n", "folder": Path()}})
+    assert_not_told_apart(
+        lambda change: replace(base, **change).identity(),
+        {"moved": {"name": "n", "folder": Path(), "seen": {Path("x"): (1,)}}},
+    )
 
 
 # Fits

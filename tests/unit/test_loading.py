@@ -120,6 +120,14 @@ BROKEN: dict[str, Callable[[Path], None]] = {
     "another file": edited(CONFIG, put(transformers_weights="adapter_model.bin")),
     "a program of the Hub": edited(CONFIG, put(attn_implementation="somebody/kernel")),
     "code of its own": with_code,
+    "a code that nobody knows": edited(CONFIG, put(quantization_config={"quant_method": "modelopt"})),
+    "a code without a name": edited(CONFIG, put(quantization_config={"bits": 4})),
+    "a code that is a list": edited(CONFIG, put(quantization_config=[4])),
+    **{
+        f"said to be in {bits} bits": edited(CONFIG, put(quantization_config={f"load_in_{bits}bit": True, **method}))
+        for bits, method in ((4, {}), (8, {"quant_method": "bitsandbytes"}))
+    },
+    "said to be in bits": edited(CONFIG, put(quantization_config={"quant_method": "bitsandbytes"})),
     "pickled": pickled,
     "truncated": truncate(WEIGHTS),
     "two sets of weights": two_sets,
@@ -202,6 +210,19 @@ def test_what_the_library_reports_is_an_error_too(what: str, llama: Path, monkey
     monkeypatch.setattr(loading, "check_loads", lambda folder, base: VOCABULARY)
     with pytest.raises(MismatchError, match=r"model\.norm\.weight: missing|v_head\.weight: not a tensor|layernorm"):
         load_whole(llama, dtype=torch.float32)
+
+
+def test_codes_of_an_unknown_kind_are_not_taken_for_weights(llama: Path) -> None:
+    def encode(tensors: dict[str, Any]) -> None:
+        for name in [name for name in tensors if name.endswith("_proj.weight")]:
+            scale = tensors[name].abs().max() / 448
+            tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale"] = scale
+
+    change(llama / WEIGHTS, encode)
+    change(llama / CONFIG, put(quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"}))
+    with pytest.raises(FormatError, match="does not know 'modelopt' and would take the stored codes for weights"):
+        models.load_model(llama)
 
 
 def test_all_faults_are_named_up_to_ten(llama: Path) -> None:

@@ -246,3 +246,15 @@ def test_a_parent_that_cannot_be_written_to_is_told_as_such(
     monkeypatch.setattr(os, "mkdir", mkdir)
     with pytest.raises(OutputError, match=f"cannot be written.*{os.strerror(code)}"):
         build(tmp_path / "out")
+
+
+def test_a_relative_name_in_a_working_folder_that_is_gone_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(OutputError, match="out: cannot be written"):
+        build(Path("out"))
+    build(tmp_path / "out")
+    assert verify_folder(tmp_path / "out") == []
