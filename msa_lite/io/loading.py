@@ -188,9 +188,6 @@ def attach_adapter(model: Any, folder: Path, name: str = "default") -> Any:
             model = KINDS.get(config.task_type, PeftModel)(model, config, name, **how)
             told = model.load_adapter(str(folder), name, key_mapping=names, **how)
         saved = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-        if not is_bare:  # a setting of the wrong kind may only show once the model is used
-            with torch.inference_mode():
-                model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=model.device), use_cache=False)
     # PEFT reports its own factors alone; copies of modules and token rows are missed here.
     copies = {key for key in saved if "modules_to_save" in key or "token_adapter" in key}
     missing = {*told.missing_keys, *(copies - keys)}
@@ -235,6 +232,9 @@ def _check_adapter(folder: Path, model: Any) -> set[str]:
     patterns = [text for text in map(config.get, ("target_modules", "exclude_modules")) if isinstance(text, str)]
     for key in ("rank_pattern", "alpha_pattern"):
         patterns += config[key] if isinstance(config.get(key), dict) else ()
+    called = config.get("alora_invocation_tokens") or []  # a wrong one only shows once the model is used
+    if not isinstance(called, list) or any(type(token) is not int or not 0 <= token < 1 << 31 for token in called):
+        raise FormatError(f"{folder / ADAPTER_CONFIG}: alora_invocation_tokens: expected a list of token ids")
     layers = config.get("layers_pattern")
     patterns += [text for text in (layers if isinstance(layers, list) else [layers]) if isinstance(text, str)]
     names = [name for name, _ in model.named_modules()]

@@ -31,6 +31,7 @@ def small_files() -> Iterator[None]:
 
 
 def by_safetensors(folder: Path) -> None:
+    (folder / "begun").touch()
     save_file({"a": np.zeros(10**6, np.float32)}, folder / "a.safetensors")
 
 

@@ -40,6 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[Change],
     for module in (evaluation, harness):
         monkeypatch.setattr(module, "is_finished", is_finished)
     monkeypatch.setattr(harness, "check_tasks", lambda *given: None)
+    monkeypatch.setenv("OPENAI_API_KEY", "any")
 
     def ask(options: Change) -> Any:
         with pytest.raises(Stop):
@@ -86,7 +87,7 @@ def test_scores_are_known_by_each_option_of_an_evaluation(
         "tasks": (lm_eval, {"tasks": ["b"]}),
         "split": (tofu | {"data": write_tofu(tmp_path / "splits", TABLES | more_splits)}, {"split": "forget05"}),
     }
-    assert_all_named(evaluate, changes, ["out", "progress"])
+    assert_all_named(evaluate, changes, ["out", "progress", "allow_code"])
     for name, (base, change) in changes.items():
         assert asked(base) == asked(base)
         assert asked(base) != asked({**base, **change}), name

@@ -143,5 +143,5 @@ def test_a_line_that_a_kill_cut_off_costs_its_shard_alone(
     journal.write_text(journal.read_text() + '{"file": "model-00001.safet')
     with pytest.raises(KeyboardInterrupt):
         merge(**options, out=tmp_path / "out", progress=stop(2))
-    whole = [line for line in journal.read_text().splitlines() if line.endswith("}}")]
+    whole = [line for line in journal.read_text().splitlines() if line.endswith('"}')]
     assert [json.loads(line)["file"] for line in whole] == ["model-00000.safetensors", "model-00001.safetensors"]

@@ -65,7 +65,8 @@ def test_the_verdict_tells_of_a_fit_that_fell_short(tmp_path: Path) -> None:
     place = tmp_path / "vectors/forget"
     place.mkdir(parents=True)
     for tuned, told in ((1.9, True), (0.3, False)):
-        facts = {"made_by": "msa-lite", "fit": {"loss": {"prior": 2.5, "target": 0.2, "tuned": tuned}}}
+        made = {"made_by": "msa-lite", "kind": "vector", "inputs": {}, "files": {}}
+        facts = {**made, "fit": {"loss": {"prior": 2.5, "target": 0.2, "tuned": tuned}}}
         (place / "manifest.json").write_text(json.dumps(facts))
         verdict = judge_run(make_job(tmp_path), lambda *step: None).verdict
         assert isinstance(verdict, Verdict)
