@@ -32,6 +32,7 @@ _WIDTHS = re.compile(
 )
 _FEW, _WIDE = 256, 1 << 16
 _CONSTANTS = (".masked_bias", ".rotary_emb.inv_freq")  # in older checkpoints, though they follow from the config
+_MASKS = (".attn.bias", ".attention.bias")
 _GENERATION = "generation_config.json"
 
 
@@ -78,6 +79,7 @@ def check_model(folder: Path) -> Any:
     if getattr(config, "quantization_config", None) is not None:
         _check_quantised(checkpoint)
         return None
+    _check_floats(checkpoint)
     kinds = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
     weights = {
         name: torch.empty(entry.shape, dtype=kinds.get(entry.dtype, torch.uint8), device="meta")
@@ -95,6 +97,20 @@ def check_model(folder: Path) -> Any:
         )
     _check_whole(folder, told)
     return model
+
+
+def _check_floats(checkpoint: Checkpoint) -> None:
+    """Raise FormatError for weights that are no floats in a model that is not said to be stored quantised.
+
+    transformers would take the codes for numbers. Masks of attention, which some older checkpoints hold, may be bytes.
+    """
+    faults = [
+        f"{name}: stored as {entry.dtype}"
+        for name, entry in checkpoint.tensors.items()
+        if not entry.is_float and name.endswith((".weight", ".bias")) and not name.endswith(_MASKS)
+    ]
+    if faults:
+        raise FormatError(join_faults(f"{checkpoint.folder}: weights that are no floats:", faults))
 
 
 def _check_quantised(checkpoint: Checkpoint) -> None:

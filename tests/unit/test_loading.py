@@ -245,6 +245,15 @@ def test_what_a_family_leaves_out_is_no_fault(make_checkpoint: Make, tmp_path: P
     assert load_whole(llama, dtype=torch.float32).lm_head.weight.shape[0] == VOCABULARY
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn])
+def test_codes_are_not_taken_for_weights(dtype: torch.dtype, llama: Path) -> None:
+    name = "model.norm.weight"
+    weight = load_file(llama / WEIGHTS)[name]
+    change(llama / WEIGHTS, put(**{name: torch.ones(weight.shape).to(dtype)}))
+    with pytest.raises(FormatError, match=r"weights that are no floats:\n  model\.norm\.weight: stored as"):
+        check_loads(llama, llama)
+
+
 def test_a_change_of_the_files_is_seen(llama: Path) -> None:
     assert check_loads(llama, llama) == VOCABULARY
     change(llama / WEIGHTS, lose("norm.weight"))
