@@ -11,6 +11,7 @@ from typing import Any
 
 from msa_lite.io.reading import open_file, printable
 
+_CHUNK = 1 << 20  # bytes read at a time
 _SURROGATES = re.compile("[\ud800-\udfff]+")
 
 
@@ -32,14 +33,10 @@ def digest(value: Any) -> str:
 
 def hash_file(path: Path) -> str:
     """SHA-256 (hex) of a file's content. Raises FormatError for what cannot be opened or is no file."""
-    with open(open_file(path), "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _hash(stream)
-
-
-def _hash(stream: Any) -> str:  # Python 3.10 has no hashlib.file_digest
     state = hashlib.sha256()
-    while chunk := stream.read(1 << 20):
-        state.update(chunk)
+    with open(open_file(path), "rb", buffering=0) as stream:
+        while chunk := stream.read(_CHUNK):
+            state.update(chunk)
     return state.hexdigest()
 
 
