@@ -98,18 +98,23 @@ def main() -> int:
             table[name], found = fuzz(name, count, options.seed, Path(folder, "case"), options.keep)
             breaches += found
             _print(name, table[name], time.monotonic() - started)
+            _log(options.log, breaches)
         if options.kills and (not options.only or "kills" in options.only):
             for scene in SCENES:
                 table[f"kill {scene}"], found = play_kills(scene, options.kills, options.seed, Path(folder, "kill"))
                 breaches += found
                 _print(f"kill {scene}", table[f"kill {scene}"], time.monotonic() - started)
-    if options.log:
-        options.log.write_text("".join(f"{line}\n" for line in breaches))
+    _log(options.log, breaches)
     for line in breaches[:20]:
         print(line[:1500], file=sys.stderr)
     played = sum(count for counts in table.values() for what, count in counts.items() if what.startswith(_ENDS))
     print(f"{played} cases and kills, {len(breaches)} break the contract, {time.monotonic() - started:.0f} s")
     return 1 if breaches else 0
+
+
+def _log(path: Path | None, breaches: list[str]) -> None:
+    if path:
+        path.write_text("".join(f"{line}\n" for line in breaches))
 
 
 def _print(name: str, counts: collections.Counter[str], seconds: float) -> None:
