@@ -76,7 +76,7 @@ def _resident() -> int:
 
 def _command(arguments: Sequence[str], folder: Path, out: Path, err: Path) -> None:
     """In the child: run the command as the console script does, and leave without what the parent has at its exit."""
-    status = 70
+    status, begun = 70, False
     try:
         os.setpgid(0, 0)
         gc.callbacks.clear()  # of hypothesis, which would swallow an interrupt
@@ -95,13 +95,17 @@ def _command(arguments: Sequence[str], folder: Path, out: Path, err: Path) -> No
         from msa_lite.cli import main
 
         try:
+            begun = True
             main()
         except SystemExit as error:
             status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
         sys.stdout.flush()
         sys.stderr.flush()
-    except BaseException:
+    except BaseException as error:
         import traceback
+
+        if isinstance(error, KeyboardInterrupt) and not begun:  # as Python itself would end
+            os._exit(130)
 
         traceback.print_exc()
         sys.stderr.flush()
