@@ -32,6 +32,7 @@ from msa_lite.evals.records import Ranks
 from msa_lite.evals.restor import load_restor
 from msa_lite.evals.tofu import load_tofu
 from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.disk import output_path
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, notices, silent
 from msa_lite.io.reading import local_path
@@ -117,11 +118,12 @@ def evaluate(
     _check_arguments(benchmark, {name for name, value in used.items() if value})
     _check_kind(wanted)
     drawn: dict[str, Any] = {"limit": limit, "seed": seed}
+    folder = output_path(out)
     if benchmark == "lm-eval":
         from msa_lite.evals.harness import evaluate_harness
 
         common = {"task_folder": local_path(data) if data else None, "progress": progress, **drawn}
-        return {"model": evaluate_harness(_fetch(model, tokenizer), tasks, Path(out), allow_code=allow_code, **common)}
+        return {"model": evaluate_harness(_fetch(model, tokenizer), tasks, folder, allow_code=allow_code, **common)}
     switches, source = resolve_compat(compat, benchmark), _fetch(model, tokenizer)
     if benchmark == "qa":
         load_checkpoint(checkpoint_folder(source.folder))  # what its headers tell is told before torch is loaded
@@ -138,10 +140,10 @@ def evaluate(
     for scored in (source, beside):
         if isinstance(scored, Source):
             check_source(scored, asked.ids())
-    report = evaluate_benchmark(source, asked, Path(out), ideal=beside, judge=judge, progress=progress)
+    report = evaluate_benchmark(source, asked, folder, ideal=beside, judge=judge, progress=progress)
     if report is None:
         return {}
-    folder_of_ideal = beside if isinstance(beside, Path) else Path(out) / "ideal"
+    folder_of_ideal = beside if isinstance(beside, Path) else folder / "ideal"
     return {"model": report} | ({"ideal": load_report(folder_of_ideal)} if beside else {})
 
 

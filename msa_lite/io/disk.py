@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msa_lite.errors import OutputError, StageError
 from msa_lite.io.progress import readable
-from msa_lite.io.reading import printable
+from msa_lite.io.reading import local_path, printable
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # What the system answers where no folder can be made, whatever the room.
@@ -62,6 +62,11 @@ def reachable(folder: Path) -> Iterator[None]:
             raise
         reason = getattr(error, "strerror", None) or error
         raise OutputError(f"{printable(folder)}: cannot be written ({reason}); choose another output folder") from error
+
+
+def output_path(name: str | Path) -> Path:
+    """Return the folder that a user names for an output, with ~ written out, as shells leave it in `--out=~/x`."""
+    return local_path(name, OutputError) if str(name).startswith("~") else Path(name)
 
 
 def check_space(folder: Path, needed: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from msa_lite.errors import MsaError, OutputError, UsageError
 from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
+from msa_lite.io.disk import output_path
 from msa_lite.io.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
 from msa_lite.io.manifest import check_free, check_place, is_finished, load_manifest, partial_folder, recover
 from msa_lite.io.reading import local_path, printable
@@ -84,7 +85,7 @@ def find_inputs(
     empty = [name for name, value in {**named, "out": out}.items() if value == ""]
     if empty:
         raise UsageError(f"{' and '.join(empty)}: an empty name; give a folder or repo[@revision]")
-    out = Path(out)
+    out = output_path(out)
     check_place(out, kind)
     _check_apart(out, (v.folder if isinstance(v, Source) else local_path(v) for v in named.values() if v))
     recover(out)

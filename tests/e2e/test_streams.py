@@ -170,6 +170,7 @@ LONG, HUGE = "x" * 300, "9" * 310
         ({"out": "{here}/file/out"}, 3, "Not a directory"),
         ({"out": "{here}/loop"}, 3, "Too many levels of symbolic links"),
         ({"target": "~nosuchuser/x"}, 2, "Could not determine home directory"),
+        ({"out": "~nosuchuser/x"}, 3, "Could not determine home directory"),
         ({"forget": "~nosuchuser/x"}, 2, "Could not determine home directory"),
         ({"target": LONG}, 2, "File name too long"),
         ({"forget": LONG}, 2, "File name too long"),

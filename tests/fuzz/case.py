@@ -72,6 +72,8 @@ def _breaches(
         if outcome.status == 0
         else ()
     )
+    parents = {str(place) for out in case.outs for place in Path(out).parents} if outcome.status == 0 else set()
+    changed = [name for name in changed if name not in parents]
     outside = [name for name in changed if not any(name == a or name.startswith(f"{a}/") for a in allowed)]
     if outside and not outcome.hung and outcome.status in (0, 2, 3):
         found.append(f"escape: {sorted(outside)[:4]}")
