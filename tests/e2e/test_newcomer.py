@@ -13,6 +13,7 @@ import yaml
 from tests.e2e.conftest import CallCli
 from tests.e2e.newcomer import Rows, make_pair
 
+pytestmark = pytest.mark.slow  # the pair of models takes a minute
 FLOOR = 0.85  # of the keep rows' ROUGE-L that has to stay
 
 
@@ -80,7 +81,6 @@ def load_rows(path: Path) -> Rows:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.slow
 def test_a_deletion_request_succeeds_with_no_setting_changed(pair: Path, tmp_path: Path, call_cli: CallCli) -> None:
     delete, keep = load_rows(pair / "delete.jsonl"), load_rows(pair / "keep.jsonl")
     before = recited(pair / "finetuned", delete)

@@ -285,6 +285,7 @@ def test_a_diverging_vector_stops_the_job_with_exit_code_4(
     assert not list((tmp_path / "run/vectors").iterdir())
 
 
+@pytest.mark.slow
 def test_the_demo_makes_its_own_history_and_keeps_it(tmp_path: Path) -> None:
     recipe = write(
         {

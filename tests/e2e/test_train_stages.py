@@ -77,6 +77,7 @@ def test_a_recipe_for_the_other_command_says_which(tmp_path: Path) -> None:
 CARD = "---\nconfigs:\n- config_name: en\n  data_files:\n  - {split: train, path: 'en/*.jsonl.gz'}\n---\n"
 
 
+@pytest.mark.slow
 def test_of_a_big_data_set_no_more_is_fetched_than_is_learnt_and_none_of_it_twice(hub: Hub, tmp_path: Path) -> None:
     def shard(number: int) -> bytes:
         lines = (json.dumps({"text": f"Shard {number} has line {i}.", "url": "x"}) + "\n" for i in range(50_000))
