@@ -134,8 +134,9 @@ def test_a_merge_gets_by_with_no_more_than_it_was_allowed(models: dict[int, Path
     if mode == "full":
         options |= {"forget": str(folder / "target"), "prior": str(folder / "prior")}
     assert run_merge(folder, f"{mode}-hard", options, LIMIT)["changed"] > 0
-    # The limit is one: a merge that is allowed more than the system gives breaks.
-    with pytest.raises(AssertionError, match=r"MemoryError|Cannot allocate|Memory allocation|can.t start new thread"):
+    # The limit is one: a merge that is allowed more than the system gives breaks, if need be within BLAS (-11).
+    said = r"MemoryError|Cannot allocate|Memory allocation|can.t start new thread|assert -11 == 0"
+    with pytest.raises(AssertionError, match=said):
         run_merge(folder, f"{mode}-greedy", options | {"max_memory": "4GB", "threads": 16, "exact": True}, LIMIT)
 
 
