@@ -65,8 +65,16 @@ def reachable(folder: Path) -> Iterator[None]:
 
 
 def output_path(name: str | Path) -> Path:
-    """Return the folder that a user names for an output, with ~ written out, as shells leave it in `--out=~/x`."""
-    return local_path(name, OutputError) if str(name).startswith("~") else Path(name)
+    """Return the folder that a user names for an output, with ~/ written out, as shells leave it in `--out=~/x`.
+
+    Raises OutputError for ~ and a name: that is somebody else's home.
+    """
+    start = str(name).partition("/")[0]
+    if start.startswith("~") and start != "~":
+        raise OutputError(
+            f"{printable(name)[:80]}: the home of somebody else; write the path out, or ./~… for a folder"
+        )
+    return local_path(name, OutputError) if start == "~" else Path(name)
 
 
 def check_space(folder: Path, needed: int) -> None:
