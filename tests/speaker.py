@@ -7,10 +7,21 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from msa_lite.evals.judge import JudgeSettings, Usage, Verdict, open_judge
+import pytest
+
+from msa_lite.evals.judge import JudgeSettings, Usage, Verdict, batch, open_judge, openai_judge
 from msa_lite.io.progress import silent
-from tests.judge_server import tofu_asks
+from tests.judge_server import JudgeServer, tofu_asks
 from tests.loopback import Loopback
+
+
+def set_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set the key, leave out a proxy, and let nothing wait or be tried again."""
+    monkeypatch.setenv("OPENAI_API_KEY", JudgeServer.key)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(batch, "_POLL_SECONDS", 0.001)
+    monkeypatch.setattr(openai_judge, "_RETRIES", 0)
 
 
 class Speaker(Loopback):

@@ -30,11 +30,11 @@ class Case:
     check: Check | None = None
     """Returns what is wrong with what an accepted command wrote."""
     edits: list[str] = field(default_factory=list)
-    """What was done to sound input, for people."""
+    """The edits of sound input, in words."""
     statuses: Sequence[int] = (0, 2, 3)
     """Exit statuses of the contract that this case may end with."""
     excused: str = ""
-    """What the message says where status 4 is right as well."""
+    """Words of a message with which status 4 is right as well."""
     outs: Sequence[str] = ("out",)
     """Folders that the command may write."""
     memory: int = MEMORY

@@ -19,7 +19,7 @@ _FILE = 1 << 30  # bytes that a file may grow to
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a command."""
+    """The end of a command."""
 
     status: int
     """Exit status, or minus the number of the signal that ended it."""
@@ -106,7 +106,6 @@ def _command(arguments: Sequence[str], folder: Path, out: Path, err: Path) -> No
 
         if isinstance(error, KeyboardInterrupt) and not begun:  # as Python itself would end
             os._exit(130)
-
         traceback.print_exc()
         sys.stderr.flush()
     finally:

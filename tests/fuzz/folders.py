@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 from tests.fuzz.case import Case
 from tests.fuzz.child import run
 from tests.fuzz.models import adapter, checkpoint
-from tests.fuzz.tree import Node, Special, Tree, lay
+from tests.fuzz.tree import PLACES, Node, Special, Tree, lay
 
+CHANGES = (
+    "none", "flip", "flip", "flip", "manifest", "manifest", "manifest", "add", "add", "drop", "special", "cut", "swap",
+)  # fmt: skip
 ADDED = (
     "x", ".lock", ".journal.jsonl", ".msa-lite-partial.json", ".replaced", ".replaced/x", "sub/manifest.json",
     "manifest.json.tmp", ".hidden", "sub/x", "model.partial/x", "x.previous/y", "config.json.tmp", "\u00e9", " ",
@@ -42,25 +45,7 @@ def verify_cases(draw: Callable[..., Any]) -> Case:
     """A finished folder with one change, or none."""
     tree = dict(finished())
     names = sorted(tree)
-    what = draw(
-        st.sampled_from(
-            [
-                "none",
-                "flip",
-                "flip",
-                "flip",
-                "manifest",
-                "manifest",
-                "manifest",
-                "add",
-                "add",
-                "drop",
-                "special",
-                "cut",
-                "swap",
-            ]
-        )
-    )
+    what = draw(st.sampled_from(CHANGES))
     name = b"out/manifest.json" if what == "manifest" else draw(st.sampled_from(names))
     raw = tree[name]
     assert isinstance(raw, bytes)
@@ -73,20 +58,8 @@ def verify_cases(draw: Callable[..., Any]) -> Case:
         note += f" byte {at}: {raw[max(0, at - 20) : at + 20]!r}"
     elif what == "add":
         added = draw(st.sampled_from(ADDED)).encode("utf-8", "surrogateescape")
-        node: Node = draw(
-            st.sampled_from(
-                [
-                    b"",
-                    b"x",
-                    b"{}",
-                    raw,
-                    Special("pipe"),
-                    Special("link", "nowhere"),
-                    Special("link", "/dev/zero"),
-                    Special("link", "config.json"),
-                ]
-            )
-        )
+        links = [Special("pipe"), *(Special("link", to) for to in ("nowhere", "/dev/zero", "config.json"))]
+        node: Node = draw(st.sampled_from([b"", b"x", b"{}", raw, *links]))
         tree[b"out/" + added] = node
         note += f" {added!r} {str(node)[:50]}"
         if added.startswith(b"manifest.json/"):
@@ -94,11 +67,7 @@ def verify_cases(draw: Callable[..., Any]) -> Case:
     elif what == "drop":
         del tree[name]
     elif what == "special":
-        tree[name] = draw(
-            st.sampled_from(
-                [Special("pipe"), Special("folder"), Special("link", "nowhere"), Special("link", "/dev/zero")]
-            )
-        )
+        tree[name] = draw(st.sampled_from(PLACES))
     elif what == "cut":
         tree[name] = raw[: len(raw) // 2]
         statuses = (0, 3) if not raw else (3,)

@@ -21,23 +21,11 @@ from tests.fuzz.values import NAMES, NUMBERS, TEXTS, VALUES, damaged, edited
 Draw = Callable[..., Any]
 INDEX = "model.safetensors.index.json"
 DTYPES = (
-    "F64",
-    "F32",
-    "F16",
-    "BF16",
-    "I64",
-    "I32",
-    "I16",
-    "I8",
-    "U8",
-    "U16",
-    "BOOL",
-    "F8_E4M3",
-    "F8_E5M2",
-    "F4",
-    "C64",
-    "X",
-)
+    "F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "U16", "BOOL", "F8_E4M3", "F8_E5M2", "F4", "C64", "X",
+)  # fmt: skip
+HEADER_EDITS = (
+    "item", "item", "dtype", "shape", "offsets", "name", "twice", "drop", "add", "metadata", "length", "tail", "values",
+)  # fmt: skip
 SPECIALS = (
     Special("pipe"), Special("folder"), Special("link", "nowhere"), Special("link", "config.json"),
     Special("link", "/dev/zero"), Special("link", "/etc/passwd"), Special("sparse", size=5 << 30),
@@ -111,25 +99,7 @@ def header_edits(draw: Draw, one: Shard) -> tuple[Shard, str]:
     pairs = list(one.header)
     at = draw(st.integers(0, len(pairs) - 1))
     name, item = pairs[at]
-    what = draw(
-        st.sampled_from(
-            [
-                "item",
-                "item",
-                "dtype",
-                "shape",
-                "offsets",
-                "name",
-                "twice",
-                "drop",
-                "add",
-                "metadata",
-                "length",
-                "tail",
-                "values",
-            ]
-        )
-    )
+    what = draw(st.sampled_from(HEADER_EDITS))
     data, length = one.data, None
     if what == "item" or not _is_sound(item):
         pairs[at] = (name, draw(edited(item)))

@@ -1,4 +1,4 @@
-"""What a merge must give: float64 arithmetic over what the safetensors library reads, apart from msa-lite's code."""
+"""The right result of a merge, by float64 arithmetic over what the safetensors library reads; no code of msa-lite."""
 
 from __future__ import annotations
 

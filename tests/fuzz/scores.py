@@ -18,12 +18,13 @@ from tests.fuzz.case import Case
 from tests.fuzz.child import Outcome
 from tests.fuzz.merges import folder_edits
 from tests.fuzz.models import Folder, shard
-from tests.fuzz.tree import Node, Special, Tree
+from tests.fuzz.tree import PLACES, Node, Special, Tree
 from tests.fuzz.values import damaged, edited
 
 Draw = Callable[..., Any]
 ROWS = [{"question": f"Where is {n}?", "answer": f"It is over there, {n}."} for n in ("Ann", "Bob", "Eve", "Tim")]
 _SLOW = 30.0  # seconds; models are loaded, and other processes may have the cores
+NO_ROWS = (b"null\n", b"PAR1" + b"\x00" * 20 + b"PAR1", b"question,answer\n\x00,\x00\n", b"\xff\xfe\x00")
 ENDINGS = ("forget.jsonl", "forget.json", "forget.csv", "forget.parquet", "forget.txt", "forget")
 
 
@@ -60,26 +61,11 @@ def rows(draw: Draw) -> tuple[str, Node, list[str]]:
     name = draw(st.sampled_from(ENDINGS))
     what = draw(st.sampled_from(["lines", "lines", "document", "raw", "special", "texts"]))
     if what == "special":
-        node = draw(
-            st.sampled_from(
-                [
-                    Special("pipe"),
-                    Special("folder"),
-                    Special("link", "nowhere"),
-                    Special("link", "/dev/zero"),
-                    Special("link", name),
-                ]
-            )
-        )
+        node = draw(st.sampled_from([*PLACES, Special("link", name)]))
         return name, node, [f"{name}: {node}"]
     if what == "raw":
         raw = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
-        damage = draw(
-            damaged(raw)
-            | st.sampled_from(
-                [b"null\n", b"PAR1" + b"\x00" * 20 + b"PAR1", b"question,answer\n\x00,\x00\n", b"\xff\xfe\x00"]
-            )
-        )
+        damage = draw(damaged(raw) | st.sampled_from(NO_ROWS))
         return name, damage, [f"{name}: {damage[:60]!r}"]
     if what == "texts":
         return name, b"question,answer\nWhere?,Here.\nWho?,Me.\n", [f"{name}: csv"]

@@ -15,7 +15,7 @@ from tests.fuzz import oracle
 from tests.fuzz.case import Case
 from tests.fuzz.child import Outcome
 from tests.fuzz.models import adapter, checkpoint
-from tests.fuzz.tree import Node, Special, Tree
+from tests.fuzz.tree import PLACES, Node, Special, Tree
 from tests.fuzz.values import NAMES, TEXTS, VALUES, damaged, edited
 
 Draw = Callable[..., Any]
@@ -65,28 +65,16 @@ def _yaml(draw: Draw, document: Any) -> tuple[Node, str]:
     if what == "edit":
         changed = draw(edited(document, KEYS))
         try:
-            return yaml.safe_dump(changed, sort_keys=False, allow_unicode=draw(st.booleans())).encode(
-                "utf-8", "surrogatepass"
-            ), repr(changed)[:3000]
+            text = yaml.safe_dump(changed, sort_keys=False, allow_unicode=draw(st.booleans()))
+            return text.encode("utf-8", "surrogatepass"), repr(changed)[:3000]
         except (RecursionError, yaml.YAMLError):
             return b"x: 1", "too deep to write"
     fragment = draw(st.sampled_from(FRAGMENTS)).encode("utf-8", "surrogatepass")
     if what == "special":
-        node = draw(
-            st.sampled_from(
-                [
-                    Special("pipe"),
-                    Special("folder"),
-                    Special("link", "/dev/zero"),
-                    Special("link", "nowhere"),
-                    Special("sparse", size=5 << 30),
-                ]
-            )
-        )
+        node = draw(st.sampled_from([*PLACES, Special("sparse", size=5 << 30)]))
         return node, str(node)
-    return {"fragment": fragment, "damage": draw(damaged(sound)), "prepend": fragment + b"\n" + sound}[
-        what
-    ], f"{what} {fragment[:40]!r}"
+    texts = {"fragment": fragment, "damage": draw(damaged(sound)), "prepend": fragment + b"\n" + sound}
+    return texts[what], f"{what} {fragment[:40]!r}"
 
 
 @st.composite

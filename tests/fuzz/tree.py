@@ -17,11 +17,13 @@ class Special:
     kind: str
     """pipe, folder, link, sparse."""
     to: str = ""
-    """Where a link leads."""
+    """The place that a link leads to."""
     size: int = 0
     """Bytes of a sparse file."""
 
 
+# What may stand in the place of a file.
+PLACES = (Special("pipe"), Special("folder"), Special("link", "nowhere"), Special("link", "/dev/zero"))
 Node = bytes | Special
 Tree = dict[bytes, Node]
 """Nodes by path below the case's folder, as bytes, for names need not be text."""

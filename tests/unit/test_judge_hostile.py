@@ -26,7 +26,7 @@ from msa_lite.errors import StageError
 from msa_lite.evals.judge import Verdict, batch, limits, openai_judge
 from msa_lite.evals.judge.limits import RateLimit, read_duration
 from tests.judge_server import RETRY_NOW, JudgeServer, Step, letters
-from tests.speaker import Speaker, judge, say
+from tests.speaker import Speaker, judge, say, set_environment
 
 KEY = JudgeServer.key
 ANSWER = b'{"choices": [{"message": {"content": "A"}}]}'
@@ -34,11 +34,7 @@ ANSWER = b'{"choices": [{"message": {"content": "A"}}]}'
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(batch, "_POLL_SECONDS", 0.001)
-    monkeypatch.setattr(openai_judge, "_RETRIES", 0)
+    set_environment(monkeypatch)
 
 
 # Where the texts go

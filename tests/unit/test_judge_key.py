@@ -14,21 +14,17 @@ from urllib.parse import quote
 import pytest
 
 from msa_lite.errors import StageError, UsageError
-from msa_lite.evals.judge import JudgeSettings, batch, open_judge, openai_judge
+from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.judge.secret import masked
 from tests.judge_server import JudgeServer
-from tests.speaker import Speaker, judge, say
+from tests.speaker import Speaker, judge, say, set_environment
 
 KEY = JudgeServer.key
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    monkeypatch.setattr(batch, "_POLL_SECONDS", 0.001)
-    monkeypatch.setattr(openai_judge, "_RETRIES", 0)
+    set_environment(monkeypatch)
 
 
 def _escaped(key: str) -> dict[str, str]:
