@@ -131,10 +131,16 @@ def evaluate(
     else:
         prompter = make_prompter(load_tokenizer(source), wanted, published=True)
         asked = load_benchmark(benchmark, prompter, split=split, data=data, compat=switches, **drawn)
-    beside = _find_ideal(ideal)
+    return _score(source, asked, _find_ideal(ideal), folder, judge, progress)
+
+
+def _score(
+    source: Source, asked: Benchmark, beside: Ideal, folder: Path, judge: JudgeSettings, progress: Progress
+) -> dict[str, Report]:
+    """Check models and judge, then score the model, and the ideal beside it where that is a model too."""
     if isinstance(beside, Source):
         check_same_tokens(source, beside)
-    if Ranks.current().first and benchmark != "restor":
+    if Ranks.current().first and asked.name != "restor":
         notices.info("prompt: %s", asked.prompter.sentence)
     open_judge(judge)  # what it lacks is said first
     for scored in (source, beside):
