@@ -23,7 +23,7 @@ from msa_lite.baselines.passes import (
 )
 from msa_lite.baselines.reference import ReferenceCache
 from msa_lite.data import IGNORE, Example
-from msa_lite.io.manifest import digest
+from msa_lite.io.files import digest
 
 Backward = Callable[[Any], None]
 

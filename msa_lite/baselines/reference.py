@@ -12,8 +12,10 @@ from msa_lite.baselines.losses import sequence_log_probs
 from msa_lite.baselines.passes import answer_logits, in_chunks, make_batch
 from msa_lite.data import Example
 from msa_lite.errors import MismatchError
+from msa_lite.io.files import digest, write_json
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import digest, is_finished, load_manifest, stage_folder, write_json
+from msa_lite.io.manifest import is_finished, stage_folder
+from msa_lite.io.seal import load_manifest
 from msa_lite.train.model import autocast
 
 _FILE = "log_probs.json"

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from msa_lite.data.tokenizers import render_chat
 from msa_lite.errors import MismatchError, UsageError
-from msa_lite.io.manifest import digest
+from msa_lite.io.files import digest
 
 SYSTEM_PROMPT = "You are a helpful assistant."  # open-unlearning's, which published benchmarks are asked with
 # Llama 3 templates print today's date otherwise, so that training and scoring would drift from day to day. The day is

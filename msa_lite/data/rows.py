@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from msa_lite.data.forms import Form, Unreadable, find_form, wanted_columns
 from msa_lite.data.sources import DataSource, load_table, stream_table
 from msa_lite.errors import DataError, join_faults, nearest
-from msa_lite.io.manifest import digest
+from msa_lite.io.files import digest
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from msa_lite.evals import scoring
 from msa_lite.evals.forward import TokenScores
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import Ask
-from msa_lite.io.manifest import digest
+from msa_lite.io.files import digest
 from msa_lite.report import Metric
 
 Record = dict[str, Any]

@@ -20,16 +20,10 @@ from msa_lite.evals.pictures import DRAWN, draw_missing, draw_pictures
 from msa_lite.evals.search import Point, gentleness
 from msa_lite.evals.selection import Exposure, Metrics, Rank, exposure
 from msa_lite.evals.validation import Validation
-from msa_lite.io.manifest import (
-    canonical_json,
-    is_finished,
-    load_manifest,
-    partial_folder,
-    stage_folder,
-    write_json,
-    write_text,
-)
+from msa_lite.io.files import canonical_json, write_json, write_text
+from msa_lite.io.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.progress import Progress, silent
+from msa_lite.io.seal import load_manifest
 from msa_lite.report import REPORT_FILE, Report, load_report
 from msa_lite.report.points import Candidate, Sweep, points_csv, points_markdown
 

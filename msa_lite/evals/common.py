@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msa_lite import report
 from msa_lite.errors import MismatchError, MsaError, join_faults
-from msa_lite.io.manifest import load_manifest
+from msa_lite.io.seal import load_manifest
 from msa_lite.report import REPORT_FILE, Comparison, Report, load_report
 from msa_lite.report.agreement import TAKEN_FROM, whole_split
 

@@ -19,16 +19,11 @@ from msa_lite.evals.benchmark import Asked, Benchmark, Record, Records
 from msa_lite.evals.judge import Judge, JudgeSettings, Verdict, open_judge
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import Ranks, collect_records, read_records, write_records
+from msa_lite.io.files import canonical_json
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import (
-    canonical_json,
-    is_finished,
-    load_manifest,
-    partial_folder,
-    stage_folder,
-    verify_folder,
-)
+from msa_lite.io.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.progress import Progress, silent
+from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.report import REPORT_FILE, Report, load_report, write_report
 
 logger = logging.getLogger(__name__)

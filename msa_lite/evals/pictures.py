@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from msa_lite.io.manifest import add_files, load_manifest
+from msa_lite.io.seal import add_files, load_manifest
 from msa_lite.report import Sweep, write_pictures
 from msa_lite.report.pictures import FORGET_RETAIN_FILE, HEAT_MAP_FILE, can_draw
 

@@ -25,8 +25,9 @@ from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, column
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import collect_records
+from msa_lite.io.files import digest
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import digest, is_finished, stage_folder
+from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.report import Metric, Report, load_report, write_report
 

@@ -20,8 +20,8 @@ from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, token_rec
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import generate
 from msa_lite.evals.models import Runner, load_model
+from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import write_text
 from msa_lite.io.progress import Progress, silent
 
 # What torchrun tells a process about its group.

@@ -256,7 +256,7 @@ def _low_rank(
     is_embedding: bool,
     magnitude: TensorEntry | None,
 ) -> LowRank | str:
-    """The factors of a module, or what is wrong with them. patterns: of ranks and of alphas."""
+    """Return the factors of a module, or what is wrong with them. patterns: of ranks and of alphas."""
     if set(pair) != {"A", "B"}:
         return f"only lora_{''.join(pair)} is there"
     a, b = pair["A"], pair["B"]

@@ -161,7 +161,7 @@ def _check_ranges(path: Path, entries: list[TensorEntry], data: int, size: int) 
 
 
 def _read_header(path: Path) -> tuple[bytes, int]:
-    """The raw header of a safetensors file, length prefix included, and the file's size. Raises as `read_shard`."""
+    """Return a file's raw header, with its length prefix, and the file's size. Raises as `read_shard`."""
     with open(open_file(path), "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         prefix = stream.read(8)
@@ -214,7 +214,7 @@ def _name_fault(name: Any) -> str | None:
 
 
 def _shard_names(index: Path, weight_map: Any) -> list[str]:
-    """The shards that an index names, sorted. Raises FormatError for names that are no shards of this folder."""
+    """Return the shards that an index names, sorted. Raises FormatError for names that are no shards of this folder."""
     if not isinstance(weight_map, dict):
         raise FormatError(f"{index}: not a safetensors index (weight_map is no object)")
     names = {str(name): _name_fault(name) for name in weight_map.values()}
@@ -235,7 +235,7 @@ def _shard_names(index: Path, weight_map: Any) -> list[str]:
 
 
 def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
-    """The weight files of a folder, and the file of each tensor by its index, if it has one."""
+    """Return the weight files of a folder, and the file of each tensor by its index, if it has one."""
     index, single = folder / INDEX_FILE, folder / SINGLE_FILE
     if os.path.lexists(index):
         content = parse_json(read_bytes(index, MAX_HEADER), f"{index}: not a safetensors index", values=_VALUES)
@@ -251,7 +251,7 @@ def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 
 
 def _load_config(folder: Path) -> dict[str, Any]:
-    """The model's `config.json`. Raises as `load_checkpoint`."""
+    """Read the model's `config.json`. Raises as `load_checkpoint`."""
     path = folder / "config.json"
     if not os.path.isdir(folder):
         raise UsageError(f"{folder}: no such folder")
@@ -278,7 +278,7 @@ def check_config(config: dict[str, Any], where: str) -> None:
 
 
 def _read_shards(folder: Path, paths: list[Path]) -> tuple[tuple[ShardFile, ...], dict[str, TensorEntry]]:
-    """The shards, and their tensors by name. Raises FormatError for a name in two shards, and headers too large."""
+    """Read the shards and their tensors by name. Raises FormatError for a name in two shards, or too large headers."""
     shards: list[ShardFile] = []
     tensors: dict[str, TensorEntry] = {}
     left = MAX_HEADER

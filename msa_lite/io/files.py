@@ -65,7 +65,7 @@ def sync(path: Path) -> None:
 
 
 def umask() -> int:
-    """The process's umask; to ask for it in the usual way means to change it for a moment, for all threads."""
+    """Return the process's umask. The usual way to ask changes it for a moment, for all threads."""
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)

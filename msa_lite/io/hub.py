@@ -17,7 +17,8 @@ from typing import Any
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.checkpoint import CONFIG_LIMIT, INDEX_FILE, Checkpoint, TensorEntry, check_config
 from msa_lite.io.companions import PATTERNS, companion_files, find_files, is_text
-from msa_lite.io.manifest import check_space, digest, hash_file
+from msa_lite.io.disk import check_space
+from msa_lite.io.files import digest, hash_file
 from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.revisions import find_branch, is_number
 from msa_lite.io.unchanged import Marks, check_unchanged, look

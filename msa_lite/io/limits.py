@@ -15,7 +15,7 @@ _MEMORY = 256 << 20  # bytes more than the process has
 
 
 class OverrunError(Exception):
-    """What was run under `limited` took too long."""
+    """Code that ran under `limited` took too long."""
 
 
 @contextmanager

@@ -28,18 +28,16 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError, MsaError, OutputError, StageError, join_faults
-from msa_lite.io.disk import check_space, disk_faults, is_disk_full, nearest_place, reachable
-from msa_lite.io.files import canonical_json, digest, hash_file, sync, umask, write_json, write_text
+from msa_lite.io.disk import is_disk_full, nearest_place, reachable
+from msa_lite.io.files import canonical_json, digest, hash_file, sync, umask, write_json
 from msa_lite.io.progress import readable
 from msa_lite.io.reading import printable, read_bytes, read_object
 from msa_lite.io.seal import (
-    JOURNAL,
     LOCK,
     MANIFEST,
     MARKER,
     REPLACES,
     WORKING,
-    add_files,
     describe_file,
     entries,
     is_left,
@@ -49,12 +47,6 @@ from msa_lite.io.seal import (
     verify_folder,
     write_manifest,
 )
-
-__all__ = [
-    "JOURNAL", "MANIFEST", "add_files", "canonical_json", "check_free", "check_place", "check_space", "digest",
-    "discarded", "disk_faults", "hash_file", "is_finished", "list_files", "load_manifest", "partial_folder",
-    "previous_folder", "recover", "stage_folder", "verify_folder", "write_json", "write_text",
-]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -244,13 +236,12 @@ def _claim(partial: Path, fingerprint: dict[str, str], resumable: bool) -> None:
         same = resumable and read_object(marker).items() >= fingerprint.items()
     except FormatError:
         same = False
+    kept = (LOCK, MARKER)  # without these, a kill would leave the folder unknown
     for path in partial.iterdir():
         if path.is_dir() and not path.is_symlink():
             if path.name in WORKING or not same:
                 shutil.rmtree(path)
-        elif path.name == MANIFEST or (
-            not same and path.name not in (LOCK, MARKER)
-        ):  # or a kill would leave it unknown
+        elif path.name == MANIFEST or not (same or path.name in kept):
             path.unlink()
     for name, path in entries(partial).items():
         if name.endswith(".tmp") or not stat.S_ISREG(path.lstat().st_mode):

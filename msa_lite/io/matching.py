@@ -116,12 +116,12 @@ def _warn_of_missing(adapter: Adapter, target: Collection[str]) -> None:
 
 
 def _endings_among(wanted: Container[str], names: Iterable[str]) -> set[str]:
-    """Those of the wanted names that some name ends with, as a whole or after a dot."""
+    """Return those wanted names that some name ends with, as a whole or after a dot."""
     return {ending for name in names for ending in endings(name) if ending in wanted}
 
 
 def _paths(name: str) -> Iterator[str]:
-    """What of a name is before each of its dots."""
+    """Yield the part of a name before each of its dots."""
     while "." in name:
         name = name.rpartition(".")[0]
         yield name

@@ -100,7 +100,7 @@ def endings(name: str) -> Iterator[str]:
 
 
 def _compile(pattern: str) -> Any:
-    """A pattern for RE2, if it is also one to Python, and of the same meaning. Raises ValueError for others."""
+    """Compile a pattern for RE2. Raises ValueError unless it is one to Python too, and of the same meaning."""
     import re2
 
     if len(pattern) > _LONGEST:

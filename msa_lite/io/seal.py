@@ -42,7 +42,7 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any], sealed: bool = Tru
 
 
 def load_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a finished stage folder, or None where there is none, or not as it was written."""
+    """Read the manifest of a finished folder; None where there is none, or it is not as it was written."""
     try:
         raw = read_bytes(folder / MANIFEST)
         value = parse_json(raw, MANIFEST)
@@ -91,7 +91,7 @@ def add_files(folder: Path, names: Sequence[str], facts: Mapping[str, Any]) -> N
 
 
 def describe_file(path: Path, sha256: str | None = None) -> dict[str, Any]:
-    """What a manifest says of a file. sha256: its hash, where it is known."""
+    """Return a manifest's entry for a file. sha256: its hash, where it is known."""
     return {"sha256": sha256 or hash_file(path), "bytes": path.stat().st_size}
 
 
@@ -126,7 +126,7 @@ def is_left(folder: Path) -> bool:
 
 
 def strange_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
-    """What a finished folder holds that its manifest does not name, but for what a kill has left. Raises OSError."""
+    """Return files that the manifest does not name, without those that a kill has left. Raises OSError."""
     known = {MANIFEST, *manifest["files"]} | (set(WORKING) if is_left(folder) else set())
     # Earlier versions named neither the manifests of folders in the folder nor anything that is called as these.
     blind = frozenset() if is_sealed(manifest) else frozenset({MANIFEST, *WORKING, ".replaced"})

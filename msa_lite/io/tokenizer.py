@@ -7,8 +7,8 @@ from pathlib import Path
 
 from msa_lite.errors import UsageError
 from msa_lite.io.companions import find_files
+from msa_lite.io.files import digest, hash_file
 from msa_lite.io.hub import Source, fetch_files
-from msa_lite.io.manifest import digest, hash_file
 
 # What save_pretrained of a tokenizer writes, of any family.
 _PATTERNS = (

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msa_lite.errors import StageError, join_faults
-from msa_lite.io.manifest import MANIFEST, discarded
+from msa_lite.io.manifest import discarded
 from msa_lite.io.reading import printable
+from msa_lite.io.seal import MANIFEST
 
 Marks = Mapping[Path, tuple[int, ...]]
-"""What a file's content is known by, without a look at it: device, inode, size and time of change."""
+"""Device, inode, size and time of change by file: they change when somebody writes the file."""
 
 
 def look(folder: Path, patterns: Iterable[str]) -> Marks:

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from msa_lite.errors import OutputError
-from msa_lite.io.manifest import MANIFEST, load_manifest, verify_folder
-from msa_lite.io.seal import is_sealed
+from msa_lite.io.seal import MANIFEST, is_sealed, load_manifest, verify_folder
 
 _UNFINISHED = (".partial", ".previous")
 

@@ -29,9 +29,9 @@ from msa_lite.evals.models import check_source
 from msa_lite.evals.suite import HOMES
 from msa_lite.evals.tables import pinned_data
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
+from msa_lite.io.disk import check_space
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import pattern_fault
-from msa_lite.io.manifest import check_space
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.vocabulary import token_tensors, vocabulary_size
 from msa_lite.job.models import check_apart, check_readings, open_models

@@ -13,8 +13,8 @@ from msa_lite.data import Prompter, PromptSettings, Row, Template, make_prompter
 from msa_lite.errors import MsaError
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.prompt_search import MOST_ROWS, choose_prompt, prompt_forms, rank_prompts
+from msa_lite.io.files import canonical_json, digest
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import canonical_json, digest
 from msa_lite.io.progress import notices
 from msa_lite.io.reading import read_object
 from msa_lite.recipe import Prompt, Recipe

@@ -22,8 +22,10 @@ from threadpoolctl import threadpool_limits
 from msa_lite.errors import MismatchError, UsageError, join_faults
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, unwrapped
 from msa_lite.io.blocks import Files, read_whole
+from msa_lite.io.disk import check_space, disk_faults
+from msa_lite.io.files import write_json
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import check_space, disk_faults, stage_folder, write_json
+from msa_lite.io.manifest import stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.reading import read_object
 from msa_lite.io.sink import Sink

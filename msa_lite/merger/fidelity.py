@@ -174,7 +174,7 @@ def measure_vectors(forget: np.ndarray | None, retain: np.ndarray | None) -> Cha
 
 
 def measure_factors(forget: Factors | None, retain: Factors | None) -> Change:
-    """The same from factors, without the products: ⟨L_1 R_1, L_2 R_2⟩ = Σ (L_1ᵀ L_2) ∘ (R_1 R_2ᵀ).
+    """Return the same from factors, without the products: ⟨L_1 R_1, L_2 R_2⟩ = Σ (L_1ᵀ L_2) ∘ (R_1 R_2ᵀ).
 
     The ranks-by-ranks matrices are made by blocks of rows, so that they take no more memory at high ranks.
     """

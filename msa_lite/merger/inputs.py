@@ -13,8 +13,9 @@ from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.disk import output_path
 from msa_lite.io.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
-from msa_lite.io.manifest import check_free, check_place, is_finished, load_manifest, partial_folder, recover
+from msa_lite.io.manifest import check_free, check_place, is_finished, partial_folder, recover
 from msa_lite.io.reading import local_path, printable
+from msa_lite.io.seal import load_manifest
 from msa_lite.io.unchanged import check_unchanged
 from msa_lite.merger.plan import Plan, check_mergeable
 from msa_lite.vectors import Vector, checkpoint_vector, load_vector

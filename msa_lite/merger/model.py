@@ -18,20 +18,13 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from msa_lite.errors import FormatError, MismatchError, MsaError
+from msa_lite.io.disk import check_space, disk_faults
+from msa_lite.io.files import digest, hash_file, write_text
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import (
-    JOURNAL,
-    check_space,
-    digest,
-    discarded,
-    disk_faults,
-    hash_file,
-    partial_folder,
-    stage_folder,
-    write_text,
-)
+from msa_lite.io.manifest import discarded, partial_folder, stage_folder
 from msa_lite.io.progress import Progress, readable, silent
 from msa_lite.io.reading import parse_json, read_bytes
+from msa_lite.io.seal import JOURNAL
 from msa_lite.io.tokenizer import copy_tokenizer
 from msa_lite.io.writer import output_bytes, write_companions
 from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, sums, total, warnings

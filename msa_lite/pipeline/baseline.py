@@ -24,8 +24,8 @@ from msa_lite.errors import NotFiniteError, UsageError
 from msa_lite.evals.candidates import TARGET, Candidates, Values, candidate_name
 from msa_lite.evals.choice import Choice
 from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.manifest import load_manifest
 from msa_lite.io.progress import Progress, Step, announce, silent
+from msa_lite.io.seal import load_manifest
 from msa_lite.job import Job, Plan
 from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.fits import check_learns, first_epoch, fit_rate, fit_settings

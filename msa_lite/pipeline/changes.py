@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import MsaError
-from msa_lite.io.manifest import MANIFEST
 from msa_lite.io.reading import parse_yaml, read_text
+from msa_lite.io.seal import MANIFEST
 
 logger = logging.getLogger(__name__)
 

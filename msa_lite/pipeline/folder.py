@@ -11,7 +11,7 @@ from msa_lite.data import rows_identity
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import FormatError, OutputError
 from msa_lite.io.disk import reachable
-from msa_lite.io.manifest import write_json, write_text
+from msa_lite.io.files import write_json, write_text
 from msa_lite.io.progress import Progress, notices
 from msa_lite.io.reading import read_text
 from msa_lite.job import WRITTEN_OUT, Job, Plan, prepare

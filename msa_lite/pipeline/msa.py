@@ -13,8 +13,8 @@ from msa_lite.errors import UsageError
 from msa_lite.evals.candidates import Values
 from msa_lite.evals.choice import load_choice
 from msa_lite.evals.records import stand_alone
-from msa_lite.io.manifest import load_manifest
 from msa_lite.io.progress import Progress, announce, silent
+from msa_lite.io.seal import load_manifest
 from msa_lite.job import Job, Plan, whole_target
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.exposure import cheap_probe

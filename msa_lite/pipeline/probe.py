@@ -9,8 +9,8 @@ from typing import Any
 
 from msa_lite.errors import UsageError
 from msa_lite.evals.probe import LABELS, MOST_ROWS, SIGN, Finding, probe_model, read_verdicts
+from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
-from msa_lite.io.manifest import write_text
 from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job, fit_prior
 from msa_lite.pipeline.exposure import FOLDER, WHAT, compare_sides

@@ -19,8 +19,8 @@ from msa_lite.evals.models import load_model
 from msa_lite.evals.qa import Qa
 from msa_lite.evals.selection import Exposure
 from msa_lite.evals.validation import Validation
+from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
-from msa_lite.io.manifest import write_text
 from msa_lite.io.progress import Progress, silent
 from msa_lite.job import Job
 from msa_lite.merger import Merged, MergedAdapter, merge, merge_adapters

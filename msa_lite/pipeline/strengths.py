@@ -19,8 +19,9 @@ from msa_lite.evals.choice import Choice, Crew, help_choose, load_sweep
 from msa_lite.evals.points import Points
 from msa_lite.evals.search import StrengthSearch
 from msa_lite.evals.validation import Validation
-from msa_lite.io.manifest import MANIFEST, is_finished, load_manifest, partial_folder
+from msa_lite.io.manifest import is_finished, partial_folder
 from msa_lite.io.progress import Progress, announce, silent
+from msa_lite.io.seal import MANIFEST, load_manifest
 from msa_lite.job import Job, Plan, prepare
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.exposure import compare_sides

@@ -17,9 +17,12 @@ from typing import Any
 import yaml
 
 from msa_lite.errors import MsaError
+from msa_lite.io.disk import check_space
+from msa_lite.io.files import digest, write_json, write_text
 from msa_lite.io.hub import Source, fetch
-from msa_lite.io.manifest import check_space, digest, is_finished, load_manifest, write_json, write_text
+from msa_lite.io.manifest import is_finished
 from msa_lite.io.progress import Progress, Step, announce, silent
+from msa_lite.io.seal import load_manifest
 from msa_lite.pipeline.folder import check_run_folder, locked
 from msa_lite.pipeline.training_job import StageJob, TrainingJob, prepare_training
 from msa_lite.recipe import TrainingRecipe, dump_recipe, load_training

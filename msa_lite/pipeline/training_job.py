@@ -29,8 +29,8 @@ from msa_lite.data import (
 from msa_lite.errors import DataError, Faults, MismatchError
 from msa_lite.evals.models import check_source
 from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, commit_of, fetch, split_name
-from msa_lite.io.manifest import digest
 from msa_lite.io.reading import local_path
 from msa_lite.io.tokenizer import fetch_tokenizer as find_tokenizer
 from msa_lite.job import prompt_settings

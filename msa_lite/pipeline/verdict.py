@@ -10,8 +10,8 @@ from msa_lite.evals.benchmark import Record
 from msa_lite.evals.examples import pick_examples
 from msa_lite.evals.outcome import weigh
 from msa_lite.evals.records import read_records
-from msa_lite.io.manifest import load_manifest
 from msa_lite.io.progress import Progress
+from msa_lite.io.seal import load_manifest
 from msa_lite.job import Job
 from msa_lite.pipeline.knowledge import FOLDER
 from msa_lite.pipeline.stages import evaluate_prior, evaluations_beside

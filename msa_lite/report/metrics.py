@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.io.manifest import write_json
+from msa_lite.io.files import write_json
 
 REPORT_FILE = "report.json"
 

@@ -24,8 +24,9 @@ from typing import Any, Literal
 
 from msa_lite.data import Example, pad_id
 from msa_lite.errors import StageError, UsageError
+from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, fetch
-from msa_lite.io.manifest import digest, is_finished, stage_folder
+from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.train.loop import SAVES, SCORES, Loop
 from msa_lite.train.model import load_model, save_model

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from msa_lite.errors import UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG
+from msa_lite.io.files import write_json
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import load_whole
-from msa_lite.io.manifest import discarded, write_json
+from msa_lite.io.manifest import discarded
 from msa_lite.io.quiet import without_bars
 from msa_lite.io.vocabulary import AddedRows
 from msa_lite.train.vocabulary import cut_adapter, extend, without_added_rows

@@ -18,7 +18,8 @@ from typing import Any
 
 from msa_lite.data import Example
 from msa_lite.errors import NotFiniteError
-from msa_lite.io.manifest import discarded, write_json
+from msa_lite.io.files import write_json
+from msa_lite.io.manifest import discarded
 from msa_lite.train.until import (
     NEAR,
     Course,

@@ -29,7 +29,7 @@ from msa_lite.data import IGNORE, Example
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import fetch
-from msa_lite.io.manifest import load_manifest
+from msa_lite.io.seal import load_manifest
 from msa_lite.train import FitSettings, Until, fit_vector
 from msa_lite.train.auto import WARMUP_STEPS, auto_batch, auto_rate, most_epochs
 

@@ -14,7 +14,7 @@ import msa_lite
 from msa_lite.errors import StageError, UsageError
 from msa_lite.evals import validation
 from msa_lite.evals.models import Runner
-from msa_lite.io.manifest import load_manifest, verify_folder
+from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.pipeline import merge_arguments
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import tiny_recipe

@@ -21,8 +21,9 @@ from msa_lite.baselines.methods import METHODS, TASK_VECTOR
 from msa_lite.errors import MismatchError, StageError
 from msa_lite.evals.candidates import candidate_name
 from msa_lite.evals.choice import load_choice
+from msa_lite.io.files import hash_file
 from msa_lite.io.hub import fetch
-from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
+from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.pipeline import RunResult
 from msa_lite.recipe import load_recipe
 from tests.forks import fork_cli

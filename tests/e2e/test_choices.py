@@ -11,7 +11,7 @@ import pytest
 
 import msa_lite
 from msa_lite.errors import NotFiniteError, StageError
-from msa_lite.io.manifest import load_manifest
+from msa_lite.io.seal import load_manifest
 from msa_lite.pipeline import baseline
 
 # Settings and epochs of a baseline

@@ -16,7 +16,7 @@ import pytest
 
 import msa_lite
 from msa_lite.evals.records import read_records
-from msa_lite.io.manifest import verify_folder
+from msa_lite.io.seal import verify_folder
 from tests.conftest import save_adapter, save_checkpoint
 from tests.e2e.conftest import CallCli
 from tests.forks import fork_cli

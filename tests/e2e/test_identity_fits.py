@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from msa_lite.io.files import canonical_json
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import canonical_json
 from msa_lite.pipeline import baseline, run_baseline, train_stages, training
 from msa_lite.recipe import TrainingRecipe
 from msa_lite.recipe.inputs import Data

@@ -16,8 +16,8 @@ import pytest
 
 from msa_lite.evals.evaluation import NO_JUDGE, ideal_identity
 from msa_lite.evals.models import model_identity
+from msa_lite.io.files import canonical_json
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import canonical_json
 from msa_lite.io.progress import silent
 from msa_lite.job import prepare
 from msa_lite.pipeline import stages, strengths

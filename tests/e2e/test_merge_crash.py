@@ -21,7 +21,7 @@ DRIVER = """
 import json, os, random, shutil, signal, sys, time
 from pathlib import Path
 
-from msa_lite.io.manifest import JOURNAL, verify_folder
+from msa_lite.io.seal import JOURNAL, verify_folder
 from msa_lite.merger import merge
 import filelock, msa_lite.mergekit, yaml  # what a merge loads on its way
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import OutputError, StageError
-from msa_lite.io.manifest import JOURNAL, MANIFEST, verify_folder
+from msa_lite.io.seal import JOURNAL, MANIFEST, verify_folder
 from msa_lite.merger import merge
 from tests.command import run_cli
 from tests.e2e.merges import SHARDS, contents, stamps

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.io.manifest import load_manifest
+from msa_lite.io.seal import load_manifest
 from msa_lite.job import prepare
 from msa_lite.pipeline.fits import fit_settings, fit_until
 from msa_lite.pipeline.msa import msa_plan, run_vectors

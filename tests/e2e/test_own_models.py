@@ -17,7 +17,7 @@ import msa_lite
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.manifest import load_manifest, verify_folder
+from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.io.tokenizer import tokenizer_files
 from msa_lite.job import Job, prepare
 from msa_lite.pipeline import merge_arguments, run_vectors

@@ -17,7 +17,8 @@ import msa_lite
 from msa_lite.data import DataSource
 from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
+from msa_lite.io.files import hash_file
+from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.pipeline import run_vectors
 from msa_lite.recipe import load_recipe
 from tests.command import run_cli

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from msa_lite.io.manifest import verify_folder
+from msa_lite.io.seal import verify_folder
 from tests.handmade import KINDS, Adapter, write_checkpoint
 
 POSIX = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -22,7 +22,8 @@ from msa_lite.evals.grid import refined
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import read_records
 from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.manifest import hash_file, verify_folder
+from msa_lite.io.files import hash_file
+from msa_lite.io.seal import verify_folder
 from msa_lite.report import load_report
 from tests.e2e.conftest import sweep_recipe
 from tests.forks import fork_script

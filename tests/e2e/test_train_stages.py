@@ -12,7 +12,7 @@ import yaml
 
 import msa_lite
 from msa_lite.demo import make_groups
-from msa_lite.io.manifest import verify_folder
+from msa_lite.io.seal import verify_folder
 from tests.conftest import tiny_tokenizer
 from tests.e2e.conftest import CallCli
 from tests.e2e.hub import Hub

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import MismatchError, OutputError, UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, load_adapter
-from msa_lite.io.manifest import load_manifest, verify_folder
+from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.merger import merge, merge_adapters
 from msa_lite.merger.adapter import truncate
 from tests.command import run_cli

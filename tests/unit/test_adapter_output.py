@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from msa_lite.errors import MismatchError, StageError, UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE
-from msa_lite.io.manifest import MANIFEST, load_manifest, verify_folder
+from msa_lite.io.seal import MANIFEST, load_manifest, verify_folder
 from msa_lite.merger import merge_adapters
 from tests.command import run_cli
 from tests.handmade import KINDS, Adapter, write_checkpoint

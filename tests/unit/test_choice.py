@@ -23,7 +23,8 @@ from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.qa import Qa
 from msa_lite.evals.selection import Condition, Constrained, Exposure, PaperScore, Rule
 from msa_lite.evals.validation import BROKEN, Validation
-from msa_lite.io.manifest import stage_folder, verify_folder
+from msa_lite.io.manifest import stage_folder
+from msa_lite.io.seal import verify_folder
 from msa_lite.pipeline import merge_arguments
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report, write_report

@@ -19,7 +19,8 @@ from msa_lite.evals.qa import Qa
 from msa_lite.evals.records import read_records, write_records
 from msa_lite.evals.restor import Restor
 from msa_lite.evals.tofu import Tofu
-from msa_lite.io.manifest import digest, stage_folder
+from msa_lite.io.files import digest
+from msa_lite.io.manifest import stage_folder
 from msa_lite.report import FORMATS, Comparison, Metric, Report, write_report
 from tests.command import run_cli
 from tests.report_folders import JUDGE, made_by

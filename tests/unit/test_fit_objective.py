@@ -25,7 +25,7 @@ from msa_lite.evals.qa import load_qa
 from msa_lite.evals.selection import Exposure
 from msa_lite.evals.validation import Validation
 from msa_lite.io.hub import fetch
-from msa_lite.io.manifest import load_manifest
+from msa_lite.io.seal import load_manifest
 from msa_lite.report import load_report
 from msa_lite.train import Kept, epoch_folder
 from msa_lite.train.model import load_model

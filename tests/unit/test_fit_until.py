@@ -12,8 +12,9 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from msa_lite.errors import NotFiniteError
+from msa_lite.io.files import hash_file
 from msa_lite.io.hub import fetch
-from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
+from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.train import FitSettings, Until, loop
 from msa_lite.train.until import measure_loss
 from tests.fits import ROWS, Killed, fit, steps_of

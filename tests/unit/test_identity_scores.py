@@ -21,7 +21,8 @@ from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.search import StrengthSearch
 from msa_lite.evals.selection import Exposure, PaperScore
 from msa_lite.evals.validation import Validation
-from msa_lite.io.manifest import load_manifest, stage_folder
+from msa_lite.io.manifest import stage_folder
+from msa_lite.io.seal import load_manifest
 from tests.identity import Change, Stop, assert_all_named, assert_not_told_apart, assert_told_apart, one_each
 from tests.tofu_data import TABLES, make_tofu, write_tofu
 

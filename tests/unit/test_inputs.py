@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import MismatchError, OutputError, UsageError
-from msa_lite.io.manifest import JOURNAL
+from msa_lite.io.seal import JOURNAL
 from msa_lite.merger import merge, merge_adapters, model
 from tests.handmade import Adapter, write_checkpoint
 

@@ -14,17 +14,9 @@ import pytest
 
 from msa_lite.errors import OutputError, StageError
 from msa_lite.io import manifest, seal
-from msa_lite.io.manifest import (
-    JOURNAL,
-    MANIFEST,
-    check_free,
-    check_space,
-    discarded,
-    is_finished,
-    load_manifest,
-    stage_folder,
-    verify_folder,
-)
+from msa_lite.io.disk import check_space
+from msa_lite.io.manifest import check_free, discarded, is_finished, stage_folder
+from msa_lite.io.seal import JOURNAL, MANIFEST, load_manifest, verify_folder
 
 INPUTS = {"seed": 1, "source": {"revision": "sha256:0"}}
 

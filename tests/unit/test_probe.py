@@ -25,7 +25,7 @@ from msa_lite.evals.probe import (
 )
 from msa_lite.evals.qa import load_qa
 from msa_lite.io.hub import fetch
-from msa_lite.io.manifest import verify_folder
+from msa_lite.io.seal import verify_folder
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report
 from tests.muse_data import make_prompter, write_data

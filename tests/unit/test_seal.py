@@ -12,16 +12,8 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import OutputError
-from msa_lite.io.manifest import (
-    MANIFEST,
-    add_files,
-    check_free,
-    is_finished,
-    load_manifest,
-    stage_folder,
-    verify_folder,
-)
-from msa_lite.io.seal import WORKING, is_sealed, write_manifest
+from msa_lite.io.manifest import check_free, is_finished, stage_folder
+from msa_lite.io.seal import MANIFEST, WORKING, add_files, is_sealed, load_manifest, verify_folder, write_manifest
 from tests.command import run_cli
 
 INPUTS: dict[str, Any] = {"seed": 1, "name": "naïve → β"}

@@ -11,7 +11,7 @@ import pytest
 
 from msa_lite.errors import MismatchError
 from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.manifest import load_manifest
+from msa_lite.io.seal import load_manifest
 from msa_lite.io.vocabulary import find_added_rows, token_tensors
 from msa_lite.merger import merge, merge_adapters, plan
 from msa_lite.merger.model import MERGEKIT_FILE

@@ -15,7 +15,8 @@ from transformers import AutoTokenizer
 import msa_lite
 from msa_lite.data import DataSource, Prompter, Template, encode, encode_text, encode_up_to, load_rows
 from msa_lite.errors import MsaError, OutputError, UsageError
-from msa_lite.io.manifest import hash_file, load_manifest, verify_folder
+from msa_lite.io.files import hash_file
+from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.recipe import load_recipe
 from msa_lite.recipe.history import choose_prior
 from msa_lite.train import FitSettings, fit_vector

@@ -15,7 +15,7 @@ from typing import Any
 from msa_lite.errors import StageError
 from msa_lite.evals.judge.cache import Cache
 from msa_lite.evals.judge.secret import masked
-from msa_lite.io.manifest import digest
+from msa_lite.io.files import digest
 from msa_lite.io.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ async def _create(client: Any, bodies: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 async def _wait(client: Any, batch_id: str, calls: int, progress: Progress) -> dict[str, Any]:
-    """The batch, once it is over."""
+    """Wait until a batch is over, and return it."""
     for _ in range(_MOST_POLLS):
         reply = await client.batches.with_raw_response.retrieve(batch_id)
         batch = _object(reply.content)
@@ -108,7 +108,7 @@ async def _download(client: Any, batch: Mapping[str, Any], bodies: Mapping[str, 
 
 
 def _faults(batch: Mapping[str, Any]) -> list[str]:
-    """What the server says of a batch that failed."""
+    """Return what the server says of a batch that failed."""
     errors = batch.get("errors")
     faults = errors.get("data") if isinstance(errors, dict) else None
     messages = [
@@ -118,7 +118,7 @@ def _faults(batch: Mapping[str, Any]) -> list[str]:
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
-    """A JSON object of the server; empty for anything else."""
+    """Return a JSON object of the server; an empty one for anything else."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -134,7 +134,7 @@ def _object(content: bytes) -> dict[str, Any]:
 
 
 def _id(value: Any) -> str:
-    """An id of the server. Raises StageError for one that no address can hold, or that holds the key."""
+    """Return an id of the server. Raises StageError for one that no address can hold, or that holds the key."""
     if not isinstance(value, str) or not _ID.fullmatch(value) or masked(value) != value:
         raise _no_batch()
     return value

@@ -9,8 +9,8 @@ from msa_lite.data import DATE_STRING, open_tokenizer, render_chat
 from msa_lite.evals.judge.cache import Cache, Spent, answer
 from msa_lite.evals.judge.prompts import REPLY_TOKENS, Ask, read_letter
 from msa_lite.evals.judge.settings import JudgeSettings, Usage, Verdict
+from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, fetch
-from msa_lite.io.manifest import digest
 from msa_lite.io.progress import Progress, silent
 
 

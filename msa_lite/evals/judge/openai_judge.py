@@ -19,7 +19,7 @@ from msa_lite.evals.judge.cache import Cache, Spent, answer
 from msa_lite.evals.judge.prompts import REPLY_TOKENS, Ask, read_letter
 from msa_lite.evals.judge.secret import masked
 from msa_lite.evals.judge.settings import JudgeSettings, Usage, Verdict
-from msa_lite.io.manifest import digest
+from msa_lite.io.files import digest
 from msa_lite.io.progress import Progress, silent
 
 logger = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ def _usd(tokens: tuple[int, int], price: tuple[float, float]) -> float:
 
 
 def _content(completion: Mapping[str, Any]) -> str:
-    """The text of a completion; "" where any part of it is of another kind than it should be."""
+    """Return the text of a completion; "" where any part of it is of another kind than it should be."""
     choices = completion.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     message = first.get("message") if isinstance(first, dict) else None
@@ -203,7 +203,7 @@ def _content(completion: Mapping[str, Any]) -> str:
 
 
 def _tokens(completion: Mapping[str, Any], name: str) -> int:
-    """A count of tokens as the server says it; 0 for what is none."""
+    """Return a count of tokens as the server says it; 0 for what is none."""
     used = completion.get("usage")
     count = used.get(name) if isinstance(used, dict) else None
     return count if type(count) is int and 0 < count < _MOST_TOKENS else 0

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from msa_lite.errors import DataError
 from msa_lite.evals.scoring import normalise
-from msa_lite.io.manifest import digest
+from msa_lite.io.files import digest
 
 NONE = "Z"  # the reply for "no candidate"; every judge may give it
 REPLY_TOKENS = 3  # that a judge may reply with

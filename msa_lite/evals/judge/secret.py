@@ -45,7 +45,7 @@ def masked(text: str) -> str:
 
 
 def _spellings(key: str) -> Iterator[str]:
-    """The key as it is, without signs, backwards, in hexadecimal and in base64 at each offset, all in lower case."""
+    """Return the key in lower case: as it is, without signs, backwards, in hexadecimal, in base64 at each offset."""
     raw = key.encode()
     for spelling in (key, re.sub(r"[\W_]", "", key)):
         yield spelling.translate(_LOWER)
@@ -59,7 +59,7 @@ def _spellings(key: str) -> Iterator[str]:
 
 
 def _views(text: str) -> Iterator[str]:
-    """The text with escapes of URLs, HTML and JSON resolved, and with letters and digits alone."""
+    """Return a text with escapes of URLs, HTML and JSON resolved, and with letters and digits alone."""
     resolved = html.unescape(unquote(unquote(text)))
     resolved = re.sub(r"\\(?:u|x|U)\{?0*([0-9a-fA-F]{2})\}?", lambda found: chr(int(found[1], 16)), resolved)
     resolved = resolved.replace("\\", "").translate(_LOWER)
