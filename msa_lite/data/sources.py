@@ -125,6 +125,8 @@ def _locate(source: DataSource) -> tuple[DataSource, dict[str, Any]]:
     if path.is_dir():
         check_folder(path)
         return source, {"path": str(path), "name": source.name}
+    if path.exists():
+        raise UsageError(f"{path}: is no file but a pipe or device")
     if not is_remote_data(source):
         raise UsageError(f"{source.path}: no such file or folder")
     source = pin_source(source)

@@ -150,6 +150,8 @@ def parse_yaml(text: str, where: str, kind: Kind = FormatError) -> Any:
 def _reason(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "nested too deep"
+    if isinstance(error, LookupError | AttributeError | TypeError):  # PyYAML's constructors on a tag's wrong value
+        return "a value does not fit its tag"
     if isinstance(error, UnicodeEncodeError):
         return "it holds a lone surrogate, which is no character"
     return " ".join(str(error).split())
