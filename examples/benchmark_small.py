@@ -24,9 +24,9 @@ import yaml
 
 import msa_lite
 from msa_lite.cli.output import print_reports, progress_bars, quieten_libraries
+from msa_lite.compare.formats import FORMATS
 from msa_lite.data import DataSource, Row, load_rows, load_table
 from msa_lite.demo import HistorySettings, make_history
-from msa_lite.report import FORMATS
 
 Groups = dict[str, list[Row]]
 MLP = ["gate_proj", "up_proj", "down_proj"]  # facts sit there; what is to be kept suffers less

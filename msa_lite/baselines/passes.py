@@ -12,7 +12,7 @@ from typing import Any
 
 from msa_lite.data import IGNORE, Example, make_collator
 from msa_lite.errors import UsageError
-from msa_lite.train.model import autocast
+from msa_lite.io.precision import autocast
 
 
 @dataclass(frozen=True)

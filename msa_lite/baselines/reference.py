@@ -15,8 +15,8 @@ from msa_lite.errors import MismatchError
 from msa_lite.io.files import digest, write_json
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import is_finished, stage_folder
+from msa_lite.io.precision import autocast
 from msa_lite.io.seal import load_manifest
-from msa_lite.train.model import autocast
 
 _FILE = "log_probs.json"
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from msa_lite.report import Comparison
+    from msa_lite.compare.comparison import Comparison
 
 
 @click.command()
@@ -32,9 +32,9 @@ def command(
     msa-lite compare runs/mine --published tofu-forget10-llama-3.2-1b --format tex
     """
     from msa_lite.cli.output import print_json
+    from msa_lite.compare.comparison import compare
+    from msa_lite.compare.formats import FORMATS
     from msa_lite.errors import UsageError
-    from msa_lite.evals.common import compare
-    from msa_lite.report import FORMATS
 
     if as_json and form:
         raise UsageError("give one of --json and --format")
@@ -52,7 +52,7 @@ def _print(comparison: Comparison) -> None:
     """The table and its notes; where no terminal sets the width, as wide as the table is."""
     from rich.console import Console
 
-    from msa_lite.report import comparison_table
+    from msa_lite.compare.formats import comparison_table
 
     table = comparison_table(comparison)
     console = Console()

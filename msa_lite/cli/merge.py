@@ -134,7 +134,7 @@ def check_adapter_options(given: dict[str, Any]) -> None:
 
 def read_mergekit(recipe: Path) -> tuple[dict[str, Any], str]:
     """Arguments for the library and the output dtype from a mergekit recipe."""
-    from msa_lite.mergekit import Reference, read_recipe
+    from msa_lite.merger.mergekit import Reference, read_recipe
 
     def name(reference: Reference | None) -> str | None:
         if reference is None:

@@ -52,7 +52,7 @@ def command(
         return
     from rich.console import Console
 
-    from msa_lite.report import points_table
+    from msa_lite.choose.table import points_table
 
     Console().print(points_table(result.points))
     point = ", ".join(f"{'α' if key == 'alpha' else 'β'} = {value:g}" for key, value in result.choice.values.items())

@@ -106,10 +106,10 @@ def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None, a
     # Straight to the GPU: several processes would otherwise each hold the model in the machine's memory for a while.
     stored = getattr(torch, dtype) if dtype else "auto"
     gpu = {"dtype": stored, "device_map": {"": PartialState().device}} if torch.cuda.is_available() else {}
-    from msa_lite.train.vocabulary import extend
+    from msa_lite.io.added_rows import extend
 
     if four_bit:
-        from msa_lite.train.model import nf4
+        from msa_lite.io.precision import nf4
 
         gpu = {"device_map": {"": PartialState().device}, "quantization_config": nf4()}
     if below != Path(folder):

@@ -32,8 +32,8 @@ from msa_lite.io.sink import Sink
 from msa_lite.io.writer import file_header
 from msa_lite.merger.formula import Factors, combine_factors
 from msa_lite.merger.inputs import find_inputs
-from msa_lite.merger.plan import RESERVED, Plan, Precision, check_arguments, make_plan, parse_size
-from msa_lite.vectors import CommonRows, Delta, Difference, Dora, Product, Shift, TokenRows, Vector
+from msa_lite.merger.plan import RESERVED, MergePlan, Precision, check_arguments, make_plan, parse_size
+from msa_lite.merger.vectors import CommonRows, Delta, Difference, Dora, Product, Shift, TokenRows, Vector
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ def _kind(delta: Delta) -> str:
     return "of more or fewer tokens than the target" if isinstance(delta, Product) else _KINDS[type(delta)]
 
 
-def _check_products(plan: Plan) -> None:
+def _check_products(plan: MergePlan) -> None:
     def faults(which: str, vector: Vector) -> list[str]:
         if not vector.is_adapter:
             return [f"{vector.folder}: the {which} vector is a full checkpoint"]
@@ -204,7 +204,7 @@ class _Module:
         return 8 * needed
 
 
-def _lows(plan: Plan, name: str) -> tuple[LowRank | None, LowRank | None]:
+def _lows(plan: MergePlan, name: str) -> tuple[LowRank | None, LowRank | None]:
     forget, retain = (delta.low if isinstance(delta, Product) else None for delta in plan.deltas(name))
     return forget, retain
 
@@ -222,7 +222,9 @@ def _check_memory(modules: list[_Module], max_memory: str | int) -> None:
     logger.info("%.2f GB to write, up to %.0f MB of memory, one thread", written / 1e9, needed / 1e6)
 
 
-def _write(plan: Plan, modules: list[_Module], out: Path, path: Path, progress: Progress) -> tuple[str, MergedAdapter]:
+def _write(
+    plan: MergePlan, modules: list[_Module], out: Path, path: Path, progress: Progress
+) -> tuple[str, MergedAdapter]:
     """Write the factors, module by module; the file's hash, and the result for `out`."""
     files = Files()
     whole = parts = lost = 0.0  # squared norms
@@ -244,7 +246,7 @@ def _write(plan: Plan, modules: list[_Module], out: Path, path: Path, progress: 
     return sha256, MergedAdapter(out, len(modules), rank, math.sqrt(lost / whole))
 
 
-def _append(sink: Sink, files: Files, plan: Plan, module: _Module) -> tuple[float, float, float]:
+def _append(sink: Sink, files: Files, plan: MergePlan, module: _Module) -> tuple[float, float, float]:
     """Write A and B of a module; squared norms of its update, of what the vectors give to it, of what a cut lost."""
     b, a, parts = _combined(files, plan, module)
     whole, lost = _square(b, a), 0.0
@@ -258,7 +260,7 @@ def _append(sink: Sink, files: Files, plan: Plan, module: _Module) -> tuple[floa
     return whole, parts, lost
 
 
-def _combined(files: Files, plan: Plan, module: _Module) -> tuple[np.ndarray, np.ndarray, float]:
+def _combined(files: Files, plan: MergePlan, module: _Module) -> tuple[np.ndarray, np.ndarray, float]:
     """B and A of the update in fp64, and the squared norms of what it is the sum of."""
     forget, retain = (_factors(files, low, module.low.transposed) for low in module.lows)
     parts = sum(s * s * _square(*f) for s, f in ((plan.alpha, forget), (plan.beta, retain)) if f)
@@ -291,7 +293,7 @@ def truncate(b: np.ndarray, a: np.ndarray, rank: int) -> tuple[np.ndarray, np.nd
     return left @ (u[:, :rank] * root), (root[:, None] * v[:rank]) @ right.T, float(np.sum(s[rank:] ** 2))
 
 
-def _config(plan: Plan, target: Source, modules: list[_Module]) -> dict[str, Any]:
+def _config(plan: MergePlan, target: Source, modules: list[_Module]) -> dict[str, Any]:
     """PEFT's config: every scale is 1, since strengths and scales are in the factors."""
     ranks = {module.name: module.rank for module in modules}
     rank = max(ranks.values())

@@ -17,8 +17,8 @@ from msa_lite.io.manifest import check_free, check_place, is_finished, partial_f
 from msa_lite.io.reading import local_path, printable
 from msa_lite.io.seal import load_manifest
 from msa_lite.io.unchanged import check_unchanged
-from msa_lite.merger.plan import Plan, check_mergeable
-from msa_lite.vectors import Vector, checkpoint_vector, load_vector
+from msa_lite.merger.plan import MergePlan, check_mergeable
+from msa_lite.merger.vectors import Vector, checkpoint_vector, load_vector
 
 Given = str | Source | None
 
@@ -141,7 +141,7 @@ def _check_apart(out: Path, folders: Iterable[Path]) -> None:
                 )
 
 
-def peek(wanted: Mapping[str, str | Source], alpha: float, beta: float, download: bool = False) -> Plan | None:
+def peek(wanted: Mapping[str, str | Source], alpha: float, beta: float, download: bool = False) -> MergePlan | None:
     """The plan by headers alone: of what is on the Hub, only adapters and headers are fetched.
 
     wanted: names or sources under "target", "forget", "retain" and "prior". Raises as `make_plan` does when the parts
@@ -171,4 +171,4 @@ def peek(wanted: Mapping[str, str | Source], alpha: float, beta: float, download
             vectors[name] = checkpoint_vector(heads[name], heads["target"], heads.get("prior"))
     if download:
         check_download_space(head for head in heads.values() if not head.shards)
-    return Plan(heads["target"], vectors["forget"], alpha, vectors["retain"], beta)
+    return MergePlan(heads["target"], vectors["forget"], alpha, vectors["retain"], beta)

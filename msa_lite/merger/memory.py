@@ -9,7 +9,7 @@ from threadpoolctl import threadpool_limits
 
 from msa_lite.io.checkpoint import TensorEntry
 from msa_lite.io.hub import Source
-from msa_lite.merger.plan import DTYPES, Plan, Precision, make_budget, make_plan
+from msa_lite.merger.plan import DTYPES, MergePlan, Precision, make_budget, make_plan
 from msa_lite.merger.stream import Put, Stream
 
 MAX_MEMORY = "512MB"
@@ -22,7 +22,7 @@ class OpenMerge:
     Each time target and vectors are read anew: nothing is ever added to what an earlier call has given.
     """
 
-    plan: Plan
+    plan: MergePlan
 
     @property
     def rewritten(self) -> dict[str, TensorEntry]:
@@ -37,7 +37,7 @@ class OpenMerge:
         """Hand the target's own rows of every tensor that a vector touches to `put`, as they are stored."""
         self._fill(replace(self.plan, alpha=0.0, beta=0.0, precision=Precision()), put)
 
-    def _fill(self, plan: Plan, put: Put) -> None:
+    def _fill(self, plan: MergePlan, put: Put) -> None:
         with threadpool_limits(1, user_api="blas"), Stream(plan, make_budget(plan, MAX_MEMORY, None)) as stream:
             stream.fill(put)
 

@@ -32,7 +32,7 @@ from msa_lite.merger.inputs import Inputs, find_inputs
 from msa_lite.merger.plan import (
     DTYPES,
     Budget,
-    Plan,
+    MergePlan,
     Precision,
     check_arguments,
     estimate,
@@ -137,7 +137,7 @@ def merge(
     return merged
 
 
-def _write(plan: Plan, inputs: Inputs, budget: Budget, recipe: str, progress: Progress) -> Merged:
+def _write(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, progress: Progress) -> Merged:
     """Fill the output's folder."""
     out, dtype = inputs.out, plan.precision.dtype
     needed = output_bytes(plan.target.tensors.values(), dtype)
@@ -172,7 +172,7 @@ def _done_already(out: Path) -> int:
 
 
 def _write_shards(
-    plan: Plan, budget: Budget, partial: Path, hashes: dict[str, str], progress: Progress
+    plan: MergePlan, budget: Budget, partial: Path, hashes: dict[str, str], progress: Progress
 ) -> dict[str, Change]:
     """Write every shard that an earlier attempt has not left whole; hashes and changes by file and tensor."""
     journal = _Journal(partial)
@@ -240,7 +240,7 @@ class _Journal:
             os.fsync(stream.fileno())
 
 
-def _summary(plan: Plan, out: Path, changes: dict[str, Change]) -> Merged:
+def _summary(plan: MergePlan, out: Path, changes: dict[str, Change]) -> Merged:
     """The totals. Raises MismatchError when a vector is zero or nothing changed; the partial folder is then removed."""
     change = total(changes)
     vectors = (("forget", plan.forget, change.forget), ("retain", plan.retain, change.retain))

@@ -19,7 +19,7 @@ from msa_lite.io.companions import check_companions, companion_files
 from msa_lite.io.hub import Source
 from msa_lite.io.tokenizer import tokenizer_files
 from msa_lite.io.writer import output_bytes, output_dtype
-from msa_lite.vectors import Delta, Dora, Product, Vector, load_vector
+from msa_lite.merger.vectors import Delta, Dora, Product, Vector, load_vector
 
 DTYPES = {"same": None, "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ROUNDINGS = ("nearest", "stochastic")
@@ -49,7 +49,7 @@ class Precision:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MergePlan:
     """A merge whose inputs fit: target − α · forget + β · retain."""
 
     target: Checkpoint
@@ -174,7 +174,7 @@ def check_arguments(
         raise UsageError("; ".join(faults) if len(faults) == 1 else join_faults("wrong arguments:", faults))
 
 
-def make_plan(sources: Mapping[str, Source], alpha: float, beta: float, precision: Precision) -> Plan:
+def make_plan(sources: Mapping[str, Source], alpha: float, beta: float, precision: Precision) -> MergePlan:
     """Open target and vectors and fit them together by their headers. Raises what does not fit, all of it."""
     target = load_checkpoint(sources["target"].folder)
     check_mergeable(target)
@@ -185,7 +185,7 @@ def make_plan(sources: Mapping[str, Source], alpha: float, beta: float, precisio
     forget, retain = (
         load_vector(sources[name].folder, target, prior) if name in sources else None for name in ("forget", "retain")
     )
-    plan = Plan(target, forget, alpha, retain, beta, precision)
+    plan = MergePlan(target, forget, alpha, retain, beta, precision)
     faults = [
         f"{name}: stored as {target.tensors[name].dtype}, which is not a plain float"
         for name in plan.touched
@@ -218,7 +218,7 @@ def parse_size(text: str | int) -> int:
     return int(float(found[1]) * _UNITS[found[2] or ""])
 
 
-def make_budget(plan: Plan, max_memory: str | int, threads: int | None) -> Budget:
+def make_budget(plan: MergePlan, max_memory: str | int, threads: int | None) -> Budget:
     """Share out the memory: as many threads as asked for (else as there are cores) and as fit.
 
     Raises UsageError when not even one does, with what is needed.
@@ -248,7 +248,7 @@ def _block_size(entry: TensorEntry) -> int:
     return min(block_rows(entry), entry.matrix_shape[0]) * entry.matrix_shape[1]
 
 
-def _worker_bytes(plan: Plan, entry: TensorEntry) -> int:
+def _worker_bytes(plan: MergePlan, entry: TensorEntry) -> int:
     """Buffers of one thread: the stored block, weights, update and result; for dense deltas also tuned and prior."""
     work = np.dtype(plan.precision.work(entry)).itemsize
     stored = FLOAT_DTYPES[entry.dtype].itemsize
@@ -257,7 +257,7 @@ def _worker_bytes(plan: Plan, entry: TensorEntry) -> int:
     return _block_size(entry) * (stored + 3 * work + 1 + dense + narrowing)
 
 
-def estimate(plan: Plan, budget: Budget) -> dict[str, Any]:
+def estimate(plan: MergePlan, budget: Budget) -> dict[str, Any]:
     """What the merge will read and write, its memory bound, and the least time it takes if the disk keeps up."""
     tensors = plan.target.tensors
     written = output_bytes(tensors.values(), plan.precision.dtype)

@@ -31,8 +31,8 @@ from msa_lite.merger.fidelity import (
     measure_vectors,
 )
 from msa_lite.merger.formula import Factors, combine, combine_factors
-from msa_lite.merger.plan import Budget, Plan, block_rows
-from msa_lite.vectors import Delta, Loaded
+from msa_lite.merger.plan import Budget, MergePlan, block_rows
+from msa_lite.merger.vectors import Delta, Loaded
 
 Put = Callable[[str, slice, np.ndarray], None]
 """Takes a tensor's name, which rows of its matrix view, and their values, in a buffer that is used again."""
@@ -66,7 +66,7 @@ class _Range:
 class Stream:
     """The threads and buffers of one merge; a context manager. `write` makes one shard at a time."""
 
-    def __init__(self, plan: Plan, budget: Budget) -> None:
+    def __init__(self, plan: MergePlan, budget: Budget) -> None:
         self._plan, self._budget = plan, budget
         self._files = Files()
         self._workers = ThreadPoolExecutor(budget.threads)
@@ -204,7 +204,7 @@ class _Rows:
     norms: Change = field(default_factory=Change)
 
 
-def merge_rows(plan: Plan, files: Files, block: _Block, scratch: _Buffers, output: Scratch) -> _Rows:
+def merge_rows(plan: MergePlan, files: Files, block: _Block, scratch: _Buffers, output: Scratch) -> _Rows:
     """The formula on one block, rounded once, on storing, into a buffer of `output`.
 
     scratch: buffers for the block itself, the forget delta and the retain delta.
@@ -240,7 +240,7 @@ def merge_rows(plan: Plan, files: Files, block: _Block, scratch: _Buffers, outpu
 
 
 def merge_block(
-    plan: Plan, files: Files, block: _Block, scratch: _Buffers, output: Scratch
+    plan: MergePlan, files: Files, block: _Block, scratch: _Buffers, output: Scratch
 ) -> tuple[Change | None, np.ndarray]:
     """`merge_rows` with what changed (None for a cast alone); the rows as they are stored, in a buffer of `output`."""
     rows = merge_rows(plan, files, block, scratch, output)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from msa_lite.errors import UsageError
 from msa_lite.io.hub import Source, commit_of, is_remote, split_name
 from msa_lite.io.reading import local_path
-from msa_lite.mergekit import MergeRequest, Reference, write_recipe
 from msa_lite.merger.inputs import peek
-from msa_lite.merger.plan import DTYPES, Plan, check_arguments
+from msa_lite.merger.mergekit import MergeRequest, Reference, write_recipe
+from msa_lite.merger.plan import DTYPES, MergePlan, check_arguments
 
 
 def mergekit_recipe(
@@ -38,7 +38,7 @@ def mergekit_recipe(
     return _write(plan, {name: _named(str(value)) for name, value in wanted.items()}, dtype)
 
 
-def recipe_beside(plan: Plan, sources: Mapping[str, Source]) -> str:
+def recipe_beside(plan: MergePlan, sources: Mapping[str, Source]) -> str:
     """The recipe that a merged model's folder holds; a comment with the reason where mergekit has no form for it."""
     references = {
         name: Reference(str(source.folder.resolve()))
@@ -60,7 +60,7 @@ def _named(name: str) -> Reference:
     return Reference(repo, commit_of(name) or revision)
 
 
-def _write(plan: Plan, references: Mapping[str, Reference], dtype: str) -> str:
+def _write(plan: MergePlan, references: Mapping[str, Reference], dtype: str) -> str:
     if any(vector.is_cut for vector in (plan.forget, plan.retain) if vector):
         raise UsageError("target and vectors have embeddings of different numbers of tokens, which mergekit refuses")
     request = MergeRequest(

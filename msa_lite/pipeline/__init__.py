@@ -1,11 +1,12 @@
-"""The order of stages, from a recipe to scores and a report: the whole job of MSA, and that of a baseline.
+"""The order of stages, from a recipe to scores and a report: the whole run of MSA, and that of a baseline.
 
 This is the only part that knows both what a recipe is and what the stages are. Every stage skips itself when its folder
 was made from the same inputs, so running a recipe again does only what is missing or has changed.
 """
 
 from msa_lite.pipeline.baseline import run_baseline
-from msa_lite.pipeline.msa import RunResult, merge_arguments, run, run_vectors, sweep
+from msa_lite.pipeline.msa import RunResult, merge_arguments, run_vectors, sweep
+from msa_lite.pipeline.msa import run_recipe as run
 from msa_lite.pipeline.probe import ProbeResult, probe
 from msa_lite.pipeline.training import TrainingResult, train_stages
 

@@ -1,4 +1,4 @@
-"""The whole job of a baseline: recipe → training, an epoch after the other → the choice of one → merge → scores.
+"""The whole run of a baseline: recipe → training, an epoch after the other → the choice of one → merge → scores.
 
 What is trained is a vector as MSA's are, an adapter or a checkpoint, and is added to the target by the same merge: once
 where training started from the target, `scale` times where it started from the prior (MSA paper, App. "Augmenting
@@ -19,19 +19,19 @@ from msa_lite.baselines.methods import METHODS, TASK_VECTOR, Value, check_grids,
 from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.baselines.passes import check_layer
 from msa_lite.baselines.reference import ReferenceCache
+from msa_lite.choose.candidates import TARGET, Candidates, Values, candidate_name
+from msa_lite.choose.choice import Choice
 from msa_lite.data import Example, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, UsageError
-from msa_lite.evals.candidates import TARGET, Candidates, Values, candidate_name
-from msa_lite.evals.choice import Choice
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.job import Job, Plan
 from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.folder import BASELINES, claimed, run_folder
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.msa import Given, RunResult, make_result, msa_plan, run_plan
+from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.stages import (
     Summary,
     choose_candidate,
@@ -77,24 +77,24 @@ def run_baseline(method: str, recipe: Given, overrides: Iterable[str] = (), prog
         folder = run_folder(recipe) / BASELINES / method
         return run_plan(recipe, replace(msa_plan(recipe), method=method, folder=folder, start="target"), progress)
     plan, settings = _plan(method, recipe)
-    with claimed(recipe, plan, progress, lambda job: _resolved(job, settings).check()) as job:
-        run = _resolved(job, settings)
-        announce(progress, run.steps())
-        setting, epoch, scale, choice = run.choose(run.fit(progress), progress)
-        vector = run.weights(setting, epoch)
-        merged = merge_vectors(job, {"retain": (vector, scale)}, progress)
+    with claimed(recipe, plan, progress, lambda run: _resolved(run, settings).check()) as run:
+        trials = _resolved(run, settings)
+        announce(progress, trials.steps())
+        setting, epoch, scale, choice = trials.choose(trials.fit(progress), progress)
+        vector = trials.weights(setting, epoch)
+        merged = merge_vectors(run, {"retain": (vector, scale)}, progress)
         how: dict[str, Value] = {**setting.parameters, "epoch": epoch}
         how |= {"scale": scale} if plan.start == "prior" else {}
         parameters = how | {"epochs": _epochs(recipe)}
         about = {"name": method, "mode": recipe.vector.mode, "start": plan.start, "parameters": parameters}
-        reports = evaluate_all(job, merged, about | {"compat": run.compat}, progress)
-        findings = judge_run(job, progress)
-        summary = Summary(run.title(how), findings.verdict, choice.doubts if choice else ())
-        write_summary(job, summary, merged, reports)
-    return make_result(job, how, merged, reports, findings)
+        reports = evaluate_all(run, merged, about | {"compat": trials.compat}, progress)
+        findings = judge_run(run, progress)
+        summary = Summary(trials.title(how), findings.verdict, choice.doubts if choice else ())
+        write_summary(run, summary, merged, reports)
+    return make_result(run, how, merged, reports, findings)
 
 
-def _plan(method: str, recipe: Recipe) -> tuple[Plan, list[Setting]]:
+def _plan(method: str, recipe: Recipe) -> tuple[RunPlan, list[Setting]]:
     """The plan of a method's run, and the settings to try. Raises UsageError where nothing could choose of several."""
     asked = recipe.baseline
     folder = run_folder(recipe) / BASELINES / (method if asked.start == "target" else f"{method}-{asked.start}")
@@ -113,7 +113,7 @@ def _plan(method: str, recipe: Recipe) -> tuple[Plan, list[Setting]]:
     if recipe.demo and (layers := [int(point["layer"]) for point in points if "layer" in point]):
         check_layer("the demo's model", {"num_hidden_layers": recipe.demo.layers}, max(layers))  # before it is trained
     names, kept = [setting.folder.name for setting in settings], _epochs(recipe) if asked.start == "prior" else 1
-    return Plan(method, folder, asked.start, choice, names, checkpoints=kept, sample=False), settings
+    return RunPlan(method, folder, asked.start, choice, names, checkpoints=kept, sample=False), settings
 
 
 def _epochs(recipe: Recipe) -> int:
@@ -126,67 +126,67 @@ def _scales(recipe: Recipe) -> list[float]:
     return scale if isinstance(scale, list) else [scale]
 
 
-def _resolved(job: Job, settings: Sequence[Setting]) -> _Run:
+def _resolved(run: Run, settings: Sequence[Setting]) -> _Trials:
     """Return the run with the learning rate that suits the model, where the recipe names none."""
 
     def with_rate(setting: Setting) -> Setting:
         if setting.parameters["learning_rate"] != "auto":
             return setting
-        return replace(setting, parameters={**setting.parameters, "learning_rate": fit_rate(job)})
+        return replace(setting, parameters={**setting.parameters, "learning_rate": fit_rate(run)})
 
-    return _Run(job, [with_rate(setting) for setting in settings])
+    return _Trials(run, [with_rate(setting) for setting in settings])
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Trials:
     """A method's run, from checks to the choice."""
 
-    job: Job
+    run: Run
     settings: Sequence[Setting]
 
     @property
     def method(self) -> str:
-        return self.job.plan.method
+        return self.run.plan.method
 
     @property
     def from_prior(self) -> bool:
-        return self.job.plan.start == "prior"
+        return self.run.plan.start == "prior"
 
     @property
     def compat(self) -> list[str]:
         """The deviations that are repeated: those asked for, where the method has one."""
-        return list(self.job.recipe.baseline.compat) if METHODS[self.method].compat else []
+        return list(self.run.recipe.baseline.compat) if METHODS[self.method].compat else []
 
     def check(self) -> None:
         """Raise before any training where the method lacks what it needs."""
-        forget, config = self.job.recipe.forget, load_checkpoint(self.job.sources["prior"].folder).config
+        forget, config = self.run.recipe.forget, load_checkpoint(self.run.sources["prior"].folder).config
         for setting in self.settings:
             weight = setting.parameters.get("retain_weight")
             if not weight and not setting.parameters["forget_weight"]:
                 raise UsageError(f"{self.method}: with forget_weight and retain_weight 0 there is nothing to minimise")
-            if weight and "retain" not in self.job.rows:
+            if weight and "retain" not in self.run.rows:
                 raise UsageError(
                     f"{self.method} needs a retain set (its retain_weight is {weight:g}): give retain.data in the "
                     f"recipe, or baseline.methods.{self.method}.retain_weight=0"
                 )
             if "layer" in setting.parameters:
-                check_layer(self.job.sources["prior"].name, config, int(setting.parameters["layer"]))
+                check_layer(self.run.sources["prior"].name, config, int(setting.parameters["layer"]))
         if METHODS[self.method].takes == "pairs" and forget.data.format != "qa":
             raise UsageError(f"{self.method} needs questions to answer otherwise: forget.data.format qa")
-        check_learns(self.job, ["forget"], epochs=_epochs(self.job.recipe))
+        check_learns(self.run, ["forget"], epochs=_epochs(self.run.recipe))
         if cache := self._cache():
             cache.check()
 
     def steps(self) -> list[Step]:
         """Return the steps in their order: target and ideal are scored before anything is trained."""
         fits = [Step(setting.folder.name, "fit") for setting in self.settings]
-        count = len(self.settings) * _epochs(self.job.recipe) * len(_scales(self.job.recipe))
-        choice = sweep_steps(self.job, "the epoch", count)
+        count = len(self.settings) * _epochs(self.run.recipe) * len(_scales(self.run.recipe))
+        choice = sweep_steps(self.run, "the epoch", count)
         before = [step for step in choice if step.label == "validation: ideal"]
-        if self.job.validation is not None:
+        if self.run.validation is not None:
             before.append(Step("validation: target", "score"))
         after = [step for step in choice if step.label in ("choosing the epoch", "merge")]
-        return [*before, *fits, *after, *score_steps(self.job)]
+        return [*before, *fits, *after, *score_steps(self.run)]
 
     def fit(self, progress: Progress) -> list[Setting]:
         """Train every setting, or keep what is there already; those whose loss has stayed a number."""
@@ -204,19 +204,19 @@ class _Run:
 
     def _fit(self, setting: Setting, reference: Path | None, progress: Progress) -> None:
         fitted = self._fit_settings(learning_rate=setting.parameters["learning_rate"])
-        first = first_epoch(fitted, len(self.job.examples["forget"]))
+        first = first_epoch(fitted, len(self.run.examples["forget"]))
         after: BestEpoch | EveryEpoch | None = None
-        if self.job.validation is not None and reference is not None:
-            best = BestEpoch(validation_of(self.job), reference, first)
+        if self.run.validation is not None and reference is not None:
+            best = BestEpoch(validation_of(self.run), reference, first)
             after = EveryEpoch(first) if self.from_prior else best
         fit_vector(
-            self.job.sources["prior"],
-            self.job.examples["forget"],
+            self.run.sources["prior"],
+            self.run.examples["forget"],
             setting.folder,
-            tokenizer=self.job.prompter.tokenizer,
+            tokenizer=self.run.prompter.tokenizer,
             settings=fitted,
             label=setting.folder.name,
-            extra_files=row_hashes(self.job.rows["forget"]),
+            extra_files=row_hashes(self.run.rows["forget"]),
             objective=self._objective(setting),
             after_epoch=after,
             progress=progress,
@@ -224,12 +224,12 @@ class _Run:
 
     def choose(self, settings: Sequence[Setting], progress: Progress) -> tuple[Setting, int, float, Choice | None]:
         """(setting, epoch, scale, how they were chosen); the last epoch where there is nothing to choose by."""
-        scales = _scales(self.job.recipe)
-        if self.job.validation is None:
-            return settings[0], _epochs(self.job.recipe), scales[0], None
+        scales = _scales(self.run.recipe)
+        if self.run.validation is None:
+            return settings[0], _epochs(self.run.recipe), scales[0], None
         found: dict[str, tuple[Setting, int, float]] = {}
         values: list[Values] = []
-        known = {TARGET: evaluate_target(self.job, progress)}
+        known = {TARGET: evaluate_target(self.run, progress)}
         for setting in settings:
             trained = "epoch-*" if self.from_prior else "scores/epoch-*"
             epochs = {int(path.name.removeprefix("epoch-")): path for path in setting.folder.glob(trained)}
@@ -240,27 +240,27 @@ class _Run:
                 if not self.from_prior:
                     known[name] = epochs[epoch]
 
-        target = LoadedTarget(self.job)
+        target = LoadedTarget(self.run)
 
         def load(candidate: Values | None) -> Any:
             setting, epoch, scale = found[candidate_name(candidate or {})]
             return target.merged({"retain": (self.weights(setting, epoch), scale)})
 
         vectors = [(load_manifest(setting.folder) or {}).get("files") for setting in settings]
-        made_of = {"vectors": vectors} | (merge_identity(self.job) if self.from_prior else {})
-        choice = choose_candidate(self.job, Candidates(values, load, made_of, known), "the epoch", progress)
+        made_of = {"vectors": vectors} | (merge_identity(self.run) if self.from_prior else {})
+        choice = choose_candidate(self.run, Candidates(values, load, made_of, known), "the epoch", progress)
         return *found[candidate_name(choice.values)], choice
 
     def _fit_settings(self, **changes: Any) -> FitSettings:
-        return fit_settings(self.job, "forget", epochs=_epochs(self.job.recipe), **changes)
+        return fit_settings(self.run, "forget", epochs=_epochs(self.run.recipe), **changes)
 
     def weights(self, setting: Setting, epoch: int) -> Path:
         """Where the weights of an epoch lie."""
-        return setting.folder if self.job.validation is None else epoch_folder(setting.folder, epoch)
+        return setting.folder if self.run.validation is None else epoch_folder(setting.folder, epoch)
 
     def title(self, how: Mapping[str, Any]) -> tuple[str, str]:
         """Heading of the summary, and what was done."""
-        sources, settings = self.job.sources, ", ".join(f"{key} {value}" for key, value in how.items())
+        sources, settings = self.run.sources, ", ".join(f"{key} {value}" for key, value in how.items())
         if self.from_prior:
             what = f"θ_u = θ_D + scale (θ_1 − θ_0): run from the prior {sources['prior'].name} to θ_1. {settings}."
         else:
@@ -271,44 +271,44 @@ class _Run:
 
     def _target_validation(self, progress: Progress) -> Path | None:
         """The folder of what the target scores on the validation rows, which epochs are held against."""
-        if self.job.validation is None:
+        if self.run.validation is None:
             logger.warning(
                 "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
                 self.method,
             )
             return None
-        evaluate_references(self.job, progress)
-        return evaluate_target(self.job, progress)
+        evaluate_references(self.run, progress)
+        return evaluate_target(self.run, progress)
 
     def _objective(self, setting: Setting) -> BaselineObjective:
         return BaselineObjective(
             self.method,
             setting.parameters,
-            self.job.examples["forget"],
-            self.job.examples.get("retain", ()),
-            pad=pad_id(self.job.prompter.tokenizer),
-            seed=self.job.recipe.seed,
+            self.run.examples["forget"],
+            self.run.examples.get("retain", ()),
+            pad=pad_id(self.run.prompter.tokenizer),
+            seed=self.run.recipe.seed,
             alternatives=self._alternatives(),
             cache=self._cache(),
             compat=bool(self.compat),
-            full=self.job.recipe.vector.mode == "full",
+            full=self.run.recipe.vector.mode == "full",
         )
 
     def _alternatives(self) -> list[Example]:
         """For methods of pairs: the questions of the forget examples with other answers."""
         if METHODS[self.method].takes != "pairs":
             return []
-        known = {row.index: row for row in self.job.rows["forget"]}
-        asked = [known[example.index] for example in self.job.examples["forget"]]
-        answers = draw_answers(len(asked), self.job.recipe.seed, self.job.alternatives)
+        known = {row.index: row for row in self.run.rows["forget"]}
+        asked = [known[example.index] for example in self.run.examples["forget"]]
+        answers = draw_answers(len(asked), self.run.recipe.seed, self.run.alternatives)
         pairs = enumerate(zip(asked, answers, strict=True))
         rows = [replace(row, index=i, answer=answer) for i, (row, answer) in pairs]
-        return encode_qa(rows, self.job.prompter, self.job.recipe.vector.max_length)
+        return encode_qa(rows, self.run.prompter, self.run.recipe.vector.max_length)
 
     def _cache(self) -> ReferenceCache | None:
         """Where the method wants log-probabilities of the model before training."""
         if METHODS[self.method].reference != "log_probs":
             return None
-        sets = {"forget": self.job.examples["forget"], "alternatives": self._alternatives()}
-        quantised = self.job.recipe.vector.mode == "qlora"
-        return ReferenceCache(self.job.folder / "reference", self.job.sources["prior"], quantised, sets)
+        sets = {"forget": self.run.examples["forget"], "alternatives": self._alternatives()}
+        quantised = self.run.recipe.vector.mode == "qlora"
+        return ReferenceCache(self.run.folder / "reference", self.run.sources["prior"], quantised, sets)

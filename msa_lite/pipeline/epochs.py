@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.evals.selection import Rank
-from msa_lite.evals.validation import Validation
+from msa_lite.choose.rules import Rank
+from msa_lite.choose.validation import Validation
 from msa_lite.report import load_report
 from msa_lite.train import Kept, epoch_folder
 

@@ -10,26 +10,26 @@ from typing import Any
 from msa_lite.errors import UsageError
 from msa_lite.evals.models import load_model
 from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.job import Job
+from msa_lite.pipeline.prepare import Run
 from msa_lite.train import FitSettings, Until
 from msa_lite.train.auto import EPOCHS, TRIES, WARMUP_STEPS, auto_batch, auto_rate, most_epochs
 
 
-def is_open_ended(job: Job) -> bool:
-    """Check whether the job's vectors are fitted until enough is learnt.
+def is_open_ended(run: Run) -> bool:
+    """Check whether the run's vectors are fitted until enough is learnt.
 
     Not where the target itself is tuned: it knows the rows from the start. Then `epochs: auto` is a fixed number.
     """
-    return job.recipe.vector.epochs == "auto" and job.plan.start == "prior" and job.plan.method == "msa"
+    return run.recipe.vector.epochs == "auto" and run.plan.start == "prior" and run.plan.method == "msa"
 
 
-def fit_settings(job: Job, name: str, **changes: Any) -> FitSettings:
+def fit_settings(run: Run, name: str, **changes: Any) -> FitSettings:
     """Return the settings of the fit on the examples of this name ("forget", "retain").
 
     changes: what else is wanted than the recipe's, such as a baseline's epochs; those that are None change nothing.
     """
-    spec, open_ended = job.recipe.vector, is_open_ended(job)
-    rows = len(job.examples[name])
+    spec, open_ended = run.recipe.vector, is_open_ended(run)
+    rows = len(run.examples[name])
     batch = auto_batch(rows) if spec.batch_size == "auto" else spec.batch_size
     epochs: int | str = spec.epochs
     if epochs == "auto":
@@ -43,23 +43,23 @@ def fit_settings(job: Job, name: str, **changes: Any) -> FitSettings:
         lora_dropout=spec.lora.dropout,
         lora_targets=targets if isinstance(targets, str) else tuple(targets),
         epochs=int(epochs),
-        learning_rate=fit_rate(job),
+        learning_rate=fit_rate(run),
         weight_decay=spec.weight_decay,
         warmup_epochs=1.0 if warmup == "auto" else warmup,
         batch_size=batch,
         micro_batch_size=_micro_batch(spec.micro_batch_size, batch),
         schedule="constant" if open_ended else "linear",
-        seed=job.recipe.seed,
+        seed=run.recipe.seed,
         warmup_steps=WARMUP_STEPS if open_ended and warmup == "auto" else None,
     )
     return replace(settings, **{key: value for key, value in changes.items() if value is not None})
 
 
-def fit_until(job: Job) -> Until | None:
-    """Return the rule by which the job's open-ended fits end; None where their epochs are fixed."""
-    if not is_open_ended(job):
+def fit_until(run: Run) -> Until | None:
+    """Return the rule by which the run's open-ended fits end; None where their epochs are fixed."""
+    if not is_open_ended(run):
         return None
-    target, vector = job.sources["target"], job.recipe.vector
+    target, vector = run.sources["target"], run.recipe.vector
     return Until(
         target,
         load=lambda: load_model(target.folder, four_bit=vector.mode == "qlora"),
@@ -67,12 +67,12 @@ def fit_until(job: Job) -> Until | None:
     )
 
 
-def fit_rate(job: Job) -> float:
+def fit_rate(run: Run) -> float:
     """Return the recipe's learning rate, or the one that suits the model that is tuned."""
-    spec = job.recipe.vector
+    spec = run.recipe.vector
     if spec.learning_rate != "auto":
         return spec.learning_rate
-    tensors = load_checkpoint(job.sources["prior"].folder).tensors.values()
+    tensors = load_checkpoint(run.sources["prior"].folder).tensors.values()
     return auto_rate(spec.mode, sum(math.prod(entry.shape) for entry in tensors), spec.lora.alpha)
 
 
@@ -88,10 +88,10 @@ def first_epoch(settings: FitSettings, rows: int) -> int:
     return 2 if rows <= settings.batch_size and settings.warmup_epochs >= 1 else 1
 
 
-def check_learns(job: Job, names: Iterable[str], **changes: Any) -> None:
+def check_learns(run: Run, names: Iterable[str], **changes: Any) -> None:
     """Raise UsageError where a fit on one of the named sets of examples would end before it has learnt anything."""
     for name in names:
-        check_fit_learns(name, fit_settings(job, name, **changes), len(job.examples[name]))
+        check_fit_learns(name, fit_settings(run, name, **changes), len(run.examples[name]))
 
 
 def check_fit_learns(name: str, settings: FitSettings, rows: int) -> None:

@@ -14,9 +14,10 @@ from msa_lite.io.disk import reachable
 from msa_lite.io.files import write_json, write_text
 from msa_lite.io.progress import Progress, notices
 from msa_lite.io.reading import read_text
-from msa_lite.job import WRITTEN_OUT, Job, Plan, prepare
-from msa_lite.job.prompting import CHOICE_FILE
 from msa_lite.pipeline.changes import warn_of_changes
+from msa_lite.pipeline.prepare import Run, RunPlan, prepare
+from msa_lite.pipeline.prepare_models import WRITTEN_OUT
+from msa_lite.pipeline.prepare_prompt import CHOICE_FILE
 from msa_lite.recipe import Recipe, absolute_paths, dump_recipe
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
@@ -31,15 +32,15 @@ def run_folder(recipe: Recipe) -> Path:
 
 @contextmanager
 def claimed(
-    recipe: Recipe, plan: Plan, progress: Progress, check: Callable[[Job], None] = lambda job: None
-) -> Iterator[Job]:
+    recipe: Recipe, plan: RunPlan, progress: Progress, check: Callable[[Run], None] = lambda run: None
+) -> Iterator[Run]:
     """Check everything (`check` at last), then claim the run's folder for this process and write down the recipe."""
     folder = plan.folder
     for used in dict.fromkeys([run_folder(recipe), folder]):
         check_run_folder(used, _HEADER)
     if recipe.demo is None:  # with a demo, the inputs that are checked have to be made first
-        job = prepare(recipe, plan, progress)
-        check(job)
+        run = prepare(recipe, plan, progress)
+        check(run)
     with locked(folder):
         if recipe.demo is not None:
             write_text(folder / "recipe.yaml", _header(plan) + dump_recipe(recipe))
@@ -47,16 +48,16 @@ def claimed(
             people = {name: sizes.pop(name) for name in ("prior", "retain", "forget", "holdout")}
             settings = HistorySettings(**sizes, seed=recipe.seed)
             make_history(run_folder(recipe) / HISTORY, make_groups(people, recipe.seed), settings, progress)
-            job = prepare(recipe, plan, progress)
-            check(job)
-        if job.prompt_search:
-            write_json(folder / CHOICE_FILE, job.prompt_search)
-        pinned = _pinned(job)
+            run = prepare(recipe, plan, progress)
+            check(run)
+        if run.prompt_search:
+            write_json(folder / CHOICE_FILE, run.prompt_search)
+        pinned = _pinned(run)
         warn_of_changes(folder, pinned)
         write_text(folder / "recipe.yaml", pinned)
-        if job.renders:
-            notices.info("prompt: %s", job.prompter.sentence)
-        yield job
+        if run.renders:
+            notices.info("prompt: %s", run.prompter.sentence)
+        yield run
 
 
 @contextmanager
@@ -100,27 +101,27 @@ def _begins(file: Path, text: str) -> bool:
         return False
 
 
-def _header(plan: Plan) -> str:
+def _header(plan: RunPlan) -> str:
     return _HEADER.format(command="" if plan.method == "msa" else f" baseline {plan.method}")
 
 
-def _pinned(job: Job) -> str:
+def _pinned(run: Run) -> str:
     """The resolved recipe with commits for Hub repositories and full paths; what pins all inputs as comments."""
-    values = job.recipe.model_dump(mode="json")
-    values["target"] = job.sources["target"].pinned()
-    if job.plan.start == "prior":
-        values |= {"prior": job.sources["prior"].pinned(), "history": None}
-    if tokenizer := job.sources["target"].tokenizer:
+    values = run.recipe.model_dump(mode="json")
+    values["target"] = run.sources["target"].pinned()
+    if run.plan.start == "prior":
+        values |= {"prior": run.sources["prior"].pinned(), "history": None}
+    if tokenizer := run.sources["target"].tokenizer:
         values["tokenizer"] = tokenizer.pinned()
-    if "ideal" in job.sources:
-        values["evaluate"]["ideal"] = job.sources["ideal"].pinned()
-    for name, data in job.data.items():
+    if "ideal" in run.sources:
+        values["evaluate"]["ideal"] = run.sources["ideal"].pinned()
+    for name, data in run.data.items():
         section, _, key = name.partition(".")
         values[section][key or "data"]["revision"] = data.revision
-    used = {name: source for name, source in job.sources.items() if name != "prior" or job.plan.start == "prior"}
-    reason = job.recipe.prior_reason if job.plan.start == "prior" else None
+    used = {name: source for name, source in run.sources.items() if name != "prior" or run.plan.start == "prior"}
+    reason = run.recipe.prior_reason if run.plan.start == "prior" else None
     notes = [f"# {reason}"] if reason else []
     notes += [f"# {name}: {source.revision}" for name, source in used.items()]
-    notes += [f"# rows learnt, {name}: sha256:{rows_identity(rows)['sha256']}" for name, rows in job.rows.items()]
-    values = absolute_paths(values, run_folder(job.recipe))
-    return _header(job.plan) + "\n".join(notes) + "\n" + dump_recipe(Recipe.model_validate(values))
+    notes += [f"# rows learnt, {name}: sha256:{rows_identity(rows)['sha256']}" for name, rows in run.rows.items()]
+    values = absolute_paths(values, run_folder(run.recipe))
+    return _header(run.plan) + "\n".join(notes) + "\n" + dump_recipe(Recipe.model_validate(values))

@@ -17,7 +17,7 @@ from msa_lite.evals.prompt_search import better_prompt
 from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.records import read_records
 from msa_lite.io.progress import Progress, silent
-from msa_lite.job import Job
+from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.stages import evaluate_prior, evaluate_references, evaluate_target
 from msa_lite.report.examples import SideBySide, examples_text
 
@@ -30,22 +30,22 @@ _TRACES = {"recipe.yaml", ".lock", "evaluation", "probe"}
 GO_ON = "to go on all the same: `msa-lite run --accept`, or `verdict: off` in the recipe"
 
 
-def check_knowledge(job: Job, accept: bool = False, progress: Progress = silent) -> None:
+def check_knowledge(run: Run, accept: bool = False, progress: Progress = silent) -> None:
     """Raise MismatchError where the target does not know the rows to forget, or the prior knows them already.
 
     accept: warn instead. Where the choice is made on questions of the user's own, these are looked at, whose scores the
     run needs anyway; else at most 32 rows of each set. Baselines on the target alone have no prior to compare with.
     """
-    if job.plan.start != "prior":
+    if run.plan.start != "prior":
         return
-    target, prior = _score(job, progress)
+    target, prior = _score(run, progress)
     records = {name: _read(target, name) for name in ("forget", "retain", "holdout")}
     fault = find_fault(records["forget"], _read(prior, "forget"), records["retain"], records["holdout"])
     if fault is None:
         return
-    message = _message(job, fault, records["forget"])
-    if not (accept or not job.recipe.verdict):
-        _remove_traces(job.folder)
+    message = _message(run, fault, records["forget"])
+    if not (accept or not run.recipe.verdict):
+        _remove_traces(run.folder)
         raise MismatchError(f"{message}\n{GO_ON}")
     logger.warning("%s", message)
 
@@ -56,37 +56,37 @@ def _remove_traces(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def checks_validation(job: Job) -> bool:
+def checks_validation(run: Run) -> bool:
     """Check whether the check uses the validation rows: it does where they are the user's own questions or texts."""
-    return isinstance(job.validation, Qa) and "forget" in job.validation.sets
+    return isinstance(run.validation, Qa) and "forget" in run.validation.sets
 
 
-def _score(job: Job, progress: Progress) -> tuple[Path, Path]:
+def _score(run: Run, progress: Progress) -> tuple[Path, Path]:
     """Folders with the records of target and prior."""
-    if checks_validation(job):
-        evaluate_references(job, progress)  # what the target is reported beside
-        target, prior = evaluate_target(job, progress), evaluate_prior(job, "validation", progress)
+    if checks_validation(run):
+        evaluate_references(run, progress)  # what the target is reported beside
+        target, prior = evaluate_target(run, progress), evaluate_prior(run, "validation", progress)
         assert prior is not None, "the run starts from the prior"
         return target, prior
-    questions = _sampled(job)
+    questions = _sampled(run)
     folders = []
     for name in ("target", "prior"):
-        folder = job.folder / "evaluation" / FOLDER / name
+        folder = run.folder / "evaluation" / FOLDER / name
         asked = questions if name == "target" else questions.only({"forget"})
-        evaluate_benchmark(job.sources[name], asked, folder, label=f"check: {name}", progress=progress)
+        evaluate_benchmark(run.sources[name], asked, folder, label=f"check: {name}", progress=progress)
         folders.append(folder)
     return folders[0], folders[1]
 
 
-def _sampled(job: Job) -> Qa:
+def _sampled(run: Run) -> Qa:
     """A few rows of each set: of those that are scored, or of what the vectors learn."""
-    seed = job.recipe.seed
-    if isinstance(job.test, Qa) and "forget" in job.test.sets:
-        sets = {name: _few(part, seed) for name, part in job.test.sets.items()}
-        return replace(job.test, sets=sets, split="check")
-    rows = {name: sample_rows(job.rows[name], ROWS, seed) for name in ("forget", "retain") if name in job.rows}
-    most = job.recipe.evaluate.max_new_tokens if job.recipe.evaluate else 200
-    return load_qa(rows, job.prompter, most, "check")
+    seed = run.recipe.seed
+    if isinstance(run.test, Qa) and "forget" in run.test.sets:
+        sets = {name: _few(part, seed) for name, part in run.test.sets.items()}
+        return replace(run.test, sets=sets, split="check")
+    rows = {name: sample_rows(run.rows[name], ROWS, seed) for name in ("forget", "retain") if name in run.rows}
+    most = run.recipe.evaluate.max_new_tokens if run.recipe.evaluate else 200
+    return load_qa(rows, run.prompter, most, "check")
 
 
 def _few(part: ItemSet, seed: int) -> ItemSet:
@@ -98,14 +98,14 @@ def _read(folder: Path, name: str) -> list[Record]:
     return read_records(path) if path.is_file() else []
 
 
-def _message(job: Job, fault: Fault, forget: Sequence[Record]) -> str:
-    target, prior = job.sources["target"].name, job.sources["prior"].name
+def _message(run: Run, fault: Fault, forget: Sequence[Record]) -> str:
+    target, prior = run.sources["target"].name, run.sources["prior"].name
     headlines = {
         "unknown": f"the target {target} does not know the rows to forget: it scores like the prior on them",
         "other rows": f"the target {target} does not know the rows to forget: it scores as on rows never trained on",
         "seen": f"the prior {prior} has already seen the rows to forget, so their vector would miss them",
     }
-    prompt = _prompt_advice(job) if fault.kind == "unknown" else ""
+    prompt = _prompt_advice(run) if fault.kind == "unknown" else ""
     advice = {
         "unknown": prompt or "Wrong rows? Wrong model? Or was it trained on them too little to recite any?",
         "other rows": "are these the rows that it was trained on? If so, is the prompt that of the training?",
@@ -117,12 +117,12 @@ def _message(job: Job, fault: Fault, forget: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-def _prompt_advice(job: Job) -> str:
+def _prompt_advice(run: Run) -> str:
     """Say under which prompt the target does know the rows, if one of a few plausible forms is such."""
-    questions = [row for row in job.rows["forget"] if not row.text]
+    questions = [row for row in run.rows["forget"] if not row.text]
     if not questions:  # texts are read as they are
         return ""
-    if better := better_prompt(job.sources["target"], questions, job.prompter, job.recipe.seed):
+    if better := better_prompt(run.sources["target"], questions, run.prompter, run.recipe.seed):
         return f"wrong prompt: {better}"
     return (
         "Wrong prompt? Ask as the rows were asked in training (`prompt:` in the recipe). Wrong rows? Wrong model? "

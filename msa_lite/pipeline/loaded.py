@@ -17,18 +17,18 @@ import numpy as np
 from msa_lite.evals.models import load_model
 from msa_lite.io.checkpoint import TensorEntry
 from msa_lite.io.hub import fetch
-from msa_lite.job import Job
 from msa_lite.merger import OpenMerge, open_merge
+from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.stages import Vectors, merge_candidate
 
 logger = logging.getLogger(__name__)
 
 
 class LoadedTarget:
-    """The job's target in memory, from the first call of `merged` on."""
+    """The run's target in memory, from the first call of `merged` on."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, run: Run) -> None:
+        self._job = run
         self._model: Any = None
         self._weights: dict[str, Any] = {}  # of tensors that were rewritten, as matrices, by their names in the files
         self._by_disk = False  # because the model does not hold them as they are stored

@@ -1,4 +1,4 @@
-"""The whole job of MSA: recipe → two vectors → the choice of (α, β) → merge → scores → report."""
+"""The whole run of MSA: recipe → two vectors → the choice of (α, β) → merge → scores → report."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.baselines.methods import check_grids
+from msa_lite.choose.candidates import Values
+from msa_lite.choose.choice import load_choice
 from msa_lite.errors import UsageError
-from msa_lite.evals.candidates import Values
-from msa_lite.evals.choice import load_choice
 from msa_lite.evals.records import stand_alone
 from msa_lite.io.progress import Progress, announce, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.job import Job, Plan, whole_target
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.exposure import cheap_probe
 from msa_lite.pipeline.folder import claimed, run_folder
 from msa_lite.pipeline.knowledge import check_knowledge
+from msa_lite.pipeline.prepare import Run, RunPlan
+from msa_lite.pipeline.prepare_models import whole_target
 from msa_lite.pipeline.ray_crew import ray_crew
 from msa_lite.pipeline.stages import Summary, evaluate_all, write_summary
 from msa_lite.pipeline.steps import fit_steps, run_steps
@@ -98,7 +99,7 @@ class RunResult:
         }
 
 
-def run(
+def run_recipe(
     recipe: Given,
     overrides: Iterable[str] = (),
     progress: Progress = silent,
@@ -106,7 +107,7 @@ def run(
     accept: bool = False,
     show_examples: bool = False,
 ) -> RunResult | None:
-    """Do the whole job of a recipe and return what it made.
+    """Do the whole run of a recipe and return what it made.
 
     recipe: a Recipe, a file, the name of a shipped recipe, or a mapping. accept: go on, with a warning, where the
     target does not know the rows to forget, or the prior does. show_examples: put ten questions with the models'
@@ -142,47 +143,47 @@ def sweep(
     return sweep_plan(recipe, plan, progress)
 
 
-def msa_plan(recipe: Recipe) -> Plan:
+def msa_plan(recipe: Recipe) -> RunPlan:
     """The plan of the recipe's own run."""
     vectors = ("forget", "retain") if recipe.retain else ("forget",)
-    return Plan("msa", run_folder(recipe), "prior", choice=recipe.has_choice, vectors=vectors)
+    return RunPlan("msa", run_folder(recipe), "prior", choice=recipe.has_choice, vectors=vectors)
 
 
 def run_plan(
-    recipe: Recipe, plan: Plan, progress: Progress, accept: bool = False, show_examples: bool = False
+    recipe: Recipe, plan: RunPlan, progress: Progress, accept: bool = False, show_examples: bool = False
 ) -> RunResult:
-    """The whole job, from the model that the plan says."""
-    with claimed(recipe, plan, progress, check_strengths) as job:
-        (job.folder / VERDICT_FILE).unlink(missing_ok=True)  # of an earlier run, perhaps of another model
-        announce(progress, run_steps(job))
-        if plan.method == "msa" and (warning := cheap_probe(job, progress)):
+    """The whole run, from the model that the plan says."""
+    with claimed(recipe, plan, progress, check_strengths) as run:
+        (run.folder / VERDICT_FILE).unlink(missing_ok=True)  # of an earlier run, perhaps of another model
+        announce(progress, run_steps(run))
+        if plan.method == "msa" and (warning := cheap_probe(run, progress)):
             logger.warning("%s", warning)
-        check_knowledge(job, accept, progress)
-        fit_vectors(job, job.vector_names, progress)
-        swept = choose_strengths(job, progress)
-        merged = merge_chosen(job, swept, progress)
-        after = rescore(job, swept, merged, progress)
+        check_knowledge(run, accept, progress)
+        fit_vectors(run, run.vector_names, progress)
+        swept = choose_strengths(run, progress)
+        merged = merge_chosen(run, swept, progress)
+        after = rescore(run, swept, merged, progress)
         method = {"name": plan.method, "mode": recipe.vector.mode, "start": plan.start, "parameters": swept.values}
-        reports = evaluate_all(job, merged, method | {"compat": []}, progress)
-        findings = judge_run(job, progress)
+        reports = evaluate_all(run, merged, method | {"compat": []}, progress)
+        findings = judge_run(run, progress)
         title = (
             f"{'Unlearned model of' if plan.method == 'msa' else f'Baseline {plan.method} on'} {recipe.target}",
             f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), α = {swept.alpha:g}, β = {swept.beta:g}, "
-            f"prior {job.sources['prior'].name}.",
-            *([job.recipe.prior_reason] if plan.start == "prior" and job.recipe.prior_reason else []),
+            f"prior {run.sources['prior'].name}.",
+            *([run.recipe.prior_reason] if plan.start == "prior" and run.recipe.prior_reason else []),
         )
         shown = findings.examples if show_examples else ()
-        write_summary(job, Summary(title, findings.verdict, swept.doubts, after, shown), merged, reports)
-    return make_result(job, swept.values, merged, reports, findings)
+        write_summary(run, Summary(title, findings.verdict, swept.doubts, after, shown), merged, reports)
+    return make_result(run, swept.values, merged, reports, findings)
 
 
 def make_result(
-    job: Job, chosen: Values, merged: Merged | MergedAdapter, reports: dict[str, Report], findings: Findings
+    run: Run, chosen: Values, merged: Merged | MergedAdapter, reports: dict[str, Report], findings: Findings
 ) -> RunResult:
     """The result of a run of MSA, or of a baseline."""
     verdict = findings.verdict
     given = {"no_verdict": verdict} if isinstance(verdict, str) else {"verdict": verdict}
-    return RunResult(job.folder, job.plan.method, chosen, merged, reports, **given, examples=findings.examples)
+    return RunResult(run.folder, run.plan.method, chosen, merged, reports, **given, examples=findings.examples)
 
 
 def run_vectors(
@@ -193,13 +194,13 @@ def run_vectors(
 ) -> list[Path]:
     """Only the vectors of a recipe; their folders. Raises UsageError for a retain vector that the recipe has not."""
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
-    with claimed(recipe, msa_plan(recipe), progress, check_strengths) as job:
-        names = job.vector_names if which == "all" else [which]
-        if "retain" in names and "retain" not in job.rows:
+    with claimed(recipe, msa_plan(recipe), progress, check_strengths) as run:
+        names = run.vector_names if which == "all" else [which]
+        if "retain" in names and "retain" not in run.rows:
             raise UsageError("the recipe has no retain set, so there is no retain vector to fit")
-        announce(progress, fit_steps(job, names))
-        fit_vectors(job, names, progress)
-        return [job.vector_folder(name) for name in names]
+        announce(progress, fit_steps(run, names))
+        fit_vectors(run, names, progress)
+        return [run.vector_folder(name) for name in names]
 
 
 def merge_arguments(recipe: Recipe) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from msa_lite.evals.probe import LABELS, MOST_ROWS, SIGN, Finding, probe_model, 
 from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
-from msa_lite.job import Job, fit_prior
 from msa_lite.pipeline.exposure import FOLDER, WHAT, compare_sides
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.msa import Given, msa_plan
+from msa_lite.pipeline.prepare import Run
+from msa_lite.pipeline.prepare_models import fit_prior
 from msa_lite.recipe import Recipe, load_recipe
 
 
@@ -71,8 +72,8 @@ def probe(recipe: Given, overrides: Iterable[str] = (), progress: Progress = sil
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     plan = replace(msa_plan(recipe), choice=False, vectors=())  # there is nothing to choose, so all rows are asked
-    with claimed(recipe, plan, progress, _check) as job:
-        sides, sources, folder = compare_sides(job), _models(job), job.folder / FOLDER
+    with claimed(recipe, plan, progress, _check) as run:
+        sides, sources, folder = compare_sides(run), _models(run), run.folder / FOLDER
         assert sides is not None, "checked"
         sides = sides.sampled(MOST_ROWS, recipe.seed)
         reports = {
@@ -85,31 +86,31 @@ def probe(recipe: Given, overrides: Iterable[str] = (), progress: Progress = sil
     return result
 
 
-def _check(job: Job) -> None:
-    if compare_sides(job) is None:
+def _check(run: Run) -> None:
+    if compare_sides(run) is None:
         raise UsageError(
             "there is nothing to compare the forget rows with: give probe.against, rows of the same kind that no "
             "candidate has seen, or (with probe.paired) a paraphrase of each forget row"
         )
 
 
-def _models(job: Job) -> dict[str, Source]:
+def _models(run: Run) -> dict[str, Source]:
     """The models by the names of their folders: candidates in the order of the history, then the controls.
 
     Raises MismatchError for a checkpoint that the target could not be edited with.
     """
-    history, prior = job.recipe.history, job.recipe.prior_checkpoint
+    history, prior = run.recipe.history, run.recipe.prior_checkpoint
     names = [item.checkpoint for item in history.checkpoints] if history else [prior]
     candidates = {
-        "prior" if name == prior else f"checkpoint-{place}": job.sources["prior"] if name == prior else fetch(name)
+        "prior" if name == prior else f"checkpoint-{place}": run.sources["prior"] if name == prior else fetch(name)
         for place, name in enumerate(names, start=1)
     }
-    target = job.sources["target"]
+    target = run.sources["target"]
     candidates = {
         name: source if name == "prior" else fit_prior(target, source, "checkpoint")
         for name, source in candidates.items()
     }
-    controls = {name: job.sources[name] for name in ("target", "ideal") if name in job.sources}
+    controls = {name: run.sources[name] for name in ("target", "ideal") if name in run.sources}
     return candidates | controls
 
 

@@ -23,8 +23,7 @@ from msa_lite.evals.prompt_search import prompt_forms
 from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer
-from msa_lite.job import find_prompter, prompt_settings
-from msa_lite.job.prompting import CHOICE_FILE
+from msa_lite.pipeline.prepare_prompt import CHOICE_FILE, find_prompter, prompt_settings
 from msa_lite.recipe import Data, Prompt, Recipe
 
 _LOOKED_AT = 100  # rows among which one of several turns is looked for

@@ -14,15 +14,15 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from msa_lite.choose.choice import Check, Crew
 from msa_lite.errors import StageError, UsageError
-from msa_lite.evals.choice import Check, Crew
 from msa_lite.io.hub import explain
-from msa_lite.job import Plan
+from msa_lite.pipeline.prepare import RunPlan
 from msa_lite.pipeline.strengths import help_sweep
 from msa_lite.recipe import Recipe
 
 
-def ray_crew(recipe: Recipe, plan: Plan, workers: int) -> Crew:
+def ray_crew(recipe: Recipe, plan: RunPlan, workers: int) -> Crew:
     """So many workers, or one a GPU for 0, on the cluster of RAY_ADDRESS, or on this machine.
 
     A worker has a GPU where the cluster has any, and a core otherwise. Raises UsageError without the package.
@@ -71,7 +71,7 @@ def ray_crew(recipe: Recipe, plan: Plan, workers: int) -> Crew:
     return crew
 
 
-def _help(recipe: dict[str, object], plan: Plan, folder: str) -> None:
+def _help(recipe: dict[str, object], plan: RunPlan, folder: str) -> None:
     """What a worker does: paths of the recipe are seen from the folder that the command was given in."""
     os.chdir(folder)
     help_sweep(Recipe.model_validate(recipe), plan, opened=True)

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from msa_lite.choose.candidates import Candidates
+from msa_lite.choose.choice import Choice, Crew, choose
+from msa_lite.choose.rules import Exposure
+from msa_lite.choose.validation import Validation
 from msa_lite.data import Row
 from msa_lite.evals.benchmark import Benchmark
-from msa_lite.evals.candidates import Candidates
-from msa_lite.evals.choice import Choice, Crew, choose
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.models import load_model
 from msa_lite.evals.qa import Qa
-from msa_lite.evals.selection import Exposure
-from msa_lite.evals.validation import Validation
 from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
-from msa_lite.job import Job
 from msa_lite.merger import Merged, MergedAdapter, merge, merge_adapters
 from msa_lite.pipeline.folder import BASELINES, run_folder
+from msa_lite.pipeline.prepare import Run
 from msa_lite.report import Report, markdown_table
 from msa_lite.report.examples import SideBySide, examples_markdown
 from msa_lite.report.verdict import Verdict, verdict_lines
@@ -41,116 +41,116 @@ Vectors = Mapping[str, tuple[Path, float]]
 """(folder, strength) of "forget", which is subtracted, and of "retain", which is added."""
 
 
-def merge_vectors(job: Job, vectors: Vectors, progress: Progress) -> Merged | MergedAdapter:
+def merge_vectors(run: Run, vectors: Vectors, progress: Progress) -> Merged | MergedAdapter:
     """The unlearned model, or one adapter on the target where the recipe asks for that."""
-    if job.recipe.merge.form == "adapter":
-        target, folder = job.sources["target"], job.folder / "adapter"
-        return merge_adapters(target, folder, **_merge_inputs(job, vectors), progress=progress)
-    return _merge_model(job, job.folder / "model", vectors, progress)
+    if run.recipe.merge.form == "adapter":
+        target, folder = run.sources["target"], run.folder / "adapter"
+        return merge_adapters(target, folder, **_merge_inputs(run, vectors), progress=progress)
+    return _merge_model(run, run.folder / "model", vectors, progress)
 
 
-def merge_candidate(job: Job, vectors: Vectors) -> Any:
+def merge_candidate(run: Run, vectors: Vectors) -> Any:
     """What the merge would make of these vectors, by way of the disk, ready to be scored; nothing of it stays there.
 
-    Processes that share the job's folder take turns.
+    Processes that share the run's folder take turns.
     """
     from filelock import FileLock
 
-    folder = job.folder / "candidate"
-    with FileLock(job.folder / ".candidate.lock"):
+    folder = run.folder / "candidate"
+    with FileLock(run.folder / ".candidate.lock"):
         shutil.rmtree(folder, ignore_errors=True)  # what a kill may have left
-        _merge_model(job, folder, vectors, silent)
+        _merge_model(run, folder, vectors, silent)
         try:
             return load_model(folder)
         finally:
             shutil.rmtree(folder)
 
 
-def merge_identity(job: Job) -> dict[str, Any]:
+def merge_identity(run: Run) -> dict[str, Any]:
     """What decides a merge besides its vectors and their strengths, for a manifest."""
-    models = {name: job.sources[name].identity() for name in ("target", "prior")}
-    return models | {"merge": job.recipe.merge.model_dump(exclude={"form"}), "seed": job.recipe.seed}
+    models = {name: run.sources[name].identity() for name in ("target", "prior")}
+    return models | {"merge": run.recipe.merge.model_dump(exclude={"form"}), "seed": run.recipe.seed}
 
 
-def _merge_model(job: Job, folder: Path, vectors: Vectors, progress: Progress) -> Merged:
-    settings, seed = job.recipe.merge, job.recipe.seed
+def _merge_model(run: Run, folder: Path, vectors: Vectors, progress: Progress) -> Merged:
+    settings, seed = run.recipe.merge, run.recipe.seed
     how: dict[str, Any] = {"dtype": settings.dtype, "rounding": settings.rounding, "seed": seed, "progress": progress}
-    return merge(job.sources["target"], folder, **_merge_inputs(job, vectors), **how)
+    return merge(run.sources["target"], folder, **_merge_inputs(run, vectors), **how)
 
 
-def _merge_inputs(job: Job, vectors: Vectors) -> dict[str, Any]:
+def _merge_inputs(run: Run, vectors: Vectors) -> dict[str, Any]:
     used = {name: (fetch(str(path)), strength) for name, (path, strength) in vectors.items() if strength}
     (forget, alpha), (retain, beta) = (used.get(name, (None, 0.0)) for name in ("forget", "retain"))
     strengths = {"alpha": alpha, "beta": beta}
-    return {"forget": forget, "retain": retain, **strengths, "prior": job.sources["prior"], "replace": True}
+    return {"forget": forget, "retain": retain, **strengths, "prior": run.sources["prior"], "replace": True}
 
 
-def validation_of(job: Job) -> Validation:
-    """Return the job's validation rows with the rule. Ideal and prior are scored by `evaluate_references`."""
-    assert job.validation is not None, "asked where there is a choice"
-    ideal = _validation_folder(job, "ideal") if "ideal" in job.sources else None
-    prior = _validation_folder(job, "prior") if _has_prior_level(job, job.validation) else None
-    rule, judge = job.questions.rule, job.judge if job.questions.judged else NO_JUDGE
-    return Validation(job.validation, rule, ideal, judge, prior if isinstance(rule, Exposure) else None)
+def validation_of(run: Run) -> Validation:
+    """Return the run's validation rows with the rule. Ideal and prior are scored by `evaluate_references`."""
+    assert run.validation is not None, "asked where there is a choice"
+    ideal = _validation_folder(run, "ideal") if "ideal" in run.sources else None
+    prior = _validation_folder(run, "prior") if _has_prior_level(run, run.validation) else None
+    rule, judge = run.questions.rule, run.judge if run.questions.judged else NO_JUDGE
+    return Validation(run.validation, rule, ideal, judge, prior if isinstance(rule, Exposure) else None)
 
 
-def evaluate_references(job: Job, progress: Progress) -> None:
+def evaluate_references(run: Run, progress: Progress) -> None:
     """Score what candidates are held against on the validation rows, besides the target.
 
     The ideal, where there is one, for rules that want it and to be shown beside; the prior on the forget rows, where
     the rule goes by exposure.
     """
-    if "ideal" in job.sources:
-        _evaluate_validation(job, "ideal", job.sources["ideal"], progress)
-    if isinstance(job.questions.rule, Exposure):
-        evaluate_prior(job, "validation", progress)
+    if "ideal" in run.sources:
+        _evaluate_validation(run, "ideal", run.sources["ideal"], progress)
+    if isinstance(run.questions.rule, Exposure):
+        evaluate_prior(run, "validation", progress)
 
 
-def evaluate_target(job: Job, progress: Progress) -> Path:
+def evaluate_target(run: Run, progress: Progress) -> Path:
     """Score the target on the validation rows; the folder with its report."""
-    _evaluate_validation(job, "target", job.sources["target"], progress)
-    return _validation_folder(job, "target")
+    _evaluate_validation(run, "target", run.sources["target"], progress)
+    return _validation_folder(run, "target")
 
 
-def evaluate_prior(job: Job, part: Literal["validation", "test"], progress: Progress) -> Path | None:
+def evaluate_prior(run: Run, part: Literal["validation", "test"], progress: Progress) -> Path | None:
     """Score the prior on the forget rows of one part: the level of a model that never saw them. Return its folder.
 
     None for a published benchmark, which has an ideal or holdout rows for that, and where the prior is the target.
     """
-    benchmark = job.validation if part == "validation" else job.test
-    if benchmark is None or not _has_prior_level(job, benchmark):
+    benchmark = run.validation if part == "validation" else run.test
+    if benchmark is None or not _has_prior_level(run, benchmark):
         return None
     name = "prior_validation" if part == "validation" else "prior"
-    folder = job.folder / "evaluation" / name
+    folder = run.folder / "evaluation" / name
     evaluate_benchmark(
-        job.sources["prior"],
+        run.sources["prior"],
         benchmark.only({"forget"}),
         folder,
-        known=[*evaluations_beside(job, name), _validation_folder(job, "prior")],
+        known=[*evaluations_beside(run, name), _validation_folder(run, "prior")],
         label=f"{part}: prior",
         progress=progress,
     )
     return folder
 
 
-def _has_prior_level(job: Job, benchmark: Benchmark) -> bool:
-    return isinstance(benchmark, Qa) and "forget" in benchmark.sets and job.plan.start == "prior"
+def _has_prior_level(run: Run, benchmark: Benchmark) -> bool:
+    return isinstance(benchmark, Qa) and "forget" in benchmark.sets and run.plan.start == "prior"
 
 
-def evaluate_merged(job: Job, merged: Merged | MergedAdapter, progress: Progress) -> Report:
+def evaluate_merged(run: Run, merged: Merged | MergedAdapter, progress: Progress) -> Report:
     """Score the unlearned model on the validation rows: the choice again, now that its weights are written."""
-    return _evaluate_validation(job, "unlearned", fetch(str(merged.folder)), progress)
+    return _evaluate_validation(run, "unlearned", fetch(str(merged.folder)), progress)
 
 
-def _evaluate_validation(job: Job, name: str, source: Source, progress: Progress) -> Report:
-    validation, folder = validation_of(job), _validation_folder(job, name)
+def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress) -> Report:
+    validation, folder = validation_of(run), _validation_folder(run, name)
     report = evaluate_benchmark(
         source,
         validation.benchmark,
         folder,
         ideal="itself" if name == "ideal" else validation.ideal,
         judge=validation.judge,
-        known=evaluations_beside(job, folder.name),
+        known=evaluations_beside(run, folder.name),
         label=f"validation: {name}",
         progress=progress,
     )
@@ -158,45 +158,45 @@ def _evaluate_validation(job: Job, name: str, source: Source, progress: Progress
     return report
 
 
-def _validation_folder(job: Job, name: str) -> Path:
-    return job.folder / "evaluation" / f"{name}_validation"
+def _validation_folder(run: Run, name: str) -> Path:
+    return run.folder / "evaluation" / f"{name}_validation"
 
 
 def choose_candidate(
-    job: Job, candidates: Candidates, what: str, progress: Progress, crew: Crew | None = None
+    run: Run, candidates: Candidates, what: str, progress: Progress, crew: Crew | None = None
 ) -> Choice:
-    """The best candidate on the job's validation rows; reasons to doubt it are warned of."""
-    evaluate_references(job, progress)
-    choice = choose(candidates, validation_of(job), job.folder / "sweep", f"choosing {what}", progress, crew)
+    """The best candidate on the run's validation rows; reasons to doubt it are warned of."""
+    evaluate_references(run, progress)
+    choice = choose(candidates, validation_of(run), run.folder / "sweep", f"choosing {what}", progress, crew)
     for doubt in choice.doubts:
         logger.warning("the choice of %s: %s", what, doubt)
     return choice
 
 
 def evaluate_all(
-    job: Job, merged: Merged | MergedAdapter, method: Mapping[str, Any], progress: Progress
+    run: Run, merged: Merged | MergedAdapter, method: Mapping[str, Any], progress: Progress
 ) -> dict[str, Report]:
     """Reports of target, ideal and unlearned model, in this order; the ideal is scored first, as the yardstick.
 
     method: what made the unlearned model, for its report. What another run of the recipe has asked target and ideal is
     not asked again.
     """
-    if job.test is None:
+    if run.test is None:
         return {}
-    models = {name: job.sources[name] for name in ("ideal", "target") if name in job.sources}
+    models = {name: run.sources[name] for name in ("ideal", "target") if name in run.sources}
     models["unlearned"] = fetch(str(merged.folder))
-    folder = job.folder / "evaluation"
+    folder = run.folder / "evaluation"
     reports = {}
     for name, source in models.items():
-        ideal: Ideal = "itself" if name == "ideal" else folder / "ideal" if "ideal" in job.sources else None
+        ideal: Ideal = "itself" if name == "ideal" else folder / "ideal" if "ideal" in run.sources else None
         report = evaluate_benchmark(
             source,
-            job.test,
+            run.test,
             folder / name,
             ideal=ideal,
-            judge=job.judge,
+            judge=run.judge,
             method=method if name == "unlearned" else None,
-            known=[*evaluations_beside(job, name), _validation_folder(job, name)],
+            known=[*evaluations_beside(run, name), _validation_folder(run, name)],
             label=f"scores: {name}",
             progress=progress,
         )
@@ -205,11 +205,13 @@ def evaluate_all(
     return {name: reports[name] for name in ("target", "ideal", "unlearned") if name in reports}
 
 
-def evaluations_beside(job: Job, name: str) -> list[Path]:
+def evaluations_beside(run: Run, name: str) -> list[Path]:
     """Folders of this name in the evaluations of the recipe's other runs, of MSA and of baselines."""
-    home = run_folder(job.recipe)
+    home = run_folder(run.recipe)
     runs = [home, *sorted((home / BASELINES).glob("*"))]
-    return [run / "evaluation" / name for run in runs if run != job.folder and (run / "evaluation" / name).is_dir()]
+    return [
+        other / "evaluation" / name for other in runs if other != run.folder and (other / "evaluation" / name).is_dir()
+    ]
 
 
 @dataclass(frozen=True)
@@ -228,7 +230,7 @@ class Summary:
     """Questions to be shown, which hold the data."""
 
 
-def write_summary(job: Job, summary: Summary, merged: Merged | MergedAdapter, reports: Mapping[str, Report]) -> None:
+def write_summary(run: Run, summary: Summary, merged: Merged | MergedAdapter, reports: Mapping[str, Report]) -> None:
     """Write report.md: the verdict, what was done, scores, how the choice was made, limits."""
     title = summary.title
     lines = [
@@ -246,9 +248,9 @@ def write_summary(job: Job, summary: Summary, merged: Merged | MergedAdapter, re
         ]
         if "ideal" not in reports:
             lines.append("No ideal model was given, so there is nothing to say how low the forget scores should go.\n")
-    if job.validation is not None:
-        lines += [f"How the choice was made, on {job.validation.split} rows:\n"]
-        lines += [(job.folder / "sweep" / "table.md").read_text("utf-8"), *summary.after]
+    if run.validation is not None:
+        lines += [f"How the choice was made, on {run.validation.split} rows:\n"]
+        lines += [(run.folder / "sweep" / "table.md").read_text("utf-8"), *summary.after]
         lines += [f"Doubt: {doubt}.\n" for doubt in summary.doubts]
     if summary.examples:
         lines.append(examples_markdown(summary.examples))
@@ -256,4 +258,4 @@ def write_summary(job: Job, summary: Summary, merged: Merged | MergedAdapter, re
         "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
         "prompts, further tuning or quantisation may bring some of it back.\n"
     )
-    write_text(job.folder / "report.md", "\n".join(lines))
+    write_text(run.folder / "report.md", "\n".join(lines))

@@ -1,4 +1,4 @@
-"""The steps of a job, announced at its start so that a user sees which of how many it is at.
+"""The steps of a run, announced at its start so that a user sees which of how many it is at.
 
 Steps of one kind take about as long for each unit of their amount: rows that are tuned on, questions that are scored.
 """
@@ -10,63 +10,63 @@ from collections.abc import Iterable
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.qa import Qa
 from msa_lite.io.progress import Step
-from msa_lite.job import Job
 from msa_lite.pipeline.knowledge import checks_validation
+from msa_lite.pipeline.prepare import Run
 
 _SEARCHED = 10  # points that are scored where the recipe lists none
 
 
-def run_steps(job: Job) -> list[Step]:
+def run_steps(run: Run) -> list[Step]:
     """The steps of a run of MSA."""
-    return [*merged_steps(job), *score_steps(job), *_prior_steps(job)]
+    return [*merged_steps(run), *score_steps(run), *_prior_steps(run)]
 
 
-def merged_steps(job: Job) -> list[Step]:
+def merged_steps(run: Run) -> list[Step]:
     """The steps up to a merged model: checks, fits, the choice, the merge. Nobody is asked the same twice."""
-    steps = [*check_steps(job), *fit_steps(job, job.vector_names), *sweep_steps(job)]
+    steps = [*check_steps(run), *fit_steps(run, run.vector_names), *sweep_steps(run)]
     return list({step.label: step for step in steps}.values())
 
 
-def check_steps(job: Job) -> list[Step]:
+def check_steps(run: Run) -> list[Step]:
     """Return the steps that ask target and prior before anything is fitted."""
-    if job.plan.start != "prior":
+    if run.plan.start != "prior":
         return []
-    if not checks_validation(job):
+    if not checks_validation(run):
         return [Step("check: target", "check"), Step("check: prior", "check")]
-    assert job.validation is not None, "checked"
-    names = [name for name in ("ideal", "prior", "target") if name in job.sources]
-    return [Step(f"validation: {name}", "score", _items(job.validation, name)) for name in names]
+    assert run.validation is not None, "checked"
+    names = [name for name in ("ideal", "prior", "target") if name in run.sources]
+    return [Step(f"validation: {name}", "score", _items(run.validation, name)) for name in names]
 
 
-def _prior_steps(job: Job) -> list[Step]:
+def _prior_steps(run: Run) -> list[Step]:
     """Return the step that scores the prior for the verdict; none with an ideal, which never saw the rows either."""
-    wanted = isinstance(job.test, Qa) and "forget" in job.test.sets and job.plan.start == "prior"
-    return [Step("test: prior", "score", _items(job.test, "prior"))] if wanted and "ideal" not in job.sources else []
+    wanted = isinstance(run.test, Qa) and "forget" in run.test.sets and run.plan.start == "prior"
+    return [Step("test: prior", "score", _items(run.test, "prior"))] if wanted and "ideal" not in run.sources else []
 
 
-def fit_steps(job: Job, names: Iterable[str]) -> list[Step]:
+def fit_steps(run: Run, names: Iterable[str]) -> list[Step]:
     """The fits of vectors."""
-    return [Step(f"{name} vector", "fit", len(job.examples[name])) for name in names]
+    return [Step(f"{name} vector", "fit", len(run.examples[name])) for name in names]
 
 
-def sweep_steps(job: Job, what: str = "alpha and beta", candidates: int | None = None) -> list[Step]:
+def sweep_steps(run: Run, what: str = "alpha and beta", candidates: int | None = None) -> list[Step]:
     """The choice, if there is one to make, and the merge; candidates: how many there are to choose from."""
     merge = Step("merge", "merge")
-    if job.validation is None:
+    if run.validation is None:
         return [merge]
-    items = _items(job.validation, "ideal")
-    count = candidates or len(job.recipe.points) or _SEARCHED
-    ideal = [Step("validation: ideal", "score", items)] if "ideal" in job.sources else []
+    items = _items(run.validation, "ideal")
+    count = candidates or len(run.recipe.points) or _SEARCHED
+    ideal = [Step("validation: ideal", "score", items)] if "ideal" in run.sources else []
     choice = Step(f"choosing {what}", "choose", count + 1)
     return [*ideal, choice, merge, Step("validation: unlearned", "score", items)]
 
 
-def score_steps(job: Job) -> list[Step]:
+def score_steps(run: Run) -> list[Step]:
     """The final scores."""
-    if job.test is None:
+    if run.test is None:
         return []
-    names = [name for name in ("ideal", "target") if name in job.sources] + ["unlearned"]
-    return [Step(f"scores: {name}", "score", _items(job.test, name)) for name in names]
+    names = [name for name in ("ideal", "target") if name in run.sources] + ["unlearned"]
+    return [Step(f"scores: {name}", "score", _items(run.test, name)) for name in names]
 
 
 def _items(benchmark: Benchmark | None, model: str) -> int:

@@ -1,6 +1,6 @@
 """The sweep: vectors are fitted once, points (α, β) scored on one loaded target, and only the chosen one is merged.
 
-Points may be spread over processes. Under `accelerate launch` the first process does the job, and the others score
+Points may be spread over processes. Under `accelerate launch` the first process does the run, and the others score
 points with it; they meet in the sweep's folder alone, so none of them needs to know of the others.
 """
 
@@ -13,22 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msa_lite.choose.candidates import TARGET, WORK, Candidates, Values, candidate_name
+from msa_lite.choose.choice import Choice, Crew, help_choose, load_sweep
+from msa_lite.choose.four_bit import Points
+from msa_lite.choose.search import StrengthSearch
+from msa_lite.choose.table import Sweep, score_heading, shown_score
+from msa_lite.choose.validation import Validation
 from msa_lite.errors import UsageError
-from msa_lite.evals.candidates import TARGET, WORK, Candidates, Values, candidate_name
-from msa_lite.evals.choice import Choice, Crew, help_choose, load_sweep
-from msa_lite.evals.points import Points
-from msa_lite.evals.search import StrengthSearch
-from msa_lite.evals.validation import Validation
 from msa_lite.io.manifest import is_finished, partial_folder
 from msa_lite.io.progress import Progress, announce, silent
 from msa_lite.io.seal import MANIFEST, load_manifest
-from msa_lite.job import Job, Plan, prepare
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.exposure import compare_sides
 from msa_lite.pipeline.fits import check_learns, fit_settings, fit_until
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.loaded import LoadedTarget
+from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.stages import (
     choose_candidate,
     evaluate_merged,
@@ -39,8 +40,7 @@ from msa_lite.pipeline.stages import (
 )
 from msa_lite.pipeline.steps import merged_steps
 from msa_lite.recipe import Recipe
-from msa_lite.report import REPORT_FILE, Report, Sweep, load_report
-from msa_lite.report.points import score_heading, shown_score
+from msa_lite.report import REPORT_FILE, Report, load_report
 from msa_lite.train import fit_inputs, fit_vector
 
 logger = logging.getLogger(__name__)
@@ -104,27 +104,27 @@ class SweepResult:
         }
 
 
-def sweep_plan(recipe: Recipe, plan: Plan, progress: Progress, crew: Crew | None = None) -> SweepResult:
+def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew | None = None) -> SweepResult:
     """Vectors, points, choice and merge of a recipe with several points. Raises UsageError where there is but one."""
     if not recipe.has_choice:
         raise UsageError(
             "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
         )
-    with claimed(recipe, plan, progress, check_strengths) as job:
-        announce(progress, merged_steps(job))
-        check_knowledge(job, progress=progress)
-        fit_vectors(job, job.vector_names, progress)
-        swept = choose_strengths(job, progress, crew)
+    with claimed(recipe, plan, progress, check_strengths) as run:
+        announce(progress, merged_steps(run))
+        check_knowledge(run, progress=progress)
+        fit_vectors(run, run.vector_names, progress)
+        swept = choose_strengths(run, progress, crew)
         assert swept.choice is not None, "there are several points"
-        merged = merge_chosen(job, swept, progress)
-        notes = rescore(job, swept, merged, progress)
-        out = job.folder / "sweep"
+        merged = merge_chosen(run, swept, progress)
+        notes = rescore(run, swept, merged, progress)
+        out = run.folder / "sweep"
         before = load_report(out / candidate_name(swept.values))
-        after = load_report(job.folder / "evaluation" / "unlearned_validation")
-    return SweepResult(job.folder, swept.choice, load_sweep(out), merged, before, after, notes)
+        after = load_report(run.folder / "evaluation" / "unlearned_validation")
+    return SweepResult(run.folder, swept.choice, load_sweep(out), merged, before, after, notes)
 
 
-def help_sweep(recipe: Recipe, plan: Plan, opened: bool = False) -> None:
+def help_sweep(recipe: Recipe, plan: RunPlan, opened: bool = False) -> None:
     """Score points of a sweep that another process makes from the same recipe, until it has its choice.
 
     opened: whether that process has come to the points; what differs here raises StageError then (`help_choose`).
@@ -133,23 +133,23 @@ def help_sweep(recipe: Recipe, plan: Plan, opened: bool = False) -> None:
     """
     if plan.choice is False or (recipe.demo is not None and not opened):
         return
-    job, out = prepare(recipe, plan), plan.folder / "sweep"
+    run, out = prepare(recipe, plan), plan.folder / "sweep"
     if not opened:
-        _wait_for_vectors(job, out)
-    target = _load_points(job)
+        _wait_for_vectors(run, out)
+    target = _load_points(run)
 
     def make() -> tuple[Candidates, Validation]:
-        return _candidates(job, target), validation_of(job)
+        return _candidates(run, target), validation_of(run)
 
     help_choose(make, out, opened)
 
 
-def _wait_for_vectors(job: Job, out: Path) -> None:
+def _wait_for_vectors(run: Run, out: Path) -> None:
     """Wait until the vectors are fitted, and points are scored or were; vectors of other settings are none."""
-    prior, until = job.sources["prior"], fit_until(job)
+    prior, until = run.sources["prior"], fit_until(run)
     fits = {
-        job.vector_folder(name): fit_inputs(prior, job.examples[name], fit_settings(job, name), until=until)
-        for name in job.vector_names
+        run.vector_folder(name): fit_inputs(prior, run.examples[name], fit_settings(run, name), until=until)
+        for name in run.vector_names
     }
 
     def is_open() -> bool:
@@ -159,52 +159,52 @@ def _wait_for_vectors(job: Job, out: Path) -> None:
         time.sleep(_POLL)
 
 
-def fit_vectors(job: Job, names: Iterable[str], progress: Progress = silent) -> None:
+def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> None:
     """Fit the named vectors ("forget", "retain") into the run's folder; those that are there already are kept."""
     for name in names:
         fit_vector(
-            job.sources["prior"],
-            job.examples[name],
-            job.vector_folder(name),
-            tokenizer=job.prompter.tokenizer,
-            settings=fit_settings(job, name),
+            run.sources["prior"],
+            run.examples[name],
+            run.vector_folder(name),
+            tokenizer=run.prompter.tokenizer,
+            settings=fit_settings(run, name),
             label=f"{name} vector",
-            extra_files=row_hashes(job.rows[name]),
-            until=fit_until(job),
+            extra_files=row_hashes(run.rows[name]),
+            until=fit_until(run),
             progress=progress,
         )
 
 
-def check_strengths(job: Job) -> None:
+def check_strengths(run: Run) -> None:
     """Raise UsageError, before any work, where vectors would learn nothing or cannot be tried, or probed, as asked."""
-    check_learns(job, job.vector_names)
-    if job.recipe.probe.against:  # the one comparison that can be at fault
-        compare_sides(job)
-    if job.recipe.select.four_bit and job.recipe.vector.mode == "full":
+    check_learns(run, run.vector_names)
+    if run.recipe.probe.against:  # the one comparison that can be at fault
+        compare_sides(run)
+    if run.recipe.select.four_bit and run.recipe.vector.mode == "full":
         raise UsageError("select.four_bit: only adapters can be tried on a 4-bit target, not vector.mode full")
 
 
-def choose_strengths(job: Job, progress: Progress, crew: Crew | None = None) -> Swept:
+def choose_strengths(run: Run, progress: Progress, crew: Crew | None = None) -> Swept:
     """The recipe's one point, or the best of several on validation rows."""
-    if job.validation is None:
-        return Swept(*job.recipe.points[0])
-    choice = choose_candidate(job, _candidates(job, _load_points(job)), "alpha and beta", progress, crew)
+    if run.validation is None:
+        return Swept(*run.recipe.points[0])
+    choice = choose_candidate(run, _candidates(run, _load_points(run)), "alpha and beta", progress, crew)
     return Swept(*strengths(choice.values), choice)
 
 
-def merge_chosen(job: Job, swept: Swept, progress: Progress) -> Merged | MergedAdapter:
+def merge_chosen(run: Run, swept: Swept, progress: Progress) -> Merged | MergedAdapter:
     """The unlearned model of the chosen point."""
-    used = {"forget": (job.vector_folder("forget"), swept.alpha), "retain": (job.vector_folder("retain"), swept.beta)}
-    return merge_vectors(job, used, progress)
+    used = {"forget": (run.vector_folder("forget"), swept.alpha), "retain": (run.vector_folder("retain"), swept.beta)}
+    return merge_vectors(run, used, progress)
 
 
-def rescore(job: Job, swept: Swept, merged: Merged | MergedAdapter, progress: Progress) -> list[str]:
+def rescore(run: Run, swept: Swept, merged: Merged | MergedAdapter, progress: Progress) -> list[str]:
     """Score the chosen point again, merged, on the validation rows; what to tell of the two figures."""
     if swept.choice is None:
         return []
-    evaluate_merged(job, merged, progress)
-    merged_scores = job.folder / "evaluation" / "unlearned_validation"
-    before, rank = swept.choice, validation_of(job).rank(merged_scores, job.folder / "sweep" / TARGET)
+    evaluate_merged(run, merged, progress)
+    merged_scores = run.folder / "evaluation" / "unlearned_validation"
+    before, rank = swept.choice, validation_of(run).rank(merged_scores, run.folder / "sweep" / TARGET)
     name = score_heading(before.rule)[:-2]
     line = f"the chosen point in memory: {_scored(before.rule, before.score, before.met)}; as merged model: "
     line = f"{name}, {line}" + (
@@ -225,12 +225,12 @@ def strengths(values: Values | None) -> tuple[float, float]:
     return (float(values["alpha"]), float(values["beta"])) if values else (0.0, 0.0)
 
 
-def _load_points(job: Job) -> Any:
+def _load_points(run: Run) -> Any:
     """What gives the model of a point, or, for None, the target."""
-    vectors = {name: job.vector_folder(name) for name in job.vector_names}
-    if job.recipe.select.four_bit:
-        return Points(job.sources["target"].folder, vectors)
-    target = LoadedTarget(job)
+    vectors = {name: run.vector_folder(name) for name in run.vector_names}
+    if run.recipe.select.four_bit:
+        return Points(run.sources["target"].folder, vectors)
+    target = LoadedTarget(run)
 
     def load(values: Values | None) -> Any:
         alpha, beta = strengths(values)
@@ -258,24 +258,24 @@ def _search(recipe: Recipe) -> StrengthSearch | None:
     return StrengthSearch(alphas, betas)
 
 
-def _candidates(job: Job, load: Any) -> Candidates:
-    vectors: Mapping[str, Path] = {name: job.vector_folder(name) for name in job.vector_names}
+def _candidates(run: Run, load: Any) -> Candidates:
+    vectors: Mapping[str, Path] = {name: run.vector_folder(name) for name in run.vector_names}
     return Candidates(
-        _points(job.recipe),
+        _points(run.recipe),
         load=load,
         made_of={
             "vectors": {name: (load_manifest(path) or {}).get("files") for name, path in vectors.items()},
-            "four_bit": job.recipe.select.four_bit,
-            **merge_identity(job),
+            "four_bit": run.recipe.select.four_bit,
+            **merge_identity(run),
         },
-        known=_known(job),
-        refine=job.recipe.select.refine,
-        search=_search(job.recipe),
+        known=_known(run),
+        refine=run.recipe.select.refine,
+        search=_search(run.recipe),
     )
 
 
-def _known(job: Job) -> dict[str, Path]:
+def _known(run: Run) -> dict[str, Path]:
     """The target's scores, where the check before the fits has them of the very model that points are made from."""
-    folder = job.folder / "evaluation" / "target_validation"
-    alike = job.recipe.merge.dtype == "same" and not job.recipe.select.four_bit
+    folder = run.folder / "evaluation" / "target_validation"
+    alike = run.recipe.merge.dtype == "same" and not run.recipe.select.four_bit
     return {TARGET: folder} if alike and (folder / REPORT_FILE).is_file() else {}

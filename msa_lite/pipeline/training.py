@@ -24,7 +24,7 @@ from msa_lite.io.manifest import is_finished
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.pipeline.folder import check_run_folder, locked
-from msa_lite.pipeline.training_job import StageJob, TrainingJob, prepare_training
+from msa_lite.pipeline.prepare_training import ReadyStage, TrainingRun, prepare_training
 from msa_lite.recipe import TrainingRecipe, dump_recipe, load_training
 from msa_lite.train import fit_inputs, fit_vector
 from msa_lite.train.scratch import write_start
@@ -105,29 +105,29 @@ def train_stages(
         try:
             if not (folder / "recipe.yaml").exists():  # the data may be kept in it, so it has to say whose it is
                 write_text(folder / "recipe.yaml", _HEADER + dump_recipe(recipe))
-            job = prepare_training(recipe, folder)
-            training = _Training(job, folder)
+            run = prepare_training(recipe, folder)
+            training = _Training(run, folder)
             made = training.models_made()
             check_space(folder, training.bytes_needed(made))
         except MsaError:
             if is_new:
                 shutil.rmtree(folder, ignore_errors=True)
             raise
-        write_text(folder / "recipe.yaml", _pinned(job))
-        return TrainingResult(folder, training.run(made, progress))
+        write_text(folder / "recipe.yaml", _pinned(run))
+        return TrainingResult(folder, training.train(made, progress))
 
 
 @dataclass(frozen=True)
 class _Training:
-    """The stages of a job, on the way to their models in a folder."""
+    """The stages of a run, on the way to their models in a folder."""
 
-    job: TrainingJob
+    run: TrainingRun
     folder: Path
 
     @property
-    def steps(self) -> list[StageJob | None]:
+    def steps(self) -> list[ReadyStage | None]:
         """What makes the models in their order; None is the making of a new start model."""
-        return [*([] if self.job.start.source else [None]), *self.job.stages]
+        return [*([] if self.run.start.source else [None]), *self.run.stages]
 
     def models_made(self) -> list[TrainedModel]:
         """The models that need not be made: the last one of those that are there, and all before it."""
@@ -139,7 +139,7 @@ class _Training:
             if is_finished(self.folder / _name(step), inputs):
                 made.append(self._describe(step, made, inputs))
                 present = len(made)
-            elif self.job.recipe.keep == "last" and model and model.inputs == digest(inputs):
+            elif self.run.recipe.keep == "last" and model and model.inputs == digest(inputs):
                 made.append(model)  # it has gone, and may have to
             else:
                 break
@@ -153,19 +153,19 @@ class _Training:
         missing = self.steps[len(made) :]
         if not missing:
             return 0
-        models = len(missing) if self.job.recipe.keep == "each" else min(2, len(missing))
-        saves = max(min(3, step.settings.epochs) for step in self.job.stages)
+        models = len(missing) if self.run.recipe.keep == "each" else min(2, len(missing))
+        saves = max(min(3, step.settings.epochs) for step in self.run.stages)
         begun = sum(path.stat().st_size for path in self.folder.glob("*.partial/**/*") if path.is_file())
-        return max(0, (4 * models + 12 * saves) * self.job.start.parameters - begun)
+        return max(0, (4 * models + 12 * saves) * self.run.start.parameters - begun)
 
-    def run(self, made: list[TrainedModel], progress: Progress) -> list[TrainedModel]:
+    def train(self, made: list[TrainedModel], progress: Progress) -> list[TrainedModel]:
         """Make what is missing. After every model it is written down what there is."""
         self._write_down(made)
         if strays := self._strays():
             logger.warning(
                 "%s: no stage of this training any more, and left as it is: %s", self.folder, ", ".join(strays)
             )
-        fits = [Step(step.name, "fit", sum(len(e.ids) for e in step.examples)) for step in self.job.stages]
+        fits = [Step(step.name, "fit", sum(len(e.ids) for e in step.examples)) for step in self.run.stages]
         announce(progress, fits)
         for step in self.steps[len(made) :]:
             inputs = self._inputs(step, made)
@@ -180,11 +180,11 @@ class _Training:
         return [path.name for path in sorted(self.folder.iterdir()) if path.name not in names and load_manifest(path)]
 
     def _make(
-        self, step: StageJob | None, made: Sequence[TrainedModel], inputs: dict[str, Any], progress: Progress
+        self, step: ReadyStage | None, made: Sequence[TrainedModel], inputs: dict[str, Any], progress: Progress
     ) -> None:
-        start, out = self.job.start, self.folder / _name(step)
+        start, out = self.run.start, self.folder / _name(step)
         if step is None:
-            write_start(out, start.config, start.tokenizer, self.job.recipe.seed, inputs)
+            write_start(out, start.config, start.tokenizer, self.run.recipe.seed, inputs)
             return
         fit_vector(
             self._source(made),
@@ -199,17 +199,17 @@ class _Training:
     def _source(self, made: Sequence[TrainedModel]) -> Source:
         """The model that the next stage goes on from."""
         if not made:
-            assert self.job.start.source is not None, "a new start model is made first"
-            return self.job.start.source
+            assert self.run.start.source is not None, "a new start model is made first"
+            return self.run.start.source
         folder = self.folder / made[-1].name
         return Source(str(folder), folder, made[-1].revision)
 
-    def _inputs(self, step: StageJob | None, made: Sequence[TrainedModel]) -> dict[str, Any]:
+    def _inputs(self, step: ReadyStage | None, made: Sequence[TrainedModel]) -> dict[str, Any]:
         if step is None:
-            return self.job.start.made_of or {}
+            return self.run.start.made_of or {}
         return fit_inputs(self._source(made), step.examples, step.settings)
 
-    def _describe(self, step: StageJob | None, made: Sequence[TrainedModel], inputs: dict[str, Any]) -> TrainedModel:
+    def _describe(self, step: ReadyStage | None, made: Sequence[TrainedModel], inputs: dict[str, Any]) -> TrainedModel:
         """What there is to say of a model that lies in its folder."""
         folder = self.folder / _name(step)
         model = TrainedModel(folder.name, digest(inputs), fetch(str(folder)).revision)
@@ -223,8 +223,8 @@ class _Training:
     def _write_down(self, made: Sequence[TrainedModel]) -> None:
         """Write the state and the history; then drop the models that are not to be kept."""
         write_json(self.folder / _STATE, [asdict(model) for model in made])
-        kept = made if self.job.recipe.keep == "each" else made[-1:]
-        source, folder = self.job.start.source, self.folder.resolve()  # it goes into recipes that lie elsewhere
+        kept = made if self.run.recipe.keep == "each" else made[-1:]
+        source, folder = self.run.start.source, self.folder.resolve()  # it goes into recipes that lie elsewhere
         start = [str(source.folder.resolve()) if source.is_folder else source.pinned()] if source else []
         checkpoints: list[dict[str, Any]] = [{"checkpoint": name, "seen_tokens": 0} for name in start]
         checkpoints += [{"checkpoint": str(folder / model.name), "seen_tokens": model.seen_tokens} for model in kept]
@@ -241,11 +241,11 @@ class _Training:
                 shutil.rmtree(self.folder / model.name, ignore_errors=True)
 
 
-def _name(step: StageJob | None) -> str:
+def _name(step: ReadyStage | None) -> str:
     return step.name if step else START
 
 
-def _last_loss(folder: Path, step: StageJob) -> float:
+def _last_loss(folder: Path, step: ReadyStage) -> float:
     """The mean loss of the last epoch's steps."""
     lines = [json.loads(line) for line in (folder / "train_log.jsonl").read_text("utf-8").splitlines()]
     losses = [line["loss"] for line in lines if line["epoch"] > step.settings.epochs - 1]
@@ -260,14 +260,14 @@ def _read_state(folder: Path) -> list[TrainedModel]:
         return []
 
 
-def _pinned(job: TrainingJob) -> str:
+def _pinned(run: TrainingRun) -> str:
     """The resolved recipe with commits for Hub repositories; what was learnt as comments."""
-    values = job.recipe.model_dump(mode="json") | {"model": job.start.name}
-    for stage, sources in zip(values["stages"], job.sources, strict=True):
+    values = run.recipe.model_dump(mode="json") | {"model": run.start.name}
+    for stage, sources in zip(values["stages"], run.sources, strict=True):
         for data, source in zip(
             stage["data"] if isinstance(stage["data"], list) else [stage["data"]], sources, strict=True
         ):
             data["revision"] = source.revision
-    notes = [f"# model: {job.start.source.revision}\n"] if job.start.source else []
-    notes += [f"# {stage.name}: {len(stage.examples)} rows, {stage.tokens} tokens an epoch\n" for stage in job.stages]
+    notes = [f"# model: {run.start.source.revision}\n"] if run.start.source else []
+    notes += [f"# {stage.name}: {len(stage.examples)} rows, {stage.tokens} tokens an epoch\n" for stage in run.stages]
     return _HEADER + "".join(notes) + dump_recipe(TrainingRecipe.model_validate(values))

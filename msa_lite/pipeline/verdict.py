@@ -12,8 +12,8 @@ from msa_lite.evals.outcome import weigh
 from msa_lite.evals.records import read_records
 from msa_lite.io.progress import Progress
 from msa_lite.io.seal import load_manifest
-from msa_lite.job import Job
 from msa_lite.pipeline.knowledge import FOLDER
+from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.stages import evaluate_prior, evaluations_beside
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.verdict import Verdict, judge, write_verdict
@@ -30,51 +30,51 @@ class Findings:
     examples: Sequence[SideBySide]
 
 
-def judge_run(job: Job, progress: Progress) -> Findings:
+def judge_run(run: Run, progress: Progress) -> Findings:
     """Return the verdict on a scored run and ten questions side by side; writes verdict.json into its folder.
 
     Without an ideal, the prior is asked the forget rows, too: it says what a model knows that never saw them.
     """
-    findings = _judge(job, progress)
-    write_verdict(findings.verdict, job.folder)
+    findings = _judge(run, progress)
+    write_verdict(findings.verdict, run.folder)
     return findings
 
 
-def _judge(job: Job, progress: Progress) -> Findings:
-    if job.test is None:
-        return Findings(NOTHING_SCORED if job.recipe.evaluate is None else "there are no rows to score", [])
-    if "ideal" not in job.sources:
-        evaluate_prior(job, "validation", progress)
-        evaluate_prior(job, "test", progress)
-    parts = _parts(job)
-    models = {name: _records(job, name, parts) for name in ("target", "unlearned", "ideal")}
+def _judge(run: Run, progress: Progress) -> Findings:
+    if run.test is None:
+        return Findings(NOTHING_SCORED if run.recipe.evaluate is None else "there are no rows to score", [])
+    if "ideal" not in run.sources:
+        evaluate_prior(run, "validation", progress)
+        evaluate_prior(run, "test", progress)
+    parts = _parts(run)
+    models = {name: _records(run, name, parts) for name in ("target", "unlearned", "ideal")}
     known = {name: records for name, records in models.items() if records}
-    prior = _prior(job, parts)
-    weighed = weigh(job.test.name, known | ({"prior": prior} if prior else {}))
-    examples = pick_examples(known, job.recipe.seed)
-    return Findings(weighed if isinstance(weighed, str) else judge(*weighed, _doubts_of_fits(job)), examples)
+    prior = _prior(run, parts)
+    weighed = weigh(run.test.name, known | ({"prior": prior} if prior else {}))
+    examples = pick_examples(known, run.recipe.seed)
+    return Findings(weighed if isinstance(weighed, str) else judge(*weighed, _doubts_of_fits(run)), examples)
 
 
-def _parts(job: Job) -> list[str]:
+def _parts(run: Run) -> list[str]:
     """Endings of the folders of what the run's models were asked: both parts where they are of the same benchmark."""
-    folder = job.folder / "evaluation"
-    both = job.validation is not None and job.test is not None and job.validation.name == job.test.name
+    folder = run.folder / "evaluation"
+    both = run.validation is not None and run.test is not None and run.validation.name == run.test.name
     whole = all((folder / f"{name}_validation").is_dir() for name in ("target", "unlearned"))
     return ["_validation", ""] if both and whole else [""]
 
 
-def _records(job: Job, name: str, parts: Sequence[str]) -> dict[str, list[Record]]:
+def _records(run: Run, name: str, parts: Sequence[str]) -> dict[str, list[Record]]:
     """A model's records by set, each row once; empty for one that was not asked all parts."""
-    folders = [job.folder / "evaluation" / f"{name}{part}" for part in parts]
+    folders = [run.folder / "evaluation" / f"{name}{part}" for part in parts]
     return _merged(folders) if all(folder.is_dir() for folder in folders) else {}
 
 
-def _prior(job: Job, parts: Sequence[str]) -> dict[str, list[Record]]:
+def _prior(run: Run, parts: Sequence[str]) -> dict[str, list[Record]]:
     """The prior's records of forget rows: of the parts, of the recipe's other runs, or of the check before the fits."""
     names = [f"prior{part}" for part in parts]
-    own = [job.folder / "evaluation" / name for name in names]
-    beside = [folder for name in names for folder in evaluations_beside(job, name)]
-    checked = [job.folder / "evaluation" / FOLDER / "prior"]
+    own = [run.folder / "evaluation" / name for name in names]
+    beside = [folder for name in names for folder in evaluations_beside(run, name)]
+    checked = [run.folder / "evaluation" / FOLDER / "prior"]
     return next((records for folders in (own, beside, checked) if (records := _merged(folders))), {})
 
 
@@ -86,11 +86,11 @@ def _merged(folders: Sequence[Path]) -> dict[str, list[Record]]:
     return {name: [records[index] for index in sorted(records)] for name, records in found.items()}
 
 
-def _doubts_of_fits(job: Job) -> list[str]:
+def _doubts_of_fits(run: Run) -> list[str]:
     """Return a line for each fit whose loss did not come near the target's, by the vectors' manifests."""
     doubts = []
-    for name in job.vector_names if job.plan.start == "prior" else ():
-        loss = (load_manifest(job.vector_folder(name)) or {}).get("fit", {}).get("loss", {})
+    for name in run.vector_names if run.plan.start == "prior" else ():
+        loss = (load_manifest(run.vector_folder(name)) or {}).get("fit", {}).get("loss", {})
         start, goal, tuned = (loss.get(key) for key in ("prior", "target", "tuned"))
         if start is None or goal is None or tuned is None or start <= goal:
             continue

@@ -12,6 +12,9 @@ from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.files import write_json
 
 REPORT_FILE = "report.json"
+# Metrics with a direction for which the paper prints no ratio: a p-value has orders of magnitude, not shares.
+WITHOUT_RATIO = frozenset({"forget_quality"})
+BEST_AT_ZERO = frozenset({"privleak"})
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from msa_lite.report.metrics import Metric, Report
-from msa_lite.report.ratios import BEST_AT_ZERO
+from msa_lite.report.metrics import BEST_AT_ZERO, Metric, Report
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -141,3 +141,8 @@ def markdown_table(reports: Mapping[str, Report]) -> str:
     lines += ["| " + " | ".join([group, *cells]) + " |" for group, cells in _rows(reports)]
     lines += [f"\n{note}." for note in notes(reports)]
     return "\n".join(lines) + "\n"
+
+
+def escape_markdown(text: str) -> str:
+    """Text whose signs mean nothing to Markdown."""
+    return re.sub(r"([\\|*`<\[\]])", r"\\\1", text)

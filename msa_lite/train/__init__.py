@@ -1,8 +1,9 @@
 """Fitting vectors: fine-tune a prior on rows and keep what changed, with the Hugging Face Trainer underneath."""
 
-from msa_lite.train.fit import FitSettings, check_mode, fit_inputs, fit_vector
+from msa_lite.train.fit import check_mode, fit_inputs, fit_vector
 from msa_lite.train.loop import epoch_folder
 from msa_lite.train.objective import AfterEpoch, Kept, Objective
+from msa_lite.train.settings import FitSettings
 from msa_lite.train.until import Until
 
 __all__ = [

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-import math
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from msa_lite.data import Example, pad_id
 from msa_lite.errors import StageError, UsageError
@@ -31,52 +30,13 @@ from msa_lite.io.progress import Progress, silent
 from msa_lite.train.loop import SAVES, SCORES, Loop
 from msa_lite.train.model import load_model, save_model
 from msa_lite.train.objective import AfterEpoch, Objective
+from msa_lite.train.settings import FitSettings
 from msa_lite.train.tries import Gauge, Tries
 from msa_lite.train.until import Until
 
 logger = logging.getLogger(__name__)
 
 _CPU_TOKENS = 4096  # tokens of a micro-batch on a CPU, where running out of memory cannot be caught
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """How a prior is tuned. Defaults follow the paper's TOFU runs (App. "Obtaining Forget and Retain Vectors").
-
-    batch_size: rows of one optimiser step; micro_batch_size: rows of one forward pass, a divisor of it, or "auto".
-    epochs: those of an open-ended fit at most. warmup_epochs: length of the linear warm-up, in the place of which
-    warmup_steps may say it in steps; afterwards the rate falls linearly to 0, or is constant, as `schedule` says.
-    Gradients are clipped to norm 1; the optimiser is AdamW. lora_targets: "all-linear" or names of modules.
-    """
-
-    mode: Literal["lora", "qlora", "full"] = "lora"
-    lora_rank: int = 32
-    lora_alpha: float = 64
-    lora_dropout: float = 0.0
-    lora_targets: str | tuple[str, ...] = "all-linear"
-    epochs: int = 5
-    learning_rate: float = 2e-4
-    weight_decay: float = 0.01
-    warmup_epochs: float = 1.0
-    batch_size: int = 32
-    micro_batch_size: int | Literal["auto"] = "auto"
-    schedule: Literal["linear", "constant"] = "linear"
-    seed: int = 0
-    warmup_steps: int | None = None
-
-    def count_warmup(self, steps_per_epoch: int) -> int:
-        """Return the steps of the warm-up."""
-        if self.warmup_steps is not None:
-            return self.warmup_steps
-        return math.floor(self.warmup_epochs * steps_per_epoch)
-
-    def describe(self) -> dict[str, Any]:
-        """What a manifest records: all that decides the result."""
-        said = {k: v for k, v in asdict(self).items() if self.mode != "full" or not k.startswith("lora_")}
-        if self.schedule == "linear":  # what was made before there was a choice stays known
-            del said["schedule"]
-        del said["warmup_epochs" if self.warmup_steps is not None else "warmup_steps"]
-        return said
 
 
 def fit_vector(

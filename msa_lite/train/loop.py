@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 from msa_lite.data import Example, make_collator, pad_id
 from msa_lite.errors import MsaError, NotFiniteError
 from msa_lite.io.manifest import discarded
+from msa_lite.io.precision import autocast, has_bf16
 from msa_lite.io.progress import Progress, tell
-from msa_lite.train.model import autocast, broken_weight, has_bf16
+from msa_lite.train.model import broken_weight
 from msa_lite.train.objective import AfterEpoch, Kept, Objective
 
 if TYPE_CHECKING:
-    from msa_lite.train.fit import FitSettings
+    from msa_lite.train.settings import FitSettings
     from msa_lite.train.tries import Gauge
 
 logger = logging.getLogger(__name__)

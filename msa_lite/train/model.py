@@ -8,43 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from msa_lite.errors import UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG
+from msa_lite.io.added_rows import cut_adapter, extend, without_added_rows
 from msa_lite.io.files import write_json
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import load_whole
 from msa_lite.io.manifest import discarded
+from msa_lite.io.precision import has_bf16, nf4
 from msa_lite.io.quiet import without_bars
 from msa_lite.io.vocabulary import AddedRows
-from msa_lite.train.vocabulary import cut_adapter, extend, without_added_rows
 
 if TYPE_CHECKING:
-    from msa_lite.train.fit import FitSettings
-
-
-def has_bf16() -> bool:
-    """Whether the device computes in bf16."""
-    import torch
-
-    return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-
-
-def autocast(model: Any) -> Any:
-    """The context of a fit's forward passes, for those that the Trainer does not run: bf16 where the device has it."""
-    import torch
-
-    return torch.autocast(model.device.type, torch.bfloat16, enabled=has_bf16())
-
-
-def nf4() -> Any:
-    """How models are held in 4-bit: NF4 with double quantisation (Dettmers et al., 2023), computing in bf16 or fp32."""
-    import torch
-    from transformers import BitsAndBytesConfig
-
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16 if has_bf16() else torch.float32,
-    )
+    from msa_lite.train.settings import FitSettings
 
 
 def load_model(folder: Path, settings: FitSettings, added: AddedRows | None = None) -> Any:

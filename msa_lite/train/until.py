@@ -12,7 +12,7 @@ import numpy as np
 from msa_lite.data import IGNORE, Example, make_collator
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.hub import Source
-from msa_lite.train.model import autocast
+from msa_lite.io.precision import autocast
 
 SAMPLE = 64  # rows that are measured, at most
 _FACTOR = 3.0  # between the rates of two tries

@@ -50,8 +50,9 @@ from msa_lite.baselines.reference import ReferenceCache
 from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import IGNORE, Example
 from msa_lite.io.hub import Source
-from msa_lite.train.fit import FitSettings
-from msa_lite.train.model import autocast, has_bf16, load_model
+from msa_lite.io.precision import autocast, has_bf16
+from msa_lite.train.model import load_model
+from msa_lite.train.settings import FitSettings
 
 KL = "grad_diff, kl"
 NAMES = (*METHODS, KL)

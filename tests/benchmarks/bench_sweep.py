@@ -45,16 +45,16 @@ from typing import Any
 
 import numpy as np
 
+from msa_lite.choose.candidates import candidate_name
+from msa_lite.choose.four_bit import load_with_adapters, set_strengths
+from msa_lite.choose.rules import Metrics
 from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import DataSource, Template, load_rows
 from msa_lite.demo import make_groups
-from msa_lite.evals.candidates import candidate_name
 from msa_lite.evals.models import load_model
-from msa_lite.evals.points import load_with_adapters, set_strengths
-from msa_lite.evals.selection import Metrics
-from msa_lite.job import Job, prepare
 from msa_lite.merger import merge
 from msa_lite.pipeline.msa import msa_plan
+from msa_lite.pipeline.prepare import Run, prepare
 from msa_lite.pipeline.stages import validation_of
 from msa_lite.pipeline.strengths import choose_strengths
 from msa_lite.recipe import Recipe
@@ -108,7 +108,7 @@ def write_inputs(options: argparse.Namespace) -> None:
             model = stored.unload()
 
 
-def load_job(options: argparse.Namespace, grid: int) -> Job:
+def load_job(options: argparse.Namespace, grid: int) -> Run:
     """The sweep of grid × grid points as a recipe says it, prepared; half of its rows are for the choice."""
     work = options.work
     strengths = [round((i + 1) / grid, 3) for i in range(grid)]

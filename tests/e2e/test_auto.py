@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import msa_lite
+from msa_lite.choose import validation
 from msa_lite.errors import StageError, UsageError
-from msa_lite.evals import validation
 from msa_lite.evals.models import Runner
 from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.pipeline import merge_arguments

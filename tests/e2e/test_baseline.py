@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM
 
 import msa_lite
 from msa_lite.baselines.methods import METHODS, TASK_VECTOR
+from msa_lite.choose.candidates import candidate_name
+from msa_lite.choose.choice import load_choice
 from msa_lite.errors import MismatchError, StageError
-from msa_lite.evals.candidates import candidate_name
-from msa_lite.evals.choice import load_choice
 from msa_lite.io.files import hash_file
 from msa_lite.io.hub import fetch
 from msa_lite.io.seal import load_manifest, verify_folder

@@ -19,9 +19,9 @@ from msa_lite.evals.models import model_identity
 from msa_lite.io.files import canonical_json
 from msa_lite.io.hub import Source
 from msa_lite.io.progress import silent
-from msa_lite.job import prepare
 from msa_lite.pipeline import stages, strengths
 from msa_lite.pipeline.msa import msa_plan
+from msa_lite.pipeline.prepare import prepare
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.train import fit_inputs
 from tests.identity_recipes import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, rows_of, write_place

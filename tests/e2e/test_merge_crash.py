@@ -23,7 +23,7 @@ from pathlib import Path
 
 from msa_lite.io.seal import JOURNAL, verify_folder
 from msa_lite.merger import merge
-import filelock, msa_lite.mergekit, yaml  # what a merge loads on its way
+import filelock, msa_lite.merger.mergekit, yaml  # what a merge loads on its way
 
 options, kills = json.loads(sys.argv[1]), int(sys.argv[2])
 out = Path(options["out"])
@@ -163,7 +163,7 @@ import json, os, sys
 from msa_lite.errors import OutputError
 from msa_lite.io.manifest import verify_folder
 from msa_lite.merger import merge
-import filelock, msa_lite.mergekit, shutil, yaml
+import filelock, msa_lite.merger.mergekit, shutil, yaml
 
 options, rounds, won = json.loads(sys.argv[1]), int(sys.argv[2]), []
 for _ in range(rounds):

@@ -19,9 +19,9 @@ from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.io.tokenizer import tokenizer_files
-from msa_lite.job import Job, prepare
 from msa_lite.pipeline import merge_arguments, run_vectors
 from msa_lite.pipeline.msa import msa_plan
+from msa_lite.pipeline.prepare import Run, prepare
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli
 from tests.handmade import read_checkpoint
@@ -30,7 +30,7 @@ from tests.own_models import add_turn_token, drop_tokenizer, load, make_lora, pa
 EMBED = "model.embed_tokens.weight"
 
 
-def prepared(recipe: dict[str, Any]) -> Job:
+def prepared(recipe: dict[str, Any]) -> Run:
     loaded = load_recipe(recipe)
     return prepare(loaded, msa_plan(loaded))
 

@@ -13,8 +13,7 @@ import yaml
 import msa_lite
 from msa_lite.data import PromptSettings
 from msa_lite.errors import MsaError, UsageError
-from msa_lite.job import Job, Plan, prepare
-from msa_lite.job.prepare import load_data
+from msa_lite.pipeline.prepare import Run, RunPlan, load_data, prepare
 from msa_lite.pipeline.prompting import evaluation_arguments, show_prompt
 from msa_lite.recipe import load_recipe
 from tests.conftest import save_checkpoint, tiny_model
@@ -77,10 +76,10 @@ def write(recipe: dict[str, Any], folder: Path) -> str:
     return str(path)
 
 
-def prepared(given: Any, *overrides: str) -> Job:
+def prepared(given: Any, *overrides: str) -> Run:
     """The recipe with its inputs; nothing is to be chosen."""
     recipe = load_recipe(given, overrides)
-    return prepare(recipe, Plan("msa", Path(recipe.output), "prior", choice=False, vectors=("forget",)))
+    return prepare(recipe, RunPlan("msa", Path(recipe.output), "prior", choice=False, vectors=("forget",)))
 
 
 # recipes validate --show-prompt
@@ -210,7 +209,7 @@ def test_auto_is_settled_in_the_runs_recipe_and_not_asked_twice(
     given: dict[str, Any], tmp_path: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tiny model knows nothing, so its best form is doubted; but it is taken, and kept."""
-    from msa_lite.job import prompting
+    from msa_lite.pipeline import prepare_prompt as prompting
 
     given |= {"prompt": "auto", "vector": {"lora": {"rank": 1}, "epochs": 2, "warmup_epochs": 0}, "evaluate": None}
     given["forget"]["alpha"], given["retain"]["beta"] = 1.0, 0.0

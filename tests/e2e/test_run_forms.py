@@ -12,7 +12,7 @@ import yaml
 import msa_lite
 from msa_lite.errors import RecipeError
 from msa_lite.io.seal import verify_folder
-from msa_lite.mergekit import read_recipe
+from msa_lite.merger.mergekit import read_recipe
 from tests.forks import fork_cli
 
 

@@ -13,7 +13,7 @@ import transformers
 
 import msa_lite
 from msa_lite.pipeline import run_vectors
-from msa_lite.pipeline.training_job import prepare_training
+from msa_lite.pipeline.prepare_training import prepare_training
 from msa_lite.recipe import load_training
 from msa_lite.recipe.schema import Lora, VectorSpec
 from msa_lite.recipe.training import Training

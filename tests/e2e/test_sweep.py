@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 import msa_lite
+from msa_lite.choose.candidates import candidate_name
+from msa_lite.choose.grid import refined
 from msa_lite.errors import StageError, UsageError
-from msa_lite.evals.candidates import candidate_name
-from msa_lite.evals.grid import refined
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import read_records
 from msa_lite.io.checkpoint import load_checkpoint
@@ -219,7 +219,7 @@ for how, output in (("after", first), ("inside", second)):
 def test_a_killed_sweep_goes_on_and_ends_in_the_same_hashes(
     swept: tuple[dict[str, Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from msa_lite.evals import validation
+    from msa_lite.choose import validation
 
     recipe, whole = swept
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))

@@ -36,7 +36,7 @@ MEET = """
 import os, sys, time
 from pathlib import Path
 from msa_lite.cli import main
-from msa_lite.evals.validation import Validation
+from msa_lite.choose.validation import Validation
 
 meet, own = Path(sys.argv.pop(1)), Validation.score_into
 

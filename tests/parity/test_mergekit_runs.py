@@ -22,7 +22,7 @@ import yaml
 from safetensors.torch import load_file
 
 import msa_lite
-from msa_lite.mergekit import MergeRequest, Reference, command_line, read_recipe, write_recipe
+from msa_lite.merger.mergekit import MergeRequest, Reference, command_line, read_recipe, write_recipe
 
 pytest.importorskip("mergekit", reason="mergekit is not installed")
 

@@ -13,15 +13,15 @@ import torch
 from filelock import FileLock
 
 from msa_lite import merge
+from msa_lite.choose.four_bit import Points, load_with_adapters, set_strengths
+from msa_lite.choose.rules import Exposure
 from msa_lite.data import Prompter, Template
 from msa_lite.evals.models import load_model
-from msa_lite.evals.points import Points, load_with_adapters, set_strengths
-from msa_lite.evals.selection import Exposure
 from msa_lite.io.hub import fetch
-from msa_lite.job import Job, Plan
-from msa_lite.job.questions import Questions
 from msa_lite.pipeline import loaded
 from msa_lite.pipeline.loaded import LoadedTarget
+from msa_lite.pipeline.prepare import Run, RunPlan
+from msa_lite.pipeline.prepare_questions import Questions
 from msa_lite.recipe import Recipe
 from tests.conftest import save_checkpoint, tiny_tokenizer
 
@@ -31,13 +31,13 @@ POINTS = [(0.75, 0.5), (0.0, 1.0), (1.5, 0.0), (0.0, 0.0), (0.75, 0.5), (0.25, 2
 IDS = torch.arange(40)[None]
 
 
-def make_job(target: Path, prior: Path, folder: Path, **merge_options: Any) -> Job:
+def make_job(target: Path, prior: Path, folder: Path, **merge_options: Any) -> Run:
     """What the loaded target asks of a job: models, how they are merged, and where."""
     given = {"target": str(target), "prior": str(prior), "forget": {"data": {"path": "none.jsonl"}}, "seed": 3}
     recipe = Recipe.model_validate(given | {"merge": merge_options, "output": str(folder)})
-    return Job(
+    return Run(
         recipe=recipe,
-        plan=Plan("msa", folder, "prior", True, ("forget", "retain")),
+        plan=RunPlan("msa", folder, "prior", True, ("forget", "retain")),
         sources={"target": fetch(str(target)), "prior": fetch(str(prior))},
         data={},
         prompter=Prompter.build(tiny_tokenizer(), "plain", Template()),
@@ -53,7 +53,7 @@ def logits(model: Any) -> torch.Tensor:
         return model(input_ids=IDS).logits.clone()
 
 
-def merged_logits(job: Job, vectors: Mapping[str, Path], point: tuple[float, float], out: Path) -> torch.Tensor:
+def merged_logits(job: Run, vectors: Mapping[str, Path], point: tuple[float, float], out: Path) -> torch.Tensor:
     """Those of the model that `merge` writes, loaded again."""
     alpha, beta = point
     settings, retain = job.recipe.merge, vectors.get("retain")
@@ -69,7 +69,7 @@ def strengths(vectors: Mapping[str, Path], point: tuple[float, float]) -> dict[s
     return {name: (folder, point[name == "retain"]) for name, folder in vectors.items()}
 
 
-def assert_points_are_merges(job: Job, vectors: Mapping[str, Path], scratch: Path) -> None:
+def assert_points_are_merges(job: Run, vectors: Mapping[str, Path], scratch: Path) -> None:
     """Every point's logits are the merged model's, bit for bit, and afterwards the target is as it was."""
     target = LoadedTarget(job)
     found = [logits(target.merged(strengths(vectors, point))) for point in POINTS]
@@ -133,7 +133,7 @@ def test_vectors_may_come_and_go(make_checkpoint: Make, make_adapter: Make, tmp_
 
 
 @pytest.fixture
-def mixtral(tmp_path: Path) -> Job:
+def mixtral(tmp_path: Path) -> Run:
     """Its experts are a tensor each in the files, and one tensor in memory. The forget vector is tmp_path/forget."""
     from transformers import MixtralConfig, MixtralForCausalLM
 
@@ -148,7 +148,7 @@ def mixtral(tmp_path: Path) -> Job:
 
 
 def test_a_model_that_lies_otherwise_in_memory_is_tried_by_way_of_the_disk(
-    mixtral: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mixtral: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
     read: list[Path] = []
@@ -163,7 +163,7 @@ def test_a_model_that_lies_otherwise_in_memory_is_tried_by_way_of_the_disk(
     assert "not held in memory as it is stored, so each candidate is merged to the disk" in told[0]
 
 
-def test_processes_that_try_points_by_way_of_the_disk_take_turns(mixtral: Job, tmp_path: Path) -> None:
+def test_processes_that_try_points_by_way_of_the_disk_take_turns(mixtral: Run, tmp_path: Path) -> None:
     theirs = tmp_path / "run/candidate/model.safetensors"
     theirs.parent.mkdir(parents=True)
     theirs.write_text("what another process is loading")

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
+from msa_lite.choose.candidates import TARGET, WORK, Candidates, State, Values, Work, candidate_name
+from msa_lite.choose.choice import Check, choose, help_choose
+from msa_lite.choose.rules import Exposure
+from msa_lite.choose.validation import BROKEN, Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import NotFiniteError, StageError
-from msa_lite.evals.candidates import TARGET, WORK, Candidates, State, Values, Work, candidate_name
-from msa_lite.evals.choice import Check, choose, help_choose
 from msa_lite.evals.qa import Qa
-from msa_lite.evals.selection import Exposure
-from msa_lite.evals.validation import BROKEN, Validation
 from msa_lite.report import Metric, Report, load_report, write_report
 from tests.conftest import tiny_tokenizer
 
@@ -215,7 +215,7 @@ def test_who_comes_when_the_choice_is_made_has_nothing_to_do(validation: Counted
 def test_who_computes_other_inputs_raises_where_the_work_is_open_by_now_and_else_waits(
     work: Work, validation: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("msa_lite.evals.choice._PATIENCE", 0.3)
+    monkeypatch.setattr("msa_lite.choose.choice._PATIENCE", 0.3)
 
     @contextmanager
     def stopped(folder: Path) -> Iterator[Check]:

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
+from msa_lite.choose import candidates as module
+from msa_lite.choose import drawing as pictures
+from msa_lite.choose.candidates import TARGET, Candidates, Values, candidate_name
+from msa_lite.choose.choice import choose, load_choice
+from msa_lite.choose.rules import Condition, Constrained, Exposure, PaperScore, Rule
+from msa_lite.choose.validation import BROKEN, Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError, UsageError
-from msa_lite.evals import candidates as module
-from msa_lite.evals import pictures
 from msa_lite.evals.benchmark import Item, ItemSet
-from msa_lite.evals.candidates import TARGET, Candidates, Values, candidate_name
-from msa_lite.evals.choice import choose, load_choice
 from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.qa import Qa
-from msa_lite.evals.selection import Condition, Constrained, Exposure, PaperScore, Rule
-from msa_lite.evals.validation import BROKEN, Validation
 from msa_lite.io.manifest import stage_folder
 from msa_lite.io.seal import verify_folder
 from msa_lite.pipeline import merge_arguments

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import msa_lite
+from msa_lite.compare.comparison import Comparison, compare
+from msa_lite.compare.formats import FORMATS
 from msa_lite.data import DataSource
 from msa_lite.errors import MismatchError
 from msa_lite.evals.benchmark import Benchmark, Record, Records
-from msa_lite.evals.common import compare
 from msa_lite.evals.evaluation import ideal_identity
 from msa_lite.evals.qa import Qa
 from msa_lite.evals.records import read_records, write_records
@@ -21,7 +22,7 @@ from msa_lite.evals.restor import Restor
 from msa_lite.evals.tofu import Tofu
 from msa_lite.io.files import digest
 from msa_lite.io.manifest import stage_folder
-from msa_lite.report import FORMATS, Comparison, Metric, Report, write_report
+from msa_lite.report import Metric, Report, write_report
 from tests.command import run_cli
 from tests.report_folders import JUDGE, made_by
 

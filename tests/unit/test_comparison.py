@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from msa_lite.compare.comparison import Comparison, compare
+from msa_lite.compare.formats import latex_comparison, markdown_comparison
 from msa_lite.errors import FormatError, MismatchError, UsageError
-from msa_lite.report import Comparison, compare, write_report
-from msa_lite.report.formats import latex_comparison, markdown_comparison
+from msa_lite.report import write_report
 from tests.report_folders import IDEAL, JUDGE, TARGET, made_by, make_report, make_run, put
 
 GOOD = {"acc_forget": 0.84, "extraction_strength": 0.07, "model_utility": 0.54, "forget_quality": 0.6}
@@ -204,8 +205,7 @@ def test_what_is_not_a_finite_number_is_missing_for_that_reason(tmp_path: Path) 
     ("other", "told"),
     [
         ({"benchmark": "qa"}, "benchmark qa, not tofu"),
-        ({"split": "forget05"}, "split 'forget05', not 'forget10', other questions"),
-        ({"sets": {"forget": {"rows": 39, "sha256": "f"}}}, "other questions"),
+        ({"split": "forget05"}, "split 'forget05', not 'forget10'"),
         ({"prompt": {"kind": "chat"}, "compat": ["es_floor"]}, "other prompt, other compat"),
         ({"few_shot": 5}, "other few_shot"),
     ],
@@ -223,7 +223,7 @@ def test_reports_of_other_questions_cannot_stand_side_by_side(other: dict[str, A
 def test_a_whole_split_and_its_test_part_are_told_apart(tmp_path: Path) -> None:
     one = make_run(tmp_path / "one", msa=GOOD)
     several = make_run(tmp_path / "several", msa=GOOD, options={"split": "forget10 test"})
-    with pytest.raises(MismatchError, match="split 'forget10 test', not 'forget10'"):
+    with pytest.raises(MismatchError, match="on different rows, and cannot be computed anew"):
         compare([one, several])
     assert "scores are on the test part of forget10" in " ".join(compare([several]).notes)
 

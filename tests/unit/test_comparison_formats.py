@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from msa_lite.report import FORMATS, Comparison, compare
+from msa_lite.compare.comparison import Comparison, compare
+from msa_lite.compare.formats import FORMATS
 from tests.command import run_cli
 from tests.report_folders import make_run
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.doubts import few_rows, strength_advice
-from msa_lite.evals.selection import Rank
+from msa_lite.choose.doubts import few_rows, strength_advice
+from msa_lite.choose.rules import Rank
 
 ENOUGH, LOST = Rank(True, 1.0, 0.97, "enough"), Rank(False, -0.3, aim="gentler", note="keeps 70%, 90% wanted")
 

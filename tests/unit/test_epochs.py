@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from msa_lite.choose.rules import Condition, Constrained
+from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.evals.qa import Qa
-from msa_lite.evals.selection import Condition, Constrained
-from msa_lite.evals.validation import Validation
 from msa_lite.pipeline import epochs as module
 from msa_lite.pipeline.epochs import BestEpoch
 from msa_lite.report import Metric, Report, write_report

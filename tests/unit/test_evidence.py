@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from msa_lite.evals.evidence import Evidence, Metrics, read_pairs, surely_misses
-from msa_lite.evals.kept import kept_share, lost_too_much
+from msa_lite.choose.evidence import Evidence, Metrics, read_pairs, surely_misses
+from msa_lite.choose.kept import kept_share, lost_too_much
+from msa_lite.choose.rules import Condition, Constrained, Exposure, Rank, exposure
 from msa_lite.evals.records import write_records
-from msa_lite.evals.selection import Condition, Constrained, Exposure, Rank, exposure
 
 Scores = Sequence[tuple[float, float]]
 

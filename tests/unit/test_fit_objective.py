@@ -18,12 +18,12 @@ from msa_lite.baselines.methods import settings_grid
 from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.baselines.passes import make_batch
 from msa_lite.baselines.reference import ReferenceCache
+from msa_lite.choose.rules import Exposure
+from msa_lite.choose.validation import Validation
 from msa_lite.data import Example, Prompter, Row, Template
 from msa_lite.evals import models
 from msa_lite.evals.models import Runner
 from msa_lite.evals.qa import load_qa
-from msa_lite.evals.selection import Exposure
-from msa_lite.evals.validation import Validation
 from msa_lite.io.hub import fetch
 from msa_lite.io.seal import load_manifest
 from msa_lite.report import load_report

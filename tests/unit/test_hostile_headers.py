@@ -205,7 +205,7 @@ def test_a_checkpoints_dtype_is_that_of_most_of_its_bytes(tmp_path: Path, sizes:
 
 def test_a_tensor_without_numbers_is_compared_at_once() -> None:
     from msa_lite.io.blocks import Files
-    from msa_lite.vectors import _is_copy
+    from msa_lite.merger.vectors import _is_copy
 
     entry = TensorEntry("a", Path("none"), "F32", (1 << 59, 0), 8, 0)
     assert _is_copy(Files(), entry, entry)

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from msa_lite.choose.candidates import Candidates
+from msa_lite.choose.rules import Exposure, PaperScore
+from msa_lite.choose.search import StrengthSearch
+from msa_lite.choose.validation import Validation
 from msa_lite.data import DataSource
 from msa_lite.evals import evaluate, evaluation, harness
-from msa_lite.evals.candidates import Candidates
 from msa_lite.evals.judge import JudgeSettings
-from msa_lite.evals.search import StrengthSearch
-from msa_lite.evals.selection import Exposure, PaperScore
-from msa_lite.evals.validation import Validation
 from msa_lite.io.manifest import stage_folder
 from msa_lite.io.seal import load_manifest
 from tests.identity import Change, Stop, assert_all_named, assert_not_told_apart, assert_told_apart, one_each

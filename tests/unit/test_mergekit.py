@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from msa_lite.errors import UsageError
-from msa_lite.mergekit import MergeRequest, Reference, command_line, read_recipe, write_recipe
+from msa_lite.merger.mergekit import MergeRequest, Reference, command_line, read_recipe, write_recipe
 
 T, F, R, P = (Reference(name) for name in ("org/target", "org/forget", "org/retain", "org/prior"))
 FORMS = ("org/target", "org/forget", "org/retain", "org/prior")

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from msa_lite.choose.pictures import forget_retain, heat_map, write_pictures
+from msa_lite.choose.table import Candidate, Sweep
 from msa_lite.errors import UsageError
-from msa_lite.report import Candidate, Metric, Sweep, write_pictures
-from msa_lite.report.pictures import forget_retain, heat_map
+from msa_lite.report import Metric
 
 GRID = [(alpha, beta) for alpha in (0.0, 0.5, 1.0) for beta in (0.0, 1.0, 2.0)]
 
@@ -213,14 +214,16 @@ def test_matplotlib_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.Mon
 def test_neither_import_nor_drawing_touches_what_is_global(tmp_path: Path) -> None:
     code = f"""
 import json, sys
-import msa_lite.report as report
+from msa_lite.choose.pictures import write_pictures
+from msa_lite.choose.table import Candidate, Sweep
+from msa_lite.report import Metric
 early = sorted({{"matplotlib", "rich"}} & set(sys.modules))
-metrics = {{"rouge_l_f": report.Metric(0.5, 9, 0.1, False), "rouge_l_r": report.Metric(0.5, 9, 0.1, True)}}
-found = [report.Candidate({{"alpha": a, "beta": b}}, metrics, a + b) for a in (0, 1) for b in (0, 1)]
-sweep = report.Sweep(found, metrics, None, found[-1].values, "exposure", "rows")
+metrics = {{"rouge_l_f": Metric(0.5, 9, 0.1, False), "rouge_l_r": Metric(0.5, 9, 0.1, True)}}
+found = [Candidate({{"alpha": a, "beta": b}}, metrics, a + b) for a in (0, 1) for b in (0, 1)]
+sweep = Sweep(found, metrics, None, found[-1].values, "exposure", "rows")
 import matplotlib
 before = list(dict.items(matplotlib.rcParams))  # as they are stored: asking for the backend loads pyplot
-paths = report.write_pictures(sweep, __import__("pathlib").Path({str(tmp_path)!r}))
+paths = write_pictures(sweep, __import__("pathlib").Path({str(tmp_path)!r}))
 same = before == list(dict.items(matplotlib.rcParams))
 print(json.dumps([early, len(paths), "matplotlib.pyplot" in sys.modules, same]))
 """

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from msa_lite.report import Candidate, Metric, Sweep, points_csv, points_markdown, points_table, shown_metrics
+from msa_lite.choose.table import Candidate, Sweep, points_csv, points_markdown, points_table, shown_metrics
+from msa_lite.report import Metric
 
 
 def metric(value: float | None, up: bool = False, n: int = 60, stderr: float | None = 0.02) -> Metric:

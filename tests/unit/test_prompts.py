@@ -168,7 +168,7 @@ def test_the_published_prompt_ends_in_an_end_token_as_open_unlearning_has_it() -
     ],
 )
 def test_what_renders_says_the_section_of_a_recipe_that_stands_for_it(settings: PromptSettings) -> None:
-    from msa_lite.job import prompt_settings
+    from msa_lite.pipeline.prepare_prompt import prompt_settings
     from msa_lite.recipe import Prompt
 
     prompter = make_prompter(chat_tokenizer(SMOL), settings)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from msa_lite.compare.published import load_published, published_tables
 from msa_lite.errors import UsageError
-from msa_lite.report import load_published, published_tables
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "msa-paper.tex"
 FIGURE = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e-\d+)?(?![\w.])")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.report import Ratio, load_published, published_tables, ratios
-from msa_lite.report.ratios import WITHOUT_RATIO, best_values
+from msa_lite.compare.published import load_published, published_tables
+from msa_lite.compare.ratios import WITHOUT_RATIO, Ratio, best_values, ratios
 
 REACHED = Ratio(1.0, reached=True)
 LAST_DIGIT = 0.005 + 1e-9  # by which a figure with two decimals may be off

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from msa_lite.baselines.methods import check_grids
+from msa_lite.choose.rules import Condition
 from msa_lite.errors import RecipeError, UsageError
-from msa_lite.evals.selection import Condition
 from msa_lite.recipe import (
     Recipe,
     TrainingRecipe,

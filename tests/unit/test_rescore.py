@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.choice import Choice
-from msa_lite.evals.selection import Rank
+from msa_lite.choose.choice import Choice
+from msa_lite.choose.rules import Rank
 from msa_lite.pipeline import strengths
 from msa_lite.pipeline.strengths import Swept, rescore
 

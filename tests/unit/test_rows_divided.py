@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from msa_lite.choose.division import FEWEST, PASSAGE, divide_rows
 from msa_lite.data import Row
-from msa_lite.job.division import FEWEST, PASSAGE, divide_rows
 
 
 def questions(count: int) -> list[Row]:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.evals import scoring, selection
-from msa_lite.evals.selection import PaperScore
+from msa_lite.choose import rules as selection
+from msa_lite.choose.rules import PaperScore
+from msa_lite.evals import scoring
 
 many = settings(max_examples=50, deadline=None)
 matches = st.lists(st.booleans(), min_size=1, max_size=30).map(np.array)

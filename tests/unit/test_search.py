@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.evals.search import LARGEST, SMALLEST, Point, Scored, StrengthSearch, best_point
-from msa_lite.evals.selection import Condition, Constrained, Exposure, Metrics, PaperScore, Rank, Rule
+from msa_lite.choose.rules import Condition, Constrained, Exposure, Metrics, PaperScore, Rank, Rule
+from msa_lite.choose.search import LARGEST, SMALLEST, Point, Scored, StrengthSearch, best_point
 
 Model = Callable[[float, float], Rank | str]
 TARGET = {"rouge_l_f": 1.0, "extraction_strength": 1.0, "rouge_l_r": 1.0, "model_utility": 1.0}

@@ -6,9 +6,8 @@ import math
 
 import pytest
 
-from msa_lite.errors import DataError, UsageError
-from msa_lite.evals import selection
-from msa_lite.evals.selection import (
+from msa_lite.choose import rules as selection
+from msa_lite.choose.rules import (
     PAPER_SCORES,
     Condition,
     Exposure,
@@ -20,6 +19,7 @@ from msa_lite.evals.selection import (
     check_rule,
     make_rule,
 )
+from msa_lite.errors import DataError, UsageError
 
 TARGET = {
     "rouge_l_f": 1.0, "accuracy_f": 0.9, "extraction_strength": 1.0,

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from msa_lite.choose import validation as module
+from msa_lite.choose.candidates import TARGET, Candidates, Values, candidate_name
+from msa_lite.choose.choice import choose
+from msa_lite.choose.rules import Condition, Constrained, Exposure, Rule
+from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Row, Template
-from msa_lite.evals import validation as module
-from msa_lite.evals.candidates import TARGET, Candidates, Values, candidate_name
-from msa_lite.evals.choice import choose
 from msa_lite.evals.models import load_model
 from msa_lite.evals.qa import load_qa
-from msa_lite.evals.selection import Condition, Constrained, Exposure, Rule
-from msa_lite.evals.validation import Validation
 from msa_lite.report import load_report
 from tests.conftest import tiny_model, tiny_tokenizer
 

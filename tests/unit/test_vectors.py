@@ -16,7 +16,7 @@ from msa_lite.errors import FormatError, MismatchError, UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, load_adapter
 from msa_lite.io.blocks import Files, Scratch
 from msa_lite.io.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
-from msa_lite.vectors import (
+from msa_lite.merger.vectors import (
     Delta,
     Difference,
     Dora,
@@ -236,7 +236,7 @@ def test_a_prior_that_does_not_fit_what_needs_it_is_refused(
 def test_copies_are_the_priors_or_the_targets_values_as_their_dtype_holds_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: Checkpoint, prior: Checkpoint, copy: Any, is_known: Any
 ) -> None:
-    monkeypatch.setattr("msa_lite.vectors._BLOCK", 12)  # two rows at a time
+    monkeypatch.setattr("msa_lite.merger.vectors._BLOCK", 12)  # two rows at a time
     folder = make_adapter(tmp_path / "a", EMBEDDING | {"embed.base_layer.weight": copy})
     if is_known:
         vector = load_vector(folder, target, prior)

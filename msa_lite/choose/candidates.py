@@ -18,9 +18,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from msa_lite.choose.search import StrengthSearch
+from msa_lite.choose.validation import Validation
 from msa_lite.errors import NotFiniteError
-from msa_lite.evals.search import StrengthSearch
-from msa_lite.evals.validation import Validation
 from msa_lite.io.files import digest, write_json
 from msa_lite.io.seal import MANIFEST
 from msa_lite.report.metrics import REPORT_FILE

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msa_lite.choose.rules import Rank
 from msa_lite.evals.benchmark import Benchmark
-from msa_lite.evals.selection import Rank
 
 FEW = 10  # rows of a set, of which a tenth is one row
 WHOLE = "all"  # the split of rows that are not divided

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-# Metrics with a direction for which the paper prints no ratio: a p-value has orders of magnitude, not shares.
-WITHOUT_RATIO = frozenset({"forget_quality"})
-BEST_AT_ZERO = frozenset({"privleak"})
-
 
 @dataclass(frozen=True)
 class Ratio:

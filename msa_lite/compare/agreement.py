@@ -7,16 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from msa_lite.compare.entries import Entry
+from msa_lite.compare.published import PublishedTable
 from msa_lite.errors import MismatchError, join_faults
-from msa_lite.report.entries import Entry
 from msa_lite.report.metrics import Report
-from msa_lite.report.published import PublishedTable
 
 TEST = " test"  # ends the split of what is left when some rows were used for a choice
 # Settings that say what was asked and how, with what a message calls them; the last four are lm-eval's.
-_ASKED = {"prompt": "prompt", "sets": "questions", "compat": "compat"} | {
-    name: name for name in ("tasks", "few_shot", "limit", "seed")
-}
+_ASKED = {"prompt": "prompt", "compat": "compat"} | {name: name for name in ("tasks", "few_shot", "limit", "seed")}
 _JUDGED = frozenset({"acc_forget", "acc_recover", "acc_retain", "accuracy", "accuracy_corrupted", "accuracy_other"})
 # What `evals.common` says in a report's settings of the evaluation that it was taken from.
 TAKEN_FROM = "taken_from"
@@ -42,17 +40,17 @@ def same_rows(entries: Sequence[Entry]) -> bool:
     return all(other == rows[0] for other in rows)
 
 
-def check_agreement(entries: Sequence[Entry], table: PublishedTable | None = None, any_rows: bool = False) -> None:
+def check_agreement(entries: Sequence[Entry], table: PublishedTable | None = None) -> None:
     """Raise MismatchError where benchmark, split, questions, prompt or compat of two reports differ, with all faults.
 
-    A published table has to be of the reports' benchmark and split. Different judges are no fault. any_rows: nor are
-    other rows of the same split.
+    A published table has to be of the reports' benchmark and split. Different judges are no fault,
+    nor are other rows of the same split.
     """
     if not entries:
         return
     first, faults = entries[0], []
     for entry in entries[1:]:
-        if differences := _differences(entry.report, first.report, any_rows):
+        if differences := _differences(entry.report, first.report):
             faults.append(f"{_name(entry)}: {', '.join(differences)}")
     if faults:
         faults.insert(0, f"{_name(first)}, with which the others are compared")
@@ -66,13 +64,12 @@ def _name(entry: Entry) -> str:
     return f"{entry.label} ({entry.source})"
 
 
-def _differences(one: Report, other: Report, any_rows: bool) -> list[str]:
+def _differences(one: Report, other: Report) -> list[str]:
     if one.benchmark != other.benchmark:
         return [f"benchmark {one.benchmark}, not {other.benchmark}"]
-    splits = [whole_split(report.split) if any_rows else report.split for report in (one, other)]
+    splits = [whole_split(report.split) for report in (one, other)]
     found = [f"split '{one.split}', not '{other.split}'"] if splits[0] != splits[1] else []
-    asked = {key: name for key, name in _ASKED.items() if not (any_rows and key == "sets")}
-    return found + [f"other {name}" for key, name in asked.items() if one.settings.get(key) != other.settings.get(key)]
+    return found + [f"other {name}" for key, name in _ASKED.items() if one.settings.get(key) != other.settings.get(key)]
 
 
 def _differs(report: Report, table: PublishedTable) -> str | None:

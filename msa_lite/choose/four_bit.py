@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msa_lite.evals.candidates import Values
+from msa_lite.choose.candidates import Values
 from msa_lite.evals.models import load_model
 from msa_lite.io.loading import attach_adapter
 

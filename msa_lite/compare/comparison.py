@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from msa_lite.compare.agreement import check_agreement, merge_references, same_rows
+from msa_lite.compare.caveats import caveats
+from msa_lite.compare.common_rows import on_common_rows
+from msa_lite.compare.entries import SECTIONS, Entry, Role, read_entries, set_apart, with_reports
+from msa_lite.compare.published import PublishedTable, load_published
+from msa_lite.compare.ratios import Ratio, best_values, ratios
 from msa_lite.errors import UsageError, nearest
-from msa_lite.report.agreement import check_agreement, merge_references, same_rows
-from msa_lite.report.caveats import caveats
-from msa_lite.report.entries import SECTIONS, Entry, Role, read_entries, set_apart, with_reports
-from msa_lite.report.metrics import Report
-from msa_lite.report.published import PublishedTable, load_published
-from msa_lite.report.ratios import BEST_AT_ZERO, WITHOUT_RATIO, Ratio, best_values, ratios
+from msa_lite.report.metrics import BEST_AT_ZERO, WITHOUT_RATIO, Report
 from msa_lite.report.table import heading, number
 
 # The columns of the paper's tables; RESTOR's only one, and those of questions of one's own in the same spirit.
@@ -126,15 +127,15 @@ def compare(
     paths: str | Path | Iterable[str | Path] = (),
     published: str | None = None,
     metrics: Sequence[str] | None = None,
-    anew: Callable[[Sequence[Path]], Sequence[Report]] | None = None,
 ) -> Comparison:
     """Put reports side by side, as in the MSA paper.
 
     paths: folders of runs and evaluations, and report.json files, each also as LABEL=PATH; see `read_entries`.
     published: name of a table of the paper, whose figures follow in rows of their own, with the ratios that it prints,
     or else by the same rule beside its own ideal. metrics: the columns, by name; None for those of the paper. Columns
-    without any value are left out, and the notes say why. anew: for the paths of reports on other rows of the same
-    split, these reports on the rows that all share; None: such reports cannot stand side by side.
+    without any value are left out, and the notes say why. Reports on other rows of the same data, as of runs with and
+    without a choice, are computed anew, from their records, on the rows that all of them were scored on.
+
     Raises UsageError for what is missing or unknown, FormatError for broken reports, MismatchError for reports that
     cannot stand side by side, each with all faults.
     """
@@ -142,9 +143,9 @@ def compare(
     entries, notes = read_entries(paths)
     if not entries and not table:
         raise UsageError("nothing to compare: give folders of runs or evaluations, reports, or a published table")
-    check_agreement(entries, table, any_rows=anew is not None)
-    if anew and not same_rows(entries):
-        entries = with_reports(entries, anew([Path(entry.source) for entry in entries]))
+    check_agreement(entries, table)
+    if not same_rows(entries):
+        entries = with_reports(entries, on_common_rows([Path(entry.source) for entry in entries]))
     own = sorted(set_apart(merge_references(entries)), key=_place)
     printed = _published_entries(table) if table else []
     asked = _choose_columns([*own, *printed], metrics)

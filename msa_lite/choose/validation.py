@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msa_lite.choose.evidence import Evidence, read_pairs
+from msa_lite.choose.rules import Metrics, Rank, Rule, broken
 from msa_lite.errors import NotFiniteError
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.evaluation import NO_JUDGE, ideal_identity, judge_records
-from msa_lite.evals.evidence import Evidence, read_pairs
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import read_records, run_items, write_records
-from msa_lite.evals.selection import Metrics, Rank, Rule, broken
 from msa_lite.io.progress import silent
 from msa_lite.report import Report, load_report, write_report
 from msa_lite.report.metrics import REPORT_FILE

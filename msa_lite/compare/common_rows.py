@@ -7,16 +7,15 @@ needed for, so that the metrics of the rows in common need none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msa_lite import report
+from msa_lite.compare.agreement import TAKEN_FROM, whole_split
 from msa_lite.errors import MismatchError, MsaError, join_faults
 from msa_lite.io.seal import load_manifest
-from msa_lite.report import REPORT_FILE, Comparison, Report, load_report
-from msa_lite.report.agreement import TAKEN_FROM, whole_split
+from msa_lite.report import REPORT_FILE, Report, load_report
 
 if TYPE_CHECKING:
     from msa_lite.evals.benchmark import Record
@@ -44,19 +43,6 @@ class Evaluation:
     def on(self, rows: Rows) -> dict[str, list[Record]]:
         """The records of these rows, of the sets that there are."""
         return {name: [found[row] for row in rows[name]] for name, found in self.records.items()}
-
-
-def compare(
-    paths: str | Path | Iterable[str | Path] = (),
-    published: str | None = None,
-    metrics: Sequence[str] | None = None,
-) -> Comparison:
-    """Put reports side by side, as in the MSA paper; see `msa_lite.report.compare`.
-
-    Reports on other rows of the same data, as of runs with and without a choice, are computed anew, from their records,
-    on the rows that all of them were scored on.
-    """
-    return report.compare(paths, published, metrics, on_common_rows)
 
 
 def on_common_rows(paths: Sequence[Path]) -> list[Report]:

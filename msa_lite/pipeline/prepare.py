@@ -34,9 +34,9 @@ from msa_lite.io.hub import Source
 from msa_lite.io.loading import pattern_fault
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.vocabulary import token_tensors, vocabulary_size
-from msa_lite.job.models import check_apart, check_readings, open_models
-from msa_lite.job.prompting import resolve_prompt
-from msa_lite.job.questions import SETS, Choice, Questions, load_questions
+from msa_lite.pipeline.prepare_models import check_apart, check_readings, open_models
+from msa_lite.pipeline.prepare_prompt import resolve_prompt
+from msa_lite.pipeline.prepare_questions import SETS, Choice, Questions, load_questions
 from msa_lite.recipe import Data, Recipe
 from msa_lite.train import check_mode
 
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """What of a recipe is to be done.
 
     method: "msa", or the name of a baseline. folder: of the run. start: the model that is tuned. choice: whether there
@@ -63,13 +63,13 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Job:
+class Run:
     """A recipe with its inputs. sources: models by name; "prior" is the one that is tuned. rows: what vectors learn,
     examples: the same as ids, both by vector name ("forget", "retain"). alternatives: the answers given for dpo.
     """
 
     recipe: Recipe
-    plan: Plan
+    plan: RunPlan
     sources: Mapping[str, Source]
     data: Mapping[str, DataSource]
     prompter: Prompter
@@ -117,7 +117,7 @@ class Job:
         return self.folder / "vectors" / name
 
 
-def prepare(recipe: Recipe, plan: Plan, progress: Progress = silent) -> Job:
+def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     """Find and check every input of what is planned; nothing is written but a target that comes as an adapter, merged.
 
     Raises MismatchError with the tensors on which target and prior differ, and whatever the parts raise.
@@ -148,7 +148,7 @@ def prepare(recipe: Recipe, plan: Plan, progress: Progress = silent) -> Job:
     questions = load_questions(recipe, data, plan.choice, prompter, loaded)
     examples = {name: encode(rows[name], data[name], prompter, recipe.vector.max_length) for name in rows}
     _check_ids(sources, examples, questions)
-    return Job(
+    return Run(
         recipe=recipe,
         plan=plan,
         sources=sources,
@@ -257,7 +257,7 @@ def _check_same_rows(recipe: Recipe, target: Checkpoint, prior: Source) -> None:
         )
 
 
-def _bytes_needed(target: Checkpoint, recipe: Recipe, plan: Plan) -> int:
+def _bytes_needed(target: Checkpoint, recipe: Recipe, plan: RunPlan) -> int:
     """Disk space that a run still needs: the merged model; in full mode, the fp32 checkpoints of each vector, and three
     saves with AdamW's state and a new best epoch beside the old one while one is fitted. Stages that are there already
     need none.

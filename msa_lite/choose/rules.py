@@ -11,10 +11,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from msa_lite.choose.evidence import CONFIDENCE, Evidence, Metrics, surely_misses
+from msa_lite.choose.kept import FAR, kept_share, lost_too_much, utility
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
-from msa_lite.evals.evidence import CONFIDENCE, Evidence, Metrics, surely_misses
-from msa_lite.evals.kept import FAR, kept_share, lost_too_much, utility
 
 FORGOTTEN = 0.05  # an exposure that is no higher counts as none
 NO_EVIDENCE = Evidence()

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from msa_lite.choose.pictures import FORGET_RETAIN_FILE, HEAT_MAP_FILE, can_draw, write_pictures
+from msa_lite.choose.table import Sweep
 from msa_lite.io.seal import add_files, load_manifest
-from msa_lite.report import Sweep, write_pictures
-from msa_lite.report.pictures import FORGET_RETAIN_FILE, HEAT_MAP_FILE, can_draw
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from msa_lite.report.formats import escape_markdown
 from msa_lite.report.metrics import Metric
-from msa_lite.report.table import heading, metric_cell, number
+from msa_lite.report.table import escape_markdown, heading, metric_cell, number
 
 if TYPE_CHECKING:
     from rich.table import Table

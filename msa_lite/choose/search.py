@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msa_lite.evals.selection import Rank
+from msa_lite.choose.rules import Rank
 
 Point = tuple[float, float]
 """(α, β)."""

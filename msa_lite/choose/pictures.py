@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msa_lite.choose.table import Candidate, Sweep, Values, value_text
 from msa_lite.errors import UsageError
 from msa_lite.report.metrics import Metric
-from msa_lite.report.points import Candidate, Sweep, Values, value_text
 from msa_lite.report.table import heading
 
 if TYPE_CHECKING:

@@ -12,20 +12,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from msa_lite.choose.candidates import TARGET, Candidates, Values, Work, candidate_name
+from msa_lite.choose.doubts import few_rows, strength_advice
+from msa_lite.choose.drawing import DRAWN, draw_missing, draw_pictures
+from msa_lite.choose.grid import refined
+from msa_lite.choose.rules import Exposure, Metrics, Rank, exposure
+from msa_lite.choose.search import Point, gentleness
+from msa_lite.choose.table import Candidate, Sweep, points_csv, points_markdown
+from msa_lite.choose.validation import Validation
 from msa_lite.errors import StageError, join_faults
-from msa_lite.evals.candidates import TARGET, Candidates, Values, Work, candidate_name
-from msa_lite.evals.doubts import few_rows, strength_advice
-from msa_lite.evals.grid import refined
-from msa_lite.evals.pictures import DRAWN, draw_missing, draw_pictures
-from msa_lite.evals.search import Point, gentleness
-from msa_lite.evals.selection import Exposure, Metrics, Rank, exposure
-from msa_lite.evals.validation import Validation
 from msa_lite.io.files import canonical_json, write_json, write_text
 from msa_lite.io.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.report import REPORT_FILE, Report, load_report
-from msa_lite.report.points import Candidate, Sweep, points_csv, points_markdown
 
 logger = logging.getLogger(__name__)
 

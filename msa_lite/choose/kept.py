@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msa_lite.evals.evidence import Metrics, Pairs, surely_misses
+from msa_lite.choose.evidence import Metrics, Pairs, surely_misses
 
 FAR = 0.10  # below what is to be kept by more than this, no noise is an excuse
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from msa_lite.compare.ratios import Ratio
 from msa_lite.errors import UsageError, nearest
-from msa_lite.report.metrics import Metric
-from msa_lite.report.ratios import BEST_AT_ZERO, Ratio
+from msa_lite.report.metrics import BEST_AT_ZERO, Metric
 
 _FOLDER = Path(__file__).parent / "paper"
 _LOWER_IS_BETTER = frozenset(

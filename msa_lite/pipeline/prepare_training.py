@@ -33,8 +33,8 @@ from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, commit_of, fetch, split_name
 from msa_lite.io.reading import local_path
 from msa_lite.io.tokenizer import fetch_tokenizer as find_tokenizer
-from msa_lite.job import prompt_settings
 from msa_lite.pipeline.fits import check_fit_learns
+from msa_lite.pipeline.prepare_prompt import prompt_settings
 from msa_lite.recipe import Columns, TrainingRecipe
 from msa_lite.recipe.training import NewModel, NewTokenizer, Stage, Training
 from msa_lite.train import FitSettings
@@ -81,7 +81,7 @@ class StageData:
 
 
 @dataclass(frozen=True)
-class StageJob:
+class ReadyStage:
     """A stage, ready to run. name: of its folder."""
 
     name: str
@@ -95,17 +95,17 @@ class StageJob:
 
 
 @dataclass(frozen=True)
-class TrainingJob:
+class TrainingRun:
     """A recipe of a training with its inputs. data: the sources of each stage, with what pins them."""
 
     recipe: TrainingRecipe
     folder: Path
     start: Start
-    stages: list[StageJob]
+    stages: list[ReadyStage]
     sources: list[list[DataSource]]
 
 
-def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingJob:
+def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
     """Find the model, read and encode the rows; texts of the Hub that are counted in tokens are kept in `folder`/data.
 
     Raises all that is wrong with the model and with the data of the stages in one error.
@@ -126,14 +126,14 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingJob:
         with faults.gathered(f"stages.{number}: "):
             tuning = stage.model_dump(include={*Training.model_fields} - {"max_length"})
             settings = FitSettings(mode="full", seed=recipe.seed + number, **tuning)
-            job = StageJob(f"{number + 1}-{stage.title}", settings, _encode(stage, inputs, prompter))
+            ready = ReadyStage(f"{number + 1}-{stage.title}", settings, _encode(stage, inputs, prompter))
             if start.source:
-                check_source(start.source, {token for example in job.examples for token in example.ids})
-            check_fit_learns(job.name, settings, len(job.examples))
-            _check_lengths(job.examples, start.positions)
-            stages.append(job)
+                check_source(start.source, {token for example in ready.examples for token in example.ids})
+            check_fit_learns(ready.name, settings, len(ready.examples))
+            _check_lengths(ready.examples, start.positions)
+            stages.append(ready)
     faults.check()
-    return TrainingJob(recipe, folder, start, stages, [inputs.pinned() for inputs in data])
+    return TrainingRun(recipe, folder, start, stages, [inputs.pinned() for inputs in data])
 
 
 def _load_data(stage: Stage, columns: Columns, folder: Path) -> StageData:

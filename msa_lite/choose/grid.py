@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise, product
 
-from msa_lite.evals.candidates import Values, candidate_name
+from msa_lite.choose.candidates import Values, candidate_name
 
 
 def refined(tried: Sequence[Values], best: Values) -> list[Values]:

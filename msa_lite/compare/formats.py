@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from msa_lite.report.comparison import Cell, Comparison, Row
+from msa_lite.compare.comparison import Cell, Comparison, Row
+from msa_lite.report.table import escape_markdown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -68,11 +69,6 @@ def markdown_comparison(comparison: Comparison) -> str:
         lines += [line([escape_markdown(row.label), *map(_markdown_cell, row.cells)]) for row in rows]
     lines += ["", *(f"- {escape_markdown(note)}." for note in comparison.notes)]
     return "\n".join(lines) + "\n"
-
-
-def escape_markdown(text: str) -> str:
-    """Text whose signs mean nothing to Markdown."""
-    return re.sub(r"([\\|*`<\[\]])", r"\\\1", text)
 
 
 def _markdown_cell(cell: Cell) -> str:

@@ -19,8 +19,8 @@ from msa_lite.io.progress import Progress, notices
 from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer, hash_tokenizer, tokenizer_files
 from msa_lite.io.vocabulary import find_added_rows
 from msa_lite.merger import check_mergeable, merge
+from msa_lite.merger.vectors import compare_checkpoints
 from msa_lite.recipe import Recipe
-from msa_lite.vectors import compare_checkpoints
 
 WRITTEN_OUT = ("target", "prior")  # folders of a run that adapters under these keys are written out to
 _BLOCK = 1 << 20  # numbers compared at a time

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from msa_lite.choose.division import Parts, divide_rows
+from msa_lite.choose.rules import Exposure, Rule, check_rule, make_rule
 from msa_lite.data import DataSource, Prompter, Row, load_rows, sample_rows
 from msa_lite.errors import UsageError, join_faults
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.qa import load_qa
-from msa_lite.evals.selection import Exposure, Rule, check_rule, make_rule
 from msa_lite.evals.suite import load_benchmark
-from msa_lite.job.division import Parts, divide_rows
 from msa_lite.recipe import Recipe
 
 logger = logging.getLogger(__name__)
