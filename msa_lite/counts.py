@@ -13,7 +13,7 @@ _SAID = re.compile(r"(?<![a-z0-9])(tokens|step|stage)[=-]?(\d+(?:\.\d+)?[kmbt]?)
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """What a checkpoint's name says of its place in training; None is what it does not say.
 
     stage: training is in stages, and `tokens` and `step` count from the start of this one.
@@ -41,7 +41,7 @@ def format_count(count: int) -> str:
     return f"{count // _SCALES[letters[-1]]}{letters[-1].upper().replace('K', 'k')}"
 
 
-def named_progress(name: str) -> Progress:
+def named_progress(name: str) -> TrainingProgress:
     """What `repo@revision`, or the last part of a path, says: stage1-step928646-tokens3896B (OLMo), step1000 (Pythia).
 
     `tokens=3859B` and `step=1000` are read in the same way.
@@ -53,4 +53,4 @@ def named_progress(name: str) -> Progress:
             said.setdefault(key.lower(), parse_count(number))
         except ValueError:  # tokens2.5: part of a name, but no count
             continue
-    return Progress(**said)
+    return TrainingProgress(**said)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from msa_lite.baselines import losses
 from msa_lite.baselines.passes import in_chunks, make_batch
 from msa_lite.data import IGNORE
-from msa_lite.train import FitSettings, Kept, fit_vector
+from msa_lite.train import FitSettings, KeptEpochs, fit_vector
 from tests.conftest import tiny_tokenizer
 from tests.ragged import PAD, ragged_rows
 
@@ -87,7 +87,7 @@ class CrossEntropy:
 class Watch:
     """Keeps epochs by a plan, epoch → Kept, and notes what it is called with. before: called first with the epoch."""
 
-    plan: dict[int, Kept]
+    plan: dict[int, KeptEpochs]
     before: Callable[[int], None] = never
     title: str = "by plan"
     calls: list[int] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Watch:
     def describe(self) -> str:
         return self.title
 
-    def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
+    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
         assert not model.training
         assert model.config.use_cache is False
         self.calls.append(epoch)
@@ -132,9 +132,9 @@ class Noted(CrossEntropy):
         return sum(model() is not None for model in self.seen)
 
 
-def keeping(*epochs: Sequence[int], stop: int = 0) -> dict[int, Kept]:
+def keeping(*epochs: Sequence[int], stop: int = 0) -> dict[int, KeptEpochs]:
     """The plan that keeps these after epoch 1, 2, …, and stops after one of them."""
-    return {i: Kept(frozenset(kept), i != stop) for i, kept in enumerate(epochs, 1)}
+    return {i: KeptEpochs(frozenset(kept), i != stop) for i, kept in enumerate(epochs, 1)}
 
 
 def fit(prior: Path, out: Path, settings: FitSettings = SETTINGS, **changes: Any) -> Path:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from msa_lite.evals.judge import Ask, Question, Verdict, tofu_ask
+from msa_lite.evals.judge import Ask, Question, Ruling, tofu_ask
 from tests.loopback import Loopback
 
 PROMPT_TOKENS, COMPLETION_TOKENS = 100, 1  # of every reply
@@ -121,7 +121,7 @@ def tofu_asks(count: int) -> tuple[list[Ask], str]:
     return asks, right
 
 
-def letters(verdicts: list[Verdict]) -> str:
+def letters(verdicts: list[Ruling]) -> str:
     """What was chosen, as one word."""
     return "".join(verdict.letter for verdict in verdicts)
 

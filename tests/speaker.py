@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.judge import JudgeSettings, Usage, Verdict, batch, open_judge, openai_judge
+from msa_lite.evals.judge import JudgeSettings, Ruling, Usage, batch, open_judge, openai_judge
 from msa_lite.io.progress import silent
 from tests.judge_server import JudgeServer, tofu_asks
 from tests.loopback import Loopback
@@ -61,7 +61,7 @@ def say(handler: BaseHTTPRequestHandler, body: bytes = b"", status: int = 200, *
     handler.wfile.write(body)
 
 
-def judge(server: Loopback, folder: Path, count: int = 1, **changes: Any) -> tuple[list[Verdict], Usage]:
+def judge(server: Loopback, folder: Path, count: int = 1, **changes: Any) -> tuple[list[Ruling], Usage]:
     """What a judge behind a server says of `count` asks."""
     options = {"kind": "openai", "model": "judge-model", "base_url": f"{server.address}/v1"} | changes
     opened = open_judge(JudgeSettings(**options), folder)

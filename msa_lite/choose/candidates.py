@@ -77,7 +77,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Work:
+class SharedWork:
     """Candidates that are scored into a folder, by this process and by others that compute the same key."""
 
     folder: Path

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.candidates import TARGET, Candidates, Values, Work, candidate_name
+from msa_lite.choose.candidates import TARGET, Candidates, SharedWork, Values, candidate_name
 from msa_lite.choose.doubts import few_rows, strength_advice
 from msa_lite.choose.drawing import DRAWN, draw_missing, draw_pictures
 from msa_lite.choose.grid import refined
@@ -81,7 +81,7 @@ def choose(
         facts: dict[str, Any] = {}
         candidates = replace(candidates, known={**_scored_before(out, scored_by), **candidates.known})
         with stage_folder(out, "sweep", inputs, facts, resumable=True, resume_key=scored_by) as folder:
-            _choose(Work(folder, candidates, validation), label, progress, crew)
+            _choose(SharedWork(folder, candidates, validation), label, progress, crew)
             facts[DRAWN] = draw_pictures(load_sweep(folder), folder)
     return load_choice(out)
 
@@ -94,7 +94,7 @@ def _scored_before(out: Path, scored_by: Mapping[str, Any]) -> dict[str, Path]:
     return {path.parent.name: path.parent for path in out.glob(f"*/{REPORT_FILE}") if path.parent.name != IDEAL}
 
 
-def _choose(work: Work, label: str, progress: Progress, crew: Crew | None) -> None:
+def _choose(work: SharedWork, label: str, progress: Progress, crew: Crew | None) -> None:
     folder, validation = work.folder, work.validation
     if validation.ideal:
         shutil.copytree(validation.ideal, folder / IDEAL, ignore=_all_but_report, dirs_exist_ok=True)
@@ -125,7 +125,7 @@ def _choose(work: Work, label: str, progress: Progress, crew: Crew | None) -> No
     write_text(folder / "table.csv", points_csv(table))
 
 
-def _searched(work: Work, asked: Sequence[Values]) -> list[Values]:
+def _searched(work: SharedWork, asked: Sequence[Values]) -> list[Values]:
     """Return the points that a search tries next, given the ranks so far; none where it has ended, or there is none."""
     search = work.candidates.search
     if search is None:
@@ -143,7 +143,7 @@ def _all_but_report(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if name != "report.json"]
 
 
-def _score_all(work: Work, asked: Sequence[Values], label: str, progress: Progress, check: Check | None) -> None:
+def _score_all(work: SharedWork, asked: Sequence[Values], label: str, progress: Progress, check: Check | None) -> None:
     """Score the target and all candidates, or wait until others have.
 
     The target comes first: what it lacks, candidates could not be held against.
@@ -179,7 +179,7 @@ def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path, op
     told, known = False, time.monotonic()
     while True:
         candidates, validation = make()
-        work = Work(partial_folder(out), candidates, validation)
+        work = SharedWork(partial_folder(out), candidates, validation)
         while state := work.state():
             if state.done:
                 return

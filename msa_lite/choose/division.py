@@ -17,7 +17,7 @@ FEWEST = 12  # of which half is not too few to choose by; of fewer, a division c
 PASSAGE = 120  # words of a long text that are one row, where there are few texts
 MOST_PASSAGES = 120  # of a set
 
-Rows = Mapping[str, list[Row]]
+RowsBySet = Mapping[str, list[Row]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Parts:
     """The names of the two parts; "all" where a part has all rows."""
 
 
-def divide_rows(rows: Rows, share: float | None, seed: int, limit: int | None = None) -> Parts:
+def divide_rows(rows: RowsBySet, share: float | None, seed: int, limit: int | None = None) -> Parts:
     """Divide the forget and retain set, each by itself; holdout rows are in both parts, whole.
 
     share: of the questions (texts) of a set that the choice is made on. None: `ENOUGH`, or half of a set that has no

@@ -17,7 +17,7 @@ Point = tuple[float, float]
 Scored = Mapping[Point, Rank | str]
 """Ranks of points, or the reasons why they are broken."""
 
-START = 1.0
+START_ALPHA = 1.0
 LARGEST, SMALLEST = 8.0, 1 / 16  # alphas
 SHARES = (0.0, 0.5, 1.0)  # of alpha, tried as beta
 _FINE = 1.1  # neighbours of no larger ratio are near enough where one of them loses too much: there, scores are steep …
@@ -68,7 +68,7 @@ class StrengthSearch:
         if self.alphas is not None:
             return self._more_betas(scored) if scored else self._listed(self.alphas)
         if not scored:
-            return self._column_points(START)
+            return self._column_points(START_ALPHA)
         found = dict.fromkeys(point for point in self._more(scored) if point not in scored)
         return [*found][: max(0, self.most - len(scored))]
 
@@ -93,7 +93,7 @@ class StrengthSearch:
 
     def _more(self, scored: Scored) -> list[Point]:
         best = best_point(scored)
-        column = self._column(best) if best else len(self._betas(START)) // 2
+        column = self._column(best) if best else len(self._betas(START_ALPHA)) // 2
         ladder = {point[0]: rank for point, rank in sorted(scored.items()) if self._column(point) == column}
         alphas, key = _steps(ladder, best[0] if best else None)
         if alphas:

@@ -9,13 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from msa_lite.choose.candidates import Values
 from msa_lite.report.metrics import Metric
 from msa_lite.report.table import escape_markdown, heading, metric_cell, number
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-Values = Mapping[str, float | int | str]
 
 # The main metrics of each benchmark, by a metric that only this one gives.
 _SHOWN = {

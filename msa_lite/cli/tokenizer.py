@@ -11,7 +11,7 @@ import click
 if TYPE_CHECKING:
     from msa_lite.recipe import Recipe
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 
 def in_terminal() -> bool:
@@ -19,7 +19,7 @@ def in_terminal() -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def with_tokenizer(recipe: Recipe, work: Callable[[Recipe], T]) -> T:
+def with_tokenizer(recipe: Recipe, work: Callable[[Recipe], Result]) -> Result:
     """Do `work` on the recipe; where its target has no tokenizer and the answer is yes, again with the prior's."""
     from msa_lite.errors import NoTokenizerError
 

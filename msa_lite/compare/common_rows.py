@@ -27,7 +27,7 @@ _DATA = (
 )  # fmt: skip
 _HEADLINE = "these reports are on different rows, and cannot be computed anew on those that all share:"
 
-Rows = Mapping[str, Sequence[int]]
+RowNumbers = Mapping[str, Sequence[int]]
 """Rows of each set by its name, in the data's order."""
 
 
@@ -40,7 +40,7 @@ class Evaluation:
     inputs: Mapping[str, Any]
     records: Mapping[str, Mapping[int, Record]]
 
-    def on(self, rows: Rows) -> dict[str, list[Record]]:
+    def on(self, rows: RowNumbers) -> dict[str, list[Record]]:
         """The records of these rows, of the sets that there are."""
         return {name: [found[row] for row in rows[name]] for name, found in self.records.items()}
 
@@ -122,7 +122,7 @@ def _lengths(record: Record) -> dict[str, list[int]]:
     return {name: [text["n_tokens"] for text in texts] for name, texts in (record.get("scores") or {}).items()}
 
 
-def _split(evaluations: Sequence[Evaluation], rows: Rows) -> str:
+def _split(evaluations: Sequence[Evaluation], rows: RowNumbers) -> str:
     """What the numbers are on, as in "forget10, rows in common: 340 forget, 340 retain"."""
     splits = {evaluation.report.split for evaluation in evaluations}
     split = splits.pop() if len(splits) == 1 else whole_split(splits.pop())
@@ -130,7 +130,7 @@ def _split(evaluations: Sequence[Evaluation], rows: Rows) -> str:
     return f"rows in common: {counts}" if split == "all" else f"{split}, rows in common: {counts}"
 
 
-def _computed_anew(evaluation: Evaluation, evaluations: Sequence[Evaluation], rows: Rows, split: str) -> Report:
+def _computed_anew(evaluation: Evaluation, evaluations: Sequence[Evaluation], rows: RowNumbers, split: str) -> Report:
     from msa_lite.evals.muse import Muse
     from msa_lite.evals.qa import Qa
     from msa_lite.evals.restor import Restor

@@ -59,7 +59,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One model. section: see `entries.SECTIONS`. source: its report.json, or the published table."""
 
     label: str
@@ -80,7 +80,7 @@ class Comparison:
     benchmark: str
     split: str | None
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     notes: tuple[str, ...]
     published: str | None = None
 
@@ -198,11 +198,11 @@ def _has_values(column: Column, entries: Sequence[Entry]) -> bool:
     return any(entry.value(column.name) is not None for entry in entries)
 
 
-def _rows(entries: Sequence[Entry], columns: Sequence[Column]) -> list[Row]:
+def _rows(entries: Sequence[Entry], columns: Sequence[Column]) -> list[TableRow]:
     """Rows of one part, whose methods and ideal are held against each other."""
     cells = zip(*(_cells(entries, column) for column in columns), strict=True)
     return [
-        Row(entry.label, entry.section, entry.role, entry.source, entry.method, tuple(row))
+        TableRow(entry.label, entry.section, entry.role, entry.source, entry.method, tuple(row))
         for entry, row in zip(entries, cells, strict=True)
     ]
 

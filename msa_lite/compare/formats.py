@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from msa_lite.compare.comparison import Cell, Comparison, Row
+from msa_lite.compare.comparison import Cell, Comparison, TableRow
 from msa_lite.report.table import escape_markdown
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def _parts(comparison: Comparison) -> Iterator[tuple[str | None, list[Row]]]:
+def _parts(comparison: Comparison) -> Iterator[tuple[str | None, list[TableRow]]]:
     """The parts of the table between which a rule stands, each with its heading, which only published rows have."""
     for section, rows in groupby(comparison.rows, key=lambda row: row.section):
         yield comparison.published if section == "published" else None, list(rows)

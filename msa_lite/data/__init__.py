@@ -21,12 +21,12 @@ from msa_lite.data.prompts import (
 )
 from msa_lite.data.rows import Row, load_rows, rows_identity, sample_rows, split_rows, stream_texts
 from msa_lite.data.sources import DataSource, is_remote_data, load_table, pin_source, stream_table
-from msa_lite.data.tokenizers import MOST_ROWS, check_same_ids, open_tokenizer, render_chat
+from msa_lite.data.tokenizers import COMPARED_ROWS, check_same_ids, open_tokenizer, render_chat
 
 __all__ = [
+    "COMPARED_ROWS",
     "DATE_STRING",
     "IGNORE",
-    "MOST_ROWS",
     "SYSTEM_PROMPT",
     "DataSource",
     "Example",

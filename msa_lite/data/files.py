@@ -127,7 +127,7 @@ def _check_spread(path: Path) -> None:
             place += 1
 
 
-def read_records(path: Path) -> list[dict[str, Any]] | None:
+def read_raw_rows(path: Path) -> list[dict[str, Any]] | None:
     """Read the objects of a JSON file that was checked; None for one of more than a gigabyte."""
     if path.stat().st_size > _WHOLE:
         return None

@@ -14,7 +14,7 @@ from typing import Any
 from msa_lite.data.sources import DataSource
 
 Turns = list[tuple[str, str]]
-Record = Mapping[str, Any]
+RawRow = Mapping[str, Any]
 
 _ROLES = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
@@ -41,7 +41,7 @@ class Form:
     """A way to read records. columns: those that it needs."""
 
     columns: tuple[str, ...]
-    read: Callable[[Record], Conversation]
+    read: Callable[[RawRow], Conversation]
 
 
 def find_form(source: DataSource, found: Collection[str]) -> Form | None:
@@ -71,11 +71,11 @@ def _conversations(column: str) -> Form:
     return Form((column,), lambda record: _conversation(record[column], f"column '{column}'"))
 
 
-def _pair(record: Record, question: str, answer: str) -> Conversation:
+def _pair(record: RawRow, question: str, answer: str) -> Conversation:
     return Conversation([(_cell(record, question), _cell(record, answer))])
 
 
-def _alpaca(record: Record) -> Conversation:
+def _alpaca(record: RawRow) -> Conversation:
     given = record.get("input")
     question = _cell(record, "instruction")
     if given is not None and str(given).strip():
@@ -83,14 +83,14 @@ def _alpaca(record: Record) -> Conversation:
     return Conversation([(question, _cell(record, "output"))])
 
 
-def _completion(record: Record) -> Conversation:
+def _completion(record: RawRow) -> Conversation:
     prompt, completion = record["prompt"], record["completion"]
     if isinstance(prompt, list) and isinstance(completion, list):
         return _conversation([*prompt, *completion], "columns 'prompt' and 'completion'")
     return _pair(record, "prompt", "completion")
 
 
-def _cell(record: Record, column: str) -> str:
+def _cell(record: RawRow, column: str) -> str:
     value = record[column]
     if not isinstance(value, (str, int, float)) or not str(value).strip():
         raise Unreadable(f"column '{column}': {value!r}")

@@ -13,7 +13,7 @@ from msa_lite.data.sources import DataSource, load_table, stream_table
 from msa_lite.errors import DataError, join_faults, nearest
 from msa_lite.io.files import digest
 
-T = TypeVar("T")
+AnyRow = TypeVar("AnyRow")
 logger = logging.getLogger(__name__)
 
 
@@ -115,7 +115,7 @@ def _text_fault(index: int, column: str, value: object) -> str | None:
     return f"row {index}, column '{column}': {value!r}" if wrong else None
 
 
-def sample_rows(rows: Sequence[T], count: int, seed: int) -> list[T]:
+def sample_rows(rows: Sequence[AnyRow], count: int, seed: int) -> list[AnyRow]:
     """A seeded sample without replacement, in the source's order; all rows where there are no more than `count`."""
     if count >= len(rows):
         return list(rows)

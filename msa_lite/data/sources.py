@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.data.files import check_file, check_folder, csv_columns, read_records
+from msa_lite.data.files import check_file, check_folder, csv_columns, read_raw_rows
 from msa_lite.errors import DataError, UsageError, nearest
 from msa_lite.io.hub import explain
 from msa_lite.io.reading import local_path
@@ -74,7 +74,7 @@ def _as_written(tables: Any, where: Mapping[str, Any]) -> Any:
 
     if where["path"] != "json" or not any(_holds_dates(table.features) for table in tables.values()):
         return tables
-    records = read_records(Path(where["data_files"]))
+    records = read_raw_rows(Path(where["data_files"]))
     return tables if records is None else {name: datasets.Dataset.from_list(records) for name in tables}
 
 

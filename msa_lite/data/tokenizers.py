@@ -16,7 +16,7 @@ from msa_lite.io.tokenizer import has_tokenizer
 
 logger = logging.getLogger(__name__)
 
-MOST_ROWS = 64  # that are compared
+COMPARED_ROWS = 64  # that are compared
 _LONGEST = 1 << 20  # characters that a chat template may add
 _CHARACTERS = 2000  # of a row
 _SHOWN = 48  # characters of a row in a message

@@ -11,7 +11,7 @@ from msa_lite.evals.benchmark import Record, column
 from msa_lite.report import Metric
 
 NO_IDEAL = "needs the ideal model: give it, or a report of it, as the ideal"
-NO_JUDGE = "needs a judge"
+NOT_JUDGED = "needs a judge"
 
 
 def mean_metric(values: Sequence[float | None], higher_is_better: bool | None, note: str | None = None) -> Metric:
@@ -118,7 +118,7 @@ def judged_metric(records: Sequence[Record], key: str, higher_is_better: bool | 
     """
     verdicts = [record.get("judge", {}) for record in records]
     if not any(verdicts):
-        return missing(NO_JUDGE, higher_is_better)
+        return missing(NOT_JUDGED, higher_is_better)
     invalid = sum(not verdict.get("valid", True) for verdict in verdicts)
     merged = sum(verdict.get("merged", False) for verdict in verdicts)
     notes = [f"{invalid} replies of the judge were invalid and count as none of the candidates"] if invalid else []

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.benchmark import Asked, Benchmark, Record, Records
-from msa_lite.evals.judge import Judge, JudgeSettings, Verdict, open_judge
+from msa_lite.evals.judge import Judge, JudgeSettings, Ruling, open_judge
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import Ranks, collect_records, read_records, write_records
 from msa_lite.io.files import canonical_json
@@ -28,7 +28,7 @@ from msa_lite.report import REPORT_FILE, Report, load_report, write_report
 
 logger = logging.getLogger(__name__)
 
-KIND = "evaluation"
+EVALUATION_KIND = "evaluation"
 NO_JUDGE = JudgeSettings()
 Ideal = Source | Path | Literal["itself"] | None
 """The model that never saw the forget set: to be scored too, the folder of an earlier evaluation of it, "itself" where
@@ -78,7 +78,7 @@ def evaluate_benchmark(
         collect(partial_folder(out))
         return None
     facts = {"sources": {"model": source.pinned()}}
-    with stage_folder(out, KIND, inputs, facts, resumable=True, resume_key=asked) as partial:
+    with stage_folder(out, EVALUATION_KIND, inputs, facts, resumable=True, resume_key=asked) as partial:
         _take_over([out, *known], partial, benchmark, asked)
         if not isinstance(ideal, Source):
             for left in ("ideal", "ideal.partial"):
@@ -113,7 +113,7 @@ def judge_records(
     return {"judge": judge.describe() | asdict(usage)} if usage else {}
 
 
-def _enter_verdicts(records: Records, asks: Sequence[Asked], verdicts: Sequence[Verdict]) -> None:
+def _enter_verdicts(records: Records, asks: Sequence[Asked], verdicts: Sequence[Ruling]) -> None:
     """Put what the judge said into the records, under "judge", in place of what an earlier one said."""
     places = {(name, record["index"]): record for name, items in records.items() for record in items}
     for record in places.values():
@@ -149,7 +149,7 @@ def finished_inputs(folder: Path) -> dict[str, Any]:
     Raises MismatchError for another folder, and where its records are not as they were written.
     """
     manifest = load_manifest(folder) or {}
-    if manifest.get("kind") != KIND:
+    if manifest.get("kind") != EVALUATION_KIND:
         raise MismatchError(f"{folder}: not the folder of an evaluation; a report needs its records beside it")
     inputs: dict[str, Any] = manifest["inputs"]
     sets = inputs.get("questions", {}).get("sets", {})

@@ -16,7 +16,7 @@ import numpy as np
 from msa_lite.evals.benchmark import Record
 from msa_lite.evals.outcome import is_recited, score_of
 
-Kind = Literal["unknown", "other rows", "seen"]
+KnowledgeGap = Literal["unknown", "other rows", "seen"]
 
 # Measured on a small target that recites its rows: under the right prompt it is 0.8 above its prior in `known`; with a
 # system message too many 0.16, in another template 0.03; on rows never trained on 0.01, although its loss on these is
@@ -39,7 +39,7 @@ class Fault:
     or "seen" (the prior knows the rows).
     """
 
-    kind: Kind
+    kind: KnowledgeGap
     figures: str
 
 

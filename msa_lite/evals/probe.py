@@ -31,17 +31,17 @@ from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.report import Metric, Report, load_report, write_report
 
-KIND = "probe"
+PROBE_KIND = "probe"
 # Forget and comparison rows may differ in more than exposure, which moves the AUC of a model that has seen neither. Of
 # TOFU's rows and a small Llama: to 0.61 against paraphrases, and against other authors from one draw of authors to the
 # next by 0.05 (20 authors a side) to 0.1 (5), of which an interval over rows sees less than half. So an AUC is a sign
 # only where its whole interval lies above this.
 SIGN = 0.65
 LEAST_ROWS = 20  # on a side; of fewer, an interval out of resampling is too narrow to be believed
-MOST_ROWS = 1000  # on a side; they bring the standard error at chance down to 0.013
+PROBE_ROWS = 1000  # on a side; they bring the standard error at chance down to 0.013
 ROUNDS = 2000  # of resampling
 
-Verdict = Literal["signs", "no signs", "cannot tell"]
+ProbeVerdict = Literal["signs", "no signs", "cannot tell"]
 _SCORES = {"loss_auc": "loss", "min_k_pp_auc": "min_k_pp"}
 LABELS = {"loss_auc": "loss AUC", "min_k_pp_auc": "Min-K%++ AUC"}
 _PARAPHRASED, _HOLDOUT = "paraphrased", "holdout"
@@ -148,7 +148,7 @@ def probe_model(source: Source, sides: Probe, out: Path, label: str = "probe", p
     inputs = {"model": model_identity(source), "questions": sides.describe()}
     if is_finished(out, inputs):
         return load_report(out)
-    with stage_folder(out, KIND, inputs, {"sources": {"model": source.pinned()}}, resumable=True) as partial:
+    with stage_folder(out, PROBE_KIND, inputs, {"sources": {"model": source.pinned()}}, resumable=True) as partial:
         records = collect_records(source, sides, partial, label=label, progress=progress)
         aucs = _aucs(records)
         measured = {
@@ -229,7 +229,7 @@ class Finding:
 
     name: str
     report: Report
-    verdict: Verdict
+    verdict: ProbeVerdict
     said: str
 
     def measured(self) -> Iterator[tuple[str, Metric, tuple[float, float]]]:
@@ -270,7 +270,7 @@ def read_verdicts(reports: Mapping[str, Report]) -> list[Finding]:
     return findings
 
 
-_CONTROLS: dict[str, dict[Verdict, str]] = {
+_CONTROLS: dict[str, dict[ProbeVerdict, str]] = {
     "target": {
         "signs": "shows signs, as it should: it has seen the forget set",
         "no signs": "shows no signs although it has seen the forget set: nothing can be told in this way",
@@ -282,7 +282,7 @@ _CONTROLS: dict[str, dict[Verdict, str]] = {
 }
 
 
-def _own_verdict(report: Report) -> tuple[Verdict, str]:
+def _own_verdict(report: Report) -> tuple[ProbeVerdict, str]:
     intervals: Mapping[str, tuple[float, float]] = report.settings["intervals"]
     if (rows := min(report.settings["rows"].values())) < LEAST_ROWS:
         return "cannot tell", f"{rows} rows on a side are too few"

@@ -18,7 +18,7 @@ from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.io.hub import Source
 
-MOST_ROWS = 16
+PROMPT_ROWS = 16
 BAD = 0.5  # a mean probability below which the best form is doubted: what was learnt as an answer has more
 _ALIKE = 0.01  # forms whose mean probabilities differ by no more are as good as each other
 _LONGEST = 2048  # tokens of a row that are looked at
@@ -79,12 +79,12 @@ def rank_prompts(
 ) -> list[RankedPrompt]:
     """Return the forms, the one under which the model gives the rows the highest probability first.
 
-    rows: questions; of more than `MOST_ROWS`, a seeded sample is asked. base: see `prompt_forms`. Of equals, the
+    rows: questions; of more than `PROMPT_ROWS`, a seeded sample is asked. base: see `prompt_forms`. Of equals, the
     simpler one comes first. The model is loaded for it, and let go.
     """
     from accelerate.utils.memory import clear_device_cache
 
-    few = sample_rows(rows, MOST_ROWS, seed)
+    few = sample_rows(rows, PROMPT_ROWS, seed)
     forms = prompt_forms(replace(base, tokenizer=tokenizer))
     texts = {name: _examples(few, prompter) for name, prompter in forms.items()}
     runner: Runner | None = Runner(load_model(source.folder))

@@ -123,7 +123,7 @@ def shown(notices: Notices) -> Iterator[Watcher]:
 
 
 @dataclass
-class Work:
+class StepProgress:
     """The work under one label. first: the count at its start; what came before was done by an earlier run."""
 
     label: str
@@ -149,11 +149,11 @@ class Work:
 class _View(Protocol):
     """A way to show work: bars, or lines."""
 
-    def begin(self, work: Work) -> None: ...
+    def begin(self, work: StepProgress) -> None: ...
 
-    def move(self, work: Work) -> None: ...
+    def move(self, work: StepProgress) -> None: ...
 
-    def end(self, work: Work, text: str) -> None: ...
+    def end(self, work: StepProgress, text: str) -> None: ...
 
     def close(self) -> None: ...
 
@@ -164,7 +164,7 @@ class Display(Watcher):
     def __init__(self, notices: Notices, clock: Callable[[], float] = time.monotonic) -> None:
         self._notices, self._clock = notices, clock
         self._job = _Job(())
-        self._works: dict[str, Work] = {}
+        self._works: dict[str, StepProgress] = {}
         self._view: _View | None = None
 
     def announce(self, steps: Sequence[Step]) -> None:
@@ -180,7 +180,7 @@ class Display(Watcher):
         if work is None or work.ended:  # one that has ended goes on when more has come up to do
             if label in self._job:
                 self._end_all(now)
-            self._works[label] = work = Work(label, self._job.title(label), now, done, done, total)
+            self._works[label] = work = StepProgress(label, self._job.title(label), now, done, done, total)
             self._job.begin(label)
             if done < total:
                 view.begin(work)
@@ -212,7 +212,7 @@ class Display(Watcher):
             if not work.ended:
                 self._end(work, now)
 
-    def _end(self, work: Work, now: float) -> None:
+    def _end(self, work: StepProgress, now: float) -> None:
         work.ended = True
         self._job.end(work, now)
         assert self._view is not None, "what ends was shown"
@@ -243,14 +243,14 @@ class _Job:
         """A step begins; those before it that never did were done by an earlier run."""
         self._at = max(self._at, self._numbers.get(label, 0))
 
-    def end(self, work: Work, now: float) -> None:
+    def end(self, work: StepProgress, now: float) -> None:
         """Learn from a step how long others of its kind take."""
         step = self._steps.get(work.label)
         if step and work.done > work.first and work.total:
             part = (work.done - work.first) / work.total
             self._rates[step.kind] = (now - work.started) / (part * (step.amount or 1.0))
 
-    def state(self, running: Sequence[Work], now: float) -> str:
+    def state(self, running: Sequence[StepProgress], now: float) -> str:
         """Return the step's number, the count of steps and the time left for all; empty without steps."""
         if not self._at:
             return ""
@@ -277,11 +277,11 @@ class _Lines:
         self._state, self._clock = state, clock
         self._last: dict[str, float] = {}
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: StepProgress) -> None:
         self._last[work.label] = self._clock()
         self._print(f"{work.title}: started")
 
-    def move(self, work: Work) -> None:
+    def move(self, work: StepProgress) -> None:
         now = self._clock()
         if now - self._last[work.label] < _EVERY:
             return
@@ -291,7 +291,7 @@ class _Lines:
         parts += ["" if left is None else f"about {duration(left)} left", self._state()]
         self._print(", ".join(filter(None, parts[:3])) + (f" ({parts[3]})" if parts[3] else ""))
 
-    def end(self, work: Work, text: str) -> None:
+    def end(self, work: StepProgress, text: str) -> None:
         self._print(text)
 
     def close(self) -> None:
@@ -326,13 +326,13 @@ class _Bars:
         self._tasks: dict[str, Any] = {}
         self._bars.start()
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: StepProgress) -> None:
         self._tasks[work.label] = self._bars.add_task(work.title, total=work.total, note="")
 
-    def move(self, work: Work) -> None:
+    def move(self, work: StepProgress) -> None:
         self._bars.update(self._tasks[work.label], completed=work.done, total=work.total, note=work.note)
 
-    def end(self, work: Work, text: str) -> None:
+    def end(self, work: StepProgress, text: str) -> None:
         if work.label in self._tasks:
             self._bars.remove_task(self._tasks.pop(work.label))
         _print(self._console, text)

@@ -22,10 +22,10 @@ _DEPTH = 100  # levels of lists and mappings within each other
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _CHUNK = 1 << 20
 
-Kind = type[MsaError]
+ErrorKind = type[MsaError]
 
 
-def local_path(name: str | Path, kind: Kind = UsageError) -> Path:
+def local_path(name: str | Path, kind: ErrorKind = UsageError) -> Path:
     """Return the path that a user names, with ~ written out. Nothing has to be there.
 
     Raises an error of this kind for names that no file can have: too long, with a zero byte, below the home of a user
@@ -42,7 +42,7 @@ def local_path(name: str | Path, kind: Kind = UsageError) -> Path:
     return path
 
 
-def open_file(path: Path, kind: Kind = FormatError) -> int:
+def open_file(path: Path, kind: ErrorKind = FormatError) -> int:
     """Open a regular file for reading; return its descriptor.
 
     Raises an error of this kind for what cannot be opened, and for folders, pipes, sockets and devices, on which a
@@ -58,7 +58,7 @@ def open_file(path: Path, kind: Kind = FormatError) -> int:
     return handle
 
 
-def read_bytes(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> bytes:
+def read_bytes(path: Path, limit: int = SMALL, kind: ErrorKind = FormatError) -> bytes:
     """Read a whole file of at most `limit` bytes. Raises as `open_file`, and for a larger one."""
     handle = open_file(path, kind)
     try:
@@ -75,17 +75,17 @@ def read_bytes(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> byte
     return b"".join(parts)
 
 
-def read_text(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> str:
+def read_text(path: Path, limit: int = SMALL, kind: ErrorKind = FormatError) -> str:
     """Read a file of UTF-8 text, with or without a byte order mark. Raises as `read_bytes`, and for other bytes."""
     return _decoded(read_bytes(path, limit, kind), printable(path), kind)
 
 
-def read_json(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> Any:
+def read_json(path: Path, limit: int = SMALL, kind: ErrorKind = FormatError) -> Any:
     """Read a JSON file. Raises as `read_text` and `parse_json`."""
     return parse_json(read_bytes(path, limit, kind), printable(path), kind)
 
 
-def read_object(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> dict[str, Any]:
+def read_object(path: Path, limit: int = SMALL, kind: ErrorKind = FormatError) -> dict[str, Any]:
     """Read a JSON file that holds an object. Raises as `read_json`, and for any other value."""
     value = read_json(path, limit, kind)
     if not isinstance(value, dict):
@@ -96,7 +96,7 @@ def read_object(path: Path, limit: int = SMALL, kind: Kind = FormatError) -> dic
 def parse_json(
     text: bytes | str,
     where: str,
-    kind: Kind = FormatError,
+    kind: ErrorKind = FormatError,
     pairs: Callable[[list[tuple[str, Any]]], Any] | None = None,
     values: int | None = None,
 ) -> Any:
@@ -121,12 +121,12 @@ def parse_json(
     return value
 
 
-def read_yaml(path: Path, kind: Kind = FormatError) -> Any:
+def read_yaml(path: Path, kind: ErrorKind = FormatError) -> Any:
     """Read a YAML file. Raises as `read_text` and `parse_yaml`."""
     return parse_yaml(read_text(path, YAML_LIMIT, kind), printable(path), kind)
 
 
-def parse_yaml(text: str, where: str, kind: Kind = FormatError) -> Any:
+def parse_yaml(text: str, where: str, kind: ErrorKind = FormatError) -> Any:
     """Parse YAML of plain values. where: what messages name.
 
     Raises an error of this kind for what is no YAML, for aliases (of which a few lines may stand for gigabytes), keys
@@ -157,7 +157,7 @@ def _reason(error: BaseException) -> str:
     return " ".join(str(error).split())
 
 
-def _decoded(raw: bytes, where: str, kind: Kind) -> str:
+def _decoded(raw: bytes, where: str, kind: ErrorKind) -> str:
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -20,7 +20,7 @@ from msa_lite.io.unchanged import check_unchanged
 from msa_lite.merger.plan import MergePlan, check_mergeable
 from msa_lite.merger.vectors import Vector, checkpoint_vector, load_vector
 
-Given = str | Source | None
+ModelLike = str | Source | None
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,8 @@ def find_inputs(
     out: str | Path,
     kind: str,
     target: str | Source,
-    vectors: Mapping[str, tuple[Given, float | None]],
-    prior: Given,
+    vectors: Mapping[str, tuple[ModelLike, float | None]],
+    prior: ModelLike,
     options: Mapping[str, Any],
     replace: bool,
 ) -> Inputs:

@@ -30,7 +30,7 @@ from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.folder import BASELINES, claimed, run_folder
 from msa_lite.pipeline.loaded import LoadedTarget
-from msa_lite.pipeline.msa import Given, RunResult, make_result, msa_plan, run_plan
+from msa_lite.pipeline.msa import RecipeLike, RunResult, make_result, msa_plan, run_plan
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.stages import (
     Summary,
@@ -62,7 +62,9 @@ class Setting:
     folder: Path
 
 
-def run_baseline(method: str, recipe: Given, overrides: Iterable[str] = (), progress: Progress = silent) -> RunResult:
+def run_baseline(
+    method: str, recipe: RecipeLike, overrides: Iterable[str] = (), progress: Progress = silent
+) -> RunResult:
     """Run a method that MSA is compared with on a recipe's models and data, and score it in the same way.
 
     The run goes into `baselines/METHOD` of the recipe's output (`METHOD-prior` with `start: prior`). Raises before

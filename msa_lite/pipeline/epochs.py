@@ -10,7 +10,7 @@ from typing import Any
 from msa_lite.choose.rules import Rank
 from msa_lite.choose.validation import Validation
 from msa_lite.report import load_report
-from msa_lite.train import Kept, epoch_folder
+from msa_lite.train import KeptEpochs, epoch_folder
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ class BestEpoch:
         target = load_report(self.reference).values()
         return {**self.validation.describe(), **self.validation.describe_rule(), "target": target, "first": self.first}
 
-    def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
+    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
         if epoch < self.first:
-            return Kept(frozenset())
+            return KeptEpochs(frozenset())
         scores.mkdir(exist_ok=True)
         ranks = {}
         for number in range(self.first, epoch + 1):
@@ -44,7 +44,7 @@ class BestEpoch:
             logger.warning("epoch %d is broken (%s); training ends there", epoch, ranks[epoch])
         whole = {number: rank for number, rank in ranks.items() if isinstance(rank, Rank)}
         best = max(whole, key=lambda number: whole[number]) if whole else epoch
-        return Kept(frozenset([best]), isinstance(ranks[epoch], Rank))
+        return KeptEpochs(frozenset([best]), isinstance(ranks[epoch], Rank))
 
 
 @dataclass(frozen=True)
@@ -57,5 +57,5 @@ class EveryEpoch:
         """What decides: nothing."""
         return f"every epoch from {self.first}"
 
-    def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
-        return Kept(frozenset(range(self.first, epoch + 1)))
+    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
+        return KeptEpochs(frozenset(range(self.first, epoch + 1)))

@@ -7,7 +7,7 @@ from msa_lite.evals.probe import Probe, against_own, against_rows, probe_model, 
 from msa_lite.io.progress import Progress, silent
 from msa_lite.pipeline.prepare import Run
 
-FOLDER = "probe"
+PROBE_FOLDER = "probe"
 WHAT = {"holdout": "holdout rows", "paraphrased": "paraphrases of them"}
 CHEAP_ROWS = 64  # of each side, for a run's own question: seconds, and what a set was learnt from shows in them
 
@@ -22,7 +22,7 @@ def cheap_probe(run: Run, progress: Progress = silent) -> str | None:
     if sides is None:
         return None
     few = sides.sampled(CHEAP_ROWS, run.recipe.seed, with_z=False)
-    folder, reports = run.folder / FOLDER / "cheap", {}
+    folder, reports = run.folder / PROBE_FOLDER / "cheap", {}
     for name in ("prior", "ideal"):  # the latter only where the former shows signs, to see whether they mean anything
         if name in run.sources:
             reports[name] = probe_model(run.sources[name], few, folder / name, f"probe: {name}", progress)

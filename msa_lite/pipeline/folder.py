@@ -17,7 +17,7 @@ from msa_lite.io.reading import read_text
 from msa_lite.pipeline.changes import warn_of_changes
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
-from msa_lite.pipeline.prepare_prompt import CHOICE_FILE
+from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
 from msa_lite.recipe import Recipe, absolute_paths, dump_recipe
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
@@ -51,7 +51,7 @@ def claimed(
             run = prepare(recipe, plan, progress)
             check(run)
         if run.prompt_search:
-            write_json(folder / CHOICE_FILE, run.prompt_search)
+            write_json(folder / PROMPT_FILE, run.prompt_search)
         pinned = _pinned(run)
         warn_of_changes(folder, pinned)
         write_text(folder / "recipe.yaml", pinned)
@@ -86,7 +86,7 @@ def check_run_folder(folder: Path, header: str) -> None:
         raise OutputError(f"{folder}: a file is in the way; choose another output")
     marks = [folder / "recipe.yaml", *folder.glob(f"{BASELINES}/*/recipe.yaml")]  # baselines may be run first
     ours = any(_begins(mark, header.partition(":")[0]) for mark in marks)
-    allowed = {".lock", BASELINES, HISTORY, CHOICE_FILE}
+    allowed = {".lock", BASELINES, HISTORY, PROMPT_FILE}
     for name in WRITTEN_OUT:  # before anything else, where models come as adapters
         allowed |= {name, f"{name}.partial", f".{name}.lock"}
     if folder.is_dir() and any(path.name not in allowed for path in folder.iterdir()) and not ours:

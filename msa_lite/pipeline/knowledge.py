@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 ROWS = 32  # of each set that are looked at where there are no validation rows
 SHOWN = 2  # rows that a message shows with the target's answers
-FOLDER = "knowledge"
+KNOWLEDGE_FOLDER = "knowledge"
 _TRACES = {"recipe.yaml", ".lock", "evaluation", "probe"}
 GO_ON = "to go on all the same: `msa-lite run --accept`, or `verdict: off` in the recipe"
 
@@ -71,7 +71,7 @@ def _score(run: Run, progress: Progress) -> tuple[Path, Path]:
     questions = _sampled(run)
     folders = []
     for name in ("target", "prior"):
-        folder = run.folder / "evaluation" / FOLDER / name
+        folder = run.folder / "evaluation" / KNOWLEDGE_FOLDER / name
         asked = questions if name == "target" else questions.only({"forget"})
         evaluate_benchmark(run.sources[name], asked, folder, label=f"check: {name}", progress=progress)
         folders.append(folder)

@@ -44,7 +44,7 @@ from msa_lite.report.verdict import VERDICT_FILE, Verdict
 
 logger = logging.getLogger(__name__)
 
-Given = Recipe | str | Path | Mapping[str, Any]
+RecipeLike = Recipe | str | Path | Mapping[str, Any]
 """A recipe, a file, the name of a shipped recipe, or a mapping."""
 
 
@@ -100,7 +100,7 @@ class RunResult:
 
 
 def run_recipe(
-    recipe: Given,
+    recipe: RecipeLike,
     overrides: Iterable[str] = (),
     progress: Progress = silent,
     *,
@@ -125,7 +125,7 @@ def run_recipe(
 
 
 def sweep(
-    recipe: Given, overrides: Iterable[str] = (), progress: Progress = silent, ray_workers: int | None = None
+    recipe: RecipeLike, overrides: Iterable[str] = (), progress: Progress = silent, ray_workers: int | None = None
 ) -> SweepResult | None:
     """Fit the vectors of a recipe, score its points on validation rows, merge the best and score that again.
 
@@ -187,7 +187,7 @@ def make_result(
 
 
 def run_vectors(
-    recipe: Given,
+    recipe: RecipeLike,
     which: Literal["forget", "retain", "all"] = "all",
     overrides: Iterable[str] = (),
     progress: Progress = silent,

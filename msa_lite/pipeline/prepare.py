@@ -36,7 +36,7 @@ from msa_lite.io.progress import Progress, silent
 from msa_lite.io.vocabulary import token_tensors, vocabulary_size
 from msa_lite.pipeline.prepare_models import check_apart, check_readings, open_models
 from msa_lite.pipeline.prepare_prompt import resolve_prompt
-from msa_lite.pipeline.prepare_questions import SETS, Choice, Questions, load_questions
+from msa_lite.pipeline.prepare_questions import SETS, Questions, WhenToChoose, load_questions
 from msa_lite.recipe import Data, Recipe
 from msa_lite.train import check_mode
 
@@ -56,7 +56,7 @@ class RunPlan:
     method: str
     folder: Path
     start: Literal["prior", "target"]
-    choice: Choice
+    choice: WhenToChoose
     vectors: Sequence[str]
     checkpoints: int = 1
     sample: bool = True

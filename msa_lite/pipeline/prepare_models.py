@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import MOST_ROWS, Row, check_same_ids, open_tokenizer
+from msa_lite.data import COMPARED_ROWS, Row, check_same_ids, open_tokenizer
 from msa_lite.errors import FormatError, MismatchError, NoTokenizerError, UsageError, join_faults
 from msa_lite.evals.models import check_source
 from msa_lite.evals.suite import check_same_tokens
@@ -186,5 +186,5 @@ def check_readings(sources: dict[str, Source], tokenizer: Any, rows: Iterable[Ro
     target, prior = sources["target"], sources["prior"]
     if target.folder == prior.folder or not has_tokenizer(prior.folder):
         return
-    first = [row for _, row in zip(range(MOST_ROWS), rows, strict=False)]
+    first = [row for _, row in zip(range(COMPARED_ROWS), rows, strict=False)]
     check_same_ids(first, tokenizer, open_tokenizer(prior.folder, prior.name), (target.name, prior.name))

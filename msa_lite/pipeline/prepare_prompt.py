@@ -12,7 +12,7 @@ from typing import Any
 from msa_lite.data import Prompter, PromptSettings, Row, Template, make_prompter, rows_identity, sample_rows
 from msa_lite.errors import MsaError
 from msa_lite.evals.models import model_identity
-from msa_lite.evals.prompt_search import MOST_ROWS, choose_prompt, prompt_forms, rank_prompts
+from msa_lite.evals.prompt_search import PROMPT_ROWS, choose_prompt, prompt_forms, rank_prompts
 from msa_lite.io.files import canonical_json, digest
 from msa_lite.io.hub import Source
 from msa_lite.io.progress import notices
@@ -21,7 +21,7 @@ from msa_lite.recipe import Prompt, Recipe
 
 logger = logging.getLogger(__name__)
 
-CHOICE_FILE = "prompt.json"  # in the run's folder: what `prompt: auto` found
+PROMPT_FILE = "prompt.json"  # in the run's folder: what `prompt: auto` found
 PUBLISHED = ("tofu", "muse", "restor")
 
 
@@ -50,7 +50,7 @@ def resolve_prompt(
     """Return the recipe with what `prompt: auto` comes to, what renders it, and what is to be kept of the search.
 
     rows: by data set; asked are the first questions about the forget set. folders: where an earlier search of the same
-    may be kept (`CHOICE_FILE`). Doubts of the choice are logged. Another kind of prompt is returned as it is.
+    may be kept (`PROMPT_FILE`). Doubts of the choice are logged. Another kind of prompt is returned as it is.
     """
     prompter = find_prompter(recipe, tokenizer)
     if recipe.prompt.kind != "auto":
@@ -64,7 +64,7 @@ def resolve_prompt(
             prompter,
             None,
         )
-    few = sample_rows(asked, MOST_ROWS, recipe.seed)
+    few = sample_rows(asked, PROMPT_ROWS, recipe.seed)
     forms = prompt_forms(prompter)
     inputs = {
         "target": model_identity(target),
@@ -94,7 +94,7 @@ def _kept(folders: Sequence[Path], inputs: Mapping[str, Any]) -> dict[str, Any] 
     """The outcome of an earlier search made of the same, if one is kept."""
     for folder in folders:
         try:
-            found = read_object(folder / CHOICE_FILE)
+            found = read_object(folder / PROMPT_FILE)
         except MsaError:  # none, or a damaged one
             continue
         if found.get("inputs") == json.loads(canonical_json(inputs)):

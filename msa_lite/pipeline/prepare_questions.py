@@ -20,7 +20,7 @@ from msa_lite.recipe import Recipe
 logger = logging.getLogger(__name__)
 
 SETS = ("forget", "retain", "holdout")
-Choice = bool | Literal["if possible"]
+WhenToChoose = bool | Literal["if possible"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Questions:
 def load_questions(
     recipe: Recipe,
     data: Mapping[str, DataSource],
-    choice: Choice,
+    choice: WhenToChoose,
     prompter: Prompter,
     loaded: Mapping[str, list[Row]] | None = None,
 ) -> Questions:
@@ -123,7 +123,7 @@ def _rows(recipe: Recipe, data: Mapping[str, DataSource], loaded: Mapping[str, l
 
 
 def _of_ones_own(
-    recipe: Recipe, rule: Rule, rows: Mapping[str, list[Row]], choice: Choice, prompter: Prompter
+    recipe: Recipe, rule: Rule, rows: Mapping[str, list[Row]], choice: WhenToChoose, prompter: Prompter
 ) -> Questions:
     """Both parts of questions, or texts, of one's own."""
     assert recipe.evaluate is not None

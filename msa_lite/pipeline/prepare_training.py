@@ -32,7 +32,7 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, commit_of, fetch, split_name
 from msa_lite.io.reading import local_path
-from msa_lite.io.tokenizer import fetch_tokenizer as find_tokenizer
+from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.pipeline.fits import check_fit_learns
 from msa_lite.pipeline.prepare_prompt import prompt_settings
 from msa_lite.recipe import Columns, TrainingRecipe
@@ -164,7 +164,7 @@ def _new_start(model: NewModel, recipe: TrainingRecipe, texts: list[str]) -> Sta
         tokenizer, named = train_tokenizer(texts, model.tokenizer.vocabulary), model
         origin: dict[str, Any] = {"vocabulary": model.tokenizer.vocabulary, "texts": digest(texts)}
     else:
-        tokenizer, pinned, revision = fetch_tokenizer(model.tokenizer)
+        tokenizer, pinned, revision = _open_tokenizer(model.tokenizer)
         named, origin = model.model_copy(update={"tokenizer": pinned}), {"revision": revision}
     config = make_config(model.config, tokenizer)
     made_of = {"config": model.config, "tokenizer": origin, "seed": recipe.seed}
@@ -187,14 +187,14 @@ def _first_texts(recipe: TrainingRecipe, data: StageData) -> list[str]:
     return texts
 
 
-def fetch_tokenizer(name: str) -> tuple[Any, str, str | None]:
+def _open_tokenizer(name: str) -> tuple[Any, str, str | None]:
     """(a tokenizer; its name, pinned; its revision). Of a repository, nothing but the tokenizer is fetched."""
     if local_path(name).is_dir():
         source = fetch(name)
         return open_tokenizer(source.folder, name), name, source.revision
     repo, asked = split_name(name)
     revision = commit_of(name) or asked
-    found = find_tokenizer(name).folder
+    found = fetch_tokenizer(name).folder
     return open_tokenizer(found, name), f"{repo}@{revision}" if revision else repo, revision
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import UsageError
-from msa_lite.evals.probe import LABELS, MOST_ROWS, SIGN, Finding, probe_model, read_verdicts
+from msa_lite.evals.probe import LABELS, PROBE_ROWS, SIGN, Finding, probe_model, read_verdicts
 from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
-from msa_lite.pipeline.exposure import FOLDER, WHAT, compare_sides
+from msa_lite.pipeline.exposure import PROBE_FOLDER, WHAT, compare_sides
 from msa_lite.pipeline.folder import claimed
-from msa_lite.pipeline.msa import Given, msa_plan
+from msa_lite.pipeline.msa import RecipeLike, msa_plan
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_models import fit_prior
 from msa_lite.recipe import Recipe, load_recipe
@@ -63,7 +63,7 @@ class ProbeResult:
         }
 
 
-def probe(recipe: Given, overrides: Iterable[str] = (), progress: Progress = silent) -> ProbeResult:
+def probe(recipe: RecipeLike, overrides: Iterable[str] = (), progress: Progress = silent) -> ProbeResult:
     """Test the candidates for the prior, and target and ideal as controls, for signs of having seen the forget set.
 
     Candidates are all checkpoints of the recipe's history, or its prior. Writes a folder for each model and report.md
@@ -73,9 +73,9 @@ def probe(recipe: Given, overrides: Iterable[str] = (), progress: Progress = sil
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     plan = replace(msa_plan(recipe), choice=False, vectors=())  # there is nothing to choose, so all rows are asked
     with claimed(recipe, plan, progress, _check) as run:
-        sides, sources, folder = compare_sides(run), _models(run), run.folder / FOLDER
+        sides, sources, folder = compare_sides(run), _models(run), run.folder / PROBE_FOLDER
         assert sides is not None, "checked"
-        sides = sides.sampled(MOST_ROWS, recipe.seed)
+        sides = sides.sampled(PROBE_ROWS, recipe.seed)
         reports = {
             name: probe_model(source, sides, folder / name, f"probe: {name}", progress)
             for name, source in sources.items()

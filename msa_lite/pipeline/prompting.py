@@ -23,7 +23,7 @@ from msa_lite.evals.prompt_search import prompt_forms
 from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer
-from msa_lite.pipeline.prepare_prompt import CHOICE_FILE, find_prompter, prompt_settings
+from msa_lite.pipeline.prepare_prompt import PROMPT_FILE, find_prompter, prompt_settings
 from msa_lite.recipe import Data, Prompt, Recipe
 
 _LOOKED_AT = 100  # rows among which one of several turns is looked for
@@ -117,7 +117,7 @@ def _settings(recipe: Recipe) -> PromptSettings:
     if settings.kind != "auto":
         return settings
     try:
-        found = read_object(local_path(recipe.output) / CHOICE_FILE)
+        found = read_object(local_path(recipe.output) / PROMPT_FILE)
         return prompt_settings(Prompt(**found["prompt"]))
     except (MsaError, ValueError, KeyError, TypeError):
         return settings

@@ -31,7 +31,7 @@ from msa_lite.train.scratch import write_start
 
 logger = logging.getLogger(__name__)
 
-START = "0-start"  # the folder of a model from nothing
+START_FOLDER = "0-start"  # the folder of a model from nothing
 _STATE = "stages.json"
 _HEADER = "# A training of msa-lite: the recipe as resolved. `msa-lite train` on this file repeats it.\n"
 _HISTORY = """\
@@ -242,7 +242,7 @@ class _Training:
 
 
 def _name(step: ReadyStage | None) -> str:
-    return step.name if step else START
+    return step.name if step else START_FOLDER
 
 
 def _last_loss(folder: Path, step: ReadyStage) -> float:

@@ -12,7 +12,7 @@ from msa_lite.evals.outcome import weigh
 from msa_lite.evals.records import read_records
 from msa_lite.io.progress import Progress
 from msa_lite.io.seal import load_manifest
-from msa_lite.pipeline.knowledge import FOLDER
+from msa_lite.pipeline.knowledge import KNOWLEDGE_FOLDER
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.stages import evaluate_prior, evaluations_beside
 from msa_lite.report.examples import SideBySide
@@ -74,7 +74,7 @@ def _prior(run: Run, parts: Sequence[str]) -> dict[str, list[Record]]:
     names = [f"prior{part}" for part in parts]
     own = [run.folder / "evaluation" / name for name in names]
     beside = [folder for name in names for folder in evaluations_beside(run, name)]
-    checked = [run.folder / "evaluation" / FOLDER / "prior"]
+    checked = [run.folder / "evaluation" / KNOWLEDGE_FOLDER / "prior"]
     return next((records for folders in (own, beside, checked) if (records := _merged(folders))), {})
 
 

@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from msa_lite.counts import Progress, format_count, named_progress, parse_count
+from msa_lite.counts import TrainingProgress, format_count, named_progress, parse_count
 from msa_lite.recipe.inputs import Closed
 
 
@@ -50,11 +50,11 @@ class PastCheckpoint(Closed):
     """Or steps, a plain number; default: what its name says. Of all checkpoints, tokens are known or steps are."""
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> TrainingProgress:
         """Its counts: the one given here, otherwise those of its name."""
         if self.seen_tokens is None and self.step is None:
             return named_progress(self.checkpoint)
-        return Progress(tokens=self.seen_tokens, step=self.step)
+        return TrainingProgress(tokens=self.seen_tokens, step=self.step)
 
     @model_validator(mode="after")
     def _says_when(self) -> PastCheckpoint:

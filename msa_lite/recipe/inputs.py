@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 
-T = TypeVar("T")
+OneValue = TypeVar("OneValue")
 OneOrMore = Annotated[
-    Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1), Tag("many")],
+    Annotated[OneValue, Tag("one")] | Annotated[list[OneValue], Field(min_length=1), Tag("many")],
     Discriminator(lambda value: "many" if isinstance(value, list) else "one"),
 ]
 """A value or a list of such. What is wrong with it is said of the one that it is meant to be."""

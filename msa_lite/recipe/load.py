@@ -23,12 +23,12 @@ from msa_lite.recipe.training import TrainingRecipe
 OUTPUT_VARIABLE = "$output"
 _SHOWN = 200  # characters of a value in a message
 
-Given = str | Path | Mapping[str, Any]
+RecipeSource = str | Path | Mapping[str, Any]
 """A file, the name of a shipped recipe, or a mapping."""
 M = TypeVar("M", bound=BaseModel)
 
 
-def load_recipe(source: Given, overrides: Iterable[str] = ()) -> Recipe:
+def load_recipe(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe from a YAML file, the name of a shipped recipe, or a mapping; then apply `key.sub=value`.
 
     `$output` at the start of a path stands for the run's folder. Relative paths in a file are seen from its folder
@@ -39,19 +39,19 @@ def load_recipe(source: Given, overrides: Iterable[str] = ()) -> Recipe:
     return _validate(_of_kind(Recipe, name, values), name, values)
 
 
-def load_training(source: Given, overrides: Iterable[str] = ()) -> TrainingRecipe:
+def load_training(source: RecipeSource, overrides: Iterable[str] = ()) -> TrainingRecipe:
     """Read a recipe of a training in stages, as `load_recipe` reads that of a run."""
     name, values = _read(source, overrides)
     return _validate(_of_kind(TrainingRecipe, name, values), name, values)
 
 
-def load_any(source: Given, overrides: Iterable[str] = ()) -> Recipe | TrainingRecipe:
+def load_any(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe | TrainingRecipe:
     """Read a recipe of either kind."""
     name, values = _read(source, overrides)
     return _validate(_kind(values) or Recipe, name, values)
 
 
-def _read(source: Given, overrides: Iterable[str]) -> tuple[str, dict[str, Any]]:
+def _read(source: RecipeSource, overrides: Iterable[str]) -> tuple[str, dict[str, Any]]:
     """(what the recipe is called in messages, its keys and values)."""
     name = "recipe"
     if isinstance(source, Mapping):

@@ -6,14 +6,13 @@ and `key=value` on the command line are seen from the working folder.
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-notices = logging.getLogger("msa_lite.notices")
+from msa_lite.io.progress import notices
 
 # Keys whose texts may name a folder or file on this machine. `output` is none: results go to the working folder.
 _KEYS = {"target", "prior", "ideal", "tokenizer", "checkpoint", "model", "path", "data"}

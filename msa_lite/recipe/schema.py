@@ -22,7 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from msa_lite.recipe.history import History, choose_prior
 from msa_lite.recipe.inputs import Closed, Columns, Data, OneOrMore, Prompt, PromptOrKind, RetainData
-from msa_lite.recipe.scores import Evaluate, Probe, Select
+from msa_lite.recipe.scores import Evaluate, ProbeKeys, Select
 from msa_lite.recipe.training import MOST, SEEDS, Epochs, Positive, Rate, Tuning, check_micro_batch, no_truth
 
 MOST_PEOPLE = 400  # of the demo; it has names for no more
@@ -238,7 +238,7 @@ class Recipe(Closed):
     """What is scored; null: nothing."""
     select: Select = Select()
     """How (α, β), or a baseline's epoch, is chosen."""
-    probe: Probe = Probe()
+    probe: ProbeKeys = ProbeKeys()
     """What tells whether a prior has already seen the forget set (`msa-lite probe`)."""
     baseline: Baseline = Baseline()
     """How the methods that MSA is compared with are run (`msa-lite baseline METHOD`)."""

@@ -12,7 +12,7 @@ from msa_lite.recipe.inputs import Closed, Data
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Judge(Closed):
+class JudgeKeys(Closed):
     """A language model that says which candidate an answer agrees with (tofu, restor)."""
 
     kind: Literal["none", "local", "openai"] = "none"
@@ -51,7 +51,7 @@ class Evaluate(Closed):
     """Questions that no model was trained on."""
     ideal: str | None = None
     """A model that never saw the forget set, to be shown beside the unlearned one; some metrics need it."""
-    judge: Judge = Judge()
+    judge: JudgeKeys = JudgeKeys()
     """Who judges generated answers."""
     compat: list[str] = []
     """Deviations of published code to repeat: open-unlearning, tofu, muse, restor, or single switches."""
@@ -125,7 +125,7 @@ class Select(Closed):
         return self
 
 
-class Probe(Closed):
+class ProbeKeys(Closed):
     """What forget rows are compared with, to see whether a prior has already seen them."""
 
     against: Data | None = None
@@ -134,7 +134,7 @@ class Probe(Closed):
     """They are paraphrases of the forget rows: one each, in the same order."""
 
     @model_validator(mode="after")
-    def _pairs_rows(self) -> Probe:
+    def _pairs_rows(self) -> ProbeKeys:
         if self.paired and self.against is None:
             raise ValueError("paired: only with against, which holds the paraphrases")
         return self

@@ -2,14 +2,14 @@
 
 from msa_lite.train.fit import check_mode, fit_inputs, fit_vector
 from msa_lite.train.loop import epoch_folder
-from msa_lite.train.objective import AfterEpoch, Kept, Objective
+from msa_lite.train.objective import AfterEpoch, KeptEpochs, Objective
 from msa_lite.train.settings import FitSettings
 from msa_lite.train.until import Until
 
 __all__ = [
     "AfterEpoch",
     "FitSettings",
-    "Kept",
+    "KeptEpochs",
     "Objective",
     "Until",
     "check_mode",

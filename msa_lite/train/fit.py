@@ -28,7 +28,7 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.train.loop import SAVES, SCORES, Loop
-from msa_lite.train.model import load_model, save_model
+from msa_lite.train.model import load_trainable, save_model
 from msa_lite.train.objective import AfterEpoch, Objective
 from msa_lite.train.settings import FitSettings
 from msa_lite.train.tries import Gauge, Tries
@@ -192,7 +192,7 @@ class _Fit:
 
     def _load(self) -> Any:
         """Load the model to tune. Raises StageError when its files have changed since it was found."""
-        model = load_model(self.source.folder, self.settings, self.source.added)
+        model = load_trainable(self.source.folder, self.settings, self.source.added)
         self.source.check_unchanged()
         return model
 

@@ -18,7 +18,7 @@ from msa_lite.io.manifest import discarded
 from msa_lite.io.precision import autocast, has_bf16
 from msa_lite.io.progress import Progress, tell
 from msa_lite.train.model import broken_weight
-from msa_lite.train.objective import AfterEpoch, Kept, Objective
+from msa_lite.train.objective import AfterEpoch, KeptEpochs, Objective
 
 if TYPE_CHECKING:
     from msa_lite.train.settings import FitSettings
@@ -86,7 +86,7 @@ class Loop:
         """The error for a training that left nothing to keep."""
         return discarded(NotFiniteError(f"{self.label}: {what}; nothing was kept. Try a lower learning_rate"))
 
-    def finish_epoch(self, model: Any, epoch: int, write: bool = True) -> Kept:
+    def finish_epoch(self, model: Any, epoch: int, write: bool = True) -> KeptEpochs:
         """Ask what the epoch was worth; keep its weights, and drop those of epochs that are no longer wanted.
 
         Raises NotFiniteError where the model's outputs or weights are no numbers.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from msa_lite.train.settings import FitSettings
 
 
-def load_model(folder: Path, settings: FitSettings, added: AddedRows | None = None) -> Any:
+def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None = None) -> Any:
     """The prior, ready to train in the mode of `settings`; seeds the random numbers that initialise adapters.
 
     added: rows for tokens of the target that it lacks.

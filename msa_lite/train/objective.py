@@ -32,7 +32,7 @@ class Objective(Protocol):
         """
 
 
-class Kept(NamedTuple):
+class KeptEpochs(NamedTuple):
     """After an epoch: the epochs (counted from 1) whose weights are worth keeping so far, and whether to go on."""
 
     epochs: frozenset[int]
@@ -45,7 +45,7 @@ class AfterEpoch(Protocol):
     def describe(self) -> Any:
         """What the manifest records of it, JSON-able: it decides alike where this is equal."""
 
-    def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
+    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
         """model: after so many epochs, in eval mode. scores: a folder for what is found out, kept in the vector's.
 
         After a stop it is called again for the last epoch, with the folder as it was left and perhaps another model:

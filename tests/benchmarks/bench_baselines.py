@@ -51,7 +51,7 @@ from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import IGNORE, Example
 from msa_lite.io.hub import Source
 from msa_lite.io.precision import autocast, has_bf16
-from msa_lite.train.model import load_model
+from msa_lite.train.model import load_trainable
 from msa_lite.train.settings import FitSettings
 
 KL = "grad_diff, kl"
@@ -110,7 +110,7 @@ class Bench:
         torch.set_num_threads(options.threads)
         self.options, self.rows, self.cuda = options, make_rows(options), torch.cuda.is_available()
         settings = FitSettings("full" if options.full else "lora", lora_rank=options.rank)
-        self.model = load_model(options.model, settings).to("cuda" if self.cuda else "cpu").train()
+        self.model = load_trainable(options.model, settings).to("cuda" if self.cuda else "cpu").train()
         if self.cuda or options.checkpointing:
             self.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.folder = tempfile.TemporaryDirectory()

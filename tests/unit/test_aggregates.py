@@ -10,7 +10,7 @@ import pytest
 
 from msa_lite.evals.aggregates import (
     NO_IDEAL,
-    NO_JUDGE,
+    NOT_JUDGED,
     harmonic_metric,
     judged_metric,
     mean_metric,
@@ -110,5 +110,5 @@ def test_judged_scores_are_counted_with_what_went_wrong() -> None:
     assert "1 replies of the judge were invalid" in str(notes.note)
     assert "for 1 items the right answer and the ideal's were one candidate" in str(notes.note)
     assert notes.higher_is_better is False
-    assert judged_metric([{}, {}], "acc") == missing(NO_JUDGE, True)
-    assert judged_metric([], "acc") == missing(NO_JUDGE, True)
+    assert judged_metric([{}, {}], "acc") == missing(NOT_JUDGED, True)
+    assert judged_metric([], "acc") == missing(NOT_JUDGED, True)

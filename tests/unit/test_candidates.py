@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from msa_lite.choose.candidates import TARGET, WORK, Candidates, State, Values, Work, candidate_name
+from msa_lite.choose.candidates import TARGET, WORK, Candidates, SharedWork, State, Values, candidate_name
 from msa_lite.choose.choice import Check, choose, help_choose
 from msa_lite.choose.rules import Exposure
 from msa_lite.choose.validation import BROKEN, Validation
@@ -65,16 +65,18 @@ def validation() -> Counted:
 
 
 @pytest.fixture
-def work(validation: Counted, tmp_path: Path) -> Work:
+def work(validation: Counted, tmp_path: Path) -> SharedWork:
     (tmp_path / "sweep.partial").mkdir()
-    return Work(tmp_path / "sweep.partial", Candidates(POINTS, strength, "of nothing"), validation)
+    return SharedWork(tmp_path / "sweep.partial", Candidates(POINTS, strength, "of nothing"), validation)
 
 
 def todo(points: list[Values] = POINTS) -> Mapping[str, Values | None]:
     return {TARGET: None} | {candidate_name(values): values for values in points}
 
 
-def test_what_has_a_report_is_not_scored_and_what_a_kill_left_half_done_is(work: Work, validation: Counted) -> None:
+def test_what_has_a_report_is_not_scored_and_what_a_kill_left_half_done_is(
+    work: SharedWork, validation: Counted
+) -> None:
     work.open(POINTS)
     work.score(todo(POINTS[:2]))
     for name in (NAMES[3], NAMES[4]):  # killed with some records, and before any
@@ -89,7 +91,7 @@ def test_what_has_a_report_is_not_scored_and_what_a_kill_left_half_done_is(work:
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
-def test_what_somebody_else_has_claimed_is_left_to_them(work: Work, validation: Counted) -> None:
+def test_what_somebody_else_has_claimed_is_left_to_them(work: SharedWork, validation: Counted) -> None:
     work.open(POINTS)
     with FileLock(work.folder / ".locks" / NAMES[2]):
         work.score(todo())
@@ -99,7 +101,7 @@ def test_what_somebody_else_has_claimed_is_left_to_them(work: Work, validation: 
 
 
 def test_a_broken_candidate_is_put_down_once_and_a_broken_target_is_an_error(
-    work: Work, validation: Counted, tmp_path: Path
+    work: SharedWork, validation: Counted, tmp_path: Path
 ) -> None:
     work.open(POINTS)
     nan = replace(work, candidates=replace(work.candidates, load=lambda values: float("nan") if values else 1.0))
@@ -117,7 +119,7 @@ def test_a_broken_candidate_is_put_down_once_and_a_broken_target_is_an_error(
     assert other.missing(NAMES) == NAMES
 
 
-def test_work_is_known_by_all_that_decides_it(work: Work) -> None:
+def test_work_is_known_by_all_that_decides_it(work: SharedWork) -> None:
     changes: list[dict[str, Any]] = [{"values": POINTS[1:]}, {"made_of": "other vectors"}, {"refine": 1}]
     keys = {replace(work, candidates=replace(work.candidates, **change)).key for change in changes}
     keys.add(replace(work, validation=replace(work.validation, rule=Exposure(0.5))).key)
@@ -126,7 +128,9 @@ def test_work_is_known_by_all_that_decides_it(work: Work) -> None:
     assert replace(work, candidates=same).key == work.key
 
 
-def test_the_rows_are_hashed_once_however_often_somebody_looks(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_are_hashed_once_however_often_somebody_looks(
+    work: SharedWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hashed, own = [], Validation.describe
 
     def describe(self: Validation) -> dict[str, Any]:
@@ -140,7 +144,7 @@ def test_the_rows_are_hashed_once_however_often_somebody_looks(work: Work, monke
 
 
 def test_who_comes_late_scores_nothing_and_leaves_nothing_in_the_way(
-    work: Work, validation: Counted, tmp_path: Path
+    work: SharedWork, validation: Counted, tmp_path: Path
 ) -> None:
     work.open(POINTS)
     work.score(todo(POINTS[:1]))
@@ -155,7 +159,7 @@ def test_who_comes_late_scores_nothing_and_leaves_nothing_in_the_way(
     assert validation.names == sorted([TARGET, NAMES[1]])
 
 
-def test_reports_that_are_known_are_copied_whole(work: Work, validation: Counted, tmp_path: Path) -> None:
+def test_reports_that_are_known_are_copied_whole(work: SharedWork, validation: Counted, tmp_path: Path) -> None:
     known = tmp_path / "known"
     validation.score_into(known, lambda: 0.25)
     (known / "manifest.json").write_text("{}")
@@ -213,7 +217,11 @@ def test_who_comes_when_the_choice_is_made_has_nothing_to_do(validation: Counted
 
 
 def test_who_computes_other_inputs_raises_where_the_work_is_open_by_now_and_else_waits(
-    work: Work, validation: Counted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    work: SharedWork,
+    validation: Counted,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("msa_lite.choose.choice._PATIENCE", 0.3)
 
@@ -260,7 +268,7 @@ def test_what_has_ended_the_crew_ends_the_choice_and_scores_stay(validation: Cou
 
     @contextmanager
     def crew(folder: Path) -> Iterator[Check]:
-        Work(folder, candidates, validation).score(todo(POINTS[:2]))
+        SharedWork(folder, candidates, validation).score(todo(POINTS[:2]))
 
         def check() -> None:
             raise StageError("a worker was killed")

@@ -13,7 +13,7 @@ from msa_lite.evals.qa import Qa
 from msa_lite.pipeline import epochs as module
 from msa_lite.pipeline.epochs import BestEpoch
 from msa_lite.report import Metric, Report, write_report
-from msa_lite.train import Kept, epoch_folder
+from msa_lite.train import KeptEpochs, epoch_folder
 from tests.conftest import tiny_tokenizer
 
 MINIMISE = Constrained("rouge_l_f", highest=False)
@@ -47,15 +47,17 @@ def test_a_broken_epoch_is_never_kept_and_ends_the_training(tmp_path: Path, monk
     monkeypatch.setattr(module.logger, "warning", lambda text, *values: told.append(text % values))
     # Nothing at all is left at epoch 3, so that least is left of the forget set as well.
     scores, say = scored(tmp_path, (0.6, 0.9), (0.4, 0.9), (0.0, 0.0)), best(tmp_path)
-    assert [say(None, epoch, scores) for epoch in (1, 2)] == [Kept(frozenset([1])), Kept(frozenset([2]))]
+    assert [say(None, epoch, scores) for epoch in (1, 2)] == [KeptEpochs(frozenset([1])), KeptEpochs(frozenset([2]))]
     assert told == []
-    assert say(None, 3, scores) == Kept(frozenset([2]), go_on=False)
+    assert say(None, 3, scores) == KeptEpochs(frozenset([2]), go_on=False)
     assert told == ["epoch 3 is broken (0 is left of the target's probability_r and rouge_l_r); training ends there"]
 
 
 def test_what_meets_no_condition_is_kept_before_what_is_broken_and_meets_all(tmp_path: Path) -> None:
     rule = Constrained("rouge_l_f", False, (Condition.parse("rouge_l_f", "<= 0.1"),))
-    assert best(tmp_path, rule)(None, 2, scored(tmp_path, (0.6, 0.9), (0.0, 0.0))) == Kept(frozenset([1]), go_on=False)
+    assert best(tmp_path, rule)(None, 2, scored(tmp_path, (0.6, 0.9), (0.0, 0.0))) == KeptEpochs(
+        frozenset([1]), go_on=False
+    )
 
 
 def test_of_equal_epochs_the_first_is_kept(tmp_path: Path) -> None:
@@ -67,4 +69,4 @@ def test_of_equal_epochs_the_first_is_kept(tmp_path: Path) -> None:
 def test_a_first_epoch_that_is_broken_is_all_there_is(first: int, tmp_path: Path) -> None:
     """Epochs before the `first` are no candidates."""
     scores = scored(tmp_path, *[(0.5, 0.9)] * (first - 1), (0.0, 0.0))
-    assert best(tmp_path, first=first)(None, first, scores) == Kept(frozenset([first]), go_on=False)
+    assert best(tmp_path, first=first)(None, first, scores) == KeptEpochs(frozenset([first]), go_on=False)

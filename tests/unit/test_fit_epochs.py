@@ -13,8 +13,8 @@ import torch
 
 from msa_lite.errors import NotFiniteError, StageError
 from msa_lite.io.seal import load_manifest, verify_folder
-from msa_lite.train import Kept, epoch_folder
-from msa_lite.train.model import load_model
+from msa_lite.train import KeptEpochs, epoch_folder
+from msa_lite.train.model import load_trainable
 from tests.fits import (
     SETTINGS,
     CrossEntropy,
@@ -71,7 +71,7 @@ def test_an_epochs_folder_is_a_whole_vector(mode: Any, prior: Path, tmp_path: Pa
     name = "config.json" if mode == "full" else "adapter_config.json"
     config = json.loads((folder / name).read_text())
     assert config["use_cache"] if mode == "full" else config["r"] == 4
-    found = load_model(folder, settings).state_dict() if mode == "full" else weights(folder)
+    found = load_trainable(folder, settings).state_dict() if mode == "full" else weights(folder)
     assert_close(
         {n: found[n.replace(".default", "")] for n in watch.weights[1]},
         watch.weights[1],
@@ -140,7 +140,7 @@ def test_without_a_say_after_epochs_a_broken_loss_leaves_nothing(prior: Path, tm
         assert list(tmp_path.iterdir()) == []
 
 
-def breaking(what: str, epoch: int, plan: dict[int, Kept]) -> tuple[CrossEntropy, Watch]:
+def breaking(what: str, epoch: int, plan: dict[int, KeptEpochs]) -> tuple[CrossEntropy, Watch]:
     """A fit whose weights are NaN after an epoch, or are found to give no numbers then, or whose loss is one in it."""
 
     def score(now: int) -> None:

@@ -27,8 +27,8 @@ from msa_lite.evals.qa import load_qa
 from msa_lite.io.hub import fetch
 from msa_lite.io.seal import load_manifest
 from msa_lite.report import load_report
-from msa_lite.train import Kept, epoch_folder
-from msa_lite.train.model import load_model
+from msa_lite.train import KeptEpochs, epoch_folder
+from msa_lite.train.model import load_trainable
 from tests.conftest import tiny_tokenizer
 from tests.fits import (
     ROWS,
@@ -111,7 +111,7 @@ def test_a_baseline_is_trained_by_plain_steps_of_adamw(prior: Path, tmp_path: Pa
         batch = make_batch(rows, PAD, "cpu")
         return model(input_ids=batch.ids, attention_mask=batch.mask).logits[:, :-1], batch.labels[:, 1:]
 
-    model, other = load_model(prior, SETTINGS), load_model(prior, SETTINGS).eval()
+    model, other = load_trainable(prior, SETTINGS), load_trainable(prior, SETTINGS).eval()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.0, weight_decay=0.01)
     for (rows, epoch), rate in zip(batches, [0, 0.5, 1, 0.75, 0.5, 0.25], strict=True):
         forget, retain = [ROWS[i] for i in rows], [RETAIN[made.draw(epoch)[i]] for i in rows]
@@ -168,11 +168,11 @@ class Scores:
     def describe(self) -> str:
         return "scores"
 
-    def __call__(self, model: Any, epoch: int, scores: Path) -> Kept:
+    def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
         self.apart.append(Runner(model)._parts is not None)
         scores.mkdir(exist_ok=True)
         self.validation.score_into(epoch_folder(scores, epoch), lambda: model)
-        return Kept(frozenset([epoch]))
+        return KeptEpochs(frozenset([epoch]))
 
 
 @pytest.mark.parametrize("mode", ["lora", "full"])

@@ -21,7 +21,7 @@ from msa_lite.io.checkpoint import INDEX_FILE
 from msa_lite.io.companions import PATTERNS
 from msa_lite.io.hub import Source, fetch
 from msa_lite.merger import adapter, merge, merge_adapters, model
-from msa_lite.train import FitSettings, Kept, Until, fit_inputs, fit_vector
+from msa_lite.train import FitSettings, KeptEpochs, Until, fit_inputs, fit_vector
 from tests.identity import Change, Stop, assert_all_named, assert_not_told_apart, assert_told_apart, one_each
 from tests.ragged import ragged_rows
 
@@ -167,8 +167,8 @@ class Described:
     def describe(self) -> str:
         return self.text
 
-    def __call__(self, *given: Any) -> Kept:
-        return Kept(frozenset())
+    def __call__(self, *given: Any) -> KeptEpochs:
+        return KeptEpochs(frozenset())
 
 
 def test_a_fit_is_known_by_each_of_its_settings() -> None:

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import StageError
-from msa_lite.evals.judge import Ask, JudgeSettings, Usage, Verdict, batch, limits, open_judge, openai_judge
+from msa_lite.evals.judge import Ask, JudgeSettings, Ruling, Usage, batch, limits, open_judge, openai_judge
 from msa_lite.evals.judge.limits import read_duration
 from msa_lite.io.progress import silent
 from tests.judge_server import COMPLETION_TOKENS, PROMPT_TOKENS, RETRY_NOW, JudgeServer, Step, letters, tofu_asks
 
-Get = Callable[..., tuple[list[Verdict], Usage]]
+Get = Callable[..., tuple[list[Ruling], Usage]]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[JudgeServer]:
 def get(server: JudgeServer, tmp_path: Path) -> Get:
     """get(asks, **settings): what a judge opened anew, with the same cache, says."""
 
-    def ask(asks: list[Ask], **changes: Any) -> tuple[list[Verdict], Usage]:
+    def ask(asks: list[Ask], **changes: Any) -> tuple[list[Ruling], Usage]:
         settings = JudgeSettings(**({"kind": "openai", "model": "judge-model", "base_url": server.url} | changes))
         judge = open_judge(settings, tmp_path)
         assert judge is not None
@@ -75,7 +75,7 @@ def test_what_is_sent_is_deterministic_and_short(server: JudgeServer, get: Get) 
 def test_a_reply_may_be_lower_case_and_decorated(server: JudgeServer, get: Get, reply: str) -> None:
     server.script = [Step(reply)]
     verdicts, usage = get(tofu_asks(1)[0])
-    assert (verdicts, usage.calls) == ([Verdict("A", True)], 1)
+    assert (verdicts, usage.calls) == ([Ruling("A", True)], 1)
 
 
 @pytest.mark.parametrize("bad", [Step("none of them"), Step(""), Step(body=b'{"choices": [], "usage": null}')])
@@ -83,7 +83,7 @@ def test_a_garbage_or_empty_reply_is_asked_again(server: JudgeServer, get: Get, 
     server.script = [bad, bad]
     asks, right = tofu_asks(1)
     verdicts, usage = get(asks)
-    assert (verdicts, usage.calls, usage.invalid) == ([Verdict(right, True)], 3, 0)
+    assert (verdicts, usage.calls, usage.invalid) == ([Ruling(right, True)], 3, 0)
     assert [call["seed"] for call in server.calls] == [0, 1, 2]
 
 
@@ -91,7 +91,7 @@ def test_garbage_three_times_counts_as_z_and_invalid_and_stays_so(server: JudgeS
     server.script = [Step("?"), Step("Answer"), Step("H")]
     asks, right = tofu_asks(2)
     verdicts, usage = get(asks, concurrency=1)
-    assert verdicts == [Verdict("Z", False), Verdict(right[1], True)]
+    assert verdicts == [Ruling("Z", False), Ruling(right[1], True)]
     assert (usage.calls, usage.invalid) == (4, 1)
     verdicts, usage = get(asks)
     assert (letters(verdicts), usage.calls, usage.invalid) == (f"Z{right[1]}", 0, 1)

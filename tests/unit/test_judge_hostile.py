@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msa_lite.errors import StageError
-from msa_lite.evals.judge import Verdict, batch, limits, openai_judge
+from msa_lite.evals.judge import Ruling, batch, limits, openai_judge
 from msa_lite.evals.judge.limits import RateLimit, read_duration
 from tests.judge_server import RETRY_NOW, JudgeServer, Step, letters
 from tests.speaker import Speaker, judge, say, set_environment
@@ -152,7 +152,7 @@ def test_a_server_that_trickles_is_left(
 def test_a_packed_reply_is_unpacked(tmp_path: Path) -> None:
     packed = gzip.compress(ANSWER)
     with Speaker(lambda handler: say(handler, packed, content_encoding="gzip")) as server:
-        assert judge(server, tmp_path)[0] == [Verdict("A", True)]
+        assert judge(server, tmp_path)[0] == [Ruling("A", True)]
 
 
 def test_a_batch_may_answer_with_more_than_one_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_a_reply_of_any_shape_is_an_answer_or_an_error(
 @pytest.mark.parametrize("text", ["\ud83d", "\ud83d A", "", "[]"])
 def test_text_that_is_no_letter_is_an_invalid_reply(scripted: JudgeServer, tmp_path: Path, text: str) -> None:
     scripted.script = [Step(text)] * 3
-    assert judge(scripted, tmp_path)[0] == [Verdict("Z" if text != "\ud83d A" else "A", text == "\ud83d A")]
+    assert judge(scripted, tmp_path)[0] == [Ruling("Z" if text != "\ud83d A" else "A", text == "\ud83d A")]
 
 
 @anything

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import OutputError, UsageError
-from msa_lite.evals.judge import Ask, JudgeSettings, Usage, Verdict, open_judge
+from msa_lite.evals.judge import Ask, JudgeSettings, Ruling, Usage, open_judge
 from msa_lite.evals.judge.cache import Cache
 from msa_lite.evals.judge.local import encode_ask
 from msa_lite.io.progress import silent
@@ -123,7 +123,7 @@ def test_invalid_replies_of_a_local_model_are_counted(model_folder: Path, tmp_pa
     judge = open_judge(JudgeSettings("local", str(model_folder)), tmp_path)
     assert judge is not None
     verdicts, usage = judge.ask([Ask("S", "U", "")] * 2, silent)
-    assert verdicts == [Verdict("Z", False)] * 2
+    assert verdicts == [Ruling("Z", False)] * 2
     assert usage.invalid == 2
 
 

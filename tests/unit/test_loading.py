@@ -24,7 +24,7 @@ from msa_lite.io import loading
 from msa_lite.io.hub import fetch
 from msa_lite.io.loading import check_loads, load_whole, pattern_fault
 from msa_lite.train import FitSettings
-from msa_lite.train.model import load_model as load_to_tune
+from msa_lite.train.model import load_trainable as load_to_tune
 from tests.conftest import VOCABULARY, tiny_model, tiny_tokenizer
 
 Make = Callable[..., Path]

@@ -16,7 +16,7 @@ from msa_lite.evals.probe import (
     LEAST_ROWS,
     SIGN,
     Probe,
-    Verdict,
+    ProbeVerdict,
     against_own,
     against_rows,
     compute_auc,
@@ -94,7 +94,7 @@ SEEN, UNSEEN, WIDE = report(0.9, 0.95), report(0.45, 0.55), report(0.4, 0.7)
         ({"prior": SEEN, "target": SEEN}, "signs", "which an ideal model would show"),
     ],
 )
-def test_a_verdict_claims_no_more_than_it_can(reports: Mapping[str, Report], verdict: Verdict, word: str) -> None:
+def test_a_verdict_claims_no_more_than_it_can(reports: Mapping[str, Report], verdict: ProbeVerdict, word: str) -> None:
     prior = read_verdicts(reports)[0]
     assert prior.verdict == verdict
     assert word in prior.said

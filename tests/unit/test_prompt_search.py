@@ -10,7 +10,7 @@ import pytest
 
 from msa_lite.data import SYSTEM_PROMPT, Prompter, Row, Template, encode_qa, make_collator
 from msa_lite.evals.prompt_search import (
-    MOST_ROWS,
+    PROMPT_ROWS,
     RankedPrompt,
     better_prompt,
     choose_prompt,
@@ -122,11 +122,11 @@ def test_a_bad_best_is_said() -> None:
 
 def test_no_more_rows_are_asked_than_it_takes(tmp_path: Path, make_checkpoint: Any) -> None:
     base = Prompter.build(tiny_tokenizer(), "plain", Template())
-    rows = [Row(i, f"Where is {i}?", "Here.") for i in range(MOST_ROWS + 10)]
+    rows = [Row(i, f"Where is {i}?", "Here.") for i in range(PROMPT_ROWS + 10)]
     source = fetch(str(make_checkpoint("llama")))
     assert better_prompt(source, rows, base) is None  # it knows them in no form
     ranked = rank_prompts(source, base.tokenizer, rows, base)
-    assert {len(item.probabilities) for item in ranked} == {MOST_ROWS}
+    assert {len(item.probabilities) for item in ranked} == {PROMPT_ROWS}
     again = rank_prompts(source, base.tokenizer, rows, base)
     assert [item.probabilities for item in again] == [item.probabilities for item in ranked]
     other = rank_prompts(source, base.tokenizer, rows, base, seed=1)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.counts import Progress, format_count, named_progress, parse_count
+from msa_lite.counts import TrainingProgress, format_count, named_progress, parse_count
 from msa_lite.io.revisions import find_branch, is_number
 
 # As of OLMo 2 7B: 4,194,304 tokens a step, and three runs of stage 2 that count from its start.
@@ -64,21 +64,21 @@ def test_counts_are_written_as_names_of_checkpoints_have_them() -> None:
 @pytest.mark.parametrize(
     ("name", "progress"),
     [
-        ("allenai/OLMo-2-1124-7B@tokens=3859B", Progress(tokens=3_859_000_000_000)),
-        ("allenai/OLMo-2-1124-7B@step=928646", Progress(step=928_646)),
-        ("allenai/OLMo-2-1124-7B@stage1-step928646-tokens3896B", Progress(3_896_000_000_000, 928_646)),
-        ("allenai/OLMo-2-1124-7B@stage2-ingredient1-step1000-tokens5B", Progress(5_000_000_000, 1000, stage=2)),
-        ("EleutherAI/pythia-1b@step143000", Progress(step=143_000)),
-        ("runs/olmo_stage1-step150-tokens2.5b/", Progress(2_500_000_000, 150)),
-        ("runs/step-0040", Progress(step=40)),
-        ("runs/tokens20M/final", Progress()),  # of a folder, its own name counts
-        ("runs/tokens20M@main", Progress()),  # of a repository with a revision, the revision
-        ("meta-llama/Llama-3.2-1B", Progress()),
-        ("runs/footstep12-tokens7x", Progress()),
-        ("runs/tokens2.5", Progress()),  # no whole number
+        ("allenai/OLMo-2-1124-7B@tokens=3859B", TrainingProgress(tokens=3_859_000_000_000)),
+        ("allenai/OLMo-2-1124-7B@step=928646", TrainingProgress(step=928_646)),
+        ("allenai/OLMo-2-1124-7B@stage1-step928646-tokens3896B", TrainingProgress(3_896_000_000_000, 928_646)),
+        ("allenai/OLMo-2-1124-7B@stage2-ingredient1-step1000-tokens5B", TrainingProgress(5_000_000_000, 1000, stage=2)),
+        ("EleutherAI/pythia-1b@step143000", TrainingProgress(step=143_000)),
+        ("runs/olmo_stage1-step150-tokens2.5b/", TrainingProgress(2_500_000_000, 150)),
+        ("runs/step-0040", TrainingProgress(step=40)),
+        ("runs/tokens20M/final", TrainingProgress()),  # of a folder, its own name counts
+        ("runs/tokens20M@main", TrainingProgress()),  # of a repository with a revision, the revision
+        ("meta-llama/Llama-3.2-1B", TrainingProgress()),
+        ("runs/footstep12-tokens7x", TrainingProgress()),
+        ("runs/tokens2.5", TrainingProgress()),  # no whole number
     ],
 )
-def test_names_say_how_far_training_had_come(name: str, progress: Progress) -> None:
+def test_names_say_how_far_training_had_come(name: str, progress: TrainingProgress) -> None:
     assert named_progress(name) == progress
 
 

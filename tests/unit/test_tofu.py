@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import ks_2samp
 
 from msa_lite.errors import DataError
-from msa_lite.evals.aggregates import NO_IDEAL, NO_JUDGE
+from msa_lite.evals.aggregates import NO_IDEAL, NOT_JUDGED
 from msa_lite.evals.benchmark import Record, token_record
 from msa_lite.evals.forward import TokenScores
 from msa_lite.evals.tofu import Tofu
@@ -230,7 +230,7 @@ def test_every_metric_has_a_name_and_a_reason_where_it_has_no_value(
     assert set(without.metrics(shown, shown)) == METRICS
     assert all(metric.note for metric in tofu.metrics(records, None).values() if metric.value is None)
     judged = {name: metric.note for name, metric in tofu.metrics(records, records).items() if name[:4] == "acc_"}
-    assert judged == dict.fromkeys(("acc_forget", "acc_recover", "acc_retain"), NO_JUDGE)
+    assert judged == dict.fromkeys(("acc_forget", "acc_recover", "acc_retain"), NOT_JUDGED)
 
 
 def test_what_a_judges_reply_is_worth(tofu: Tofu, records: dict[str, list[Record]]) -> None:
@@ -292,7 +292,7 @@ def test_judged_metrics_are_means_of_what_was_judged(tofu: Tofu, records: dict[s
     assert found["acc_recover"].value == pytest.approx(1 / 3)
     assert (found["acc_forget"].n, found["acc_forget"].skipped) == (3, 1)
     assert "1 replies of the judge were invalid" in str(found["acc_forget"].note)
-    assert found["acc_retain"].note == NO_JUDGE
+    assert found["acc_retain"].note == NOT_JUDGED
     forget[0]["judge"]["merged"] = True
     assert "for 1 items the right" in str(tofu.metrics(records | {"forget": forget}, records)["acc_recover"].note)
     assert tofu.metrics(records | {"forget": forget}, None)["acc_forget"].note == NO_IDEAL

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from msa_lite.data import Example
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.evals.models import load_model as load_to_score
+from msa_lite.evals.models import load_trainable as load_to_score
 from msa_lite.io.adapter import ADAPTER_FILE, base_name
 from msa_lite.io.added_rows import cut_adapter, without_added_rows
 from msa_lite.io.checkpoint import load_checkpoint
@@ -23,7 +23,7 @@ from msa_lite.io.hub import fetch
 from msa_lite.io.tokenizer import copy_tokenizer, fetch_tokenizer, has_tokenizer
 from msa_lite.io.vocabulary import AddedRows, find_added_rows, has_token_role
 from msa_lite.train import FitSettings, fit_vector
-from msa_lite.train.model import load_model
+from msa_lite.train.model import load_trainable
 from tests.conftest import tiny_tokenizer
 from tests.handmade import read_checkpoint
 
@@ -43,7 +43,7 @@ def test_added_rows_are_the_targets_and_all_else_is_the_priors(make_checkpoint: 
     target, prior = make_checkpoint(kind, 3, stored, vocab_size=MORE), make_checkpoint(kind, 1)
     added = rows_of(target, prior)
     before, theirs = load_to_score(prior), load_to_score(target)
-    for model in (load_to_score(prior, added=added), load_model(prior, FitSettings(mode="full"), added)):
+    for model in (load_to_score(prior, added=added), load_trainable(prior, FitSettings(mode="full"), added)):
         assert model.config.vocab_size == MORE
         for part in ("get_input_embeddings", "get_output_embeddings"):
             weight = getattr(model, part)().weight
@@ -59,7 +59,7 @@ def test_rows_of_padding_are_taken_over_and_given_back(make_checkpoint: Make, tm
     target, prior = make_checkpoint("llama", 3, vocab_size=MORE), make_checkpoint("llama", 1, vocab_size=320)
     added = rows_of(target, prior, known=304)
     assert (added.start, added.stop, added.own_rows, added.rows) == (304, MORE, 320, 320)
-    model = load_model(prior, FitSettings(mode="full"), added)
+    model = load_trainable(prior, FitSettings(mode="full"), added)
     with torch.no_grad():
         model.model.embed_tokens.weight += 1
     with without_added_rows(model, added) as how:
@@ -77,7 +77,7 @@ def test_a_tuned_model_is_saved_with_the_priors_rows_and_stays_extended(
 ) -> None:
     target, prior = make_checkpoint(kind, 3, vocab_size=MORE), make_checkpoint(kind, 1)
     added = rows_of(target, prior)
-    model = load_model(prior, FitSettings(mode="full"), added)
+    model = load_trainable(prior, FitSettings(mode="full"), added)
     with without_added_rows(model, added) as how:
         model.save_pretrained(tmp_path / "tuned", **how)
     assert (model.config.vocab_size, model.get_input_embeddings().weight.shape[0]) == (MORE, MORE)

@@ -17,7 +17,7 @@ from msa_lite.evals.judge.prompts import (
     tofu_ask,
 )
 from msa_lite.evals.judge.secret import api_key
-from msa_lite.evals.judge.settings import Judge, JudgeSettings, Usage, Verdict
+from msa_lite.evals.judge.settings import Judge, JudgeSettings, Ruling, Usage
 from msa_lite.io.hub import fetch
 from msa_lite.io.reading import local_path
 
@@ -26,8 +26,8 @@ __all__ = [
     "Judge",
     "JudgeSettings",
     "Question",
+    "Ruling",
     "Usage",
-    "Verdict",
     "acc_forget",
     "acc_recover",
     "acc_retain",

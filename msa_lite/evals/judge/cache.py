@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msa_lite.errors import OutputError
 from msa_lite.evals.judge.prompts import NONE, Ask
-from msa_lite.evals.judge.settings import Usage, Verdict
+from msa_lite.evals.judge.settings import Ruling, Usage
 from msa_lite.io.progress import Progress, part_of
 
 _FILE = "judge.sqlite"
@@ -83,7 +83,7 @@ def answer(
     asks: Sequence[Ask],
     progress: Progress,
     send: Callable[[Mapping[str, Ask], Progress], Spent],
-) -> tuple[list[Verdict], Usage]:
+) -> tuple[list[Ruling], Usage]:
     """Verdicts from the cache, after `send` has put into it what was missing; equal asks are sent once.
 
     keys: the hash of each ask. send: takes the asks that are missing, by key, keeps each letter as it comes, and
@@ -95,7 +95,7 @@ def answer(
     spent = send(todo, part_of(progress, "judge", total - len(todo), total)) if todo else Spent()
     progress("judge", total, total)
     letters = cache.read(keys)
-    verdicts = [Verdict(letters[key] or NONE, bool(letters[key])) for key in keys]
+    verdicts = [Ruling(letters[key] or NONE, bool(letters[key])) for key in keys]
     invalid = sum(not verdict.valid for verdict in verdicts)
     cached = len(asks) - len(todo)
     return verdicts, Usage(spent.calls, cached, spent.prompt_tokens, spent.completion_tokens, invalid, spent.cost)

@@ -8,7 +8,7 @@ from typing import Any
 from msa_lite.data import DATE_STRING, open_tokenizer, render_chat
 from msa_lite.evals.judge.cache import Cache, Spent, answer
 from msa_lite.evals.judge.prompts import REPLY_TOKENS, Ask, read_letter
-from msa_lite.evals.judge.settings import JudgeSettings, Usage, Verdict
+from msa_lite.evals.judge.settings import JudgeSettings, Ruling, Usage
 from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
@@ -24,7 +24,7 @@ class LocalJudge:
         self.settings = settings
         self.cache = cache
 
-    def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Verdict], Usage]:
+    def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Ruling], Usage]:
         """Verdicts in the order of the asks, and what they took. Raises UsageError when there is no such model."""
         source = fetch(self.settings.model_name, by_content=False)
         keys = [digest(["local", source.revision, ask.system, ask.user, REPLY_TOKENS]) for ask in asks]

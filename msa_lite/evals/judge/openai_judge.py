@@ -18,7 +18,7 @@ from msa_lite.evals.judge.batch import run_batch
 from msa_lite.evals.judge.cache import Cache, Spent, answer
 from msa_lite.evals.judge.prompts import REPLY_TOKENS, Ask, read_letter
 from msa_lite.evals.judge.secret import masked
-from msa_lite.evals.judge.settings import JudgeSettings, Usage, Verdict
+from msa_lite.evals.judge.settings import JudgeSettings, Ruling, Usage
 from msa_lite.io.files import digest
 from msa_lite.io.progress import Progress, silent
 
@@ -49,7 +49,7 @@ class OpenAIJudge:
         listed = None if settings.address else _PRICES.get(settings.model_name)
         self._price = settings.price or listed
 
-    def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Verdict], Usage]:
+    def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Ruling], Usage]:
         """Verdicts in the order of the asks, and what they took. Raises StageError when the server fails for good."""
         keys = [digest(["openai", self.settings.address, self._body(ask)]) for ask in asks]
         return answer(self.cache, keys, asks, progress, self._send)

@@ -89,7 +89,7 @@ class JudgeSettings:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Ruling:
     """What the judge chose: one of the ask's letters, or "Z". valid: False where no reply opened with one of these."""
 
     letter: str
@@ -115,7 +115,7 @@ class Usage:
 class Judge(Protocol):
     """Whatever answers asks."""
 
-    def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Verdict], Usage]:
+    def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Ruling], Usage]:
         """(verdicts in the order of the asks, what they took). Raises StageError when the judge fails.
 
         What was answered until then is kept, and asked no more by a rerun.
