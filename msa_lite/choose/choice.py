@@ -17,7 +17,7 @@ from msa_lite.choose.doubts import few_rows, strength_advice
 from msa_lite.choose.drawing import DRAWN, draw_missing, draw_pictures
 from msa_lite.choose.grid import refined
 from msa_lite.choose.rules import Exposure, Metrics, Rank, exposure
-from msa_lite.choose.search import Point, gentleness
+from msa_lite.choose.search import gentleness
 from msa_lite.choose.table import Candidate, Sweep, points_csv, points_markdown
 from msa_lite.choose.validation import Validation
 from msa_lite.errors import StageError, join_faults
@@ -26,6 +26,7 @@ from msa_lite.io.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.report import REPORT_FILE, Report, load_report
+from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def _choose(work: SharedWork, label: str, progress: Progress, crew: Crew | None)
     if validation.ideal:
         shutil.copytree(validation.ideal, folder / IDEAL, ignore=_all_but_report, dirs_exist_ok=True)
     search = work.candidates.search
-    asked = _as_values(search.next_points({})) if search else list(work.candidates.values)
+    asked: list[Values] = [point.values for point in search.next_points({})] if search else [*work.candidates.values]
     left = work.candidates.refine
     work.open(asked)
     with crew(folder) if crew else nullcontext() as check:
@@ -131,12 +132,8 @@ def _searched(work: SharedWork, asked: Sequence[Values]) -> list[Values]:
     if search is None:
         return []
     ranks = _ranks(work.folder, work.validation, asked)
-    scored = {(float(v["alpha"]), float(v["beta"])): rank for v, rank in zip(asked, ranks, strict=True)}
-    return _as_values(search.next_points(scored))
-
-
-def _as_values(points: Sequence[Point]) -> list[Values]:
-    return [{"alpha": alpha, "beta": beta} for alpha, beta in points]
+    scored = {Strengths.of(values): rank for values, rank in zip(asked, ranks, strict=True)}
+    return [point.values for point in search.next_points(scored)]
 
 
 def _all_but_report(folder: str, names: list[str]) -> list[str]:
@@ -272,13 +269,10 @@ def _rank_all(folder: Path, validation: Validation, asked: Sequence[Values]) -> 
         raise StageError(
             join_faults("every candidate is broken, so there is none to choose; try gentler ones:", faults)
         )
-    best = max(whole, key=lambda number: (whole[number], _gentleness(asked[number])))  # the first of equals
+    best = max(
+        whole, key=lambda number: (whole[number], gentleness(Strengths.of(asked[number])))
+    )  # the first of equals
     return _Ranked(asked, ranks, best, validation, load_report(folder / TARGET).values())
-
-
-def _gentleness(values: Values) -> Point:
-    """Return a key that is larger for gentler strengths; candidates without strengths are equal."""
-    return gentleness((float(values.get("alpha", 0.0)), float(values.get("beta", 0.0))))
 
 
 def _as_json(choice: Choice) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Points (α, β) on a target held in 4-bit: both adapters stay beside it and are rescaled.
+"""Try points (α, β) on a target in 4-bit: both adapters stay beside it and are rescaled.
 
-Quantised weights cannot take an update, so adapters run beside them, which makes each point slower than a plain model.
-The scores are of the 4-bit model; the pipeline scores the chosen point again after the merge.
+Quantised weights cannot take an update, so adapters run beside them. Each point is therefore slower than a plain model.
+The scores are those of the 4-bit model; the pipeline scores the chosen point again after the merge.
 """
 
 from __future__ import annotations
@@ -14,26 +14,28 @@ from typing import Any
 from msa_lite.choose.candidates import Values
 from msa_lite.evals.models import load_model
 from msa_lite.io.loading import attach_adapter
+from msa_lite.strengths import Strengths
 
 
 @dataclass
 class Points:
-    """The 4-bit target with its vectors, loaded once; called with a point (None: the target alone)."""
+    """The 4-bit target with its vectors, loaded once; call it with a point (None: the target alone)."""
 
     target: Path
+    """The target's folder."""
     adapters: Mapping[str, Path]
+    """The folders of the vectors by name."""
     _model: Any = field(default=None, init=False)
 
     def __call__(self, values: Values | None) -> Any:
         if self._model is None:
             self._model = load_with_adapters(self.target, self.adapters, four_bit=True)
-        alpha, beta = (values["alpha"], values["beta"]) if values else (0.0, 0.0)
-        set_strengths(self._model, {"forget": -float(alpha), "retain": float(beta)})
+        set_weights(self._model, Strengths.of(values or {}).weights)
         return self._model
 
 
 def load_with_adapters(target: Path, adapters: Mapping[str, Path], four_bit: bool = False) -> Any:
-    """The target with PEFT adapters by name, all active at once."""
+    """Load the target with PEFT adapters by name, all active at once."""
     model: Any = load_model(target, four_bit)
     for name, path in adapters.items():
         model = attach_adapter(model, path, name)
@@ -41,12 +43,12 @@ def load_with_adapters(target: Path, adapters: Mapping[str, Path], four_bit: boo
     return model.eval()
 
 
-def set_strengths(model: Any, strengths: Mapping[str, float]) -> None:
-    """Set what each adapter's delta is multiplied by, in every layer; negative and 0 are fine."""
+def set_weights(model: Any, weights: Mapping[str, float]) -> None:
+    """Set the weight that each adapter's delta is multiplied by, in every layer; negative and 0 are fine."""
     from peft.tuners.lora import LoraLayer
 
     for module in model.modules():
         if isinstance(module, LoraLayer):
-            for name, strength in strengths.items():
+            for name, weight in weights.items():
                 if name in module.scaling:
-                    module.set_scale(name, strength)
+                    module.set_scale(name, weight)

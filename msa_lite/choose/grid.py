@@ -1,4 +1,4 @@
-"""A grid of strengths, made finer around the best point."""
+"""Refine a grid of strengths around the best point."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from msa_lite.choose.candidates import Values, candidate_name
 
 
 def refined(tried: Sequence[Values], best: Values) -> list[Values]:
-    """Points half-way between the best and its neighbours in every direction, without those that were tried.
+    """Return the points half-way between the best and its neighbours in every direction, without those tried.
 
     Along an axis with several values these are best − (best − next below) / 2, best itself and best + (next above −
-    best) / 2, never below 0; at an end of the axis, half a step beyond it. At most eight points for two axes.
+    best) / 2, never below 0. At an end of the axis they lie half a step beyond it. Two axes give at most eight points.
     """
     axes = {}
     for key, value in best.items():
@@ -31,5 +31,5 @@ def refined(tried: Sequence[Values], best: Values) -> list[Values]:
 
 
 def _plain(number: float) -> float:
-    """Without the last digits, in which sums of decimal fractions are off."""
+    """Return a number without the last digits, in which sums of decimal fractions are off."""
     return float(f"{number:.12g}")

@@ -1,6 +1,6 @@
-"""Points (α, β) that are tried one after the other: bracket the strength that is wanted, then look closer.
+"""Search for α and β point by point: bracket the strength that is wanted, then look closer.
 
-Which points come next follows from the ranks so far and nothing else, so a stopped search goes on where it was.
+The next points follow from the ranks so far and nothing else, so a stopped search goes on where it was.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from msa_lite.choose.rules import Rank
+from msa_lite.strengths import Strengths
 
-Point = tuple[float, float]
-"""(α, β)."""
-Scored = Mapping[Point, Rank | str]
+Scored = Mapping[Strengths, Rank | str]
 """Ranks of points, or the reasons why they are broken."""
 
 START_ALPHA = 1.0
@@ -24,13 +23,12 @@ _FINE = 1.1  # neighbours of no larger ratio are near enough where one of them l
 _COARSE = 1.5  # … and here where both forget, or where the rule only orders them
 
 
-def gentleness(point: Point) -> Point:
-    """Return what is larger for the gentler of two points: less α, then less β."""
-    alpha, beta = point
-    return -alpha, -beta
+def gentleness(point: Strengths) -> tuple[float, float]:
+    """Return a key that is larger for the gentler of two points: less α, then less β."""
+    return -point.alpha, -point.beta
 
 
-def best_point(scored: Scored) -> Point | None:
+def best_point(scored: Scored) -> Strengths | None:
     """Return the point of the highest rank, of equals the gentlest; None where all are broken."""
     whole = {point: rank for point, rank in scored.items() if isinstance(rank, Rank)}
     return max(whole, key=lambda point: (whole[point], gentleness(point)), default=None)
@@ -40,10 +38,10 @@ def best_point(scored: Scored) -> Point | None:
 class StrengthSearch:
     """A search over α, β or both.
 
-    From α = 1, α is doubled while too much of the forget set is left, halved while too much of the retain set is lost,
-    and then halved between (by ratios), until neighbours are near. β is 0, α/2 or α: the
-    best of them at α = 1 is gone on with, and the others are tried again where the search ends, as β may let a stronger
-    α keep enough. A rule that only orders points is climbed.
+    From α = 1, α is doubled while too much of the forget set is left, and halved while too much of the retain set is
+    lost. Then the middle (by ratios) of two neighbours is tried, until neighbours are near. β is 0, α/2 or α. The
+    search goes on with the best of these at α = 1, and tries the others again where it ends, as β may let a stronger α
+    keep enough. A rule that only orders points is climbed.
     """
 
     alphas: tuple[float, ...] | None = None
@@ -52,7 +50,7 @@ class StrengthSearch:
     """The same for β; a single 0 without a retain set."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what decides the points, JSON-able."""
+        """Return the settings that decide the points, for a manifest."""
         return {
             "alpha": "auto" if self.alphas is None else [*self.alphas],
             "beta": "auto" if self.betas is None else [*self.betas],
@@ -63,46 +61,45 @@ class StrengthSearch:
         """Return the largest number of points that are tried where α is searched."""
         return 6 + 2 * len(self.betas or SHARES)
 
-    def next_points(self, scored: Scored) -> list[Point]:
-        """Return the points to score next, given all that were; none where the search has ended."""
+    def next_points(self, scored: Scored) -> list[Strengths]:
+        """Return the points to score next, given the ranks of all before; none where the search has ended."""
         if self.alphas is not None:
             return self._more_betas(scored) if scored else self._listed(self.alphas)
         if not scored:
             return self._column_points(START_ALPHA)
-        found = dict.fromkeys(point for point in self._more(scored) if point not in scored)
-        return [*found][: max(0, self.most - len(scored))]
+        new = dict.fromkeys(point for point in self._more(scored) if point not in scored)
+        return [*new][: max(0, self.most - len(scored))]
 
     def _betas(self, alpha: float) -> tuple[float, ...]:
-        """The β of each column at an α."""
+        """Return the β of each column at an α."""
         return tuple(_plain(share * alpha) for share in SHARES) if self.betas is None else self.betas
 
-    def _column_points(self, alpha: float) -> list[Point]:
-        return [(alpha, beta) for beta in dict.fromkeys(self._betas(alpha))]
+    def _column_points(self, alpha: float) -> list[Strengths]:
+        return [Strengths(alpha, beta) for beta in dict.fromkeys(self._betas(alpha))]
 
-    def _listed(self, alphas: Sequence[float]) -> list[Point]:
+    def _listed(self, alphas: Sequence[float]) -> list[Strengths]:
         return [point for alpha in alphas for point in self._column_points(alpha)]
 
-    def _more_betas(self, scored: Scored) -> list[Point]:
-        """One look closer around the best β, where the α are given."""
+    def _more_betas(self, scored: Scored) -> list[Strengths]:
+        """Look closer around the best β once, where the α are given."""
         best = best_point(scored)
         if best is None or len(scored) > len(self._listed(self.alphas or ())):
             return []
-        alpha, beta = best
-        near = [beta - alpha / 4, beta + alpha / 4]
-        return [(alpha, _plain(b)) for b in near if b > 0 and (alpha, _plain(b)) not in scored]
+        near = [best.beta - best.alpha / 4, best.beta + best.alpha / 4]
+        points = [Strengths(best.alpha, _plain(beta)) for beta in near if beta > 0]
+        return [point for point in points if point not in scored]
 
-    def _more(self, scored: Scored) -> list[Point]:
+    def _more(self, scored: Scored) -> list[Strengths]:
         best = best_point(scored)
         column = self._column(best) if best else len(self._betas(START_ALPHA)) // 2
-        ladder = {point[0]: rank for point, rank in sorted(scored.items()) if self._column(point) == column}
-        alphas, key = _steps(ladder, best[0] if best else None)
+        ladder = {point.alpha: rank for point, rank in scored.items() if self._column(point) == column}
+        alphas, key = _steps(ladder, best.alpha if best else None)
         if alphas:
-            return [(alpha, self._betas(alpha)[column]) for alpha in alphas]
+            return [Strengths(alpha, self._betas(alpha)[column]) for alpha in alphas]
         return self._column_points(key) if best else []
 
-    def _column(self, point: Point) -> int:
-        alpha, beta = point
-        return self._betas(alpha).index(beta)
+    def _column(self, point: Strengths) -> int:
+        return self._betas(point.alpha).index(point.beta)
 
 
 def _steps(ladder: Mapping[float, Rank | str], best: float | None) -> tuple[list[float], float]:
@@ -144,11 +141,11 @@ def _doubled(alpha: float) -> list[float]:
 
 
 def _between(low: float, high: float, near: float) -> list[float]:
-    """The geometric mean in two digits, unless the two are near."""
+    """Return the geometric mean in two digits, unless the two are near."""
     middle = float(f"{math.sqrt(low * high):.2g}")
     return [middle] if high / low > near and low < middle < high else []
 
 
 def _plain(number: float) -> float:
-    """Without the last digits, in which products of decimal fractions are off."""
+    """Return a number without the last digits, in which products of decimal fractions are off."""
     return float(f"{number:.12g}")

@@ -11,8 +11,7 @@ import click
 
 logger = logging.getLogger(__name__)
 
-# What says how a model is rounded and by how many threads, with the values that ask for nothing. An adapter is fp32,
-# and made module by module.
+# Options that only a merged model takes, with their idle values. An adapter is fp32, and made module by module.
 _OF_MODELS: dict[str, tuple[Any, ...]] = {
     "dtype": (None, "same"),
     "rounding": (None, "nearest"),
@@ -23,7 +22,7 @@ _OF_MODELS: dict[str, tuple[Any, ...]] = {
 
 
 def strength_options(command: Any) -> Any:
-    """The options that say what is merged, shared with `msa-lite mergekit`."""
+    """Add the options for target, vectors and strengths, shared with `msa-lite mergekit`."""
     options = [
         click.option("--target", help="Finished model: a folder or repo[@revision]."),
         click.option("--forget", help="Vector to subtract: a PEFT adapter, or a full checkpoint."),
@@ -31,7 +30,7 @@ def strength_options(command: Any) -> Any:
         click.option("--retain", help="Vector to add, of either kind; --beta says how strongly."),
         click.option("--beta", type=float, help="Strength of the retain vector, ≥ 0."),
         click.option(
-            "--prior", help="What the vectors were tuned from; for checkpoints, modules_to_save, biases and DoRA."
+            "--prior", help="The model the vectors were tuned from; for checkpoints, modules_to_save, biases and DoRA."
         ),
     ]
     for option in reversed(options):
@@ -39,22 +38,22 @@ def strength_options(command: Any) -> Any:
     return command
 
 
-def read_strengths(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for the library from the options; raises UsageError for what belongs together and is not there."""
+def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the library's arguments from the options. Raise UsageError where one option needs another."""
     from msa_lite.errors import UsageError
 
-    given = dict(given)
-    if given["target"] is None:
+    arguments = dict(options)
+    if arguments["target"] is None:
         raise UsageError("--target is needed: a folder or repo[@revision]")
-    if given["alpha"] is None:
-        given["alpha"] = 1.0
-        if given["forget"] is None:
+    if arguments["alpha"] is None:
+        arguments["alpha"] = 1.0
+        if arguments["forget"] is None:
             raise UsageError("--forget is needed, unless --alpha is 0")
-    if given["beta"] is not None and given["beta"] != 0 and given["retain"] is None:
-        raise UsageError(f"--beta is {given['beta']:g}, but there is no --retain")
-    if given["retain"] is not None and given["beta"] is None:
+    if arguments["beta"] is not None and arguments["beta"] != 0 and arguments["retain"] is None:
+        raise UsageError(f"--beta is {arguments['beta']:g}, but there is no --retain")
+    if arguments["retain"] is not None and arguments["beta"] is None:
         raise UsageError("--retain is given, but no --beta; say how strongly it counts, e.g. --beta 1.0")
-    return given
+    return arguments
 
 
 @click.command()
@@ -66,7 +65,7 @@ def read_strengths(given: dict[str, Any]) -> dict[str, Any]:
 @click.option("--seed", type=int, help="Seed of stochastic rounding.  [default: 0]")
 @click.option("--exact", is_flag=True, help="float64 arithmetic: every weight is the correctly rounded one.")
 @click.option("--as", "form", default="model", show_default=True, help="model, or adapter: one adapter on the target.")
-@click.option("--max-rank", type=int, help="With --as adapter: keep the best so many ranks of each module.")
+@click.option("--max-rank", type=int, help="With --as adapter: truncate each module's update to at most this rank.")
 @click.option("--max-memory", default="512MB", show_default=True, help="Bound on memory, Python itself included.")
 @click.option("--threads", type=int, help="Worker threads.  [default: one a core]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -75,8 +74,8 @@ def command(
 ) -> None:
     """Write target − alpha · forget + beta · retain to DIR, streamed, in the target's own layout.
 
-    Neither torch nor transformers is loaded, and memory does not grow with the model. A killed merge goes on where it
-    was when the same command is run again.
+    Neither torch nor transformers is loaded, and memory does not grow with the model. Run the same command again after
+    a kill, and the merge goes on where it was.
 
     \b
     msa-lite merge --target ./tuned --forget ./vectors/forget --alpha 1.25 --out ./unlearned
@@ -89,7 +88,7 @@ def command(
     from msa_lite.merger import merge, merge_adapters
 
     names = ("target", "forget", "alpha", "retain", "beta", "prior")
-    given = {name: options.pop(name) for name in names}
+    arguments = {name: options.pop(name) for name in names}
     if form not in ("model", "adapter"):
         raise UsageError(f"--as '{form}'{nearest(form, ['model', 'adapter'])}: choose model or adapter")
     if form == "adapter":
@@ -97,22 +96,22 @@ def command(
     elif max_rank is not None:
         raise UsageError("--max-rank needs --as adapter")
     if recipe is not None:
-        clash = [f"--{name}" for name, value in {**given, "dtype": dtype}.items() if value is not None]
+        clash = [f"--{name}" for name, value in {**arguments, "dtype": dtype}.items() if value is not None]
         if clash:
             raise UsageError(f"--mergekit already says {', '.join(clash)}; leave them out")
-        given, dtype = read_mergekit(recipe)
+        arguments, dtype = read_mergekit(recipe)
         if form == "adapter" and dtype != "same":
             logger.warning("%s: its dtype (%s) is ignored: an adapter is always fp32", recipe, dtype)
     else:
-        given = read_strengths(given)
-    logging.getLogger("msa_lite.merger").setLevel(logging.INFO)  # what it will read, write and take
+        arguments = read_strengths(arguments)
+    logging.getLogger("msa_lite.merger").setLevel(logging.INFO)  # bytes to read and write, memory
     with progress_bars() as progress:
         if form == "adapter":
             bounds = {"max_rank": max_rank, "max_memory": options["max_memory"]}
-            result: Any = merge_adapters(out=out, **given, **bounds, progress=progress)
+            result: Any = merge_adapters(out=out, **arguments, **bounds, progress=progress)
         else:
             chosen = {name: value for name, value in {**options, "dtype": dtype}.items() if value is not None}
-            result = merge(out=out, **given, **chosen, progress=progress)
+            result = merge(out=out, **arguments, **chosen, progress=progress)
     if as_json:
         print_json(result.as_dict())
     else:
@@ -120,11 +119,11 @@ def command(
         click.echo("\n  ".join([f"{result.folder}: {first}", *others]))
 
 
-def check_adapter_options(given: dict[str, Any]) -> None:
-    """Raise UsageError for options that mean nothing to an adapter, as they were given."""
+def check_adapter_options(options: dict[str, Any]) -> None:
+    """Raise UsageError for options that mean nothing to an adapter."""
     from msa_lite.errors import UsageError
 
-    refused = [f"--{name}" for name, idle in _OF_MODELS.items() if given[name] not in idle]
+    refused = [f"--{name}" for name, idle in _OF_MODELS.items() if options[name] not in idle]
     if refused:
         raise UsageError(
             f"an adapter is always fp32, and made module by module on one thread: leave out {', '.join(refused)} with "
@@ -133,14 +132,11 @@ def check_adapter_options(given: dict[str, Any]) -> None:
 
 
 def read_mergekit(recipe: Path) -> tuple[dict[str, Any], str]:
-    """Arguments for the library and the output dtype from a mergekit recipe."""
-    from msa_lite.merger.mergekit import Reference, read_recipe
-
-    def name(reference: Reference | None) -> str | None:
-        if reference is None:
-            return None
-        return reference.path if reference.revision is None else f"{reference.path}@{reference.revision}"
+    """Return the library's arguments and the output dtype from a mergekit recipe."""
+    from msa_lite.merger.formula import named_strengths
+    from msa_lite.merger.mergekit_reader import read_recipe
 
     request = read_recipe(recipe)
-    references = {key: name(getattr(request, key)) for key in ("target", "forget", "retain", "prior")}
-    return {**references, "alpha": request.alpha, "beta": request.beta}, request.dtype
+    models = {"target": request.target, "prior": request.prior, **{term.name: term.vector for term in request.terms}}
+    names = {name: str(model) for name, model in models.items() if model is not None}
+    return {**names, **named_strengths(request.terms)}, request.dtype

@@ -1,4 +1,4 @@
-"""msa-lite mergekit: a merge as a recipe that mergekit runs."""
+"""msa-lite mergekit: print a merge as a recipe that mergekit runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from msa_lite.cli.merge import read_strengths, strength_options
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 @strength_options
 @click.option("--dtype", default="same", show_default=True, help="same, bfloat16, float16 or float32.")
-def command(recipe: str | None, overrides: tuple[str, ...], dtype: str, **given: Any) -> None:
+def command(recipe: str | None, overrides: tuple[str, ...], dtype: str, **options: Any) -> None:
     """Print a merge as YAML for mergekit; its first lines hold the command that runs it.
 
-    The merge is that of RECIPE's run, whose vectors are fitted already, or that of the options (as for `merge`).
+    It is the merge of RECIPE's run, whose vectors are fitted already, or that of the options (as for `merge`).
 
     \b
     msa-lite mergekit runs/mine/recipe.yaml > merge.yml
@@ -28,9 +28,9 @@ def command(recipe: str | None, overrides: tuple[str, ...], dtype: str, **given:
     from msa_lite.merger import mergekit_recipe
 
     if recipe is None:
-        click.echo(mergekit_recipe(**read_strengths(given), dtype=dtype), nl=False)
+        click.echo(mergekit_recipe(**read_strengths(options), dtype=dtype), nl=False)
         return
-    clash = [f"--{name}" for name, value in given.items() if value is not None]
+    clash = [f"--{name}" for name, value in options.items() if value is not None]
     if clash or dtype != "same":
         raise UsageError(
             f"the recipe already says {', '.join(clash) or '--dtype'}; leave it out, or leave out the recipe"

@@ -1,10 +1,10 @@
-"""The same update as one PEFT adapter on the target: factors side by side, so nothing is rounded and ranks add up.
+"""Write the update as one PEFT adapter on the target: factors side by side, so nothing is rounded and ranks add up.
 
-Model plus adapter is as good as the merged model, in a hundredth of the space, and can be switched off again: a way to
-deliver and to try, but no removal where that is the aim.
+Model plus adapter is as good as the merged model, in a hundredth of the space, and can be switched off again. It is a
+way to deliver and to try the update; it removes nothing from the model.
 
-Dtype policy: fp64 arithmetic, rounded once to fp32 on storing. All shapes are known from headers, so that factors are
-computed and written module by module: memory is that of the largest module, whatever their number.
+Dtype policy: fp64 arithmetic, rounded once to fp32 on storing. All shapes are known from headers, so factors are
+computed and written module by module. Memory is that of the largest module, whatever their number.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,9 +31,9 @@ from msa_lite.io.progress import Progress, silent
 from msa_lite.io.reading import read_object
 from msa_lite.io.sink import Sink
 from msa_lite.io.writer import file_header
-from msa_lite.merger.formula import Factors, combine_factors
-from msa_lite.merger.inputs import find_inputs
-from msa_lite.merger.plan import RESERVED, MergePlan, Precision, check_arguments, make_plan, parse_size
+from msa_lite.merger.formula import Factors, Term, combine_factors
+from msa_lite.merger.inputs import ModelLike, find_inputs
+from msa_lite.merger.plan import RESERVED, MergePlan, Precision, make_plan, msa_terms, parse_size
 from msa_lite.merger.vectors import CommonRows, Delta, Difference, Dora, Product, Shift, TokenRows, Vector
 
 logger = logging.getLogger(__name__)
@@ -48,35 +49,39 @@ _KEYS = {False: "base_model.model.{}.lora_{}.weight", True: "base_model.model.{}
 
 @dataclass(frozen=True)
 class MergedAdapter:
-    """Result: the folder, the modules adapted, the largest rank, and the share of the update that truncation lost."""
+    """The result of a merge to an adapter."""
 
     folder: Path
+    """The adapter."""
     modules: int
+    """The number of modules that it adapts."""
     rank: int
+    """The largest rank of a module."""
     truncation_loss: float
+    """The share of the update that truncation to `max_rank` lost."""
 
     notes: ClassVar[tuple[str, ...]] = ()  # nothing is rounded
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form, for `--json` and the manifest."""
+        """Return the result for `--json` and the manifest."""
         values = {key: value for key, value in vars(self).items() if key not in ("folder", "notes")}
         return {"out": str(self.folder), **values}
 
     def describe(self) -> str:
-        """What was written, in a line."""
+        """Say in a line what was written."""
         lost = f"; truncation lost {self.truncation_loss:.2%} of the update" if self.truncation_loss else ""
         return f"one adapter on {self.modules} modules, rank {self.rank}{lost}"
 
 
 def merge_adapters(
-    target: str | Source,
+    target: ModelLike,
     out: str | Path,
     *,
-    forget: str | Source | None = None,
+    forget: ModelLike | None = None,
     alpha: float = 1.0,
-    retain: str | Source | None = None,
+    retain: ModelLike | None = None,
     beta: float | None = None,
-    prior: str | Source | None = None,
+    prior: ModelLike | None = None,
     max_rank: int | None = None,
     max_memory: str | int = "512MB",
     replace: bool = False,
@@ -84,24 +89,39 @@ def merge_adapters(
 ) -> MergedAdapter:
     """Write −α · forget + β · retain as one fp32 LoRA adapter on the target; arguments and checks as for `merge`.
 
-    max_rank: keep at most so many ranks a module, the best ones in the Frobenius norm (Eckart and Young), found by QR
-    of the factors and the SVD of their small core; what that loses is in the result. Raises as `merge` does, UsageError
-    when the factors of one module do not fit into `max_memory`, and MismatchError for vectors that are no product of
-    factors: checkpoints, DoRA, modules_to_save, biases. There is nothing to resume: a failed attempt leaves nothing.
+    max_rank: truncate each module's update to at most this rank, the best one in the Frobenius norm (Eckart and Young),
+    by QR of the factors and the SVD of their small core. The result says how much that loses. Raise as `merge` does,
+    UsageError when the factors of one module do not fit into `max_memory`, and MismatchError for vectors that are no
+    product of factors: checkpoints, DoRA, modules_to_save, biases. A failed attempt leaves nothing to resume.
     """
-    vectors = {"forget": (forget, alpha), "retain": (retain, beta)}
-    check_arguments(vectors, "same", "nearest")
+    terms: list[Term[ModelLike]] = msa_terms(forget, alpha, retain, beta)
+    limits: dict[str, Any] = {"max_memory": max_memory, "replace": replace, "progress": progress}
+    return merge_terms_to_adapter(target, out, terms, prior, max_rank, **limits)
+
+
+def merge_terms_to_adapter(
+    target: ModelLike,
+    out: str | Path,
+    terms: Sequence[Term[ModelLike]],
+    prior: ModelLike | None,
+    max_rank: int | None = None,
+    *,
+    max_memory: str | int = "512MB",
+    replace: bool = False,
+    progress: Progress = silent,
+) -> MergedAdapter:
+    """Write Σ weight · vector as one adapter, as `merge_adapters` does, for the terms of MSA or of a baseline."""
     parse_size(max_memory)
     if max_rank is not None and max_rank < 1:
         raise UsageError(f"max_rank is {max_rank}; at least 1 is needed")
-    if not any(vector is not None and strength for vector, strength in vectors.values()):
+    if not any(term.weight for term in terms):
         raise UsageError("an adapter that changes nothing is no use: give a vector and a strength above 0")
-    inputs = find_inputs(out, "adapter", target, vectors, prior, {"max_rank": max_rank}, replace)
+    inputs = find_inputs(out, "adapter", target, terms, prior, {"max_rank": max_rank}, replace)
     if (change := inputs.finished) is not None:
         return MergedAdapter(folder=inputs.out, **change)
-    plan = make_plan(inputs.sources, inputs.alpha, inputs.beta, Precision())
+    plan = make_plan(inputs.target, inputs.terms, inputs.prior, Precision())
     _check_products(plan)
-    modules = [_Module(_lows(plan, name), max_rank) for name in plan.touched]
+    modules = [_Module(_low_ranks(plan, name), max_rank) for name in plan.touched]
     _check_memory(modules, max_memory)
     needed = sum(module.nbytes for module in modules)
     check_space(inputs.out, needed)
@@ -113,7 +133,7 @@ def merge_adapters(
         inputs.unchanged(),
     ):
         hashes[ADAPTER_FILE], merged = _write(plan, modules, inputs.out, partial / ADAPTER_FILE, progress)
-        write_json(partial / ADAPTER_CONFIG, _config(plan, inputs.sources["target"], modules))
+        write_json(partial / ADAPTER_CONFIG, _config(plan, inputs.target, modules))
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
     if merged.truncation_loss > 0.01:
         logger.warning("truncation to rank %s lost %.1f%% of the update", max_rank, 100 * merged.truncation_loss)
@@ -127,37 +147,36 @@ def _kind(delta: Delta) -> str:
 
 
 def _check_products(plan: MergePlan) -> None:
-    def faults(which: str, vector: Vector) -> list[str]:
-        if not vector.is_adapter:
-            return [f"{vector.folder}: the {which} vector is a full checkpoint"]
+    """Raise MismatchError for deltas that are no product of factors, and that no LoRA adapter can hold."""
+
+    def faults(term: Term[Vector]) -> list[str]:
+        if not term.vector.is_adapter:
+            return [f"{term.vector.folder}: the {term.name} vector is a full checkpoint"]
         return [
-            f"{name}: {_kind(delta)} in the {which} vector"
-            for name, delta in vector.deltas.items()
+            f"{name}: {_kind(delta)} in the {term.name} vector"
+            for name, delta in term.vector.deltas.items()
             if not isinstance(delta, Product) or delta.count is not None
         ]
 
-    vectors = (("forget", plan.forget), ("retain", plan.retain))
-    found = [fault for which, vector in vectors if vector for fault in faults(which, vector)]
-    if found:
+    if others := [fault for term in plan.terms for fault in faults(term)]:
         raise MismatchError(
-            join_faults("what is no product of factors makes no LoRA adapter; merge to a model:", found)
+            join_faults("what is no product of factors makes no LoRA adapter; merge to a model:", others)
         )
 
 
 @dataclass(frozen=True)
 class _Module:
-    """A module of the output, by headers: the factors of both vectors side by side, cut to `max_rank` if that is less.
+    """A module of the output, by headers: the factors of all terms side by side, cut to `max_rank` if that is less."""
 
-    lows: of forget and retain vector, at least one of the two.
-    """
-
-    lows: tuple[LowRank | None, LowRank | None]
+    terms: Sequence[Term[LowRank]]
+    """The terms that change the module, at least one."""
     max_rank: int | None
+    """The largest rank allowed."""
 
     @property
     def low(self) -> LowRank:
-        """The one that says how the output's factors are named and turned."""
-        return next(low for low in self.lows if low)
+        """Return the adapter module after which the output's factors are named and turned."""
+        return self.terms[0].vector
 
     @property
     def name(self) -> str:
@@ -165,8 +184,8 @@ class _Module:
 
     @property
     def stacked(self) -> int:
-        """Ranks of both vectors together."""
-        return sum(low.rank for low in self.lows if low)
+        """Return the ranks of all terms together."""
+        return sum(term.vector.rank for term in self.terms)
 
     @property
     def is_cut(self) -> bool:
@@ -174,17 +193,17 @@ class _Module:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in) of the delta as PEFT's module has it."""
+        """Return (out, in) of the delta as PEFT's module has it."""
         return self.low.b.shape[0], self.low.a.shape[1]
 
     @property
     def rank(self) -> int:
-        """Ranks in the output; after a cut no more than the matrix can have."""
+        """Return the rank in the output; after a cut no more than the matrix can have."""
         return min(self.max_rank or 0, *self.shape) if self.is_cut else self.stacked
 
     @property
     def tensors(self) -> list[tuple[str, str, tuple[int, int], int]]:
-        """Name, dtype, shape and bytes of A and B in the output."""
+        """Return name, dtype, shape and bytes of A and B in the output."""
         (out, into), key = self.shape, _KEYS[self.low.is_embedding]
         shapes = {"A": (self.rank, into), "B": (out, self.rank)}
         return [(key.format(self.name, half), "F32", shape, 4 * math.prod(shape)) for half, shape in shapes.items()]
@@ -195,7 +214,7 @@ class _Module:
 
     @property
     def memory(self) -> int:
-        """Bytes that its arrays take at most at a time."""
+        """Return the most bytes that its arrays take at a time."""
         (out, into), rank = self.shape, self.stacked
         whole, core = rank * (out + into), rank * rank
         needed = 3 * whole + 4 * core  # as read, with strengths, stacked; ranks by ranks for the norms
@@ -204,13 +223,12 @@ class _Module:
         return 8 * needed
 
 
-def _lows(plan: MergePlan, name: str) -> tuple[LowRank | None, LowRank | None]:
-    forget, retain = (delta.low if isinstance(delta, Product) else None for delta in plan.deltas(name))
-    return forget, retain
+def _low_ranks(plan: MergePlan, name: str) -> list[Term[LowRank]]:
+    return [term.with_vector(delta.low) for term in plan.deltas(name) if isinstance(delta := term.vector, Product)]
 
 
 def _check_memory(modules: list[_Module], max_memory: str | int) -> None:
-    """Raise UsageError when the module that takes most does not fit, with what is needed."""
+    """Raise UsageError with the memory needed when the largest module does not fit."""
     largest = max(modules, key=lambda module: module.memory)
     needed = RESERVED + largest.memory
     if needed > parse_size(max_memory):
@@ -225,7 +243,7 @@ def _check_memory(modules: list[_Module], max_memory: str | int) -> None:
 def _write(
     plan: MergePlan, modules: list[_Module], out: Path, path: Path, progress: Progress
 ) -> tuple[str, MergedAdapter]:
-    """Write the factors, module by module; the file's hash, and the result for `out`."""
+    """Write the factors, module by module. Return the file's hash, and the result for `out`."""
     files = Files()
     whole = parts = lost = 0.0  # squared norms
     header = file_header((tensor for module in modules for tensor in module.tensors), {"format": "pt"})
@@ -234,7 +252,7 @@ def _write(
     with threadpool_limits(1, user_api="blas"), Sink(path, size) as sink, ignored:
         sink.append(header)
         for number, module in enumerate(modules):
-            squares = _append(sink, files, plan, module)
+            squares = _append(sink, files, module)
             whole, parts, lost = whole + squares[0], parts + squares[1], lost + squares[2]
             progress("merge", number + 1, len(modules))
         if whole <= 1e-12 * parts:
@@ -246,9 +264,9 @@ def _write(
     return sha256, MergedAdapter(out, len(modules), rank, math.sqrt(lost / whole))
 
 
-def _append(sink: Sink, files: Files, plan: MergePlan, module: _Module) -> tuple[float, float, float]:
-    """Write A and B of a module; squared norms of its update, of what the vectors give to it, of what a cut lost."""
-    b, a, parts = _combined(files, plan, module)
+def _append(sink: Sink, files: Files, module: _Module) -> tuple[float, float, float]:
+    """Write A and B of a module. Return the squared norms of its update, of its terms (summed), and of the part cut."""
+    b, a, parts = _combined(files, module)
     whole, lost = _square(b, a), 0.0
     if module.is_cut:
         b, a, lost = truncate(b, a, module.rank)
@@ -260,28 +278,26 @@ def _append(sink: Sink, files: Files, plan: MergePlan, module: _Module) -> tuple
     return whole, parts, lost
 
 
-def _combined(files: Files, plan: MergePlan, module: _Module) -> tuple[np.ndarray, np.ndarray, float]:
-    """B and A of the update in fp64, and the squared norms of what it is the sum of."""
-    forget, retain = (_factors(files, low, module.low.transposed) for low in module.lows)
-    parts = sum(s * s * _square(*f) for s, f in ((plan.alpha, forget), (plan.beta, retain)) if f)
-    return *combine_factors(forget, plan.alpha, retain, plan.beta), parts
+def _combined(files: Files, module: _Module) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return B and A of the update in fp64, and the squared norms of its terms, summed."""
+    terms = [term.with_vector(_factors(files, term.vector, module.low.transposed)) for term in module.terms]
+    parts = sum(term.weight * term.weight * _square(*term.vector) for term in terms)
+    return *combine_factors(terms), parts
 
 
-def _factors(files: Files, low: LowRank | None, transposed: bool) -> Factors | None:
-    """(scale · B, A) in fp64, in PEFT's orientation for a weight that is stored as (in, out) or not."""
-    if low is None:
-        return None
+def _factors(files: Files, low: LowRank, transposed: bool) -> Factors:
+    """Return (scale · B, A) in fp64, in PEFT's orientation for a weight that is stored as (in, out) or not."""
     b, a = read_whole(files, low.b, np.float64) * low.scale, read_whole(files, low.a, np.float64)
     return (b, a) if low.transposed == transposed else (a.T, b.T)
 
 
 def _square(b: np.ndarray, a: np.ndarray) -> float:
-    """‖B A‖², without the product."""
+    """Return ‖B A‖², without the product."""
     return float(np.sum((b.T @ b) * (a @ a.T)))
 
 
 def truncate(b: np.ndarray, a: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray, float]:
-    """The best approximation of B A by `rank` ranks, never forming the product; and its squared error.
+    """Return the best approximation of B A of this rank, never forming the product; and its squared error.
 
     b: (out, r), a: (r, in). With B = Q_b R_b and Aᵀ = Q_a R_a the singular values are those of R_b R_aᵀ, which is
     at most (r, r).
@@ -294,12 +310,10 @@ def truncate(b: np.ndarray, a: np.ndarray, rank: int) -> tuple[np.ndarray, np.nd
 
 
 def _config(plan: MergePlan, target: Source, modules: list[_Module]) -> dict[str, Any]:
-    """PEFT's config: every scale is 1, since strengths and scales are in the factors."""
+    """Return PEFT's config: every scale is 1, since strengths and scales are in the factors."""
     ranks = {module.name: module.rank for module in modules}
     rank = max(ranks.values())
-    vector = plan.forget or plan.retain
-    assert vector is not None
-    theirs = read_object(vector.folder / ADAPTER_CONFIG)
+    theirs = read_object(plan.vectors[0].folder / ADAPTER_CONFIG)
     # Keys are regular expressions to PEFT, so that dots have to be escaped.
     pattern = {re.escape(module): number for module, number in ranks.items() if number != rank}
     return {

@@ -1,17 +1,18 @@
-"""What a merge wanted to change and what the stored dtype kept of it, tensor by tensor and in total."""
+"""Compare the update that a merge computed with the one that the output dtype kept, by tensor and in total."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from msa_lite.errors import FormatError, MismatchError
 from msa_lite.io.checkpoint import FLOAT_DTYPES
-from msa_lite.merger.formula import Factors
+from msa_lite.merger.formula import Factors, Term, VectorLike
 
 WARN_LOSS = 0.10
 _RANKS = 1 << 19  # numbers of a matrix of ranks by ranks at a time, which take 12 MB
@@ -20,44 +21,49 @@ NAMES = {key: dtype.name for key, dtype in FLOAT_DTYPES.items()}
 
 @dataclass
 class Change:
-    """Sums over the weights of a tensor, or of many: counts, and squared norms of weights and updates.
-
-    weight: what was there before; wanted: −α Δ_f + β Δ_r; stored: what the rounded result differs from the rounded
-    original by; lost: wanted − stored; forget, retain: the deltas themselves, cross: their scalar product.
-    """
+    """Sums over the weights of a tensor, or of many; norms are squared."""
 
     weights: int = 0
+    """The number of weights."""
     changed: int = 0
+    """The number of weights whose stored value changed."""
     weight: float = 0.0
+    """The norm of the target's weights."""
     wanted: float = 0.0
+    """The norm of the update, Σ weight · delta."""
     stored: float = 0.0
+    """The norm of the update that was stored: rounded result minus rounded target."""
     lost: float = 0.0
-    forget: float = 0.0
-    retain: float = 0.0
+    """The norm of wanted − stored."""
     cross: float = 0.0
+    """The scalar product of two vectors; 0 with one."""
+    vectors: dict[str, float] = field(default_factory=dict)
+    """The norm of each vector itself, by the name of its term."""
 
     def add(self, other: Change) -> None:
         """Add the sums of another part."""
-        for item in fields(self):
-            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name, square in other.vectors.items():
+            self.vectors[name] = self.vectors.get(name, 0.0) + square
 
     @property
     def rounding_loss(self) -> float:
-        """‖wanted − stored‖ / ‖wanted‖: the share of the update that the output dtype could not hold."""
+        """Return ‖wanted − stored‖ / ‖wanted‖: the share of the update that the output dtype could not hold."""
         return math.sqrt(self.lost) / math.sqrt(self.wanted) if self.wanted else 0.0
 
     @property
     def update_cosine(self) -> float | None:
-        """Cosine between the wanted and the stored update; None where one of them is zero."""
+        """Return the cosine between the wanted and the stored update; None where one of them is zero."""
         return _cosine((self.wanted + self.stored - self.lost) / 2, self.wanted, self.stored)
 
     @property
     def vector_cosine(self) -> float | None:
-        """Cosine between forget and retain vector; None unless there are both."""
-        return _cosine(self.cross, self.forget, self.retain)
+        """Return the cosine between forget and retain vector; None unless there are both."""
+        return _cosine(self.cross, *self.vectors.values()) if len(self.vectors) == 2 else None
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able figures: relative_size is ‖wanted‖ / ‖weight‖, changed_share the share of weights that moved."""
+        """Return figures for JSON: relative_size is ‖wanted‖ / ‖weight‖, changed_share the share of changed weights."""
         return {
             "weights": self.weights,
             "weights_changed": self.changed,
@@ -69,12 +75,15 @@ class Change:
         }
 
 
+_SUMS = [item.name for item in fields(Change) if item.name != "vectors"]
+
+
 def _cosine(product: float, one: float, other: float) -> float | None:
     return max(-1.0, min(1.0, product / (math.sqrt(one) * math.sqrt(other)))) if one > 0 and other > 0 else None
 
 
 def total(changes: Mapping[str, Change]) -> Change:
-    """The sums over all tensors."""
+    """Return the sums over all tensors."""
     result = Change()
     for change in changes.values():
         result.add(change)
@@ -82,17 +91,25 @@ def total(changes: Mapping[str, Change]) -> Change:
 
 
 def fidelity_report(changes: Mapping[str, Change]) -> dict[str, Any]:
-    """The report that the manifest holds: figures in total and for each tensor that a vector touches."""
+    """Return the manifest's report: figures in total and for each tensor that a vector touches."""
     return {"total": total(changes).as_dict(), "tensors": {n: c.as_dict() for n, c in sorted(changes.items())}}
 
 
 def sums(change: Change) -> dict[str, Any]:
-    """JSON-able sums, from which `Change(**sums)` is made again."""
-    return asdict(change)
+    """Return the sums in one flat mapping, for JSON. `from_sums` reads it back."""
+    values = asdict(change)
+    vectors = values.pop("vectors")
+    return values | vectors
+
+
+def from_sums(values: Mapping[str, Any]) -> Change:
+    """Return the change whose sums these are."""
+    own = {name: values[name] for name in _SUMS}
+    return Change(**own, vectors={name: square for name, square in values.items() if name not in own})
 
 
 def warnings(change: Change, dtype: str, stochastic: bool) -> list[str]:
-    """What a user should know about a merge's precision; dtype: what the touched tensors are stored as, in words."""
+    """Return a warning where the output dtype lost much of the update; dtype: that of the touched tensors, in words."""
     if change.rounding_loss <= WARN_LOSS:
         return []
     if stochastic:
@@ -107,11 +124,11 @@ def warnings(change: Change, dtype: str, stochastic: bool) -> list[str]:
 
 
 def measure(before: np.ndarray, wanted: np.ndarray, stored: np.ndarray, moved: np.ndarray) -> Change:
-    """The sums of one block; overwrites `stored`.
+    """Return the sums of one block; overwrites `stored`.
 
-    before: the weights, rounded to the output dtype; wanted: the update; stored: the result as it is written. All of
-    one shape and of the dtype that the merge works in. moved: a buffer of that shape for booleans. Dot products of
-    half a million fp32 numbers are good to six digits, which is plenty for shares.
+    before: the weights, rounded to the output dtype. wanted: the update. stored: the result as it is written. All have
+    one shape and the dtype that the merge computes in. moved: a buffer of that shape for booleans. Dot products of half
+    a million fp32 numbers are good to six digits, enough for shares.
     """
     update = np.subtract(stored, before, out=stored)
     stored_sq = _square(update)
@@ -134,7 +151,7 @@ def check_update(name: str, wanted: np.ndarray) -> None:
 
 
 def measure_carefully(before: np.ndarray, wanted: np.ndarray, stored: np.ndarray) -> Change:
-    """As `measure`, for blocks whose sums are not finite: in fp64 and over finite weights alone."""
+    """Return the sums of a block where `measure` gives none that are finite: in fp64, over finite weights alone."""
     old, update, new = (values.astype(np.float64) for values in (before, wanted, stored))
     finite = np.isfinite(old) & np.isfinite(new)
     change = measure(old[finite], update[finite], new[finite], np.empty(int(finite.sum()), bool))
@@ -151,7 +168,7 @@ def check_overflow(name: str, dtype: str, before: np.ndarray, stored: np.ndarray
 
 
 def check_cast(name: str, dtype: str, before: np.ndarray, stored: np.ndarray) -> None:
-    """Raise MismatchError where a finite weight, only cast, is stored as an infinity."""
+    """Raise MismatchError where a finite weight becomes an infinity by the cast alone."""
     if _overflows(before, stored):
         raise MismatchError(f"{name}: its values do not fit {NAMES[dtype]}; choose another --dtype")
 
@@ -161,27 +178,18 @@ def _overflows(before: np.ndarray, stored: np.ndarray) -> bool:
     return not finite.all() and bool(np.isfinite(before[~finite]).any())
 
 
-def measure_vectors(forget: np.ndarray | None, retain: np.ndarray | None) -> Change:
-    """Squared norms and scalar product of a block's deltas."""
-    change = Change()
-    if forget is not None:
-        change.forget = _square(forget)
-    if retain is not None:
-        change.retain = _square(retain)
-    if forget is not None and retain is not None:
-        change.cross = float(np.dot(forget.reshape(-1), retain.reshape(-1)))
-    return change
+def measure_deltas(terms: Sequence[Term[np.ndarray]]) -> Change:
+    """Return the norms and the scalar product of a block's deltas."""
+    return _measure_terms(terms, lambda one, other: float(np.dot(one.reshape(-1), other.reshape(-1))))
 
 
-def measure_factors(forget: Factors | None, retain: Factors | None) -> Change:
+def measure_factors(terms: Sequence[Term[Factors]]) -> Change:
     """Return the same from factors, without the products: ⟨L_1 R_1, L_2 R_2⟩ = Σ (L_1ᵀ L_2) ∘ (R_1 R_2ᵀ).
 
     The ranks-by-ranks matrices are made by blocks of rows, so that they take no more memory at high ranks.
     """
 
-    def product(one: Factors | None, other: Factors | None) -> float:
-        if one is None or other is None:
-            return 0.0
+    def product(one: Factors, other: Factors) -> float:
         (left, above), (right, below), total = one, other, 0.0
         step = max(1, _RANKS // len(below))
         for at in range(0, len(above), step):
@@ -189,4 +197,9 @@ def measure_factors(forget: Factors | None, retain: Factors | None) -> Change:
             total += float(np.sum(rows * (above[at : at + step] @ below.T)))
         return total
 
-    return Change(forget=product(forget, forget), retain=product(retain, retain), cross=product(forget, retain))
+    return _measure_terms(terms, product)
+
+
+def _measure_terms(terms: Sequence[Term[VectorLike]], product: Callable[[VectorLike, VectorLike], float]) -> Change:
+    cross = sum((product(one.vector, other.vector) for one, other in combinations(terms, 2)), 0.0)
+    return Change(cross=cross, vectors={term.name: product(term.vector, term.vector) for term in terms})

@@ -1,42 +1,63 @@
-"""The formula of Model State Arithmetic (paper §3) on one block of one tensor, for deltas and for their factors."""
+"""The formula of Model State Arithmetic (paper §3) on one block of one tensor, for deltas and for their factors.
+
+    θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0) = θ_D + Σ weight · vector
+
+The forget vector θ_1 − θ_0 has the weight −α, the retain vector θ_2 − θ_0 the weight β. A baseline has a single term,
+the vector that it trained.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 Factors = tuple[np.ndarray, np.ndarray]
 """(rows, r) and (r, columns), whose product is a delta."""
+VectorLike = TypeVar("VectorLike")
+VectorLike_co = TypeVar("VectorLike_co", covariant=True)
 
 
-def combine(
-    weight: np.ndarray,
-    forget: np.ndarray | None,
-    alpha: float,
-    retain: np.ndarray | None,
-    beta: float,
-    out: np.ndarray,
-) -> np.ndarray:
-    """θ_u = θ_D − α Δ_forget + β Δ_retain, in this order, for one block.
+@dataclass(frozen=True)
+class Term(Generic[VectorLike_co]):
+    """One summand, weight · vector."""
 
-    weight, forget, retain, out: of one shape and dtype, fp32 or fp64; None for a vector that does not touch the tensor.
-    The deltas are left multiplied with α and β. Returns `out`.
+    name: str
+    """The vector's name in messages and manifests: "forget", "retain", or the baseline that trained it."""
+    vector: VectorLike_co
+    """A folder or repository; from these a source, an opened vector, a delta of one tensor, and its rows."""
+    weight: float
+    """The strength with its sign. The vector of a weight of 0 is never opened."""
+
+    def with_vector(self, vector: VectorLike) -> Term[VectorLike]:
+        """Return the same term with its vector in another form."""
+        return Term(self.name, vector, self.weight)
+
+
+def named_strengths(terms: Sequence[Term[Any]]) -> dict[str, float]:
+    """Return the strengths by their public names: alpha and beta of MSA, also where they are 0; scale of a baseline."""
+    weights = {term.name: term.weight for term in terms}
+    if weights.keys() <= {"forget", "retain"}:
+        return {"alpha": abs(weights.get("forget", 0.0)), "beta": weights.get("retain", 0.0)}
+    return {"scale": sum(weights.values())}
+
+
+def combine(target: np.ndarray, terms: Sequence[Term[np.ndarray]], out: np.ndarray) -> np.ndarray:
+    """Return θ_D + Σ weight · delta in `out`, added in the order of the terms.
+
+    target, deltas, out: one block of one shape and dtype, fp32 or fp64. Each delta is left multiplied with its weight.
     """
-    np.copyto(out, weight)
-    if forget is not None:
-        forget *= alpha
-        out -= forget
-    if retain is not None:
-        retain *= beta
-        out += retain
+    np.copyto(out, target)
+    for term in terms:
+        delta = term.vector
+        delta *= term.weight
+        out += delta
     return out
 
 
-def combine_factors(forget: Factors | None, alpha: float, retain: Factors | None, beta: float) -> Factors:
-    """−α Δ_forget + β Δ_retain as one product, [−α L_f | β L_r] · [R_f ; R_r]: one multiplication does for both."""
-    signed = [
-        (left * left.dtype.type(strength), right)
-        for factors, strength in ((forget, -alpha), (retain, beta))
-        if factors is not None
-        for left, right in [factors]
-    ]
-    return np.concatenate([left for left, _ in signed], axis=1), np.concatenate([right for _, right in signed])
+def combine_factors(terms: Sequence[Term[Factors]]) -> Factors:
+    """Return Σ weight · L R as one product [w_1 L_1 | w_2 L_2] · [R_1 ; R_2]: one multiplication does for all terms."""
+    weighted = [(term.vector[0] * term.vector[0].dtype.type(term.weight), term.vector[1]) for term in terms]
+    return np.concatenate([left for left, _ in weighted], axis=1), np.concatenate([right for _, right in weighted])

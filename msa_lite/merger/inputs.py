@@ -1,8 +1,8 @@
-"""What a merge reads: found, compared by headers before any download, and with what the output was made from."""
+"""Find the inputs of a merge, compare them by headers before any download, and with the inputs of an earlier merge."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,34 +17,53 @@ from msa_lite.io.manifest import check_free, check_place, is_finished, partial_f
 from msa_lite.io.reading import local_path, printable
 from msa_lite.io.seal import load_manifest
 from msa_lite.io.unchanged import check_unchanged
+from msa_lite.merger.formula import Term, named_strengths
 from msa_lite.merger.plan import MergePlan, check_mergeable
-from msa_lite.merger.vectors import Vector, checkpoint_vector, load_vector
+from msa_lite.merger.vectors import checkpoint_vector, load_vector
 
-ModelLike = str | Source | None
+ModelLike = str | Source
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The sources of a merge by name, its strengths, and what its manifest records of both and of its options.
-
-    seen: the manifest that the output folder had when it was looked at.
-    """
+    """The inputs of a merge, found."""
 
     out: Path
-    sources: dict[str, Source]
-    alpha: float
-    beta: float
+    """The output folder."""
+    target: Source
+    """The target."""
+    terms: Sequence[Term[Source]]
+    """The vectors with their weights; none of weight 0."""
+    prior: Source | None
+    """The prior; None where no vector is left, or where it is not needed."""
     record: dict[str, Any]
+    """The manifest's inputs: identities, strengths and options."""
     seen: dict[str, Any] | None
+    """The manifest that the output folder had at the start."""
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """Return all sources by name."""
+        vectors = {term.name: term.vector for term in self.terms}
+        return {"target": self.target, **vectors, **({"prior": self.prior} if self.prior else {})}
 
     @property
     def finished(self) -> dict[str, Any] | None:
-        """What the output's manifest says that was changed, if it was made from these inputs and is whole."""
+        """Return the change in the output's manifest, if the output was made from these inputs and is whole."""
         change = (self.seen or {}).get("change")
-        return change if isinstance(change, dict) and is_finished(self.out, self.record) else None
+        made = any(is_finished(self.out, record) for record in (self.record, self._former_record))
+        return change if isinstance(change, dict) and made else None
+
+    @property
+    def _former_record(self) -> dict[str, Any]:
+        """Return the record as earlier runs wrote it: a baseline's vector as "retain", its scale as beta."""
+        if "scale" not in self.record:
+            return self.record
+        names = {"scale": "beta", **{term.name: "retain" for term in self.terms}}
+        return {"alpha": 0.0, **{names.get(key, key): value for key, value in self.record.items()}}
 
     def facts(self) -> dict[str, Any]:
-        """What the manifest names besides: the sources as a reader knows them."""
+        """Return the sources by their readable names, for the manifest."""
         return {"sources": {name: printable(source.pinned()) for name, source in self.sources.items()}}
 
     @contextmanager
@@ -59,7 +78,7 @@ class Inputs:
         check_unchanged(marks)
 
     def check_output(self) -> None:
-        """Raise OutputError when somebody else has written the output since it was looked at."""
+        """Raise OutputError when another process has written the output since the start."""
         if load_manifest(self.out) != self.seen:
             raise OutputError(f"{self.out}: another msa-lite wrote it meanwhile; look at it, then run this again")
 
@@ -67,22 +86,21 @@ class Inputs:
 def find_inputs(
     out: str | Path,
     kind: str,
-    target: str | Source,
-    vectors: Mapping[str, tuple[ModelLike, float | None]],
-    prior: ModelLike,
+    target: ModelLike,
+    terms: Sequence[Term[ModelLike]],
+    prior: ModelLike | None,
     options: Mapping[str, Any],
     replace: bool,
 ) -> Inputs:
-    """Find what is to be merged into `out`, a folder of this kind ("model", "adapter").
+    """Find the inputs of a merge into `out`, a folder of this kind ("model", "adapter").
 
-    vectors: (vector, strength) under "forget" and "retain"; one of strength 0 is not opened, nor is a prior that no
-    vector is left for. options: further settings that decide the result. What has to come from the Hub is compared by
-    its headers before any weights are fetched.
+    A vector of weight 0 is not opened, nor is a prior without vectors. options: further settings that decide the
+    result. Inputs on the Hub are compared by their headers before any weights are fetched.
 
-    Raises OutputError when `out` or its partial folder is, holds or lies in one of the inputs, or holds something
-    that may not be replaced; UsageError for inputs that cannot be found.
+    Raise OutputError when `out` or its partial folder is, holds or lies in one of the inputs, or holds something that
+    may not be replaced; UsageError for inputs that cannot be found.
     """
-    named = {"target": target, "prior": prior, **{name: vector for name, (vector, _) in vectors.items()}}
+    named = {"target": target, "prior": prior, **{term.name: term.vector for term in terms}}
     empty = [name for name, value in {**named, "out": out}.items() if value == ""]
     if empty:
         raise UsageError(f"{' and '.join(empty)}: an empty name; give a folder or repo[@revision]")
@@ -91,26 +109,22 @@ def find_inputs(
     _check_apart(out, (v.folder if isinstance(v, Source) else local_path(v) for v in named.values() if v))
     recover(out)
     check_free(out, kind)
-    strengths = {name: float(strength or 0.0) for name, (_, strength) in vectors.items()}
-    chosen = {"target": target}
-    chosen |= {name: vector for name, (vector, _) in vectors.items() if vector is not None and strengths[name]}
-    if prior is not None and len(chosen) > 1:
-        chosen["prior"] = prior
-    wanted = {name: value if isinstance(value, Source) else str(value) for name, value in chosen.items()}
-    if any(isinstance(value, str) and is_remote(value) for value in wanted.values()):
-        plan = peek(wanted, strengths["forget"], strengths["retain"], download=True)
-        if plan and not any(vector and vector.needs_prior for vector in (plan.forget, plan.retain)):
-            wanted.pop("prior", None)  # plain LoRA on plain LoRA: its weights would be fetched for nothing
-    sources = {
-        name: value if isinstance(value, Source) else fetch(value, by_content=False) for name, value in wanted.items()
-    }
-    folder = sources["target"].folder
+    used = [term for term in terms if term.weight]
+    prior = prior if used else None
+    if any(
+        is_remote(str(value)) for value in named_parts(target, used, prior).values() if not isinstance(value, Source)
+    ):
+        plan = peek(target, used, prior, download=True)
+        if plan and not any(vector.needs_prior for vector in plan.vectors):
+            prior = None  # plain LoRA on plain LoRA: its weights would be fetched for nothing
+    found = {name: _find(value) for name, value in named_parts(target, used, prior).items()}
+    folder = found["target"].folder
     if is_adapter(folder) and not (folder / "config.json").is_file():
-        raise _adapter_target(sources["target"].name, folder)
-    _check_apart(out, (source.folder for source in sources.values()))
-    record: dict[str, Any] = {name: source.identity() for name, source in sources.items()}
-    record |= {"alpha": strengths["forget"], "beta": strengths["retain"], **options}
-    inputs = Inputs(out, sources, strengths["forget"], strengths["retain"], record, load_manifest(out))
+        raise _adapter_target(found["target"].name, folder)
+    _check_apart(out, (source.folder for source in found.values()))
+    record = {name: source.identity() for name, source in found.items()} | named_strengths(terms) | {**options}
+    opened = [term.with_vector(found[term.name]) for term in used]
+    inputs = Inputs(out, found["target"], opened, found.get("prior"), record, load_manifest(out))
     if inputs.seen and not replace and not is_finished(out, record):
         same = inputs.seen.get("inputs") == record
         state = "made from the same inputs, but damaged (`msa-lite verify`)" if same else "made from other inputs"
@@ -119,8 +133,21 @@ def find_inputs(
     return inputs
 
 
+def named_parts(target: ModelLike, terms: Sequence[Term[ModelLike]], prior: ModelLike | None) -> dict[str, ModelLike]:
+    """Return target, vectors and prior by name."""
+    return {
+        "target": target,
+        **{term.name: term.vector for term in terms},
+        **({} if prior is None else {"prior": prior}),
+    }
+
+
+def _find(value: ModelLike) -> Source:
+    return value if isinstance(value, Source) else fetch(str(value), by_content=False)
+
+
 def _adapter_target(name: str, folder: Path) -> UsageError:
-    """The error for a target that is an adapter, with the merge that makes a whole model of it."""
+    """Return the error for a target that is an adapter, with the merge that makes a whole model of it."""
     base = base_name(folder)
     return UsageError(
         f"{name}: is a LoRA adapter on {base}; a merge needs a whole model as its target. Write one first: msa-lite "
@@ -141,18 +168,19 @@ def _check_apart(out: Path, folders: Iterable[Path]) -> None:
                 )
 
 
-def peek(wanted: Mapping[str, str | Source], alpha: float, beta: float, download: bool = False) -> MergePlan | None:
-    """The plan by headers alone: of what is on the Hub, only adapters and headers are fetched.
+def peek(
+    target: ModelLike, terms: Sequence[Term[ModelLike]], prior: ModelLike | None, download: bool = False
+) -> MergePlan | None:
+    """Return the plan by headers alone: only adapters and headers are fetched from the Hub.
 
-    wanted: names or sources under "target", "forget", "retain" and "prior". Raises as `make_plan` does when the parts
-    do not fit, and OutputError when there is no room to `download` them; None when the Hub gives no headers, in which
-    case fetching will say why.
+    Raise as `make_plan` does when the parts do not fit, and OutputError when there is no room to `download` them.
+    Return None when the Hub gives no headers; fetching will then say why.
     """
     heads: dict[str, Checkpoint] = {}
     adapters: dict[str, Path] = {}
-    for name, value in wanted.items():
+    for name, value in named_parts(target, terms, prior).items():
         folder = value.folder if isinstance(value, Source) else local_path(value)
-        remote = isinstance(value, str) and is_remote(value)
+        remote = not isinstance(value, Source) and is_remote(str(value))
         if is_remote_adapter(str(value)) if remote else is_adapter(folder):
             adapters[name] = fetch(str(value)).folder if remote else folder
         else:
@@ -161,14 +189,17 @@ def peek(wanted: Mapping[str, str | Source], alpha: float, beta: float, download
                 return None
             heads[name] = head
     if "target" in adapters:
-        raise _adapter_target(str(wanted["target"]), adapters["target"])
-    check_mergeable(heads["target"])
-    vectors: dict[str, Vector | None] = {"forget": None, "retain": None}
-    for name in vectors:
-        if name in adapters:
-            vectors[name] = load_vector(adapters[name], heads["target"], heads.get("prior"))
-        elif name in heads:
-            vectors[name] = checkpoint_vector(heads[name], heads["target"], heads.get("prior"))
+        raise _adapter_target(str(target), adapters["target"])
+    head, start = heads["target"], heads.get("prior")
+    check_mergeable(head)
+    opened = [
+        term.with_vector(
+            load_vector(adapters[term.name], head, start)
+            if term.name in adapters
+            else checkpoint_vector(heads[term.name], head, start)
+        )
+        for term in terms
+    ]
     if download:
         check_download_space(head for head in heads.values() if not head.shards)
-    return MergePlan(heads["target"], vectors["forget"], alpha, vectors["retain"], beta)
+    return MergePlan(head, tuple(opened))

@@ -1,4 +1,4 @@
-"""The merge to a checkpoint in the target's own layout: checks, stage folder, resume by shard, and what is recorded.
+"""Merge to a checkpoint in the target's own layout: checks, stage folder, resume by shard, manifest.
 
 Dtype policy: fp32 arithmetic (fp64 with `exact`, and for fp64 tensors), rounded once on storing. Memory is bounded by
 a setting and does not grow with the model, its largest tensor or the number of its files.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,26 +20,16 @@ from threadpoolctl import threadpool_limits
 from msa_lite.errors import FormatError, MismatchError, MsaError
 from msa_lite.io.disk import check_space, disk_faults
 from msa_lite.io.files import digest, hash_file, write_text
-from msa_lite.io.hub import Source
 from msa_lite.io.manifest import discarded, partial_folder, stage_folder
 from msa_lite.io.progress import Progress, readable, silent
 from msa_lite.io.reading import parse_json, read_bytes
 from msa_lite.io.seal import JOURNAL
 from msa_lite.io.tokenizer import copy_tokenizer
 from msa_lite.io.writer import output_bytes, write_companions
-from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, sums, total, warnings
-from msa_lite.merger.inputs import Inputs, find_inputs
-from msa_lite.merger.plan import (
-    DTYPES,
-    Budget,
-    MergePlan,
-    Precision,
-    check_arguments,
-    estimate,
-    make_budget,
-    make_plan,
-    parse_size,
-)
+from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, from_sums, sums, total, warnings
+from msa_lite.merger.formula import Term
+from msa_lite.merger.inputs import Inputs, ModelLike, find_inputs
+from msa_lite.merger.plan import Budget, MergePlan, Precision, estimate, make_budget, make_plan, msa_terms, parse_size
 from msa_lite.merger.stream import Stream
 from msa_lite.merger.translate import recipe_beside
 
@@ -51,28 +41,34 @@ MERGEKIT_FILE = "mergekit_config.yml"
 
 @dataclass(frozen=True)
 class Merged:
-    """Result of a merge: its folder, what became of the update in total, and what a user should know about it.
-
-    change: the figures of `Change.as_dict`. notes: warnings, one sentence each.
-    """
+    """The result of a merge: its folder, and figures of the update in total."""
 
     folder: Path
+    """The merged model."""
     tensors_touched: int
+    """The number of tensors that a vector changes."""
     weights_touched: int
+    """The number of weights in these tensors."""
     weights_changed: int
+    """The number of weights whose stored value changed."""
     rounding_loss: float
+    """The share of the update that the output dtype could not hold."""
     relative_size: float | None = None
+    """The update's norm over the weights' norm; None where the weights are all zero."""
     update_cosine: float | None = None
+    """The cosine between the wanted and the stored update; None where one of them is zero."""
     vector_cosine: float | None = None
+    """The cosine between forget and retain vector; None unless there are both."""
     notes: tuple[str, ...] = ()
+    """Warnings for the user, one sentence each."""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form, for `--json` and the manifest."""
+        """Return the result for `--json` and the manifest."""
         values = {key: value for key, value in vars(self).items() if key != "folder"}
         return {"out": str(self.folder), **values, "notes": list(self.notes)}
 
     def describe(self) -> str:
-        """What was done, in a few lines."""
+        """Say in a few lines how the weights changed."""
         if not self.weights_touched:
             return "the target as it is, no weight changed"
         size = "of no known part" if self.relative_size is None else f"{self.relative_size:.2e}"
@@ -89,14 +85,14 @@ class Merged:
 
 
 def merge(
-    target: str | Source,
+    target: ModelLike,
     out: str | Path,
     *,
-    forget: str | Source | None = None,
+    forget: ModelLike | None = None,
     alpha: float = 1.0,
-    retain: str | Source | None = None,
+    retain: ModelLike | None = None,
     beta: float | None = None,
-    prior: str | Source | None = None,
+    prior: ModelLike | None = None,
     dtype: str = "same",
     rounding: str = "nearest",
     seed: int = 0,
@@ -108,29 +104,43 @@ def merge(
 ) -> Merged:
     """Subtract α times the forget vector from the target, add β times the retain vector, write the result to `out`.
 
-    target, prior: folder or `repo[@revision]`; forget, retain: PEFT adapter folders, or full checkpoints. Checkpoints,
-    and what in an adapter is no product of factors (modules_to_save, biases, DoRA), need the prior. alpha, beta ≥ 0;
-    a vector whose strength is 0 is not opened. dtype: "same" or a name in `DTYPES`. rounding: "nearest" or
-    "stochastic" (unbiased, from `seed`). exact: fp64 arithmetic. max_memory: bytes or "512MB", of which 100 MB are
-    kept for Python itself. threads: at most so many, by default one a core. An `out` that was made from the same
-    inputs is left as it is; one that msa-lite made from others is only overwritten with `replace`.
+    target, prior: folder or `repo[@revision]`. forget, retain: PEFT adapter folders, or full checkpoints. Checkpoints
+    need the prior; so do adapters with more than factors (modules_to_save, biases, DoRA). alpha, beta ≥ 0; a vector
+    whose strength is 0 is not opened. dtype: "same" or a name in `DTYPES`. rounding: "nearest" or "stochastic"
+    (unbiased, from `seed`). exact: fp64 arithmetic. max_memory: bytes or "512MB", of which 100 MB are kept for Python
+    itself. threads: at most this many, by default one a core. An `out` that was made from the same inputs is left as it
+    is; one that msa-lite made from other inputs is only overwritten with `replace`.
 
-    Raises before anything is written: UsageError, MismatchError (tensors that do not fit, all named), FormatError
-    (broken files, quantised targets), OutputError (`out` is taken, locked or the disk is too small). While it works:
-    StageError when the disk fails, after which finished shards stay and the same call goes on with the others;
-    MismatchError when merged values do not fit the dtype or the vectors turn out to change nothing, FormatError for
-    deltas that are not finite; then nothing stays.
+    Raise before anything is written: UsageError, MismatchError (tensors that do not fit, all named), FormatError
+    (broken files, quantised targets), OutputError (`out` is taken, locked or the disk is too small). Raise during the
+    work: StageError when the disk fails; finished shards stay, and the same call merges the others. MismatchError when
+    merged values do not fit the dtype or the vectors turn out to change nothing, FormatError for deltas that are not
+    finite; then nothing stays.
     """
-    vectors = {"forget": (forget, alpha), "retain": (retain, beta)}
-    check_arguments(vectors, dtype, rounding, threads, seed)
+    terms: list[Term[ModelLike]] = msa_terms(forget, alpha, retain, beta, dtype, rounding, threads, seed)
+    precision = Precision.named(dtype, rounding, seed, exact)
+    limits: dict[str, Any] = {"max_memory": max_memory, "threads": threads, "replace": replace, "progress": progress}
+    return merge_terms(target, out, terms, prior, precision, **limits)
+
+
+def merge_terms(
+    target: ModelLike,
+    out: str | Path,
+    terms: Sequence[Term[ModelLike]],
+    prior: ModelLike | None,
+    precision: Precision,
+    *,
+    max_memory: str | int = "512MB",
+    threads: int | None = None,
+    replace: bool = False,
+    progress: Progress = silent,
+) -> Merged:
+    """Write θ_D + Σ weight · vector to `out`, as `merge` does, for the terms of MSA or of a baseline."""
     parse_size(max_memory)
-    stochastic = rounding == "stochastic"
-    options = {"dtype": dtype, **({"exact": True} if exact else {})}
-    options |= {"rounding": rounding, "seed": seed} if stochastic else {}
-    inputs = find_inputs(out, "model", target, vectors, prior, options, replace)
+    inputs = find_inputs(out, "model", target, terms, prior, precision.record, replace)
     if (change := inputs.finished) is not None:
         return Merged(folder=inputs.out, **{**change, "notes": tuple(change.get("notes", ()))})
-    plan = make_plan(inputs.sources, inputs.alpha, inputs.beta, Precision(DTYPES[dtype], stochastic, seed, exact))
+    plan = make_plan(inputs.target, inputs.terms, inputs.prior, precision)
     merged = _write(plan, inputs, make_budget(plan, max_memory, threads), recipe_beside(plan, inputs.sources), progress)
     for note in merged.notes:
         logger.warning("%s", note)
@@ -138,7 +148,7 @@ def merge(
 
 
 def _write(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, progress: Progress) -> Merged:
-    """Fill the output's folder."""
+    """Write the output's folder."""
     out, dtype = inputs.out, plan.precision.dtype
     needed = output_bytes(plan.target.tensors.values(), dtype)
     check_space(out, needed - _done_already(out))
@@ -157,7 +167,7 @@ def _write(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, progres
         changes = _write_shards(plan, budget, partial, hashes, progress)
         merged = _summary(plan, out, changes)
         write_companions(plan.target, partial, dtype)
-        if tokenizer := inputs.sources["target"].tokenizer:
+        if tokenizer := inputs.target.tokenizer:
             copy_tokenizer(tokenizer.folder, partial)
         write_text(partial / MERGEKIT_FILE, recipe)
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
@@ -166,7 +176,7 @@ def _write(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, progres
 
 
 def _done_already(out: Path) -> int:
-    """Bytes of an interrupted merge that need not be found on the disk again."""
+    """Return the bytes that an interrupted merge has written already."""
     partial = partial_folder(out)
     return sum(path.stat().st_size for path in partial.glob("*.safetensors")) if partial.is_dir() else 0
 
@@ -174,7 +184,10 @@ def _done_already(out: Path) -> int:
 def _write_shards(
     plan: MergePlan, budget: Budget, partial: Path, hashes: dict[str, str], progress: Progress
 ) -> dict[str, Change]:
-    """Write every shard that an earlier attempt has not left whole; hashes and changes by file and tensor."""
+    """Write every shard that an earlier attempt has not left whole; return the changes by tensor.
+
+    Adds the files' hashes to `hashes`.
+    """
     journal = _Journal(partial)
     amount = sum(entry.nbytes for entry in plan.target.tensors.values())
     done = 0
@@ -203,7 +216,7 @@ def _write_shards(
 class _Journal:
     """The finished shards of a merge, one line each, written when the shard is safely on the disk.
 
-    A line holds the hash of what it says. One that a kill cut off, or that was damaged, counts as not there.
+    A line holds the hash of its content. A line that a kill cut off, or that was damaged, counts as not there.
     """
 
     def __init__(self, partial: Path) -> None:
@@ -212,10 +225,10 @@ class _Journal:
         self.changes: dict[str, Change] = {}
         for item in self._items():
             self.hashes[item["file"]] = item["sha256"]
-            self.changes |= {name: Change(**values) for name, values in item["changes"].items()}
+            self.changes |= {name: from_sums(values) for name, values in item["changes"].items()}
 
     def _items(self) -> Iterator[dict[str, Any]]:
-        """Yield what the lines say that are as `record` wrote them."""
+        """Yield the content of each line that is as `record` wrote it."""
         with suppress(FormatError):
             for line in read_bytes(self._path, _LONGEST).splitlines():
                 with suppress(FormatError):
@@ -224,12 +237,12 @@ class _Journal:
                         yield item
 
     def has(self, path: Path) -> bool:
-        """Whether a shard is there as it was finished, by its hash."""
+        """Check by its hash whether a shard is there as it was finished."""
         known = self.hashes.get(path.name)
         return known is not None and path.is_file() and hash_file(path) == known
 
     def record(self, name: str, sha256: str, changes: dict[str, Change]) -> None:
-        """Put down a shard that is on the disk."""
+        """Append a shard that is on the disk."""
         self.hashes[name] = sha256
         self.changes |= changes
         item = {"file": name, "sha256": sha256, "changes": {n: sums(change) for n, change in changes.items()}}
@@ -241,18 +254,17 @@ class _Journal:
 
 
 def _summary(plan: MergePlan, out: Path, changes: dict[str, Change]) -> Merged:
-    """The totals. Raises MismatchError when a vector is zero or nothing changed; the partial folder is then removed."""
+    """Return the totals. Raise MismatchError when a vector is zero or nothing changed; the partial folder then goes."""
     change = total(changes)
-    vectors = (("forget", plan.forget, change.forget), ("retain", plan.retain, change.retain))
-    idle = [name for name, vector, norm in vectors if vector and not norm]
+    idle = [term.name for term in plan.terms if not change.vectors.get(term.name)]
     if idle:
         raise discarded(
             MismatchError(f"{out}: the {' and the '.join(idle)} vector is all zeros and changes nothing; fit it again")
         )
-    apart = plan.alpha * plan.alpha * change.forget + plan.beta * plan.beta * change.retain  # ** overflows loudly
+    apart = sum(term.weight * term.weight * change.vectors[term.name] for term in plan.terms)  # ** overflows loudly
     if apart and change.wanted < 1e-12 * apart:  # squared norms: nothing but rounding is left
         raise discarded(MismatchError(f"{out}: forget and retain vector cancel each other out; nothing was written"))
-    if (plan.forget or plan.retain) and not change.changed:
+    if plan.terms and not change.changed:
         hint = "" if plan.precision.dtype in ("F32", "F64") else " (try --dtype float32)"
         raise discarded(
             MismatchError(

@@ -1,4 +1,4 @@
-"""What a merge will do, and whether it can: all that headers, numbers and the disk can say before a byte moves."""
+"""Plan a merge and check it: everything that headers, arguments and the disk tell before the first byte is written."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,9 @@ from msa_lite.io.companions import check_companions, companion_files
 from msa_lite.io.hub import Source
 from msa_lite.io.tokenizer import tokenizer_files
 from msa_lite.io.writer import output_bytes, output_dtype
+from msa_lite.merger.formula import Term, VectorLike
 from msa_lite.merger.vectors import Delta, Dora, Product, Vector, load_vector
+from msa_lite.strengths import Strengths
 
 DTYPES = {"same": None, "bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 ROUNDINGS = ("nearest", "stochastic")
@@ -36,38 +38,59 @@ _SECONDS_BYTE, _SECONDS_PRODUCT, _SECONDS_DENSE = 1.0e-9, 2.5e-9, 4.0e-9
 
 @dataclass(frozen=True)
 class Precision:
-    """How a merge rounds. dtype: safetensors name of the output's floats, None for the target's own; exact: fp64."""
+    """How a merge computes and rounds."""
 
     dtype: str | None = None
+    """The safetensors name of the output's floats; None: as the target stores them."""
     stochastic: bool = False
+    """Round stochastically, from `seed`; else to nearest."""
     seed: int = 0
+    """The seed of stochastic rounding."""
     exact: bool = False
+    """Compute in fp64."""
+
+    @classmethod
+    def named(cls, dtype: str, rounding: str, seed: int, exact: bool = False) -> Precision:
+        """Return the precision of a dtype in `DTYPES` and a rounding in `ROUNDINGS`."""
+        return cls(DTYPES[dtype], rounding == "stochastic", seed, exact)
+
+    @property
+    def dtype_name(self) -> str:
+        """Return the name of the output's dtype in `DTYPES`."""
+        return next(name for name, kind in DTYPES.items() if kind == self.dtype)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return what decides the result, for a manifest."""
+        options = {"dtype": self.dtype_name, **({"exact": True} if self.exact else {})}
+        return options | ({"rounding": "stochastic", "seed": self.seed} if self.stochastic else {})
 
     def work(self, entry: TensorEntry) -> type[np.floating[Any]]:
-        """The dtype that a tensor is merged in."""
+        """Return the dtype that a tensor is merged in."""
         return np.float64 if self.exact or entry.dtype == "F64" else np.float32
 
 
 @dataclass(frozen=True)
 class MergePlan:
-    """A merge whose inputs fit: target − α · forget + β · retain."""
+    """A merge whose inputs fit: target + Σ weight · vector."""
 
     target: Checkpoint
-    forget: Vector | None
-    alpha: float
-    retain: Vector | None
-    beta: float
+    terms: tuple[Term[Vector], ...]
     precision: Precision = Precision()
+
+    @property
+    def vectors(self) -> list[Vector]:
+        """Return the vectors of all terms."""
+        return [term.vector for term in self.terms]
 
     @cached_property
     def touched(self) -> list[str]:
-        """The target's tensors that a vector changes, in the order of its files."""
-        vectors = [vector for vector in (self.forget, self.retain) if vector]
-        return [name for name in self.target.tensors if any(name in vector.deltas for vector in vectors)]
+        """Return the target's tensors that a vector changes, in the order of its files."""
+        return [name for name in self.target.tensors if any(name in vector.deltas for vector in self.vectors)]
 
     @cached_property
     def rewritten(self) -> list[str]:
-        """The target's tensors whose bytes do not stay: those touched, and those stored in another dtype."""
+        """Return the target's tensors whose bytes change: those touched, and those stored in another dtype."""
         touched = set(self.touched)
         return [
             name
@@ -75,20 +98,19 @@ class MergePlan:
             if entry.nbytes and (name in touched or output_dtype(entry, self.precision.dtype) != entry.dtype)
         ]
 
-    def deltas(self, name: str) -> tuple[Delta | None, Delta | None]:
-        """The forget and the retain vector's delta of a tensor; None, too, for a vector of strength 0."""
-        vectors = ((self.forget, self.alpha), (self.retain, self.beta))
-        forget, retain = (vector.deltas.get(name) if vector and strength else None for vector, strength in vectors)
-        return forget, retain
+    def deltas(self, name: str) -> list[Term[Delta]]:
+        """Return the terms that change a tensor, each with its delta; none of weight 0."""
+        terms = [term for term in self.terms if term.weight and name in term.vector.deltas]
+        return [term.with_vector(term.vector.deltas[name]) for term in terms]
 
     def is_low_rank(self, name: str) -> bool:
-        """Whether all that changes a tensor is products of factors, so that one multiplication does it."""
-        return all(isinstance(delta, Product) for delta in self.deltas(name) if delta)
+        """Check whether only products of factors change a tensor, so that one multiplication does it."""
+        return all(isinstance(term.vector, Product) for term in self.deltas(name))
 
     @property
     def common_rows(self) -> dict[str, int]:
-        """Rows that are changed, of tensors of which the target has more: its own tokens stay as they are."""
-        vectors = [vector for vector, s in ((self.forget, self.alpha), (self.retain, self.beta)) if vector and s]
+        """Return how many rows change, by tensors of which the target has more: its own tokens stay as they are."""
+        vectors = [term.vector for term in self.terms if term.weight]
         names = dict.fromkeys(name for vector in vectors for name in vector.common)
         return {name: min(v.common[name] for v in vectors if name in v.common) for name in names}
 
@@ -105,50 +127,53 @@ class MergePlan:
         ]
 
     def check_factors(self) -> None:
-        """Read the vectors' factors for NaN, infinities and zeros, which headers do not tell."""
-        for vector in (self.forget, self.retain):
-            if vector:
-                vector.check_factors()
+        """Read the vectors' factors and refuse NaN, infinities and all zeros, which headers do not tell."""
+        for vector in self.vectors:
+            vector.check_factors()
 
     def factor_bytes(self, name: str) -> int:
-        """Bytes of a tensor's factors in the dtype that they are multiplied in."""
-        rank = sum(delta.low.rank for delta in self.deltas(name) if isinstance(delta, (Product, Dora)))
+        """Return the bytes of a tensor's factors in the dtype that they are multiplied in."""
+        deltas = [term.vector for term in self.deltas(name)]
+        rank = sum(delta.low.rank for delta in deltas if isinstance(delta, (Product, Dora)))
         entry = self.target.tensors[name]
         return rank * sum(entry.matrix_shape) * np.dtype(self.precision.work(entry)).itemsize
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is in flight at a time: worker threads, blocks that wait to be hashed, bytes of factors.
-
-    expected: bytes of memory that this comes to, Python included.
-    """
+    """How much a merge works on at a time."""
 
     threads: int
+    """Worker threads."""
     depth: int
+    """Blocks in memory: merged, or waiting to be hashed and written."""
     factor_bytes: int
+    """Bytes of factors in memory."""
     expected: int
+    """Bytes of memory in all, Python included."""
 
 
 def block_rows(entry: TensorEntry) -> int:
-    """Rows of a block. It depends on the tensor alone, so that neither threads nor memory change a result's bits."""
+    """Return the rows of a block. They depend on the tensor alone: threads and memory never change a result's bits."""
     return max(1, BLOCK // max(1, entry.matrix_shape[1]))
 
 
-def check_arguments(
-    vectors: Mapping[str, tuple[Any, float | None]],
-    dtype: str,
-    rounding: str,
+def msa_terms(
+    forget: VectorLike | None,
+    alpha: float | None,
+    retain: VectorLike | None,
+    beta: float | None,
+    dtype: str = "same",
+    rounding: str = "nearest",
     threads: int | None = None,
     seed: int = 0,
-) -> None:
-    """Raise UsageError for what is wrong without a look at a file or the network.
+) -> list[Term[VectorLike]]:
+    """Return the terms of MSA. Raise UsageError for wrong arguments of a merge, all at once.
 
-    vectors: (vector, strength) under "forget" and "retain".
+    No file is read.
     """
     faults = []
-    for name, (vector, strength) in vectors.items():
-        symbol = {"forget": "alpha", "retain": "beta"}[name]
+    for name, symbol, vector, strength in (("forget", "alpha", forget, alpha), ("retain", "beta", retain, beta)):
         if strength is None:
             if vector is not None:
                 faults.append(f"there is a {name} vector, but no {symbol}; say how strongly it counts")
@@ -172,32 +197,32 @@ def check_arguments(
         faults.append("seed: below 2^64")
     if faults:
         raise UsageError("; ".join(faults) if len(faults) == 1 else join_faults("wrong arguments:", faults))
+    weights, vectors = Strengths(float(alpha or 0.0), float(beta or 0.0)).weights, {"forget": forget, "retain": retain}
+    return [Term(name, vector, weights[name]) for name, vector in vectors.items() if vector is not None]
 
 
-def make_plan(sources: Mapping[str, Source], alpha: float, beta: float, precision: Precision) -> MergePlan:
-    """Open target and vectors and fit them together by their headers. Raises what does not fit, all of it."""
-    target = load_checkpoint(sources["target"].folder)
-    check_mergeable(target)
-    check_companions(companion_files(target.folder))
-    if tokenizer := sources["target"].tokenizer:
-        check_companions(tokenizer_files(tokenizer.folder))
-    prior = load_checkpoint(sources["prior"].folder) if "prior" in sources else None
-    forget, retain = (
-        load_vector(sources[name].folder, target, prior) if name in sources else None for name in ("forget", "retain")
-    )
-    plan = MergePlan(target, forget, alpha, retain, beta, precision)
+def make_plan(target: Source, terms: Sequence[Term[Source]], prior: Source | None, precision: Precision) -> MergePlan:
+    """Open target and vectors and fit them together by their headers. Raise all that does not fit."""
+    checkpoint = load_checkpoint(target.folder)
+    check_mergeable(checkpoint)
+    check_companions(companion_files(checkpoint.folder))
+    if target.tokenizer:
+        check_companions(tokenizer_files(target.tokenizer.folder))
+    start = load_checkpoint(prior.folder) if prior else None
+    opened = [term.with_vector(load_vector(term.vector.folder, checkpoint, start)) for term in terms]
+    plan = MergePlan(checkpoint, tuple(opened), precision)
     faults = [
-        f"{name}: stored as {target.tensors[name].dtype}, which is not a plain float"
+        f"{name}: stored as {checkpoint.tensors[name].dtype}, which is not a plain float"
         for name in plan.touched
-        if not target.tensors[name].is_float
+        if not checkpoint.tensors[name].is_float
     ]
     if faults:
-        raise FormatError(join_faults(f"{target.folder}: tensors that a vector changes cannot be merged:", faults))
+        raise FormatError(join_faults(f"{checkpoint.folder}: tensors that a vector changes cannot be merged:", faults))
     return plan
 
 
 def check_mergeable(target: Checkpoint) -> None:
-    """Raise FormatError for a quantised target, whose stored codes are no weights that a delta could be added to."""
+    """Raise FormatError for a quantised target: a delta cannot be added to stored codes."""
     method = target.config.get("quantization_config")
     if method:
         kind = str(method.get("quant_method", "unknown") if isinstance(method, dict) else method)[:80]
@@ -209,19 +234,19 @@ def check_mergeable(target: Checkpoint) -> None:
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes of "512MB", "1.5 GiB", "200000000". Raises UsageError."""
+    """Return the bytes of "512MB", "1.5 GiB" or "200000000". Raise UsageError for other texts."""
     if isinstance(text, int) and text >= _LARGEST:  # of thousands of digits, maybe, which no string takes
         raise UsageError("more than 10^15 bytes are no size; write it as 512MB, 2GB or 1.5GiB")
-    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]I?)?B?", str(text).strip().upper(), re.ASCII)
-    if not found:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,15})?)\s*([KMGT]I?)?B?", str(text).strip().upper(), re.ASCII)
+    if not match:
         raise UsageError(f"'{str(text)[:40]}' is no size; write it as 512MB, 2GB or 1.5GiB")
-    return int(float(found[1]) * _UNITS[found[2] or ""])
+    return int(float(match[1]) * _UNITS[match[2] or ""])
 
 
 def make_budget(plan: MergePlan, max_memory: str | int, threads: int | None) -> Budget:
-    """Share out the memory: as many threads as asked for (else as there are cores) and as fit.
+    """Return how many threads fit into the memory: at most as many as asked for, by default one a core.
 
-    Raises UsageError when not even one does, with what is needed.
+    Raise UsageError with the memory needed where not even one fits.
     """
     limit = parse_size(max_memory)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -232,8 +257,7 @@ def make_budget(plan: MergePlan, max_memory: str | int, threads: int | None) -> 
     widths = [FLOAT_DTYPES[output_dtype(entry, plan.precision.dtype)].itemsize for entry in entries]
     output = max((_block_size(entry) * width for entry, width in zip(entries, widths, strict=True)), default=0)
     factors = max((plan.factor_bytes(name) for name in plan.touched), default=0)
-    vectors = [vector for vector in (plan.forget, plan.retain) if vector]
-    reserved = RESERVED + _TENSOR * (len(plan.target.tensors) + sum(len(vector.deltas) for vector in vectors))
+    reserved = RESERVED + _TENSOR * (len(plan.target.tensors) + sum(len(vector.deltas) for vector in plan.vectors))
     for count in range(threads or cores, 0, -1):
         depth = count + 6
         fixed = reserved + count * worker + depth * output
@@ -249,22 +273,21 @@ def _block_size(entry: TensorEntry) -> int:
 
 
 def _worker_bytes(plan: MergePlan, entry: TensorEntry) -> int:
-    """Buffers of one thread: the stored block, weights, update and result; for dense deltas also tuned and prior."""
+    """Return the bytes of one thread's buffers: stored block, weights, update, result; for dense deltas two more."""
     work = np.dtype(plan.precision.work(entry)).itemsize
     stored = FLOAT_DTYPES[entry.dtype].itemsize
-    dense = 0 if plan.is_low_rank(entry.name) else sum(4 * work + 8 for delta in plan.deltas(entry.name) if delta)
+    dense = 0 if plan.is_low_rank(entry.name) else (4 * work + 8) * len(plan.deltas(entry.name))
     narrowing = 3 * work if plan.precision.dtype or plan.precision.stochastic or plan.precision.exact else 0
     return _block_size(entry) * (stored + 3 * work + 1 + dense + narrowing)
 
 
 def estimate(plan: MergePlan, budget: Budget) -> dict[str, Any]:
-    """What the merge will read and write, its memory bound, and the least time it takes if the disk keeps up."""
+    """Return the bytes that the merge reads and writes, its memory, and its least time in seconds on a fast disk."""
     tensors = plan.target.tensors
     written = output_bytes(tensors.values(), plan.precision.dtype)
     low = sum(math.prod(tensors[name].shape) for name in plan.touched if plan.is_low_rank(name))
     dense = sum(math.prod(tensors[name].shape) for name in plan.touched if not plan.is_low_rank(name))
-    vectors = [vector for vector in (plan.forget, plan.retain) if vector]
-    files = {path for vector in vectors for path in vector.files} | {shard.path for shard in plan.target.shards}
+    files = {path for vector in plan.vectors for path in vector.files} | {shard.path for shard in plan.target.shards}
     work = written * _SECONDS_BYTE + low * _SECONDS_PRODUCT + dense * _SECONDS_DENSE
     return {
         "bytes_read": sum(path.stat().st_size for path in files),

@@ -1,7 +1,7 @@
-"""Target shards → merged shards: blocks of rows on worker threads, written and hashed in order on the calling one.
+"""Merge shard by shard: worker threads merge blocks of rows, the calling thread writes and hashes them in order.
 
-Workers read, multiply and round a block each, with buffers of their own and one-thread BLAS kernels: threads over
-blocks keep their pace when other processes hold a core, where OpenMP's threads inside a kernel wait for each other.
+Each worker reads, multiplies and rounds one block, with buffers of its own and one-thread BLAS kernels. Threads over
+blocks keep their pace when other processes hold a core; OpenMP's threads inside a kernel would wait for each other.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,37 +27,37 @@ from msa_lite.merger.fidelity import (
     check_update,
     measure,
     measure_carefully,
+    measure_deltas,
     measure_factors,
-    measure_vectors,
 )
-from msa_lite.merger.formula import Factors, combine, combine_factors
+from msa_lite.merger.formula import Factors, Term, combine, combine_factors
 from msa_lite.merger.plan import Budget, MergePlan, block_rows
 from msa_lite.merger.vectors import Delta, Loaded
 
 Put = Callable[[str, slice, np.ndarray], None]
-"""Takes a tensor's name, which rows of its matrix view, and their values, in a buffer that is used again."""
-
-_Buffers = tuple[Scratch, Scratch, Scratch]
+"""Takes a tensor's name, a slice of its rows, and their values, in a buffer that is used again."""
 _COPY = 16 << 20  # bytes of a range that stays, copied at a time
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Rows of a tensor to merge (or cast): by one product for both vectors, or by a delta for each.
-
-    held: bytes of the factors in memory, which all blocks of the tensor share.
-    """
+    """Rows of a tensor to merge, or only to cast."""
 
     entry: TensorEntry
+    """The tensor."""
     rows: tuple[int, int]
+    """The first row, and the one after the last."""
     product: Factors | None = None
-    deltas: tuple[Delta | None, Delta | None] = (None, None)
+    """The whole update as one product, where factors alone change the tensor."""
+    terms: tuple[Term[Delta], ...] = ()
+    """Otherwise the deltas, one a term."""
     held: int = 0
+    """Bytes of the factors in memory, which all blocks of the tensor share."""
 
 
 @dataclass(frozen=True)
 class _Range:
-    """Bytes of the target's file that stay as they are."""
+    """Bytes of the target's file that are copied."""
 
     start: int
     nbytes: int
@@ -80,10 +80,10 @@ class Stream:
         self._workers.shutdown(cancel_futures=True)
 
     def write(self, shard: ShardFile, path: Path, report: Callable[[int], None]) -> tuple[str, dict[str, Change]]:
-        """Write the merged shard to `path`, which must not exist; its SHA-256 and what changed, by tensor.
+        """Write the merged shard to `path`, which must not exist. Return its SHA-256 and the changes by tensor.
 
-        The file is on the disk when this returns. report: called with the number of the target's bytes done since
-        the last call.
+        The file is on the disk when this returns. report: called with the number of the target's bytes that were merged
+        since the last call.
         """
         dtype, source = self._plan.precision.dtype, self._files[shard.path]
         header = shard_header(shard, dtype)
@@ -94,7 +94,7 @@ class Stream:
         with Sink(path, size, like=source if header == shard.header else None) as sink:
 
             def take() -> None:
-                """The next piece of the file, once it is ready."""
+                """Write the next piece of the file, once it is ready."""
                 nonlocal held
                 piece = waiting.popleft()
                 if isinstance(piece, _Range):
@@ -127,9 +127,10 @@ class Stream:
             return sink.close(), changes
 
     def fill(self, put: Put) -> None:
-        """Hand the rows of every tensor that does not stay as it is to `put`, as they would be stored.
+        """Hand the rows of every rewritten tensor to `put`, as they would be stored.
 
-        put: called on worker threads. A vector of strength 0 is not read; what it alone touches comes as the target's.
+        put: called on worker threads. A vector of weight 0 is not read; a tensor that it alone touches comes as the
+        target's.
         """
         pending: list[Future[None]] = []
         for name in self._plan.rewritten:
@@ -145,7 +146,7 @@ class Stream:
             future.result()
 
     def _pieces(self, shard: ShardFile, changes: dict[str, Change]) -> Iterator[_Block | _Range]:
-        """The file's data in order. A tensor's factors are read, and measured, when its turn comes."""
+        """Yield the pieces of the file in order. A tensor's factors are read, and measured, when its turn comes."""
         rewritten = set(self._plan.rewritten)
         for entry in shard.tensors:
             if entry.name not in rewritten:
@@ -158,56 +159,59 @@ class Stream:
             for start in range(0, rows, step):
                 yield _Block(entry, (start, min(start + step, rows)), *load)
 
-    def _load(self, entry: TensorEntry) -> tuple[tuple[Factors | None, tuple[Delta | None, Delta | None], int], Change]:
-        """What a tensor's blocks share, as `_Block` takes it; and the norms of vectors that are one product."""
+    def _load(self, entry: TensorEntry) -> tuple[tuple[Factors | None, tuple[Term[Delta], ...], int], Change]:
+        """Return the fields that all blocks of a tensor share, and the norms of vectors that are one product."""
         plan, work = self._plan, self._plan.precision.work(entry)
-        forget, retain = (delta.load(self._files, work) if delta else None for delta in plan.deltas(entry.name))
+        terms = [term.with_vector(term.vector.load(self._files, work)) for term in plan.deltas(entry.name)]
         held = plan.factor_bytes(entry.name)
-        if plan.precision.exact or not all(isinstance(delta, Loaded) for delta in (forget, retain) if delta):
-            return (None, (forget, retain), held), Change()
-        pairs = [(delta.left, delta.right) if isinstance(delta, Loaded) else None for delta in (forget, retain)]
+        factors = [term.with_vector((d.left, d.right)) for term in terms if isinstance(d := term.vector, Loaded)]
+        if plan.precision.exact or len(factors) < len(terms):
+            return (None, tuple(terms), held), Change()
         with np.errstate(over="ignore", invalid="ignore"):  # as in `_merge`
-            product = combine_factors(pairs[0], plan.alpha, pairs[1], plan.beta) if any(pairs) else None
-            return (product, (None, None), held), measure_factors(*pairs)
+            return (combine_factors(factors) if factors else None, (), held), measure_factors(factors)
 
     def _merge(self, block: _Block, output: Scratch) -> tuple[Change | None, np.ndarray]:
-        """A block on a worker thread, with what changed."""
+        """Merge a block on a worker thread."""
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked at on its own
             return merge_block(self._plan, self._files, block, self._scratch(), output)
 
     def _put(self, block: _Block, put: Put) -> None:
-        """A block on a worker thread, handed over."""
+        """Merge a block on a worker thread and hand it over."""
         with np.errstate(over="ignore", invalid="ignore"):
             rows = merge_rows(self._plan, self._files, block, self._scratch(), self._scratch()[0])
         put(block.entry.name, slice(*block.rows), rows.stored)
 
-    def _scratch(self) -> _Buffers:
-        """The buffers of a worker thread, for what is only needed meanwhile."""
+    def _scratch(self) -> list[Scratch]:
+        """Return the worker thread's buffers: for a block, and for the delta of each term."""
         if not hasattr(self._own, "scratch"):
             common = Scratch()
-            self._own.scratch = (common, Scratch(common), Scratch(common))
-        own: _Buffers = self._own.scratch
+            self._own.scratch = [common, *(Scratch(common) for _ in self._plan.terms)]
+        own: list[Scratch] = self._own.scratch
         return own
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """A merged block: the rows as they were, as they are stored, and, where a vector touches them, the update that was
-    wanted and the result before it was rounded, with the norms of deltas.
-    """
+    """A merged block."""
 
     raw: np.ndarray
+    """The target's rows as they are stored."""
     before: np.ndarray
+    """The same in the dtype that the merge computes in."""
     stored: np.ndarray
+    """The result, rounded."""
     wanted: np.ndarray | None = None
+    """The update; None where no vector touches the rows."""
     merged: np.ndarray | None = None
+    """The result before it was rounded; None likewise."""
     norms: Change = field(default_factory=Change)
+    """The norms of the deltas."""
 
 
-def merge_rows(plan: MergePlan, files: Files, block: _Block, scratch: _Buffers, output: Scratch) -> _Rows:
-    """The formula on one block, rounded once, on storing, into a buffer of `output`.
+def merge_rows(plan: MergePlan, files: Files, block: _Block, scratch: Sequence[Scratch], output: Scratch) -> _Rows:
+    """Apply the formula to one block and round once, into a buffer of `output`.
 
-    scratch: buffers for the block itself, the forget delta and the retain delta.
+    scratch: buffers for the block itself, then for the delta of each term.
     """
     entry, (start, stop) = block.entry, block.rows
     own, work, dtype = scratch[0], plan.precision.work(entry), output_dtype(entry, plan.precision.dtype)
@@ -216,7 +220,7 @@ def merge_rows(plan: MergePlan, files: Files, block: _Block, scratch: _Buffers, 
     stored = output.take("out", shape, FLOAT_DTYPES[dtype])
     before = own.take("before", shape, work)
     np.copyto(before, raw)
-    if block.product is None and not any(block.deltas):
+    if block.product is None and not block.terms:
         return _Rows(raw, before, round_once(before, dtype, stored))
     wanted, merged = own.take("wanted", shape, work), own.take("merged", shape, work)
     norms = Change()
@@ -224,13 +228,15 @@ def merge_rows(plan: MergePlan, files: Files, block: _Block, scratch: _Buffers, 
         np.matmul(block.product[0][start:stop], block.product[1], out=wanted)
         np.add(before, wanted, out=merged)
     else:
-        forget, retain = (
-            delta.rows(files, start, stop, work, buffers) if delta else None
-            for delta, buffers in zip(block.deltas, scratch[1:], strict=True)
-        )
-        norms = measure_vectors(forget, retain)
-        combine(before, forget, plan.alpha, retain, plan.beta, merged)
-        np.subtract(0 if retain is None else retain, 0 if forget is None else forget, out=wanted)
+        terms = [
+            term.with_vector(term.vector.rows(files, start, stop, work, buffers))
+            for term, buffers in zip(block.terms, scratch[1:], strict=False)
+        ]
+        norms = measure_deltas(terms)
+        combine(before, terms, merged)
+        np.copyto(wanted, terms[0].vector)
+        for term in terms[1:]:
+            wanted += term.vector
     if plan.precision.stochastic:
         seed = [plan.precision.seed, zlib.crc32(entry.name.encode()), start]
         round_stochastically(merged, dtype, np.random.Generator(np.random.SFC64(seed)), stored)
@@ -240,9 +246,9 @@ def merge_rows(plan: MergePlan, files: Files, block: _Block, scratch: _Buffers, 
 
 
 def merge_block(
-    plan: MergePlan, files: Files, block: _Block, scratch: _Buffers, output: Scratch
+    plan: MergePlan, files: Files, block: _Block, scratch: Sequence[Scratch], output: Scratch
 ) -> tuple[Change | None, np.ndarray]:
-    """`merge_rows` with what changed (None for a cast alone); the rows as they are stored, in a buffer of `output`."""
+    """Merge rows and measure the change. Return it (None for a mere cast) and the stored rows, in `output`'s buffer."""
     rows = merge_rows(plan, files, block, scratch, output)
     entry, dtype = block.entry, output_dtype(block.entry, plan.precision.dtype)
     raw, before, stored, wanted, merged = rows.raw, rows.before, rows.stored, rows.wanted, rows.merged

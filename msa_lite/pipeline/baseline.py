@@ -26,6 +26,7 @@ from msa_lite.errors import NotFiniteError, UsageError
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
+from msa_lite.merger import Term
 from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.folder import BASELINES, claimed, run_folder
@@ -83,8 +84,7 @@ def run_baseline(
         trials = _resolved(run, settings)
         announce(progress, trials.steps())
         setting, epoch, scale, choice = trials.choose(trials.fit(progress), progress)
-        vector = trials.weights(setting, epoch)
-        merged = merge_vectors(run, {"retain": (vector, scale)}, progress)
+        merged = merge_vectors(run, [trials.term(setting, epoch, scale)], progress)
         how: dict[str, Value] = {**setting.parameters, "epoch": epoch}
         how |= {"scale": scale} if plan.start == "prior" else {}
         parameters = how | {"epochs": _epochs(recipe)}
@@ -246,7 +246,7 @@ class _Trials:
 
         def load(candidate: Values | None) -> Any:
             setting, epoch, scale = found[candidate_name(candidate or {})]
-            return target.merged({"retain": (self.weights(setting, epoch), scale)})
+            return target.merged([self.term(setting, epoch, scale)])
 
         vectors = [(load_manifest(setting.folder) or {}).get("files") for setting in settings]
         made_of = {"vectors": vectors} | (merge_identity(self.run) if self.from_prior else {})
@@ -256,9 +256,10 @@ class _Trials:
     def _fit_settings(self, **changes: Any) -> FitSettings:
         return fit_settings(self.run, "forget", epochs=_epochs(self.run.recipe), **changes)
 
-    def weights(self, setting: Setting, epoch: int) -> Path:
-        """Where the weights of an epoch lie."""
-        return setting.folder if self.run.validation is None else epoch_folder(setting.folder, epoch)
+    def term(self, setting: Setting, epoch: int, scale: float) -> Term[Path]:
+        """Return the weights of an epoch as the merge's one term."""
+        weights = setting.folder if self.run.validation is None else epoch_folder(setting.folder, epoch)
+        return Term(self.method, weights, scale)
 
     def title(self, how: Mapping[str, Any]) -> tuple[str, str]:
         """Heading of the summary, and what was done."""

@@ -1,7 +1,7 @@
-"""The target, loaded once, as each of many candidates: its weights are set to what the merge would store.
+"""Turn the target, loaded once, into each of many candidates: set its weights to those that the merge would store.
 
-So a candidate costs one evaluation of a plain model and one reading of target and vectors, no model is written, and the
-scores are those of the merged model: weights are rounded alike (with merge.as adapter, they are not rounded). Each
+A candidate costs one evaluation of a plain model and one reading of target and vectors. No model is written. The scores
+are those of the merged model, since weights are rounded alike (with merge.as adapter, they are not rounded). Each
 candidate is made from the target's files, never on top of the one before.
 """
 
@@ -19,7 +19,7 @@ from msa_lite.io.checkpoint import TensorEntry
 from msa_lite.io.hub import fetch
 from msa_lite.merger import OpenMerge, open_merge
 from msa_lite.pipeline.prepare import Run
-from msa_lite.pipeline.stages import Vectors, merge_candidate
+from msa_lite.pipeline.stages import Terms, merge_candidate, merge_precision
 
 logger = logging.getLogger(__name__)
 
@@ -28,39 +28,35 @@ class LoadedTarget:
     """The run's target in memory, from the first call of `merged` on."""
 
     def __init__(self, run: Run) -> None:
-        self._job = run
+        self._run = run
         self._model: Any = None
         self._weights: dict[str, Any] = {}  # of tensors that were rewritten, as matrices, by their names in the files
         self._by_disk = False  # because the model does not hold them as they are stored
-        self._merges: dict[tuple[tuple[str, Path], ...], OpenMerge] = {}
+        self._merges: dict[tuple[tuple[str, Path], ...], OpenMerge] = {}  # the latest one, by its vectors
         self._last: OpenMerge | None = None
 
-    def merged(self, vectors: Vectors) -> Any:
-        """The model that the merge of these vectors would make, until the next call."""
-        merge = self._open(vectors)
+    def merged(self, terms: Terms) -> Any:
+        """Return the model that the merge of these terms would write; it is good until the next call."""
+        merge = self._open(terms)
         if not self._by_disk:
-            dtype = self._job.recipe.merge.dtype
+            dtype = self._run.recipe.merge.dtype
             stored = None if dtype == "same" else dtype  # as the merged model would be loaded
-            self._model = self._model or load_model(self._job.sources["target"].folder, dtype=stored)
+            self._model = self._model or load_model(self._run.sources["target"].folder, dtype=stored)
             self._by_disk = not add_weights(self._weights, self._model, merge)
         if self._by_disk:
             self._model, self._weights = None, {}  # their memory is for the merged one
-            return merge_candidate(self._job, vectors)
+            return merge_candidate(self._run, terms)
         if self._last is not None and not self._last.rewritten.keys() <= merge.rewritten.keys():
             self._last.restore(self._put)
         self._last = merge
-        alpha, beta = (vectors[name][1] if name in vectors else 0.0 for name in ("forget", "retain"))
-        merge.fill(alpha, beta, self._put)
+        merge.fill({term.name: term.weight for term in terms}, self._put)
         return self._model
 
-    def _open(self, vectors: Vectors) -> OpenMerge:
-        key = tuple((name, folder) for name, (folder, _) in sorted(vectors.items()))
+    def _open(self, terms: Terms) -> OpenMerge:
+        key = tuple((term.name, term.vector) for term in terms)
         if key not in self._merges:
-            settings, sources = self._job.recipe.merge, self._job.sources
-            found = {name: fetch(str(folder)) for name, folder in key}
-            seed = self._job.recipe.seed
-            merge = open_merge(sources["target"], found, sources["prior"], settings.dtype, settings.rounding, seed)
-            self._merges = {key: merge}
+            sources, vectors = self._run.sources, {name: fetch(str(folder)) for name, folder in key}
+            self._merges = {key: open_merge(sources["target"], vectors, sources["prior"], merge_precision(self._run))}
         return self._merges[key]
 
     def _put(self, name: str, rows: slice, values: np.ndarray) -> None:
@@ -70,8 +66,8 @@ class LoadedTarget:
 def add_weights(weights: dict[str, Any], model: Any, merge: OpenMerge) -> bool:
     """Add the loaded target's weights that a merge rewrites, as matrices, by their names in its files.
 
-    What is in there already stays. False, with a warning, where the model does not hold the new ones as they are
-    stored: some families are rearranged on loading (experts stacked into one tensor).
+    Weights that are there already stay. Return False, with a warning, where the model does not hold the new ones as
+    they are stored: loading rearranges some families (experts stacked into one tensor).
     """
     state: Mapping[str, Any] = model.state_dict()
     entries = {name: entry for name, entry in merge.rewritten.items() if name not in weights}
@@ -88,20 +84,21 @@ def add_weights(weights: dict[str, Any], model: Any, merge: OpenMerge) -> bool:
         weights |= new
         return True
     logger.warning(
-        "%s: not held in memory as it is stored, so each candidate is merged to the disk, scored and removed",
+        "%s: the loaded model holds this tensor in another form than its file, so each candidate is merged to the "
+        "disk, scored and removed",
         min(wrong),
     )
     return False
 
 
 def _find(state: Mapping[str, Any], name: str, prefix: str, entry: TensorEntry) -> Any:
-    """The tensor of a file's entry in a model's state, as a matrix; None where there is none of its shape."""
-    found = state.get(name, state.get(f"{prefix}.{name}"))
-    return found.view(entry.matrix_shape) if found is not None and tuple(found.shape) == entry.shape else None
+    """Return the tensor of a file's entry in a model's state, as a matrix; None where there is none of its shape."""
+    weight = state.get(name, state.get(f"{prefix}.{name}"))
+    return weight.view(entry.matrix_shape) if weight is not None and tuple(weight.shape) == entry.shape else None
 
 
 def as_tensor(values: np.ndarray) -> Any:
-    """A numpy array as a tensor over the same memory; torch knows bf16 by another type than numpy."""
+    """Return a numpy array as a tensor over the same memory; torch knows bf16 by another type than numpy."""
     import torch
 
     if values.dtype.name == "bfloat16":

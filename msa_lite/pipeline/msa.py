@@ -1,4 +1,4 @@
-"""The whole run of MSA: recipe → two vectors → the choice of (α, β) → merge → scores → report."""
+"""Run MSA: recipe → two vectors → the choice of (α, β) → merge → scores → report."""
 
 from __future__ import annotations
 
@@ -26,14 +26,13 @@ from msa_lite.pipeline.stages import Summary, evaluate_all, write_summary
 from msa_lite.pipeline.steps import fit_steps, run_steps
 from msa_lite.pipeline.strengths import (
     SweepResult,
-    asked_points,
     check_strengths,
     choose_strengths,
     fit_vectors,
     help_sweep,
     merge_chosen,
+    recorded_points,
     rescore,
-    strengths,
     sweep_plan,
 )
 from msa_lite.pipeline.verdict import Findings, judge_run
@@ -41,6 +40,7 @@ from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report import Report
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.verdict import VERDICT_FILE, Verdict
+from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class RunResult:
         return float(self.chosen["beta"])
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form, for `--json`."""
+        """Return the result for `--json`."""
         return {
             "verdict": self.verdict.as_dict() if self.verdict else None,
             **({"no_verdict": self.no_verdict} if self.no_verdict else {}),
@@ -107,12 +107,12 @@ def run_recipe(
     accept: bool = False,
     show_examples: bool = False,
 ) -> RunResult | None:
-    """Do the whole run of a recipe and return what it made.
+    """Do the whole run of a recipe.
 
     recipe: a Recipe, a file, the name of a shipped recipe, or a mapping. accept: go on, with a warning, where the
     target does not know the rows to forget, or the prior does. show_examples: put ten questions with the models'
-    answers into report.md. Raises before anything is written when the recipe or its inputs are at fault; later errors
-    leave finished stages in place and a rerun resumes. A verdict of FAIL raises nothing. Returns None in the processes
+    answers into report.md. Raise before anything is written when the recipe or its inputs are at fault. Later errors
+    leave finished stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return None in the processes
     of `accelerate launch` that only help with the sweep.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
@@ -144,7 +144,7 @@ def sweep(
 
 
 def msa_plan(recipe: Recipe) -> RunPlan:
-    """The plan of the recipe's own run."""
+    """Return the plan of the recipe's own run."""
     vectors = ("forget", "retain") if recipe.retain else ("forget",)
     return RunPlan("msa", run_folder(recipe), "prior", choice=recipe.has_choice, vectors=vectors)
 
@@ -152,7 +152,7 @@ def msa_plan(recipe: Recipe) -> RunPlan:
 def run_plan(
     recipe: Recipe, plan: RunPlan, progress: Progress, accept: bool = False, show_examples: bool = False
 ) -> RunResult:
-    """The whole run, from the model that the plan says."""
+    """Do the whole run from the plan's model."""
     with claimed(recipe, plan, progress, check_strengths) as run:
         (run.folder / VERDICT_FILE).unlink(missing_ok=True)  # of an earlier run, perhaps of another model
         announce(progress, run_steps(run))
@@ -163,27 +163,27 @@ def run_plan(
         swept = choose_strengths(run, progress)
         merged = merge_chosen(run, swept, progress)
         after = rescore(run, swept, merged, progress)
-        method = {"name": plan.method, "mode": recipe.vector.mode, "start": plan.start, "parameters": swept.values}
+        chosen = swept.strengths
+        method = {"name": plan.method, "mode": recipe.vector.mode, "start": plan.start, "parameters": chosen.values}
         reports = evaluate_all(run, merged, method | {"compat": []}, progress)
         findings = judge_run(run, progress)
         title = (
             f"{'Unlearned model of' if plan.method == 'msa' else f'Baseline {plan.method} on'} {recipe.target}",
-            f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), α = {swept.alpha:g}, β = {swept.beta:g}, "
+            f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), α = {chosen.alpha:g}, β = {chosen.beta:g}, "
             f"prior {run.sources['prior'].name}.",
             *([run.recipe.prior_reason] if plan.start == "prior" and run.recipe.prior_reason else []),
         )
         shown = findings.examples if show_examples else ()
         write_summary(run, Summary(title, findings.verdict, swept.doubts, after, shown), merged, reports)
-    return make_result(run, swept.values, merged, reports, findings)
+    return make_result(run, chosen.values, merged, reports, findings)
 
 
 def make_result(
     run: Run, chosen: Values, merged: Merged | MergedAdapter, reports: dict[str, Report], findings: Findings
 ) -> RunResult:
-    """The result of a run of MSA, or of a baseline."""
-    verdict = findings.verdict
-    given = {"no_verdict": verdict} if isinstance(verdict, str) else {"verdict": verdict}
-    return RunResult(run.folder, run.plan.method, chosen, merged, reports, **given, examples=findings.examples)
+    """Return the result of a run of MSA, or of a baseline."""
+    verdict, reason = (None, findings.verdict) if isinstance(findings.verdict, str) else (findings.verdict, None)
+    return RunResult(run.folder, run.plan.method, chosen, merged, reports, verdict, reason, findings.examples)
 
 
 def run_vectors(
@@ -192,7 +192,7 @@ def run_vectors(
     overrides: Iterable[str] = (),
     progress: Progress = silent,
 ) -> list[Path]:
-    """Only the vectors of a recipe; their folders. Raises UsageError for a retain vector that the recipe has not."""
+    """Fit only the vectors of a recipe. Return their folders. Raise UsageError for `retain` without a retain set."""
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     with claimed(recipe, msa_plan(recipe), progress, check_strengths) as run:
         names = run.vector_names if which == "all" else [which]
@@ -204,23 +204,23 @@ def run_vectors(
 
 
 def merge_arguments(recipe: Recipe) -> dict[str, Any]:
-    """What `merge` and `mergekit_recipe` take, for the merge of a recipe's run.
+    """Return the arguments of `mergekit_recipe`, for the merge of a recipe's run.
 
-    Raises UsageError while its vectors are not fitted, or alpha and beta not chosen.
+    Raise UsageError while its vectors are not fitted, or alpha and beta not chosen.
     """
     folder = run_folder(recipe)
     if recipe.has_choice:
-        chosen = load_manifest(folder / "sweep") or {"inputs": {}}
-        asked = asked_points(recipe), recipe.select.refine
-        if (chosen["inputs"].get("candidates"), chosen["inputs"].get("refine")) != asked:
+        inputs = (load_manifest(folder / "sweep") or {"inputs": {}})["inputs"]
+        points = recorded_points(recipe), recipe.select.refine
+        if (inputs.get("candidates"), inputs.get("refine")) != points:
             raise UsageError(f"{folder}: alpha and beta are not chosen yet; run the recipe, or give one value of each")
-        alpha, beta = strengths(load_choice(folder / "sweep").values)
+        strengths = Strengths.of(load_choice(folder / "sweep").values)
     else:
-        alpha, beta = recipe.points[0]
-    vectors = {name: folder / "vectors" / name for name, s in (("forget", alpha), ("retain", beta)) if s}
+        strengths = recipe.points[0]
+    vectors = {name: folder / "vectors" / name for name, weight in strengths.weights.items() if weight}
     missing = [str(path) for path in vectors.values() if load_manifest(path) is None]
     if missing:
         raise UsageError(f"{' and '.join(missing)}: not fitted yet; `msa-lite vector` on the recipe does it")
     names = {"target": whole_target(recipe), "prior": recipe.prior_checkpoint}
     names |= {name: str(path) for name, path in vectors.items()}
-    return {**names, "alpha": alpha, "beta": beta, "dtype": recipe.merge.dtype}
+    return {**names, **strengths.values, "dtype": recipe.merge.dtype}

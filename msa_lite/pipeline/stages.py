@@ -1,4 +1,4 @@
-"""Stages that runs of MSA and of the baselines have in common: merge, scores, choice, summary."""
+"""Stages that runs of MSA and of the baselines share: merge, scores, choice, summary."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from msa_lite.evals.qa import Qa
 from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
-from msa_lite.merger import Merged, MergedAdapter, merge, merge_adapters
+from msa_lite.merger import Merged, MergedAdapter, Precision, Term, merge_terms, merge_terms_to_adapter
 from msa_lite.pipeline.folder import BASELINES, run_folder
 from msa_lite.pipeline.prepare import Run
 from msa_lite.report import Report, markdown_table
@@ -33,24 +33,26 @@ logger = logging.getLogger(__name__)
 
 
 def row_hashes(rows: Sequence[Row]) -> dict[str, str]:
-    """The file that says which rows were learnt, by hash: what is to be forgotten is not written down again."""
+    """Return a file with the hashes of the rows that were learnt. The rows themselves are not written down again."""
     return {"rows.jsonl": "".join(json.dumps({"index": r.index, "sha256": r.sha256}) + "\n" for r in rows)}
 
 
-Vectors = Mapping[str, tuple[Path, float]]
-"""(folder, strength) of "forget", which is subtracted, and of "retain", which is added."""
+Terms = Sequence[Term[Path]]
+"""The folders of vectors, with their weights."""
 
 
-def merge_vectors(run: Run, vectors: Vectors, progress: Progress) -> Merged | MergedAdapter:
-    """The unlearned model, or one adapter on the target where the recipe asks for that."""
+def merge_vectors(run: Run, terms: Terms, progress: Progress) -> Merged | MergedAdapter:
+    """Write the unlearned model, or one adapter on the target where the recipe asks for that."""
     if run.recipe.merge.form == "adapter":
         target, folder = run.sources["target"], run.folder / "adapter"
-        return merge_adapters(target, folder, **_merge_inputs(run, vectors), progress=progress)
-    return _merge_model(run, run.folder / "model", vectors, progress)
+        return merge_terms_to_adapter(
+            target, folder, _found(terms), run.sources["prior"], replace=True, progress=progress
+        )
+    return _merge_model(run, run.folder / "model", terms, progress)
 
 
-def merge_candidate(run: Run, vectors: Vectors) -> Any:
-    """What the merge would make of these vectors, by way of the disk, ready to be scored; nothing of it stays there.
+def merge_candidate(run: Run, terms: Terms) -> Any:
+    """Return the merged model, loaded from a folder that is removed again.
 
     Processes that share the run's folder take turns.
     """
@@ -59,7 +61,7 @@ def merge_candidate(run: Run, vectors: Vectors) -> Any:
     folder = run.folder / "candidate"
     with FileLock(run.folder / ".candidate.lock"):
         shutil.rmtree(folder, ignore_errors=True)  # what a kill may have left
-        _merge_model(run, folder, vectors, silent)
+        _merge_model(run, folder, terms, silent)
         try:
             return load_model(folder)
         finally:
@@ -67,26 +69,28 @@ def merge_candidate(run: Run, vectors: Vectors) -> Any:
 
 
 def merge_identity(run: Run) -> dict[str, Any]:
-    """What decides a merge besides its vectors and their strengths, for a manifest."""
+    """Return all that decides a merge besides its vectors and their weights, for a manifest."""
     models = {name: run.sources[name].identity() for name in ("target", "prior")}
     return models | {"merge": run.recipe.merge.model_dump(exclude={"form"}), "seed": run.recipe.seed}
 
 
-def _merge_model(run: Run, folder: Path, vectors: Vectors, progress: Progress) -> Merged:
-    settings, seed = run.recipe.merge, run.recipe.seed
-    how: dict[str, Any] = {"dtype": settings.dtype, "rounding": settings.rounding, "seed": seed, "progress": progress}
-    return merge(run.sources["target"], folder, **_merge_inputs(run, vectors), **how)
+def merge_precision(run: Run) -> Precision:
+    """Return the recipe's dtype and rounding."""
+    return Precision.named(run.recipe.merge.dtype, run.recipe.merge.rounding, run.recipe.seed)
 
 
-def _merge_inputs(run: Run, vectors: Vectors) -> dict[str, Any]:
-    used = {name: (fetch(str(path)), strength) for name, (path, strength) in vectors.items() if strength}
-    (forget, alpha), (retain, beta) = (used.get(name, (None, 0.0)) for name in ("forget", "retain"))
-    strengths = {"alpha": alpha, "beta": beta}
-    return {"forget": forget, "retain": retain, **strengths, "prior": run.sources["prior"], "replace": True}
+def _merge_model(run: Run, folder: Path, terms: Terms, progress: Progress) -> Merged:
+    target, prior = run.sources["target"], run.sources["prior"]
+    return merge_terms(target, folder, _found(terms), prior, merge_precision(run), replace=True, progress=progress)
+
+
+def _found(terms: Terms) -> list[Term[Source]]:
+    """Return the terms with their vectors as sources; those of weight 0, which need not exist, are left out."""
+    return [term.with_vector(fetch(str(term.vector))) for term in terms if term.weight]
 
 
 def validation_of(run: Run) -> Validation:
-    """Return the run's validation rows with the rule. Ideal and prior are scored by `evaluate_references`."""
+    """Return the run's validation rows with the rule. `evaluate_references` scores ideal and prior."""
     assert run.validation is not None, "asked where there is a choice"
     ideal = _validation_folder(run, "ideal") if "ideal" in run.sources else None
     prior = _validation_folder(run, "prior") if _has_prior_level(run, run.validation) else None
@@ -95,10 +99,10 @@ def validation_of(run: Run) -> Validation:
 
 
 def evaluate_references(run: Run, progress: Progress) -> None:
-    """Score what candidates are held against on the validation rows, besides the target.
+    """Score the models that candidates are compared with on the validation rows, besides the target.
 
-    The ideal, where there is one, for rules that want it and to be shown beside; the prior on the forget rows, where
-    the rule goes by exposure.
+    The ideal, where there is one, serves rules that need it and the tables. The prior is scored on the forget rows, for
+    a rule that goes by exposure.
     """
     if "ideal" in run.sources:
         _evaluate_validation(run, "ideal", run.sources["ideal"], progress)
@@ -107,7 +111,7 @@ def evaluate_references(run: Run, progress: Progress) -> None:
 
 
 def evaluate_target(run: Run, progress: Progress) -> Path:
-    """Score the target on the validation rows; the folder with its report."""
+    """Score the target on the validation rows. Return the folder with its report."""
     _evaluate_validation(run, "target", run.sources["target"], progress)
     return _validation_folder(run, "target")
 
@@ -115,7 +119,8 @@ def evaluate_target(run: Run, progress: Progress) -> Path:
 def evaluate_prior(run: Run, part: Literal["validation", "test"], progress: Progress) -> Path | None:
     """Score the prior on the forget rows of one part: the level of a model that never saw them. Return its folder.
 
-    None for a published benchmark, which has an ideal or holdout rows for that, and where the prior is the target.
+    Return None for a published benchmark, which has an ideal or holdout rows for that, and where the prior is the
+    target.
     """
     benchmark = run.validation if part == "validation" else run.test
     if benchmark is None or not _has_prior_level(run, benchmark):
@@ -138,7 +143,7 @@ def _has_prior_level(run: Run, benchmark: Benchmark) -> bool:
 
 
 def evaluate_merged(run: Run, merged: Merged | MergedAdapter, progress: Progress) -> Report:
-    """Score the unlearned model on the validation rows: the choice again, now that its weights are written."""
+    """Score the unlearned model, as it is written, on the validation rows."""
     return _evaluate_validation(run, "unlearned", fetch(str(merged.folder)), progress)
 
 
@@ -165,7 +170,7 @@ def _validation_folder(run: Run, name: str) -> Path:
 def choose_candidate(
     run: Run, candidates: Candidates, what: str, progress: Progress, crew: Crew | None = None
 ) -> Choice:
-    """The best candidate on the run's validation rows; reasons to doubt it are warned of."""
+    """Return the best candidate on the run's validation rows. Warn of reasons to doubt it."""
     evaluate_references(run, progress)
     choice = choose(candidates, validation_of(run), run.folder / "sweep", f"choosing {what}", progress, crew)
     for doubt in choice.doubts:
@@ -176,10 +181,10 @@ def choose_candidate(
 def evaluate_all(
     run: Run, merged: Merged | MergedAdapter, method: Mapping[str, Any], progress: Progress
 ) -> dict[str, Report]:
-    """Reports of target, ideal and unlearned model, in this order; the ideal is scored first, as the yardstick.
+    """Return the reports of target, ideal and unlearned model, in this order. The ideal is scored first, as yardstick.
 
-    method: what made the unlearned model, for its report. What another run of the recipe has asked target and ideal is
-    not asked again.
+    method: describes the method in the unlearned model's report. Scores of target and ideal from another run of the
+    recipe are used again.
     """
     if run.test is None:
         return {}
@@ -206,7 +211,7 @@ def evaluate_all(
 
 
 def evaluations_beside(run: Run, name: str) -> list[Path]:
-    """Folders of this name in the evaluations of the recipe's other runs, of MSA and of baselines."""
+    """Return the folders of this name in the evaluations of the recipe's other runs, of MSA and of baselines."""
     home = run_folder(run.recipe)
     runs = [home, *sorted((home / BASELINES).glob("*"))]
     return [

@@ -1,14 +1,14 @@
-"""The sweep: vectors are fitted once, points (α, β) scored on one loaded target, and only the chosen one is merged.
+"""The sweep: fit the vectors once, score points (α, β) on one loaded target, merge only the chosen one.
 
-Points may be spread over processes. Under `accelerate launch` the first process does the run, and the others score
-points with it; they meet in the sweep's folder alone, so none of them needs to know of the others.
+Several processes may score the points. Under `accelerate launch` the first process does the run, and the others score
+points with it. They share nothing but the sweep's folder.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from msa_lite.errors import UsageError
 from msa_lite.io.manifest import is_finished, partial_folder
 from msa_lite.io.progress import Progress, announce, silent
 from msa_lite.io.seal import MANIFEST, load_manifest
-from msa_lite.merger import Merged, MergedAdapter
+from msa_lite.merger import Merged, MergedAdapter, Term
 from msa_lite.pipeline.exposure import compare_sides
 from msa_lite.pipeline.fits import check_learns, fit_settings, fit_until
 from msa_lite.pipeline.folder import claimed
@@ -41,6 +41,7 @@ from msa_lite.pipeline.stages import (
 from msa_lite.pipeline.steps import merged_steps
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE, Report, load_report
+from msa_lite.strengths import Strengths
 from msa_lite.train import fit_inputs, fit_vector
 
 logger = logging.getLogger(__name__)
@@ -51,46 +52,44 @@ _APART = 0.02  # difference of a score before and after the merge that is worth 
 
 @dataclass(frozen=True)
 class Swept:
-    """The point that is merged, and how it was chosen; choice None where the recipe names one point."""
+    """The point that is merged, and how it was chosen."""
 
-    alpha: float
-    beta: float
+    strengths: Strengths
+    """The point."""
     choice: Choice | None = None
-
-    @property
-    def values(self) -> dict[str, float]:
-        """The point as its candidate is told from others."""
-        return {"alpha": self.alpha, "beta": self.beta}
+    """The choice among several points; None where the recipe names one."""
 
     @property
     def doubts(self) -> Sequence[str]:
-        """The reasons to doubt the choice."""
+        """Return the reasons to doubt the choice."""
         return self.choice.doubts if self.choice else []
 
 
 @dataclass(frozen=True, repr=False)
 class SweepResult:
-    """What a sweep made: the run's folder, the choice, all points, the merge of the chosen one.
-
-    before, after: what the chosen point scores on validation rows in memory, and as merged model. notes: what to know
-    of the two.
-    """
+    """The result of a sweep."""
 
     folder: Path
+    """The run's folder."""
     choice: Choice
+    """The chosen point."""
     points: Sweep
+    """All points with their metrics."""
     merged: Merged | MergedAdapter
+    """The merge of the chosen point."""
     before: Report
+    """The scores of the chosen point in memory, on validation rows."""
     after: Report
+    """The scores of the merged model, on the same rows."""
     notes: Sequence[str]
+    """Sentences that compare the two."""
 
     def __repr__(self) -> str:
-        alpha, beta = strengths(self.choice.values)
-        points = f"{len(self.choice.scores)} points"
-        return f"SweepResult({self.folder}: α = {alpha:g}, β = {beta:g} of {points}, {self.choice.rule})"
+        chosen, points = Strengths.of(self.choice.values), f"{len(self.choice.scores)} points"
+        return f"SweepResult({self.folder}: α = {chosen.alpha:g}, β = {chosen.beta:g} of {points}, {self.choice.rule})"
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form, for `--json`."""
+        """Return the result for `--json`."""
         choice = self.choice
         return {
             "output": str(self.folder),
@@ -105,7 +104,7 @@ class SweepResult:
 
 
 def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew | None = None) -> SweepResult:
-    """Vectors, points, choice and merge of a recipe with several points. Raises UsageError where there is but one."""
+    """Fit the vectors of a recipe, score its points, merge the best. Raise UsageError where there is only one point."""
     if not recipe.has_choice:
         raise UsageError(
             "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
@@ -119,7 +118,7 @@ def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew | N
         merged = merge_chosen(run, swept, progress)
         notes = rescore(run, swept, merged, progress)
         out = run.folder / "sweep"
-        before = load_report(out / candidate_name(swept.values))
+        before = load_report(out / candidate_name(swept.strengths.values))
         after = load_report(run.folder / "evaluation" / "unlearned_validation")
     return SweepResult(run.folder, swept.choice, load_sweep(out), merged, before, after, notes)
 
@@ -127,9 +126,8 @@ def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew | N
 def help_sweep(recipe: Recipe, plan: RunPlan, opened: bool = False) -> None:
     """Score points of a sweep that another process makes from the same recipe, until it has its choice.
 
-    opened: whether that process has come to the points; what differs here raises StageError then (`help_choose`).
-    Otherwise a demo is left to it: the history is not made yet, or that of an earlier run lies there, and all of a demo
-    takes seconds.
+    opened: that process has come to the points; different inputs here then raise StageError (`help_choose`). Otherwise
+    a demo is left to the other process: its history may not be made yet, and all of a demo takes seconds.
     """
     if plan.choice is False or (recipe.demo is not None and not opened):
         return
@@ -145,7 +143,7 @@ def help_sweep(recipe: Recipe, plan: RunPlan, opened: bool = False) -> None:
 
 
 def _wait_for_vectors(run: Run, out: Path) -> None:
-    """Wait until the vectors are fitted, and points are scored or were; vectors of other settings are none."""
+    """Wait until the vectors of these settings are fitted, and the sweep is open or done."""
     prior, until = run.sources["prior"], fit_until(run)
     fits = {
         run.vector_folder(name): fit_inputs(prior, run.examples[name], fit_settings(run, name), until=until)
@@ -160,7 +158,7 @@ def _wait_for_vectors(run: Run, out: Path) -> None:
 
 
 def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> None:
-    """Fit the named vectors ("forget", "retain") into the run's folder; those that are there already are kept."""
+    """Fit the named vectors ("forget", "retain") into the run's folder, unless they are there already."""
     for name in names:
         fit_vector(
             run.sources["prior"],
@@ -176,7 +174,7 @@ def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> 
 
 
 def check_strengths(run: Run) -> None:
-    """Raise UsageError, before any work, where vectors would learn nothing or cannot be tried, or probed, as asked."""
+    """Raise UsageError, before any work, where vectors would learn nothing, or cannot be tried or probed as asked."""
     check_learns(run, run.vector_names)
     if run.recipe.probe.against:  # the one comparison that can be at fault
         compare_sides(run)
@@ -185,21 +183,25 @@ def check_strengths(run: Run) -> None:
 
 
 def choose_strengths(run: Run, progress: Progress, crew: Crew | None = None) -> Swept:
-    """The recipe's one point, or the best of several on validation rows."""
+    """Return the recipe's one point, or the best of several on validation rows."""
     if run.validation is None:
-        return Swept(*run.recipe.points[0])
+        return Swept(run.recipe.points[0])
     choice = choose_candidate(run, _candidates(run, _load_points(run)), "alpha and beta", progress, crew)
-    return Swept(*strengths(choice.values), choice)
+    return Swept(Strengths.of(choice.values), choice)
 
 
 def merge_chosen(run: Run, swept: Swept, progress: Progress) -> Merged | MergedAdapter:
-    """The unlearned model of the chosen point."""
-    used = {"forget": (run.vector_folder("forget"), swept.alpha), "retain": (run.vector_folder("retain"), swept.beta)}
-    return merge_vectors(run, used, progress)
+    """Write the unlearned model of the chosen point."""
+    return merge_vectors(run, _terms(run, swept.strengths), progress)
+
+
+def _terms(run: Run, strengths: Strengths) -> list[Term[Path]]:
+    """Return the vectors of the run with their weights."""
+    return [Term(name, run.vector_folder(name), strengths.weights[name]) for name in run.vector_names]
 
 
 def rescore(run: Run, swept: Swept, merged: Merged | MergedAdapter, progress: Progress) -> list[str]:
-    """Score the chosen point again, merged, on the validation rows; what to tell of the two figures."""
+    """Score the chosen point again, merged, on the validation rows. Return a sentence on the two figures."""
     if swept.choice is None:
         return []
     evaluate_merged(run, merged, progress)
@@ -220,34 +222,18 @@ def _scored(rule: str, score: float, met: bool) -> str:
     return "conditions not met" if shown is None else f"{shown:.4f}"
 
 
-def strengths(values: Values | None) -> tuple[float, float]:
-    """(α, β) of a point; None is the target."""
-    return (float(values["alpha"]), float(values["beta"])) if values else (0.0, 0.0)
-
-
-def _load_points(run: Run) -> Any:
-    """What gives the model of a point, or, for None, the target."""
-    vectors = {name: run.vector_folder(name) for name in run.vector_names}
+def _load_points(run: Run) -> Callable[[Values | None], Any]:
+    """Return a function that gives the model of a point, or, for None, the target."""
     if run.recipe.select.four_bit:
-        return Points(run.sources["target"].folder, vectors)
+        return Points(run.sources["target"].folder, {name: run.vector_folder(name) for name in run.vector_names})
     target = LoadedTarget(run)
-
-    def load(values: Values | None) -> Any:
-        alpha, beta = strengths(values)
-        by_name = {"forget": alpha, "retain": beta}
-        return target.merged({name: (folder, by_name[name]) for name, folder in vectors.items()})
-
-    return load
+    return lambda values: target.merged(_terms(run, Strengths.of(values or {})))
 
 
-def asked_points(recipe: Recipe) -> Any:
-    """The points of a recipe with a choice, as the sweep's manifest records them."""
+def recorded_points(recipe: Recipe) -> Any:
+    """Return the points of a recipe with a choice, as the sweep's manifest records them."""
     search = _search(recipe)
-    return search.describe() if search else _points(recipe)
-
-
-def _points(recipe: Recipe) -> list[dict[str, float]]:
-    return [{"alpha": alpha, "beta": beta} for alpha, beta in recipe.points]
+    return search.describe() if search else [point.values for point in recipe.points]
 
 
 def _search(recipe: Recipe) -> StrengthSearch | None:
@@ -258,10 +244,10 @@ def _search(recipe: Recipe) -> StrengthSearch | None:
     return StrengthSearch(alphas, betas)
 
 
-def _candidates(run: Run, load: Any) -> Candidates:
+def _candidates(run: Run, load: Callable[[Values | None], Any]) -> Candidates:
     vectors: Mapping[str, Path] = {name: run.vector_folder(name) for name in run.vector_names}
     return Candidates(
-        _points(run.recipe),
+        [point.values for point in run.recipe.points],
         load=load,
         made_of={
             "vectors": {name: (load_manifest(path) or {}).get("files") for name, path in vectors.items()},
@@ -275,7 +261,7 @@ def _candidates(run: Run, load: Any) -> Candidates:
 
 
 def _known(run: Run) -> dict[str, Path]:
-    """The target's scores, where the check before the fits has them of the very model that points are made from."""
+    """Return the folder of the target's scores, where the check before the fits scored the model of the points."""
     folder = run.folder / "evaluation" / "target_validation"
     alike = run.recipe.merge.dtype == "same" and not run.recipe.select.four_bit
     return {TARGET: folder} if alike and (folder / REPORT_FILE).is_file() else {}

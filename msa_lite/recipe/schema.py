@@ -24,13 +24,14 @@ from msa_lite.recipe.history import History, choose_prior
 from msa_lite.recipe.inputs import Closed, Columns, Data, OneOrMore, Prompt, PromptOrKind, RetainData
 from msa_lite.recipe.scores import Evaluate, ProbeKeys, Select
 from msa_lite.recipe.training import MOST, SEEDS, Epochs, Positive, Rate, Tuning, check_micro_batch, no_truth
+from msa_lite.strengths import Strengths
 
 MOST_PEOPLE = 400  # of the demo; it has names for no more
 
 
 Strength = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(no_truth)]
 AUTO: Literal["auto"] = "auto"
-Strengths = Annotated[
+StrengthValues = Annotated[
     Annotated[Literal["auto"], Tag("auto")]
     | Annotated[Strength, Tag("one")]
     | Annotated[list[Strength], Field(min_length=1), Tag("many")],
@@ -51,7 +52,7 @@ class Forget(Closed):
 
     data: Data
     """The rows to forget."""
-    alpha: Strengths = AUTO
+    alpha: StrengthValues = AUTO
     """α ≥ 0; auto: searched on validation rows, from 1/16 to 8; a list: all are tried there and the best is chosen."""
 
     _points = field_validator("alpha")(_check_points)
@@ -62,7 +63,7 @@ class Retain(Closed):
 
     data: RetainData
     """Rows to keep."""
-    beta: Strengths = AUTO
+    beta: StrengthValues = AUTO
     """β ≥ 0; with 0 no retain vector is fitted and the rows are only scored. auto: 0, α/2 and α are tried where it
     matters; a list as for α."""
 
@@ -317,9 +318,9 @@ class Recipe(Closed):
         return self.is_searched or len(self.points) > 1
 
     @property
-    def points(self) -> list[tuple[float, float]]:
-        """All (α, β) asked for; β is 0 without a retain set. Empty where one of them is searched."""
-        return [(alpha, beta) for alpha in self.alphas or [] for beta in self.betas or []]
+    def points(self) -> list[Strengths]:
+        """Return all points (α, β) of the recipe; β is 0 without a retain set. Empty where one of them is searched."""
+        return [Strengths(alpha, beta) for alpha in self.alphas or [] for beta in self.betas or []]
 
 
 def _listed(value: float | list[float] | Literal["auto"]) -> list[float] | None:

@@ -46,7 +46,7 @@ from typing import Any
 import numpy as np
 
 from msa_lite.choose.candidates import candidate_name
-from msa_lite.choose.four_bit import load_with_adapters, set_strengths
+from msa_lite.choose.four_bit import load_with_adapters, set_weights
 from msa_lite.choose.rules import Metrics
 from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import DataSource, Template, load_rows
@@ -166,12 +166,12 @@ class Bench:
                 return
             laps.append(costs() - started)
             if done > 1 and (done - 2) % self.options.every == 0:
-                alpha, beta = self.job.recipe.points[done - 2]
+                point = self.job.recipe.points[done - 2]
                 for name, steps in ways.items():
-                    took, found = self.take(name, alpha, beta, beside)
+                    took, found = self.take(name, point.alpha, point.beta, beside)
                     steps.append(took)
                     if name == "merge":
-                        values[candidate_name({"alpha": alpha, "beta": beta})] = found
+                        values[candidate_name(point.values)] = found
             started = costs()
 
         choose_strengths(self.job, turn)
@@ -187,7 +187,7 @@ class Bench:
         """Costs of making a point in another way, of loading it and of scoring it; and the scores."""
         before = costs()
         if way == "beside":
-            set_strengths(beside, {"forget": -alpha, "retain": beta})
+            set_weights(beside, {"forget": -alpha, "retain": beta})
         elif way == "peft":
             self.merge_by_peft(alpha, beta)
         else:

@@ -19,6 +19,7 @@ from msa_lite.evals.models import model_identity
 from msa_lite.io.files import canonical_json
 from msa_lite.io.hub import Source
 from msa_lite.io.progress import silent
+from msa_lite.merger import Precision, Term
 from msa_lite.pipeline import stages, strengths
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import prepare
@@ -51,8 +52,12 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         found[out.name] = inputs = fit_inputs(prior, examples, settings, until=until)
         found[f"{out.name} rows"] = inputs["examples"]
 
-    def merge(target: Source, out: Path, *, replace: bool, progress: Any, **options: Any) -> None:
-        found[out.name] = plain({"target": target, **options})
+    def merge(
+        target: Source, out: Path, terms: Any, prior: Source, *precision: Precision, replace: bool, progress: Any
+    ) -> None:
+        vectors = {term.name: {"vector": term.vector, "weight": term.weight} for term in terms}
+        records = [one.record for one in precision]
+        found[out.name] = plain({"target": target, **vectors, "prior": prior, "precision": records})
 
     def score(source: Source, asked: Any, out: Path, *, ideal: Any = None, judge: Any = NO_JUDGE, **others: Any) -> Any:
         found[f"scores of {out.name}"] = [
@@ -66,8 +71,8 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
 
     for module, name, double in (
         (strengths, "fit_vector", fit),
-        (stages, "merge", merge),
-        (stages, "merge_adapters", merge),
+        (stages, "merge_terms", merge),
+        (stages, "merge_terms_to_adapter", merge),
         (stages, "evaluate_benchmark", score),
         (stages, "choose", choose),
     ):
@@ -79,8 +84,8 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         job = prepare(resolved, msa_plan(resolved))
         strengths.fit_vectors(job, job.vector_names)
         swept = strengths.choose_strengths(job, silent)
-        vectors = {name: (place / "prior", strength) for name, strength in (("forget", 1.0), ("retain", swept.beta))}
-        stages.merge_vectors(job, vectors, silent)
+        weights = {"forget": -1.0, "retain": swept.strengths.beta}
+        stages.merge_vectors(job, [Term(name, place / "prior", weight) for name, weight in weights.items()], silent)
         stages.evaluate_all(job, SimpleNamespace(folder=place / "target"), {"name": "msa"}, silent)  # type: ignore[arg-type]
         return {name: canonical_json(value) for name, value in found.items()}
 

@@ -21,6 +21,7 @@ from msa_lite.io.files import hash_file
 from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.pipeline import run_vectors
 from msa_lite.recipe import load_recipe
+from msa_lite.strengths import Strengths
 from tests.command import run_cli
 from tests.e2e.conftest import PEOPLE, SHORT, CallCli
 from tests.forks import fork_cli, fork_script
@@ -63,7 +64,7 @@ def test_a_recipe_becomes_a_model_and_a_report(recipe: dict[str, Any], history: 
     assert manifest is not None
     assert (manifest["inputs"]["alpha"], manifest["inputs"]["beta"]) == (1.0, 0.5)
     # The resolved recipe repeats the run, and the rows of the retain sample are on record, as many as to forget.
-    assert load_recipe(run / "recipe.yaml").points == [(1.0, 0.5)]
+    assert load_recipe(run / "recipe.yaml").points == [Strengths(1.0, 0.5)]
     rows = [json.loads(line) for line in (run / "vectors/retain/rows.jsonl").read_text().splitlines()]
     assert len({row["index"] for row in rows}) == len((history / "data/forget.jsonl").read_text().splitlines()) == 18
 

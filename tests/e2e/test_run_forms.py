@@ -12,7 +12,7 @@ import yaml
 import msa_lite
 from msa_lite.errors import RecipeError
 from msa_lite.io.seal import verify_folder
-from msa_lite.merger.mergekit import read_recipe
+from msa_lite.merger.mergekit_reader import read_recipe
 from tests.forks import fork_cli
 
 
@@ -47,8 +47,10 @@ def test_a_runs_merge_is_printed_for_mergekit_once_its_vectors_are_there(
     assert done.returncode == 0, done.stderr
     (tmp_path / "merge.yml").write_text(done.stdout)
     request = read_recipe(tmp_path / "merge.yml")
-    assert (request.alpha, request.beta) == (1.0, 0.5)
-    assert str(request.forget) == str(tmp_path / "run/vectors/forget")
+    assert {term.name: (str(term.vector), term.weight) for term in request.terms} == {
+        "forget": (str(tmp_path / "run/vectors/forget"), -1.0),
+        "retain": (str(tmp_path / "run/vectors/retain"), 0.5),
+    }
     again = fork_cli("merge", "--mergekit", str(tmp_path / "merge.yml"), "--out", str(tmp_path / "out"), "--json")
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["weights_changed"] > 0

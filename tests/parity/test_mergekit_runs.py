@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,10 @@ import yaml
 from safetensors.torch import load_file
 
 import msa_lite
-from msa_lite.merger.mergekit import MergeRequest, Reference, command_line, read_recipe, write_recipe
+from msa_lite.merger.formula import named_strengths
+from msa_lite.merger.mergekit import MergeRequest, Reference, command_line
+from msa_lite.merger.mergekit_reader import read_recipe
+from tests.unit.test_mergekit import merge_of, write
 
 pytest.importorskip("mergekit", reason="mergekit is not installed")
 
@@ -38,13 +42,11 @@ def load_weights(folder: Path) -> dict[str, torch.Tensor]:
 def request_of(target: Path, forget: Path, retain: Path | None = None, prior: Path | None = None) -> MergeRequest:
     refs = [Reference(str(path)) if path else None for path in (target, forget, retain, prior)]
     assert refs[0] is not None
-    return MergeRequest(refs[0], refs[1], ALPHA, refs[2], BETA if retain else 0.0, refs[3], "same")
+    return merge_of(refs[0], refs[1], ALPHA, refs[2], BETA if retain else 0.0, refs[3], "same")
 
 
 def write_text(request: MergeRequest, stored: str, adapters: tuple[bool, bool], needs_prior: bool = False) -> str:
-    return write_recipe(
-        request, stored=stored, forget_is_adapter=adapters[0], retain_is_adapter=adapters[1], needs_prior=needs_prior
-    )
+    return write(request, adapters, needs_prior, stored)
 
 
 def run_mergekit(text: str, folder: Path) -> Path:
@@ -63,9 +65,9 @@ def run_mergekit(text: str, folder: Path) -> Path:
 
 def arguments_of(request: MergeRequest) -> dict[str, Any]:
     """What `msa_lite.merge` takes, all but the dtype."""
-    forget, retain, prior = (str(name) if name else None for name in (request.forget, request.retain, request.prior))
-    strengths: dict[str, Any] = {"alpha": request.alpha, "beta": request.beta}
-    return {"target": str(request.target), "forget": forget, "retain": retain, "prior": prior, **strengths}
+    vectors = {term.name: str(term.vector) for term in request.terms}
+    prior = str(request.prior) if request.prior else None
+    return {"target": str(request.target), **vectors, "prior": prior, **named_strengths(request.terms)}
 
 
 def merge_here(request: MergeRequest, out: Path) -> dict[str, torch.Tensor]:
@@ -131,8 +133,7 @@ def test_adapters_on_the_target_give_the_same_weights(
 def test_full_checkpoints_give_the_same_weights(make_checkpoint: Make, tmp_path: Path, dtype: str) -> None:
     target = make_checkpoint("qwen2", 0, "bfloat16", chat=True, max_position_embeddings=512)
     prior, forget, retain = (make_checkpoint("qwen2", seed, "bfloat16") for seed in (1, 2, 3))
-    plain = request_of(target, forget, retain, prior)
-    request = MergeRequest(plain.target, plain.forget, ALPHA, plain.retain, BETA, plain.prior, dtype)
+    request = replace(request_of(target, forget, retain, prior), dtype=dtype)
     out = run_mergekit(write_text(request, "bfloat16", (False, False)), tmp_path)
     theirs, ours = load_weights(out), merge_here(request, tmp_path / "ours")
     assert {str(value.dtype) for value in theirs.values()} == {f"torch.{dtype}"}
@@ -189,9 +190,7 @@ def test_names_with_mergekits_own_marks_run_from_a_shell(
     adapter = shutil.copytree(make_adapter("llama"), folder / "forget+1")
     request = request_of(target, adapter)
     (folder / "it's.yml").write_text(write_text(request, "bfloat16", (True, False)), encoding="utf-8")
-    assert read_recipe(folder / "it's.yml") == MergeRequest(
-        request.target, request.forget, ALPHA, None, 0.0, None, "bfloat16"
-    )
+    assert read_recipe(folder / "it's.yml") == replace(request, dtype="bfloat16")
     command = command_line(str(folder / "it's.yml"), str(folder / "out"), adapters=True)
     paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
@@ -212,7 +211,7 @@ def test_every_form_is_valid_and_holds_the_numbers(
     from mergekit.config import MergeConfiguration
 
     names = [Reference("org/target", "main"), Reference("a@b/forget"), Reference("org/retain"), Reference("org/prior")]
-    request = MergeRequest(names[0], names[1], strengths[0], names[2], strengths[1], names[3], "same")
+    request = merge_of(names[0], names[1], strengths[0], names[2], strengths[1], names[3], "same")
     config = MergeConfiguration.model_validate(
         yaml.safe_load(write_text(request, "float16", adapters, needs_prior=needs_prior))
     )

@@ -13,16 +13,18 @@ import torch
 from filelock import FileLock
 
 from msa_lite import merge
-from msa_lite.choose.four_bit import Points, load_with_adapters, set_strengths
+from msa_lite.choose.four_bit import Points, load_with_adapters, set_weights
 from msa_lite.choose.rules import Exposure
 from msa_lite.data import Prompter, Template
 from msa_lite.evals.models import load_model
 from msa_lite.io.hub import fetch
+from msa_lite.merger import Term
 from msa_lite.pipeline import loaded
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_questions import Questions
 from msa_lite.recipe import Recipe
+from msa_lite.strengths import Strengths
 from tests.conftest import save_checkpoint, tiny_tokenizer
 
 Make = Callable[..., Path]
@@ -65,15 +67,15 @@ def merged_logits(job: Run, vectors: Mapping[str, Path], point: tuple[float, flo
     return logits(load_model(out))
 
 
-def strengths(vectors: Mapping[str, Path], point: tuple[float, float]) -> dict[str, tuple[Path, float]]:
-    return {name: (folder, point[name == "retain"]) for name, folder in vectors.items()}
+def terms(vectors: Mapping[str, Path], point: tuple[float, float]) -> list[Term[Path]]:
+    return [Term(name, folder, Strengths(*point).weights[name]) for name, folder in vectors.items()]
 
 
 def assert_points_are_merges(job: Run, vectors: Mapping[str, Path], scratch: Path) -> None:
     """Every point's logits are the merged model's, bit for bit, and afterwards the target is as it was."""
     target = LoadedTarget(job)
-    found = [logits(target.merged(strengths(vectors, point))) for point in POINTS]
-    model = target.merged(strengths(vectors, (0.0, 0.0)))
+    found = [logits(target.merged(terms(vectors, point))) for point in POINTS]
+    model = target.merged(terms(vectors, (0.0, 0.0)))
     for point, ours in zip(POINTS, found, strict=True):
         assert torch.equal(ours, merged_logits(job, vectors, point, scratch)), point
     assert len({tuple(ours.flatten().tolist()) for ours in found}) == len(set(POINTS))  # each of them does something
@@ -128,7 +130,7 @@ def test_vectors_may_come_and_go(make_checkpoint: Make, make_adapter: Make, tmp_
     second = {"forget": make_adapter("llama", 3, target_modules=["q_proj"])}
     target = LoadedTarget(job)
     for vectors in (first, second, first, {"forget": make_checkpoint("llama", 2)}, second):
-        ours = logits(target.merged(strengths(vectors, (0.5, 0.25))))
+        ours = logits(target.merged(terms(vectors, (0.5, 0.25))))
         assert torch.equal(ours, merged_logits(job, vectors, (0.5, 0.25), tmp_path / "out"))
 
 
@@ -156,11 +158,11 @@ def test_a_model_that_lies_otherwise_in_memory_is_tried_by_way_of_the_disk(
     monkeypatch.setattr(loaded, "load_model", lambda folder, **how: read.append(folder) or load_model(folder, **how))
     vectors, target = {"forget": tmp_path / "forget"}, LoadedTarget(mixtral)
     for alpha in (0.5, 0.0, 1.0):
-        ours = logits(target.merged(strengths(vectors, (alpha, 0.0))))
+        ours = logits(target.merged(terms(vectors, (alpha, 0.0))))
         assert torch.equal(ours, merged_logits(mixtral, vectors, (alpha, 0.0), tmp_path / "out"))
         assert not list((tmp_path / "run").rglob("*.safetensors"))
     assert len(read) == len(told) == 1
-    assert "not held in memory as it is stored, so each candidate is merged to the disk" in told[0]
+    assert "in another form than its file, so each candidate is merged to the disk" in told[0]
 
 
 def test_processes_that_try_points_by_way_of_the_disk_take_turns(mixtral: Run, tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ def test_processes_that_try_points_by_way_of_the_disk_take_turns(mixtral: Run, t
     theirs.write_text("what another process is loading")
     with ThreadPoolExecutor(1) as thread:
         with FileLock(tmp_path / "run/.candidate.lock"):
-            ours = thread.submit(LoadedTarget(mixtral).merged, {"forget": (tmp_path / "forget", 0.5)})
+            ours = thread.submit(LoadedTarget(mixtral).merged, terms({"forget": tmp_path / "forget"}, (0.5, 0.0)))
             with pytest.raises(Waited):
                 ours.result(timeout=1)
             assert theirs.is_file()
@@ -184,7 +186,7 @@ def test_rescaled_adapters_give_the_merged_models_logits(
     adapters = {"forget": make_adapter("llama", 1), "retain": make_adapter("llama", 2, r=8)}
     model = load_with_adapters(job.sources["target"].folder, adapters)
     for alpha, beta in POINTS:
-        set_strengths(model, {"forget": -alpha, "retain": beta})
+        set_weights(model, Strengths(alpha, beta).weights)
         wanted = merged_logits(job, adapters, (alpha, beta), tmp_path / "out")
         assert torch.allclose(logits(model), wanted, atol=1e-5)
 

@@ -267,7 +267,7 @@ def test_mergekit_gets_no_strengths_that_another_grid_was_chosen_by(
     out = tmp_path / "run"
     given = {"target": "t", "prior": "p", "output": str(out), "forget": {"data": {"path": "f.jsonl"}}}
     recipe = load_recipe(given, ["forget.alpha=[1,2]"])
-    points: list[Values] = [{"alpha": alpha, "beta": beta} for alpha, beta in recipe.points]
+    points: list[Values] = [point.values for point in recipe.points]
     left = {candidate_name(point): (1 / float(point["alpha"]), 1.0) for point in points}
     known = {name: scored(tmp_path / f"known/{name}", *shares) for name, shares in left.items()}
     with stage_folder(out / "vectors/forget", "vector", {}):

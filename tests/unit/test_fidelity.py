@@ -15,16 +15,17 @@ from hypothesis import strategies as st
 
 from msa_lite.errors import FormatError, MismatchError
 from msa_lite.io.seal import load_manifest
-from msa_lite.merger import merge
+from msa_lite.merger import Term, merge
 from msa_lite.merger.fidelity import (
     Change,
     check_overflow,
     check_update,
     fidelity_report,
+    from_sums,
     measure,
     measure_carefully,
+    measure_deltas,
     measure_factors,
-    measure_vectors,
     sums,
     total,
     warnings,
@@ -41,6 +42,11 @@ def expected(before: np.ndarray, wanted: np.ndarray, stored: np.ndarray) -> Chan
     lost = update - (new - old)
     squares = [float(np.sum(values**2)) for values in (old, update, new - old, lost)]
     return Change(before.size, int(np.sum(new != old)), *squares)
+
+
+def terms(*vectors: Any) -> list[Term[Any]]:
+    """A forget vector, perhaps with a retain vector."""
+    return [Term(name, vector, 1.0) for name, vector in zip(("forget", "retain"), vectors, strict=False)]
 
 
 def assert_near(change: Change, wanted: Change, relative: float = 1e-5) -> None:
@@ -79,11 +85,14 @@ def test_figures_of_nothing_are_none_or_zero() -> None:
 
 @given(st.lists(st.lists(st.floats(0, 1e6), min_size=7, max_size=7), max_size=5))
 def test_sums_add_up_and_survive_json(parts: list[list[float]]) -> None:
-    changes = {f"t{number}": Change(number, 1, *values) for number, values in enumerate(parts)}
+    changes = {
+        f"t{number}": Change(number, 1, *values[:5], dict(zip(("forget", "retain"), values[5:], strict=True)))
+        for number, values in enumerate(parts)
+    }
     whole = total(changes)
     assert whole.weights == sum(range(len(parts)))
-    assert list(sums(whole).values())[2:] == pytest.approx([sum(v[i] for v in parts) for i in range(7)])
-    again = {name: Change(**json.loads(json.dumps(sums(change)))) for name, change in changes.items()}
+    assert list(sums(whole).values())[2:] == pytest.approx([sum(v[i] for v in parts) for i in range(7 if parts else 5)])
+    again = {name: from_sums(json.loads(json.dumps(sums(change)))) for name, change in changes.items()}
     assert again == changes
     report = fidelity_report(changes)
     assert json.loads(json.dumps(report, allow_nan=False)) == report
@@ -136,16 +145,24 @@ def test_norms_and_products_of_vectors_are_the_same_from_factors_and_from_deltas
 
     forget, retain = factors(3), factors(5)
     one, other = (left.astype(np.float64) @ right.astype(np.float64) for left, right in (forget, retain))
-    wanted = Change(forget=float(np.sum(one**2)), retain=float(np.sum(other**2)), cross=float(np.sum(one * other)))
-    for change in (measure_factors(forget, retain), measure_vectors(one.astype(work), other.astype(work))):
+    norms = {"forget": float(np.sum(one**2)), "retain": float(np.sum(other**2))}
+    wanted = Change(cross=float(np.sum(one * other)), vectors=norms)
+    for change in (measure_factors(terms(forget, retain)), measure_deltas(terms(one.astype(work), other.astype(work)))):
         assert sums(change) == pytest.approx(sums(wanted), rel=1e-4)
         cosine = np.sum(one * other) / np.linalg.norm(one) / np.linalg.norm(other)
         assert change.vector_cosine == pytest.approx(cosine, abs=1e-5, rel=1e-5)
-    for change in (measure_factors(forget, None), measure_vectors(one.astype(work), None)):
-        assert (change.retain, change.cross, change.vector_cosine) == (0, 0, None)
-    same = measure_factors(forget, forget)
+    for change in (measure_factors(terms(forget)), measure_deltas(terms(one.astype(work)))):
+        assert ([*change.vectors], change.cross, change.vector_cosine) == (["forget"], 0, None)
+    same = measure_factors(terms(forget, forget))
     assert same.vector_cosine == pytest.approx(1)
-    assert measure_factors(forget, (-forget[0], forget[1])).vector_cosine == pytest.approx(-1)
+    assert measure_factors(terms(forget, (-forget[0], forget[1]))).vector_cosine == pytest.approx(-1)
+
+
+def test_the_sums_of_an_earlier_versions_journal_are_read() -> None:
+    flat = {"weights": 4, "changed": 3, "weight": 1.0, "wanted": 2.0, "stored": 3.0, "lost": 4.0}
+    change = from_sums({**flat, "forget": 5.0, "retain": 0.0, "cross": 0.0})
+    assert change == Change(4, 3, 1.0, 2.0, 3.0, 4.0, 0.0, {"forget": 5.0, "retain": 0.0})
+    assert change.vector_cosine is None
 
 
 @pytest.mark.parametrize(("loss", "warned"), [(0.05, False), (0.0999, False), (0.11, True), (0.9, True)])
@@ -199,9 +216,8 @@ def test_the_manifest_reports_every_tensor_and_the_total(tmp_path: Path, exact: 
     update = -0.5 * one + 0.25 * other
     new = read_checkpoint(tmp_path / "out")[NAME]
     wanted = expected(weights("bfloat16"), update, new)
-    wanted.forget, wanted.retain, wanted.cross = (
-        float(np.sum(a * b)) for a, b in ((one, one), (other, other), (one, other))
-    )
+    wanted.vectors = {"forget": float(np.sum(one * one)), "retain": float(np.sum(other * other))}
+    wanted.cross = float(np.sum(one * other))
     assert report["total"] == pytest.approx(wanted.as_dict(), rel=1e-4)
     assert (merged.weights_touched, merged.weights_changed) == (wanted.weights, wanted.changed)
     assert merged.rounding_loss == report["total"]["rounding_loss"]

@@ -13,7 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from msa_lite.errors import UsageError
-from msa_lite.merger.mergekit import MergeRequest, Reference, command_line, read_recipe, write_recipe
+from msa_lite.merger import Term, mergekit_recipe
+from msa_lite.merger.mergekit import MergeRequest, Reference, command_line, write_recipe
+from msa_lite.merger.mergekit_reader import read_recipe
 
 T, F, R, P = (Reference(name) for name in ("org/target", "org/forget", "org/retain", "org/prior"))
 FORMS = ("org/target", "org/forget", "org/retain", "org/prior")
@@ -34,12 +36,25 @@ def recipe_of(
     return head | {"models": models, "parameters": {"normalize": False}} | keys
 
 
+def merge_of(
+    target: Reference,
+    forget: Reference | None,
+    alpha: float,
+    retain: Reference | None,
+    beta: float,
+    prior: Reference | None,
+    dtype: str = "same",
+) -> MergeRequest:
+    """A merge of MSA; a vector that is None has no term."""
+    terms = (("forget", forget, -alpha), ("retain", retain, beta))
+    return MergeRequest(target, tuple(Term(n, v, float(w)) for n, v, w in terms if v is not None), prior, dtype)
+
+
 def write(
     request: MergeRequest, adapters: tuple[bool, bool], needs_prior: bool = False, stored: str = "float32"
 ) -> str:
-    return write_recipe(
-        request, stored=stored, forget_is_adapter=adapters[0], retain_is_adapter=adapters[1], needs_prior=needs_prior
-    )
+    names = {name for name, is_adapter in zip(("forget", "retain"), adapters, strict=True) if is_adapter}
+    return write_recipe(request, stored=stored, adapters=names, needs_prior=needs_prior)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +95,7 @@ def test_what_is_written_reads_back(
     target, forget, retain, prior = models
     alpha, beta = alpha_beta
     full = (alpha > 0 and not adapters[0]) or (beta > 0 and not adapters[1])
-    request = MergeRequest(
+    request = merge_of(
         target,
         forget if alpha else None,
         alpha,
@@ -93,28 +108,28 @@ def test_what_is_written_reads_back(
 
 
 def test_vectors_of_strength_0_and_priors_that_are_not_needed_are_left_out(folder: Path) -> None:
-    request = MergeRequest(T, F, 1.0, R, 0.0, P, "same")
+    request = merge_of(T, F, 1.0, R, 0.0, P, "same")
     text = write(request, (True, True), stored="float16")
-    assert read(folder, text) == MergeRequest(T, F, 1.0, None, 0.0, None, "float16")
+    assert read(folder, text) == merge_of(T, F, 1.0, None, 0.0, None, "float16")
     assert "org/retain" not in text
     assert "org/prior" not in text
-    untouched = yaml.safe_load(write(MergeRequest(T, F, 0.0, R, 0.0, P), (False, False)))
+    untouched = yaml.safe_load(write(merge_of(T, F, 0.0, R, 0.0, P), (False, False)))
     assert untouched["merge_method"] == "linear"
     assert untouched["models"] == [{"model": "org/target", "parameters": {"weight": 1.0}}]
 
 
 @pytest.mark.parametrize("adapters", [True, False])
 def test_a_target_that_is_its_own_prior_is_named_once(folder: Path, adapters: bool) -> None:
-    request = MergeRequest(T, F, 0.5, R, 0.25, T, "float32")
+    request = merge_of(T, F, 0.5, R, 0.25, T, "float32")
     document = yaml.safe_load(write(request, (adapters, adapters)))
     listed = [entry["model"] for entry in document["models"]]
     both = ["org/target+org/forget", "org/target+org/retain"]
     assert listed == (both if adapters else ["org/target", "org/forget", "org/retain"])
-    assert read(folder, document) == MergeRequest(T, F, 0.5, R, 0.25, None if adapters else T, "float32")
+    assert read(folder, document) == merge_of(T, F, 0.5, R, 0.25, None if adapters else T, "float32")
 
 
 def test_a_recipe_says_how_it_is_run_and_everything_that_matters() -> None:
-    text = write(MergeRequest(T, F, 1e-05, None, 0.0, P, "same"), (True, False), needs_prior=True)
+    text = write(merge_of(T, F, 1e-05, None, 0.0, P, "same"), (True, False), needs_prior=True)
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert text.startswith("\n".join(comments))
     assert f"#   {command_line('CONFIG', 'OUT', adapters=True)}" in comments
@@ -136,7 +151,7 @@ def test_a_recipe_says_how_it_is_run_and_everything_that_matters() -> None:
 
 
 def test_names_that_mergekit_would_split_are_mappings() -> None:
-    request = MergeRequest(T, Reference("a@b", "v1"), 1.0, Reference("c", "d"), 1.0, None)
+    request = merge_of(T, Reference("a@b", "v1"), 1.0, Reference("c", "d"), 1.0, None)
     models = yaml.safe_load(write(request, (True, True)))["models"]
     assert models[0]["model"] == {"model": {"path": "org/target"}, "lora": {"path": "a@b", "revision": "v1"}}
     assert models[1]["model"] == "org/target+c@d"
@@ -152,15 +167,12 @@ def test_commands_are_quoted_for_a_shell() -> None:
 @pytest.mark.parametrize(
     ("request_", "adapters", "says"),
     [
-        (MergeRequest(T, F, 1.0, F, 0.5, None), (True, True), "names a model twice.*forget.*retain.*difference"),
-        (MergeRequest(T, F, 1.0, F, 0.5, P), (False, False), "names a model twice"),
-        (MergeRequest(T, T, 1.0, None, 0.0, P), (False, False), "names a model twice.*target.*forget"),
-        (MergeRequest(T, P, 1.0, None, 0.0, P), (False, False), "names a model twice.*forget.*prior"),
-        (MergeRequest(T, F, 1.0, None, 0.0, None), (False, False), "prior: missing"),
-        (MergeRequest(T, None, 1.0, None, 0.0, None), (True, True), "forget: no vector"),
-        (MergeRequest(T, F, -1.0, None, 0.0, None), (True, True), "forget: .*not negative"),
-        (MergeRequest(T, F, 1.0, R, math.nan, None), (True, True), "retain: .*not negative"),
-        (MergeRequest(T, F, 1.0, None, 0.0, None, "int8"), (True, True), "int8"),
+        (merge_of(T, F, 1.0, F, 0.5, None), (True, True), "names a model twice.*forget.*retain.*difference"),
+        (merge_of(T, F, 1.0, F, 0.5, P), (False, False), "names a model twice"),
+        (merge_of(T, T, 1.0, None, 0.0, P), (False, False), "names a model twice.*target.*forget"),
+        (merge_of(T, P, 1.0, None, 0.0, P), (False, False), "names a model twice.*forget.*prior"),
+        (merge_of(T, F, 1.0, None, 0.0, None), (False, False), "prior: missing"),
+        (merge_of(T, F, 1.0, None, 0.0, None, "int8"), (True, True), "int8"),
     ],
 )
 def test_requests_that_no_recipe_can_hold_are_refused(
@@ -170,44 +182,70 @@ def test_requests_that_no_recipe_can_hold_are_refused(
         write(request_, adapters)
 
 
+@pytest.mark.parametrize(
+    ("strengths", "says"),
+    [
+        ({"forget": None, "alpha": 1.0}, "alpha is 1, but there is no forget vector"),
+        ({"alpha": -1.0}, "alpha is -1.0; it must be a number ≥ 0"),
+        ({"retain": "org/retain", "beta": math.nan}, "beta is nan; it must be a number ≥ 0"),
+        ({"retain": "org/retain"}, "there is a retain vector, but no beta"),
+    ],
+)
+def test_strengths_that_make_no_sense_are_refused_before_anything_is_fetched(
+    strengths: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(UsageError, match=says):
+        mergekit_recipe("org/target", **{"forget": "org/forget", **strengths})
+
+
+def test_a_baseline_is_told_by_its_own_name() -> None:
+    text = write_recipe(
+        MergeRequest(T, [Term("npo", F, 1.5)], P, "bfloat16"), stored="float32", adapters=(), needs_prior=False
+    )
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    assert comments[0] == "# A merge as a mergekit recipe, written by msa-lite:"
+    assert comments[1] == "# unlearned = target + 1.5 (npo-tuned - prior); scale 1.5"
+    assert [entry["parameters"]["weight"] for entry in yaml.safe_load(text)["models"]] == [1.0, 1.5, -1.5]
+
+
 ON_TARGET = {"org/target+org/forget": -0.75, "org/target+org/retain": 0.5}
 ON_PRIOR = {"org/target": 1.0, "org/prior+org/forget": -0.75, "org/prior+org/retain": 0.5}
 FULL = {"org/target": 1.0, "org/forget": -0.75, "org/retain": 0.5}
-BOTH = MergeRequest(T, F, 0.75, R, 0.5, P)
+BOTH = merge_of(T, F, 0.75, R, 0.5, P)
 
 
 @pytest.mark.parametrize(
     ("recipe", "request_"),
     [
-        (recipe_of("org/target", ON_TARGET), MergeRequest(T, F, 0.75, R, 0.5, None)),
+        (recipe_of("org/target", ON_TARGET), merge_of(T, F, 0.75, R, 0.5, None)),
         (recipe_of("org/prior", ON_PRIOR), BOTH),
         (recipe_of("org/prior", FULL), BOTH),
         (recipe_of("org/prior", dict(reversed(FULL.items()))), BOTH),
         (recipe_of("org/target", FULL | {"org/prior": 0.25}, "linear"), BOTH),
         (recipe_of(None, FULL | {"org/prior": 0.25}, "linear"), BOTH),
         # the default strength, where target and prior both count once
-        (recipe_of("org/prior", {"org/target": 1, "org/forget": -1}), MergeRequest(T, F, 1.0, None, 0.0, P)),
-        (recipe_of("org/prior", {"org/forget": -1, "org/target": 1}), MergeRequest(T, F, 1.0, None, 0.0, P)),
+        (recipe_of("org/prior", {"org/target": 1, "org/forget": -1}), merge_of(T, F, 1.0, None, 0.0, P)),
+        (recipe_of("org/prior", {"org/forget": -1, "org/target": 1}), merge_of(T, F, 1.0, None, 0.0, P)),
         (
             recipe_of("org/target", {"org/target": 1, "org/forget": -1, "org/prior": 1}, "linear"),
-            MergeRequest(T, F, 1.0, None, 0.0, P),
+            merge_of(T, F, 1.0, None, 0.0, P),
         ),
-        (recipe_of("org/prior", {"org/target": 1, "org/retain": 1}), MergeRequest(T, None, 0.0, R, 1.0, P)),
+        (recipe_of("org/prior", {"org/target": 1, "org/retain": 1}), merge_of(T, None, 0.0, R, 1.0, P)),
         # lambda and normalize are folded into the weights
         (
             recipe_of("org/target", ON_TARGET, parameters={"normalize": False, "lambda": 2}),
-            MergeRequest(T, F, 1.5, R, 1.0, None),
+            merge_of(T, F, 1.5, R, 1.0, None),
         ),
         (
             recipe_of("org/target", {"org/target": 3.0}, "linear", parameters=None),
-            MergeRequest(T, None, 0, None, 0, None),
+            merge_of(T, None, 0, None, 0, None),
         ),
         (
             recipe_of("org/target", {"org/target": 3.5, "org/target+org/forget": -1.5}, "linear", parameters={}),
-            MergeRequest(T, F, 0.75, None, 0.0, None),
+            merge_of(T, F, 0.75, None, 0.0, None),
         ),
         # YAML 1.1 reads 1e-5 as a string
-        (recipe_of("org/target", {"org/target+org/forget": "-1e-5"}), MergeRequest(T, F, 1e-5, None, 0.0, None)),
+        (recipe_of("org/target", {"org/target+org/forget": "-1e-5"}), merge_of(T, F, 1e-5, None, 0.0, None)),
         # what changes nothing
         (
             recipe_of(
@@ -216,18 +254,18 @@ BOTH = MergeRequest(T, F, 0.75, R, 0.5, P)
                 parameters={"density": 1.0, "rescale": False, "int8_mask": False},
                 msa={"x": [1]},
             ),
-            MergeRequest(T, F, 0.75, R, 0.5, None),
+            merge_of(T, F, 0.75, R, 0.5, None),
         ),
-        (recipe_of("org/target", ON_TARGET, tokenizer_source="base"), MergeRequest(T, F, 0.75, R, 0.5, None)),
+        (recipe_of("org/target", ON_TARGET, tokenizer_source="base"), merge_of(T, F, 0.75, R, 0.5, None)),
         (recipe_of("org/prior", FULL, tokenizer_source="org/target"), BOTH),
         (
             recipe_of("org/prior", {"org/forget": -1, "org/target": 1}, tokenizer_source="org/prior"),
-            MergeRequest(P, F, 1.0, None, 0.0, T),
+            merge_of(P, F, 1.0, None, 0.0, T),
         ),
-        (recipe_of("org/target", ON_TARGET, dtype="float16"), MergeRequest(T, F, 0.75, R, 0.5, None, "float16")),
+        (recipe_of("org/target", ON_TARGET, dtype="float16"), merge_of(T, F, 0.75, R, 0.5, None, "float16")),
         (
             recipe_of("org/target", ON_TARGET, dtype="float32", out_dtype="bfloat16"),
-            MergeRequest(T, F, 0.75, R, 0.5, None, "bfloat16"),
+            merge_of(T, F, 0.75, R, 0.5, None, "bfloat16"),
         ),
     ],
 )
@@ -238,14 +276,14 @@ def test_recipes_of_every_form_are_read(tmp_path: Path, recipe: dict[str, Any], 
 def test_a_base_listed_without_a_weight_is_no_target(tmp_path: Path) -> None:
     recipe = recipe_of("org/prior", {"org/target": 1.0, "org/forget": -1.0})
     recipe["models"].insert(0, {"model": "org/prior"})
-    assert read(tmp_path, recipe) == MergeRequest(T, F, 1.0, None, 0.0, P)
+    assert read(tmp_path, recipe) == merge_of(T, F, 1.0, None, 0.0, P)
 
 
 def test_revisions_are_read_in_both_notations(tmp_path: Path) -> None:
     mapping: dict[str, Any] = {"model": {"path": "org/target", "revision": "a1"}, "lora": {"path": "/a@b+c"}}
     recipe = recipe_of("org/target@a1", {}) | {"models": [{"model": mapping, "parameters": {"weight": -1}}]}
     target = Reference("org/target", "a1")
-    assert read(tmp_path, recipe) == MergeRequest(target, Reference("/a@b+c"), 1.0, None, 0.0, None)
+    assert read(tmp_path, recipe) == merge_of(target, Reference("/a@b+c"), 1.0, None, 0.0, None)
 
 
 VALUES = {"org/target": 0.7, "org/forget": -1.9, "org/retain": 2.3, "org/prior": 0.4, "lora/1": 0.17, "lora/2": -0.57}
@@ -282,10 +320,9 @@ def test_whatever_is_accepted_computes_what_mergekit_computes(
     else:
         wanted = value_of(base) + factor * sum(w * (value_of(n) - value_of(base)) for n, w in weights.items())
     result = value_of(str(got.target))
-    for vector, strength in ((got.forget, -got.alpha), (got.retain, got.beta)):
-        if vector is not None and vector.path.startswith("lora"):
-            result += strength * value_of(str(vector))
-        elif vector is not None:
-            result += strength * (value_of(str(vector)) - value_of(str(got.prior)))
+    for term in got.terms:
+        is_adapter = term.vector.path.startswith("lora")
+        result += term.weight * (value_of(str(term.vector)) - (0 if is_adapter else value_of(str(got.prior))))
     assert result == pytest.approx(wanted)
-    assert min(got.alpha, got.beta) >= 0
+    assert [term.name for term in got.terms] in ([], ["forget"], ["retain"], ["forget", "retain"])
+    assert all((term.weight < 0) == (term.name == "forget") for term in got.terms)

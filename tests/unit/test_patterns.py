@@ -22,6 +22,7 @@ from msa_lite.io.matching import find_name
 from msa_lite.io.patterns import Patterns
 from msa_lite.io.revisions import find_branch
 from msa_lite.io.vocabulary import has_token_role
+from msa_lite.merger import Term
 from msa_lite.merger.fidelity import measure_factors
 from msa_lite.merger.plan import parse_size
 
@@ -189,11 +190,11 @@ def test_norms_of_factors_are_those_of_the_products_and_take_no_memory_of_ranks_
         for rank in ranks
     )
     tracemalloc.start()
-    change = measure_factors(forget, retain)
+    change = measure_factors([Term("forget", forget, 1.0), Term("retain", retain, 1.0)])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     one, other = (left.astype(np.float64) @ right.astype(np.float64) for left, right in (forget, retain))
-    assert change.forget == pytest.approx(np.sum(one * one), rel=1e-4)
-    assert change.retain == pytest.approx(np.sum(other * other), rel=1e-4)
+    assert change.vectors["forget"] == pytest.approx(np.sum(one * one), rel=1e-4)
+    assert change.vectors["retain"] == pytest.approx(np.sum(other * other), rel=1e-4)
     assert change.cross == pytest.approx(np.sum(one * other), rel=1e-3)
     assert peak < 20e6  # whole matrices of ranks by ranks would take 69 MB

@@ -24,6 +24,7 @@ from msa_lite.recipe import (
     shipped_recipes,
     title_of,
 )
+from msa_lite.strengths import Strengths
 
 SMALLEST: dict[str, Any] = {
     "target": "models/target",
@@ -98,7 +99,7 @@ def test_strengths_are_given_listed_or_searched(
 def test_what_is_searched_needs_scores() -> None:
     with pytest.raises(RecipeError, match=r"auto, and that needs scores to choose by: give forget\.alpha \(and retain"):
         load_recipe(SMALLEST, ["evaluate=null"])
-    assert load_recipe(SMALLEST, ["evaluate=null", "forget.alpha=1"]).points == [(1.0, 0.0)]
+    assert load_recipe(SMALLEST, ["evaluate=null", "forget.alpha=1"]).points == [Strengths(1.0)]
 
 
 def test_the_share_of_a_benchmark_is_the_papers_unless_it_is_given() -> None:
@@ -210,7 +211,7 @@ def test_overrides_reach_into_the_recipe_and_are_checked_like_it() -> None:
     recipe = load_recipe(
         SMALLEST, ["forget.alpha=[0.5, 1]", "vector.lora.rank=4", "vector.learning_rate=1e-4", "seed=7"]
     )
-    assert recipe.points == [(0.5, 0.0), (1.0, 0.0)]
+    assert recipe.points == [Strengths(0.5), Strengths(1.0)]
     assert (recipe.vector.lora.rank, recipe.vector.learning_rate, recipe.seed) == (4, 1e-4, 7)
     with pytest.raises(RecipeError, match=r"vector.rnk: unknown key"):
         load_recipe(SMALLEST, ["vector.rnk=4"])
@@ -231,7 +232,7 @@ def test_points_are_the_grid_and_beta_is_zero_without_a_retain_set() -> None:
     retain = {"data": {"path": "r.jsonl"}, "beta": [0, 1]}
     forget = {"data": {"path": "f.jsonl"}, "alpha": [0.5, 1]}
     recipe = load_recipe(SMALLEST | {"forget": forget, "retain": retain})
-    assert recipe.points == [(0.5, 0.0), (0.5, 1.0), (1.0, 0.0), (1.0, 1.0)]
+    assert recipe.points == [Strengths(*point) for point in [(0.5, 0.0), (0.5, 1.0), (1.0, 0.0), (1.0, 1.0)]]
 
 
 def test_overrides_reach_into_lists_by_number() -> None:

@@ -12,6 +12,7 @@ from msa_lite.choose.choice import Choice
 from msa_lite.choose.rules import Rank
 from msa_lite.pipeline import strengths
 from msa_lite.pipeline.strengths import Swept, rescore
+from msa_lite.strengths import Strengths
 
 
 @pytest.mark.parametrize(
@@ -36,7 +37,7 @@ def test_a_difference_of_more_than_a_fiftieth_is_warned_of(
     job: Any = SimpleNamespace(folder=Path("run"))
     merged: Any = None
     choice = Choice({"alpha": 1.0, "beta": 0.5}, 0.5, True, "tofu", [], [])
-    (line,) = rescore(job, Swept(1.0, 0.5, choice), merged, lambda *step: None)
+    (line,) = rescore(job, Swept(Strengths(1.0, 0.5), choice), merged, lambda *step: None)
     assert "the chosen point in memory: 0.5000; as merged model: " in line
     assert bool(told) is warned
-    assert rescore(job, Swept(1.0, 0.5), merged, lambda *step: None) == []
+    assert rescore(job, Swept(Strengths(1.0, 0.5)), merged, lambda *step: None) == []

@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msa_lite.choose import search as searches
 from msa_lite.choose.rules import Condition, Constrained, Exposure, Metrics, PaperScore, Rank, Rule
-from msa_lite.choose.search import LARGEST, SMALLEST, Point, Scored, StrengthSearch, best_point
+from msa_lite.choose.search import LARGEST, SMALLEST, StrengthSearch
+from msa_lite.strengths import Strengths
 
+Point = tuple[float, float]
+Scored = dict[Point, Rank | str]
 Model = Callable[[float, float], Rank | str]
 TARGET = {"rouge_l_f": 1.0, "extraction_strength": 1.0, "rouge_l_r": 1.0, "model_utility": 1.0}
 KEEP = 0.95
@@ -38,14 +42,19 @@ def responds(forgets: float, keeps: float, helps: float = 0.0, noise: float = 0.
     return rank
 
 
-def run(search: StrengthSearch, model: Model) -> dict[Point, Rank | str]:
+def run(search: StrengthSearch, model: Model) -> Scored:
     """All points of a search, in the order in which they are tried."""
-    scored: dict[Point, Rank | str] = {}
+    scored: dict[Strengths, Rank | str] = {}
     while new := search.next_points(scored):
         assert not scored.keys() & set(new)
         assert len(new) == len(set(new))
-        scored |= {point: model(*point) for point in new}
-    return scored
+        scored |= {point: model(point.alpha, point.beta) for point in new}
+    return {(point.alpha, point.beta): rank for point, rank in scored.items()}
+
+
+def best_point(scored: Scored) -> Point | None:
+    best = searches.best_point({Strengths(*point): rank for point, rank in scored.items()})
+    return best and (best.alpha, best.beta)
 
 
 def found(scored: Scored) -> tuple[Point, Rank]:
@@ -155,7 +164,7 @@ def test_a_search_ends_whatever_the_noise_and_what_it_finds_is_the_best_it_saw(
 
 def test_of_equals_the_gentlest_is_the_best() -> None:
     same = Rank(True, 1.0, 0.99, "enough")
-    points: dict[Point, Rank | str] = {(1.0, 0.5): same, (0.5, 0.5): same, (0.5, 0.25): same, (2.0, 0.0): same}
+    points: Scored = {(1.0, 0.5): same, (0.5, 0.5): same, (0.5, 0.25): same, (2.0, 0.0): same}
     assert best_point(points) == (0.5, 0.25)
     assert best_point(points | {(4.0, 0.0): Rank(True, 1.0, 1.0)}) == (4.0, 0.0)  # what keeps more goes before
 

@@ -1,0 +1,315 @@
+"""Read mergekit recipes that are MSA: task_arithmetic or linear over whole models with plain weights.
+
+A recipe is expanded to a linear combination of checkpoints and adapter deltas, then its parts are named. msa-lite
+always computes in fp32 or better and rounds once, so `dtype` only says how the result is stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
+
+from msa_lite.errors import UsageError, join_faults, nearest
+from msa_lite.io.reading import read_yaml
+from msa_lite.merger.formula import Term
+from msa_lite.merger.mergekit import STORED, ListedModel, MergeRequest, Reference
+
+_MOST = 16  # models that are listed; MSA has four, and some may be listed at weight 0
+_TOLERANCE = 1e-9  # of coefficients: sums of weights that cancel on paper
+_TEXTS = {
+    "extra_forbidden": "not handled",
+    "invalid_key": "not handled",
+    "missing": "missing",
+    "too_short": "missing",
+    "too_long": "an MSA merge has four at most",
+    "model_type": "must be a mapping",
+    "list_type": "must be a list of models",
+    "bool_type": "must be true or false",
+}  # faults by pydantic's types
+_Sum = dict[ListedModel, float]
+
+
+def _number(value: Any) -> float:
+    """Return a finite number; also one in a string, as YAML 1.1 reads 1e-5."""
+    try:
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool) and math.isfinite(float(value)):
+            return float(value)
+    except (ValueError, OverflowError):
+        pass
+    raise ValueError("must be one number (no gradient or filter)")
+
+
+def _reference(value: Any) -> Reference:
+    """Return `path`, `path@revision` or {path: …, revision: …} as a reference."""
+    if isinstance(value, Reference):
+        return value
+    if isinstance(value, str):
+        path, *revisions = value.split("@")
+        if path and len(revisions) <= 1 and all(revisions):
+            return Reference(path, *revisions)
+    elif isinstance(value, dict) and value.keys() <= {"path", "revision"}:
+        name, version = value.get("path"), value.get("revision")
+        if isinstance(name, str) and name and (version is None or (isinstance(version, str) and version)):
+            return Reference(name, version)
+    raise ValueError("not `path`, `path@revision` or {path: …, revision: …}")
+
+
+def _split(value: Any) -> Any:
+    """Return `model+lora` as a mapping."""
+    if isinstance(value, (dict, _Model)):
+        return value
+    first, *adapters = value.split("+") if isinstance(value, str) else [value]
+    if len(adapters) > 1:
+        raise ValueError("more than one +; write a name that holds it as a mapping")
+    return {"model": _reference(first), "lora": _reference(adapters[0]) if adapters else None}
+
+
+def _one_of(*choices: str) -> AfterValidator:
+    def check(value: str) -> str:
+        if value not in choices:
+            raise ValueError(f"must be one of {', '.join(choices)}; got {value}{nearest(value, choices)}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _only(neutral: object) -> PlainValidator:
+    def check(value: object) -> object:
+        if value != neutral:
+            raise ValueError(f"not handled, other than {str(neutral).lower()}")
+        return value
+
+    return PlainValidator(check)
+
+
+_Number = Annotated[float, PlainValidator(_number)]
+_Stored = Annotated[str, _one_of(*STORED)]
+_Named = Annotated[Reference, PlainValidator(_reference)]
+
+
+class _Closed(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Model(_Closed):
+    """A model, perhaps with an adapter."""
+
+    model: _Named
+    lora: _Named | None = None
+
+    @property
+    def listed(self) -> ListedModel:
+        return ListedModel(self.model, self.lora)
+
+
+_ModelName = Annotated[_Model, BeforeValidator(_split)]
+
+
+class _Neutral(_Closed):
+    """Parameters that change nothing at these values."""
+
+    density: Annotated[object, _only(1)] = 1
+    rescale: Annotated[object, _only(False)] = False
+    int8_mask: Annotated[object, _only(False)] = False
+
+
+class _Weight(_Neutral):
+    """The parameters of a model."""
+
+    weight: _Number | None = None
+
+
+class _Scale(_Neutral):
+    """The parameters of a recipe."""
+
+    normalize: Annotated[bool | None, Field(strict=True)] = None
+    factor: _Number = Field(1.0, alias="lambda")
+
+
+class _Entry(_Closed):
+    """A model with its weight."""
+
+    model: _ModelName
+    parameters: _Weight | None = None
+
+
+class _MergekitRecipe(_Closed):
+    """The keys that msa-lite handles; mergekit itself passes over unknown ones."""
+
+    merge_method: Annotated[str, _one_of("task_arithmetic", "linear")]
+    base_model: _ModelName | None = None
+    dtype: _Stored | None = None
+    out_dtype: _Stored | None = None
+    models: list[_Entry] = Field(min_length=1, max_length=_MOST)
+    parameters: _Scale | None = None
+    tokenizer_source: _ModelName | None = None
+    msa: object = None
+
+    @property
+    def moves_base(self) -> bool:
+        """Check whether the method is task_arithmetic, which moves its base."""
+        return self.merge_method == "task_arithmetic"
+
+    @property
+    def base(self) -> ListedModel | None:
+        return self.base_model.listed if self.base_model else None
+
+    @property
+    def keeper(self) -> ListedModel | None:
+        """Return the model that gives the tokenizer, where one is named."""
+        source = self.tokenizer_source.listed if self.tokenizer_source else None
+        return self.base if self.base and source == ListedModel(Reference("base")) else source
+
+    @property
+    def weights(self) -> _Sum:
+        """Return the weights as they are listed; that of task_arithmetic's base means nothing, and may be left out."""
+        return {entry.model.listed: (entry.parameters and entry.parameters.weight) or 0.0 for entry in self.models}
+
+    @property
+    def scaled(self) -> _Sum:
+        """Return the weights times lambda; of `linear`, unless normalize is false, over their sum."""
+        scale = self.parameters or _Scale.model_validate({})
+        divisor = 1.0 if self.moves_base or scale.normalize is False else sum(self.weights.values())
+        return {model: scale.factor / divisor * weight for model, weight in self.weights.items()}
+
+    def faults(self) -> Iterator[str]:
+        """Yield the faults of keys that do not fit each other."""
+        if self.moves_base and self.base is None:
+            yield "base_model: missing, and task_arithmetic needs it"
+        if self.base and (self.base.adapter or not (self.moves_base or self.base in self.weights)):
+            yield "base_model: must have no adapter, and for linear be listed under models with a weight"
+        for number, entry in enumerate(self.models):
+            if entry.model in [other.model for other in self.models[:number]]:
+                yield f"models.{number}.model: {entry.model.listed} is listed twice, which mergekit refuses"
+            no_weight = entry.parameters is None or entry.parameters.weight is None
+            if no_weight and not (self.moves_base and entry.model.listed == self.base):
+                yield f"models.{number}.parameters.weight: missing"
+        normalize = self.parameters.normalize if self.parameters else None
+        if self.moves_base and normalize:
+            flips = "it divides by the sum of the weights, and so turns the sign of a forget vector round"
+            yield f"parameters.normalize: must be false: {flips}"
+        if not self.moves_base and self.parameters and "factor" in self.parameters.model_fields_set:
+            yield "parameters.lambda: not handled"
+        if not self.moves_base and normalize is not False and abs(sum(self.weights.values())) <= _TOLERANCE:
+            yield "parameters.normalize: the weights add up to 0 and cannot be divided by that"
+
+
+_KEYS = [
+    field.alias or name
+    for schema in (_MergekitRecipe, _Entry, _Weight, _Scale, _Model)
+    for name, field in schema.model_fields.items()
+]
+
+
+def read_recipe(path: Path) -> MergeRequest:
+    """Return the merge in a mergekit recipe.
+
+    Where several namings of the parts compute the same, a base that is not the target is the prior, otherwise the last
+    model listed that fits. An `msa` block is ignored. Raise UsageError with the faults, each with its key: unknown
+    keys, and everything that only mergekit-yaml can do.
+    """
+    document = read_yaml(path, UsageError)
+    if not isinstance(document, dict):
+        raise UsageError(f"{path}: a mergekit recipe is a mapping of keys; got {type(document).__name__}")
+    try:
+        recipe = _MergekitRecipe.model_validate(document)
+        request, faults = None, [*recipe.faults()]
+    except ValidationError as error:
+        request, faults = None, _explain(error)
+    else:
+        if not faults:
+            request, faults = _request(recipe)
+    if request is None:
+        headline = f"{path}: not a merge that msa-lite can do; mend it, or run it with mergekit-yaml:"
+        raise UsageError(join_faults(headline, faults))
+    return request
+
+
+def _explain(error: ValidationError) -> list[str]:
+    """Return the faults of single keys, unknown keys first."""
+    lines: list[str] = []
+    for fault in sorted(error.errors(), key=lambda fault: _TEXTS.get(fault["type"]) != "not handled"):
+        text = _TEXTS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
+        if text == "not handled":
+            text += nearest(str(fault["loc"][-1]), _KEYS) if len(lines) < _MOST else ""  # takes time; no more are shown
+        elif text != "missing" and "; got " not in text:
+            text += f"; got {fault['input']!r}"
+        lines.append(f"{'.'.join(map(str, fault['loc']))}: {text}")
+    return lines
+
+
+def _request(recipe: _MergekitRecipe) -> tuple[MergeRequest | None, list[str]]:
+    """Return the merge of a recipe, or the fault that makes it none."""
+    total = _expand(recipe.base if recipe.moves_base else None, recipe.scaled)
+    if not math.isfinite(sum(map(abs, total.values()))):
+        return None, ["models: weights that are too large to be added up"]
+    if request := _name_parts(total, recipe, recipe.keeper):
+        return replace(request, dtype=recipe.out_dtype or recipe.dtype or "same"), []
+    if recipe.keeper and _name_parts(total, recipe, None):
+        fault = f"tokenizer_source: the result gets the target's tokenizer; {recipe.keeper} is not the target"
+    else:
+        terms = " + ".join(f"{c:g} × {model}" for model, c in total.items() if abs(c) > _TOLERANCE)
+        what = "1 × target, at most one thing subtracted and one added, and full checkpoints that add up to 1"
+        fault = f"models: computes {terms.replace('+ -', '− ') or 'nothing'}; MSA is {what}"
+    return None, [fault]
+
+
+def _expand(base: ListedModel | None, models: _Sum) -> _Sum:
+    """Return coefficients of checkpoints and adapter deltas, zeros kept: base + Σ w (M − base), or Σ w M."""
+    total: _Sum = {}
+    moves = dict(models) if base is None else {**models, base: 1.0 - sum(w for m, w in models.items() if m != base)}
+    for model, weight in moves.items():
+        for part in dict.fromkeys((ListedModel(model.checkpoint), model)):
+            total[part] = total.get(part, 0.0) + weight
+    return total
+
+
+def _name_parts(total: _Sum, recipe: _MergekitRecipe, keeper: ListedModel | None) -> MergeRequest | None:
+    """Find target, prior and vectors in a sum; None where it is not MSA.
+
+    The target is a base listed at weight 1 (as in written recipes, and in `linear` recipes that take configuration and
+    tokenizer from it), otherwise a listed model that counts once, or the base. Any other base is the prior; that of
+    task_arithmetic may be target and prior in one. keeper: the only model to try as target.
+    """
+    base, models = recipe.base, recipe.weights
+    checkpoints = [model.checkpoint for model in total if not model.adapter]
+    listed = [model.checkpoint for model in models if not model.adapter]
+    targets = [m.checkpoint for m in models if m != base and not m.adapter and abs(total[m] - 1.0) <= _TOLERANCE]
+    targets = targets or checkpoints
+    if base is not None and models.get(base) == 1.0:
+        targets = [base.checkpoint, *targets]
+    for target in [keeper.checkpoint] if keeper else targets:
+        if base is not None and base.checkpoint != target:
+            priors = [base.checkpoint]
+        else:
+            priors = [c for c in reversed(dict.fromkeys([*listed, *checkpoints])) if c != target]
+            priors += [target] if recipe.moves_base or not priors else []
+        for prior in priors:
+            if request := _assign(total, target, prior):
+                return request
+    return None
+
+
+def _assign(total: _Sum, target: Reference, prior: Reference) -> MergeRequest | None:
+    """Return the merge that a sum is with this target and prior, or None."""
+    tolerance = max(_TOLERANCE, 1e-12 * max(map(abs, total.values())))  # large weights cancel less exactly
+    rest = {**total, ListedModel(target): total.get(ListedModel(target), 0.0) - 1.0}
+    deltas = {model: c for model, c in rest.items() if model.adapter and abs(c) > tolerance}
+    moved = {m: c for m, c in rest.items() if not m.adapter and m.checkpoint != prior and abs(c) > tolerance}
+    if abs(sum(c for m, c in rest.items() if not m.adapter)) > tolerance or ListedModel(target) in moved:
+        return None
+    places = {model.checkpoint for model in deltas}
+    if not moved and places <= {target}:
+        needed = None
+    elif places <= {prior}:
+        needed = prior
+    else:
+        return None
+    parts = sorted((moved | deltas).items(), key=lambda part: part[1])  # the one that is subtracted first
+    terms = [Term("forget" if c < 0 else "retain", m.adapter or m.checkpoint, c) for m, c in parts]
+    return MergeRequest(target, tuple(terms), needed) if len({term.name for term in terms}) == len(terms) else None

@@ -1,0 +1,32 @@
+"""The two strengths of MSA, one value from the recipe to the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Strengths:
+    """θ_u = θ_D − alpha · forget vector + beta · retain vector."""
+
+    alpha: float
+    """The forget vector is subtracted this many times, ≥ 0."""
+    beta: float = 0.0
+    """The retain vector is added this many times, ≥ 0; 0 without a retain set."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Strengths:
+        """Return the strengths among a candidate's values; those that are not there are 0."""
+        return cls(float(values.get("alpha", 0.0)), float(values.get("beta", 0.0)))
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Return both by their public names, as candidates, manifests and reports hold them."""
+        return asdict(self)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Return the weight of each vector in θ_u = θ_D + Σ weight · vector."""
+        return {"forget": -self.alpha, "retain": self.beta}
