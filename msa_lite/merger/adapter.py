@@ -31,10 +31,11 @@ from msa_lite.io.progress import Progress, silent
 from msa_lite.io.reading import read_object
 from msa_lite.io.sink import Sink
 from msa_lite.io.writer import file_header
+from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Product, Shift, TokenRows
 from msa_lite.merger.formula import Factors, Term, combine_factors
 from msa_lite.merger.inputs import ModelLike, find_inputs
 from msa_lite.merger.plan import RESERVED, MergePlan, Precision, make_plan, msa_terms, parse_size
-from msa_lite.merger.vectors import CommonRows, Delta, Difference, Dora, Product, Shift, TokenRows, Vector
+from msa_lite.merger.vectors import Vector
 
 logger = logging.getLogger(__name__)
 

@@ -46,8 +46,6 @@ def _number(value: Any) -> float:
 
 def _reference(value: Any) -> Reference:
     """Return `path`, `path@revision` or {path: …, revision: …} as a reference."""
-    if isinstance(value, Reference):
-        return value
     if isinstance(value, str):
         path, *revisions = value.split("@")
         if path and len(revisions) <= 1 and all(revisions):
@@ -59,14 +57,17 @@ def _reference(value: Any) -> Reference:
     raise ValueError("not `path`, `path@revision` or {path: …, revision: …}")
 
 
-def _split(value: Any) -> Any:
-    """Return `model+lora` as a mapping."""
-    if isinstance(value, (dict, _Model)):
-        return value
-    first, *adapters = value.split("+") if isinstance(value, str) else [value]
+def _model(value: Any) -> ListedModel:
+    """Return `model`, `model+lora` or {model: …, lora: …} as a model."""
+    if isinstance(value, dict):
+        if unknown := [str(key) for key in value if key not in ("model", "lora")]:
+            raise ValueError(f"not handled: {', '.join(unknown)}")
+        first, adapters = value.get("model"), [value["lora"]] if value.get("lora") is not None else []
+    else:
+        first, *adapters = value.split("+") if isinstance(value, str) else [value]
     if len(adapters) > 1:
         raise ValueError("more than one +; write a name that holds it as a mapping")
-    return {"model": _reference(first), "lora": _reference(adapters[0]) if adapters else None}
+    return ListedModel(_reference(first), *map(_reference, adapters))
 
 
 def _one_of(*choices: str) -> AfterValidator:
@@ -78,44 +79,31 @@ def _one_of(*choices: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _only(neutral: object) -> PlainValidator:
+def _only(neutral: object) -> AfterValidator:
     def check(value: object) -> object:
         if value != neutral:
             raise ValueError(f"not handled, other than {str(neutral).lower()}")
         return value
 
-    return PlainValidator(check)
+    return AfterValidator(check)
 
 
 _Number = Annotated[float, PlainValidator(_number)]
 _Stored = Annotated[str, _one_of(*STORED)]
-_Named = Annotated[Reference, PlainValidator(_reference)]
+_Model = Annotated[ListedModel, PlainValidator(_model)]
+_Filled = BeforeValidator(lambda value: {} if value is None else value)
 
 
 class _Closed(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class _Model(_Closed):
-    """A model, perhaps with an adapter."""
-
-    model: _Named
-    lora: _Named | None = None
-
-    @property
-    def listed(self) -> ListedModel:
-        return ListedModel(self.model, self.lora)
-
-
-_ModelName = Annotated[_Model, BeforeValidator(_split)]
-
-
 class _Neutral(_Closed):
     """Parameters that change nothing at these values."""
 
-    density: Annotated[object, _only(1)] = 1
-    rescale: Annotated[object, _only(False)] = False
-    int8_mask: Annotated[object, _only(False)] = False
+    density: Annotated[Any, _only(1)] = 1
+    rescale: Annotated[Any, _only(False)] = False
+    int8_mask: Annotated[Any, _only(False)] = False
 
 
 class _Weight(_Neutral):
@@ -134,21 +122,21 @@ class _Scale(_Neutral):
 class _Entry(_Closed):
     """A model with its weight."""
 
-    model: _ModelName
-    parameters: _Weight | None = None
+    model: _Model
+    parameters: Annotated[_Weight, _Filled] = _Weight()
 
 
 class _MergekitRecipe(_Closed):
     """The keys that msa-lite handles; mergekit itself passes over unknown ones."""
 
     merge_method: Annotated[str, _one_of("task_arithmetic", "linear")]
-    base_model: _ModelName | None = None
+    base_model: _Model | None = None
     dtype: _Stored | None = None
     out_dtype: _Stored | None = None
     models: list[_Entry] = Field(min_length=1, max_length=_MOST)
-    parameters: _Scale | None = None
-    tokenizer_source: _ModelName | None = None
-    msa: object = None
+    parameters: Annotated[_Scale, _Filled] = _Scale.model_validate({})
+    tokenizer_source: _Model | None = None
+    msa: Any = None
 
     @property
     def moves_base(self) -> bool:
@@ -156,44 +144,39 @@ class _MergekitRecipe(_Closed):
         return self.merge_method == "task_arithmetic"
 
     @property
-    def base(self) -> ListedModel | None:
-        return self.base_model.listed if self.base_model else None
-
-    @property
     def keeper(self) -> ListedModel | None:
         """Return the model that gives the tokenizer, where one is named."""
-        source = self.tokenizer_source.listed if self.tokenizer_source else None
-        return self.base if self.base and source == ListedModel(Reference("base")) else source
+        is_base = self.tokenizer_source == ListedModel(Reference("base"))
+        return self.base_model if self.base_model and is_base else self.tokenizer_source
 
     @property
     def weights(self) -> _Sum:
         """Return the weights as they are listed; that of task_arithmetic's base means nothing, and may be left out."""
-        return {entry.model.listed: (entry.parameters and entry.parameters.weight) or 0.0 for entry in self.models}
+        return {entry.model: entry.parameters.weight or 0.0 for entry in self.models}
 
     @property
     def scaled(self) -> _Sum:
-        """Return the weights times lambda; of `linear`, unless normalize is false, over their sum."""
-        scale = self.parameters or _Scale.model_validate({})
-        divisor = 1.0 if self.moves_base or scale.normalize is False else sum(self.weights.values())
-        return {model: scale.factor / divisor * weight for model, weight in self.weights.items()}
+        """Return the weights times lambda; those of `linear`, unless normalize is false, over their sum."""
+        divides = not self.moves_base and self.parameters.normalize is not False
+        scale = self.parameters.factor / (sum(self.weights.values()) if divides else 1.0)
+        return {model: scale * weight for model, weight in self.weights.items()}
 
     def faults(self) -> Iterator[str]:
         """Yield the faults of keys that do not fit each other."""
-        if self.moves_base and self.base is None:
+        base, normalize = self.base_model, self.parameters.normalize
+        if self.moves_base and base is None:
             yield "base_model: missing, and task_arithmetic needs it"
-        if self.base and (self.base.adapter or not (self.moves_base or self.base in self.weights)):
+        if base and (base.adapter or not (self.moves_base or base in self.weights)):
             yield "base_model: must have no adapter, and for linear be listed under models with a weight"
         for number, entry in enumerate(self.models):
             if entry.model in [other.model for other in self.models[:number]]:
-                yield f"models.{number}.model: {entry.model.listed} is listed twice, which mergekit refuses"
-            no_weight = entry.parameters is None or entry.parameters.weight is None
-            if no_weight and not (self.moves_base and entry.model.listed == self.base):
+                yield f"models.{number}.model: {entry.model} is listed twice, which mergekit refuses"
+            if entry.parameters.weight is None and not (self.moves_base and entry.model == base):
                 yield f"models.{number}.parameters.weight: missing"
-        normalize = self.parameters.normalize if self.parameters else None
         if self.moves_base and normalize:
             flips = "it divides by the sum of the weights, and so turns the sign of a forget vector round"
             yield f"parameters.normalize: must be false: {flips}"
-        if not self.moves_base and self.parameters and "factor" in self.parameters.model_fields_set:
+        if not self.moves_base and "factor" in self.parameters.model_fields_set:
             yield "parameters.lambda: not handled"
         if not self.moves_base and normalize is not False and abs(sum(self.weights.values())) <= _TOLERANCE:
             yield "parameters.normalize: the weights add up to 0 and cannot be divided by that"
@@ -201,7 +184,7 @@ class _MergekitRecipe(_Closed):
 
 _KEYS = [
     field.alias or name
-    for schema in (_MergekitRecipe, _Entry, _Weight, _Scale, _Model)
+    for schema in (_MergekitRecipe, _Entry, _Weight, _Scale)
     for name, field in schema.model_fields.items()
 ]
 
@@ -245,7 +228,7 @@ def _explain(error: ValidationError) -> list[str]:
 
 def _request(recipe: _MergekitRecipe) -> tuple[MergeRequest | None, list[str]]:
     """Return the merge of a recipe, or the fault that makes it none."""
-    total = _expand(recipe.base if recipe.moves_base else None, recipe.scaled)
+    total = _expand(recipe.base_model if recipe.moves_base else None, recipe.scaled)
     if not math.isfinite(sum(map(abs, total.values()))):
         return None, ["models: weights that are too large to be added up"]
     if request := _name_parts(total, recipe, recipe.keeper):
@@ -276,7 +259,7 @@ def _name_parts(total: _Sum, recipe: _MergekitRecipe, keeper: ListedModel | None
     tokenizer from it), otherwise a listed model that counts once, or the base. Any other base is the prior; that of
     task_arithmetic may be target and prior in one. keeper: the only model to try as target.
     """
-    base, models = recipe.base, recipe.weights
+    base, models = recipe.base_model, recipe.weights
     checkpoints = [model.checkpoint for model in total if not model.adapter]
     listed = [model.checkpoint for model in models if not model.adapter]
     targets = [m.checkpoint for m in models if m != base and not m.adapter and abs(total[m] - 1.0) <= _TOLERANCE]

@@ -19,8 +19,9 @@ from msa_lite.io.companions import check_companions, companion_files
 from msa_lite.io.hub import Source
 from msa_lite.io.tokenizer import tokenizer_files
 from msa_lite.io.writer import output_bytes, output_dtype
+from msa_lite.merger.deltas import Delta, Dora, Product
 from msa_lite.merger.formula import Term, VectorLike
-from msa_lite.merger.vectors import Delta, Dora, Product, Vector, load_vector
+from msa_lite.merger.vectors import Vector, load_vector
 from msa_lite.strengths import Strengths
 
 DTYPES = {"same": None, "bfloat16": "BF16", "float16": "F16", "float32": "F32"}

@@ -20,6 +20,7 @@ from msa_lite.io.blocks import Files, Scratch, read_rows
 from msa_lite.io.checkpoint import FLOAT_DTYPES, ShardFile, TensorEntry
 from msa_lite.io.sink import Sink
 from msa_lite.io.writer import output_bytes, output_dtype, round_once, round_stochastically, shard_header
+from msa_lite.merger.deltas import Delta, Loaded
 from msa_lite.merger.fidelity import (
     Change,
     check_cast,
@@ -32,7 +33,6 @@ from msa_lite.merger.fidelity import (
 )
 from msa_lite.merger.formula import Factors, Term, combine, combine_factors
 from msa_lite.merger.plan import Budget, MergePlan, block_rows
-from msa_lite.merger.vectors import Delta, Loaded
 
 Put = Callable[[str, slice, np.ndarray], None]
 """Takes a tensor's name, a slice of its rows, and their values, in a buffer that is used again."""

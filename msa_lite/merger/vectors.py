@@ -1,207 +1,52 @@
-"""Forget and retain vectors: what one tuning run changed, tensor by tensor, as deltas of rows of the target's tensors.
-
-A vector is a mapping from the target's tensor names to deltas. Factors and files are kept, never a whole product or
-difference. Deltas come in the dtype that the merge works in, fp32 or fp64.
-"""
+"""Forget and retain vectors: the deltas of one tuning run, by the target's tensor names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
-from msa_lite.io.adapter import Adapter, LowRank, is_adapter, load_adapter
-from msa_lite.io.blocks import Files, Scratch, read_rows, read_whole
+from msa_lite.errors import MismatchError, UsageError, join_faults
+from msa_lite.io.adapter import Adapter, is_adapter, load_adapter
+from msa_lite.io.blocks import Files, Scratch, read_rows
 from msa_lite.io.checkpoint import FLOAT_DTYPES, Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.matching import match_names
 from msa_lite.io.vocabulary import differ_in_tokens, has_token_role, token_tensors
+from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Loaded, Product, Shift, TokenRows
 
 _BLOCK = 1 << 19  # numbers compared at a time
 
 
-class Delta(Protocol):
-    """The change of one tensor, by rows of its matrix view."""
-
-    def load(self, files: Files, dtype: Any) -> Delta:
-        """The same with what all rows need in memory: the factors. Raises FormatError for NaN or infinities there."""
-
-    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
-        """Δw of rows [start, stop), (stop − start, columns) in `dtype`, in a buffer of `scratch`."""
-
-
-@dataclass(frozen=True)
-class Loaded:
-    """A product whose factors are in memory: left (rows, r), right (r, columns)."""
-
-    left: np.ndarray
-    right: np.ndarray
-
-    def load(self, files: Files, dtype: Any) -> Loaded:
-        return self
-
-    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
-        out = scratch.take("delta", (stop - start, self.right.shape[1]), dtype)
-        return np.matmul(self.left[start:stop], self.right, out=out)
-
-
-@dataclass(frozen=True)
-class Product:
-    """scale · B A of a LoRA adapter (paper §3: the vectors; low rank is this project's default form).
-
-    count: rows of the target's tensor where that has more or fewer tokens; further ones are not touched.
-    """
-
-    low: LowRank
-    count: int | None = None
-
-    def load(self, files: Files, dtype: Any) -> Loaded:
-        a, b = read_whole(files, self.low.a, dtype), read_whole(files, self.low.b, dtype)
-        left, right = (a.T, b.T) if self.low.transposed else (b, a)
-        left = left * np.dtype(dtype).type(self.low.scale)
-        if self.count is not None:
-            left = left[: self.count]
-            left = np.pad(left, ((0, self.count - len(left)), (0, 0)))
-        return Loaded(left, right)
-
-    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
-        return self.load(files, dtype).rows(files, start, stop, dtype, scratch)
-
-
-@dataclass(frozen=True)
-class Dora:
-    """m (w_0 + B A) / ‖w_0 + B A‖ − w_0, the norm by row: DoRA as PEFT merges it, seen from the prior's w_0."""
-
-    low: LowRank
-    magnitude: TensorEntry
-    prior: TensorEntry
-    product: Loaded | None = None
-
-    def load(self, files: Files, dtype: Any) -> Dora:
-        return replace(self, product=Product(self.low).load(files, dtype))
-
-    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
-        before = scratch.prior_rows(files, self.prior, start, stop, dtype)
-        moved = (self.product or Product(self.low)).rows(files, start, stop, dtype, scratch)
-        moved += before
-        magnitude = read_rows(files, self.magnitude, start, stop).astype(dtype)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            moved *= magnitude / np.linalg.norm(moved, axis=1, keepdims=True)
-        moved -= before
-        return _finite(moved, self.magnitude)
-
-
-class _Stored:
-    """A delta that is read by rows and keeps nothing in memory."""
-
-    def load(self, files: Files, dtype: Any) -> Any:
-        return self
-
-
-@dataclass(frozen=True)
-class Difference(_Stored):
-    """θ_1 − θ_0 of a tensor that is stored whole: of a full checkpoint, a modules_to_save or a bias."""
-
-    tuned: TensorEntry
-    prior: TensorEntry
-
-    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
-        raw = read_rows(files, self.tuned, start, stop, scratch)
-        out = scratch.take("delta", raw.shape, dtype)
-        np.copyto(out, raw)
-        return np.subtract(out, scratch.prior_rows(files, self.prior, start, stop, dtype), out=out)
-
-
-@dataclass(frozen=True)
-class Shift(_Stored):
-    """scale · b of a LoRA layer's own bias (lora_bias)."""
-
-    bias: TensorEntry
-    scale: float
-
-    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
-        rows = read_rows(files, self.bias, start, stop).astype(dtype) * np.dtype(dtype).type(self.scale)
-        return _finite(rows, self.bias)
-
-
-@dataclass(frozen=True)
-class TokenRows(_Stored):
-    """New minus old rows of an embedding for some tokens, zero for all others (trainable_token_indices)."""
-
-    tuned: TensorEntry
-    tokens: tuple[int, ...]
-    prior: TensorEntry
-
-    @cached_property
-    def _numbers(self) -> dict[int, int]:
-        return {token: number for number, token in enumerate(self.tokens)}
-
-    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
-        out = scratch.take("delta", (stop - start, self.prior.matrix_shape[1]), dtype)
-        out[:] = 0
-        for token in range(start, stop):
-            if (number := self._numbers.get(token)) is not None:
-                new = read_rows(files, self.tuned, number, number + 1).astype(dtype)
-                out[token - start] = (new - read_rows(files, self.prior, token, token + 1).astype(dtype))[0]
-        return _finite(out, self.tuned)
-
-
-@dataclass(frozen=True)
-class CommonRows:
-    """A delta of the first `count` rows of a tensor, zero for those after: tokens that not all checkpoints have."""
-
-    delta: Delta
-    count: int
-    columns: int
-
-    def load(self, files: Files, dtype: Any) -> CommonRows:
-        return replace(self, delta=self.delta.load(files, dtype))
-
-    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
-        out = scratch.take("common", (stop - start, self.columns), dtype)
-        known = max(0, min(stop, self.count) - start)
-        if known:
-            out[:known] = self.delta.rows(files, start, start + known, dtype, scratch)
-        out[known:] = 0
-        return out
-
-
-def _finite(rows: np.ndarray, entry: TensorEntry) -> np.ndarray:
-    if not np.isfinite(rows).all():
-        raise FormatError(f"{entry.file}: '{entry.name}' gives a delta that is not finite; train the vector again")
-    return rows
-
-
 @dataclass(frozen=True)
 class Vector:
-    """The deltas θ_1 − θ_0 (or θ_2 − θ_0) of one tuning run under the target's tensor names.
-
-    is_adapter: read from a PEFT folder. needs_prior: its deltas, or copies of the prior beside them, have a
-    meaning on top of the prior alone. common: rows that are changed, of tensors of which the target has more.
-    """
+    """The deltas of one tuning run, such as θ_1 − θ_0."""
 
     folder: Path
+    """The adapter or checkpoint."""
     deltas: Mapping[str, Delta]
+    """The deltas by the target's tensor names."""
     is_adapter: bool
+    """The folder holds a PEFT adapter."""
     needs_prior: bool
+    """The deltas, or copies of the prior beside them, are only right on top of the prior."""
     common: Mapping[str, int] = field(default_factory=dict)
+    """The number of rows that change, by tensors of which the target has more."""
 
     @property
     def is_cut(self) -> bool:
-        """Check whether some of its tensors have other tokens than the target's."""
+        """Check whether some of its tensors have more or fewer tokens than the target's."""
         return any(isinstance(d, CommonRows) or (isinstance(d, Product) and d.count) for d in self.deltas.values())
 
     @property
     def files(self) -> set[Path]:
-        """The weight files that it reads."""
+        """Return the weight files that it reads."""
         return {entry.file for delta in self.deltas.values() for entry in _entries(delta)}
 
     def check_factors(self) -> None:
-        """Read all factors once. Raises FormatError for NaN or infinities, MismatchError when the vector is zero."""
+        """Read all factors once. Raise FormatError for NaN or infinities, MismatchError when the vector is zero."""
         files = Files()
         some = False
         for delta in self.deltas.values():
@@ -221,19 +66,19 @@ def _entries(item: Any) -> Iterator[TensorEntry]:
 
 
 def ties_head(checkpoint: Checkpoint) -> bool:
-    """Whether embedding and head are one matrix: its config says so, or says nothing and no head is stored."""
-    said = checkpoint.config.get("tie_word_embeddings")
-    if said is not None:
-        return bool(said)
+    """Check whether embedding and head are one matrix: the config says so, or says nothing and no head is stored."""
+    tied = checkpoint.config.get("tie_word_embeddings")
+    if tied is not None:
+        return bool(tied)
     return not any(name.endswith(("lm_head.weight", "embed_out.weight")) for name in checkpoint.tensors)
 
 
 def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, str]) -> list[str]:
-    """Faults that keep two checkpoints from being subtracted: tensors missing on a side, or of another shape.
+    """Return the faults that forbid to subtract two checkpoints: tensors missing on a side, or of another shape.
 
-    names: what the two are called in the messages, as ("target", "prior"). Not a fault: an lm_head that one side
-    alone stores where the first ties it to its embedding, so that it is never read; rotary tables that older
-    checkpoints hold although they follow from the config; more or fewer tokens in embedding and head.
+    names: of the two in messages, as ("target", "prior"). Three things are no faults: an lm_head that only one side
+    stores, where the first ties it to its embedding and never reads it; rotary tables, which older checkpoints hold
+    although they follow from the config; more or fewer tokens in embedding and head.
     """
     faults = []
     for name in sorted(one.tensors.keys() | other.tensors.keys()):
@@ -251,8 +96,8 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, st
 def load_vector(folder: Path, target: Checkpoint, prior: Checkpoint | None) -> Vector:
     """Open a vector folder (PEFT adapter, or a full checkpoint, which needs the prior) and fit it to the target.
 
-    Raises UsageError when the prior is needed and not given, MismatchError when names, shapes or tied weights do not
-    fit. Only headers are read, and what an adapter says is a copy of the prior's or target's weights.
+    Raise UsageError when the prior is needed and not given, MismatchError when names, shapes or tied weights do not
+    fit. Only headers are read, and tensors of an adapter that should be copies of the prior's or target's.
     """
     if is_adapter(folder):
         matched = match_names(load_adapter(folder), target.tensors, token_tensors(target))
@@ -282,9 +127,9 @@ def checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint |
 
 
 def _cut(deltas: dict[str, Delta], target: Checkpoint, rows: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """Restrict deltas, in place, to the rows that the target and all that they are made of have.
+    """Restrict deltas, in place, to the rows that the target and all their sources have.
 
-    rows: how many each of these has, by tensor. Returns the common rows of tensors of which the target has more.
+    rows: how many each source has, by tensor. Return the common rows of tensors of which the target has more.
     """
     common = {}
     for name, counts in rows.items():
@@ -355,9 +200,10 @@ def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
 
 
 def _tied(adapter: Adapter, target: Checkpoint) -> list[str]:
-    """Changes of a matrix that the target uses twice, as embedding and as head, which have no single right meaning.
+    """Return faults for changes of a matrix that the target uses twice, as embedding and as head.
 
-    PEFT trains one of the two uses and merges into both. Token rows are no such case: PEFT ties them.
+    PEFT trains one of the two uses and merges into both, so such a change has no single right meaning. Token rows are
+    fine: PEFT ties them.
     """
     if not ties_head(target):
         return []
@@ -372,7 +218,7 @@ def _tied(adapter: Adapter, target: Checkpoint) -> list[str]:
 
 
 def _is_copy(files: Files, one: TensorEntry, other: TensorEntry) -> bool:
-    """Whether `one` holds the values of `other`, as far as its dtype can, read in blocks."""
+    """Check whether `one` holds the values of `other`, as far as its dtype can; read in blocks."""
     if one.shape != other.shape or not other.is_float:
         return False
     if not one.nbytes:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import MismatchError, OutputError, UsageError
-from msa_lite.io.seal import JOURNAL
-from msa_lite.merger import merge, merge_adapters, model
+from msa_lite.io.seal import JOURNAL, MANIFEST, load_manifest, write_manifest
+from msa_lite.merger import Precision, Term, merge, merge_adapters, merge_terms, merge_terms_to_adapter, model
 from tests.handmade import Adapter, write_checkpoint
 
 NAMES = [f"layers.{i}.weight" for i in range(6)]
@@ -145,3 +145,31 @@ def test_a_line_that_a_kill_cut_off_costs_its_shard_alone(
         merge(**options, out=tmp_path / "out", progress=stop(2))
     whole = [line for line in journal.read_text().splitlines() if line.endswith('"}')]
     assert [json.loads(line)["file"] for line in whole] == ["model-00000.safetensors", "model-00001.safetensors"]
+
+
+@pytest.mark.parametrize("form", ["model", "adapter"])
+def test_a_baseline_is_recorded_by_its_name_and_known_by_its_former_record(
+    options: dict[str, Any], tmp_path: Path, form: str
+) -> None:
+    out = tmp_path / "out"
+
+    def merge_baseline(scale: float) -> tuple[dict[str, Any], bytes]:
+        terms = [Term("npo", options["forget"], scale)]
+        if form == "model":
+            merge_terms(options["target"], out, terms, None, Precision(), replace=True)
+        else:
+            merge_terms_to_adapter(options["target"], out, terms, None, replace=True)
+        return load_manifest(out) or {}, (out / MANIFEST).read_bytes()
+
+    manifest, _ = merge_baseline(1.5)
+    inputs = dict(manifest["inputs"])
+    assert (inputs.pop("scale"), [*manifest["sources"]]) == (1.5, ["target", "npo"])
+    former = {**inputs, "retain": inputs["npo"], "alpha": 0.0, "beta": 1.5}
+    del former["npo"]
+    assert not inputs.keys() & {"alpha", "beta", "retain"}
+    write_manifest(out, {**manifest, "inputs": former})
+    before = (out / MANIFEST).read_bytes()
+    assert merge_baseline(1.5)[1] == before
+    assert merge_baseline(1.25)[0]["inputs"]["scale"] == 1.25
+    if form == "model":
+        assert "target + 1.25 (npo-tuned - prior); scale 1.25" in (out / model.MERGEKIT_FILE).read_text()

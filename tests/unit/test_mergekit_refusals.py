@@ -33,10 +33,10 @@ from tests.unit.test_mergekit import ON_TARGET, read, recipe_of
         ({"base_model": 7}, ["base_model: not `path`"]),
         (
             {"base_model": {"model": "x", "override_architecture": "y"}},
-            ["base_model.override_architecture: not handled"],
+            ["base_model: not handled: override_architecture"],
         ),
-        ({"base_model": {"path": "x"}}, ["base_model.path: not handled", "base_model.model: missing"]),
-        ({"base_model": {"model": {"path": "x", "revision": 7}}}, ["base_model.model: not `path`"]),
+        ({"base_model": {"path": "x"}}, ["base_model: not handled: path"]),
+        ({"base_model": {"model": {"path": "x", "revision": 7}}}, ["base_model: not `path`"]),
         ({"tokenizer_source": "union"}, ["tokenizer_source: ", "union is not the target"]),
         ({"tokenizer_source": "org/prior"}, ["tokenizer_source: ", "org/prior is not the target"]),
         ({"parameters": {"normalize": True}}, ["parameters.normalize: must be false", "sign of a forget vector"]),

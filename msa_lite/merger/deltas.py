@@ -1,0 +1,183 @@
+"""Deltas: the change of one tensor by one tuning run, in rows of the target's tensor.
+
+Factors and files are kept, never a whole product or difference. Deltas come in the dtype that the merge computes in,
+fp32 or fp64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from msa_lite.errors import FormatError
+from msa_lite.io.adapter import LowRank
+from msa_lite.io.blocks import Files, Scratch, read_rows, read_whole
+from msa_lite.io.checkpoint import TensorEntry
+
+
+class Delta(Protocol):
+    """The change of one tensor, by rows of its matrix view."""
+
+    def load(self, files: Files, dtype: Any) -> Delta:
+        """Return the same delta with its factors in memory. Raise FormatError for NaN or infinities there."""
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        """Return Δw of rows [start, stop), (stop − start, columns) in `dtype`, in a buffer of `scratch`."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A product whose factors are in memory."""
+
+    left: np.ndarray
+    """(rows, r)."""
+    right: np.ndarray
+    """(r, columns)."""
+
+    def load(self, files: Files, dtype: Any) -> Loaded:
+        return self
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        out = scratch.take("delta", (stop - start, self.right.shape[1]), dtype)
+        return np.matmul(self.left[start:stop], self.right, out=out)
+
+
+@dataclass(frozen=True)
+class Product:
+    """scale · B A of a LoRA adapter (paper §3: the vectors; low rank is this project's default form)."""
+
+    low: LowRank
+    """The factors in the adapter's file."""
+    count: int | None = None
+    """The rows of the target's tensor, where that has more or fewer tokens; further ones are not touched."""
+
+    def load(self, files: Files, dtype: Any) -> Loaded:
+        a, b = read_whole(files, self.low.a, dtype), read_whole(files, self.low.b, dtype)
+        left, right = (a.T, b.T) if self.low.transposed else (b, a)
+        left = left * np.dtype(dtype).type(self.low.scale)
+        if self.count is not None:
+            left = left[: self.count]
+            left = np.pad(left, ((0, self.count - len(left)), (0, 0)))
+        return Loaded(left, right)
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        return self.load(files, dtype).rows(files, start, stop, dtype, scratch)
+
+
+@dataclass(frozen=True)
+class Dora:
+    """m (w_0 + B A) / ‖w_0 + B A‖ − w_0, the norm by row: DoRA as PEFT merges it, from the prior's w_0."""
+
+    low: LowRank
+    """The factors B and A."""
+    magnitude: TensorEntry
+    """The magnitudes m, one a row."""
+    prior: TensorEntry
+    """The prior's weights w_0."""
+    product: Loaded | None = None
+    """The factors in memory, once they are loaded."""
+
+    def load(self, files: Files, dtype: Any) -> Dora:
+        return replace(self, product=Product(self.low).load(files, dtype))
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        before = scratch.prior_rows(files, self.prior, start, stop, dtype)
+        moved = (self.product or Product(self.low)).rows(files, start, stop, dtype, scratch)
+        moved += before
+        magnitude = read_rows(files, self.magnitude, start, stop).astype(dtype)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            moved *= magnitude / np.linalg.norm(moved, axis=1, keepdims=True)
+        moved -= before
+        return _finite(moved, self.magnitude)
+
+
+class _Stored:
+    """A delta that is read by rows and keeps nothing in memory."""
+
+    def load(self, files: Files, dtype: Any) -> Any:
+        return self
+
+
+@dataclass(frozen=True)
+class Difference(_Stored):
+    """θ_1 − θ_0 of a tensor that is stored whole: of a full checkpoint, a modules_to_save or a bias."""
+
+    tuned: TensorEntry
+    """θ_1."""
+    prior: TensorEntry
+    """θ_0."""
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        raw = read_rows(files, self.tuned, start, stop, scratch)
+        out = scratch.take("delta", raw.shape, dtype)
+        np.copyto(out, raw)
+        return np.subtract(out, scratch.prior_rows(files, self.prior, start, stop, dtype), out=out)
+
+
+@dataclass(frozen=True)
+class Shift(_Stored):
+    """scale · b of a LoRA layer's own bias (lora_bias)."""
+
+    bias: TensorEntry
+    scale: float
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        rows = read_rows(files, self.bias, start, stop).astype(dtype) * np.dtype(dtype).type(self.scale)
+        return _finite(rows, self.bias)
+
+
+@dataclass(frozen=True)
+class TokenRows(_Stored):
+    """New minus old rows of an embedding for some tokens, zero for all others (trainable_token_indices)."""
+
+    tuned: TensorEntry
+    """The new rows."""
+    tokens: tuple[int, ...]
+    """The token of each new row."""
+    prior: TensorEntry
+    """The prior's embedding."""
+
+    @cached_property
+    def _numbers(self) -> dict[int, int]:
+        return {token: number for number, token in enumerate(self.tokens)}
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        out = scratch.take("delta", (stop - start, self.prior.matrix_shape[1]), dtype)
+        out[:] = 0
+        for token in range(start, stop):
+            if (number := self._numbers.get(token)) is not None:
+                new = read_rows(files, self.tuned, number, number + 1).astype(dtype)
+                out[token - start] = (new - read_rows(files, self.prior, token, token + 1).astype(dtype))[0]
+        return _finite(out, self.tuned)
+
+
+@dataclass(frozen=True)
+class CommonRows:
+    """A delta of a tensor's first rows, zero for the others: tokens that not all checkpoints have."""
+
+    delta: Delta
+    """The delta."""
+    count: int
+    """The number of rows that it changes."""
+    columns: int
+    """The columns of the tensor."""
+
+    def load(self, files: Files, dtype: Any) -> CommonRows:
+        return replace(self, delta=self.delta.load(files, dtype))
+
+    def rows(self, files: Files, start: int, stop: int, dtype: Any, scratch: Scratch) -> np.ndarray:
+        out = scratch.take("common", (stop - start, self.columns), dtype)
+        known = max(0, min(stop, self.count) - start)
+        if known:
+            out[:known] = self.delta.rows(files, start, start + known, dtype, scratch)
+        out[known:] = 0
+        return out
+
+
+def _finite(rows: np.ndarray, entry: TensorEntry) -> np.ndarray:
+    if not np.isfinite(rows).all():
+        raise FormatError(f"{entry.file}: '{entry.name}' gives a delta that is not finite; train the vector again")
+    return rows
