@@ -26,7 +26,7 @@ ModelLike = str | Source
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of a merge, found."""
+    """The inputs of a merge, on this machine."""
 
     out: Path
     """The output folder."""
@@ -38,7 +38,7 @@ class Inputs:
     """The prior; None where no vector is left, or where it is not needed."""
     record: dict[str, Any]
     """The manifest's inputs: identities, strengths and options."""
-    seen: dict[str, Any] | None
+    before: dict[str, Any] | None
     """The manifest that the output folder had at the start."""
 
     @property
@@ -50,7 +50,7 @@ class Inputs:
     @property
     def finished(self) -> dict[str, Any] | None:
         """Return the change in the output's manifest, if the output was made from these inputs and is whole."""
-        change = (self.seen or {}).get("change")
+        change = (self.before or {}).get("change")
         made = any(is_finished(self.out, record) for record in (self.record, self._former_record))
         return change if isinstance(change, dict) and made else None
 
@@ -79,7 +79,7 @@ class Inputs:
 
     def check_output(self) -> None:
         """Raise OutputError when another process has written the output since the start."""
-        if load_manifest(self.out) != self.seen:
+        if load_manifest(self.out) != self.before:
             raise OutputError(f"{self.out}: another msa-lite wrote it meanwhile; look at it, then run this again")
 
 
@@ -117,16 +117,16 @@ def find_inputs(
         plan = peek(target, used, prior, download=True)
         if plan and not any(vector.needs_prior for vector in plan.vectors):
             prior = None  # plain LoRA on plain LoRA: its weights would be fetched for nothing
-    found = {name: _find(value) for name, value in named_parts(target, used, prior).items()}
-    folder = found["target"].folder
+    sources = {name: _find(value) for name, value in named_parts(target, used, prior).items()}
+    folder = sources["target"].folder
     if is_adapter(folder) and not (folder / "config.json").is_file():
-        raise _adapter_target(found["target"].name, folder)
-    _check_apart(out, (source.folder for source in found.values()))
-    record = {name: source.identity() for name, source in found.items()} | named_strengths(terms) | {**options}
-    opened = [term.with_vector(found[term.name]) for term in used]
-    inputs = Inputs(out, found["target"], opened, found.get("prior"), record, load_manifest(out))
-    if inputs.seen and not replace and not is_finished(out, record):
-        same = inputs.seen.get("inputs") == record
+        raise _adapter_target(sources["target"].name, folder)
+    _check_apart(out, (source.folder for source in sources.values()))
+    record = {name: source.identity() for name, source in sources.items()} | named_strengths(terms) | {**options}
+    vectors = [term.with_vector(sources[term.name]) for term in used]
+    inputs = Inputs(out, sources["target"], vectors, sources.get("prior"), record, load_manifest(out))
+    if inputs.before and not replace and not is_finished(out, record):
+        same = inputs.before.get("inputs") == record
         state = "made from the same inputs, but damaged (`msa-lite verify`)" if same else "made from other inputs"
         what = {"adapter": "an adapter"}.get(kind, f"a {kind}")
         raise OutputError(f"{out}: holds {what} {state}; remove it or choose another folder")

@@ -39,7 +39,7 @@ _SECONDS_BYTE, _SECONDS_PRODUCT, _SECONDS_DENSE = 1.0e-9, 2.5e-9, 4.0e-9
 
 @dataclass(frozen=True)
 class Precision:
-    """How a merge computes and rounds."""
+    """The arithmetic and the rounding of a merge."""
 
     dtype: str | None = None
     """The safetensors name of the output's floats; None: as the target stores them."""
@@ -142,7 +142,7 @@ class MergePlan:
 
 @dataclass(frozen=True)
 class Budget:
-    """How much a merge works on at a time."""
+    """The limits on what a merge holds in memory at a time."""
 
     threads: int
     """Worker threads."""
@@ -245,7 +245,7 @@ def parse_size(text: str | int) -> int:
 
 
 def make_budget(plan: MergePlan, max_memory: str | int, threads: int | None) -> Budget:
-    """Return how many threads fit into the memory: at most as many as asked for, by default one a core.
+    """Return the threads, blocks and factors that fit into the memory. By default there is one thread a core.
 
     Raise UsageError with the memory needed where not even one fits.
     """

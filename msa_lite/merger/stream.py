@@ -203,7 +203,7 @@ class _Rows:
     wanted: np.ndarray | None = None
     """The update; None where no vector touches the rows."""
     merged: np.ndarray | None = None
-    """The result before it was rounded; None likewise."""
+    """The result before it was rounded; None there, too."""
     norms: Change = field(default_factory=Change)
     """The norms of the deltas."""
 

@@ -96,7 +96,7 @@ def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, st
 def load_vector(folder: Path, target: Checkpoint, prior: Checkpoint | None) -> Vector:
     """Open a vector folder (PEFT adapter, or a full checkpoint, which needs the prior) and fit it to the target.
 
-    Raise UsageError when the prior is needed and not given, MismatchError when names, shapes or tied weights do not
+    Raise UsageError when the prior is needed and missing, MismatchError when names, shapes or tied weights do not
     fit. Only headers are read, and tensors of an adapter that should be copies of the prior's or target's.
     """
     if is_adapter(folder):
@@ -106,7 +106,7 @@ def load_vector(folder: Path, target: Checkpoint, prior: Checkpoint | None) -> V
 
 
 def checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint | None) -> Vector:
-    """The vector of a full checkpoint. Raises as `load_vector`."""
+    """Return the vector of a full checkpoint. Raise as `load_vector`."""
     folder = tuned.folder
     if prior is None:
         raise UsageError(f"{folder}: is a full checkpoint, so its prior is needed to take the difference (--prior)")
@@ -163,14 +163,14 @@ def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
             )
         )
     faults = _tied(adapter, target)
-    seen: set[str] = set(deltas)
+    named: set[str] = set(deltas)
     for name, kind in absolute.items():
         old = prior.tensors.get(name) if prior else None
         by_token = prior is not None and differ_in_tokens(target, prior, name)
         if old is None or not (by_token or old.shape == target.tensors[name].shape) or not old.is_float:
             shape = f"it is {old.dtype} {old.shape} there" if old else "the prior has no such tensor"
             faults.append(f"{name}: {kind}, the target's is {target.tensors[name].shape}, {shape}")
-        elif name in seen or sum(name in part for part in (dora, adapter.values, adapter.tokens)) > 1:
+        elif name in named or sum(name in part for part in (dora, adapter.values, adapter.tokens)) > 1:
             faults.append(f"{name}: changed in two ways at once")
         elif name in adapter.values:
             deltas[name] = Difference(adapter.values[name], old)

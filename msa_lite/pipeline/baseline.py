@@ -1,8 +1,8 @@
-"""The whole run of a baseline: recipe → training, an epoch after the other → the choice of one → merge → scores.
+"""Run a baseline: recipe → training, epoch by epoch → the choice of an epoch → merge → scores.
 
-What is trained is a vector as MSA's are, an adapter or a checkpoint, and is added to the target by the same merge: once
-where training started from the target, `scale` times where it started from the prior (MSA paper, App. "Augmenting
-Baselines with Intermediate Checkpoints").
+A baseline trains a vector as MSA does, an adapter or a checkpoint. The same merge adds it to the target: once where
+training started from the target, `scale` times where it started from the prior (MSA paper, App. "Augmenting Baselines
+with Intermediate Checkpoints").
 """
 
 from __future__ import annotations
@@ -56,11 +56,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Setting:
-    """One point of a method's grid. tried: those of its parameters that others of the grid have other values of."""
+    """One point of a method's grid."""
 
     parameters: Mapping[str, Value]
+    """All parameters of the method."""
     tried: Mapping[str, Value]
+    """Those of them whose values differ within the grid."""
     folder: Path
+    """The folder of its vector."""
 
 
 def run_baseline(
@@ -68,7 +71,7 @@ def run_baseline(
 ) -> RunResult:
     """Run a method that MSA is compared with on a recipe's models and data, and score it in the same way.
 
-    The run goes into `baselines/METHOD` of the recipe's output (`METHOD-prior` with `start: prior`). Raises before
+    The run goes into `baselines/METHOD` of the recipe's output (`METHOD-prior` with `start: prior`). Raise before
     anything is written when method, recipe or inputs are at fault.
     """
     check_method(method)
@@ -97,11 +100,11 @@ def run_baseline(
 
 
 def _plan(method: str, recipe: Recipe) -> tuple[RunPlan, list[Setting]]:
-    """The plan of a method's run, and the settings to try. Raises UsageError where nothing could choose of several."""
-    asked = recipe.baseline
-    folder = run_folder(recipe) / BASELINES / (method if asked.start == "target" else f"{method}-{asked.start}")
-    rate = asked.learning_rate or recipe.vector.learning_rate
-    grid = settings_grid(method, asked.methods.get(method, {}))
+    """Return the plan of a method's run, and the settings to try. Raise UsageError where several have no scores."""
+    spec = recipe.baseline
+    folder = run_folder(recipe) / BASELINES / (method if spec.start == "target" else f"{method}-{spec.start}")
+    rate = spec.learning_rate or recipe.vector.learning_rate
+    grid = settings_grid(method, spec.methods.get(method, {}))
     points: list[dict[str, Value]] = [{**point, "learning_rate": point.get("learning_rate", rate)} for point in grid]
     several = [key for key in points[0] if len({point[key] for point in points}) > 1]
     settings = []
@@ -114,8 +117,8 @@ def _plan(method: str, recipe: Recipe) -> tuple[RunPlan, list[Setting]]:
         raise UsageError(f"several settings of {method} need scores to choose by; do not set evaluate to null")
     if recipe.demo and (layers := [int(point["layer"]) for point in points if "layer" in point]):
         check_layer("the demo's model", {"num_hidden_layers": recipe.demo.layers}, max(layers))  # before it is trained
-    names, kept = [setting.folder.name for setting in settings], _epochs(recipe) if asked.start == "prior" else 1
-    return RunPlan(method, folder, asked.start, choice, names, checkpoints=kept, sample=False), settings
+    names, kept = [setting.folder.name for setting in settings], _epochs(recipe) if spec.start == "prior" else 1
+    return RunPlan(method, folder, spec.start, choice, names, checkpoints=kept, sample=False), settings
 
 
 def _epochs(recipe: Recipe) -> int:
@@ -156,7 +159,7 @@ class _Trials:
 
     @property
     def compat(self) -> list[str]:
-        """The deviations that are repeated: those asked for, where the method has one."""
+        """Return the known deviations that the recipe wants repeated, where the method has one."""
         return list(self.run.recipe.baseline.compat) if METHODS[self.method].compat else []
 
     def check(self) -> None:
@@ -191,7 +194,7 @@ class _Trials:
         return [*before, *fits, *after, *score_steps(self.run)]
 
     def fit(self, progress: Progress) -> list[Setting]:
-        """Train every setting, or keep what is there already; those whose loss has stayed a number."""
+        """Train every setting that is not there yet. Return those whose loss stayed a number."""
         reference = self._target_validation(progress)
         fitted = []
         for setting in self.settings:
@@ -225,11 +228,11 @@ class _Trials:
         )
 
     def choose(self, settings: Sequence[Setting], progress: Progress) -> tuple[Setting, int, float, Choice | None]:
-        """(setting, epoch, scale, how they were chosen); the last epoch where there is nothing to choose by."""
+        """Return (setting, epoch, scale, their choice). Without scores that is the last epoch, and no choice."""
         scales = _scales(self.run.recipe)
         if self.run.validation is None:
             return settings[0], _epochs(self.run.recipe), scales[0], None
-        found: dict[str, tuple[Setting, int, float]] = {}
+        weights: dict[str, tuple[Setting, int, float]] = {}
         values: list[Values] = []
         known = {TARGET: evaluate_target(self.run, progress)}
         for setting in settings:
@@ -238,20 +241,19 @@ class _Trials:
             for epoch, scale in product(sorted(epochs), scales):
                 values.append({**setting.tried, "epoch": epoch} | ({"scale": scale} if self.from_prior else {}))
                 name = candidate_name(values[-1])
-                found[name] = setting, epoch, scale
+                weights[name] = setting, epoch, scale
                 if not self.from_prior:
                     known[name] = epochs[epoch]
 
         target = LoadedTarget(self.run)
 
         def load(candidate: Values | None) -> Any:
-            setting, epoch, scale = found[candidate_name(candidate or {})]
-            return target.merged([self.term(setting, epoch, scale)])
+            return target.merged([self.term(*weights[candidate_name(candidate or {})])])
 
         vectors = [(load_manifest(setting.folder) or {}).get("files") for setting in settings]
         made_of = {"vectors": vectors} | (merge_identity(self.run) if self.from_prior else {})
         choice = choose_candidate(self.run, Candidates(values, load, made_of, known), "the epoch", progress)
-        return *found[candidate_name(choice.values)], choice
+        return *weights[candidate_name(choice.values)], choice
 
     def _fit_settings(self, **changes: Any) -> FitSettings:
         return fit_settings(self.run, "forget", epochs=_epochs(self.run.recipe), **changes)
@@ -262,7 +264,7 @@ class _Trials:
         return Term(self.method, weights, scale)
 
     def title(self, how: Mapping[str, Any]) -> tuple[str, str]:
-        """Heading of the summary, and what was done."""
+        """Return the summary's heading and first paragraph."""
         sources, settings = self.run.sources, ", ".join(f"{key} {value}" for key, value in how.items())
         if self.from_prior:
             what = f"θ_u = θ_D + scale (θ_1 − θ_0): run from the prior {sources['prior'].name} to θ_1. {settings}."
@@ -273,7 +275,7 @@ class _Trials:
         return f"Baseline {self.method} on {sources['target'].name}", what
 
     def _target_validation(self, progress: Progress) -> Path | None:
-        """The folder of what the target scores on the validation rows, which epochs are held against."""
+        """Return the folder of the target's scores on the validation rows, with which epochs are compared."""
         if self.run.validation is None:
             logger.warning(
                 "%s: no questions to choose an epoch by, so the last one is taken; evaluate.forget can give some",
@@ -298,18 +300,18 @@ class _Trials:
         )
 
     def _alternatives(self) -> list[Example]:
-        """For methods of pairs: the questions of the forget examples with other answers."""
+        """Return the questions of the forget examples with other answers, for methods of pairs."""
         if METHODS[self.method].takes != "pairs":
             return []
         known = {row.index: row for row in self.run.rows["forget"]}
-        asked = [known[example.index] for example in self.run.examples["forget"]]
-        answers = draw_answers(len(asked), self.run.recipe.seed, self.run.alternatives)
-        pairs = enumerate(zip(asked, answers, strict=True))
+        questions = [known[example.index] for example in self.run.examples["forget"]]
+        answers = draw_answers(len(questions), self.run.recipe.seed, self.run.alternatives)
+        pairs = enumerate(zip(questions, answers, strict=True))
         rows = [replace(row, index=i, answer=answer) for i, (row, answer) in pairs]
         return encode_qa(rows, self.run.prompter, self.run.recipe.vector.max_length)
 
     def _cache(self) -> ReferenceCache | None:
-        """Where the method wants log-probabilities of the model before training."""
+        """Return the cache of log-probabilities before training, where the method needs them."""
         if METHODS[self.method].reference != "log_probs":
             return None
         sets = {"forget": self.run.examples["forget"], "alternatives": self._alternatives()}

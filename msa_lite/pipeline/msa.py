@@ -77,12 +77,12 @@ class RunResult:
 
     @property
     def alpha(self) -> float:
-        """The forget vector's strength, of MSA and the task vector."""
+        """Return the forget vector's strength, of MSA and the task vector."""
         return float(self.chosen["alpha"])
 
     @property
     def beta(self) -> float:
-        """The retain vector's strength, of MSA and the task vector."""
+        """Return the retain vector's strength, of MSA and the task vector."""
         return float(self.chosen["beta"])
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def sweep(
 ) -> SweepResult | None:
     """Fit the vectors of a recipe, score its points on validation rows, merge the best and score that again.
 
-    What `run` does but for the scores on test rows, which are not looked at. ray_workers: so many workers on a Ray
+    The scores on test rows, which `run` adds, are left out. ray_workers: so many workers on a Ray
     cluster score the points, 0 for one a GPU; None: this process does, with those of `accelerate launch` where it runs
     under that; all but the first of these return None. Raises UsageError for a recipe with a single point.
     """

@@ -91,7 +91,7 @@ def _found(terms: Terms) -> list[Term[Source]]:
 
 def validation_of(run: Run) -> Validation:
     """Return the run's validation rows with the rule. `evaluate_references` scores ideal and prior."""
-    assert run.validation is not None, "asked where there is a choice"
+    assert run.validation is not None, "only runs with a choice have validation rows"
     ideal = _validation_folder(run, "ideal") if "ideal" in run.sources else None
     prior = _validation_folder(run, "prior") if _has_prior_level(run, run.validation) else None
     rule, judge = run.questions.rule, run.judge if run.questions.judged else NO_JUDGE
@@ -252,7 +252,7 @@ def write_summary(run: Run, summary: Summary, merged: Merged | MergedAdapter, re
             markdown_table(reports),
         ]
         if "ideal" not in reports:
-            lines.append("No ideal model was given, so there is nothing to say how low the forget scores should go.\n")
+            lines.append("No ideal model was given, so nothing says how low the forget scores should go.\n")
     if run.validation is not None:
         lines += [f"How the choice was made, on {run.validation.split} rows:\n"]
         lines += [(run.folder / "sweep" / "table.md").read_text("utf-8"), *summary.after]

@@ -52,7 +52,7 @@ _APART = 0.02  # difference of a score before and after the merge that is worth 
 
 @dataclass(frozen=True)
 class Swept:
-    """The point that is merged, and how it was chosen."""
+    """The point that is merged, with the choice that led to it."""
 
     strengths: Strengths
     """The point."""
@@ -174,7 +174,7 @@ def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> 
 
 
 def check_strengths(run: Run) -> None:
-    """Raise UsageError, before any work, where vectors would learn nothing, or cannot be tried or probed as asked."""
+    """Raise UsageError, before any work, where a vector would learn nothing or the probe or 4-bit trial cannot work."""
     check_learns(run, run.vector_names)
     if run.recipe.probe.against:  # the one comparison that can be at fault
         compare_sides(run)

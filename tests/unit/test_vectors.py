@@ -16,18 +16,8 @@ from msa_lite.errors import FormatError, MismatchError, UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, load_adapter
 from msa_lite.io.blocks import Files, Scratch
 from msa_lite.io.checkpoint import Checkpoint, TensorEntry, load_checkpoint, read_shard
-from msa_lite.merger.vectors import (
-    Delta,
-    Difference,
-    Dora,
-    Product,
-    Shift,
-    TokenRows,
-    compare_checkpoints,
-    is_adapter,
-    load_vector,
-    ties_head,
-)
+from msa_lite.merger.deltas import Delta, Difference, Dora, Product, Shift, TokenRows
+from msa_lite.merger.vectors import compare_checkpoints, is_adapter, load_vector, ties_head
 
 Arrays = dict[str, np.ndarray]
 Store = Callable[..., dict[str, TensorEntry]]
