@@ -11,9 +11,9 @@ from typing import Literal
 
 FORGET, RETAIN, HOLDOUT = "forget set", "retain set", "holdout set"
 # Ending of a metric's name → the set that it is measured on.
-SETS = {"f": FORGET, "r": RETAIN, "h": HOLDOUT, "ra": "real authors", "wf": "world facts"}
+_SETS = {"f": FORGET, "r": RETAIN, "h": HOLDOUT, "ra": "real authors", "wf": "world facts"}
 MEMBERSHIP, UTILITY, QUESTIONS, TASKS = "forget against holdout set", "utility", "questions", "tasks"
-GROUPS = (*SETS.values(), MEMBERSHIP, UTILITY, QUESTIONS, TASKS)
+GROUPS = (*_SETS.values(), MEMBERSHIP, UTILITY, QUESTIONS, TASKS)
 """The groups of metrics, in the order in which tables show them."""
 
 
@@ -47,7 +47,7 @@ class MetricKind:
     @property
     def heading(self) -> str:
         """Return the label for where no group stands beside it."""
-        return f"{self.label}, {self.group}" if SETS.get(self.name.rpartition("_")[2]) == self.group else self.label
+        return f"{self.label}, {self.group}" if _SETS.get(self.name.rpartition("_")[2]) == self.group else self.label
 
 
 _TOFU = "TOFU (Maini et al., 2024)"
@@ -55,7 +55,7 @@ _MUSE = "MUSE (Shi et al., 2024), in 0…1 and with a stemmer as in open-unlearn
 _RESTOR = "RESTOR (Rezaei et al., 2024); MSA paper, §4.1"
 _JUDGED = "MSA paper, §4.1 and App. B"
 _OWN = "msa-lite"
-_OF_SET = {FORGET: False, RETAIN: True, HOLDOUT: None, SETS["ra"]: True, SETS["wf"]: True}  # direction of a score
+_OF_SET = {FORGET: False, RETAIN: True, HOLDOUT: None, _SETS["ra"]: True, _SETS["wf"]: True}  # direction of a score
 
 
 def _on_sets(
@@ -69,7 +69,7 @@ def _on_sets(
     for ending in endings.split():
         name = stem if bare and ending == "f" else f"{stem}_{ending}"
         partner = f"{stem}_r" if pair and ending == "f" else None
-        yield MetricKind(name, label, SETS[ending], _OF_SET[SETS[ending]], formula, source, partner=partner)
+        yield MetricKind(name, label, _SETS[ending], _OF_SET[_SETS[ending]], formula, source, partner=partner)
 
 
 def _membership(name: str, label: str, score: str, source: str) -> Iterator[MetricKind]:
@@ -186,5 +186,5 @@ def metric_kind(name: str) -> MetricKind:
     if "/" in name:
         return MetricKind(name, name, TASKS, None)
     stem, _, ending = name.rpartition("_")
-    group = SETS.get(ending) if stem else None
+    group = _SETS.get(ending) if stem else None
     return MetricKind(name, (stem if group else name).replace("_", " "), group or FORGET, None)
