@@ -16,13 +16,11 @@ from msa_lite.choose.evidence import CONFIDENCE, Evidence, Metrics, surely_misse
 from msa_lite.choose.kept import FAR, kept_share, lost_too_much, utility
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
+from msa_lite.report.metrics import metric_kind
 
 FORGOTTEN = 0.05  # an exposure that is no higher counts as none
 NO_EVIDENCE = Evidence()
 LOWEST = 1e-6  # the least that a factor of a paper's score counts, so that the others still order what shares a zero
-
-_JUDGED = ("acc_forget", "acc_recover", "acc_retain")
-_BESIDE_IDEAL = {"forget_quality", "min_k_gap", "min_k_pp_gap", "privleak", *_JUDGED}  # None without the ideal
 
 
 @dataclass(frozen=True, order=True)
@@ -54,7 +52,7 @@ class Rule(Protocol):
 
     @property
     def judged(self) -> bool:
-        """Whether it takes what only a judge says, where there is one."""
+        """Check whether a judge has a part in one of its terms."""
 
     def rank(
         self,
@@ -145,11 +143,11 @@ class PaperScore:
 
     @property
     def needs_ideal(self) -> bool:
-        return not _BESIDE_IDEAL.isdisjoint(self.needs())
+        return any(metric_kind(name).needs_ideal for name in self.needs())
 
     @property
     def judged(self) -> bool:
-        return not self.weights.keys().isdisjoint(_JUDGED)
+        return any(metric_kind(name).judge for name in self.weights)
 
     def rank(
         self,
@@ -164,7 +162,7 @@ class PaperScore:
         return Rank(True, paper_score(metrics, weights, printed=self.name.endswith("-printed")))
 
     def needs(self) -> tuple[str, ...]:
-        return tuple(name for name in self.weights if name not in _JUDGED)
+        return tuple(name for name in self.weights if not _needs_judge(name))
 
     def describe(self) -> Any:
         return {"score": self.name, "weights": dict(self.weights)}
@@ -172,13 +170,17 @@ class PaperScore:
     def notes(self, reference: Metrics) -> list[str]:
         out = [name for name in self.weights if reference.get(name) is None]
         groups = {
-            "there is no judge that compares with an ideal model": [name for name in out if name in _JUDGED],
-            "the target has no value for it": [name for name in out if name not in _JUDGED],
+            "there is no judge that compares with an ideal model": [name for name in out if _needs_judge(name)],
+            "the target has no value for it": [name for name in out if not _needs_judge(name)],
         }
         return [f"{', '.join(names)}: left out of the score, {why}" for why, names in groups.items() if names]
 
     def unmet(self, best: Rank) -> str:
         raise AssertionError("a score has no conditions")
+
+
+def _needs_judge(name: str) -> bool:
+    return metric_kind(name).judge == "required"
 
 
 def paper_score(metrics: Metrics, weights: Mapping[str, int], printed: bool = False) -> float:
@@ -269,11 +271,11 @@ class Constrained:
 
     @property
     def needs_ideal(self) -> bool:
-        return any(c.of == "ideal" for c in self.conditions) or not _BESIDE_IDEAL.isdisjoint(self.needs())
+        return any(c.of == "ideal" for c in self.conditions) or any(metric_kind(n).needs_ideal for n in self.needs())
 
     @property
     def judged(self) -> bool:
-        return not set(_JUDGED).isdisjoint(self.needs())
+        return any(metric_kind(name).judge for name in self.needs())
 
     def rank(
         self,

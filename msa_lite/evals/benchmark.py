@@ -24,6 +24,7 @@ from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import Ask
 from msa_lite.io.files import digest
 from msa_lite.report import Metric
+from msa_lite.report.metrics import MEMBERSHIP, metric_kind
 from msa_lite.report.verdict import Forgotten, Kept
 
 Record = dict[str, Any]
@@ -110,8 +111,6 @@ class Benchmark(ABC):
     """Metrics of what is to be kept. A candidate that has 0 where the target has more is broken."""
     default_score: ClassVar[str | None] = None
     """The selection score where neither the recipe names one nor gives questions about the forget set."""
-    judged_throughout: ClassVar[bool] = False
-    """True where a judge changes every metric."""
     switches: ClassVar[Mapping[str, str]] = {}
     """Its own `compat` switches: for each, what published code does otherwise."""
     reads: ClassVar[Collection[str]] = ()
@@ -214,7 +213,7 @@ class Benchmark(ABC):
         An AUC of n × m texts moves in steps of 1/nm. Its standard error at chance is that of the Mann-Whitney
         statistic, √((n + m + 1) / 12nm).
         """
-        resting = [name for name in metrics if name.removesuffix("_gap") in ("min_k", "min_k_pp", "privleak")]
+        resting = [name for name in metrics if metric_kind(name).group == MEMBERSHIP]
         counts = [len(self.sets[name].scored) for name in self.sides or () if name in self.sets]
         if not resting or len(counts) < 2 or not all(counts):
             return None

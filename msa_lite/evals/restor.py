@@ -50,7 +50,6 @@ class Restor(Benchmark):
     fields = ("question", "answers", "entity", "relation", "corrupted")
     vital = ("accuracy",)
     default_score = "restor"
-    judged_throughout = True
     switches: ClassVar[Mapping[str, str]] = {
         "sampling": "answers are drawn with the model's own sampling settings, three times, prompt and answer of "
         "at most 200 tokens together; a resumed run draws others"
@@ -115,7 +114,7 @@ class Restor(Benchmark):
         found = {}
         for name, wanted in _GROUPS.items():
             group = [record for record in records[QUESTIONS] if record["corrupted"] in wanted]
-            found[name] = mean_metric([record_score(record, judged) for record in group], True, _note(group, judged))
+            found[name] = mean_metric(name, [record_score(record, judged) for record in group], _note(group, judged))
         return found
 
     @classmethod

@@ -17,6 +17,7 @@ from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.qa import load_qa
 from msa_lite.evals.suite import load_benchmark
 from msa_lite.recipe import Recipe
+from msa_lite.report.metrics import metric_kind
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ def load_questions(
     chosen_by, rest = benchmark.divide(recipe.validation, recipe.seed, recipe.select.by)
     if coarse := chosen_by.resolution(rule.needs()):
         logger.warning("%s; of so few rows, a choice may be by chance (select.validation)", coarse)
-    return Questions(rule, chosen_by, rest, judge and (rule.judged or benchmark.judged_throughout))
+    return Questions(rule, chosen_by, rest, judge and rule.judged)
 
 
 def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
@@ -93,7 +94,7 @@ def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
 def _check(rule: Rule, benchmark: Benchmark, judged: bool) -> None:
     """Raise UsageError where a rule needs what the benchmark, or nobody but a judge, gives."""
     check_rule(rule, benchmark.metric_names(), f"benchmark {benchmark.name}")
-    wanting = [name for name in rule.needs() if name.startswith("acc_")]
+    wanting = [name for name in rule.needs() if metric_kind(name).judge == "required"]
     if wanting and not judged:
         raise UsageError(
             f"select: {', '.join(wanting)} is a judge's; give evaluate.judge of kind openai, and select.judge true"
