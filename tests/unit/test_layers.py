@@ -29,24 +29,27 @@ from tests.arrows import (
 # needs any more has to go.
 ARROWS = {
     "errors": set[str](),
+    "benchmarks": set[str](),
     "conditions": set[str](),
     "counts": set[str](),
     "io": {"counts", "errors"},
-    "recipe": {"conditions", "counts", "errors", "io"},
+    "recipe": {"benchmarks", "conditions", "counts", "errors", "io"},
     "data": {"errors", "io"},
     "report": {"errors", "io"},
     "train": {"data", "errors", "io"},
     "merger": {"errors", "io"},
     "baselines": {"data", "errors", "io"},
     "demo": {"data", "io", "train"},
-    "evals": {"data", "errors", "io", "report"},
+    "evals": {"benchmarks", "data", "errors", "io", "report"},
     "compare": {"errors", "evals", "io", "report"},
-    "choose": {"conditions", "data", "errors", "evals", "io", "report"},
+    "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report"},
     "pipeline": {
-        "baselines", "choose", "data", "demo", "errors", "evals", "io", "merger", "recipe", "report", "train",
+        "baselines", "benchmarks", "choose", "data", "demo", "errors", "evals", "io", "merger", "recipe", "report",
+        "train",
     },
     "cli": {
-        "baselines", "choose", "compare", "data", "errors", "evals", "io", "merger", "pipeline", "recipe", "report",
+        "baselines", "benchmarks", "choose", "compare", "data", "errors", "evals", "io", "merger", "pipeline", "recipe",
+        "report",
     },
     "__main__": {"cli"},
     "__init__": {"compare", "evals", "io", "merger", "pipeline", "train"},  # the public functions
