@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+from itertools import chain
 
 import pytest
 from click.testing import CliRunner
 
+from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.cli.metrics import command
+from msa_lite.compare.published import load_published, published_tables
 from msa_lite.evals.aggregates import NO_IDEAL, NOT_JUDGED
-from msa_lite.evals.benchmark import Benchmark, Records
+from msa_lite.evals.benchmark import Benchmark, Records, benchmark_class
 from msa_lite.evals.muse import Muse
 from msa_lite.evals.probe import Probe
 from msa_lite.evals.qa import Qa
@@ -48,7 +51,16 @@ def reported() -> dict[str, tuple[Metric, Metric]]:
 
 
 def test_what_benchmarks_report_has_an_entry_and_no_entry_is_unused() -> None:
+    assert {benchmark_class(name) for name in BENCHMARKS} | {Probe} == SETS.keys()
     assert reported().keys() == METRICS.keys()
+
+
+def test_benchmarks_and_published_tables_name_no_other_metrics() -> None:
+    for entry in BENCHMARKS.values():
+        names = {*entry.columns, *chain(*entry.sweep_columns), *chain(*entry.scores.values())}
+        assert names <= METRICS.keys()
+    for name in published_tables():
+        assert {metric for row in load_published(name).rows.values() for metric in row} <= METRICS.keys()
 
 
 def test_entries_say_what_a_metric_needs_and_which_way_is_better() -> None:
@@ -103,9 +115,9 @@ def test_the_table_as_markdown_has_one_row_a_metric() -> None:
 # Modules that may name a metric: benchmarks compute them (or hold scores of the same name), rules weigh them.
 NAMING = {
     "report/metrics.py": "the table",
-    "choose/rules.py": "weights of the paper's scores; what a rule measures on the forget set",
+    "benchmarks.py": "what a benchmark shows, and the weights of its selection scores",
+    "choose/rules.py": "what a rule measures on the forget set",
     "choose/kept.py": "weights of what is kept of the retain set",
-    "choose/evidence.py": "which metric is the mean of which score of MUSE's records",
     "choose/choice.py": "metrics that show that there are retain rows",
     "choose/table.py": "what a sweep shows of a benchmark",
     "compare/comparison.py": "what a comparison shows of a benchmark",
