@@ -182,6 +182,10 @@ class _MergekitRecipe(_Closed):
             yield "parameters.normalize: the weights add up to 0 and cannot be divided by that"
 
 
+class _NotMsaError(Exception):
+    """The faults of a recipe whose keys are all right alone."""
+
+
 _KEYS = [
     field.alias or name
     for schema in (_MergekitRecipe, _Entry, _Weight, _Scale)
@@ -200,17 +204,13 @@ def read_recipe(path: Path) -> MergeRequest:
     if not isinstance(document, dict):
         raise UsageError(f"{path}: a mergekit recipe is a mapping of keys; got {type(document).__name__}")
     try:
-        recipe = _MergekitRecipe.model_validate(document)
-        request, faults = None, [*recipe.faults()]
+        return _request(_MergekitRecipe.model_validate(document))
     except ValidationError as error:
-        request, faults = None, _explain(error)
-    else:
-        if not faults:
-            request, faults = _request(recipe)
-    if request is None:
-        headline = f"{path}: not a merge that msa-lite can do; mend it, or run it with mergekit-yaml:"
-        raise UsageError(join_faults(headline, faults))
-    return request
+        faults = _explain(error)
+    except _NotMsaError as error:
+        faults = list(error.args)
+    headline = f"{path}: not a merge that msa-lite can do; mend it, or run it with mergekit-yaml:"
+    raise UsageError(join_faults(headline, faults))
 
 
 def _explain(error: ValidationError) -> list[str]:
@@ -226,20 +226,21 @@ def _explain(error: ValidationError) -> list[str]:
     return lines
 
 
-def _request(recipe: _MergekitRecipe) -> tuple[MergeRequest | None, list[str]]:
-    """Return the merge of a recipe, or the fault that makes it none."""
+def _request(recipe: _MergekitRecipe) -> MergeRequest:
+    """Return the merge of a recipe. Raise _NotMsaError where its keys do not fit each other, or compute another sum."""
+    if faults := [*recipe.faults()]:
+        raise _NotMsaError(*faults)
     total = _expand(recipe.base_model if recipe.moves_base else None, recipe.scaled)
     if not math.isfinite(sum(map(abs, total.values()))):
-        return None, ["models: weights that are too large to be added up"]
+        raise _NotMsaError("models: weights that are too large to be added up")
     if request := _name_parts(total, recipe, recipe.keeper):
-        return replace(request, dtype=recipe.out_dtype or recipe.dtype or "same"), []
+        return replace(request, dtype=recipe.out_dtype or recipe.dtype or "same")
     if recipe.keeper and _name_parts(total, recipe, None):
-        fault = f"tokenizer_source: the result gets the target's tokenizer; {recipe.keeper} is not the target"
-    else:
-        terms = " + ".join(f"{c:g} × {model}" for model, c in total.items() if abs(c) > _TOLERANCE)
-        what = "1 × target, at most one thing subtracted and one added, and full checkpoints that add up to 1"
-        fault = f"models: computes {terms.replace('+ -', '− ') or 'nothing'}; MSA is {what}"
-    return None, [fault]
+        keeper = recipe.keeper
+        raise _NotMsaError(f"tokenizer_source: the result gets the target's tokenizer; {keeper} is not the target")
+    terms = " + ".join(f"{c:g} × {model}" for model, c in total.items() if abs(c) > _TOLERANCE)
+    what = "1 × target, at most one thing subtracted and one added, and full checkpoints that add up to 1"
+    raise _NotMsaError(f"models: computes {terms.replace('+ -', '− ') or 'nothing'}; MSA is {what}")
 
 
 def _expand(base: ListedModel | None, models: _Sum) -> _Sum:
