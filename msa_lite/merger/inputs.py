@@ -17,7 +17,7 @@ from msa_lite.io.manifest import check_free, check_place, is_finished, partial_f
 from msa_lite.io.reading import local_path, printable
 from msa_lite.io.seal import load_manifest
 from msa_lite.io.unchanged import check_unchanged
-from msa_lite.merger.formula import Term, named_strengths
+from msa_lite.merger.formula import Term, VectorLike, named_strengths
 from msa_lite.merger.plan import MergePlan, check_mergeable
 from msa_lite.merger.vectors import checkpoint_vector, load_vector
 
@@ -44,8 +44,7 @@ class Inputs:
     @property
     def sources(self) -> dict[str, Source]:
         """Return all sources by name."""
-        vectors = {term.name: term.vector for term in self.terms}
-        return {"target": self.target, **vectors, **({"prior": self.prior} if self.prior else {})}
+        return named_parts(self.target, self.terms, self.prior)
 
     @property
     def finished(self) -> dict[str, Any] | None:
@@ -100,20 +99,19 @@ def find_inputs(
     Raise OutputError when `out` or its partial folder is, holds or lies in one of the inputs, or holds something that
     may not be replaced; UsageError for inputs that cannot be found.
     """
-    named = {"target": target, "prior": prior, **{term.name: term.vector for term in terms}}
+    named = named_parts(target, terms, prior)
     empty = [name for name, value in {**named, "out": out}.items() if value == ""]
     if empty:
         raise UsageError(f"{' and '.join(empty)}: an empty name; give a folder or repo[@revision]")
     out = output_path(out)
     check_place(out, kind)
-    _check_apart(out, (v.folder if isinstance(v, Source) else local_path(v) for v in named.values() if v))
+    _check_apart(out, (v.folder if isinstance(v, Source) else local_path(v) for v in named.values()))
     recover(out)
     check_free(out, kind)
     used = [term for term in terms if term.weight]
     prior = prior if used else None
-    if any(
-        is_remote(str(value)) for value in named_parts(target, used, prior).values() if not isinstance(value, Source)
-    ):
+    names = [str(value) for value in named_parts(target, used, prior).values() if not isinstance(value, Source)]
+    if any(is_remote(name) for name in names):
         plan = peek(target, used, prior, download=True)
         if plan and not any(vector.needs_prior for vector in plan.vectors):
             prior = None  # plain LoRA on plain LoRA: its weights would be fetched for nothing
@@ -133,13 +131,12 @@ def find_inputs(
     return inputs
 
 
-def named_parts(target: ModelLike, terms: Sequence[Term[ModelLike]], prior: ModelLike | None) -> dict[str, ModelLike]:
+def named_parts(
+    target: VectorLike, terms: Sequence[Term[VectorLike]], prior: VectorLike | None
+) -> dict[str, VectorLike]:
     """Return target, vectors and prior by name."""
-    return {
-        "target": target,
-        **{term.name: term.vector for term in terms},
-        **({} if prior is None else {"prior": prior}),
-    }
+    parts = {"target": target, **{term.name: term.vector for term in terms}}
+    return parts if prior is None else {**parts, "prior": prior}
 
 
 def _find(value: ModelLike) -> Source:
