@@ -6,13 +6,13 @@ rows that it never saw; and a prior that knows them already gives a vector that 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Record
 from msa_lite.evals.outcome import is_recited, score_of
 
@@ -28,7 +28,6 @@ _ABOVE_HOLDOUT = 0.05
 _SEEN = 0.5  # of the rows that the target recites, from which on a prior that recites them has seen them
 _KNOWS = 0.5  # of `known`, from which on both models know the rows
 _FEW = 8  # rows, of which nothing is told from
-_Z95 = 1.96
 
 
 @dataclass(frozen=True)
@@ -91,8 +90,7 @@ def _paired_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
     """(mean difference, lower end of its 95 % interval over the rows)."""
     difference = after - before
     gain = float(difference.mean())
-    error = float(difference.std(ddof=1)) / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
-    return gain, gain - _Z95 * error
+    return gain, gain - scoring.Z95 * (scoring.standard_error(difference) or 0.0)
 
 
 def _has_seen(target: Sequence[Record], prior: Sequence[Record], holdout: Sequence[Record]) -> bool:

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+Z95 = 1.96  # standard errors from a mean to the ends of its 95 % interval
+
 # What an item's tokens say
 
 
@@ -179,8 +181,7 @@ def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, int, f
     known = _known(values)
     if not len(known):
         return None, 0, None
-    error = float(np.std(known, ddof=1) / math.sqrt(len(known))) if len(known) > 1 else None
-    return float(np.mean(known)), len(known), error
+    return float(np.mean(known)), len(known), standard_error(known)
 
 
 def harmonic_mean(values: Iterable[float | None]) -> float | None:
@@ -237,33 +238,49 @@ def priv_leak(auc: float, ideal_auc: float) -> float:
     return 100.0 * ((1.0 - auc) - (1.0 - ideal_auc)) / ((1.0 - ideal_auc) + 1e-10)
 
 
-def bootstrap_error(
-    statistic: Callable[..., float | None], samples: Sequence[np.ndarray], seed: int = 0, rounds: int = 1000
-) -> float | None:
-    """Standard error of statistic(*samples) by the bootstrap: each sample is redrawn on its own, with replacement.
+def bootstrap(
+    statistic: Callable[..., float | None],
+    samples: Sequence[np.ndarray],
+    *,
+    paired: bool = False,
+    seed: int = 0,
+    rounds: int = 1000,
+) -> np.ndarray:
+    """Return statistic(*samples) of `rounds` samples that are redrawn with replacement.
 
-    samples: arrays whose first axis counts items; further axes hold values of the same item, which are drawn together.
-    The same seed gives the same error. Redraws that give None (nothing defined was drawn) are left out. None where a
-    sample has fewer than two items, or fewer than two redraws have a value.
+    samples: arrays whose first axis counts items; values of one item along further axes are drawn together. paired: the
+    samples belong together item by item and are redrawn alike, otherwise each by itself. The same seed gives the same
+    values. Redraws without a value (None) are left out. Empty where a sample has fewer than two items.
     """
-    from scipy.stats import bootstrap
+    from scipy.stats import bootstrap as resample
 
     if min(map(len, samples)) < 2:
-        return None
+        return np.zeros(0)
 
     def redrawn(*rows: np.ndarray) -> float:
-        value = statistic(*(sample[r] for sample, r in zip(samples, rows, strict=True)))
+        rows = rows * len(samples) if paired else rows
+        value = statistic(*(sample[row] for sample, row in zip(samples, rows, strict=True)))
         return math.nan if value is None else value
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of samples whose items are all alike: their error is 0
-        drawn = bootstrap(
-            [np.arange(len(sample)) for sample in samples],
+        warnings.simplefilter("ignore")  # of samples whose items are all alike: their values do not vary
+        values = resample(
+            [np.arange(len(sample)) for sample in samples[: 1 if paired else None]],
             redrawn,
             n_resamples=rounds,
             vectorized=False,
             method="basic",
             rng=np.random.default_rng(seed),
         ).bootstrap_distribution
-    known = drawn[~np.isnan(drawn)]
-    return float(np.std(known, ddof=1)) if len(known) > 1 else None
+    return np.asarray(values[~np.isnan(values)])
+
+
+def spread(values: np.ndarray) -> float | None:
+    """Return the standard deviation of a sample; None for fewer than two values."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def standard_error(values: Sequence[float] | np.ndarray) -> float | None:
+    """Return the standard error of a mean of values, their `spread` / √n; None for fewer than two."""
+    deviation = spread(np.asarray(values, np.float64))
+    return None if deviation is None else deviation / math.sqrt(len(values))
