@@ -142,9 +142,9 @@ def check_comparable(folder: Path, benchmark: Benchmark, out: Path) -> None:
             f"{folder}: lies in {out}, which is written anew; give the model instead, whose scores are taken up, or "
             "another output folder"
         )
-    asked = finished_inputs(folder).get("questions", {})
+    theirs = finished_inputs(folder).get("questions", {})
     wanted = json.loads(canonical_json(benchmark.describe()))
-    other = [key for key, value in wanted.items() if asked.get(key) != value]
+    other = [key for key, value in wanted.items() if theirs.get(key) != value]
     if other:
         raise MismatchError(
             f"{folder}: its {', '.join(other)} are not those of this evaluation, so they cannot stand side by side"

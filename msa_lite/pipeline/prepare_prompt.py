@@ -91,7 +91,7 @@ def resolve_prompt(
 
 
 def _kept(folders: Sequence[Path], inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The outcome of an earlier search made of the same, if one is kept."""
+    """Return the outcome of an earlier search from the same inputs; None where there is none."""
     for folder in folders:
         try:
             outcome = read_object(folder / PROMPT_FILE)
