@@ -144,7 +144,7 @@ class _Shades:
     def of(cls, sweep: Sweep) -> _Shades:
         scores = [score for one in sweep.candidates if (score := sweep.shown_score(one)) is not None]
         low, high = min(scores, default=0.0), max(scores, default=0.0)
-        names = "viridis_r" if sweep.lower_is_better else "viridis"
+        names = "viridis_r" if sweep.score_heading.endswith("↓") else "viridis"
         return cls(low, high if high > low else low + 1e-3, names, bool(scores))
 
     def colour(self, score: float | None) -> Any:

@@ -43,7 +43,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ModelValue:
     """What a row says in a column. value: None where it is missing. n: items in it, None where that is not known.
 
     ratio: by `ratios`, of methods only, where there are several. best: whether no method of its part of the table is
@@ -67,7 +67,7 @@ class TableRow:
     role: Role
     source: str
     method: Mapping[str, Any]
-    cells: tuple[Cell, ...]
+    cells: tuple[ModelValue, ...]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Comparison:
         }  # fmt: skip
 
 
-def _cell_dict(cell: Cell) -> dict[str, Any]:
+def _cell_dict(cell: ModelValue) -> dict[str, Any]:
     ratio = cell.ratio
     return {
         "value": cell.value,
@@ -207,7 +207,7 @@ def _rows(entries: Sequence[Entry], columns: Sequence[Column]) -> list[TableRow]
     ]
 
 
-def _cells(entries: Sequence[Entry], column: Column) -> list[Cell]:
+def _cells(entries: Sequence[Entry], column: Column) -> list[ModelValue]:
     """One column of a part: for each entry its value, and what it is beside the others'."""
     name, direction = column.name, column.higher_is_better
     methods = [entry for entry in entries if entry.role == "method"]
@@ -221,11 +221,11 @@ def _cells(entries: Sequence[Entry], column: Column) -> list[Cell]:
     return [_cell(entry, name, *marks.get(id(entry), (None, False))) for entry in entries]
 
 
-def _cell(entry: Entry, name: str, ratio: Ratio | None, best: bool) -> Cell:
+def _cell(entry: Entry, name: str, ratio: Ratio | None, best: bool) -> ModelValue:
     metric = entry.report.metrics.get(name)
     if metric is None or metric.value is None:
-        return Cell(None, None, None, None, False, number(None))
+        return ModelValue(None, None, None, None, False, number(None))
     figure = entry.figures.get(name)
     if figure:
-        return Cell(metric.value, None, None, figure.ratio or ratio, best, figure.printed)
-    return Cell(metric.value, metric.stderr, metric.n, ratio, best, number(metric.value))
+        return ModelValue(metric.value, None, None, figure.ratio or ratio, best, figure.printed)
+    return ModelValue(metric.value, metric.stderr, metric.n, ratio, best, number(metric.value))

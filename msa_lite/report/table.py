@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import Any
 
+from msa_lite.report.formats import Cell, Section, Table, markdown
 from msa_lite.report.metrics import BEST_AT_ZERO, Metric, Report
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
 _ARROWS = {True: " ↑", False: " ↓", None: ""}
-_CAPTION = "mean ± standard error · ↑ higher, ↓ lower is better"
+_LEGEND = "mean ± standard error; ↑ higher, ↓ lower is better"
 # Ending of a metric's name → what it is about; names without one of these are the forget set's, but for those below.
 _ENDINGS = {
     "f": "forget set",
@@ -67,26 +65,25 @@ def number(value: float | None) -> str:
     return f"{value:{'.1e' if small else '.3f'}}"
 
 
-def metric_cell(metric: Metric | None, n: int) -> str:
-    """A metric as tables show it, with its standard error, and its items where they are not n."""
+def metric_cell(metric: Metric | None, n: int, with_error: bool = True) -> Cell:
+    """Return a metric as tables show it, with its number of items where it is not n."""
     if metric is None or metric.value is None:
-        return number(None)
-    error = f" ± {metric.stderr:.3f}" if metric.stderr is not None else ""
-    other = f" (n = {metric.n})" if metric.n != n else ""
-    return f"{number(metric.value)}{error}{other}"
+        return Cell(number(None))
+    error = metric.stderr if with_error else None
+    return Cell(number(metric.value), stderr=error, remark="" if metric.n == n else f"n = {metric.n}")
 
 
-def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[str]]]:
-    """(group, [label, n, one cell a model]) by group; metrics in the order of the first report that has them."""
+def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[Cell]]]:
+    """Return (group, [label, n, one cell a model]) by group; metrics in the order of the first report that has them."""
     names = dict.fromkeys(name for report in reports.values() for name in report.metrics)
     rows = []
     for name in sorted(names, key=lambda name: _GROUPS.index(_group_and_label(name)[0])):
         group, label = _group_and_label(name)
-        found = [report.metrics.get(name) for report in reports.values()]
-        known = [metric for metric in found if metric is not None]
+        metrics = [report.metrics.get(name) for report in reports.values()]
+        known = [metric for metric in metrics if metric is not None]
         n = max(metric.n for metric in known)
         arrow = _ARROWS[known[0].higher_is_better]
-        rows.append((group, [label + arrow, str(n), *(metric_cell(metric, n) for metric in found)]))
+        rows.append((group, [Cell(label + arrow), Cell(str(n)), *(metric_cell(metric, n) for metric in metrics)]))
     return rows
 
 
@@ -116,33 +113,14 @@ def _judge_note(judge: Mapping[str, Any]) -> str:
     )
 
 
-def rich_table(reports: Mapping[str, Report], title: str) -> Table:
-    """A terminal table of reports by model name."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", caption=_CAPTION)
-    table.add_column("metric")
-    for name in ("n", *reports):
-        table.add_column(name, justify="right", no_wrap=True)
-    last = None
-    for group, cells in _rows(reports):
-        if group != last:
-            table.add_section()
-            table.add_row(f"[bold]{group}[/bold]")
-            last = group
-        table.add_row(*cells)
-    return table
+def reports_table(reports: Mapping[str, Report], title: str = "") -> Table:
+    """Return one row a metric and one column a model, in a section for each group of metrics."""
+    groups = groupby(_rows(reports), key=lambda row: row[0])
+    sections = [Section([cells for _, cells in rows], group) for group, rows in groups]
+    return Table(["metric", "n", *reports], sections, title, [_LEGEND, *notes(reports)])
 
 
 def markdown_table(reports: Mapping[str, Report]) -> str:
-    """The same table as Markdown, with its notes."""
-    header = ["set", "metric", "n", *reports]
-    lines = ["| " + " | ".join(header) + " |", "|---|---|" + "---:|" * (len(header) - 2)]
-    lines += ["| " + " | ".join([group, *cells]) + " |" for group, cells in _rows(reports)]
-    lines += [f"\n{note}." for note in notes(reports)]
-    return "\n".join(lines) + "\n"
-
-
-def escape_markdown(text: str) -> str:
-    """Text whose signs mean nothing to Markdown."""
-    return re.sub(r"([\\|*`<\[\]])", r"\\\1", text)
+    """Return the same table as Markdown, with a column for the group."""
+    rows = [[Cell(group), *cells] for group, cells in _rows(reports)]
+    return markdown(Table(["set", "metric", "n", *reports], [Section(rows)], notes=notes(reports), left=2))
