@@ -14,8 +14,8 @@ from typing import Any
 
 from msa_lite.choose.candidates import TARGET, Candidates, SharedWork, Values, candidate_name
 from msa_lite.choose.doubts import few_rows, strength_advice
-from msa_lite.choose.drawing import DRAWN, draw_missing, draw_pictures
 from msa_lite.choose.grid import refined
+from msa_lite.choose.pictures import DRAWN, draw_missing, draw_pictures
 from msa_lite.choose.rules import Exposure, Metrics, Rank, exposure
 from msa_lite.choose.search import Point, gentleness
 from msa_lite.choose.table import Candidate, Sweep, points_csv, points_markdown
