@@ -234,7 +234,7 @@ class _Ranked:
         """Why the choice may mean little; empty when there is no reason."""
         rule, benchmark = self.validation.rule, self.validation.benchmark
         doubts = [] if best.met else [rule.unmet(best)]
-        if not {"rouge_l_r", "probability_r", "knowmem_r", "accuracy"} & self.reference.keys():
+        if not {"rouge_l_r", "probability_r", *benchmark.vital} & self.reference.keys():
             doubts.append(
                 "there are no retain rows, so nothing says what was lost beside the forget set; give some that have to "
                 "stay (retain.data, or evaluate.retain)"
@@ -303,4 +303,4 @@ def load_sweep(out: Path) -> Sweep:
         values = {key: value for key, value in line.items() if key not in ("score", "met", "note")}
         report: Report = load_report(out / candidate_name(values))
         rows.append(Candidate(values, report.metrics, line["score"], line["met"], line.get("note")))
-    return Sweep(rows, target.metrics, ideal, choice.values, choice.rule, target.split)
+    return Sweep(rows, target.metrics, ideal, choice.values, choice.rule, target.split, target.benchmark)

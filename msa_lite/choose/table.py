@@ -6,22 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.choose.candidates import Values
 from msa_lite.report.formats import Cell, Section, Table, csv_lines, escape_markdown, markdown
-from msa_lite.report.metrics import Metric
+from msa_lite.report.reports import Metric
 from msa_lite.report.table import heading, metric_cell, number
 
-# The main metrics of each benchmark, by a metric that only this one gives.
-_SHOWN = {
-    "verbmem_f": ("min_k", "min_k_pp", "verbmem_f", "extraction_strength", "exact_memorization", "knowmem_r"),
-    "accuracy_corrupted": ("accuracy", "accuracy_corrupted", "accuracy_other"),
-    "model_utility": (
-        "rouge_l_f", "extraction_strength", "probability_f", "model_utility", "rouge_l_r",
-        "acc_forget", "acc_recover", "acc_retain",
-    ),
-    "rouge_l_f": ("accuracy_f", "rouge_l_f", "extraction_strength", "accuracy_r", "rouge_l_r"),
-    "extraction_strength": ("extraction_strength", "probability_f", "extraction_strength_r", "probability_r"),
-}  # fmt: skip
 _NOT_MET = "not met: does not meet the conditions that the choice is made under, so it has no score"
 _MOST_NOTES = 8  # in the terminal; the other forms of the table have all
 _FORGOTTEN = (
@@ -61,6 +51,8 @@ class Sweep:
     """The name of the rule: "tofu", "exposure", "minimise rouge_l_f"."""
     part: str
     """The rows that all were scored on: "forget10 validation"."""
+    benchmark: str
+    """The name of the benchmark, which says what tables show."""
 
     def is_chosen(self, candidate: Candidate) -> bool:
         """Check whether this is the candidate that was chosen."""
@@ -102,12 +94,13 @@ def shown_score(rule: str, score: float | None, met: bool = True) -> float | Non
 def shown_metrics(sweep: Sweep) -> dict[str, int]:
     """Return the metrics that tables show, by name, with the largest number of items of each.
 
-    These are the main ones of the benchmark, which is known by its metrics, and those that the score's name holds.
-    Of an unknown benchmark all are shown. Metrics without any value are left out.
+    These are the main ones of the benchmark, and those that the score's name holds. Metrics without any value are left
+    out.
     """
     models = [sweep.target, *(one.metrics for one in sweep.candidates)]
     known = [name for metrics in models for name, metric in metrics.items() if metric.value is not None]
-    main = next((names for name, names in _SHOWN.items() if name in known), known)
+    columns = BENCHMARKS[sweep.benchmark].sweep_columns if sweep.benchmark in BENCHMARKS else ()
+    main = next((names for names in columns if names[0] in known), known)
     named = re.findall(r"[\w/]+", sweep.score_name)
     names = dict.fromkeys(name for name in (*main, *named) if name in known)
     return {name: max(metric.n for metric in _metrics(sweep)[name]) for name in names}
