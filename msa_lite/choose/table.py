@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.choose.candidates import Values
-from msa_lite.report.formats import Cell, Section, Table, csv_lines, escape_markdown, markdown
+from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, escape_markdown, markdown
 from msa_lite.report.reports import Metric
 from msa_lite.report.table import heading, metric_cell, number
 
@@ -99,8 +99,8 @@ def shown_metrics(sweep: Sweep) -> dict[str, int]:
     """
     models = [sweep.target, *(one.metrics for one in sweep.candidates)]
     known = [name for metrics in models for name, metric in metrics.items() if metric.value is not None]
-    columns = BENCHMARKS[sweep.benchmark].sweep_columns if sweep.benchmark in BENCHMARKS else ()
-    main = next((names for names in columns if names[0] in known), known)
+    columns = BENCHMARKS[sweep.benchmark].sweep_columns if sweep.benchmark in BENCHMARKS else [known]
+    main = next((names for names in columns if names[0] in known), columns[0])
     named = re.findall(r"[\w/]+", sweep.score_name)
     names = dict.fromkeys(name for name in (*main, *named) if name in known)
     return {name: max(metric.n for metric in _metrics(sweep)[name]) for name in names}
@@ -116,7 +116,7 @@ def value_text(value: float | int | str) -> str:
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def points_table(sweep: Sweep) -> Table:
+def points_table(sweep: Sweep) -> TextTable:
     """Return the table for a terminal: standard errors of the target, the ideal and the chosen one, and some notes."""
     headings, rows = _headings(sweep), _cells(sweep, brief=True)
     references = 1 + (sweep.ideal is not None)
@@ -125,13 +125,13 @@ def points_table(sweep: Sweep) -> Table:
     first = [*rows[:references], [Cell("n"), *items, *(Cell(str(n)) for n in metrics.values())]]
     title = f"sweep, {sweep.part}; chosen by: {sweep.score_heading[:-2]}"
     notes = ["↑ higher, ↓ lower is better", *_few_notes(sweep)]
-    return Table(headings, [Section(first), Section(rows[references:])], title, notes)
+    return TextTable(headings, [Section(first), Section(rows[references:])], title, notes)
 
 
 def points_markdown(sweep: Sweep) -> str:
     """Return the table as Markdown, with all standard errors and all notes."""
     title = escape_markdown(f"Sweep, {sweep.part}; chosen: {values_text(sweep.chosen)}.")
-    table = Table(_headings(sweep, " (n = {})"), [Section(_cells(sweep))], notes=_notes(sweep))
+    table = TextTable(_headings(sweep, " (n = {})"), [Section(_cells(sweep))], notes=_notes(sweep))
     return f"{title}\n\n{markdown(table)}"
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from msa_lite.io.progress import Watcher
     from msa_lite.recipe import Recipe
     from msa_lite.report import Report
-    from msa_lite.report.formats import Table
+    from msa_lite.report.formats import TextTable
 
 _notices = Notices()  # of this process's command
 
@@ -91,7 +91,7 @@ def print_reports(reports: Mapping[str, Report], title: str) -> None:
     print_table(reports_table(reports, title))
 
 
-def print_table(table: Table, dense: bool = False) -> None:
+def print_table(table: TextTable, dense: bool = False) -> None:
     """Print a table and its notes on stdout, in full width where no terminal sets one."""
     from rich.console import Console
 

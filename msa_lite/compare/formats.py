@@ -6,17 +6,17 @@ from collections.abc import Callable
 from itertools import groupby
 
 from msa_lite.compare.comparison import Comparison, ModelValue
-from msa_lite.report.formats import Cell, Section, Table, csv_lines, html_page, latex, markdown
+from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, html_page, latex, markdown
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: Comparison) -> TextTable:
     """Return one row a model; a section each for references, MSA, baselines, other models and published figures."""
     sections = []
     for name, rows in groupby(comparison.rows, key=lambda row: row.section):
         heading = comparison.published if name == "published" else None
         sections.append(Section([[Cell(row.label), *map(_cell, row.cells)] for row in rows], heading or ""))
     headings = ["model", *(column.heading for column in comparison.columns)]
-    return Table(headings, sections, comparison.title, comparison.notes)
+    return TextTable(headings, sections, comparison.title, comparison.notes)
 
 
 def _cell(value: ModelValue) -> Cell:

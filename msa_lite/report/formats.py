@@ -37,7 +37,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Table:
+class TextTable:
     """A table in sections. Every writer escapes the signs that its format reads as commands."""
 
     headings: Sequence[str]
@@ -50,17 +50,17 @@ class Table:
     """The number of columns of text, at the left. The others hold numbers."""
 
 
-def terminal_table(table: Table, dense: bool = False) -> Group:
+def terminal_table(table: TextTable, dense: bool = False) -> Group:
     """Return a table and its notes for rich.
 
     dense: for many columns, without padding and with standard errors on a second line.
     """
     from rich import box
     from rich.console import Group
-    from rich.table import Table as RichTable
+    from rich.table import Table
     from rich.text import Text
 
-    grid = RichTable(title=Text(table.title), title_justify="left", box=box.HORIZONTALS, padding=(0, 0 if dense else 1))
+    grid = Table(title=Text(table.title), title_justify="left", box=box.HORIZONTALS, padding=(0, 0 if dense else 1))
     grid.collapse_padding, grid.pad_edge = True, False
     for heading in table.headings[: table.left]:
         grid.add_column(Text(heading), overflow="fold", min_width=7, max_width=40)
@@ -86,7 +86,7 @@ def _terminal_cell(cell: Cell, dense: bool) -> Text:
     return Text.assemble((cell.text, "bold" if cell.bold else ""), (remark + error, "dim"))
 
 
-def markdown(table: Table) -> str:
+def markdown(table: TextTable) -> str:
     """Return a GitHub table, an empty row between its sections and its notes as a list below it."""
     width = len(table.headings)
 
@@ -119,7 +119,7 @@ def escape_markdown(text: str) -> str:
     return re.sub(r"([\\|*`<\[\]])", r"\\\1", text)
 
 
-def latex(table: Table) -> str:
+def latex(table: TextTable) -> str:
     """Return a tabular for booktabs, as in the paper: a column for values, and one for ratios where there are any.
 
     The notes stand before it as comments.
@@ -182,7 +182,7 @@ li { max-width: 60rem }
 """.strip()
 
 
-def html_page(table: Table) -> str:
+def html_page(table: TextTable) -> str:
     """Return a page of its own, with the notes below the table."""
     title = html.escape(table.title)
     lines = ["<!doctype html>", '<html lang="en">', '<meta charset="utf-8">', f"<title>{title}</title>"]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
-from msa_lite.report.formats import Cell, Section, Table, markdown
+from msa_lite.report.formats import Cell, Section, TextTable, markdown
 from msa_lite.report.metrics import GROUPS, metric_kind
 from msa_lite.report.reports import Metric, Report
 
@@ -75,14 +75,14 @@ def _judge_note(judge: Mapping[str, Any]) -> str:
     )
 
 
-def reports_table(reports: Mapping[str, Report], title: str = "") -> Table:
+def reports_table(reports: Mapping[str, Report], title: str = "") -> TextTable:
     """Return one row a metric and one column a model, in a section for each group of metrics."""
     groups = groupby(_rows(reports), key=lambda row: row[0])
     sections = [Section([cells for _, cells in rows], group) for group, rows in groups]
-    return Table(["metric", "n", *reports], sections, title, [_LEGEND, *notes(reports)])
+    return TextTable(["metric", "n", *reports], sections, title, [_LEGEND, *notes(reports)])
 
 
 def markdown_table(reports: Mapping[str, Report]) -> str:
     """Return the same table as Markdown, with a column for the group."""
     rows = [[Cell(group), *cells] for group, cells in _rows(reports)]
-    return markdown(Table(["set", "metric", "n", *reports], [Section(rows)], notes=notes(reports), left=2))
+    return markdown(TextTable(["set", "metric", "n", *reports], [Section(rows)], notes=notes(reports), left=2))

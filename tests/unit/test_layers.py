@@ -41,7 +41,7 @@ ARROWS = {
     "baselines": {"data", "errors", "io"},
     "demo": {"data", "io", "train"},
     "evals": {"benchmarks", "data", "errors", "io", "report"},
-    "compare": {"errors", "evals", "io", "report"},
+    "compare": {"benchmarks", "errors", "evals", "io", "report"},
     "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report"},
     "pipeline": {
         "baselines", "benchmarks", "choose", "data", "demo", "errors", "evals", "io", "merger", "recipe", "report",

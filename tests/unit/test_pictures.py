@@ -32,7 +32,7 @@ def sweep(points: Iterable[tuple[float, float]], broken: Any = (), unmet: Any = 
         for a, b in points
     ]
     chosen = candidates[-1].values
-    return Sweep(candidates, metrics(0.95, 0.93), metrics(0.3, 0.9), chosen, "exposure", "forget10 validation")
+    return Sweep(candidates, metrics(0.95, 0.93), metrics(0.3, 0.9), chosen, "exposure", "forget10 validation", "qa")
 
 
 def drawn(figure: Any) -> Any:
@@ -205,7 +205,7 @@ def test_the_pair_of_metrics_is_the_first_that_is_there() -> None:
     for names, up in ((("verbmem_f", "knowmem_r"), False), (("accuracy_corrupted", "accuracy_other"), True)):
         values = {name: Metric(0.4, 50, None, up) for name in names}
         only = Candidate({"epoch": 1}, values, 0.5)
-        given = Sweep([only], values, None, only.values, "muse", "validation")
+        given = Sweep([only], values, None, only.values, "muse", "validation", "muse")
         figure = forget_retain(given)
         assert drawn(figure).get_xlabel().startswith("← better") is not up
         assert legend(figure) == ["target", "chosen: epoch = 1"]
@@ -214,7 +214,7 @@ def test_the_pair_of_metrics_is_the_first_that_is_there() -> None:
 
 def test_only_pictures_with_something_to_show_are_written(tmp_path: Path) -> None:
     only = Candidate({"epoch": 1}, metrics(0.5, 0.9), 0.5)
-    given = Sweep([only], metrics(0.9, 0.9), None, only.values, "$a$ of $b", "$c$ rows$")
+    given = Sweep([only], metrics(0.9, 0.9), None, only.values, "$a$ of $b", "$c$ rows$", "qa")
     assert [path.name for path in write_pictures(given, tmp_path)] == ["forget_retain.png"]
     assert write_pictures(replace(given, candidates=[replace(only, metrics={})]), tmp_path / "none") == []
 
@@ -237,7 +237,7 @@ from msa_lite.report import Metric
 early = sorted({{"matplotlib", "rich"}} & set(sys.modules))
 metrics = {{"rouge_l_f": Metric(0.5, 9, 0.1, False), "rouge_l_r": Metric(0.5, 9, 0.1, True)}}
 found = [Candidate({{"alpha": a, "beta": b}}, metrics, a + b) for a in (0, 1) for b in (0, 1)]
-sweep = Sweep(found, metrics, None, found[-1].values, "exposure", "rows")
+sweep = Sweep(found, metrics, None, found[-1].values, "exposure", "rows", "qa")
 import matplotlib
 before = list(dict.items(matplotlib.rcParams))  # as they are stored: asking for the backend loads pyplot
 paths = write_pictures(sweep, __import__("pathlib").Path({str(tmp_path)!r}))
