@@ -1,8 +1,8 @@
 """The pictures of a sweep: its score over alpha and beta, and what is forgotten against what is kept.
 
-They are drawn with the choice, or by the next run where matplotlib was not there. Figures are made without pyplot, so
-that nothing of the caller's own matplotlib changes. Colours run in viridis, which is as clear in grey and to
-colour-blind eyes; what matters is marked by shape as well.
+They are drawn with the choice, or by the next run where matplotlib was missing. Figures are made without pyplot, so
+that the caller's own matplotlib stays as it is. Colours run in viridis, which is as clear in grey and to colour-blind
+eyes; what matters is marked by shape as well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 HEAT_MAP_FILE = "heat_map.png"
 FORGET_RETAIN_FILE = "forget_retain.png"
-DRAWN = "pictures"  # in a sweep's manifest: whether there are all that it has anything to draw for
+DRAWN = "pictures"  # in a sweep's manifest: true once all of its pictures are drawn
 
 _DPI = 200
 _SIZE = (5.6, 4.6)  # inches
@@ -61,12 +61,12 @@ def draw_missing(out: Path, load: Callable[[Path], Sweep]) -> None:
 
 def write_pictures(sweep: Sweep, folder: Path) -> list[Path]:
     """Write heat_map.png and forget_retain.png into a folder, each where there is something to draw; return them."""
-    figures = {HEAT_MAP_FILE: heat_map(sweep), FORGET_RETAIN_FILE: forget_retain(sweep)}
+    drawn = {HEAT_MAP_FILE: heat_map(sweep), FORGET_RETAIN_FILE: forget_retain(sweep)}
+    figures = {name: figure for name, figure in drawn.items() if figure is not None}
     folder.mkdir(parents=True, exist_ok=True)
     for name, figure in figures.items():
-        if figure is not None:
-            figure.savefig(folder / name, dpi=_DPI)
-    return [folder / name for name, figure in figures.items() if figure is not None]
+        figure.savefig(folder / name, dpi=_DPI)
+    return [folder / name for name in figures]
 
 
 def heat_map(sweep: Sweep) -> Figure | None:
@@ -140,16 +140,16 @@ def _line(sweep: Sweep, key: str) -> Figure:
 
 
 def _set_ticks(set_ticks: Callable[[range, list[str]], object], values: list[float]) -> None:
-    """Label the steps of an axis with their values, or every other one and so on where there are many."""
+    """Label the steps of an axis with their values; of many, label only every second one, or fewer."""
     step = 1 + len(values) // 16
     set_ticks(range(0, len(values), step), [value_text(value) for value in values[::step]])
 
 
 def forget_retain(sweep: Sweep) -> Figure | None:
-    """Draw what is known of the forget set against what is known of the retain set, with one standard error either way.
+    """Draw what each model knows of the forget set against what it knows of the retain set, ± one standard error.
 
-    All candidates, coloured by score, beside target and ideal. The metrics are the first in the table of metrics with a
-    `partner` that some candidate has values of; return None where there is no such pair.
+    Candidates are coloured by score. The metrics are the first in the table of metrics with a `partner` that some
+    candidate has values of; return None where there is no such pair.
     """
     pairs = ((kind.name, kind.partner) for kind in METRICS.values() if kind.partner)
     pair = next((pair for pair in pairs if any(_both(one.metrics, *pair) for one in sweep.candidates)), None)
@@ -158,8 +158,7 @@ def forget_retain(sweep: Sweep) -> Figure | None:
     figure, axes = _new_figure(sweep, "Forget set against retain set")
     colour_of = _add_colours(figure, axes, sweep)
     style: dict[str, Any] = {"linestyle": "none", "color": "black", "markeredgecolor": "white", "zorder": 4}
-    references = {"target": (sweep.target, "s", 8), "ideal": (sweep.ideal or {}, "*", 14)}
-    for name, (metrics, shape, size) in references.items():
+    for name, metrics, shape, size in (("target", sweep.target, "s", 8), ("ideal", sweep.ideal or {}, "*", 14)):
         if both := _both(metrics, *pair):
             _add_point(axes, both, label=name, marker=shape, markersize=size, **style)
     for one in sweep.candidates:
@@ -229,12 +228,13 @@ def _new_figure(sweep: Sweep, title: str) -> tuple[Figure, Any]:
 
 
 def _finish(figure: Figure, axes: Any, x_label: str, y_label: str) -> None:
-    """Write what the axes show, and below the picture what its signs mean, each once."""
+    """Label the axes, and explain each sign once below the picture."""
     axes.set_xlabel(_plain(x_label), fontsize=_FONT)
     axes.set_ylabel(_plain(y_label), fontsize=_FONT)
     handles, labels = axes.get_legend_handles_labels()
     signs = dict(sorted(zip(labels, handles, strict=True), key=lambda sign: sign[0], reverse=True))
-    place: dict[str, Any] = {"loc": "outside lower center", "ncols": 5, "columnspacing": 1, "handletextpad": 0.4}
+    columns = len(signs) if sum(map(len, signs)) < 60 else 3  # a longer line has no room below the picture
+    place: dict[str, Any] = {"loc": "outside lower center", "ncols": columns, "columnspacing": 1, "handletextpad": 0.4}
     figure.legend(list(signs.values()), list(signs), frameon=False, fontsize=_FONT - 1, **place)
 
 

@@ -125,29 +125,27 @@ def latex(table: TextTable) -> str:
     The notes stand before it as comments.
     """
     rows = [row for section in table.sections for row in section.rows]
-    with_ratio = [any(row[i].remark for row in rows) for i in range(len(table.headings))]
-    spec = "l" + "".join("rr" if both else "r" for both in with_ratio[1:])
-    heads = [
-        rf"\multicolumn{{{2 if both else 1}}}{{c}}{{{_escape_latex(heading)}}}"
-        for heading, both in list(zip(table.headings, with_ratio, strict=True))[1:]
-    ]
+    widths = [1 + any(row[i].remark for row in rows) for i in range(len(table.headings))]
+    spec = "l" + "r" * sum(widths[1:])
+    first, *heads = map(_escape_latex, table.headings)
+    heads = [rf"\multicolumn{{{width}}}{{c}}{{{head}}}" for head, width in zip(heads, widths[1:], strict=True)]
     lines = [f"% {note}." for note in (*table.notes, r"needs \usepackage{booktabs}")]
     lines += [rf"\begin{{tabular}}{{{spec}}}", r"\toprule"]
-    lines.append(" & ".join([_escape_latex(table.headings[0].capitalize()), *heads]) + r" \\")
+    lines.append(" & ".join([first.capitalize(), *heads]) + r" \\")
     for section in table.sections:
         lines.append(r"\midrule")
         if section.heading:
             lines.append(rf"\multicolumn{{{len(spec)}}}{{l}}{{\textit{{{_escape_latex(section.heading)}}}}} \\")
         for row in section.rows:
-            cells = [text for cell, both in zip(row, with_ratio, strict=True) for text in _latex_cell(cell, both)]
+            cells = [text for cell, width in zip(row, widths, strict=True) for text in _latex_cells(cell)[:width]]
             lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def _latex_cell(cell: Cell, with_ratio: bool) -> list[str]:
+def _latex_cells(cell: Cell) -> list[str]:
+    """Return a value, with a proper minus sign, and its remark."""
     text = re.sub(r"^-(?=\d)", "$-$", _escape_latex(cell.text))
-    value = rf"\textbf{{{text}}}" if cell.bold else text
-    return [value, _escape_latex(cell.remark)] if with_ratio else [value]
+    return [rf"\textbf{{{text}}}" if cell.bold else text, _escape_latex(cell.remark)]
 
 
 _LATEX = {
