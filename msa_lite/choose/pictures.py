@@ -160,10 +160,10 @@ def forget_retain(sweep: Sweep) -> Figure | None:
     style: dict[str, Any] = {"linestyle": "none", "color": "black", "markeredgecolor": "white", "zorder": 4}
     for name, metrics, shape, size in (("target", sweep.target, "s", 8), ("ideal", sweep.ideal or {}, "*", 14)):
         if both := _both(metrics, *pair):
-            _add_point(axes, both, label=name, marker=shape, markersize=size, **style)
+            _add_point(axes, *both, label=name, marker=shape, markersize=size, **style)
     for one in sweep.candidates:
         if both := _both(one.metrics, *pair):
-            _add_point(axes, both, **_marker(one, colour_of(sweep.shown_score(one))))
+            _add_point(axes, *both, **_marker(one, colour_of(sweep.shown_score(one))))
             if sweep.is_chosen(one):
                 axes.plot(both[0].value, both[1].value, label=_chosen(sweep), **_RING)
             labels = [_axis_label(name, metric) for name, metric in zip(pair, both, strict=True)]
@@ -177,8 +177,7 @@ def _both(metrics: Mapping[str, Metric], x: str, y: str) -> tuple[Metric, Metric
     return (known[0], known[1]) if len(known) == 2 else None
 
 
-def _add_point(axes: Any, both: tuple[Metric, Metric], **style: Any) -> None:
-    x, y = both
+def _add_point(axes: Any, x: Metric, y: Metric, **style: Any) -> None:
     axes.errorbar(x.value, y.value, y.stderr, x.stderr, fmt="none", ecolor="0.55", elinewidth=0.8, zorder=2)
     axes.plot(x.value, y.value, **({"zorder": 3} | style))
 

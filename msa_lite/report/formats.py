@@ -81,7 +81,7 @@ def _terminal_cell(cell: Cell, dense: bool) -> Text:
 
     if not dense:
         return Text(_shown(cell, str))
-    remark = f" {cell.remark}" if cell.remark else ""
+    remark = f" ({cell.remark})" if cell.remark else ""
     error = f"\n± {cell.stderr:.3f}" if cell.stderr is not None else ""
     return Text.assemble((cell.text, "bold" if cell.bold else ""), (remark + error, "dim"))
 
