@@ -99,11 +99,13 @@ def shown_metrics(sweep: Sweep) -> dict[str, int]:
     """
     models = [sweep.target, *(one.metrics for one in sweep.candidates)]
     known = [name for metrics in models for name, metric in metrics.items() if metric.value is not None]
-    columns = BENCHMARKS[sweep.benchmark].sweep_columns if sweep.benchmark in BENCHMARKS else [known]
-    main = next((names for names in columns if names[0] in known), columns[0])
+    entry = BENCHMARKS.get(sweep.benchmark)
+    columns = (entry and entry.sweep_columns) or [known]
+    main = next((names for names in columns if known and names[0] in known), columns[0])
     named = re.findall(r"[\w/]+", sweep.score_name)
     names = dict.fromkeys(name for name in (*main, *named) if name in known)
-    return {name: max(metric.n for metric in _metrics(sweep)[name]) for name in names}
+    metrics = _metrics(sweep)
+    return {name: max(metric.n for metric in metrics[name]) for name in names}
 
 
 def values_text(values: Values) -> str:

@@ -1,6 +1,6 @@
 """The table of metrics: one entry a metric, with its label, its direction, its meaning and its source.
 
-Whatever has to know something of a metric looks it up here by name. Values with their errors are in `reports`.
+Other modules look a metric up here by its name. Its values, with their errors, are in `reports`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import Literal
 
 from msa_lite.report.formats import Cell, Section, TextTable, markdown
 
-FORGET, RETAIN, HOLDOUT = "forget set", "retain set", "holdout set"
-# Ending of a metric's name → the set that it is measured on.
-_SETS = {"f": FORGET, "r": RETAIN, "h": HOLDOUT, "ra": "real authors", "wf": "world facts"}
-MEMBERSHIP, UTILITY, QUESTIONS, TASKS = "forget against holdout set", "utility", "questions", "tasks"
-GROUPS = (*_SETS.values(), MEMBERSHIP, UTILITY, QUESTIONS, TASKS)
+HOLDOUT = "holdout set"
+MEMBERSHIP = "forget against holdout set"
+_FORGET, _RETAIN, _UTILITY, _QUESTIONS, _TASKS = "forget set", "retain set", "utility", "questions", "tasks"
+# Ending of a metric's name → the set that it is measured on, and the direction of a score there.
+_SETS = {"f": _FORGET, "r": _RETAIN, "h": HOLDOUT, "ra": "real authors", "wf": "world facts"}
+_DIRECTIONS = {"f": False, "r": True, "h": None, "ra": True, "wf": True}
+GROUPS = (*_SETS.values(), MEMBERSHIP, _UTILITY, _QUESTIONS, _TASKS)
 """The groups of metrics, in the order in which tables show them."""
 
 
@@ -28,7 +30,7 @@ class MetricKind:
     label: str
     """The name in tables, below a heading with the group."""
     group: str
-    """The set, or the kind of question, that it is about: one of `GROUPS`."""
+    """The set, or the kind of question, that it is measured on: one of `GROUPS`."""
     higher_is_better: bool | None
     """None where neither way is better."""
     formula: str = ""
@@ -36,15 +38,15 @@ class MetricKind:
     source: str = ""
     """The paper or the code that defines it."""
     needs_ideal: bool = False
-    """True where it compares with the ideal model, and so has no value without one."""
+    """True where it compares with the ideal model: without one it has no value."""
     judge: Literal["required", "optional"] | None = None
-    """"required": only a judge gives it. "optional": a text match stands in for a judge. None: no judge has a part."""
+    """"required": only a judge gives it. "optional": without a judge, a text match does. None: no judge takes part."""
     has_ratio: bool = True
-    """False where a ratio to the ideal's value says nothing."""
+    """False where a ratio to the ideal's value means nothing."""
     best_at_zero: bool = False
     """True where the best value is 0, from either side."""
     partner: str | None = None
-    """The metric of what is kept that a picture shows beside this metric of what is forgotten."""
+    """For a metric of forgetting, the metric of keeping that a picture shows beside it."""
 
     @property
     def heading(self) -> str:
@@ -62,7 +64,6 @@ _MUSE = "MUSE (Shi et al., 2024), in 0…1 and with a stemmer as in open-unlearn
 _RESTOR = "RESTOR (Rezaei et al., 2024); MSA paper, §4.1"
 _JUDGE = "MSA paper, §4.1 and App. B"
 _OWN = "msa-lite"
-_OF_SET = {FORGET: False, RETAIN: True, HOLDOUT: None, _SETS["ra"]: True, _SETS["wf"]: True}  # direction of a score
 
 
 def _on_sets(
@@ -76,7 +77,7 @@ def _on_sets(
     for ending in endings.split():
         name = stem if bare and ending == "f" else f"{stem}_{ending}"
         partner = f"{stem}_r" if pair and ending == "f" else None
-        yield MetricKind(name, label, _SETS[ending], _OF_SET[_SETS[ending]], formula, source, partner=partner)
+        yield MetricKind(name, label, _SETS[ending], _DIRECTIONS[ending], formula, source, partner=partner)
 
 
 def _membership(name: str, label: str, formula: str, source: str) -> Iterator[MetricKind]:
@@ -93,13 +94,13 @@ def _judged(name: str, label: str, group: str, winner: str) -> MetricKind:
 
 def _right_answers(name: str, label: str, entities: str, source: str, partner: str | None = None) -> MetricKind:
     formula = f"share of right answers about {entities}: by the judge, or without one, that hold an acceptable answer"
-    return MetricKind(name, label, QUESTIONS, True, formula, source, judge="optional", partner=partner)
+    return MetricKind(name, label, _QUESTIONS, True, formula, source, judge="optional", partner=partner)
 
 
 # In the order in which listings show the metrics of a group, and in which pictures look for a pair.
 _KINDS: Sequence[MetricKind] = (
     MetricKind(
-        "verbmem_f", "verbmem", FORGET, False,
+        "verbmem_f", "verbmem", _FORGET, False,
         "ROUGE-L F1 of 128 generated tokens with the rest of the passage that the prompt begins",
         f"{_MUSE}; MSA paper, §4.1", partner="knowmem_r",
     ),
@@ -132,19 +133,19 @@ _KINDS: Sequence[MetricKind] = (
         "p of the right answer / sum of p over the right answer and the wrong ones, p as in probability_r", _TOFU,
     ),
     MetricKind(
-        "truth_ratio_f", "truth ratio", FORGET, True,
+        "truth_ratio_f", "truth ratio", _FORGET, True,
         "min(R, 1/R), R: geometric mean of p of the wrong answers / p of the right one; 1: both are as likely",
         f"{_TOFU}, as in open-unlearning",
     ),
     *_on_sets("r ra wf", "truth_ratio", "truth ratio", "max(0, 1 − R), R as in truth_ratio_f", _TOFU),
     MetricKind(
-        "forget_quality", "forget quality", FORGET, True,
+        "forget_quality", "forget quality", _FORGET, True,
         "p-value of a Kolmogorov-Smirnov test of R, as in truth_ratio_f, against the ideal's; 1: no difference",
         f"{_TOFU}; MSA paper, App. C", needs_ideal=True, has_ratio=False,  # p-values differ by orders of magnitude
     ),
-    _judged("acc_forget", "Acc forget (judge)", FORGET, "not the right answer; gibberish counts"),
-    _judged("acc_recover", "Acc recover (judge)", FORGET, "the ideal's answer"),
-    _judged("acc_retain", "Acc retain (judge)", RETAIN, "the right answer or the ideal's"),
+    _judged("acc_forget", "Acc forget (judge)", _FORGET, "not the right answer; gibberish counts"),
+    _judged("acc_recover", "Acc recover (judge)", _FORGET, "the ideal's answer"),
+    _judged("acc_retain", "Acc retain (judge)", _RETAIN, "the right answer or the ideal's"),
     *_membership(
         "min_k", "Min-K% AUC",
         "AUC of telling forget from holdout texts by the log-probability of their 40 % least likely tokens; ½: chance",
@@ -169,11 +170,11 @@ _KINDS: Sequence[MetricKind] = (
         "msa-lite probe: as loss_auc, by the score of min_k_pp", f"Zhang et al., 2024; {_OWN}",
     ),
     MetricKind(
-        "model_utility", "model utility", UTILITY, True,
+        "model_utility", "model utility", _UTILITY, True,
         "harmonic mean of probability, rouge_l and truth_ratio on retain set, real authors and world facts", _TOFU,
     ),
     MetricKind(
-        "model_utility_ra_wf", "model utility (without retain)", UTILITY, True,
+        "model_utility_ra_wf", "model utility (without retain)", _UTILITY, True,
         "as model_utility, of real authors and world facts alone", "MSA paper, §4.1, by its words",
     ),
     _right_answers("accuracy", "accuracy", "all people", _RESTOR),
@@ -184,21 +185,21 @@ _KINDS: Sequence[MetricKind] = (
 )  # fmt: skip
 
 METRICS = {kind.name: kind for kind in sorted(_KINDS, key=lambda kind: GROUPS.index(kind.group))}
-"""Every metric by name, group by group; but for those of lm-evaluation-harness, which name themselves."""
+"""Every metric by name, group by group, except those of lm-evaluation-harness tasks."""
 
 
 def metric_kind(name: str) -> MetricKind:
-    """Return the entry of a metric, or one made of its name where the table has none.
+    """Return the entry of a metric; without one in the table, an entry made of the name, without a direction.
 
-    Such are the tasks of lm-evaluation-harness (TASK/METRIC), whose direction only a report knows.
+    Metrics of lm-evaluation-harness tasks (TASK/METRIC) have none: their directions stand in reports.
     """
     if name in METRICS:
         return METRICS[name]
     if "/" in name:
-        return MetricKind(name, name, TASKS, None)
+        return MetricKind(name, name, _TASKS, None)
     stem, _, ending = name.rpartition("_")
     group = _SETS.get(ending) if stem else None
-    return MetricKind(name, (stem if group else name).replace("_", " "), group or FORGET, None)
+    return MetricKind(name, (stem if group else name).replace("_", " "), group or _FORGET, None)
 
 
 def metrics_markdown() -> str:

@@ -212,5 +212,7 @@ def test_metrics_without_a_value_are_not_shown() -> None:
     values = {"model_utility": metric(0.5, True), "acc_forget": metric(None, True)}
     sweep = Sweep([Candidate({"alpha": 1}, values, 0.5)], values, values, {"alpha": 1}, "tofu", "all", "tofu")
     assert list(shown_metrics(sweep)) == ["model_utility"]
+    assert list(shown_metrics(replace(sweep, target={}, candidates=[]))) == []
+    assert list(shown_metrics(replace(sweep, target={}, candidates=[], benchmark="lm-eval"))) == []
     judged = {**values, "acc_forget": metric(0.9, True)}
     assert list(shown_metrics(replace(sweep, target=judged))) == ["model_utility", "acc_forget"]
