@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.cli.metrics import command
-from msa_lite.compare.published import load_published, published_tables
+from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.evals.aggregates import NO_IDEAL, NOT_JUDGED
 from msa_lite.evals.benchmark import Benchmark, Records, benchmark_class
 from msa_lite.evals.muse import Muse

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.benchmarks import BENCHMARKS
-from msa_lite.compare.agreement import check_agreement, merge_references, same_rows
-from msa_lite.compare.caveats import caveats
-from msa_lite.compare.common_rows import on_common_rows
-from msa_lite.compare.entries import SECTIONS, Entry, Role, read_entries, set_apart, with_reports
-from msa_lite.compare.published import PublishedTable, load_published
-from msa_lite.compare.ratios import Ratio, best_values, ratios
+from msa_lite.comparison.agreement import check_agreement, merge_references, same_rows
+from msa_lite.comparison.caveats import caveats
+from msa_lite.comparison.common_rows import on_common_rows
+from msa_lite.comparison.entries import SECTIONS, Entry, Role, read_entries, set_apart, with_reports
+from msa_lite.comparison.published import PublishedTable, load_published
+from msa_lite.comparison.ratios import Ratio, best_values, ratios
 from msa_lite.errors import UsageError, nearest
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.reports import Report

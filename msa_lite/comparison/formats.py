@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import groupby
 
-from msa_lite.compare.comparison import Comparison, ModelValue
+from msa_lite.comparison.compare import Comparison, ModelValue
 from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, html_page, latex, markdown
 
 

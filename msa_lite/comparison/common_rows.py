@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msa_lite.compare.agreement import TAKEN_FROM, whole_split
+from msa_lite.comparison.agreement import TAKEN_FROM, whole_split
 from msa_lite.errors import MismatchError, MsaError, join_faults
 from msa_lite.io.seal import load_manifest
 from msa_lite.report import REPORT_FILE, Report, load_report
