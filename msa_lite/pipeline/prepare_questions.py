@@ -60,7 +60,7 @@ def load_questions(
     if choice is not False and rule.needs_ideal and not settings.ideal:
         raise UsageError(f"select: '{rule.name}' is held against the ideal model; give evaluate.ideal")
     if settings.benchmark == OWN:
-        return _of_ones_own(recipe, rule, rows, choice, prompter)
+        return _own_parts(recipe, rule, rows, choice, prompter)
     benchmark = load_benchmark(
         settings.benchmark,
         prompter,
@@ -71,7 +71,7 @@ def load_questions(
         compat=resolve_compat(settings.compat, settings.benchmark),
     )
     if isinstance(rule, Exposure):
-        own = _of_ones_own(recipe, rule, rows, choice, prompter)
+        own = _own_parts(recipe, rule, rows, choice, prompter)
         seen = _questions(own.validation) - _questions(own.test) if own.validation else set()
         return Questions(rule, own.validation, benchmark.without(seen) if seen else benchmark)
     if choice is False:
@@ -126,7 +126,7 @@ def _rows(recipe: Recipe, data: Mapping[str, DataSource], loaded: Mapping[str, l
     return chosen
 
 
-def _of_ones_own(
+def _own_parts(
     recipe: Recipe, rule: Rule, rows: Mapping[str, list[Row]], choice: WhenToChoose, prompter: Prompter
 ) -> Questions:
     """Return both parts of the user's own questions or texts."""
@@ -140,7 +140,7 @@ def _of_ones_own(
             logger.warning("nothing can be scored: there are no rows. Give evaluate.forget, or set evaluate: null")
         return Questions(rule, None, load_qa(rows, prompter, limit) if rows else None)
     if recipe.select.by == "author":
-        raise UsageError("select.by author: rows of one's own have no authors; leave it at question")
+        raise UsageError("select.by author: your own rows have no authors; leave it at question")
     parts = _divide(recipe, rows)
     validation = load_qa(parts.validation, prompter, limit, parts.names[0])
     _check(rule, validation, judged=False)
