@@ -34,7 +34,7 @@ _HOMES = {
     "train_stages": "pipeline",
     "probe": "pipeline",
     "evaluate": "evals.suite",
-    "compare": "evals.common",
+    "compare": "compare.comparison",
     "merge": "merger",
     "merge_adapters": "merger",
     "mergekit_recipe": "merger",
@@ -64,4 +64,5 @@ def __getattr__(name: str) -> Any:
 
     if name not in _HOMES:
         raise AttributeError(f"module 'msa_lite' has no attribute '{name}'")
-    return getattr(importlib.import_module(f"msa_lite.{_HOMES[name]}"), name)
+    globals()[name] = getattr(importlib.import_module(f"msa_lite.{_HOMES[name]}"), name)
+    return globals()[name]  # kept, or `compare` would be the package of that name from now on

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msa_lite.io.display import Notices, log_to, shown
+from msa_lite.io.extras import require
 from msa_lite.io.files import indented_json
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def repeat_warnings() -> None:
 
 
 def quieten_libraries(verbose: bool) -> None:
-    """Hide the progress bars and warnings of the libraries underneath, unless asked for."""
+    """Hide the progress bars and warnings of the libraries underneath, unless asked for; check that they are there."""
+    require("train")
     if verbose:
         return
     import warnings

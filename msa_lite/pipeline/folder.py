@@ -11,6 +11,7 @@ from msa_lite.data import rows_identity
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import FormatError, OutputError
 from msa_lite.io.disk import reachable
+from msa_lite.io.extras import require
 from msa_lite.io.files import write_json, write_text
 from msa_lite.io.progress import Progress, notices
 from msa_lite.io.reading import read_text
@@ -35,6 +36,7 @@ def claimed(
     recipe: Recipe, plan: RunPlan, progress: Progress, check: Callable[[Run], None] = lambda run: None
 ) -> Iterator[Run]:
     """Check everything (`check` at last), then claim the run's folder for this process and write down the recipe."""
+    require("train")
     folder = plan.folder
     for used in dict.fromkeys([run_folder(recipe), folder]):
         check_run_folder(used, _HEADER)
