@@ -21,10 +21,11 @@ from msa_lite.io.disk import check_space
 from msa_lite.io.extras import require
 from msa_lite.io.files import digest, write_json, write_text
 from msa_lite.io.hub import Source, fetch
+from msa_lite.io.lock import locked
 from msa_lite.io.manifest import is_finished
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.pipeline.folder import check_run_folder, locked
+from msa_lite.pipeline.folder import check_run_folder
 from msa_lite.pipeline.prepare_training import ReadyStage, TrainingRun, prepare_training
 from msa_lite.recipe import TrainingRecipe, dump_recipe, load_training
 from msa_lite.train import fit_inputs, fit_vector
