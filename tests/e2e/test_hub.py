@@ -107,7 +107,7 @@ def test_what_the_hub_does_not_have_is_wrong_usage(hub: Hub, tmp_path: Path, nam
     done = hub.start("-m", "msa_lite", "merge", "--target", name, "--alpha", "0", "--out", str(out))
     message = done.stderr.strip()
     assert (done.returncode, done.stdout) == (2, "")
-    assert message.startswith(f"error: {name}: no such folder, and not to be had from the Hub (")
+    assert message.startswith(f"error: {name}: no such folder, and it could not be fetched from the Hub (")
     assert "\n" not in message
     assert said in message
     assert ("hf auth login" in message) == (name == "org/none")
@@ -159,7 +159,7 @@ def test_the_cache_never_stands_in_for_another_commit(data_hub: Hub) -> None:
 
 
 def test_a_data_set_that_is_not_there_is_wrong_usage(data_hub: Hub) -> None:
-    missing = "not to be had from the Hub"
+    missing = "could not be fetched from the Hub"
     for call in ("load", "pin_source"):
         result = data_hub.python(f"{LOAD}result = {call}(DataSource('org/none'))")
         assert_usage_error(result, "org/none: no such file or folder", missing, "Repository Not Found")

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from msa_lite.data import Example
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.evals.models import load_trainable as load_to_score
+from msa_lite.evals.models import load_model as load_to_score
 from msa_lite.io.adapter import ADAPTER_FILE, base_name
 from msa_lite.io.added_rows import cut_adapter, without_added_rows
 from msa_lite.io.checkpoint import load_checkpoint
