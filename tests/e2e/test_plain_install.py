@@ -130,13 +130,14 @@ def test_reports_are_compared_also_on_the_rows_that_they_share(plain: Plain) -> 
     assert found["split"] == "rows in common: 2 forget"
 
 
-def test_listings_and_checks_of_recipes_work(plain: Plain) -> None:
+def test_recipes_and_metrics_are_listed_and_recipes_checked(plain: Plain) -> None:
     assert "--mergekit" in plain.run("merge", "--help")
     assert "quickstart" in plain.run("recipes", "list")
     resolved = plain.run("recipes", "validate", "quickstart")
     (plain.folder / "mine.yaml").write_text(resolved)
     assert plain.run("recipes", "validate", "mine.yaml") == resolved
     assert json.loads(plain.run("recipes", "schema"))["title"] == "Recipe"
+    assert "extraction_strength" in plain.run("metrics")
 
 
 @pytest.mark.parametrize(
