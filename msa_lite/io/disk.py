@@ -37,11 +37,6 @@ def disk_fault(error: BaseException) -> str | None:
     return None
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Check whether an error, or one that it was raised from, means that the disk or a quota is full."""
-    return disk_fault(error) is not None
-
-
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield the error and those that it was raised from."""
     seen: set[int] = set()

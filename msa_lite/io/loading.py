@@ -46,7 +46,8 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KINDS
 
     checkpoint = checkpoint or load_checkpoint(folder)
-    faults = [*_foreign(checkpoint.config), *_too_large(checkpoint)]
+    widest = max((size for entry in checkpoint.tensors.values() for size in entry.shape), default=0)
+    faults = [*_foreign(checkpoint.config), *too_large(checkpoint.config, len(checkpoint.tensors), widest)]
     if (folder / SINGLE_FILE).exists() and any(shard.path.name != SINGLE_FILE for shard in checkpoint.shards):
         faults.append(f"{INDEX_FILE}: names other files, but there is {SINGLE_FILE}, which transformers would take")
     if (folder / ADAPTER_CONFIG).exists():
@@ -287,12 +288,6 @@ def _foreign(config: Mapping[str, Any]) -> Iterator[str]:
 
         if config.get("model_type") not in CONFIG_MAPPING_NAMES:
             yield "auto_map: the model needs Python code of its own, which is not run"
-
-
-def _too_large(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield the sizes of a config that are beyond those of the weights, and could exhaust the memory."""
-    widest = max((size for entry in checkpoint.tensors.values() for size in entry.shape), default=0)
-    return too_large(checkpoint.config, len(checkpoint.tensors), widest)
 
 
 def too_large(config: Mapping[str, Any], count: int, widest: int) -> Iterator[str]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError, MsaError, OutputError, StageError, join_faults
-from msa_lite.io.disk import is_disk_full, nearest_place, reachable
+from msa_lite.io.disk import disk_fault, nearest_place, reachable
 from msa_lite.io.files import canonical_json, digest, hash_file, sync, umask, write_json
 from msa_lite.io.lock import locked
 from msa_lite.io.progress import readable
@@ -182,7 +182,7 @@ def stage_folder(
             if not (begun and resumable and getattr(error, "keeps_partial", True)):
                 shutil.rmtree(partial, ignore_errors=True)
             # The system's own errors say enough, and whoever writes may add to them; a library's are told in our words.
-            if isinstance(error, Exception) and not isinstance(error, MsaError | OSError) and is_disk_full(error):
+            if isinstance(error, Exception) and not isinstance(error, MsaError | OSError) and disk_fault(error):
                 raise StageError(
                     f"{folder}: the disk is full ({readable(free)} free); make room and run the same command again; "
                     "finished stages stay"
