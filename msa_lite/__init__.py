@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +61,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a public function when it is first used: importing msa_lite loads neither torch nor transformers."""
-    import importlib
-
     if name not in _HOMES:
         raise AttributeError(f"module 'msa_lite' has no attribute '{name}'")
-    globals()[name] = getattr(importlib.import_module(f"msa_lite.{_HOMES[name]}"), name)
-    return globals()[name]  # kept, or `compare` would be the package of that name from now on
+    return getattr(importlib.import_module(f"msa_lite.{_HOMES[name]}"), name)
+
+
+# A room has the name of the public function `compare`. Python binds a room to its name when it loads it, which happens
+# here, once; then the name is free for the function.
+importlib.import_module("msa_lite.compare")
+del globals()["compare"]
