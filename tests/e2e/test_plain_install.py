@@ -16,10 +16,11 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from msa_lite.evals.tofu import Tofu
 from msa_lite.io.extras import _TRAIN
 from tests.handmade import Adapter, read_checkpoint, write_checkpoint
 from tests.report_folders import make_run
-from tests.unit.test_common_rows import put_run
+from tests.unit.test_common_rows import HIGH, LOW, put, put_run, tofu
 
 ROOT = Path(__file__).parents[2]
 LINE = "training and scoring need torch and its companions: pip install 'msa-lite[train]'"
@@ -128,6 +129,15 @@ def test_reports_are_compared_also_on_the_rows_that_they_share(plain: Plain) -> 
     put_run(plain.folder / "run")  # whose models were scored on other rows
     found = json.loads(plain.run("compare", "run", "--json"))
     assert found["split"] == "rows in common: 2 forget"
+
+
+def test_metrics_on_shared_rows_that_need_scipy_say_so(plain: Plain) -> None:
+    for name, rows in {"a": (0, 1, 2), "b": (1, 2)}.items():
+        ideal = put(plain.folder / name / "ideal", Tofu, tofu(rows, HIGH), ideal="itself", model="ideal")
+        put(plain.folder / name / "unlearned", Tofu, tofu(rows, LOW), ideal=ideal)
+    done = plain.start(RUN, "compare", "a/unlearned", "b/unlearned")
+    line = "error: computing these metrics on common rows needs scipy: pip install 'msa-lite[train]'"
+    assert (done.returncode, done.stderr.splitlines()) == (2, [line])
 
 
 def test_recipes_and_metrics_are_listed_and_recipes_checked(plain: Plain) -> None:
