@@ -10,9 +10,9 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msa_lite.io.progress import Step, Watcher, duration
 from msa_lite.io.progress import notices as NOTICES
@@ -70,19 +70,6 @@ def _print(console: Console | None, text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-@contextmanager
-def logged(notices: Notices, verbose: bool) -> Iterator[None]:
-    """Print the log of msa-lite for a while: warnings, with `verbose` everything. Then restore its settings."""
-    logger = logging.getLogger("msa_lite")
-    before = logger.handlers, logger.level, logger.propagate
-    log_to(notices, verbose)
-    try:
-        yield
-    finally:
-        logger.handlers, logger.propagate = before[0], before[2]
-        logger.setLevel(before[1])
-
-
 def log_to(notices: Notices, verbose: bool) -> None:
     """Send the log of msa-lite to `notices` alone: warnings and notices, with `verbose` everything."""
     logger = logging.getLogger("msa_lite")
@@ -101,23 +88,16 @@ def show_progress(verbose: bool = False) -> Iterator[Watcher]:
 
     verbose: more than warnings, as `msa-lite -v`.
     """
-    notices = Notices()
-    with logged(notices, verbose):
-        try:
-            with shown(notices) as progress:
-                yield progress
-        finally:
-            notices.repeat()
-
-
-@contextmanager
-def shown(notices: Notices) -> Iterator[Watcher]:
-    """Give a Progress that shows bars on a terminal and lines elsewhere, on stderr, with the log in between."""
-    display = Display(notices)
+    notices, logger = Notices(), logging.getLogger("msa_lite")
+    handlers, level, propagate = logger.handlers, logger.level, logger.propagate
+    log_to(notices, verbose)
     try:
-        yield display
+        with closing(Display(notices)) as progress:
+            yield progress
     finally:
-        display.close()
+        notices.repeat()
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @dataclass
@@ -147,26 +127,17 @@ class StepProgress:
         return ", ".join(filter(None, [f"{self.title}: {how} in {duration(now - self.started)}", self.note]))
 
 
-class _View(Protocol):
-    """A way to show work: bars, or lines."""
-
-    def begin(self, work: StepProgress) -> None: ...
-
-    def move(self, work: StepProgress) -> None: ...
-
-    def end(self, work: StepProgress, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Display(Watcher):
-    """Progress on stderr. Nothing is shown before the first call. clock: gives seconds."""
+    """Progress on stderr, with the log in between: bars on a terminal, lines elsewhere. clock: gives seconds.
+
+    Nothing is shown before the first call. Close it at the end (`contextlib.closing`).
+    """
 
     def __init__(self, notices: Notices, clock: Callable[[], float] = time.monotonic) -> None:
         self._notices, self._clock = notices, clock
         self._steps = _Steps(())
         self._works: dict[str, StepProgress] = {}
-        self._view: _View | None = None
+        self._view: _Bars | _Lines | None = None
 
     def announce(self, steps: Sequence[Step]) -> None:
         """Number the steps to come."""
@@ -198,7 +169,7 @@ class Display(Watcher):
             self._view.close()
         self._notices.console = None
 
-    def _open(self) -> _View:
+    def _open(self) -> _Bars | _Lines:
         from rich.console import Console
 
         self._notices.among_others = True
