@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
-    from msa_lite.compare.comparison import compare as compare
+    from msa_lite.comparison.compare import compare as compare
     from msa_lite.evals.suite import evaluate as evaluate
     from msa_lite.io.display import show_progress as show_progress
     from msa_lite.merger import merge as merge
@@ -35,7 +34,7 @@ _HOMES = {
     "train_stages": "pipeline",
     "probe": "pipeline",
     "evaluate": "evals.suite",
-    "compare": "compare.comparison",
+    "compare": "comparison.compare",
     "merge": "merger",
     "merge_adapters": "merger",
     "mergekit_recipe": "merger",
@@ -61,12 +60,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load a public function when it is first used: importing msa_lite loads neither torch nor transformers."""
+    import importlib
+
     if name not in _HOMES:
         raise AttributeError(f"module 'msa_lite' has no attribute '{name}'")
     return getattr(importlib.import_module(f"msa_lite.{_HOMES[name]}"), name)
-
-
-# A room has the name of the public function `compare`. Python binds a room to its name when it loads it, which happens
-# here, once; then the name is free for the function.
-importlib.import_module("msa_lite.compare")
-del globals()["compare"]

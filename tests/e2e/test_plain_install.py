@@ -177,7 +177,6 @@ def test_commands_that_need_more_say_what_to_install_before_any_work(plain: Plai
 def test_calls_in_python_that_need_more_raise_the_same_line(plain: Plain) -> None:
     code = START + (
         "import msa_lite\n"
-        "from msa_lite.compare.formats import FORMATS\n"  # the room, which has a public function's name
         "assert all(callable(getattr(msa_lite, name)) for name in msa_lite.__all__)\n"
         "calls = [(msa_lite.run, 'quickstart'), (msa_lite.sweep, 'quickstart'), (msa_lite.probe, 'quickstart'),\n"
         "         (msa_lite.run_baseline, 'npo', 'quickstart'), (msa_lite.train_stages, 'train/small'),\n"
