@@ -7,12 +7,13 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.io.display import Notices, log_to, shown
+from msa_lite.io.display import Display, Notices, log_to
+from msa_lite.io.extras import require
 from msa_lite.io.files import indented_json
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def repeat_warnings() -> None:
 
 
 def quieten_libraries(verbose: bool) -> None:
-    """Hide the progress bars and warnings of the libraries underneath, unless asked for."""
+    """Hide the progress bars and warnings of the libraries underneath, unless asked for; check that they are there."""
+    require("train")
     if verbose:
         return
     import warnings
@@ -54,7 +56,7 @@ def quieten_libraries(verbose: bool) -> None:
 
 def progress_bars() -> AbstractContextManager[Watcher]:
     """Progress on stderr: bars on a terminal, lines elsewhere."""
-    return shown(_notices)
+    return closing(Display(_notices))
 
 
 def print_start(recipe: str, output: str) -> None:

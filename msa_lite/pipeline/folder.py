@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +9,9 @@ from pathlib import Path
 from msa_lite.data import rows_identity
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import FormatError, OutputError
-from msa_lite.io.disk import reachable
+from msa_lite.io.extras import require
 from msa_lite.io.files import write_json, write_text
+from msa_lite.io.lock import locked
 from msa_lite.io.progress import Progress, notices
 from msa_lite.io.reading import read_text
 from msa_lite.pipeline.changes import warn_of_changes
@@ -35,6 +35,7 @@ def claimed(
     recipe: Recipe, plan: RunPlan, progress: Progress, check: Callable[[Run], None] = lambda run: None
 ) -> Iterator[Run]:
     """Check everything (`check` at last), then claim the run's folder for this process and write down the recipe."""
+    require("train")
     folder = plan.folder
     for used in dict.fromkeys([run_folder(recipe), folder]):
         check_run_folder(used, _HEADER)
@@ -58,26 +59,6 @@ def claimed(
         if run.renders:
             notices.info("prompt: %s", run.prompter.sentence)
         yield run
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make a run's folder and keep other processes out of it. Raises OutputError when one is at work there."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(folder / ".lock")
-    with reachable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    if os.path.lexists(lock.lock_file) and not os.path.isfile(lock.lock_file):
-        raise OutputError(f"{lock.lock_file}: is no file; move it elsewhere")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise OutputError(f"{folder}: another msa-lite is working on this run") from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def check_run_folder(folder: Path, header: str) -> None:

@@ -22,6 +22,7 @@ from msa_lite.data import (
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.prompt_search import prompt_forms
 from msa_lite.io.adapter import base_name, is_adapter
+from msa_lite.io.extras import require
 from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE, find_prompter, prompt_settings
@@ -61,6 +62,7 @@ def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
     """
     if recipe.demo is not None and not Path(recipe.target).expanduser().is_dir():
         raise UsageError("--show-prompt: the recipe's demo makes target and data first; run it, then ask again")
+    require("train")
     tokenizer = _load_tokenizer(recipe)
     source = DataSource(**recipe.forget.data.flat(recipe.columns))
     row = max(load_rows(source)[:_LOOKED_AT], key=lambda row: len(row.earlier))

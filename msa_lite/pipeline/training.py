@@ -18,12 +18,14 @@ import yaml
 
 from msa_lite.errors import MsaError
 from msa_lite.io.disk import check_space
+from msa_lite.io.extras import require
 from msa_lite.io.files import digest, write_json, write_text
 from msa_lite.io.hub import Source, fetch
+from msa_lite.io.lock import locked
 from msa_lite.io.manifest import is_finished
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.pipeline.folder import check_run_folder, locked
+from msa_lite.pipeline.folder import check_run_folder
 from msa_lite.pipeline.prepare_training import ReadyStage, TrainingRun, prepare_training
 from msa_lite.recipe import TrainingRecipe, dump_recipe, load_training
 from msa_lite.train import fit_inputs, fit_vector
@@ -97,6 +99,7 @@ def train_stages(
     recipe: a TrainingRecipe, a file, the name of a shipped recipe, or a mapping. Raises before any training when the
     recipe or its inputs are at fault; later errors leave finished stages in place and a rerun resumes.
     """
+    require("train")
     recipe = recipe if isinstance(recipe, TrainingRecipe) else load_training(recipe, overrides)
     folder = Path(recipe.output).expanduser()
     check_run_folder(folder, _HEADER)
