@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.compare.published import load_published, published_tables
-from msa_lite.compare.ratios import WITHOUT_RATIO, Ratio, best_values, ratios
+from msa_lite.compare.ratios import Ratio, best_values, ratios
+from msa_lite.report.metrics import WITHOUT_RATIO
 
 REACHED = Ratio(1.0, reached=True)
 LAST_DIGIT = 0.005 + 1e-9  # by which a figure with two decimals may be off
