@@ -36,6 +36,8 @@ def claimed(
 ) -> Iterator[Run]:
     """Check everything (`check` at last), then claim the run's folder for this process and write down the recipe."""
     folder = plan.folder
+    if plan.start == "prior" and recipe.prior_reason:
+        notices.info("%s", recipe.prior_reason)
     for used in dict.fromkeys([run_folder(recipe), folder]):
         check_run_folder(used, _HEADER)
     if recipe.demo is None:  # with a demo, the inputs that are checked have to be made first

@@ -286,7 +286,7 @@ def test_in_a_terminal_the_priors_tokenizer_is_offered(
 ) -> None:
     recipe = quick(recipe, target=str(drop_tokenizer(history / "target", tmp_path / "target")))
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    monkeypatch.setattr("msa_lite.cli.tokenizer.in_terminal", lambda: True)
+    monkeypatch.setattr("msa_lite.cli.invocation.in_terminal", lambda: True)
     asked: list[str] = []
     for answer, code in ((False, 3), (True, 0)):
         monkeypatch.setattr("click.confirm", lambda text, answer=answer, **_: asked.append(text) or answer)
