@@ -86,7 +86,7 @@ def test_every_command_takes_verbose_and_stands_in_the_help(name: str, call: Cal
 @pytest.mark.parametrize("name", [*cli._COMMANDS, *(f"recipes {name}" for name in recipes.commands)])
 def test_every_help_opens_with_its_purpose_and_has_an_example(name: str, call: Call) -> None:
     _, _, purpose, *lines = call(*name.split(), "--help")[1].splitlines()
-    assert re.match(r"  [A-Z][a-z-]+ ", purpose)
+    assert re.match(r"  [A-Z][a-z-]+\b", purpose)
     assert any(line.startswith("  msa-lite ") for line in lines)
 
 
