@@ -15,6 +15,7 @@ from msa_lite.choose.evidence import CONFIDENCE, Evidence, Metrics, surely_misse
 from msa_lite.choose.kept import FAR, kept_share, lost_too_much, utility
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
+from msa_lite.report.metrics import metric_kind
 
 FORGOTTEN = 0.05  # an exposure that is no higher counts as none
 NO_EVIDENCE = Evidence()
@@ -31,8 +32,6 @@ PAPER_SCORES: Mapping[str, Mapping[str, int]] = {
     "muse-printed": {"min_k": -1, "min_k_pp": -1, **_PASSAGES, "knowmem_r": -2},
     "restor": {"accuracy": 1},
 }
-_JUDGED = ("acc_forget", "acc_recover", "acc_retain")
-_BESIDE_IDEAL = {"forget_quality", "min_k_gap", "min_k_pp_gap", "privleak", *_JUDGED}  # None without the ideal
 
 
 @dataclass(frozen=True, order=True)
@@ -150,11 +149,11 @@ class PaperScore:
 
     @property
     def needs_ideal(self) -> bool:
-        return not _BESIDE_IDEAL.isdisjoint(self.needs())
+        return any(metric_kind(name).needs_ideal for name in self.needs())
 
     @property
     def judged(self) -> bool:
-        return not PAPER_SCORES[self.name].keys().isdisjoint(_JUDGED)
+        return any(map(_needs_judge, PAPER_SCORES[self.name]))
 
     def rank(
         self,
@@ -169,7 +168,7 @@ class PaperScore:
         return Rank(True, paper_score(metrics, weights, printed=self.name.endswith("-printed")))
 
     def needs(self) -> tuple[str, ...]:
-        return tuple(name for name in PAPER_SCORES[self.name] if name not in _JUDGED)
+        return tuple(name for name in PAPER_SCORES[self.name] if not _needs_judge(name))
 
     def describe(self) -> Any:
         return {"score": self.name, "weights": dict(PAPER_SCORES[self.name])}
@@ -177,13 +176,17 @@ class PaperScore:
     def notes(self, reference: Metrics) -> list[str]:
         out = [name for name in PAPER_SCORES[self.name] if reference.get(name) is None]
         groups = {
-            "there is no judge that compares with an ideal model": [name for name in out if name in _JUDGED],
-            "the target has no value for it": [name for name in out if name not in _JUDGED],
+            "there is no judge that compares with an ideal model": [name for name in out if _needs_judge(name)],
+            "the target has no value for it": [name for name in out if not _needs_judge(name)],
         }
         return [f"{', '.join(names)}: left out of the score, {why}" for why, names in groups.items() if names]
 
     def unmet(self, best: Rank) -> str:
         raise AssertionError("a score has no conditions")
+
+
+def _needs_judge(name: str) -> bool:
+    return metric_kind(name).judge == "required"
 
 
 def paper_score(metrics: Metrics, weights: Mapping[str, int], printed: bool = False) -> float:
@@ -274,11 +277,11 @@ class Constrained:
 
     @property
     def needs_ideal(self) -> bool:
-        return any(c.of == "ideal" for c in self.conditions) or not _BESIDE_IDEAL.isdisjoint(self.needs())
+        return any(c.of == "ideal" for c in self.conditions) or any(metric_kind(n).needs_ideal for n in self.needs())
 
     @property
     def judged(self) -> bool:
-        return not set(_JUDGED).isdisjoint(self.needs())
+        return any(map(_needs_judge, self.needs()))
 
     def rank(
         self,

@@ -20,6 +20,7 @@ from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import Ask
 from msa_lite.io.files import digest
 from msa_lite.report import Metric
+from msa_lite.report.metrics import MEMBERSHIP, metric_kind
 
 Record = dict[str, Any]
 Records = Mapping[str, Sequence[Record]]
@@ -164,7 +165,7 @@ class Benchmark(ABC):
         An AUC of n × m texts moves in steps of 1/nm. Its standard error at chance is that of the Mann-Whitney
         statistic, √((n + m + 1) / 12nm).
         """
-        resting = [name for name in metrics if name.removesuffix("_gap") in ("min_k", "min_k_pp", "privleak")]
+        resting = [name for name in metrics if metric_kind(name).group == MEMBERSHIP]
         counts = [len(self.sets[name].scored) for name in self.sides or () if name in self.sets]
         if not resting or len(counts) < 2 or not all(counts):
             return None

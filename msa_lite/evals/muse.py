@@ -63,12 +63,15 @@ class Muse(Benchmark):
         """
         sides, ideal_sides = _sides(records), _sides(ideal) if ideal else None
         passages = records["verbmem"]
+        scores = {
+            "extraction_strength": column(passages, "extraction_strength"),
+            "exact_memorization": column(passages, "exact_memorization"),
+            "verbmem_f": column(passages, "rouge_l_f1"),
+            "knowmem_f": column(records["knowmem_forget"], "rouge_l_f1"),
+            "knowmem_r": column(records["knowmem_retain"], "rouge_l_f1"),
+        }
         return {
-            "extraction_strength": mean_metric(column(passages, "extraction_strength"), False),
-            "exact_memorization": mean_metric(column(passages, "exact_memorization"), False),
-            "verbmem_f": mean_metric(column(passages, "rouge_l_f1"), False),
-            "knowmem_f": mean_metric(column(records["knowmem_forget"], "rouge_l_f1"), False),
-            "knowmem_r": mean_metric(column(records["knowmem_retain"], "rouge_l_f1"), True),
+            **{name: mean_metric(name, values) for name, values in scores.items()},
             **membership_metrics(sides, ideal_sides),
             "privleak": privleak_metric(sides, ideal_sides),
         }

@@ -18,7 +18,6 @@ from msa_lite.report import Metric
 _TEXT_SCORES = ("probability", "extraction_strength", "exact_memorization")
 _SCORES = ("accuracy", "probability", "rouge_l", "extraction_strength", "exact_memorization")
 _BARE = ("extraction_strength", "exact_memorization")
-_HIGHER_IS_BETTER = {"forget": False, "retain": True, "holdout": None}
 
 
 @dataclass(frozen=True)
@@ -49,8 +48,8 @@ class Qa(Benchmark):
         for name, items in records.items():
             asked = [item for item in items if "text" not in item]
             for score in _TEXT_SCORES if items and not asked else _SCORES:
-                values = column(items if score in _TEXT_SCORES else asked, score)
-                found[_metric_name(score, name)] = mean_metric(values, _HIGHER_IS_BETTER[name])
+                metric = _metric_name(score, name)
+                found[metric] = mean_metric(metric, column(items if score in _TEXT_SCORES else asked, score))
         return found
 
 

@@ -63,7 +63,7 @@ class Restor(Benchmark):
         found = {}
         for name, wanted in _GROUPS.items():
             group = [record for record in records[QUESTIONS] if record["corrupted"] in wanted]
-            found[name] = mean_metric([record_score(record, judged) for record in group], True, _note(group, judged))
+            found[name] = mean_metric(name, [record_score(record, judged) for record in group], _note(group, judged))
         return found
 
     def asks(self, records: Records, ideal: Records | None, separate: bool) -> list[Asked]:

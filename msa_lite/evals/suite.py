@@ -39,7 +39,7 @@ from msa_lite.io.reading import local_path
 from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.io.vocabulary import vocabulary_size
 from msa_lite.report import Report, load_report
-from msa_lite.report.metrics import REPORT_FILE
+from msa_lite.report.reports import REPORT_FILE
 
 logger = logging.getLogger(__name__)
 

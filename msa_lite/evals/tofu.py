@@ -17,9 +17,10 @@ from msa_lite.evals.aggregates import (
     NO_IDEAL,
     harmonic_metric,
     judged_metric,
+    make_metric,
     mean_metric,
     membership_metrics,
-    missing,
+    missing_metric,
 )
 from msa_lite.evals.benchmark import Asked, Benchmark, Item, ItemSet, Record, Records, column, flat_scores, losses
 from msa_lite.evals.generate import Decoding
@@ -74,25 +75,26 @@ class Tofu(Benchmark):
         forget = records["forget"]
         ratios = column(forget, "truth_ratio")
         parts = {end: dict(zip(_PARTS, _utility_scores(records, end), strict=True)) for end in _UTILITY}
-        found = {
-            "probability_f": mean_metric(column(forget, "probability"), False),
-            "rouge_l_f": mean_metric(column(forget, "rouge_l"), False),
-            "truth_ratio_f": mean_metric([None if r is None else scoring.truth_ratio_forget(r) for r in ratios], True),
-            "extraction_strength": mean_metric(column(forget, "extraction_strength"), False),
-            "exact_memorization": mean_metric(column(forget, "exact_memorization"), False),
-            "forget_quality": _forget_quality(ratios, column(ideal["forget"], "truth_ratio") if ideal else None),
-            "model_utility": harmonic_metric(parts),
-            "model_utility_ra_wf": harmonic_metric({end: parts[end] for end in ("ra", "wf")}),
+        scores = {
+            "probability_f": column(forget, "probability"),
+            "rouge_l_f": column(forget, "rouge_l"),
+            "truth_ratio_f": [None if r is None else scoring.truth_ratio_forget(r) for r in ratios],
+            "extraction_strength": column(forget, "extraction_strength"),
+            "exact_memorization": column(forget, "exact_memorization"),
         }
-        for end, scores in parts.items():
-            found |= {f"{name}_{end}": mean_metric(values, True) for name, values in scores.items()}
+        utilities = {"model_utility": parts, "model_utility_ra_wf": {end: parts[end] for end in ("ra", "wf")}}
+        part_scores = {f"{name}_{end}": values for end, part in parts.items() for name, values in part.items()}
+        metrics = {name: mean_metric(name, values) for name, values in scores.items()}
+        metrics["forget_quality"] = _forget_quality(ratios, column(ideal["forget"], "truth_ratio") if ideal else None)
+        metrics |= {name: harmonic_metric(name, of) for name, of in utilities.items()}
+        metrics |= {name: mean_metric(name, values) for name, values in part_scores.items()}
         if "holdout" in records:
             sides = forget, records["holdout"]
-            found |= membership_metrics(sides, (ideal["forget"], ideal["holdout"]) if ideal else None)
+            metrics |= membership_metrics(sides, (ideal["forget"], ideal["holdout"]) if ideal else None)
         for name, keys in _JUDGED.items():
             for key in keys:
-                found[key] = judged_metric(records[name], key) if ideal else missing(NO_IDEAL, True)
-        return found
+                metrics[key] = judged_metric(key, records[name]) if ideal else missing_metric(key, NO_IDEAL)
+        return metrics
 
     def asks(self, records: Records, ideal: Records | None, separate: bool) -> list[Asked]:
         if ideal is None:
@@ -171,14 +173,13 @@ def _utility_scores(records: Records, end: str) -> tuple[Sequence[float | None],
 
 def _forget_quality(ratios: Sequence[float | None], ideal: Sequence[float | None] | None) -> Metric:
     if ideal is None:
-        return missing(NO_IDEAL, True)
+        return missing_metric("forget_quality", NO_IDEAL)
     value = scoring.forget_quality(ratios, ideal)
     n = sum(r is not None for r in ratios)
     if value is None:
-        return Metric(
-            None, 0, None, True, len(ratios), f"no item of {'the ideal' if n else 'the model'} has this score"
-        )
-    return Metric(value, n, None, True, len(ratios) - n)
+        reason = f"no item of {'the ideal' if n else 'the model'} has this score"
+        return missing_metric("forget_quality", reason, len(ratios))
+    return make_metric("forget_quality", value, n, skipped=len(ratios) - n)
 
 
 def _asks(set_name: str, record: Record, ideal_answer: str, separate: bool) -> list[Asked]:
