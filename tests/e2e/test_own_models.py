@@ -107,7 +107,7 @@ def test_an_adapter_that_the_merge_does_not_take_is_refused_by_name(
     [
         (None, "names no base model"),
         ("/home/somebody/model", "which is not here"),
-        ("org/not-there", r"its base is not to be had: org/not-there"),
+        ("org/not-there", r"its base cannot be found: org/not-there"),
     ],
 )
 def test_an_adapter_without_its_base_is_told(
