@@ -196,9 +196,9 @@ def test_models_of_stages_that_have_gone_stay_and_are_named(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("msa_lite"), "propagate", True)  # a command that ran before keeps the log
     train(recipe)
-    assert "no stage of this training" not in caplog.text
+    assert "since no stage of this training makes it" not in caplog.text
     assert train(recipe, "stages.1.name=renamed") == ["2-renamed"]  # the last is made of the same weights
-    assert f"{tmp_path / 'out'}: no stage of this training any more, and left as it is: 2-texts\n" in caplog.text
+    assert f"{tmp_path / 'out'}: left as it is, since no stage of this training makes it: 2-texts\n" in caplog.text
     assert (tmp_path / "out/2-texts/model.safetensors").is_file()
 
 
