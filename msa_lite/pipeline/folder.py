@@ -121,27 +121,22 @@ def _check_folder(folder: Path, kind: Kind) -> None:
     allowed = {".lock", BASELINES, HISTORY, PROMPT_FILE}
     for name in WRITTEN_OUT:  # before anything else, where models come as adapters
         allowed |= {name, f"{name}.partial", f".{name}.lock"}
-    is_ours = any(_begins(path, _opening(kind)) for path in recipes)
+    is_ours = any(_is_of_kind(path, kind) for path in recipes)
     if folder.is_dir() and any(path.name not in allowed for path in folder.iterdir()) and not is_ours:
         raise OutputError(f"{folder}: holds something that is no run of msa-lite; choose another output")
 
 
-def _begins(file: Path, text: str) -> bool:
-    """Check whether a file, if it is there, begins with a text."""
+def _is_of_kind(file: Path, kind: Kind) -> bool:
     try:
-        return read_text(file).startswith(text)
-    except FormatError:
+        return read_text(file).startswith(f"# A {kind} of msa-lite")
+    except FormatError:  # it is not there, or no text
         return False
-
-
-def _opening(kind: Kind) -> str:
-    return f"# A {kind} of msa-lite"
 
 
 def recipe_text(kind: Kind, command: str, recipe: Recipe | TrainingRecipe, notes: Sequence[str] = ()) -> str:
     """Return recipe.yaml: a line by which the folder is known, notes as comments, and the recipe."""
-    first = f"{_opening(kind)}: the recipe as resolved. `{command}` on this file repeats the {kind}.\n"
-    return first + "".join(f"# {note}\n" for note in notes) + dump_recipe(recipe)
+    first = f"A {kind} of msa-lite: the recipe as resolved. `{command}` on this file repeats the {kind}."
+    return "".join(f"# {line}\n" for line in (first, *notes)) + dump_recipe(recipe)
 
 
 def _command(plan: RunPlan) -> str:
