@@ -273,7 +273,7 @@ def test_too_few_tokens_are_warned_of(recipe: dict[str, Any], caplog: pytest.Log
     [
         ({"stages": []}, ["stages: list should have at least 1 item"]),
         ({"stages": [{"epochs": 2}]}, ["stages.0.data: is missing"]),
-        ({"stages": [{"data": {"path": "q"}, "tokens": 100}]}, ["stages.0: tokens: counted are those of one data set"]),
+        ({"stages": [{"data": {"path": "q"}, "tokens": 100}]}, ["stages.0: tokens: only for one data set"]),
         ({"stages": [{"data": {"path": "t", "format": "text"}, "tokens": 0}]}, ["stages.0.tokens: ", "got 0"]),
         ({"stages": [{"data": {"path": "t", "format": "text"}, "tokens": -5}]}, ["stages.0.tokens: ", "got -5"]),
         ({"stages": [{"data": {"path": "t", "fromat": "text"}, "epoch": 1}]}, ["'format'?", "'epochs'?"]),
