@@ -65,8 +65,8 @@ class PastCheckpoint(Closed):
             raise ValueError(f"{self.checkpoint}: the name does not say when it was saved; give seen_tokens or step")
         if progress.stage > 1:
             raise ValueError(
-                f"{self.checkpoint}: the name counts from the start of stage {progress.stage}; give seen_tokens or step, "
-                "counted from the start of training"
+                f"{self.checkpoint}: the name counts from the start of stage {progress.stage}; give seen_tokens or "
+                "step, counted from the start of training"
             )
         return self
 
