@@ -71,11 +71,11 @@ class Validation:
         """
         report, known = load_report(folder), load_report(reference).values()
         metrics = report.values()
-        reason = report.settings.get(BROKEN) or broken(metrics, known)
+        reason = report.settings.get(BROKEN) or broken(metrics, known, self.benchmark.vital)
         if reason:
             return str(reason)
         prior = load_report(self.prior).values() if self.prior else {}
-        evidence = Evidence(prior, read_pairs(folder, reference, known))
+        evidence = Evidence(prior, read_pairs(type(self.benchmark), folder, reference, known))
         return self.rule.rank(metrics, known, self.ideal_metrics, evidence)
 
     def score_into(

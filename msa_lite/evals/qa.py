@@ -1,4 +1,4 @@
-"""The `qa` benchmark: how well a model knows its user's own questions or texts, in forget, retain and holdout sets."""
+"""Define the `qa` benchmark: the user's own questions or texts, in forget, retain and holdout sets."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msa_lite.benchmarks import OWN
 from msa_lite.data import Example, Prompter, Row, encode_qa
 from msa_lite.evals import scoring
 from msa_lite.evals.aggregates import mean_metric
-from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, column, flat_scores
+from msa_lite.evals.benchmark import (
+    Benchmark,
+    Item,
+    ItemSet,
+    Models,
+    Record,
+    Records,
+    Weighed,
+    column,
+    flat_scores,
+)
 from msa_lite.evals.generate import Decoding
+from msa_lite.evals.outcome import weigh_rows
 from msa_lite.evals.texts import completion
 from msa_lite.report import Metric
 
@@ -24,7 +36,8 @@ _BARE = ("extraction_strength", "exact_memorization")
 class Qa(Benchmark):
     """Questions with answers, or texts, in sets named forget, retain and holdout; made by `load_qa`."""
 
-    name = "qa"
+    name = OWN
+    fields = ("question", "answer", "text", "earlier", "system")
 
     def describe(self) -> dict[str, Any]:
         lengths = {part.decoding.max_new_tokens for part in self.sets.values() if part.decoding}
@@ -52,17 +65,21 @@ class Qa(Benchmark):
                 found[metric] = mean_metric(metric, column(items if score in _TEXT_SCORES else asked, score))
         return found
 
+    @classmethod
+    def weigh(cls, models: Models) -> Weighed:
+        return weigh_rows(models)
+
 
 def _metric_name(score: str, set_name: str) -> str:
     return score if set_name == "forget" and score in _BARE else f"{score}_{set_name[0]}"
 
 
 def load_qa(sets: Mapping[str, Sequence[Row]], prompter: Prompter, max_new_tokens: int = 200, split: str = "all") -> Qa:
-    """The benchmark over rows by set name, questions or texts.
+    """Return the benchmark over rows by set name, questions or texts.
 
     No question is cut: prompts and answers are scored whole. Texts are scored over their first `MAX_TOKENS` tokens
-    after what every text begins with, and nothing is generated from them. Memorization scores leave out the last token
-    of each row of a set: an answer's end token. A set of texts alone is scored to its texts' ends.
+    after the ids that every text begins with, and nothing is generated from them. Memorization scores leave out the
+    last token of each row of a set, an answer's end token. A set of texts alone is scored to its texts' ends.
     """
     loaded = {}
     for name, rows in sets.items():

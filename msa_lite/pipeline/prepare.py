@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, sample_rows, shorten
 from msa_lite.errors import UsageError, join_faults, nearest
-from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.benchmark import Benchmark, benchmark_class
+from msa_lite.evals.dataset import pinned_data
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import check_source
-from msa_lite.evals.suite import HOMES
-from msa_lite.evals.tables import pinned_data
+from msa_lite.evals.qa import Qa
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.disk import check_space
 from msa_lite.io.hub import Source
@@ -85,8 +85,8 @@ class Run:
     @property
     def renders(self) -> bool:
         """Check whether there are questions to put into a prompt."""
-        asks = self.recipe.evaluate is not None and self.recipe.evaluate.benchmark in ("tofu", "muse")
-        return asks or any(source.format == "qa" for source in self.data.values())
+        published = self.test is not None and self.test.prompted and not isinstance(self.test, Qa)
+        return published or any(source.format == "qa" for source in self.data.values())
 
     @property
     def validation(self) -> Benchmark | None:
@@ -170,7 +170,7 @@ def _check_ids(sources: Mapping[str, Source], examples: Mapping[str, list[Exampl
 def _pin_benchmark(recipe: Recipe) -> Recipe:
     """Return the recipe with its benchmark's data named, and pinned to a commit of the Hub."""
     evaluate = recipe.evaluate
-    home = evaluate and (evaluate.data or HOMES.get(evaluate.benchmark))
+    home = evaluate and (evaluate.data or benchmark_class(evaluate.benchmark).home)
     if not evaluate or not home:
         return recipe
     return recipe.model_copy(update={"evaluate": evaluate.model_copy(update={"data": pinned_data(home)})})

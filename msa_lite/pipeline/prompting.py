@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from msa_lite.benchmarks import OWN
 from msa_lite.data import (
     IGNORE,
     Example,
@@ -104,7 +105,7 @@ def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
     """
     evaluate = recipe.evaluate
     arguments: dict[str, Any] = {"seed": recipe.seed, "prompt": _settings(recipe)}
-    if evaluate is None or evaluate.benchmark == "qa":
+    if evaluate is None or evaluate.benchmark == OWN:
         training = {"forget": recipe.forget.data, "retain": recipe.retain.data if recipe.retain else None}
         for name in SETS:
             data: Data | None = (getattr(evaluate, name) if evaluate else None) or training.get(name)

@@ -29,24 +29,27 @@ from tests.arrows import (
 # needs any more has to go.
 ARROWS = {
     "errors": set[str](),
+    "benchmarks": set[str](),
     "conditions": set[str](),
     "counts": set[str](),
     "io": {"counts", "errors"},
-    "recipe": {"conditions", "counts", "errors", "io"},
+    "recipe": {"benchmarks", "conditions", "counts", "errors", "io"},
     "data": {"errors", "io"},
     "report": {"errors", "io"},
     "train": {"data", "errors", "io"},
     "merger": {"errors", "io"},
     "baselines": {"data", "errors", "io"},
     "demo": {"data", "io", "train"},
-    "evals": {"data", "errors", "io", "report"},
+    "evals": {"benchmarks", "data", "errors", "io", "report"},
     "compare": {"errors", "evals", "io", "report"},
-    "choose": {"conditions", "data", "errors", "evals", "io", "report"},
+    "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report"},
     "pipeline": {
-        "baselines", "choose", "data", "demo", "errors", "evals", "io", "merger", "recipe", "report", "train",
+        "baselines", "benchmarks", "choose", "data", "demo", "errors", "evals", "io", "merger", "recipe", "report",
+        "train",
     },
     "cli": {
-        "baselines", "choose", "compare", "data", "errors", "evals", "io", "merger", "pipeline", "recipe", "report",
+        "baselines", "benchmarks", "choose", "compare", "data", "errors", "evals", "io", "merger", "pipeline", "recipe",
+        "report",
     },
     "__main__": {"cli"},
     "__init__": {"compare", "evals", "io", "merger", "pipeline", "train"},  # the public functions
@@ -139,6 +142,7 @@ def test_imports_are_found_in_every_form(source: str, parts: list[str]) -> None:
         "sys.argv[1:] = ['compare', '--published', 'restor-olmo-2-7b', '--format', 'html']; "
         "runpy.run_module('msa_lite', run_name='__main__')",
         "sys.argv[1:] = ['recipes', 'list']; runpy.run_module('msa_lite', run_name='__main__')",
+        "sys.argv[1:] = ['metrics']; runpy.run_module('msa_lite', run_name='__main__')",
     ],
 )
 def test_help_and_listings_load_neither_torch_nor_transformers(statement: str) -> None:
