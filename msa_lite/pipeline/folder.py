@@ -26,7 +26,7 @@ BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of it
 HISTORY = "history"  # of the demo
 _RECIPE = "recipe.yaml"
 
-Inputs = TypeVar("Inputs")
+Prepared = TypeVar("Prepared")
 Kind = Literal["run", "training"]
 
 
@@ -65,8 +65,12 @@ def claimed(
 
 @contextmanager
 def claim(
-    folder: Path, kind: Kind, prepare: Callable[[], Inputs], pinned: Callable[[Inputs], str], first: str | None = None
-) -> Iterator[Inputs]:
+    folder: Path,
+    kind: Kind,
+    prepare: Callable[[], Prepared],
+    pinned: Callable[[Prepared], str],
+    first: str | None = None,
+) -> Iterator[Prepared]:
     """Prepare the inputs of a run or training, claim its folder for this process, and write recipe.yaml.
 
     pinned: returns recipe.yaml for the inputs. first: a recipe.yaml for the time before that, if the preparation itself
