@@ -64,7 +64,7 @@ def show(recipe: str) -> None:
 @click.option("--show-prompt", is_flag=True, help="Print one forget row as the models read it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def validate(recipe: str, overrides: tuple[str, ...], show_prompt: bool, as_json: bool) -> None:
-    """Check RECIPE against the schema and print it with all defaults filled in.
+    """Check RECIPE and print it with all defaults filled in.
 
     RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys.
 
