@@ -35,7 +35,7 @@ def command(invocation: Invocation) -> None:
     accelerate launch --num_processes 4 -m msa_lite sweep my.yaml   points are spread over 4 GPUs
     torchrun --nproc_per_node 2 -m msa_lite sweep my.yaml           over 2 processes, without GPUs
     """
-    from msa_lite.cli.output import print_json
+    from msa_lite.cli.output import print_json, print_table
     from msa_lite.cli.result import print_model
     from msa_lite.pipeline import sweep
 
@@ -45,11 +45,9 @@ def command(invocation: Invocation) -> None:
     if invocation.as_json:
         print_json(result.as_dict())
         return
-    from rich.console import Console
-
     from msa_lite.choose.table import points_table
 
-    Console().print(points_table(result.points))
+    print_table(points_table(result.points), dense=True)
     point = ", ".join(f"{'α' if key == 'alpha' else 'β'} = {value:g}" for key, value in result.choice.values.items())
     click.echo(f"chosen:          {point}")
     for note in result.notes:
