@@ -234,7 +234,7 @@ class _Ranked:
         """Why the choice may mean little; empty when there is no reason."""
         rule, benchmark = self.validation.rule, self.validation.benchmark
         doubts = [] if best.met else [rule.unmet(best)]
-        if not {"rouge_l_r", "probability_r", "knowmem_r", "accuracy"} & self.reference.keys():
+        if not {"rouge_l_r", "probability_r", *benchmark.vital} & self.reference.keys():
             doubts.append(
                 "there are no retain rows, so nothing says what was lost beside the forget set; give some that have to "
                 "stay (retain.data, or evaluate.retain)"

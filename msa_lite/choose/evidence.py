@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from msa_lite.evals.benchmark import Record
+from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.records import read_records
 
 Metrics = Mapping[str, float | None]
@@ -21,7 +21,6 @@ Pairs = Mapping[str, Sequence[tuple[float, float]]]
 """(the candidate's score, the target's) of every row, by metric."""
 
 CONFIDENCE = 0.95  # of the one-sided interval beyond which a difference is no noise
-_KNOWMEM = {"knowmem_forget": "knowmem_f", "knowmem_retain": "knowmem_r"}  # MUSE: set → the metric of its rouge_l_f1
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Evidence:
     """Scores row by row, of the metrics that are means of rows."""
 
 
-def read_pairs(folder: Path, reference: Path, metrics: Metrics) -> Pairs:
+def read_pairs(benchmark: type[Benchmark], folder: Path, reference: Path, metrics: Metrics) -> Pairs:
     """Return the scores that a candidate and the target (`reference`) have on the same rows, from their records.
 
     metrics: the target's. Left out is what is no plain mean of the rows' scores, and sets that one of the two lacks.
@@ -49,7 +48,7 @@ def read_pairs(folder: Path, reference: Path, metrics: Metrics) -> Pairs:
         for key in {key for record in known.values() for key in record}:
             scores = [(_score(own[index], key), _score(known[index], key)) for index in shared]
             found = [(one, other) for one, other in scores if one is not None and other is not None]
-            for name in _metric_names(path.stem, key):
+            for name in benchmark.mean_names(path.stem, key):
                 if found and _is_mean(metrics.get(name), [other for _, other in found]):
                     pairs[name] = found
     return pairs
@@ -58,12 +57,6 @@ def read_pairs(folder: Path, reference: Path, metrics: Metrics) -> Pairs:
 def _score(record: Record, key: str) -> float | None:
     value = record.get(key)
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
-def _metric_names(set_name: str, key: str) -> list[str]:
-    if set_name in _KNOWMEM:
-        return [_KNOWMEM[set_name]] if key == "rouge_l_f1" else []
-    return [f"{key}_{set_name[0]}", key] if set_name == "forget" else [f"{key}_{set_name[0]}"]
 
 
 def _is_mean(value: float | None, scores: Sequence[float]) -> bool:

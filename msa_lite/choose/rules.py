@@ -11,28 +11,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from msa_lite.benchmarks import paper_scores
 from msa_lite.choose.evidence import CONFIDENCE, Evidence, Metrics, surely_misses
 from msa_lite.choose.kept import FAR, kept_share, lost_too_much, utility
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
+from msa_lite.report.metrics import metric_kind
 
 FORGOTTEN = 0.05  # an exposure that is no higher counts as none
 NO_EVIDENCE = Evidence()
 LOWEST = 1e-6  # the least that a factor of a paper's score counts, so that the others still order what shares a zero
-
-_TOFU = {"model_utility": 2, "acc_forget": 1, "acc_recover": 2, "acc_retain": 1, "extraction_strength": -2}
-_PASSAGES = {"verbmem_f": -1, "extraction_strength": -2, "exact_memorization": -1}
-# Score → weights by metric: of the factor m where positive, of 1 − m where negative. -printed: as the paper prints it.
-PAPER_SCORES: Mapping[str, Mapping[str, int]] = {
-    "tofu": _TOFU,
-    "tofu-printed": _TOFU,
-    "muse": {"min_k": -1, "min_k_pp": -1, **_PASSAGES, "knowmem_r": 2},
-    "muse-gap": {"min_k_gap": -1, "min_k_pp_gap": -1, **_PASSAGES, "knowmem_r": 2},
-    "muse-printed": {"min_k": -1, "min_k_pp": -1, **_PASSAGES, "knowmem_r": -2},
-    "restor": {"accuracy": 1},
-}
-_JUDGED = ("acc_forget", "acc_recover", "acc_retain")
-_BESIDE_IDEAL = {"forget_quality", "min_k_gap", "min_k_pp_gap", "privleak", *_JUDGED}  # None without the ideal
 
 
 @dataclass(frozen=True, order=True)
@@ -64,7 +52,7 @@ class Rule(Protocol):
 
     @property
     def judged(self) -> bool:
-        """Whether it takes what only a judge says, where there is one."""
+        """Check whether a judge has a part in one of its terms."""
 
     def rank(
         self,
@@ -140,7 +128,7 @@ class Exposure:
 
 @dataclass(frozen=True)
 class PaperScore:
-    """A validation score of the MSA paper, one of `PAPER_SCORES`; see `paper_score`.
+    """A validation score of the MSA paper, one of `benchmarks.paper_scores`; see `paper_score`.
 
     Terms that the target has no value for, as the judge's three without a judge, are left out for everybody, with
     their weights. Where a candidate has none for a term that is in, the factor is the lowest.
@@ -149,12 +137,17 @@ class PaperScore:
     name: str
 
     @property
+    def weights(self) -> Mapping[str, int]:
+        """The weight of each metric: of the factor m where positive, of 1 − m where negative."""
+        return paper_scores()[self.name]
+
+    @property
     def needs_ideal(self) -> bool:
-        return not _BESIDE_IDEAL.isdisjoint(self.needs())
+        return any(metric_kind(name).needs_ideal for name in self.needs())
 
     @property
     def judged(self) -> bool:
-        return not PAPER_SCORES[self.name].keys().isdisjoint(_JUDGED)
+        return any(metric_kind(name).judge for name in self.weights)
 
     def rank(
         self,
@@ -163,27 +156,31 @@ class PaperScore:
         ideal: Metrics | None = None,
         evidence: Evidence = NO_EVIDENCE,
     ) -> Rank:
-        weights = {n: w for n, w in PAPER_SCORES[self.name].items() if reference.get(n) is not None}
+        weights = {n: w for n, w in self.weights.items() if reference.get(n) is not None}
         if not weights:
-            raise DataError(f"score {self.name}: the target has none of {', '.join(PAPER_SCORES[self.name])}")
+            raise DataError(f"score {self.name}: the target has none of {', '.join(self.weights)}")
         return Rank(True, paper_score(metrics, weights, printed=self.name.endswith("-printed")))
 
     def needs(self) -> tuple[str, ...]:
-        return tuple(name for name in PAPER_SCORES[self.name] if name not in _JUDGED)
+        return tuple(name for name in self.weights if not _needs_judge(name))
 
     def describe(self) -> Any:
-        return {"score": self.name, "weights": dict(PAPER_SCORES[self.name])}
+        return {"score": self.name, "weights": dict(self.weights)}
 
     def notes(self, reference: Metrics) -> list[str]:
-        out = [name for name in PAPER_SCORES[self.name] if reference.get(name) is None]
+        out = [name for name in self.weights if reference.get(name) is None]
         groups = {
-            "there is no judge that compares with an ideal model": [name for name in out if name in _JUDGED],
-            "the target has no value for it": [name for name in out if name not in _JUDGED],
+            "there is no judge that compares with an ideal model": [name for name in out if _needs_judge(name)],
+            "the target has no value for it": [name for name in out if not _needs_judge(name)],
         }
         return [f"{', '.join(names)}: left out of the score, {why}" for why, names in groups.items() if names]
 
     def unmet(self, best: Rank) -> str:
         raise AssertionError("a score has no conditions")
+
+
+def _needs_judge(name: str) -> bool:
+    return metric_kind(name).judge == "required"
 
 
 def paper_score(metrics: Metrics, weights: Mapping[str, int], printed: bool = False) -> float:
@@ -274,11 +271,11 @@ class Constrained:
 
     @property
     def needs_ideal(self) -> bool:
-        return any(c.of == "ideal" for c in self.conditions) or not _BESIDE_IDEAL.isdisjoint(self.needs())
+        return any(c.of == "ideal" for c in self.conditions) or any(metric_kind(n).needs_ideal for n in self.needs())
 
     @property
     def judged(self) -> bool:
-        return not set(_JUDGED).isdisjoint(self.needs())
+        return any(metric_kind(name).judge for name in self.needs())
 
     def rank(
         self,
@@ -324,8 +321,8 @@ def make_rule(
         return Constrained(metric, maximise is not None, conditions)
     if score in (None, "exposure"):
         return Exposure(keep)
-    if score not in PAPER_SCORES:
-        choices = ("exposure", *PAPER_SCORES)
+    if score not in (scores := paper_scores()):
+        choices = ("exposure", *scores)
         raise UsageError(f"no score '{score}'{nearest(score, choices)}; choose from {', '.join(choices)}")
     return PaperScore(score)
 
@@ -343,15 +340,15 @@ def check_rule(rule: Rule, available: Collection[str], where: str) -> None:
         )
 
 
-def broken(metrics: Metrics, reference: Metrics) -> str | None:
-    """Why a candidate is broken and never to be chosen: nothing is left of what the target knows of what is to be kept.
+def broken(metrics: Metrics, reference: Metrics, vital: Collection[str] = ()) -> str | None:
+    """Return why a candidate is unusable (it has lost everything that is to be kept), or None.
 
-    That is, `utility` is 0.00, or knowmem_r, model_utility or RESTOR's accuracy is 0, where the target's is not.
+    Its `utility` is 0.00, or a metric of the benchmark (`Benchmark.vital`) is 0 where the target's is not.
     """
     left = utility(metrics, reference)
     if round(left, 2) == 0:
         return f"{left:.2g} is left of the target's probability_r and rouge_l_r"
-    for name in ("knowmem_r", "model_utility", "accuracy"):
+    for name in vital:
         if (known := reference.get(name)) and not metrics.get(name):
             return f"{name} is 0, the target's {known:.2g}"
     return None

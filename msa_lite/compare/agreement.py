@@ -10,12 +10,12 @@ from typing import Any
 from msa_lite.compare.entries import Entry
 from msa_lite.compare.published import PublishedTable
 from msa_lite.errors import MismatchError, join_faults
-from msa_lite.report.metrics import Report
+from msa_lite.report.metrics import metric_kind
+from msa_lite.report.reports import Report
 
 TEST = " test"  # ends the split of what is left when some rows were used for a choice
 # Settings that say what was asked and how, with what a message calls them; the last four are lm-eval's.
 _ASKED = {"prompt": "prompt", "compat": "compat"} | {name: name for name in ("tasks", "few_shot", "limit", "seed")}
-_JUDGED = frozenset({"acc_forget", "acc_recover", "acc_retain", "accuracy", "accuracy_corrupted", "accuracy_other"})
 # What `evals.common` says in a report's settings of the evaluation that it was taken from.
 TAKEN_FROM = "taken_from"
 _HEADLINE = "these reports cannot stand side by side:"
@@ -110,8 +110,9 @@ def _disagreements(one: Entry, other: Entry) -> list[str]:
     models = [entry.report.settings.get("model") for entry in (one, other)]
     if models[0] is not None and models[0] == models[1]:
         return []  # other devices and batches make other sums of floats
-    free = _JUDGED if judge_of(one.report) != judge_of(other.report) else frozenset[str]()
-    pairs = {name: (one.value(name), other.value(name)) for name in one.report.metrics if name not in free}
+    same_judge = judge_of(one.report) == judge_of(other.report)
+    names = [name for name in one.report.metrics if same_judge or metric_kind(name).judge is None]
+    pairs = {name: (one.value(name), other.value(name)) for name in names}
     return [
         f"{name} ({a:.6g}, {b:.6g})"
         for name, (a, b) in pairs.items()

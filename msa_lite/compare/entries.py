@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msa_lite.compare.published import Figure
 from msa_lite.errors import FormatError, MsaError, UsageError, join_faults
 from msa_lite.io.reading import local_path
-from msa_lite.report.metrics import REPORT_FILE, Metric, Report, load_report
+from msa_lite.report.reports import REPORT_FILE, Metric, Report, load_report
 
 Role = Literal["target", "ideal", "method"]
 SECTIONS = ("references", "msa", "baselines", "others", "published")

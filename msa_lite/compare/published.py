@@ -13,12 +13,10 @@ from pathlib import Path
 
 from msa_lite.compare.ratios import Ratio
 from msa_lite.errors import UsageError, nearest
-from msa_lite.report.metrics import BEST_AT_ZERO, Metric
+from msa_lite.report.metrics import metric_kind
+from msa_lite.report.reports import Metric
 
 _FOLDER = Path(__file__).parent / "paper"
-_LOWER_IS_BETTER = frozenset(
-    {"extraction_strength", "exact_memorization", "rouge_l_f", "verbmem_f", "min_k", "min_k_pp"}
-)
 _RATIO = "_ratio"
 
 
@@ -82,7 +80,6 @@ def _figure(name: str, text: str, ratio: str | None, percent: bool) -> Figure:
         decimals = len(text.partition(".")[2]) + 2
         value = round(value / 100, decimals)
         text = f"{value:.{decimals}f}"
-    direction = None if name in BEST_AT_ZERO else name not in _LOWER_IS_BETTER
     reached = bool(ratio) and str(ratio).startswith("+")
     share = Ratio(round(float(ratio.rstrip("%")) / 100, 3), reached) if ratio else None
-    return Figure(Metric(value, 0, None, direction), text, share)
+    return Figure(Metric(value, 0, None, metric_kind(name).higher_is_better), text, share)

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.outcome import is_recited, kept_of, left_over, weigh
+from msa_lite.evals.benchmark import benchmark_class
+from msa_lite.evals.outcome import is_recited, kept_of, left_over
+from msa_lite.evals.restor import Restor
 from msa_lite.report.verdict import Forgotten, Kept, Verdict, judge, verdict_lines, write_verdict
 from tests.own_records import known, question, text, unknown
 
@@ -19,8 +21,8 @@ KEPT = Kept(0.95, (0.93, 0.97), 40)
 
 
 def weighed(benchmark: str, models: Mapping[str, Any]) -> tuple[Forgotten, Kept | None]:
-    """What `weigh` makes of records that something can be said of."""
-    found = weigh(benchmark, models)
+    """The verdict's numbers for records that something can be said of."""
+    found = benchmark_class(benchmark).weigh(models)
     assert not isinstance(found, str)
     return found
 
@@ -162,7 +164,7 @@ def test_the_interval_of_what_is_kept_is_paired_over_the_rows() -> None:
 
 
 def test_without_forget_rows_there_is_no_verdict() -> None:
-    assert "give evaluate.forget" in str(weigh("qa", {"target": {"retain": known(2)}, "unlearned": {}}))
+    assert "give evaluate.forget" in str(benchmark_class("qa").weigh({"target": {"retain": known(2)}, "unlearned": {}}))
 
 
 # Texts, and published benchmarks
@@ -221,8 +223,8 @@ def test_restor_is_what_was_regained_between_target_and_ideal() -> None:
     assert forgotten.said.startswith("80 % of what the documents cost is regained")
     assert kept.share == pytest.approx(0.8)
     del models["ideal"]
-    assert "give evaluate.ideal" in str(weigh("restor", models))
-    assert "nothing to regain" in str(weigh("restor", models | {"ideal": restor(0.2, 1.0)}))
+    assert "give evaluate.ideal" in str(Restor.weigh(models))
+    assert "nothing to regain" in str(Restor.weigh(models | {"ideal": restor(0.2, 1.0)}))
 
 
 def test_the_interval_of_what_is_kept_is_worked_by_hand() -> None:
