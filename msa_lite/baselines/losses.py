@@ -114,12 +114,12 @@ def undial(logits: Tensor, labels: Tensor, reference: Tensor, *, beta: float = 1
 
     if wrapped:
         labels = torch.where(labels == IGNORE, logits.shape[-1] + IGNORE, labels)
-    known = labels != IGNORE
+    labelled = labels != IGNORE
     with torch.no_grad():
         places = labels.clamp(min=0).unsqueeze(-1)  # without a label any place will do: it does not count
         teacher = reference.scatter_add(-1, places, torch.full_like(reference[..., :1], -beta)).softmax(-1)
     losses = token_cross_entropy(logits.flatten(0, 1), teacher.flatten(0, 1), reduction="none").view(labels.shape)
-    return (losses * known).sum() / known.sum()
+    return (losses * labelled).sum() / labelled.sum()
 
 
 def rmu(activations: Tensor, aim: Tensor, mask: Tensor, *, broadcast: bool = False) -> Tensor:

@@ -32,16 +32,16 @@ def open_tokenizer(folder: Path, name: str) -> Any:
     return read_tokenizer(folder, name)
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **how: Any) -> str:
+def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
     """Render messages as text with the tokenizer's chat template, a program by whoever made the model.
 
     Raises whatever the template raises, OverrunError if it runs too long, and MemoryError or ValueError if it makes far
     more text than it gets.
     """
     with limited():
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, **how)
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
     if not isinstance(text, str) or len(text) > _LONGEST + 10 * sum(len(m["content"]) for m in messages):
-        raise ValueError("it makes no text, or far more than it is given")
+        raise ValueError("it makes no text, or far more than it gets")
     return text
 
 
@@ -51,12 +51,12 @@ def check_same_ids(rows: Iterable[Row], target: Any, prior: Any, names: tuple[st
     Only plain texts count: chat templates may differ, and so may tokens added to the target's. names: of target and
     prior.
     """
-    known = len(prior)
+    size = len(prior)
     for row in rows:
         text = _text(row)[:_CHARACTERS]
         ours, theirs = (list(t(text, add_special_tokens=False)["input_ids"]) for t in (target, prior))
         place = _first_difference(ours, theirs)
-        if place is None or any(token >= known for token in ours[: place + 1]):
+        if place is None or any(token >= size for token in ours[: place + 1]):
             continue
         raise MismatchError(
             f"the tokenizers of target {names[0]} and prior {names[1]} read the forget rows differently. Row "

@@ -48,8 +48,8 @@ def check_tasks(tasks: Sequence[str], task_folder: Path | None = None, allow_cod
         raise UsageError(f"{task_folder}: no such folder of tasks")
     if task_folder is not None and not allow_code:
         check_no_code(task_folder)
-    known = _index_tasks(tasks, task_folder).task_index
-    faults = [f"{name}{nearest(name, known)}" for name in tasks if name not in known]
+    index = _index_tasks(tasks, task_folder).task_index
+    faults = [f"{name}{nearest(name, index)}" for name in tasks if name not in index]
     if faults:
         where = f" nor in a YAML file below {task_folder} that it can read" if task_folder else ""
         raise UsageError(join_faults(f"not among the tasks of lm-evaluation-harness{where}:", faults))

@@ -82,9 +82,9 @@ class Loop:
                 raise self.failure(f"{name} is no number after training")
             self.save(model, self.partial)
 
-    def failure(self, what: str) -> MsaError:
+    def failure(self, fault: str) -> MsaError:
         """Return the error for a training that left nothing to keep."""
-        return discarded(NotFiniteError(f"{self.label}: {what}; nothing was kept. Try a lower learning_rate"))
+        return discarded(NotFiniteError(f"{self.label}: {fault}; nothing was kept. Try a lower learning_rate"))
 
     def finish_epoch(self, model: Any, epoch: int, write: bool = True) -> KeptEpochs:
         """Ask `after_epoch` which epochs to keep; save this one's weights if it is among them, and drop the others.
@@ -96,12 +96,12 @@ class Loop:
             raise NotFiniteError(f"{name} is no number")
         training = model.training
         with autocast(model):  # as the Trainer has it, also for parts of the model that it does not call
-            kept = self.after_epoch(model.eval(), epoch, self.partial / SCORES)
+            choice = self.after_epoch(model.eval(), epoch, self.partial / SCORES)
         model.train(training)
-        if write and epoch in kept.epochs:
+        if write and epoch in choice.epochs:
             self.save(model, epoch_folder(self.partial, epoch))
-        self._drop_epochs(lambda epoch: epoch not in kept.epochs)
-        return kept
+        self._drop_epochs(lambda epoch: epoch not in choice.epochs)
+        return choice
 
     def _drop_epochs(self, unwanted: Callable[[int], bool]) -> None:
         for folder in self.partial.glob("epoch-*"):

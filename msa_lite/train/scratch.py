@@ -1,4 +1,4 @@
-"""Models from scratch: a tokenizer trained on given texts, a config that transformers knows, random weights."""
+"""Models from scratch: a tokenizer trained on the texts, a config that transformers knows, random weights."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def make_config(values: Mapping[str, Any], tokenizer: Any) -> Any:
             f"model.config.model_type: transformers has no causal language model '{kind}'{nearest(kind, KINDS)}"
         )
     default = AutoConfig.for_model(kind)
-    known = {*default.to_dict(), *default.attribute_map}
-    if unknown := [key for key in values if key not in known]:
-        faults = (f"{key}: unknown key{nearest(key, known)}" for key in unknown)
+    keys = {*default.to_dict(), *default.attribute_map}
+    if unknown := [key for key in values if key not in keys]:
+        faults = (f"{key}: unknown key{nearest(key, keys)}" for key in unknown)
         raise UsageError(join_faults(f"model.config of a {kind}:", faults))
     if sizes := [*too_large(values, _MOST_LAYERS, _WIDEST)]:
         raise UsageError(join_faults("model.config: larger than any model that is trained here:", sizes))

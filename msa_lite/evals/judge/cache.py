@@ -89,8 +89,8 @@ def answer(
     keys: the hash of each ask. send: takes the missing asks by key, adds each letter to the cache as it comes, and
     returns the calls, tokens and cost.
     """
-    known = cache.read(keys)
-    todo = {key: ask for key, ask in zip(keys, asks, strict=True) if key not in known}
+    letters = cache.read(keys)
+    todo = {key: ask for key, ask in zip(keys, asks, strict=True) if key not in letters}
     total = len(set(keys))
     spent = send(todo, part_of(progress, "judge", total - len(todo), total)) if todo else Spent()
     progress("judge", total, total)

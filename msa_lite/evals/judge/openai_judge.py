@@ -72,9 +72,9 @@ class OpenAIJudge:
             with start_blocking_portal() as portal:
                 portal.call(self._work, todo, spent, progress)
         except (openai.OpenAIError, StageError) as error:
-            kept = len(self.cache.read(todo))
+            count = len(self.cache.read(todo))
             raise StageError(
-                f"the judge failed: {self._explain(error)}. {kept} of {len(todo)} answers are kept in "
+                f"the judge failed: {self._explain(error)}. {count} of {len(todo)} answers are kept in "
                 f"{self.cache.path}; a rerun asks only for the rest"
             ) from None  # the cause holds the server's own words, which may contain the key
         return spent
@@ -93,9 +93,9 @@ class OpenAIJudge:
         ) as client:
             if self.settings.batch:
                 await self._ask_batch(client, todo, spent, progress)
-            known = self.cache.read(todo)
-            queue = iter([(key, ask) for key, ask in todo.items() if key not in known])
-            answered = len(known)
+            letters = self.cache.read(todo)
+            queue = iter([(key, ask) for key, ask in todo.items() if key not in letters])
+            answered = len(letters)
 
             async def work() -> None:
                 nonlocal answered
