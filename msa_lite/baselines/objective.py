@@ -22,8 +22,7 @@ from msa_lite.baselines.passes import (
     reference_of,
 )
 from msa_lite.baselines.reference import ReferenceCache
-from msa_lite.data import IGNORE, Example
-from msa_lite.io.files import digest
+from msa_lite.data import IGNORE, Example, hash_ids
 
 Backward = Callable[[Any], None]
 
@@ -100,7 +99,7 @@ class BaselineObjective:
             "parameters": {key: value for key, value in self.parameters.items() if key != "learning_rate"},
             "compat": self._repeats,
             "seed": self.seed,
-            **{name: digest([[e.ids, e.labels] for e in examples]) for name, examples in rows.items()},
+            **{name: hash_ids(examples) for name, examples in rows.items()},
         }
 
     def prepare(self, model: Any) -> None:

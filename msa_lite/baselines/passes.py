@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from msa_lite.data import IGNORE, Example, make_collator
+from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.errors import UsageError
 from msa_lite.io.precision import autocast
 
@@ -26,8 +26,7 @@ class Batch:
 
 def make_batch(examples: Sequence[Example], pad: int, device: Any) -> Batch:
     """Pad examples to a batch."""
-    tensors = make_collator(pad)([{"input_ids": e.ids, "labels": e.labels} for e in examples])
-    return Batch(*(tensors[key].to(device) for key in ("input_ids", "attention_mask", "labels")))
+    return Batch(*to_batch(examples, pad, device).values())
 
 
 def answer_logits(model: Any, batch: Batch, positions: Any = None) -> tuple[Any, Any]:

@@ -10,9 +10,9 @@ from typing import Any
 
 from msa_lite.baselines.losses import sequence_log_probs
 from msa_lite.baselines.passes import answer_logits, in_chunks, make_batch
-from msa_lite.data import Example
+from msa_lite.data import Example, hash_ids
 from msa_lite.errors import MismatchError
-from msa_lite.io.files import digest, write_json
+from msa_lite.io.files import write_json
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.precision import autocast
@@ -36,7 +36,7 @@ class ReferenceCache:
     @property
     def inputs(self) -> dict[str, Any]:
         """Return all that the values depend on, for the manifest."""
-        rows = {name: digest([[e.ids, e.labels] for e in examples]) for name, examples in self.sets.items()}
+        rows = {name: hash_ids(examples) for name, examples in self.sets.items()}
         return {"model": self.model.identity(), "quantised": self.quantised, "rows": rows}
 
     def check(self) -> None:

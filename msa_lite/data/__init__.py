@@ -5,7 +5,7 @@ plain template where it has none. Models learn, and are scored on, only the answ
 documents, cut into chunks; models learn every token. Sources are a Hub id, a folder in Hub layout, or a file.
 """
 
-from msa_lite.data.examples import encode, encode_qa, encode_text, encode_up_to, make_collator, pad_id, shorten
+from msa_lite.data.examples import encode, encode_qa, encode_text, encode_up_to, hash_ids, pad_id, shorten, to_batch
 from msa_lite.data.kept import kept_head, kept_texts
 from msa_lite.data.prompts import (
     DATE_STRING,
@@ -41,12 +41,12 @@ __all__ = [
     "encode_qa",
     "encode_text",
     "encode_up_to",
+    "hash_ids",
     "is_remote_data",
     "kept_head",
     "kept_texts",
     "load_rows",
     "load_table",
-    "make_collator",
     "make_prompter",
     "open_tokenizer",
     "pad_id",
@@ -58,4 +58,5 @@ __all__ = [
     "split_rows",
     "stream_table",
     "stream_texts",
+    "to_batch",
 ]

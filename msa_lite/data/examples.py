@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -12,6 +12,7 @@ from msa_lite.data.prompts import IGNORE, Example, Prompter
 from msa_lite.data.rows import Row
 from msa_lite.data.sources import DataSource
 from msa_lite.errors import DataError, UsageError
+from msa_lite.io.files import digest
 
 logger = logging.getLogger(__name__)
 
@@ -135,25 +136,26 @@ def pad_id(tokenizer: Any) -> int:
     return int(token if token is not None else tokenizer.eos_token_id or 0)
 
 
-def make_collator(pad_id: int) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
-    """Return a collator that pads a batch to its longest row, on the right.
+def to_batch(examples: Sequence[Example], pad: int, device: Any = None) -> dict[str, Any]:
+    """Return examples as tensors by transformers' names, padded to the longest on the right with the token `pad`.
 
     The attention mask comes from lengths, not from `ids ≠ pad`: with pad = end of turn, as in Llama 3 Instruct, the
     latter would hide the prompt's own end-of-turn tokens.
     """
+    import torch
 
-    def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
-        import torch
+    width = max(len(e.ids) for e in examples)
 
-        width = max(len(item["input_ids"]) for item in batch)
+    def padded(rows: Iterable[list[int]], filler: int) -> Any:
+        return torch.tensor([row + [filler] * (width - len(row)) for row in rows], device=device)
 
-        def pad(values: list[int], filler: int) -> list[int]:
-            return values + [filler] * (width - len(values))
+    return {
+        "input_ids": padded((e.ids for e in examples), pad),
+        "attention_mask": padded(([1] * len(e.ids) for e in examples), 0),
+        "labels": padded((e.labels for e in examples), IGNORE),
+    }
 
-        return {
-            "input_ids": torch.tensor([pad(item["input_ids"], pad_id) for item in batch]),
-            "attention_mask": torch.tensor([pad([1] * len(item["input_ids"]), 0) for item in batch]),
-            "labels": torch.tensor([pad(item["labels"], IGNORE) for item in batch]),
-        }
 
-    return collate
+def hash_ids(examples: Sequence[Example]) -> str:
+    """Return one hash over the ids and labels of examples."""
+    return digest([[e.ids, e.labels] for e in examples])

@@ -1,4 +1,4 @@
-"""Fitting vectors: fine-tune a prior on rows and keep what changed, with the Hugging Face Trainer underneath.
+"""One fit: fine-tune a prior on rows and write the vector, with the Hugging Face Trainer underneath.
 
 A fit minimises the loss of the rows, or an `Objective` in its place, as the baselines do.
 
@@ -21,9 +21,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import Example, pad_id
+from msa_lite.data import Example, hash_ids, pad_id
 from msa_lite.errors import StageError, UsageError
-from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, silent
@@ -92,7 +91,7 @@ def fit_inputs(
     """Return all that decides the result of a fit, as its manifest records it and `is_finished` compares it."""
     inputs = {
         "prior": prior.identity(),
-        "examples": digest([[e.ids, e.labels] for e in examples]),
+        "examples": hash_ids(examples),
         "settings": settings.describe(),
     }
     if objective is not None:

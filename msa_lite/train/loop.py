@@ -9,10 +9,11 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msa_lite.data import Example, make_collator, pad_id
+from msa_lite.data import Example, pad_id, to_batch
 from msa_lite.errors import MsaError, NotFiniteError
 from msa_lite.io.manifest import discarded
 from msa_lite.io.precision import autocast, has_bf16
@@ -148,8 +149,8 @@ class Loop:
             kind = _objective_trainer(self.objective, self.micro)
             trainer = kind(**common, train_dataset=rows, data_collator=lambda batch: {"rows": list(batch)})
         else:
-            items = [{"input_ids": e.ids, "labels": e.labels} for e in self.examples]
-            trainer = Trainer(**common, train_dataset=items, data_collator=make_collator(pad_id(self.tokenizer)))
+            collate = partial(to_batch, pad=pad_id(self.tokenizer))
+            trainer = Trainer(**common, train_dataset=list(self.examples), data_collator=collate)
         trainer.remove_callback(PrinterCallback)
         return trainer
 

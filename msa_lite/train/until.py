@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.data import IGNORE, Example, make_collator
+from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.hub import Source
 from msa_lite.io.precision import autocast
@@ -60,13 +60,12 @@ def measure_loss(model: Any, examples: Sequence[Example], pad: int, rows: int = 
     """
     import torch
 
-    collate, training, total, labels = make_collator(pad), model.training, 0.0, 0
+    training, total, labels = model.training, 0.0, 0
     model.eval()
     with torch.no_grad(), autocast(model):
         for batch in _batches(examples, rows):
-            inputs = collate([{"input_ids": e.ids, "labels": e.labels} for e in batch])
             count = sum(label != IGNORE for e in batch for label in e.labels[1:])
-            loss = model(**{key: value.to(model.device) for key, value in inputs.items()}, use_cache=False).loss
+            loss = model(**to_batch(batch, pad, model.device), use_cache=False).loss
             total, labels = total + float(loss) * count, labels + count
     model.train(training)
     return total / labels
