@@ -142,6 +142,7 @@ def test_imports_are_found_in_every_form(source: str, parts: list[str]) -> None:
         "sys.argv[1:] = ['compare', '--published', 'restor-olmo-2-7b', '--format', 'html']; "
         "runpy.run_module('msa_lite', run_name='__main__')",
         "sys.argv[1:] = ['recipes', 'list']; runpy.run_module('msa_lite', run_name='__main__')",
+        "sys.argv[1:] = ['metrics']; runpy.run_module('msa_lite', run_name='__main__')",
     ],
 )
 def test_help_and_listings_load_neither_torch_nor_transformers(statement: str) -> None:

@@ -67,7 +67,7 @@ def test_reasons_name_the_figures_and_what_is_missing() -> None:
     assert verdict(left=0.47).reasons == ("47 % is left of what could be drawn out (PASS: at most 20 %)",)
     assert verdict(share=0.8).reasons == ("80 % (95 % interval 78 % to 82 %) is kept (PASS: 90 %)",)
     (reason,) = verdict(share=None).reasons
-    assert "give rows that are to stay (retain.data" in reason
+    assert "give rows to keep (retain.data" in reason
     assert "no rows to keep were scored" in verdict(share=None).sentence
     (reason,) = verdict(changed=0, left=1.0).reasons
     assert "nothing has changed" in reason
@@ -76,7 +76,7 @@ def test_reasons_name_the_figures_and_what_is_missing() -> None:
 def test_few_rows_and_other_reasons_are_told_and_decide_nothing() -> None:
     found = judge(replace(FORGOTTEN, rows=6), KEPT, ["the fit fell short"])
     assert found.outcome == "PASS"
-    assert found.reasons == ("it rests on few rows (forget: 6)", "the fit fell short")
+    assert found.reasons == ("the verdict rests on few rows (forget: 6)", "the fit fell short")
 
 
 def test_a_verdict_is_markdown_and_json(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_verdict_is_markdown_and_json(tmp_path: Path) -> None:
     text = "\n".join(verdict_lines(found))
     assert text.startswith("**PARTLY**: Forgotten: 24 of 24")
     assert "- 30 % is left" in text
-    assert "It says something else than the target of 20 of 24 forget rows and 0 of 40 retain rows." in text
+    assert "Its output differs from the target's on 20 of 24 forget rows and 0 of 40 retain rows." in text
     assert "PASS: at most 20 % is left" in text
     write_verdict(found, tmp_path)
     value = json.loads((tmp_path / "verdict.json").read_text())
