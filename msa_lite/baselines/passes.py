@@ -17,16 +17,18 @@ from msa_lite.io.precision import autocast
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows padded on the right: ids, mask (1 where there is a token) and labels, each (b, L), on the model's device."""
+    """Rows padded on the right, as tensors (b, L) on the model's device."""
 
     ids: Any
     mask: Any
+    """1 where there is a token."""
     labels: Any
 
 
 def make_batch(examples: Sequence[Example], pad: int, device: Any) -> Batch:
     """Pad examples to a batch."""
-    return Batch(*to_batch(examples, pad, device).values())
+    tensors = to_batch(examples, pad, device)
+    return Batch(tensors["input_ids"], tensors["attention_mask"], tensors["labels"])
 
 
 def answer_logits(model: Any, batch: Batch, positions: Any = None) -> tuple[Any, Any]:

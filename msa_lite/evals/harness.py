@@ -270,7 +270,7 @@ def _wrap(source: Source, progress: Progress) -> Any:
 
 @dataclass
 class _AnswerCounter:
-    """A counter in place of the harness's cache of answers, which the harness tells of each one."""
+    """Stand in for the harness's cache of answers, to count each answer that the harness adds."""
 
     progress: Progress
     label: str

@@ -40,7 +40,7 @@ class KeptEpochs(NamedTuple):
 
 
 class AfterEpoch(Protocol):
-    """A choice after each epoch: which epochs' weights to keep, and whether to train on."""
+    """Choose after each epoch which epochs' weights to keep, and whether to train on."""
 
     def describe(self) -> Any:
         """Return what the manifest records, JSON-able. Two that decide alike return the same."""

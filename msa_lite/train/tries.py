@@ -46,7 +46,7 @@ _REASONS = {
 
 @dataclass
 class Gauge:
-    """A gauge of how much a fit has learnt: it measures the loss on the rows and ends the fit."""
+    """Measure the loss on the rows as a fit goes on, and end the fit when it has learnt enough."""
 
     until: Until
     course: Course

@@ -22,7 +22,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 class Client(openai.DefaultAsyncHttpxClient):
-    """A client that waits for the server's rate limits, and reads each reply whole and within limits."""
+    """Wait for the server's rate limits before each call, and read its reply whole and within limits."""
 
     def __init__(self, limit: int, seconds: float) -> None:
         """Set the limits: the most bytes of an unpacked reply, and the most seconds until its last byte."""

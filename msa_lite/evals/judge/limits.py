@@ -20,7 +20,7 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 
 
 class RateLimit:
-    """The server's rate limit: `after` each call reads what is left, `before` each call waits if that is too little.
+    """Read after each call what is left of the server's limit, and wait before a call that does not fit into it.
 
     Some servers name the time until the whole limit is back, and serve calls long before. Once a server did, no call
     waits any more, until the server refuses one.

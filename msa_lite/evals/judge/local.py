@@ -15,9 +15,9 @@ from msa_lite.io.progress import Progress, silent
 
 
 class LocalJudge:
-    """A local model, loaded when the first reply is missing from the cache, and asked in batches.
+    """Ask a local model in batches; load it when the first reply is missing from the cache.
 
-    It gets no question again after an invalid reply, since greedy answers stay the same.
+    Nothing is asked again after an invalid reply, since greedy answers stay the same.
     """
 
     def __init__(self, settings: JudgeSettings, cache: Cache) -> None:

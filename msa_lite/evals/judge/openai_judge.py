@@ -40,7 +40,7 @@ _HINTS = {
 
 
 class OpenAIJudge:
-    """A server, asked with `concurrency` calls at a time or in one batch; each reply is kept as it comes."""
+    """Ask a server, with `concurrency` calls at a time or in one batch, and keep each reply as it comes."""
 
     def __init__(self, settings: JudgeSettings, cache: Cache) -> None:
         self.settings = settings

@@ -118,7 +118,7 @@ class Usage:
 
 
 class Judge(Protocol):
-    """A model, or a server, that answers asks."""
+    """Answer asks, with a model or through a server."""
 
     def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Ruling], Usage]:
         """Return (verdicts in the order of the asks, usage). Raises StageError when the judge fails.
