@@ -192,7 +192,7 @@ def main() -> None:
     print_reports(result.reports, f"{name}: α = {result.alpha:g}, β = {result.beta:g}")
     print(f"report: {result.folder / 'report.md'}")
     if arguments.baselines:
-        print(FORMATS["md"](msa_lite.comparison(out / "run")))
+        print(FORMATS["md"](msa_lite.compare(out / "run")))
 
 
 if __name__ == "__main__":
