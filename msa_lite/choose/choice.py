@@ -7,7 +7,6 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,6 @@ IDEAL = "ideal"
 _POLL = 0.2  # seconds
 _PATIENCE = 60.0  # seconds; disks that machines share show what others write only after a while
 
-Check = Callable[[], None]
-"""Raises what has ended those who score."""
-Crew = Callable[[Path], AbstractContextManager[Check]]
-"""Starts others who score what is missing in a folder, in the place of this process, until it has all."""
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -57,12 +51,7 @@ class Choice:
 
 
 def choose(
-    candidates: Candidates,
-    validation: Validation,
-    out: Path,
-    label: str,
-    progress: Progress = silent,
-    crew: Crew | None = None,
+    candidates: Candidates, validation: Validation, out: Path, label: str, progress: Progress = silent
 ) -> Choice:
     """Score every candidate on validation rows and choose the best by the rule (ties: the smallest α and β, the first).
 
@@ -70,7 +59,7 @@ def choose(
     Writes records and a report per candidate, tables, pictures and choice.json into `out`. Candidates that were scored
     before a stop, or for a choice by another rule or from another grid, are not scored again. What is broken (outputs
     that are no numbers, nothing left of what is to be kept) is recorded and never chosen. Other processes may help
-    (`help_choose`), or do all of it (`crew`).
+    (`help_choose`).
 
     Raises StageError when every candidate is broken, DataError where the target lacks what the rule goes by.
     """
@@ -81,7 +70,7 @@ def choose(
         facts: dict[str, Any] = {}
         candidates = replace(candidates, known={**_scored_before(out, scored_by), **candidates.known})
         with stage_folder(out, "sweep", inputs, facts, resumable=True, resume_key=scored_by) as folder:
-            _choose(SharedWork(folder, candidates, validation), label, progress, crew)
+            _choose(SharedWork(folder, candidates, validation), label, progress)
             facts[DRAWN] = draw_pictures(load_sweep(folder), folder)
     return load_choice(out)
 
@@ -94,30 +83,28 @@ def _scored_before(out: Path, scored_by: Mapping[str, Any]) -> dict[str, Path]:
     return {path.parent.name: path.parent for path in out.glob(f"*/{REPORT_FILE}") if path.parent.name != IDEAL}
 
 
-def _choose(work: SharedWork, label: str, progress: Progress, crew: Crew | None) -> None:
+def _choose(work: SharedWork, label: str, progress: Progress) -> None:
     folder, validation = work.folder, work.validation
     if validation.ideal:
         shutil.copytree(validation.ideal, folder / IDEAL, ignore=_all_but_report, dirs_exist_ok=True)
     search = work.candidates.search
     asked = _as_values(search.next_points({})) if search else list(work.candidates.values)
     left = work.candidates.refine
-    work.open(asked)
-    with crew(folder) if crew else nullcontext() as check:
-        while True:
-            work.open(asked)
-            _score_all(work, asked, label, progress, check)
-            new = _searched(work, asked) if left == work.candidates.refine else []
-            if not new and left:
-                left -= 1
-                best = _rank_all(folder, validation, asked).best
-                new = refined(asked, best)
-                logger.info("refining around %s: %d points more", candidate_name(best), len(new))
-            if not new:
-                break
-            asked = [*asked, *new]
-        progress(label, len(asked) + 1, len(asked) + 1)  # a search may end before its most points
-        ranked = _rank_all(folder, validation, asked)
-        work.open(asked, done=True)
+    while True:
+        work.open(asked)
+        _score_all(work, asked, label, progress)
+        new = _searched(work, asked) if left == work.candidates.refine else []
+        if not new and left:
+            left -= 1
+            best = _rank_all(folder, validation, asked).best
+            new = refined(asked, best)
+            logger.info("refining around %s: %d points more", candidate_name(best), len(new))
+        if not new:
+            break
+        asked = [*asked, *new]
+    progress(label, len(asked) + 1, len(asked) + 1)  # a search may end before its most points
+    ranked = _rank_all(folder, validation, asked)
+    work.open(asked, done=True)
     work.close({TARGET, IDEAL, *map(candidate_name, asked)})
     write_json(folder / CHOICE_FILE, _as_json(ranked.choice()))
     table = load_sweep(folder)
@@ -143,8 +130,8 @@ def _all_but_report(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if name != "report.json"]
 
 
-def _score_all(work: SharedWork, asked: Sequence[Values], label: str, progress: Progress, check: Check | None) -> None:
-    """Score the target and all candidates, or wait until others have.
+def _score_all(work: SharedWork, asked: Sequence[Values], label: str, progress: Progress) -> None:
+    """Score the target and all candidates; wait for those that helpers have claimed.
 
     The target comes first: what it lacks, candidates could not be held against.
     """
@@ -158,10 +145,7 @@ def _score_all(work: SharedWork, asked: Sequence[Values], label: str, progress: 
 
     for part in ({TARGET: None}, todo):
         while True:
-            if check is None:
-                work.score(part, after=tell)
-            else:
-                check()
+            work.score(part, after=tell)
             tell()
             if not work.missing(list(part)):
                 break
@@ -169,14 +153,13 @@ def _score_all(work: SharedWork, asked: Sequence[Values], label: str, progress: 
         work.validation.rank(work.folder / TARGET, work.folder / TARGET)
 
 
-def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path, opened: bool = False) -> None:
+def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path) -> None:
     """Score candidates of a choice that another process makes (`choose` into `out`), until it is made.
 
-    make: computes what that process computes, once its inputs are there. opened: whether that process has opened its
-    work by now. Then StageError is raised where this process computes other inputs; else it may be an earlier choice
-    that lies open, and a warning is all.
+    make: computes what that process computes, once its inputs are there. If work with other inputs lies open for a
+    minute, one warning says so. It may be an earlier choice that was stopped, so the helper waits on.
     """
-    told, known = False, time.monotonic()
+    warned, known = False, time.monotonic()
     while True:
         candidates, validation = make()
         work = SharedWork(partial_folder(out), candidates, validation)
@@ -192,16 +175,14 @@ def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path, op
             known = time.monotonic()
         if is_finished(out, work.inputs):
             return
-        if time.monotonic() - known > _PATIENCE:
-            fault = (
-                f"{out}: this process computes other inputs than the process that chooses; are package versions, and "
-                "files at these paths, the same on all machines?"
+        if not warned and work.is_open and time.monotonic() - known > _PATIENCE:
+            logger.warning(
+                "%s: this process computes other inputs than the process that chooses. Are package versions, and files "
+                "at these paths, the same on all machines? It waits on, for this may be an earlier choice that was "
+                "stopped",
+                out,
             )
-            if opened:
-                raise StageError(fault)
-            if work.is_open and not told:
-                logger.warning("%s (waiting on, for this may be an earlier choice that was stopped)", fault)
-                told = True
+            warned = True
         time.sleep(_POLL)
 
 
