@@ -19,7 +19,7 @@ from msa_lite.io.hub import Source, fetch, hash_content, is_remote_adapter
 from msa_lite.io.progress import Progress, notices
 from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer, hash_tokenizer, tokenizer_files
 from msa_lite.io.vocabulary import find_added_rows, vocabulary_size
-from msa_lite.merger import check_mergeable, merge
+from msa_lite.merger import Precision, Term, check_mergeable, merge_terms
 from msa_lite.merger.vectors import compare_checkpoints
 from msa_lite.recipe import Recipe
 
@@ -91,7 +91,7 @@ def write_out(key: str, adapter: Source, run: Path, progress: Progress) -> Sourc
     run.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(run / f".{key}.lock"):  # processes that share a run take turns
-            merge(base, out, alpha=0.0, retain=adapter, beta=1.0, prior=base, replace=True, progress=progress)
+            merge_terms(base, out, [Term("adapter", adapter, 1.0)], base, Precision(), replace=True, progress=progress)
     except (MismatchError, FormatError) as error:
         raise type(error)(
             f"{key} {adapter.name}: this adapter cannot be merged into its base {name}. With PEFT, merge_and_unload() "
