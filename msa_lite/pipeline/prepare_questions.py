@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from msa_lite.choose.division import Parts, divide_rows
-from msa_lite.choose.rules import Exposure, Rule, check_rule, make_rule
+from msa_lite.choose.rules import LeastExtraction, Rule, check_rule, make_rule
 from msa_lite.data import DataSource, Prompter, Row, load_rows, sample_rows
 from msa_lite.errors import UsageError, join_faults
 from msa_lite.evals.benchmark import Benchmark
@@ -44,9 +44,9 @@ def load_questions(
 ) -> Questions:
     """The questions of a recipe, in two parts where there is a choice to make.
 
-    The parts are those of the benchmark where it is chosen by the benchmark's own metrics. By exposure it is chosen on
-    questions of the forget and retain set; the benchmark's scores then leave these out. Holdout rows of one's own are
-    in both parts, whole. Raises UsageError where a rule lacks what it needs, or there are no rows to choose by.
+    The parts are those of the benchmark where it is chosen by the benchmark's own metrics. By extraction it is chosen
+    on questions of the forget and retain set; the benchmark's scores then leave these out. Holdout rows of one's own
+    are in both parts, whole. Raises UsageError where a rule lacks what it needs, or there are no rows to choose by.
     """
     asked = recipe.evaluate
     if asked is None:
@@ -66,7 +66,7 @@ def load_questions(
         seed=recipe.seed,
         compat=resolve_compat(asked.compat, asked.benchmark),
     )
-    if isinstance(rule, Exposure):
+    if isinstance(rule, LeastExtraction):
         own = _of_ones_own(recipe, rule, rows, choice, prompter)
         seen = _questions(own.validation) - _questions(own.test) if own.validation else set()
         return Questions(rule, own.validation, benchmark.without(seen) if seen else benchmark)

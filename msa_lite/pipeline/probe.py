@@ -12,11 +12,11 @@ from msa_lite.evals.probe import LABELS, PROBE_ROWS, SIGN, Finding, probe_model,
 from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
-from msa_lite.pipeline.exposure import PROBE_FOLDER, WHAT, compare_sides
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.msa import RecipeLike, msa_plan
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_models import fit_prior
+from msa_lite.pipeline.probe_rows import PROBE_FOLDER, WHAT, compare_sides
 from msa_lite.recipe import Recipe, load_recipe
 
 

@@ -24,12 +24,12 @@ from msa_lite.io.manifest import is_finished, partial_folder
 from msa_lite.io.progress import Progress, announce, silent
 from msa_lite.io.seal import MANIFEST, load_manifest
 from msa_lite.merger import Merged, MergedAdapter
-from msa_lite.pipeline.exposure import compare_sides
 from msa_lite.pipeline.fits import check_learns, fit_settings, fit_until
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
+from msa_lite.pipeline.probe_rows import compare_sides
 from msa_lite.pipeline.stages import (
     choose_candidate,
     evaluate_merged,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from msa_lite.conditions import parse_condition
 from msa_lite.recipe.inputs import Closed, Data
+
+logger = logging.getLogger(__name__)
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -85,6 +88,14 @@ Share = Annotated[
 """auto, which recipes of earlier versions have as null, or a share between 0 and 1."""
 
 
+def _present_name(score: object) -> object:
+    """Return "extraction" for "exposure", its name in recipes of earlier versions, and tell the user."""
+    if score != "exposure":
+        return score
+    logger.warning("select.score: 'exposure' is now called 'extraction'; write that, it means the same")
+    return "extraction"
+
+
 class Select(Closed):
     """How the best is chosen among points (α, β), or among a baseline's epochs, on validation rows."""
 
@@ -94,13 +105,16 @@ class Select(Closed):
     or restor: 0.15, and 0.1 for restor, as in the paper."""
     by: Literal["question", "author"] = "question"
     """What is drawn for the validation part: questions, or, by a score of tofu or restor, whole authors or people."""
-    score: Literal["exposure", "tofu", "muse", "muse-gap", "restor", "tofu-printed", "muse-printed"] | None = None
-    """exposure: what can still be drawn out of the forget set, of the points that `keep` enough of the retain set.
-    tofu, muse, restor: the paper's scores; muse-gap: with the distance of the AUCs to the ideal's; -printed: in the
-    form in which the paper prints them. Default: exposure; of muse and restor, where no questions are given, their own.
-    """
+    score: Annotated[
+        Literal["extraction", "tofu", "muse", "muse-gap", "restor", "tofu-printed", "muse-printed"] | None,
+        BeforeValidator(_present_name),
+    ] = None
+    """extraction: of the points that `keep` enough of the retain set, the one with the least left to extract of the
+    forget set. tofu, muse, restor: the paper's scores; muse-gap: with the distance of the AUCs to the ideal's;
+    -printed: in the form in which the paper prints them. Default: extraction; of muse and restor, where no questions
+    are given, their own."""
     keep: float = Field(0.9, gt=0, le=1)
-    """For exposure: the share of the target's retain scores that a point has to leave, within the noise of the rows."""
+    """For extraction: the share of the target's retain scores that a point has to keep, within the noise of rows."""
     maximise: str | None = None
     """In the place of a score: the metric to be highest …"""
     minimise: str | None = None

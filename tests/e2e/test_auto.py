@@ -203,7 +203,7 @@ def test_a_request_about_a_text_ends_in_a_choice_on_that_text(
     result = msa_lite.run(auto)
     assert result is not None
     choice = choice_of(tmp_path / "run")
-    assert choice["rule"] == "exposure"
+    assert choice["rule"] == "extraction"
     assert all(line["score"] is not None or line["note"] for line in choice["scores"])
     watched = not any("nothing says what was lost" in doubt for doubt in choice["doubts"])
     assert watched == retain

@@ -17,9 +17,9 @@ from msa_lite.cli.probe import command
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.seal import load_manifest, verify_folder
-from msa_lite.pipeline.exposure import CHEAP_ROWS, cheap_probe
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import prepare
+from msa_lite.pipeline.probe_rows import CHEAP_ROWS, cheap_probe
 from msa_lite.recipe import load_recipe
 from tests.forks import fork_cli
 

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from msa_lite.choose.candidates import TARGET, WORK, Candidates, SharedWork, State, Values, candidate_name
 from msa_lite.choose.choice import Check, choose, help_choose
-from msa_lite.choose.rules import Exposure
+from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import BROKEN, Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import NotFiniteError, StageError
@@ -61,7 +61,7 @@ def strength(values: Values | None) -> float:
 
 @pytest.fixture
 def validation() -> Counted:
-    return Counted(Qa("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template())), Exposure(0.95))
+    return Counted(Qa("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template())), LeastExtraction(0.95))
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_broken_candidate_is_put_down_once_and_a_broken_target_is_an_error(
 def test_work_is_known_by_all_that_decides_it(work: SharedWork) -> None:
     changes: list[dict[str, Any]] = [{"values": POINTS[1:]}, {"made_of": "other vectors"}, {"refine": 1}]
     keys = {replace(work, candidates=replace(work.candidates, **change)).key for change in changes}
-    keys.add(replace(work, validation=replace(work.validation, rule=Exposure(0.5))).key)
+    keys.add(replace(work, validation=replace(work.validation, rule=LeastExtraction(0.5))).key)
     assert len(keys | {work.key}) == 5
     same = Candidates([dict(values) for values in POINTS], lambda values: None, "of nothing")
     assert replace(work, candidates=same).key == work.key
@@ -233,7 +233,7 @@ def test_who_computes_other_inputs_raises_where_the_work_is_open_by_now_and_else
     others = replace(work.candidates, made_of="other vectors")
     with pytest.raises(StageError, match="stopped"):
         choose(others, validation, tmp_path / "sweep", "choosing", crew=stopped)
-    fault = "computes other inputs than the process that chooses; are package versions, and files at these paths"
+    fault = "computes other inputs than the process that chooses; do all machines have the same package versions"
     with pytest.raises(StageError, match=fault):
         help_choose(lambda: (work.candidates, validation), tmp_path / "sweep", opened=True)
     helper = choosing(validation, tmp_path / "sweep")
