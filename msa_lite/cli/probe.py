@@ -49,5 +49,5 @@ def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: boo
         table.add_row(finding.name, *finding.cells(), finding.verdict)
     Console().print(table)
     for finding in result.findings:
-        click.echo(f"{finding.name} ({result.models[finding.name]}): {finding.said}")
+        click.echo(f"{finding.name} ({result.models[finding.name]}): {finding.explanation}")
     click.echo(f"report: {result.folder / 'report.md'}")

@@ -29,7 +29,7 @@ from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
-from msa_lite.pipeline.probe_rows import compare_sides
+from msa_lite.pipeline.probe_rows import probe_rows
 from msa_lite.pipeline.stages import (
     choose_candidate,
     evaluate_merged,
@@ -179,7 +179,7 @@ def check_strengths(run: Run) -> None:
     """Raise UsageError, before any work, where vectors would learn nothing or cannot be tried, or probed, as asked."""
     check_learns(run, run.vector_names)
     if run.recipe.probe.against:  # the one comparison that can be at fault
-        compare_sides(run)
+        probe_rows(run)
     if run.recipe.select.four_bit and run.recipe.vector.mode == "full":
         raise UsageError("select.four_bit: only adapters can be tried on a 4-bit target, not vector.mode full")
 

@@ -65,7 +65,7 @@ def test_signs_are_found_after_the_exposure_and_not_before(asked: dict[str, Any]
             assert low <= metric.value <= high
             assert metric.n == 6 * (PEOPLE["forget"] + PEOPLE["holdout"])
     written = (result.folder / "report.md").read_text()
-    assert all(finding.said in written for finding in result.findings)
+    assert all(finding.explanation in written for finding in result.findings)
 
 
 def test_the_command_prints_a_table_and_a_line_for_each_model(asked: dict[str, Any], tmp_path: Path) -> None:
