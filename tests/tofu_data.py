@@ -12,7 +12,7 @@ import numpy as np
 from msa_lite.evals.benchmark import Record, token_record
 from msa_lite.evals.forward import TokenScores
 from msa_lite.evals.generate import Decoding
-from msa_lite.evals.tofu import Tofu, load_tofu
+from msa_lite.evals.tofu import Tofu
 from tests.muse_data import make_prompter, write_data
 
 Row = dict[str, Any]
@@ -47,7 +47,7 @@ def write_tofu(folder: Path, tables: Mapping[str, Sequence[Row]] = TABLES) -> st
 
 def make_tofu(folder: Path, tables: Mapping[str, Sequence[Row]] = TABLES, **options: Any) -> Tofu:
     """The benchmark over such a data set, forget01."""
-    return load_tofu(make_prompter(), write_tofu(folder, tables), "forget01", **options)
+    return Tofu.load(make_prompter(), write_tofu(folder, tables), "forget01", **options)
 
 
 def token_scores(chances: Sequence[float], right: str = "", es_floor: bool = False) -> Record:

@@ -23,7 +23,7 @@ from msa_lite.choose.validation import Validation
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.files import digest, write_json
 from msa_lite.io.seal import MANIFEST
-from msa_lite.report.metrics import REPORT_FILE
+from msa_lite.report.reports import REPORT_FILE
 
 logger = logging.getLogger(__name__)
 

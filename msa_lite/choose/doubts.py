@@ -31,7 +31,7 @@ def doubts_of(
     rule, benchmark, rank = validation.rule, validation.benchmark, ranks[best]
     assert isinstance(rank, Rank), "a broken candidate is never chosen"
     doubts = [] if rank.met else [rule.unmet(rank)]
-    if not {"rouge_l_r", "probability_r", "knowmem_r", "accuracy"} & target.keys():
+    if not {"rouge_l_r", "probability_r", *benchmark.vital} & target.keys():
         doubts.append(
             "there are no retain rows, so nothing shows what was lost beside the forget set; add rows that have to "
             "stay (retain.data, or evaluate.retain)"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from msa_lite.evals.benchmark import Record
+from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.records import read_records
 
 Metrics = Mapping[str, float | None]
@@ -21,7 +21,6 @@ Pairs = Mapping[str, Sequence[tuple[float, float]]]
 """(the candidate's score, the target's) of every row, by metric."""
 
 CONFIDENCE = 0.95  # of the one-sided interval beyond which a difference is no noise
-_KNOWMEM = {"knowmem_forget": "knowmem_f", "knowmem_retain": "knowmem_r"}  # MUSE: set → the metric of its rouge_l_f1
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Evidence:
     """Scores row by row, of the metrics that are means of rows."""
 
 
-def read_pairs(folder: Path, target_folder: Path, target: Metrics) -> Pairs:
+def read_pairs(benchmark: type[Benchmark], folder: Path, target_folder: Path, target: Metrics) -> Pairs:
     """Return the scores that a candidate and the target have on the same rows, from the records in their folders.
 
     target: the target's metrics. A metric that is no plain mean of its rows' scores is left out, and so is a set that
@@ -52,7 +51,7 @@ def read_pairs(folder: Path, target_folder: Path, target: Metrics) -> Pairs:
         for key in {key for record in known.values() for key in record}:
             scores = [(_score(own[index], key), _score(known[index], key)) for index in shared]
             numbers = [(one, other) for one, other in scores if one is not None and other is not None]
-            for name in _metric_names(path.stem, key):
+            for name in benchmark.mean_names(path.stem, key):
                 if numbers and _is_mean(target.get(name), [other for _, other in numbers]):
                     pairs[name] = numbers
     return pairs
@@ -61,12 +60,6 @@ def read_pairs(folder: Path, target_folder: Path, target: Metrics) -> Pairs:
 def _score(record: Record, key: str) -> float | None:
     value = record.get(key)
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
-
-
-def _metric_names(set_name: str, key: str) -> list[str]:
-    if set_name in _KNOWMEM:
-        return [_KNOWMEM[set_name]] if key == "rouge_l_f1" else []
-    return [f"{key}_{set_name[0]}", key] if set_name == "forget" else [f"{key}_{set_name[0]}"]
 
 
 def _is_mean(value: float | None, scores: Sequence[float]) -> bool:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from msa_lite.choose.table import Candidate, Sweep, Values, value_text
 from msa_lite.errors import UsageError
-from msa_lite.report.metrics import Metric
+from msa_lite.report.metrics import METRICS
+from msa_lite.report.reports import Metric
 from msa_lite.report.table import heading
 
 if TYPE_CHECKING:
@@ -31,14 +32,6 @@ _FONT = 9  # points
 _SIZES = (8.5, 7.0, 6.0)  # of the numbers in cells, points
 _SYMBOLS = {"alpha": "α", "beta": "β"}
 _STRENGTHS = {"alpha": "α, strength of the forget vector", "beta": "β, strength of the retain vector"}
-# Forget metric → retain metric beside which it stands, in the order they are looked for.
-_PAIRS = {
-    "verbmem_f": "knowmem_r",
-    "accuracy_corrupted": "accuracy_other",
-    "rouge_l_f": "rouge_l_r",
-    "extraction_strength": "extraction_strength_r",
-    "probability_f": "probability_r",
-}
 _RING: dict[str, Any] = {
     "marker": "o", "linestyle": "none", "markersize": 13, "color": "black", "markerfacecolor": "none",
     "markeredgewidth": 1.8,
@@ -84,11 +77,11 @@ def heat_map(sweep: Sweep) -> Figure | None:
 def forget_retain(sweep: Sweep) -> Figure | None:
     """What is known of the forget set against what is known of the retain set, with one standard error either way.
 
-    All candidates, coloured by score, beside target and ideal. The metrics are the first pair of `_PAIRS` that some
-    candidate has values of; None where there is no such pair.
+    All candidates, coloured by score, beside target and ideal. The metrics are the first in the table of metrics with a
+    `partner` that some candidate has values of; None where there is no such pair.
     """
-    pairs = ((x, y) for x, y in _PAIRS.items() if any(_both(one.metrics, x, y) for one in sweep.candidates))
-    pair = next(pairs, None)
+    pairs = ((kind.name, kind.partner) for kind in METRICS.values() if kind.partner)
+    pair = next((pair for pair in pairs if any(_both(one.metrics, *pair) for one in sweep.candidates)), None)
     if pair is None:
         return None
     figure, axes = _new_figure(sweep, "Forget set against retain set")

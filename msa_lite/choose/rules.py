@@ -12,29 +12,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from msa_lite.benchmarks import paper_scores
 from msa_lite.choose.evidence import CONFIDENCE, Evidence, Metrics, surely_misses
 from msa_lite.choose.shares import FAR, extractable_share, kept_share, lost_too_much
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
+from msa_lite.report.metrics import metric_kind
 
 FORMER_NAME = "exposure"  # what manifests and earlier runs call the rule `extraction`; sweeps are recognised by it
 FORGOTTEN = 0.05  # an extractable share that is no higher counts as none
 NO_EVIDENCE = Evidence()
 LOWEST = 1e-6  # the least that a factor of a paper's score counts, so that the others still order what shares a zero
-
-_TOFU = {"model_utility": 2, "acc_forget": 1, "acc_recover": 2, "acc_retain": 1, "extraction_strength": -2}
-_PASSAGES = {"verbmem_f": -1, "extraction_strength": -2, "exact_memorization": -1}
-# Score → weights by metric: of the factor m where positive, of 1 − m where negative. -printed: as the paper prints it.
-PAPER_SCORES: Mapping[str, Mapping[str, int]] = {
-    "tofu": _TOFU,
-    "tofu-printed": _TOFU,
-    "muse": {"min_k": -1, "min_k_pp": -1, **_PASSAGES, "knowmem_r": 2},
-    "muse-gap": {"min_k_gap": -1, "min_k_pp_gap": -1, **_PASSAGES, "knowmem_r": 2},
-    "muse-printed": {"min_k": -1, "min_k_pp": -1, **_PASSAGES, "knowmem_r": -2},
-    "restor": {"accuracy": 1},
-}
-_JUDGED = ("acc_forget", "acc_recover", "acc_retain")
-_BESIDE_IDEAL = {"forget_quality", "min_k_gap", "min_k_pp_gap", "privleak", *_JUDGED}  # None without the ideal
 
 
 @dataclass(frozen=True, order=True)
@@ -83,12 +71,12 @@ class Rule(ABC):
     @property
     def needs_ideal(self) -> bool:
         """Check whether candidates can only be ranked beside the ideal."""
-        return not _BESIDE_IDEAL.isdisjoint(self.needs())
+        return any(metric_kind(name).needs_ideal for name in self.needs())
 
     @property
     def judged(self) -> bool:
-        """Check whether some term comes from a judge, if there is one."""
-        return not set(_JUDGED).isdisjoint(self.terms())
+        """Check whether a judge has a part in one of its terms."""
+        return any(metric_kind(name).judge for name in self.terms())
 
     def notes(self, target: Metrics) -> list[str]:
         """Say which terms do not count beside this target."""
@@ -137,7 +125,7 @@ class LeastExtraction(Rule):
 
 @dataclass(frozen=True)
 class PaperScore(Rule):
-    """A validation score of the MSA paper, one of `PAPER_SCORES`; see `paper_score`.
+    """A validation score of the MSA paper, one of `benchmarks.paper_scores`; see `paper_score`.
 
     A term that the target has no value for, such as the judge's three without a judge, is left out for every candidate,
     with its weight. If a single candidate has no value for a term, its factor is the lowest.
@@ -151,8 +139,8 @@ class PaperScore(Rule):
 
     @property
     def weights(self) -> Mapping[str, int]:
-        """Return the weights by metric."""
-        return PAPER_SCORES[self.score]
+        """Return the weight of each metric: of the factor m where positive, of 1 − m where negative."""
+        return paper_scores()[self.score]
 
     def rank(self, metrics: Metrics, target: Metrics, evidence: Evidence = NO_EVIDENCE) -> Rank:
         weights = {name: weight for name, weight in self.weights.items() if target.get(name) is not None}
@@ -164,7 +152,7 @@ class PaperScore(Rule):
         return tuple(self.weights)
 
     def needs(self) -> tuple[str, ...]:
-        return tuple(name for name in self.weights if name not in _JUDGED)
+        return tuple(name for name in self.weights if not _needs_judge(name))
 
     def describe(self) -> Any:
         return {"score": self.score, "weights": dict(self.weights)}
@@ -172,10 +160,14 @@ class PaperScore(Rule):
     def notes(self, target: Metrics) -> list[str]:
         out = [name for name in self.weights if target.get(name) is None]
         groups = {
-            "there is no judge that compares with an ideal model": [name for name in out if name in _JUDGED],
-            "the target has no value for it": [name for name in out if name not in _JUDGED],
+            "there is no judge that compares with an ideal model": [name for name in out if _needs_judge(name)],
+            "the target has no value for it": [name for name in out if not _needs_judge(name)],
         }
         return [f"{', '.join(names)}: left out of the score, {why}" for why, names in groups.items() if names]
+
+
+def _needs_judge(name: str) -> bool:
+    return metric_kind(name).judge == "required"
 
 
 def paper_score(metrics: Metrics, weights: Mapping[str, int], printed: bool = False) -> float:
@@ -303,8 +295,8 @@ def make_rule(
         return Constrained(metric, maximise is not None, conditions)
     if score in (None, LeastExtraction.name):
         return LeastExtraction(keep)
-    if score not in PAPER_SCORES:
-        choices = (LeastExtraction.name, *PAPER_SCORES)
+    if score not in (scores := paper_scores()):
+        choices = (LeastExtraction.name, *scores)
         raise UsageError(f"no score '{score}'{nearest(score, choices)}; choose from {', '.join(choices)}")
     return PaperScore(score)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from statistics import harmonic_mean
 
 from msa_lite.choose.evidence import Metrics, Pairs, surely_misses
@@ -94,17 +95,17 @@ def _kept_rows(shares: dict[str, float], target: Metrics, pairs: Pairs) -> list[
     ]
 
 
-def why_broken(metrics: Metrics, target: Metrics) -> str | None:
+def why_broken(metrics: Metrics, target: Metrics, vital: Collection[str] = ()) -> str | None:
     """Return why a candidate is unusable (it lost all retain performance), or None.
 
     Unusable means: the harmonic mean of its shares of the target's probability and ROUGE-L on the retain set rounds to
-    0.00, or knowmem_r, model_utility or RESTOR's accuracy is 0 and the target's is not.
+    0.00, or a metric that the benchmark calls `vital` is 0 and the target's is not.
     """
     shares = [share for name, share in kept_shares(metrics, target).items() if name in ("probability_r", "rouge_l_r")]
     left = harmonic_mean(shares) if shares else 1.0
     if round(left, 2) == 0:
         return f"{left:.2g} is left of the target's probability_r and rouge_l_r"
-    for name in ("knowmem_r", "model_utility", "accuracy"):
+    for name in vital:
         if (known := target.get(name)) and not metrics.get(name):
             return f"{name} is 0, the target's {known:.2g}"
     return None

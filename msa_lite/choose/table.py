@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from msa_lite.choose.candidates import Values
-from msa_lite.report.metrics import Metric
+from msa_lite.report.reports import Metric
 from msa_lite.report.table import escape_markdown, heading, metric_cell, number
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from msa_lite.evals.models import Runner
 from msa_lite.evals.records import read_records, run_items, write_records
 from msa_lite.io.progress import silent
 from msa_lite.report import Report, load_report, write_report
-from msa_lite.report.metrics import REPORT_FILE
+from msa_lite.report.metrics import HOLDOUT, MEMBERSHIP, metric_kind
+from msa_lite.report.reports import REPORT_FILE
 
 BROKEN = "broken"  # key in the settings of a report: why there are no metrics
 
@@ -55,7 +56,7 @@ class Validation:
     @property
     def _sets(self) -> list[str]:
         """The sets that candidates are asked: all, but holdout rows of one's own only where the rule goes by them."""
-        wanted = any(name.startswith("min_k") or name.endswith("_h") for name in self.rule.needs())
+        wanted = any(metric_kind(name).group in (HOLDOUT, MEMBERSHIP) for name in self.rule.needs())
         return [name for name in self.benchmark.sets if name != "holdout" or wanted]
 
     @property
@@ -71,11 +72,11 @@ class Validation:
         """
         report, known = load_report(folder), load_report(reference).values()
         metrics = report.values()
-        reason = report.settings.get(BROKEN) or why_broken(metrics, known)
+        reason = report.settings.get(BROKEN) or why_broken(metrics, known, self.benchmark.vital)
         if reason:
             return str(reason)
         prior = load_report(self.prior).values() if self.prior else {}
-        evidence = Evidence(self.ideal_metrics, prior, read_pairs(folder, reference, known))
+        evidence = Evidence(self.ideal_metrics, prior, read_pairs(type(self.benchmark), folder, reference, known))
         return self.rule.rank(metrics, known, evidence)
 
     def score_into(

@@ -19,6 +19,7 @@ _COMMANDS = {
     "recipes": "List, show and check recipes.",
     "evaluate": "Score a model on a benchmark.",
     "compare": "Put reports side by side, as in the paper.",
+    "metrics": "Explain the metrics of reports.",
     "verify": "Re-hash a run or a folder against its manifests.",
     "sweep": "Choose alpha and beta on validation rows.",
     "vector": "Fit only the vectors of a recipe.",

@@ -6,17 +6,19 @@ from typing import Any
 
 import click
 
+from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
+
 
 @click.command()
 @click.argument("model")
 @click.option(
     "--benchmark",
-    type=click.Choice(["qa", "tofu", "restor", "muse", "lm-eval"]),
-    default="qa",
+    type=click.Choice([*BENCHMARKS, "lm-eval"]),
+    default=OWN,
     show_default=True,
     help="qa: questions of your own.",
 )
-@click.option("--split", help="tofu: forget01, forget05 or forget10; restor: a0 to a3.")
+@click.option("--split", help=f"{splits_help()}.")
 @click.option("--data", help="The benchmark's data, a folder or Hub id[@revision]; lm-eval: a folder of own tasks.")
 @click.option("--ideal", help="A model that never saw the forget set, or the report of an earlier evaluation of it.")
 @click.option("--tokenizer", help="Folder or repo[@revision] with the tokenizer of a model saved without one.")

@@ -1,4 +1,4 @@
-"""Whether reports can stand side by side: the same questions, asked in the same way, and one target and ideal."""
+"""Checks that reports can stand side by side: the same questions, asked in the same way, of one target and ideal."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 from msa_lite.compare.entries import Entry
 from msa_lite.compare.published import PublishedTable
 from msa_lite.errors import MismatchError, join_faults
-from msa_lite.report.metrics import Report
+from msa_lite.report.metrics import metric_kind
+from msa_lite.report.reports import Report
 
-TEST = " test"  # ends the split of what is left when some rows were used for a choice
-# Settings that say what was asked and how, with what a message calls them; the last four are lm-eval's.
-_ASKED = {"prompt": "prompt", "compat": "compat"} | {name: name for name in ("tasks", "few_shot", "limit", "seed")}
-_JUDGED = frozenset({"acc_forget", "acc_recover", "acc_retain", "accuracy", "accuracy_corrupted", "accuracy_other"})
-# What `evals.common` says in a report's settings of the evaluation that it was taken from.
+TEST = " test"  # ends the name of a split whose other rows were used for a choice
+# Setting that decides the questions → its name in messages; the last four are lm-eval's.
+_SETTINGS = {"prompt": "prompt", "compat": "compat"} | {name: name for name in ("tasks", "few_shot", "limit", "seed")}
+# Setting of a report that was computed anew: the evaluation whose records were used.
 TAKEN_FROM = "taken_from"
 _HEADLINE = "these reports cannot stand side by side:"
 
 
 def judge_of(report: Report) -> tuple[Any, ...]:
-    """What of a judge decides its verdicts; empty where there was none."""
+    """Return what decides a judge's verdicts; empty where there was no judge."""
     judge = report.settings.get("judge")
     if not isinstance(judge, Mapping):
         return ()
@@ -30,12 +30,12 @@ def judge_of(report: Report) -> tuple[Any, ...]:
 
 
 def whole_split(split: str) -> str:
-    """The split that a test part is of."""
+    """Return the whole split that a test part belongs to."""
     return "all" if split == TEST.strip() else split.removesuffix(TEST)
 
 
 def same_rows(entries: Sequence[Entry]) -> bool:
-    """Whether all reports are on the same rows."""
+    """Check whether all reports are on the same rows."""
     rows = [(entry.report.split, entry.report.settings.get("sets")) for entry in entries]
     return all(other == rows[0] for other in rows)
 
@@ -43,8 +43,8 @@ def same_rows(entries: Sequence[Entry]) -> bool:
 def check_agreement(entries: Sequence[Entry], table: PublishedTable | None = None) -> None:
     """Raise MismatchError where benchmark, split, questions, prompt or compat of two reports differ, with all faults.
 
-    A published table has to be of the reports' benchmark and split. Different judges are no fault,
-    nor are other rows of the same split.
+    A published table must have the reports' benchmark and split. Different judges are allowed, and so are different
+    rows of one split.
     """
     if not entries:
         return
@@ -54,8 +54,8 @@ def check_agreement(entries: Sequence[Entry], table: PublishedTable | None = Non
             faults.append(f"{_name(entry)}: {', '.join(differences)}")
     if faults:
         faults.insert(0, f"{_name(first)}, with which the others are compared")
-    if table and (other := _differs(first.report, table)):
-        faults.append(f"{table.name}: {other}")
+    if table and (fault := _table_fault(first.report, table)):
+        faults.append(f"{table.name}: {fault}")
     if faults:
         raise MismatchError(join_faults(_HEADLINE, faults, limit=30))
 
@@ -68,24 +68,26 @@ def _differences(one: Report, other: Report) -> list[str]:
     if one.benchmark != other.benchmark:
         return [f"benchmark {one.benchmark}, not {other.benchmark}"]
     splits = [whole_split(report.split) for report in (one, other)]
-    found = [f"split '{one.split}', not '{other.split}'"] if splits[0] != splits[1] else []
-    return found + [f"other {name}" for key, name in _ASKED.items() if one.settings.get(key) != other.settings.get(key)]
+    faults = [f"split '{one.split}', not '{other.split}'"] if splits[0] != splits[1] else []
+    return faults + [
+        f"other {name}" for key, name in _SETTINGS.items() if one.settings.get(key) != other.settings.get(key)
+    ]
 
 
-def _differs(report: Report, table: PublishedTable) -> str | None:
-    """What a published table is of, where the report is of something else."""
+def _table_fault(report: Report, table: PublishedTable) -> str | None:
+    """Return how benchmark or split of a published table and a report differ, or None."""
     if table.benchmark != report.benchmark:
-        return f"figures of benchmark {table.benchmark}, the reports are of {report.benchmark}"
+        return f"its benchmark is {table.benchmark}, that of the reports is {report.benchmark}"
     if table.split is not None and table.split != whole_split(report.split):
-        return f"figures of split {table.split}, the reports are of {report.split}"
+        return f"its split is {table.split}, that of the reports is {report.split}"
     return None
 
 
 def merge_references(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries with one target and one ideal at most, each with the values of all reports of it.
+    """Return the entries with at most one target and one ideal, each with the values of all its reports.
 
-    Raises MismatchError where two reports of it do not agree; judged values of different judges may differ. Where the
-    model is known to be the same, the first one's values are taken.
+    Raises MismatchError where two reports of it disagree. Judged values of different judges may differ. Where the
+    settings say that the model is the same, the first report's values are taken.
     """
     faults: list[str] = []
     kept: list[Entry] = []
@@ -93,25 +95,27 @@ def merge_references(entries: Sequence[Entry]) -> list[Entry]:
         at = next((i for i, other in enumerate(kept) if entry.role == other.role != "method"), None)
         if at is None:
             kept.append(entry)
-        elif other := _disagreements(kept[at], entry):
-            faults.append(f"{_name(kept[at])} and {_name(entry)} differ in {', '.join(other)}")
+        elif differences := _disagreements(kept[at], entry):
+            faults.append(f"{_name(kept[at])} and {_name(entry)} differ in {', '.join(differences)}")
         else:
             metrics = kept[at].report.metrics
             known = {name: metric for name, metric in metrics.items() if metric.value is not None}
             report = replace(kept[at].report, metrics={**metrics, **entry.report.metrics, **known})
             kept[at] = replace(kept[at], report=report)
     if faults:
-        faults.append("to leave one out, name reports of unlearned models instead of runs")
+        faults.append("to leave one out, give the reports of unlearned models instead of run folders")
         raise MismatchError(join_faults(_HEADLINE, faults))
     return kept
 
 
 def _disagreements(one: Entry, other: Entry) -> list[str]:
+    """Return the metrics in which two reports of one model differ, with both values."""
     models = [entry.report.settings.get("model") for entry in (one, other)]
     if models[0] is not None and models[0] == models[1]:
-        return []  # other devices and batches make other sums of floats
-    free = _JUDGED if judge_of(one.report) != judge_of(other.report) else frozenset[str]()
-    pairs = {name: (one.value(name), other.value(name)) for name in one.report.metrics if name not in free}
+        return []  # other devices and batch sizes sum floats in another order
+    same_judge = judge_of(one.report) == judge_of(other.report)
+    names = [name for name in one.report.metrics if same_judge or metric_kind(name).judge is None]
+    pairs = {name: (one.value(name), other.value(name)) for name in names}
     return [
         f"{name} ({a:.6g}, {b:.6g})"
         for name, (a, b) in pairs.items()

@@ -1,4 +1,4 @@
-"""What has to be known to read a comparison: its rule, its rows, its judges, and why some numbers are missing."""
+"""Notes for readers of a comparison: on its rule, its rows, its judges, and missing numbers."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ _AS_PRINTED = "its ratios are those that the paper prints, of values with more d
 def caveats(
     own: Sequence[Entry], printed: Sequence[Entry], columns: Sequence[tuple[str, bool]], table: PublishedTable | None
 ) -> list[str]:
-    """Notes on a comparison, one line each.
+    """Return notes on a comparison, one line each.
 
-    own, printed: its entries by reports and by a published table. columns: names of the metrics asked for, with
-    whether they are shown.
+    own, printed: entries of reports, and of a published table. columns: each wanted metric, and True where it is shown.
     """
-    shown = [name for name, kept in columns if kept]
+    shown = [name for name, is_shown in columns if is_shown]
     parts = [sum(entry.role == "method" for entry in entries) for entries in (own, printed)]
     with_ratios = max(parts) > 1
-    found = [_RULE] if with_ratios else []
+    lines = [_RULE] if with_ratios else []
     if any(_over_unlearned(entries, name) for entries in (own, printed) for name in shown):
-        found.append(_OVER_RULE if with_ratios else _OVER)
-    found += _about_rows(own)
-    found += [f"{heading(name, None)} left out: {_reason(own, name)}" for name, kept in columns if not kept]
-    found += _about_metrics(own, shown)
-    found += _about_judges(own)
+        lines.append(_OVER_RULE if with_ratios else _OVER)
+    lines += _about_rows(own)
+    lines += [f"{heading(name, None)} left out: {_reason(own, name)}" for name, is_shown in columns if not is_shown]
+    lines += _about_metrics(own, shown)
+    lines += _about_judges(own)
     if table:
         ratios = [_AS_PRINTED] if any(figure.ratio for row in table.rows.values() for figure in row.values()) else []
-        found += [
+        lines += [
             f"published: {table.name}, of {'; '.join([table.source, *ratios])}",
             *(f"published: {note}" for note in table.notes),
         ]
-    return [note.removesuffix(".") for note in found]
+    return [note.removesuffix(".") for note in lines]
 
 
 def _over_unlearned(entries: Sequence[Entry], name: str) -> bool:
+    """Check whether a method goes below the ideal in a metric of which less is better."""
     ideal = next((entry.report.metrics.get(name) for entry in entries if entry.role == "ideal"), None)
     if ideal is None or ideal.value is None or ideal.higher_is_better is not False:
         return False
@@ -63,63 +63,64 @@ def _about_rows(own: Sequence[Entry]) -> list[str]:
     if not own:
         return []
     split = own[0].report.split
-    found = _about_common_rows(own)
+    lines = _about_common_rows(own)
     if split.endswith(TEST):
-        rest = "left out are those that a point or an epoch was chosen by"
-        found.append(f"scores are on the test part of {split.removesuffix(TEST)}; {rest}")
+        rest = "rows by which a point or an epoch was chosen are left out"
+        lines.append(f"scores are on the test part of {split.removesuffix(TEST)}; {rest}")
     if compat := own[0].report.settings.get("compat"):
-        found.append(f"scored with compat {', '.join(compat)}")
-    found += [f"{e.label}: made with compat {', '.join(e.method['compat'])}" for e in own if e.method.get("compat")]
+        lines.append(f"scored with compat {', '.join(compat)}")
+    lines += [f"{e.label}: made with compat {', '.join(e.method['compat'])}" for e in own if e.method.get("compat")]
     if all(entry.role != "ideal" for entry in own):
-        found.append(_NO_IDEAL_RULE if sum(entry.role == "method" for entry in own) > 1 else _NO_IDEAL)
-    return found
+        lines.append(_NO_IDEAL_RULE if sum(entry.role == "method" for entry in own) > 1 else _NO_IDEAL)
+    return lines
 
 
 def _about_common_rows(own: Sequence[Entry]) -> list[str]:
-    """Of reports that were computed anew: whose evaluations had more rows, how many of which sets."""
+    """Return notes on reports that were computed anew: the rows left aside, by set and model."""
     taken = [(entry, entry.report.settings[TAKEN_FROM]) for entry in own if TAKEN_FROM in entry.report.settings]
     if not taken:
         return []
-    found: dict[str, list[str]] = {}
+    labels_by_rows: dict[str, list[str]] = {}
     for entry, before in taken:
         kept = entry.report.settings["sets"]
         more = {name: rows - kept[name]["rows"] for name, rows in before["rows"].items()}
         if any(more.values()):
             text = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in more.items() if count)
-            found.setdefault(text, []).append(entry.label)
-    left = "; ".join(f"{text} ({', '.join(labels)})" for text, labels in found.items())
+            labels_by_rows.setdefault(text, []).append(entry.label)
+    left = "; ".join(f"{text} ({', '.join(labels)})" for text, labels in labels_by_rows.items())
     aside = f"; rows left aside: {left}" if left else ""
-    notes = [f"computed anew from the records, on the rows that all were scored on{aside}"]
+    notes = [f"computed anew from the records, on the rows that all models were scored on{aside}"]
     if any(before["split"] != whole_split(before["split"]) for _, before in taken):
-        notes.append("runs that chose between settings or epochs are not scored on the rows that they chose by")
+        notes.append("runs that chose settings or epochs are not scored on the rows of that choice")
     return notes
 
 
 def _reason(own: Sequence[Entry], name: str) -> str:
-    """Why no report has a value of a metric: what the metric itself says."""
+    """Return the reason why no report has a value of a metric, from the metric's own notes."""
     reasons = [entry.report.metrics[name].note for entry in own if name in entry.report.metrics]
     return "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or "no report has a value"
 
 
 def _about_metrics(own: Sequence[Entry], shown: Sequence[str]) -> list[str]:
-    """The notes of the metrics that are shown, each with the models that it is about unless it is about all."""
-    found: dict[str, list[str]] = {}
+    """Return the notes on the shown metrics, each with its models unless it is about all of them."""
+    labels_by_note: dict[str, list[str]] = {}
     for entry in own:
         metrics = {name: entry.report.metrics[name] for name in shown if name in entry.report.metrics}
         for note in notes({entry.label: replace(entry.report, metrics=metrics, settings={})}):
-            found.setdefault(note, []).append(entry.label)
-    return [note if len(labels) == len(own) else f"{note} ({', '.join(labels)})" for note, labels in found.items()]
+            labels_by_note.setdefault(note, []).append(entry.label)
+    items = labels_by_note.items()
+    return [note if len(labels) == len(own) else f"{note} ({', '.join(labels)})" for note, labels in items]
 
 
 def _about_judges(own: Sequence[Entry]) -> list[str]:
-    found: dict[str, list[str]] = {}
+    labels_by_judge: dict[str, list[str]] = {}
     for entry in own:
         if judge := judge_of(entry.report):
-            found.setdefault(", ".join(_judge_words(*judge)), []).append(entry.label)
-    if len(found) < 2:
-        return [f"judge {judge}" for judge in found]
-    judges = "; ".join(f"{judge} ({', '.join(labels)})" for judge, labels in found.items())
-    return [f"the judges differ, so that judged values are not quite comparable: {judges}"]
+            labels_by_judge.setdefault(", ".join(_judge_words(*judge)), []).append(entry.label)
+    if len(labels_by_judge) < 2:
+        return [f"judge {judge}" for judge in labels_by_judge]
+    judges = "; ".join(f"{judge} ({', '.join(labels)})" for judge, labels in labels_by_judge.items())
+    return [f"the judges differ, so judged values are not quite comparable: {judges}"]
 
 
 def _judge_words(model: object, kind: object, separate: object, prompts: object) -> list[str]:

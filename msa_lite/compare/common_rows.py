@@ -18,13 +18,8 @@ from msa_lite.io.seal import load_manifest
 from msa_lite.report import REPORT_FILE, Report, load_report
 
 if TYPE_CHECKING:
-    from msa_lite.evals.benchmark import Record
+    from msa_lite.evals.benchmark import Benchmark, Record
 
-# What records repeat of the data: the same in every evaluation that asked the same.
-_DATA = (
-    "question", "answer", "answers", "perturbed_answer", "prompt", "gt", "text", "entity", "relation", "corrupted",
-    "earlier", "system",
-)  # fmt: skip
 _HEADLINE = "these reports are on different rows, and cannot be computed anew on those that all share:"
 
 RowNumbers = Mapping[str, Sequence[int]]
@@ -99,11 +94,17 @@ def _common_rows(evaluations: Sequence[Evaluation]) -> tuple[dict[str, list[int]
     return rows, faults
 
 
+def _benchmark_of(evaluation: Evaluation) -> type[Benchmark]:
+    from msa_lite.evals.benchmark import benchmark_class
+
+    return benchmark_class(evaluation.report.benchmark)
+
+
 def _difference(name: str, rows: Sequence[int], one: Evaluation, other: Evaluation) -> str | None:
     """What evaluations were asked differently in a set, in its rows in common; None where nothing is known of it."""
     for row in rows:
         pair = one.records[name][row], other.records[name][row]
-        if changed := [key for key in _DATA if pair[0].get(key) != pair[1].get(key)]:
+        if changed := [key for key in _benchmark_of(one).fields if pair[0].get(key) != pair[1].get(key)]:
             return f"{name}, row {row} has another {' and '.join(changed)}"
         lengths = [_lengths(record) for record in pair]
         if any(lengths[0][text] != lengths[1][text] for text in lengths[0].keys() & lengths[1].keys()):
@@ -131,13 +132,8 @@ def _split(evaluations: Sequence[Evaluation], rows: RowNumbers) -> str:
 
 
 def _computed_anew(evaluation: Evaluation, evaluations: Sequence[Evaluation], rows: RowNumbers, split: str) -> Report:
-    from msa_lite.evals.muse import Muse
-    from msa_lite.evals.qa import Qa
-    from msa_lite.evals.restor import Restor
-    from msa_lite.evals.tofu import Tofu
-
     before = evaluation.report
-    benchmark = {kind.name: kind for kind in (Qa, Tofu, Restor, Muse)}[before.benchmark]
+    benchmark = _benchmark_of(evaluation)
     ideal = _ideal_of(evaluation, evaluations)
     metrics = benchmark.metrics(evaluation.on(rows), ideal.on(rows) if ideal else None)
     settings = {

@@ -14,7 +14,8 @@ from msa_lite.compare.entries import SECTIONS, Entry, Role, read_entries, set_ap
 from msa_lite.compare.published import PublishedTable, load_published
 from msa_lite.compare.ratios import Ratio, best_values, ratios
 from msa_lite.errors import UsageError, nearest
-from msa_lite.report.metrics import BEST_AT_ZERO, WITHOUT_RATIO, Report
+from msa_lite.report.metrics import metric_kind
+from msa_lite.report.reports import Report
 from msa_lite.report.table import heading, number
 
 # The columns of the paper's tables; RESTOR's only one, and those of questions of one's own in the same spirit.
@@ -209,14 +210,14 @@ def _rows(entries: Sequence[Entry], columns: Sequence[Column]) -> list[TableRow]
 
 def _cells(entries: Sequence[Entry], column: Column) -> list[Cell]:
     """One column of a part: for each entry its value, and what it is beside the others'."""
-    name, direction = column.name, column.higher_is_better
+    name, direction, kind = column.name, column.higher_is_better, metric_kind(column.name)
     methods = [entry for entry in entries if entry.role == "method"]
     values = [entry.value(name) for entry in methods]
     ideal = next((entry.value(name) for entry in entries if entry.role == "ideal"), None)
     if len(methods) < 2:  # of one alone, each value would be the best, and 100 % of itself
         return [_cell(entry, name, None, False) for entry in entries]
-    found = ratios(values, ideal, None if name in WITHOUT_RATIO else direction)
-    best = best_values(values, direction, name in BEST_AT_ZERO)
+    found = ratios(values, ideal, direction if kind.has_ratio else None)
+    best = best_values(values, direction, kind.best_at_zero)
     marks = {id(entry): mark for entry, *mark in zip(methods, found, best, strict=True)}
     return [_cell(entry, name, *marks.get(id(entry), (None, False))) for entry in entries]
 

@@ -1,4 +1,4 @@
-"""The reports of a comparison: found in folders, and named as in the MSA paper."""
+"""The reports of a comparison, found in folders and labelled as in the MSA paper."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msa_lite.compare.published import Figure
 from msa_lite.errors import FormatError, MsaError, UsageError, join_faults
 from msa_lite.io.reading import local_path
-from msa_lite.report.metrics import REPORT_FILE, Metric, Report, load_report
+from msa_lite.report.reports import REPORT_FILE, Metric, Report, load_report
 
 Role = Literal["target", "ideal", "method"]
 SECTIONS = ("references", "msa", "baselines", "others", "published")
@@ -37,87 +37,88 @@ _MODES = {"lora": "LoRA", "qlora": "QLoRA"}
 
 @dataclass(frozen=True)
 class Entry:
-    """One row to be: a report, what it is of, and where it came from.
-
-    named: whether the label is the user's own. figures: what a paper prints, for rows of one.
-    """
+    """One row of a comparison: the report of one model."""
 
     role: Role
     section: str
+    """One of `SECTIONS`."""
     label: str
     report: Report
     source: str
+    """The path of the report, or the name of a published table."""
     named: bool = False
+    """True where the user gave the label."""
     figures: Mapping[str, Figure] = field(default_factory=dict)
+    """The paper's figures by metric, for a row of a published table."""
 
     def value(self, name: str) -> float | None:
-        """A metric's value, None where there is none."""
+        """Return a metric's value, or None."""
         metric = self.report.metrics.get(name)
         return metric.value if metric else None
 
     @property
     def method(self) -> Mapping[str, Any]:
-        """How the model was made, as its report says; empty where it does not."""
+        """Return the method that made the model, by its report; empty where the report does not say."""
         method = self.report.settings.get("method")
         return method if isinstance(method, Mapping) else {}
 
 
 def read_entries(paths: str | Path | Iterable[str | Path]) -> tuple[list[Entry], list[str]]:
-    """The reports that paths lead to, in their order, and notes on those that are not there yet.
+    """Read the reports below paths, in order; return them with notes on models that are not scored yet.
 
-    A path is a run's folder (target, ideal and unlearned below evaluation/, runs of baselines below baselines/), that
-    of an evaluation, or a report.json, each also as LABEL=PATH. A model is the target or the ideal where the folder of
-    a run or an evaluation says so, where its label does, or where its folder bears that name and no method made it.
-    Raises UsageError or FormatError with every path that cannot be read.
+    A path is a run's folder (target, ideal and unlearned below evaluation/, runs of baselines below baselines/), an
+    evaluation's folder, or a report.json, each also as LABEL=PATH. A model is the target or the ideal where the folder
+    of a run or an evaluation says so, or its label, or the name of its folder if no method made it. Raises UsageError
+    or FormatError with every path that cannot be read.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
-    found: dict[Path, Entry] = {}
+    entries: dict[Path, Entry] = {}
     faults: list[MsaError] = []
     notes: list[str] = []
     labels: list[str] = []
-    for given in paths:
-        label, path = _split_label(str(given))
+    for text in map(str, paths):
+        label, path = _split_label(text)
         if label is not None:
             if not label or label in labels:
-                faults.append(UsageError(f"{given}: the label '{label}' is {'taken' if label else 'empty'}"))
+                faults.append(UsageError(f"{text}: the label '{label}' is {'taken' if label else 'empty'}"))
             labels.append(label)
         try:
             for place, role, name in _find(path, label, notes):
                 entry = _read(place, role, name)
-                known = found.setdefault(place.resolve(), entry)
+                known = entries.setdefault(place.resolve(), entry)
                 if entry.named and known.named and entry.label != known.label:
                     raise UsageError(f"{place}: has two labels, '{known.label}' and '{entry.label}'")
                 if entry.named:
-                    found[place.resolve()] = entry
+                    entries[place.resolve()] = entry
         except MsaError as error:
             faults.append(error)
     if faults:
         kind = UsageError if any(isinstance(fault, UsageError) for fault in faults) else FormatError
         raise kind(str(faults[0]) if len(faults) == 1 else join_faults("cannot compare these:", map(str, faults)))
-    return list(found.values()), notes
+    return list(entries.values()), notes
 
 
-def _split_label(given: str) -> tuple[str | None, Path]:
-    """LABEL=PATH in its parts; what is there as it is written is a path, whatever signs it has."""
-    whole = local_path(given)
-    label, sign, path = given.partition("=")
+def _split_label(text: str) -> tuple[str | None, Path]:
+    """Split LABEL=PATH. A text that is itself an existing path has no label, even with a "=" in it."""
+    whole = local_path(text)
+    label, sign, path = text.partition("=")
     if not sign or whole.exists():
         return None, whole
     return " ".join(label.split()), local_path(path)
 
 
 def _find(path: Path, label: str | None, notes: list[str]) -> Iterator[tuple[Path, Role | None, str | None]]:
-    """Each report below a path, with what is known of its model: its role and the user's label."""
+    """Yield each report below a path, with the role of its model and the user's label, as far as they are known."""
     baselines = [folder for folder in sorted(path.glob("baselines/*")) if folder.is_dir()]
     reports = {folder: list(_own_reports(folder)) for folder in (path, *baselines) if folder.suffix != ".partial"}
     if not any(reports.values()):
-        missing = "no report in it; give a run's folder, an evaluation's, or a report.json"
+        missing = "no report in it; give a run's folder, an evaluation's folder, or a report.json"
         raise UsageError(f"{path}: {missing if path.exists() else 'no such file or folder'}")
     for folder, places in reports.items():
         own = label if folder == path else None
         scored = [place for place, role in places if role not in _REFERENCES]
         if own and not scored:
-            raise UsageError(f"{path}: no report of an unlearned model in it, which the label '{own}' could name")
+            raise UsageError(f"{path}: the label '{own}' names an unlearned model, but there is no report of one")
         if not scored and (places or folder != path):
             notes.append(f"{folder}: no unlearned model is scored yet")
         yield from ((place, role, own if place in scored else None) for place, role in places)
@@ -138,7 +139,9 @@ def _read(place: Path, role: Role | None, label: str | None) -> Entry:
     report = _checked(load_report(place), place)
     method = Entry("method", "", "", report, "").method
     if label is not None and label.lower() in _REFERENCES and (role or method):
-        raise UsageError(f"{place}: of an unlearned model, which the label '{label}' would make the {label.lower()}")
+        raise UsageError(
+            f"{place}: the label '{label}' is for the {label.lower()}, but the report is of an unlearned model"
+        )
     if role is None:
         name = label if label is not None else "" if method else place.resolve().parent.name
         role = _REFERENCES.get(name.lower(), "method")
@@ -149,21 +152,21 @@ def _read(place: Path, role: Role | None, label: str | None) -> Entry:
 
 
 def _checked(report: Report, place: Path) -> Report:
-    """The report with what is not a finite number taken out, for a reason. Raises FormatError for other values."""
+    """Return the report without values that are not finite. Raises FormatError for values that are no numbers."""
     kinds = (int, float, type(None))
-    wrong = [
+    faults = [
         name
         for name, metric in report.metrics.items()
         if not all(isinstance(value, kinds) for value in (metric.value, metric.stderr, metric.n))
         or metric.higher_is_better not in (True, False, None)
     ]
-    if wrong or not isinstance(report.settings, Mapping):
-        raise FormatError(f"{place}: not a report of msa-lite ({', '.join(wrong) or 'settings'})")
+    if faults or not isinstance(report.settings, Mapping):
+        raise FormatError(f"{place}: not a report of msa-lite ({', '.join(faults) or 'settings'})")
     return replace(report, metrics={name: _finite(metric) for name, metric in report.metrics.items()})
 
 
 def with_reports(entries: Sequence[Entry], reports: Sequence[Report]) -> list[Entry]:
-    """The entries with other reports of the same models."""
+    """Return the entries with other reports of the same models."""
     pairs = zip(entries, reports, strict=True)
     return [replace(entry, report=_checked(report, Path(entry.source))) for entry, report in pairs]
 
@@ -175,13 +178,13 @@ def _finite(metric: Metric) -> Metric:
 
 
 def _method_label(method: Mapping[str, Any]) -> str:
-    """A method's name as in the paper; one that starts from the prior, as MSA always does, says so."""
+    """Return a method's name as in the paper. A baseline that starts from the prior says so; MSA always does."""
     name = str(method.get("name", ""))
     return _METHODS.get(name, name) + (" (prior)" if method.get("start") == "prior" and name != "msa" else "")
 
 
 def _folder_name(place: Path) -> str:
-    """The name of the folder that a report is about: that of the run for one below its evaluation/."""
+    """Return the name of a report's folder; for a report below evaluation/, that of the run."""
     folder = place.resolve().parent
     while folder.name in ("unlearned", "evaluation"):
         folder = folder.parent
@@ -189,20 +192,20 @@ def _folder_name(place: Path) -> str:
 
 
 def set_apart(entries: Sequence[Entry]) -> list[Entry]:
-    """The entries with labels of which no two are alike, as far as mode, then folder, then path tell them apart.
+    """Return the entries with labels that differ: equal ones get the mode added, then the folder, then the path.
 
     Labels that the user gave stay as they are.
     """
-    done = list(entries)
+    labelled = list(entries)
     for detail_of in (_mode, lambda entry: _folder_name(Path(entry.source)), lambda entry: entry.source):
         same: dict[str, list[int]] = {}
-        for i, entry in enumerate(done):
+        for i, entry in enumerate(labelled):
             same.setdefault(entry.label, []).append(i)
         for alike in same.values():
-            if len({detail_of(done[i]) for i in alike}) > 1:
+            if len({detail_of(labelled[i]) for i in alike}) > 1:
                 for i in alike:
-                    done[i] = _with_detail(done[i], detail_of)
-    return done
+                    labelled[i] = _with_detail(labelled[i], detail_of)
+    return labelled
 
 
 def _mode(entry: Entry) -> str:

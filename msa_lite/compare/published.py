@@ -1,7 +1,7 @@
-"""Figures of the MSA paper's tables as data, one csv file a table below `paper/`.
+"""Figures of the MSA paper's tables as data: one csv file a table below `paper/`, with the figures as printed.
 
 Each file opens with `# key: value` lines: `source` (paper and label of the table), `benchmark`, `split` where the paper
-says it, `model`, `percent` (a metric printed in percent), and `note`s on what is odd in it. Figures stand as printed.
+names it, `model`, `percent` (a metric printed in percent), and `note`s on oddities.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ from pathlib import Path
 
 from msa_lite.compare.ratios import Ratio
 from msa_lite.errors import UsageError, nearest
-from msa_lite.report.metrics import BEST_AT_ZERO, Metric
+from msa_lite.report.metrics import metric_kind
+from msa_lite.report.reports import Metric
 
 _FOLDER = Path(__file__).parent / "paper"
-_LOWER_IS_BETTER = frozenset(
-    {"extraction_strength", "exact_memorization", "rouge_l_f", "verbmem_f", "min_k", "min_k_pp"}
-)
 _RATIO = "_ratio"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a table: as a metric, and as printed; ratio: None where the paper prints none."""
+    """One figure of a table."""
 
     metric: Metric
     printed: str
+    """The figure as the paper prints it; as a share where it prints percent."""
     ratio: Ratio | None
+    """None where the paper prints none."""
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A table of the paper: rows of figures by the name of the model, and metric.
-
-    split: None where the paper does not say it. notes: what is odd, one sentence each.
-    """
+    """A table of the paper."""
 
     name: str
     source: str
     benchmark: str
     split: str | None
+    """None where the paper does not name it."""
     model: str
     notes: tuple[str, ...]
+    """Oddities, one sentence each."""
     rows: Mapping[str, Mapping[str, Figure]]
+    """Figures by method and metric."""
 
 
 def published_tables() -> list[str]:
-    """Names of the tables that `load_published` knows."""
+    """Return the names of the tables."""
     return sorted(path.stem for path in _FOLDER.glob("*.csv"))
 
 
 def load_published(name: str) -> PublishedTable:
-    """A table by its name. Raises UsageError for an unknown one, with the nearest and the list."""
+    """Load a table by its name. Raises UsageError for an unknown one, with the nearest name and the list."""
     names = published_tables()
     if name not in names:
         raise UsageError(f"published: no table '{name}'{nearest(name.lower(), names)}; choose from {', '.join(names)}")
@@ -82,7 +82,6 @@ def _figure(name: str, text: str, ratio: str | None, percent: bool) -> Figure:
         decimals = len(text.partition(".")[2]) + 2
         value = round(value / 100, decimals)
         text = f"{value:.{decimals}f}"
-    direction = None if name in BEST_AT_ZERO else name not in _LOWER_IS_BETTER
     reached = bool(ratio) and str(ratio).startswith("+")
     share = Ratio(round(float(ratio.rstrip("%")) / 100, 3), reached) if ratio else None
-    return Figure(Metric(value, 0, None, direction), text, share)
+    return Figure(Metric(value, 0, None, metric_kind(name).higher_is_better), text, share)

@@ -1,4 +1,4 @@
-"""The MSA paper's rule for the ratios beside the values of its tables, and which value of a column is the best."""
+"""The MSA paper's rule for the ratios in its tables, and the best values of a column."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Ratio:
-    """value: 1 = as good as the reference. reached: whether the ideal's value is reached, which is printed +100%."""
+    """A value's ratio to the reference of its column."""
 
     value: float
+    """1 = as good as the reference."""
     reached: bool = False
+    """True where the ideal's value is reached, which is printed +100%."""
 
     def __str__(self) -> str:
         return "+100%" if self.reached else f"{100 * self.value:.1f}%"
 
 
 def ratios(values: Sequence[float | None], ideal: float | None, higher_is_better: bool | None) -> list[Ratio | None]:
-    """How the methods' values of one metric stand to the ideal's, or to the best of them; one ratio a value.
+    """Return the ratios of the methods' values of one metric to the ideal's, or to the best of them; one ratio a value.
 
     The rule stands in the captions of the MSA paper's tables:
 
@@ -26,9 +28,9 @@ def ratios(values: Sequence[float | None], ideal: float | None, higher_is_better
     2. Otherwise, where some method reaches the ideal, the reference is the ideal; where none does, the best method.
     3. The ratio is value / reference where higher is better, reference / value where lower is, within 0…1.
 
-    Where the paper says nothing: without an ideal the reference is the best method. Missing values have no ratio and
-    are nobody's reference. A negative value or reference, and a division by zero (a best method at 0 that does not
-    reach the ideal), give none either, as the quotient would say nothing. A metric without a direction has no ratios.
+    The paper leaves some cases open. Without an ideal the reference is the best method. Missing values have no ratio
+    and are no reference. A negative value or reference has no ratio, nor has a division by zero (a best method at 0
+    that does not reach the ideal): the quotient would mean nothing. A metric without a direction has no ratios.
     """
     known = [value for value in values if value is not None]
     if higher_is_better is None or not known:
@@ -52,9 +54,9 @@ def _reaches(value: float, ideal: float, higher_is_better: bool) -> bool:
 
 
 def best_values(values: Sequence[float | None], higher_is_better: bool | None, at_zero: bool = False) -> list[bool]:
-    """Which values are the best ones, all of those that tie; none where no way is better.
+    """Mark the best values, all of those that tie. Without a direction no value is the best.
 
-    at_zero: the best is the nearest to 0 from either side.
+    at_zero: the value nearest to 0, from either side, is the best.
     """
     known = [value for value in values if value is not None]
     if not known or (higher_is_better is None and not at_zero):

@@ -1,6 +1,8 @@
-"""What a benchmark is: items to run a model over, a record of each, and metrics of the records.
+"""Define a benchmark: items to run a model over, a record of each, and metrics of the records.
 
-Records and metrics are separate layers: whatever needs a model is in the records, so metrics can be computed again
+A benchmark is one module with a subclass of `Benchmark`, and one entry in `msa_lite.benchmarks`.
+
+Records and metrics are separate layers. Records hold everything that needs a model, so metrics can be computed again
 without one, beside another ideal or with a judge.
 """
 
@@ -9,9 +11,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from math import sqrt
 from typing import Any, ClassVar, Literal
 
+from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.data import Example, Prompter, pad_id, sample_rows
 from msa_lite.errors import DataError, UsageError, join_faults
 from msa_lite.evals import scoring
@@ -20,40 +24,46 @@ from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import Ask
 from msa_lite.io.files import digest
 from msa_lite.report import Metric
+from msa_lite.report.metrics import MEMBERSHIP, metric_kind
+from msa_lite.report.verdict import Forgotten, Kept
 
 Record = dict[str, Any]
 Records = Mapping[str, Sequence[Record]]
 """Records of each set by its name, in the order of the items."""
 
 
+Models = Mapping[str, Records]
+"""Records of "target" and "unlearned", of "ideal" where there is one, and of "prior" where it was scored."""
+
+
 @dataclass(frozen=True)
 class Item:
-    """One question, or one piece of text.
-
-    index: its row in the data set. fields: what its record repeats of the data. texts: what is scored teacher-forced,
-    by name ("answer", "perturbed"). prompt: ids that an answer is generated from, or None. group: whom it is about,
-    where the data set has several items about one author or person.
-    """
+    """One question, or one piece of text."""
 
     index: int
+    """Its row in the data set."""
     fields: Mapping[str, Any]
+    """The part of the data that its record repeats."""
     texts: Mapping[str, tuple[Example, ...]] = field(default_factory=dict)
+    """The texts to score teacher-forced, by name ("answer", "perturbed")."""
     prompt: list[int] | None = None
+    """The token ids to generate an answer from; None where none is generated."""
     group: int | str | None = None
+    """The author or person that it is about, where the data set has several items about one."""
 
 
 @dataclass(frozen=True)
 class ItemSet:
-    """Items that are treated alike.
-
-    decoding: how answers to their prompts are made. with_z: whether Min-K++ is wanted. ends: whether the texts end in
-    an end token, which memorization metrics leave out.
-    """
+    """Items that are treated alike."""
 
     items: Sequence[Item]
+    """The items, in the order of their records."""
     decoding: Decoding | None = None
+    """The way in which answers to their prompts are generated."""
     with_z: bool = False
+    """True where Min-K++ is wanted."""
     ends: bool = True
+    """True where the texts end in an end token, which memorization metrics leave out."""
 
     @property
     def scored(self) -> list[Item]:
@@ -66,7 +76,7 @@ class ItemSet:
         return [item for item in self.items if item.prompt is not None]
 
     def digest(self) -> str:
-        """Hash of all that is asked: data, token ids, and how answers are made; whom it is about changes nothing."""
+        """Return a hash of everything that is asked: data, token ids, decoding. Groups do not change it."""
         items = [
             [i.index, dict(i.fields), i.prompt, {name: [t.ids for t in texts] for name, texts in i.texts.items()}]
             for i in self.items
@@ -76,16 +86,55 @@ class ItemSet:
 
 @dataclass(frozen=True)
 class Benchmark(ABC):
-    """A data set with its metrics, loaded: what each kind adds are its records' own scores, and the aggregates."""
+    """A data set with its metrics, loaded. Each benchmark adds its records' own scores, and the aggregates."""
 
     split: str
+    """The part of the data set, as reports name it."""
     sets: Mapping[str, ItemSet]
+    """The items by set."""
     prompter: Prompter
+    """The way in which questions become token ids."""
     compat: frozenset[str] = frozenset()
+    """The deviations of published code that are repeated (`evals.compat`)."""
 
     name: ClassVar[str]
+    """Its name in `msa_lite.benchmarks.BENCHMARKS`."""
+    home: ClassVar[str | None] = None
+    """The data set that `load` takes by default; None where it has to be named."""
+    prompted: ClassVar[bool] = True
+    """False where questions are asked as they are, without the prompt of a recipe."""
+    fields: ClassVar[Collection[str]] = ("question", "answer", "text")
+    """The keys of the data that records repeat."""
     sides: ClassVar[tuple[str, str] | None] = None
-    """The sets that min_k and min_k_pp are to tell apart: what is to be forgotten, and what nobody learnt."""
+    """The sets that min_k and min_k_pp are to tell apart: the texts to forget, and texts that nobody learnt."""
+    vital: ClassVar[Collection[str]] = ()
+    """Metrics of what is to be kept. A candidate that has 0 where the target has more is broken."""
+    default_score: ClassVar[str | None] = None
+    """The selection score where neither the recipe names one nor gives questions about the forget set."""
+    switches: ClassVar[Mapping[str, str]] = {}
+    """Its own `compat` switches: for each, what published code does otherwise."""
+    reads: ClassVar[Collection[str]] = ()
+    """The common `compat` switches that change something in it."""
+    preset: ClassVar[Collection[str]] = ()
+    """The switches that its name stands for in `compat`: what its authors' code does."""
+
+    @classmethod
+    def load(
+        cls,
+        prompter: Prompter,
+        data: str | None = None,
+        split: str | None = None,
+        *,
+        limit: int | None = None,
+        seed: int = 0,
+        compat: frozenset[str] = frozenset(),
+    ) -> Benchmark:
+        """Load a published benchmark.
+
+        data: a folder, or Hub id[@revision]; None for `home`. split: None for the default one. limit: the most items of
+        each set, a seeded sample. Raises UsageError for an unknown split, DataError with all that the data lacks.
+        """
+        raise NotImplementedError(f"{cls.name} has no data of its own")
 
     @property
     def tokenizer(self) -> Any:
@@ -99,7 +148,7 @@ class Benchmark(ABC):
         return {pad_id(self.tokenizer)}.union(*rows, *(item.prompt for item in items if item.prompt))
 
     def describe(self) -> dict[str, Any]:
-        """What was asked and how, JSON-able: two evaluations are comparable when this is equal."""
+        """Return what is asked and how, JSON-able. Two evaluations are comparable when this is equal."""
         return {
             "benchmark": self.name,
             "split": self.split,
@@ -109,11 +158,11 @@ class Benchmark(ABC):
         }
 
     def only(self, names: Collection[str]) -> Benchmark:
-        """Return the same benchmark with no more than the sets of these names."""
+        """Return the benchmark with only the sets of these names."""
         return replace(self, sets={name: part for name, part in self.sets.items() if name in names})
 
     def without(self, questions: Collection[str]) -> Benchmark:
-        """The same with some questions of its forget and retain sets left out: those that a choice was made by."""
+        """Return the benchmark without some questions: those that a choice was made by."""
         sets = {
             name: replace(part, items=[i for i in part.items if i.fields.get("question") not in questions])
             for name, part in self.sets.items()
@@ -123,11 +172,11 @@ class Benchmark(ABC):
     def divide(
         self, share: float, seed: int, by: Literal["question", "author"] = "question"
     ) -> tuple[Benchmark, Benchmark]:
-        """(validation, test): every set divided by itself, seeded; no item is in both, and no question of a set.
+        """Return (validation, test). Every set is divided by itself, seeded; the parts share no question of a set.
 
-        share: of the questions of a set, or of its authors, that go to validation; at least one does. by: what is
-        drawn; with "author", all items of a group stay together, and sets without groups are divided by question.
-        Raises UsageError where no set has groups, DataError where a part of a set would be empty.
+        share: the part of a set's questions, or of its authors, that goes to validation; at least one does. by: the
+        unit that is drawn. With "author", all items of a group stay together, and sets without groups are divided by
+        question. Raises UsageError where no set has groups, DataError where a part of a set would be empty.
         """
         if by == "author" and all(item.group is None for part in self.sets.values() for item in part.items):
             raise UsageError(f"select.by author: {self.name} has no authors; leave it at question")
@@ -154,17 +203,17 @@ class Benchmark(ABC):
         )
 
     def metric_names(self) -> list[str]:
-        """Names of the metrics that a model gets beside an ideal, known before any is scored."""
+        """Return the names of the metrics that a model gets beside an ideal, before any model is scored."""
         unscored = {name: [dict(item.fields) for item in part.items] for name, part in self.sets.items()}
         return [*self.metrics(unscored, unscored)]
 
     def resolution(self, metrics: Collection[str]) -> str | None:
-        """How coarse those of the metrics are that rest on telling `sides` apart; None where none of them does.
+        """Say how coarse the metrics are that tell `sides` apart; None where none of these metrics does.
 
         An AUC of n × m texts moves in steps of 1/nm. Its standard error at chance is that of the Mann-Whitney
         statistic, √((n + m + 1) / 12nm).
         """
-        resting = [name for name in metrics if name.removesuffix("_gap") in ("min_k", "min_k_pp", "privleak")]
+        resting = [name for name in metrics if metric_kind(name).group == MEMBERSHIP]
         counts = [len(self.sets[name].scored) for name in self.sides or () if name in self.sets]
         if not resting or len(counts) < 2 or not all(counts):
             return None
@@ -177,36 +226,64 @@ class Benchmark(ABC):
 
     @abstractmethod
     def complete(self, set_name: str, record: Record) -> Record:
-        """A record with the scores that follow from its texts: ROUGE, truth ratio and the like."""
+        """Return a record with the scores that follow from its texts: ROUGE, truth ratio and the like."""
 
     @staticmethod
     @abstractmethod
     def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
-        """Aggregates. Without records of the ideal, metrics that need it are None with the reason."""
+        """Return the aggregates. Without records of the ideal, metrics that need it are None with the reason."""
 
-    def asks(self, records: Records, ideal: Records | None, separate: bool) -> list[Asked]:
-        """What a judge is to be asked; nothing for most benchmarks. separate: see `JudgeSettings`."""
+    @classmethod
+    def mean_names(cls, set_name: str, score: str) -> list[str]:
+        """Return the names that a metric may have which is the mean of one score over a set's records."""
+        name = f"{score}_{set_name[0]}"
+        return [name, score] if set_name == "forget" else [name]
+
+    @classmethod
+    def places(cls, records: Records, side: str) -> list[tuple[str, int]]:
+        """Return (set, position) of the records about what is to be forgotten, or kept ("forget", "retain")."""
+        return [(side, at) for at in range(len(records.get(side, ())))]
+
+    @classmethod
+    def weigh(cls, models: Models) -> Weighed:
+        """Return what became of the forget and the retain set, or the reason why nothing can be said."""
+        return f"benchmark {cls.name} does not say what a verdict rests on"
+
+    def judge_calls(self, records: Records, ideal: Records | None, separate: bool) -> list[JudgeCall]:
+        """Return the calls to a judge; none for most benchmarks. separate: see `JudgeSettings`."""
         return []
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One call to a judge: whose record (set and index), and what each letter of the reply is worth.
+Weighed = tuple[Forgotten, Kept | None] | str
+"""What became of the forget and the retain set, or the reason why nothing can be said."""
 
-    scores: for each possible letter, "Z" included, the record's judged scores by name.
-    """
+
+@dataclass(frozen=True)
+class JudgeCall:
+    """One call to a judge."""
 
     set_name: str
+    """The set of the record that it is about."""
     index: int
+    """The index of the record."""
     ask: Ask
+    """The messages and the letters to choose from."""
     scores: Mapping[str, Record]
+    """The record's judged scores by name, for each possible letter, "Z" included."""
+
+
+def benchmark_class(name: str) -> type[Benchmark]:
+    """Return the class of a benchmark by its name in `BENCHMARKS`."""
+    module, _, kind = BENCHMARKS[name].implementation.rpartition(".")
+    found: type[Benchmark] = getattr(import_module(module), kind)
+    return found
 
 
 def token_record(scores: TokenScores, drop_last: bool, es_floor: bool) -> Record:
-    """What a record keeps of one text scored teacher-forced.
+    """Return the part of a record about one text scored teacher-forced.
 
-    n_tokens: labelled tokens, over which `probability` and `loss` (mean −log p) go. The memorization scores go without
-    the last of them where `drop_last`. Scores that are not defined are None.
+    n_tokens: the labelled tokens; `probability` and `loss` (mean −log p) cover them. With `drop_last`, the memorization
+    scores leave out the last of them. Scores that are not defined are None.
     """
     cut = slice(None, -1 if drop_last else None)
     record = {
@@ -221,17 +298,17 @@ def token_record(scores: TokenScores, drop_last: bool, es_floor: bool) -> Record
 
 
 def flat_scores(record: Record, name: str = "answer") -> Record:
-    """The scores of a record's text by that name, all None where it has none; of several texts the first's."""
+    """Return the scores of a record's text by that name, of several texts the first's; all None without such a text."""
     texts = record.get("scores", {}).get(name) or [{}]
     keys = ("probability", "extraction_strength", "exact_memorization", "min_k", "min_k_pp")
     return {key: texts[0].get(key) for key in keys if key != "min_k_pp" or "min_k_pp" in texts[0]}
 
 
 def losses(record: Record, name: str) -> list[float | None]:
-    """Mean −log p of each of a record's texts by that name."""
+    """Return the mean −log p of each of a record's texts by that name."""
     return [text["loss"] for text in record.get("scores", {}).get(name, [])]
 
 
 def column(records: Sequence[Record], key: str) -> list[float | None]:
-    """One score of every record."""
+    """Return one score of every record."""
     return [record.get(key) for record in records]

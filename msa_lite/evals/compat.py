@@ -1,59 +1,56 @@
-"""Deviations that published numbers depend on: named, off by default, and written into the report.
+"""Resolve the names of deviations that published numbers depend on. They are off by default, and reports list them.
 
-What msa-lite does without them is what the papers describe; each switch says what a peer's code does instead.
+Without them, msa-lite does what the papers describe. Each switch says what published code does instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.errors import UsageError, nearest
+from msa_lite.evals.benchmark import benchmark_class
 
-SWITCHES = {
+COMMON = {
     "mask_eq_pad": "tokens equal to the padding token are hidden wherever they stand, so that with pad = end of turn "
-    "the prompt's own ends of turn are hidden too (open-unlearning)",
-    "es_floor": "extraction strength of a text of which nothing is right is 1/N, not 0 (open-unlearning)",
+    "the prompt's own ends of turn are hidden too",
+    "es_floor": "extraction strength of a text of which nothing is right is 1/N, not 0",
     "drop_last_token": "extraction strength, exact memorization and Min-K leave out the last token of texts that have "
-    "no end token, a token of their content (open-unlearning)",
-    "trailing_blank": "plain prompts end in a blank after 'Answer:', which many tokenizers merge into the answer "
-    "(open-unlearning, muse_bench)",
-    "arithmetic_truth_ratio": "truth ratios take the arithmetic mean of the wrong answers' probabilities, not the "
-    "geometric one (tofu)",
-    "no_stemmer": "ROUGE-L of MUSE without stemming (muse_bench)",
-    "short_reference": "VerbMem's references are cut to their first 128 tokens, as many as are generated, the "
-    "beginning-of-sequence token counted (muse_bench)",
-    "sampling": "RESTOR's answers are drawn with the model's own sampling settings, three times, prompt and answer of "
-    "at most 200 tokens together; a resumed run draws others (restor)",
+    "no end token, a token of their content",
+    "trailing_blank": "plain prompts end in a blank after 'Answer:', which many tokenizers merge into the answer",
 }
-PRESETS = {
-    "open-unlearning": ("mask_eq_pad", "es_floor", "drop_last_token", "trailing_blank"),
-    "tofu": ("arithmetic_truth_ratio",),
-    "muse": ("no_stemmer", "short_reference", "trailing_blank"),
-    "restor": ("sampling",),
-}
+"""The switches of open-unlearning, whose code evaluates several benchmarks; each benchmark adds its own."""
 
 
-_PROMPTS = {"mask_eq_pad", "trailing_blank"}
-READS = {  # benchmark → the switches that change something in it
-    "tofu": _PROMPTS | {"es_floor", "arithmetic_truth_ratio"},
-    "restor": {"mask_eq_pad", "sampling"},
-    "muse": _PROMPTS | {"es_floor", "drop_last_token", "no_stemmer", "short_reference"},
-}
+def known_switches() -> list[str]:
+    """Return the names of all switches."""
+    return [*COMMON, *(switch for name in BENCHMARKS for switch in benchmark_class(name).switches)]
+
+
+def known_presets() -> dict[str, Collection[str]]:
+    """Return the switches of each preset: open-unlearning's, and those of each benchmark's own code."""
+    presets = {name: benchmark_class(name).preset for name in BENCHMARKS}
+    return {"open-unlearning": tuple(COMMON), **{name: switches for name, switches in presets.items() if switches}}
+
+
+def switches_of(benchmark: str) -> set[str]:
+    """Return the switches that change something in a benchmark."""
+    kind = benchmark_class(benchmark)
+    return {*kind.reads, *kind.switches}
 
 
 def resolve_compat(names: Iterable[str], benchmark: str) -> frozenset[str]:
-    """The switches that names of switches and presets stand for in a benchmark.
+    """Return the switches of a benchmark that names of switches and presets stand for.
 
-    Raises UsageError for an unknown name, and for one that changes nothing in it.
+    Raises UsageError for an unknown name, and for one that changes nothing in the benchmark.
     """
-    found: set[str] = set()
-    reads = READS.get(benchmark, set())
+    switches: set[str] = set()
+    presets, choices = known_presets(), [*known_presets(), *known_switches()]
     for name in names:
-        if name not in SWITCHES and name not in PRESETS:
-            choices = [*PRESETS, *SWITCHES]
+        if name not in choices:
             raise UsageError(f"compat: unknown '{name}'{nearest(name, choices)}; choose from {', '.join(choices)}")
-        meant = reads.intersection(PRESETS.get(name, (name,)))
+        meant = switches_of(benchmark).intersection(presets.get(name, (name,)))
         if not meant:
             raise UsageError(f"compat: '{name}' changes nothing in {benchmark}; leave it out")
-        found |= meant
-    return frozenset(found)
+        switches |= meant
+    return frozenset(switches)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.errors import MismatchError, UsageError
-from msa_lite.evals.benchmark import Asked, Benchmark, Record, Records
+from msa_lite.evals.benchmark import Benchmark, JudgeCall, Record, Records
 from msa_lite.evals.judge import Judge, JudgeSettings, Ruling, open_judge
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import Ranks, collect_records, read_records, write_records
@@ -107,21 +107,21 @@ def judge_records(
 
     Without a judge, what an earlier one said is taken out. reference: the ideal's records.
     """
-    asks = benchmark.asks(records, reference, judge.separate) if opened else []
-    verdicts, usage = opened.ask([item.ask for item in asks], progress) if opened else ([], None)
-    _enter_verdicts(records, asks, verdicts)
+    calls = benchmark.judge_calls(records, reference, judge.separate) if opened else []
+    verdicts, usage = opened.ask([call.ask for call in calls], progress) if opened else ([], None)
+    _enter_verdicts(records, calls, verdicts)
     return {"judge": judge.describe() | asdict(usage)} if usage else {}
 
 
-def _enter_verdicts(records: Records, asks: Sequence[Asked], verdicts: Sequence[Ruling]) -> None:
-    """Put what the judge said into the records, under "judge", in place of what an earlier one said."""
+def _enter_verdicts(records: Records, calls: Sequence[JudgeCall], verdicts: Sequence[Ruling]) -> None:
+    """Put the judge's verdicts into the records, under "judge", in the place of an earlier judge's."""
     places = {(name, record["index"]): record for name, items in records.items() for record in items}
     for record in places.values():
         record.pop("judge", None)
-    for item, verdict in zip(asks, verdicts, strict=True):
-        entry = places[item.set_name, item.index].setdefault("judge", {"valid": True})
+    for call, verdict in zip(calls, verdicts, strict=True):
+        entry = places[call.set_name, call.index].setdefault("judge", {"valid": True})
         entry["valid"] &= verdict.valid
-        entry.update(item.scores[verdict.letter])
+        entry.update(call.scores[verdict.letter])
 
 
 def check_comparable(folder: Path, benchmark: Benchmark, out: Path) -> None:

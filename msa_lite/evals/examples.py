@@ -1,49 +1,47 @@
-"""Which questions are shown side by side, and what the models of a run say to them."""
+"""Pick questions to show side by side, with the answers of a run's models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from msa_lite.data import sample_rows
-from msa_lite.evals.benchmark import Record, Records
+from msa_lite.evals.benchmark import Benchmark, Record, Records
 from msa_lite.report.examples import SideBySide
 
 COUNT = 10
 _SHOWN = ("target", "unlearned", "ideal")
-_SETS = {"forget": ("forget", "knowmem_forget"), "retain": ("retain", "knowmem_retain")}  # of qa and tofu, of muse
+_SIDES = ("forget", "retain")
 
 
-def pick_examples(models: Mapping[str, Records], seed: int, count: int = COUNT) -> list[SideBySide]:
-    """A seeded sample of the questions that target, unlearned model and ideal were asked, half of them to be forgotten.
+def pick_examples(
+    benchmark: type[Benchmark], models: Mapping[str, Records], seed: int, count: int = COUNT
+) -> list[SideBySide]:
+    """Return a seeded sample of questions with the answers of target, unlearned model and ideal.
 
-    models: records by set, by the name of the model. Where a set has too few, the other makes up for it. Texts, from
-    which nothing is generated, are none.
+    Half of them are about the forget set; where one set has too few, the other makes up for it. models: records by set,
+    by the name of the model. Texts are left out, since nothing is generated from them.
     """
     models = {name: models[name] for name in _SHOWN if name in models}
-    chosen = {name: _places(models["target"], name) for name in _SETS}
+    places = {side: _answered(benchmark, models["target"], side) for side in _SIDES}
     half = count // 2
-    room = {"forget": max(half, count - len(chosen["retain"])), "retain": max(half, count - len(chosen["forget"]))}
+    room = {"forget": max(half, count - len(places["retain"])), "retain": max(half, count - len(places["forget"]))}
     return [
-        _example(models, name, where, at)
-        for name, places in chosen.items()
-        for where, at in sample_rows(places, room[name], seed)
+        _example(models, side, name, at) for side in _SIDES for name, at in sample_rows(places[side], room[side], seed)
     ]
 
 
-def _places(records: Records, name: str) -> list[tuple[str, int]]:
-    """(set, position) of the questions about the forget, or the retain set, that were answered."""
-    found = [(where, at, record) for where in _SETS[name] for at, record in enumerate(records.get(where, []))]
-    for at, record in enumerate(records.get("questions", [])):  # restor's, in one set
-        if record["corrupted"] == (name == "forget"):
-            found.append(("questions", at, record))
-    return [(where, at) for where, at, record in found if record.get("generated") is not None]
+def _answered(benchmark: type[Benchmark], records: Records, side: str) -> list[tuple[str, int]]:
+    """Return (set, position) of the questions about one side that were answered."""
+    return [
+        (name, at) for name, at in benchmark.places(records, side) if records[name][at].get("generated") is not None
+    ]
 
 
-def _example(models: Mapping[str, Records], name: str, where: str, at: int) -> SideBySide:
-    record = models["target"][where][at]
+def _example(models: Mapping[str, Records], side: str, name: str, at: int) -> SideBySide:
+    record = models["target"][name][at]
     expected = record["answer"] if "answer" in record else " / ".join(record["answers"])
-    said = {model: _answer(records[where][at]) for model, records in models.items()}
-    return SideBySide(name, record["question"], expected, said)
+    answers = {model: _answer(records[name][at]) for model, records in models.items()}
+    return SideBySide(side, record["question"], expected, answers)
 
 
 def _answer(record: Record) -> str:

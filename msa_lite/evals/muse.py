@@ -1,28 +1,37 @@
 """MUSE-Books (Shi et al., 2024): books of which one series is to be forgotten, and texts that stay known.
 
-Three questions of a model: does it repeat the books word for word (verbmem), does it know what stands in them and in
-what stays (knowmem), and do its probabilities give away that it has read them (privleak)? Metrics as in
-open-unlearning's re-implementation, from which the MSA paper's numbers come; all of them are in 0…1 where MUSE's own
-code, muse_bench, prints percent, except PrivLeak, which is in percent in both.
+Three questions are asked of a model. Does it repeat the books word for word (verbmem)? Does it know what stands in them
+and in the texts to keep (knowmem)? Do its probabilities give away that it has read them (privleak)? The metrics are
+those of open-unlearning's re-implementation, from which the MSA paper's numbers come. All of them are in 0…1 where
+MUSE's own code, muse_bench, prints percent; only PrivLeak is in percent in both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from msa_lite.data import Prompter, Shots
 from msa_lite.errors import UsageError
 from msa_lite.evals import scoring
 from msa_lite.evals.aggregates import Sides, mean_metric, membership_metrics, privleak_metric
-from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, column, flat_scores
+from msa_lite.evals.benchmark import (
+    Benchmark,
+    Item,
+    ItemSet,
+    Models,
+    Record,
+    Records,
+    Weighed,
+    column,
+    flat_scores,
+)
+from msa_lite.evals.dataset import Part, Table, load_parts, sampled
 from msa_lite.evals.generate import Decoding
-from msa_lite.evals.tables import Part, Table, load_parts, sampled
+from msa_lite.evals.outcome import RECITED, Yardstick, weigh_recited
 from msa_lite.evals.texts import completion
 from msa_lite.report import Metric
-
-DATA = "muse-bench/MUSE-Books"
 
 _VERBMEM = Decoding(128)
 _KNOWMEM = Decoding(32, stop=("\n\n", "\nQuestion", "Question:"))
@@ -39,12 +48,73 @@ _PARTS = {
 }
 
 
+def _is_recited(record: Record) -> bool:
+    return (record.get("rouge_l_f1") or 0.0) >= RECITED
+
+
+_YARDSTICK = Yardstick(
+    noun="passages",
+    forget="verbmem",
+    exposed=(("verbmem", "rouge_l_f1"), ("verbmem", "extraction_strength"), ("knowmem_forget", "rouge_l_f1")),
+    retain="knowmem_retain",
+    kept=("rouge_l_f1",),
+    what="what it answered before",
+    is_recited=_is_recited,
+)
+
+
 @dataclass(frozen=True)
 class Muse(Benchmark):
-    """The benchmark over loaded texts and questions; made by `load_muse`."""
+    """The benchmark over loaded texts and questions."""
 
     name = "muse"
+    home: ClassVar[str] = "muse-bench/MUSE-Books"
+    fields = ("question", "answer", "prompt", "gt", "text")
     sides = _PRIVLEAK
+    vital = ("knowmem_r",)
+    default_score = "muse"
+    switches: ClassVar[Mapping[str, str]] = {
+        "no_stemmer": "ROUGE-L without stemming",
+        "short_reference": "VerbMem's references are cut to their first 128 tokens, as many as are generated, the "
+        "beginning-of-sequence token counted",
+    }
+    reads = ("mask_eq_pad", "trailing_blank", "es_floor", "drop_last_token")
+    preset = ("no_stemmer", "short_reference", "trailing_blank")
+
+    @classmethod
+    def load(
+        cls,
+        prompter: Prompter,
+        data: str | None = None,
+        split: str | None = None,
+        *,
+        limit: int | None = None,
+        seed: int = 0,
+        compat: frozenset[str] = frozenset(),
+    ) -> Muse:
+        """Load MUSE-Books, or a data set of the same layout.
+
+        Questions follow all of the data set's own examples (ten), and no prompt is cut. Open-unlearning cuts plain ones
+        to 512 tokens, so that a long one loses its question. Passages and texts are scored over their first
+        `MAX_TOKENS` tokens. Not scored and counted as skipped: empty passages and texts, those without a token to
+        predict, answers whose reference has no word, and items that are longer than the model's window. Raises
+        UsageError for a split other than books, DataError that names every configuration, split and column that the
+        data set lacks.
+        """
+        split = "books" if split is None else split
+        if split != "books":
+            raise UsageError(f"muse has no split '{split}'; choose books, or leave it out")
+        tables = load_parts(data or cls.home, _PARTS)
+        chosen = {name: sampled(table, limit, seed) for name, table in tables.items() if not name.startswith("shots")}
+        tokenizer = prompter.tokenizer
+        sets = {"verbmem": ItemSet([_passage(tokenizer, i, row) for i, row in chosen["verbmem"]], _VERBMEM, ends=False)}
+        for side in ("forget", "retain"):
+            shots = _shots(tables[f"shots_{side}"])
+            items = [_question(prompter, i, row, shots) for i, row in chosen[f"knowmem_{side}"]]
+            sets[f"knowmem_{side}"] = ItemSet(items, _KNOWMEM)
+        for name in _PRIVLEAK:
+            sets[name] = ItemSet([_text(tokenizer, i, row) for i, row in chosen[name]], with_z=True, ends=False)
+        return cls(split, sets, prompter, compat)
 
     def complete(self, set_name: str, record: Record) -> Record:
         if set_name in _REFERENCE:
@@ -63,55 +133,39 @@ class Muse(Benchmark):
         """
         sides, ideal_sides = _sides(records), _sides(ideal) if ideal else None
         passages = records["verbmem"]
+        scores = {
+            "extraction_strength": column(passages, "extraction_strength"),
+            "exact_memorization": column(passages, "exact_memorization"),
+            "verbmem_f": column(passages, "rouge_l_f1"),
+            "knowmem_f": column(records["knowmem_forget"], "rouge_l_f1"),
+            "knowmem_r": column(records["knowmem_retain"], "rouge_l_f1"),
+        }
         return {
-            "extraction_strength": mean_metric(column(passages, "extraction_strength"), False),
-            "exact_memorization": mean_metric(column(passages, "exact_memorization"), False),
-            "verbmem_f": mean_metric(column(passages, "rouge_l_f1"), False),
-            "knowmem_f": mean_metric(column(records["knowmem_forget"], "rouge_l_f1"), False),
-            "knowmem_r": mean_metric(column(records["knowmem_retain"], "rouge_l_f1"), True),
+            **{name: mean_metric(name, values) for name, values in scores.items()},
             **membership_metrics(sides, ideal_sides),
             "privleak": privleak_metric(sides, ideal_sides),
         }
 
+    @classmethod
+    def mean_names(cls, set_name: str, score: str) -> list[str]:
+        if set_name.startswith("knowmem"):
+            return [f"knowmem_{set_name.removeprefix('knowmem_')[0]}"] if score == "rouge_l_f1" else []
+        return super().mean_names(set_name, score)
+
+    @classmethod
+    def places(cls, records: Records, side: str) -> list[tuple[str, int]]:
+        return super().places(records, f"knowmem_{side}")
+
+    @classmethod
+    def weigh(cls, models: Models) -> Weighed:
+        return weigh_recited(models, _YARDSTICK)
+
     def _reference(self, set_name: str, text: str) -> str:
-        """What an answer is compared with: the text, or what muse_bench leaves of a passage (`short_reference`)."""
+        """Return the text that an answer is compared with; of a passage, maybe its beginning alone."""
         if set_name != "verbmem" or "short_reference" not in self.compat:
             return text
         ids = self.tokenizer(text)["input_ids"][: _VERBMEM.max_new_tokens]
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
-
-
-def load_muse(
-    prompter: Prompter,
-    data: str = DATA,
-    split: str = "books",
-    *,
-    limit: int | None = None,
-    seed: int = 0,
-    compat: frozenset[str] = frozenset(),
-) -> Muse:
-    """MUSE-Books, or a data set of the same layout, ready to be asked.
-
-    data: folder in Hub layout, or Hub id[@revision]. limit: at most so many items of each set, a seeded sample.
-    Questions follow all of the data set's own examples (ten), and no prompt is cut; open-unlearning cuts plain ones to
-    512 tokens, so that a long one loses its question. Passages and texts are scored over their first `MAX_TOKENS`
-    tokens. Not scored and counted as skipped: empty passages and texts, those without a token to predict, answers whose
-    reference has no word, and what is longer than the model's window. Raises UsageError for a split other than books,
-    DataError that names every configuration, split and column that the data set lacks.
-    """
-    if split != "books":
-        raise UsageError(f"muse has no split '{split}'; choose books, or leave it out")
-    tables = load_parts(data, _PARTS)
-    chosen = {name: sampled(table, limit, seed) for name, table in tables.items() if not name.startswith("shots")}
-    tokenizer = prompter.tokenizer
-    sets = {"verbmem": ItemSet([_passage(tokenizer, i, row) for i, row in chosen["verbmem"]], _VERBMEM, ends=False)}
-    for side in ("forget", "retain"):
-        shots = _shots(tables[f"shots_{side}"])
-        items = [_question(prompter, i, row, shots) for i, row in chosen[f"knowmem_{side}"]]
-        sets[f"knowmem_{side}"] = ItemSet(items, _KNOWMEM)
-    for name in _PRIVLEAK:
-        sets[name] = ItemSet([_text(tokenizer, i, row) for i, row in chosen[name]], with_z=True, ends=False)
-    return Muse(split, sets, prompter, compat)
 
 
 def _passage(tokenizer: Any, index: int, row: Mapping[str, Any]) -> Item:

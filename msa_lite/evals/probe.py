@@ -30,6 +30,7 @@ from msa_lite.io.hub import Source
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.report import Metric, Report, load_report, write_report
+from msa_lite.report.metrics import metric_kind
 
 PROBE_KIND = "probe"
 # If the two sets differ in other ways, the AUC moves even for a model that has seen neither. With TOFU's rows and a
@@ -43,7 +44,6 @@ ROUNDS = 2000  # of resampling
 
 ProbeVerdict = Literal["signs", "no signs", "cannot tell"]
 _SCORES = {"loss_auc": "loss", "min_k_pp_auc": "min_k_pp"}
-LABELS = {"loss_auc": "loss AUC", "min_k_pp_auc": "Min-K%++ AUC"}
 _PARAPHRASED, _HOLDOUT = "paraphrased", "holdout"
 
 
@@ -308,5 +308,7 @@ def _figures(report: Report, names: Sequence[str]) -> str:
     parts = []
     for name in names:
         low, high = report.settings["intervals"][name]
-        parts.append(f"{LABELS[name]} {report.metrics[name].value:.2f}, 95 % interval {low:.2f} to {high:.2f}")
+        parts.append(
+            f"{metric_kind(name).label} {report.metrics[name].value:.2f}, 95 % interval {low:.2f} to {high:.2f}"
+        )
     return "; ".join(parts)

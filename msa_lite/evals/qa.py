@@ -1,4 +1,4 @@
-"""The `qa` benchmark: how well a model knows its user's own questions or texts, in forget, retain and holdout sets."""
+"""Define the `qa` benchmark: the user's own questions or texts, in forget, retain and holdout sets."""
 
 from __future__ import annotations
 
@@ -6,11 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msa_lite.benchmarks import OWN
 from msa_lite.data import Example, Prompter, Row, encode_qa
 from msa_lite.evals import scoring
 from msa_lite.evals.aggregates import mean_metric
-from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, column, flat_scores
+from msa_lite.evals.benchmark import (
+    Benchmark,
+    Item,
+    ItemSet,
+    Models,
+    Record,
+    Records,
+    Weighed,
+    column,
+    flat_scores,
+)
 from msa_lite.evals.generate import Decoding
+from msa_lite.evals.outcome import weigh_rows
 from msa_lite.evals.texts import completion
 from msa_lite.report import Metric
 
@@ -18,14 +30,14 @@ from msa_lite.report import Metric
 _TEXT_SCORES = ("probability", "extraction_strength", "exact_memorization")
 _SCORES = ("accuracy", "probability", "rouge_l", "extraction_strength", "exact_memorization")
 _BARE = ("extraction_strength", "exact_memorization")
-_HIGHER_IS_BETTER = {"forget": False, "retain": True, "holdout": None}
 
 
 @dataclass(frozen=True)
 class Qa(Benchmark):
     """Questions with answers, or texts, in sets named forget, retain and holdout; made by `load_qa`."""
 
-    name = "qa"
+    name = OWN
+    fields = ("question", "answer", "text", "earlier", "system")
 
     def describe(self) -> dict[str, Any]:
         lengths = {part.decoding.max_new_tokens for part in self.sets.values() if part.decoding}
@@ -49,9 +61,13 @@ class Qa(Benchmark):
         for name, items in records.items():
             asked = [item for item in items if "text" not in item]
             for score in _TEXT_SCORES if items and not asked else _SCORES:
-                values = column(items if score in _TEXT_SCORES else asked, score)
-                found[_metric_name(score, name)] = mean_metric(values, _HIGHER_IS_BETTER[name])
+                metric = _metric_name(score, name)
+                found[metric] = mean_metric(metric, column(items if score in _TEXT_SCORES else asked, score))
         return found
+
+    @classmethod
+    def weigh(cls, models: Models) -> Weighed:
+        return weigh_rows(models)
 
 
 def _metric_name(score: str, set_name: str) -> str:
@@ -59,11 +75,11 @@ def _metric_name(score: str, set_name: str) -> str:
 
 
 def load_qa(sets: Mapping[str, Sequence[Row]], prompter: Prompter, max_new_tokens: int = 200, split: str = "all") -> Qa:
-    """The benchmark over rows by set name, questions or texts.
+    """Return the benchmark over rows by set name, questions or texts.
 
     No question is cut: prompts and answers are scored whole. Texts are scored over their first `MAX_TOKENS` tokens
-    after what every text begins with, and nothing is generated from them. Memorization scores leave out the last token
-    of each row of a set: an answer's end token. A set of texts alone is scored to its texts' ends.
+    after the ids that every text begins with, and nothing is generated from them. Memorization scores leave out the
+    last token of each row of a set, an answer's end token. A set of texts alone is scored to its texts' ends.
     """
     loaded = {}
     for name, rows in sets.items():

@@ -1,10 +1,10 @@
 """RESTOR (Rezaei et al., 2024): facts about people, for models that documents full of falsehoods have corrupted.
 
-One set: each question behind examples of the same relation about other people, as plain text without chat template.
-The documents are about few of the people, so accuracy is also given apart for these and for the others.
+There is one set. Each question stands behind examples of the same relation about other people, as plain text without
+chat template. The documents are about few of the people, so accuracy is also given apart for these and for the others.
 
-Other than the authors' code: it drops the first character of an answer unseen (a blank, mostly), and leaves people out
-of the mean whose judging failed; and it has all facts about a person judged in one call.
+The authors' code differs in three points. It drops the first character of an answer unseen (a blank, mostly). It leaves
+people out of the mean whose judging failed. It has all facts about a person judged in one call.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from msa_lite.data import Prompter, sample_rows
 from msa_lite.errors import DataError, UsageError, join_faults
 from msa_lite.evals import scoring
 from msa_lite.evals.aggregates import mean_metric
-from msa_lite.evals.benchmark import Asked, Benchmark, Item, ItemSet, Record, Records
+from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, JudgeCall, Models, Record, Records, Weighed
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import restor_ask
 from msa_lite.evals.judge.prompts import NONE
+from msa_lite.evals.outcome import LEAST, count_changed, kept_of
 from msa_lite.io.reading import local_path, open_file, parse_json, read_json
 from msa_lite.report import Metric
+from msa_lite.report.verdict import Forgotten, percent
 
 EXAMPLES = 5
 GREEDY = Decoding(32, ("\n",))
@@ -41,9 +43,58 @@ _REPOSITORY = "https://github.com/k1rezaei/restor"
 
 @dataclass(frozen=True)
 class Restor(Benchmark):
-    """The benchmark over loaded questions; made by `load_restor`."""
+    """The benchmark over loaded questions."""
 
     name = "restor"
+    prompted = False
+    fields = ("question", "answers", "entity", "relation", "corrupted")
+    vital = ("accuracy",)
+    default_score = "restor"
+    switches: ClassVar[Mapping[str, str]] = {
+        "sampling": "answers are drawn with the model's own sampling settings, three times, prompt and answer of "
+        "at most 200 tokens together; a resumed run draws others"
+    }
+    reads = ("mask_eq_pad",)
+    preset = ("sampling",)
+
+    @classmethod
+    def load(
+        cls,
+        prompter: Prompter,
+        data: str | None = None,
+        split: str | None = None,
+        *,
+        limit: int | None = None,
+        seed: int = 0,
+        compat: frozenset[str] = frozenset(),
+    ) -> Restor:
+        """Load the 1051 questions; answers end at the first newline.
+
+        data: the folder `datasets` of a clone of github.com/k1rezaei/restor, with facts.json, entities.json and
+        wikidata/v0/mix_SPLIT.json (or .jsonl.gz). split: the documents that corrupted the target, a0 by default. They
+        decide which questions count as corrupted (`described_entities`). A prompt is the question behind the first five
+        examples of the relation that are about somebody else, fewer where there are no more. Raises UsageError without
+        a folder and for an unknown split, DataError that names every file that is missing, or everybody who has no
+        facts.
+        """
+        split = "a0" if split is None else split
+        if data is None:
+            raise UsageError(
+                f"restor is not on the Hub: clone {_REPOSITORY} and give its folder 'datasets' as the data (--data)"
+            )
+        folder = local_path(data)
+        facts, entities, documents = (_read(path) for path in _find_files(folder, split))
+        try:
+            corrupted = described_entities(entities, [document["text"] for document in documents])
+            without = [f"{entity}: no facts" for entity in entities if not facts["dset"].get(entity)]
+            if without:
+                raise DataError(join_faults(f"{folder}: facts.json lacks some of entities.json", without))
+            items = _items(prompter, facts, entities, corrupted)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise DataError(f"{folder}: not in RESTOR's layout ({type(error).__name__}: {error})") from error
+        decoding = SAMPLED if "sampling" in compat else GREEDY
+        chosen = sample_rows(items, limit or len(items), seed)
+        return cls(split, {QUESTIONS: ItemSet(chosen, decoding)}, prompter, compat)
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"prompt": {"kind": "examples", "count": EXAMPLES}}
@@ -54,7 +105,7 @@ class Restor(Benchmark):
 
     @staticmethod
     def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
-        """Means over questions: of the judge's verdicts, or of `scoring.containment` where there are none.
+        """Return means over questions: of the judge's verdicts, or of `scoring.containment` where there are none.
 
         A question with several answers counts with their mean. Empty answers are wrong. Skipped are questions without
         an acceptable answer, and those whose prompt is too long.
@@ -63,60 +114,51 @@ class Restor(Benchmark):
         found = {}
         for name, wanted in _GROUPS.items():
             group = [record for record in records[QUESTIONS] if record["corrupted"] in wanted]
-            found[name] = mean_metric([record_score(record, judged) for record in group], True, _note(group, judged))
+            found[name] = mean_metric(name, [record_score(record, judged) for record in group], _note(group, judged))
         return found
 
-    def asks(self, records: Records, ideal: Records | None, separate: bool) -> list[Asked]:
-        """One call for each answer that is not empty."""
-        found = []
+    @classmethod
+    def places(cls, records: Records, side: str) -> list[tuple[str, int]]:
+        return [(QUESTIONS, at) for at, r in enumerate(records[QUESTIONS]) if r["corrupted"] == (side == "forget")]
+
+    @classmethod
+    def weigh(cls, models: Models) -> Weighed:
+        """Return how far answers are right again that the documents had spoilt, and what other answers are kept."""
+        if "ideal" not in models:
+            return "the ideal, which never read the documents, has to say what can be regained; give evaluate.ideal"
+        values = {name: cls.metrics(models[name], None) for name in ("target", "unlearned", "ideal")}
+        metric = "accuracy_corrupted" if values["target"]["accuracy_corrupted"].n else "accuracy"
+        target, unlearned, ideal = (values[name][metric].value or 0.0 for name in values)
+        if ideal - target < LEAST:
+            return f"the target answers as well as the ideal ({target:.3f}, {ideal:.3f}), so there is nothing to regain"
+        regained = min(1.0, max(0.0, (unlearned - target) / (ideal - target)))
+        sentence = (
+            f"{percent(regained)} of what the documents cost is regained ({metric.replace('_', ' ')}: target "
+            f"{target:.3f}, unlearned {unlearned:.3f}, ideal {ideal:.3f})"
+        )
+        sides = [models[name][QUESTIONS] for name in ("target", "unlearned")]
+        judged = any("judge" in record for side in sides for record in side)
+        scored = [[record | {"score": record_score(record, judged)} for record in side] for side in sides]
+        others = [[record for record in side if not record["corrupted"]] for side in scored]
+        spoilt = [[record for record in side if record["corrupted"]] or side for side in scored]
+        kept = kept_of(others[0], others[1], ("score",), "what it answered before of other entities")
+        rows = values["target"][metric].n
+        return Forgotten(sentence, rows, 1.0 - regained, changed=count_changed(*spoilt)), kept
+
+    def judge_calls(self, records: Records, ideal: Records | None, separate: bool) -> list[JudgeCall]:
+        """Return one call for each answer that is not empty."""
+        calls = []
         for record in records[QUESTIONS]:
             for key, text in _generated(record).items():
                 if text and record["answers"]:
                     ask = restor_ask(record["question"], record["answers"], text)
                     scores = {letter: {key: float(letter == "Y")} for letter in (*ask.letters, NONE)}
-                    found.append(Asked(QUESTIONS, record["index"], ask, scores))
-        return found
-
-
-def load_restor(
-    prompter: Prompter,
-    data: str | Path | None = None,
-    split: str = "a0",
-    *,
-    limit: int | None = None,
-    seed: int = 0,
-    compat: frozenset[str] = frozenset(),
-) -> Restor:
-    """RESTOR's 1051 questions, ready to be asked; answers end at the first newline.
-
-    data: the folder `datasets` of a clone of github.com/k1rezaei/restor, with facts.json, entities.json and
-    wikidata/v0/mix_SPLIT.json (or .jsonl.gz). split: the documents that corrupted the target, by which questions count
-    as corrupted (`described_entities`). limit: at most so many questions, a seeded sample.
-    A prompt is the first five examples of the relation that are about somebody else, fewer where there are no more,
-    and the question. Raises UsageError without a folder and for an unknown split, DataError that names every file that
-    is missing, or everybody who has no facts.
-    """
-    if data is None:
-        raise UsageError(
-            f"restor is not on the Hub: clone {_REPOSITORY} and give its folder 'datasets' as the data (--data)"
-        )
-    folder = local_path(data)
-    facts, entities, documents = (_read(path) for path in _find_files(folder, split))
-    try:
-        corrupted = described_entities(entities, [document["text"] for document in documents])
-        without = [f"{entity}: no facts" for entity in entities if not facts["dset"].get(entity)]
-        if without:
-            raise DataError(join_faults(f"{folder}: facts.json lacks some of entities.json", without))
-        items = _items(prompter, facts, entities, corrupted)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise DataError(f"{folder}: not in RESTOR's layout ({type(error).__name__}: {error})") from error
-    decoding = SAMPLED if "sampling" in compat else GREEDY
-    chosen = sample_rows(items, limit or len(items), seed)
-    return Restor(split, {QUESTIONS: ItemSet(chosen, decoding)}, prompter, compat)
+                    calls.append(JudgeCall(QUESTIONS, record["index"], ask, scores))
+        return calls
 
 
 def described_entities(entities: Sequence[str], documents: Sequence[str]) -> set[str]:
-    """Those that the documents are about: named whole in at least half as many as the one named most.
+    """Return the entities that the documents are about: named whole in at least half as many as the one named most.
 
     The shipped documents name each of nine or ten people in a ninth or a tenth of them; anybody else, who is only
     mentioned, in 1.4 % at most.
@@ -127,14 +169,14 @@ def described_entities(entities: Sequence[str], documents: Sequence[str]) -> set
 
 
 def _find_files(folder: Path, split: str) -> tuple[Path, Path, Path]:
-    """facts.json, entities.json and the documents of the split, all of which are there."""
+    """Return the paths of facts.json, entities.json and the documents of the split, all of which are there."""
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such folder")
-    found = {path.name.split(".")[0]: path for path in sorted((folder / _DOCUMENTS).glob("mix_*.json*"))}
-    choices = [name.removeprefix("mix_") for name in found]
+    mixes = {path.name.split(".")[0]: path for path in sorted((folder / _DOCUMENTS).glob("mix_*.json*"))}
+    choices = [name.removeprefix("mix_") for name in mixes]
     if choices and split not in choices:
         raise UsageError(f"restor has no split '{split}'; there are {', '.join(choices)}")
-    documents = found.get(f"mix_{split}", folder / _DOCUMENTS / f"mix_{split}.json")
+    documents = mixes.get(f"mix_{split}", folder / _DOCUMENTS / f"mix_{split}.json")
     files = (folder / "facts.json", folder / "entities.json", documents)
     missing = [str(path.relative_to(folder)) for path in files if not path.is_file()]
     if missing:
@@ -145,7 +187,7 @@ def _find_files(folder: Path, split: str) -> tuple[Path, Path, Path]:
 
 
 def _read(path: Path) -> Any:
-    """The content of a .json file, or the list of objects in a .jsonl.gz file."""
+    """Return the content of a .json file, or the list of objects in a .jsonl.gz file."""
     try:
         if path.suffix != ".gz":
             return read_json(path, kind=DataError)
@@ -161,7 +203,7 @@ def _read(path: Path) -> Any:
 def _items(
     prompter: Prompter, facts: Mapping[str, Any], entities: Sequence[str], corrupted: Collection[str]
 ) -> list[Item]:
-    """A question for every fact about the entities, in the order of the files."""
+    """Return a question for every fact about the entities, in the order of the files."""
     items: list[Item] = []
     for entity in entities:
         for relation, fact in facts["dset"][entity].items():
@@ -180,7 +222,7 @@ def _items(
 
 
 def _generated(record: Record) -> dict[str, str]:
-    """A record's answers by the key of their verdicts, "correct" or, of several, "correct_0" …; none if not asked."""
+    """Return a record's answers by the key of their verdicts: "correct", or "correct_0" … of several; maybe none."""
     generated = record["generated"]
     if isinstance(generated, str):
         return {"correct": generated}
@@ -188,7 +230,7 @@ def _generated(record: Record) -> dict[str, str]:
 
 
 def record_score(record: Record, judged: bool) -> float | None:
-    """The share of a record's answers that are right, by the judge or by containment."""
+    """Return the share of a record's answers that are right, by the judge or by containment."""
     if not judged:
         return record.get("containment")
     verdicts = record.get("judge", {})

@@ -1,4 +1,4 @@
-"""The benchmarks by name, and the scores of any model on one of them, without a recipe."""
+"""Load a benchmark by name, and score any model on one, without a recipe."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msa_lite.benchmarks import BENCHMARKS, OWN
 from msa_lite.data import (
     DataSource,
     Prompter,
@@ -19,18 +20,14 @@ from msa_lite.data import (
     sample_rows,
 )
 from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, nearest
-from msa_lite.evals import muse, tofu
-from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.benchmark import Benchmark, benchmark_class
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import can_read, check_source, checkpoint_folder, load_tokenizer
-from msa_lite.evals.muse import load_muse
 from msa_lite.evals.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.qa import load_qa
 from msa_lite.evals.records import Ranks
-from msa_lite.evals.restor import load_restor
-from msa_lite.evals.tofu import load_tofu
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.disk import output_path
 from msa_lite.io.hub import Source, fetch
@@ -39,14 +36,13 @@ from msa_lite.io.reading import local_path
 from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.io.vocabulary import vocabulary_size
 from msa_lite.report import Report, load_report
-from msa_lite.report.metrics import REPORT_FILE
+from msa_lite.report.reports import REPORT_FILE
 
 logger = logging.getLogger(__name__)
 
-PUBLISHED = {"tofu": load_tofu, "restor": load_restor, "muse": load_muse}
-HOMES = {"tofu": tofu.DATA, "muse": muse.DATA}  # where data comes from that nobody names
 PROMPT_KINDS = ("default", "chat", "plain", "auto")
-BENCHMARKS = ("qa", *PUBLISHED, "lm-eval")
+HARNESS = "lm-eval"
+"""The name that stands for EleutherAI's harness and its tasks, in the place of a benchmark's."""
 _TRAILING_BLANK = Template("Question: {question}\nAnswer: ", "{answer}")
 
 
@@ -60,24 +56,20 @@ def load_benchmark(
     seed: int = 0,
     compat: frozenset[str] = frozenset(),
 ) -> Benchmark:
-    """One of the published benchmarks (tofu, restor, muse), ready to be asked.
+    """Load one of the published benchmarks, ready to be asked; see `Benchmark.load`.
 
-    split: which of its tasks; None for the benchmark's default. data: a folder, or Hub id[@revision]; None for where it
-    was published. limit: at most so many items of each set, a seeded sample. compat: switches of `evals.compat`.
-    Raises UsageError for unknown splits, DataError for a data set that is not whole.
+    compat: switches of `evals.compat`.
     """
     if "trailing_blank" in compat:
         prompter = replace(prompter, template=_TRAILING_BLANK)
-    given = {"split": split, "data": data}
-    chosen: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    return PUBLISHED[name](prompter, **chosen, limit=limit, seed=seed, compat=compat)
+    return benchmark_class(name).load(prompter, data, split, limit=limit, seed=seed, compat=compat)
 
 
 def evaluate(
     model: str,
     out: str | Path,
     *,
-    benchmark: str = "qa",
+    benchmark: str = OWN,
     split: str | None = None,
     data: str | None = None,
     forget: DataSource | None = None,
@@ -95,17 +87,18 @@ def evaluate(
     seed: int = 0,
     progress: Progress = silent,
 ) -> dict[str, Report]:
-    """Score a model on a benchmark; reports by name ("model" and, where given, "ideal").
+    """Score a model on a benchmark. Return reports by name: "model" and, where there is one, "ideal".
 
-    benchmark: "tofu", "restor" or "muse" (with `split`, `data`); "qa", questions of one's own (`forget`, `retain`,
-    `holdout`, answers of at most `max_new_tokens`); or "lm-eval" (`tasks`, with `data` a folder of tasks of one's own,
-    whose Python is only run with `allow_code`).
-    prompt: how questions are put (`PromptSettings`), or its kind: "default", "chat", "plain", or, for qa, "auto".
-    ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation. tokenizer: a
-    folder or repo[@revision] with the one to use in the place of the model's own, which may have none. Records and
-    report.json go into `out`, those of an ideal that is scored into `out`/ideal. Each process of `accelerate launch`
-    calls it; all but the first get no reports. Raises UsageError for arguments that do not go together, before a model
-    is loaded.
+    benchmark: a published one (with `split`, `data`); "qa", your own questions (`forget`, `retain`, `holdout`, answers
+    of at most `max_new_tokens`); or "lm-eval" (`tasks`; `data` is a folder of your own tasks, whose Python is only run
+    with `allow_code`).
+    prompt: the form of questions (`PromptSettings`), or its kind: "default", "chat", "plain", or, for qa, "auto".
+    ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation.
+    tokenizer: a folder or repo[@revision] with the tokenizer to use instead of the model's own, which may have none.
+
+    Writes records and report.json into `out`, those of an ideal that is scored into `out`/ideal. Each process of
+    `accelerate launch` calls it; all but the first get no reports. Raises UsageError for arguments that do not go
+    together, before a model is loaded.
     """
     wanted = PromptSettings(prompt) if isinstance(prompt, str) else prompt  # type: ignore[arg-type]
     places = {"forget": forget, "retain": retain, "holdout": holdout}
@@ -119,34 +112,34 @@ def evaluate(
     _check_kind(wanted)
     drawn: dict[str, Any] = {"limit": limit, "seed": seed}
     folder = output_path(out)
-    if benchmark == "lm-eval":
+    if benchmark == HARNESS:
         from msa_lite.evals.harness import evaluate_harness
 
         common = {"task_folder": local_path(data) if data else None, "progress": progress, **drawn}
         return {"model": evaluate_harness(_fetch(model, tokenizer), tasks, folder, allow_code=allow_code, **common)}
     switches, source = resolve_compat(compat, benchmark), _fetch(model, tokenizer)
-    if benchmark == "qa":
-        load_checkpoint(checkpoint_folder(source.folder))  # what its headers tell is told before torch is loaded
-        asked = _load_own(source, sets, wanted, max_new_tokens or 200, **drawn)
+    if benchmark == OWN:
+        load_checkpoint(checkpoint_folder(source.folder))  # refuses broken headers before torch is loaded
+        questions = _load_own(source, sets, wanted, max_new_tokens or 200, **drawn)
     else:
         prompter = make_prompter(load_tokenizer(source), wanted, published=True)
-        asked = load_benchmark(benchmark, prompter, split=split, data=data, compat=switches, **drawn)
-    return _score(source, asked, _find_ideal(ideal), folder, judge, progress)
+        questions = load_benchmark(benchmark, prompter, split=split, data=data, compat=switches, **drawn)
+    return _score(source, questions, _find_ideal(ideal), folder, judge, progress)
 
 
 def _score(
-    source: Source, asked: Benchmark, beside: Ideal, folder: Path, judge: JudgeSettings, progress: Progress
+    source: Source, benchmark: Benchmark, beside: Ideal, folder: Path, judge: JudgeSettings, progress: Progress
 ) -> dict[str, Report]:
     """Check models and judge, then score the model, and the ideal beside it where that is a model too."""
     if isinstance(beside, Source):
         check_same_tokens(source, beside)
-    if Ranks.current().first and asked.name != "restor":
-        notices.info("prompt: %s", asked.prompter.sentence)
-    open_judge(judge)  # what it lacks is said first
+    if Ranks.current().first and benchmark.prompted:
+        notices.info("prompt: %s", benchmark.prompter.sentence)
+    open_judge(judge)  # raises before any model is loaded
     for scored in (source, beside):
         if isinstance(scored, Source):
-            check_source(scored, asked.ids())
-    report = evaluate_benchmark(source, asked, folder, ideal=beside, judge=judge, progress=progress)
+            check_source(scored, benchmark.ids())
+    report = evaluate_benchmark(source, benchmark, folder, ideal=beside, judge=judge, progress=progress)
     if report is None:
         return {}
     folder_of_ideal = beside if isinstance(beside, Path) else folder / "ideal"
@@ -167,25 +160,24 @@ def _fetch(model: str, tokenizer: str | None) -> Source:
     return replace(fetch(model), tokenizer=chosen)
 
 
-# Benchmark → the arguments that it takes, besides those that all do.
-_TAKES = {
-    "qa": {"forget, retain, holdout", "ideal", "max_new_tokens", "prompt", "prompt auto"},
-    "lm-eval": {"data", "tasks", "allow_code"},
-    "tofu": {"split", "data", "ideal", "compat", "judge", "prompt"},
-    "restor": {"split", "data", "ideal", "compat", "judge"},
-    "muse": {"split", "data", "ideal", "compat", "prompt"},
-}
+def _accepted(benchmark: str) -> set[str]:
+    """Return the arguments that a benchmark takes, besides those that all do."""
+    if benchmark == HARNESS:
+        return {"data", "tasks", "allow_code"}
+    if benchmark == OWN:
+        return {"forget, retain, holdout", "ideal", "max_new_tokens", "prompt", "prompt auto"}
+    optional = {"judge": BENCHMARKS[benchmark].judged, "prompt": benchmark_class(benchmark).prompted}
+    return {"split", "data", "ideal", "compat", *(name for name, takes in optional.items() if takes)}
 
 
 def _check_arguments(benchmark: str, used: set[str]) -> None:
-    if benchmark not in BENCHMARKS:
-        raise UsageError(
-            f"no benchmark '{benchmark}'{nearest(benchmark, BENCHMARKS)}; choose from {', '.join(BENCHMARKS)}"
-        )
-    faults = [f"{name}: not for {benchmark}" for name in sorted(used - _TAKES[benchmark])]
-    if benchmark == "qa" and "forget, retain, holdout" not in used:
+    names = (*BENCHMARKS, HARNESS)
+    if benchmark not in names:
+        raise UsageError(f"no benchmark '{benchmark}'{nearest(benchmark, names)}; choose from {', '.join(names)}")
+    faults = [f"{name}: not for {benchmark}" for name in sorted(used - _accepted(benchmark))]
+    if benchmark == OWN and "forget, retain, holdout" not in used:
         faults.append("nothing to score: give at least one of forget, retain and holdout, or another benchmark")
-    if benchmark == "lm-eval" and "tasks" not in used:
+    if benchmark == HARNESS and "tasks" not in used:
         faults.append("nothing to score: give tasks, as in hellaswag,arc_easy")
     if faults:
         raise UsageError(faults[0] if len(faults) == 1 else join_faults("these arguments do not fit:", faults))
@@ -198,12 +190,12 @@ def _check_kind(prompt: PromptSettings) -> None:
 
 
 def _load_sets(sets: Mapping[str, DataSource], limit: int | None, seed: int) -> dict[str, list[Row]]:
-    """The rows of each set, or a sample. Raises all that is wrong with any of them in one error."""
+    """Return the rows of each set, or a sample. Raises all faults of the sets in one error."""
     faults, rows = Faults(), {}
     for name, place in sets.items():
         with faults.gathered(f"{name}: "):
-            found = load_rows(place)
-            rows[name] = sample_rows(found, limit or len(found), seed)
+            whole = load_rows(place)
+            rows[name] = sample_rows(whole, limit or len(whole), seed)
     faults.check()
     return rows
 
@@ -227,7 +219,7 @@ def _find_prompter(
 
 
 def _find_ideal(ideal: str | None) -> Ideal:
-    """The folder of an evaluation for a report.json or its folder; a model otherwise."""
+    """Return the folder of an evaluation for a report.json or its folder, otherwise a model."""
     if ideal is None:
         return None
     path = local_path(ideal)

@@ -1,21 +1,22 @@
-"""Texts that are scored teacher-forced, as token ids with labels."""
+"""Turn texts into token ids with labels, to score them teacher-forced."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from msa_lite.data import IGNORE, Example
+from msa_lite.data import IGNORE, Example, Prompter, Shots
 
-MAX_TOKENS = 2048  # of a text that are scored, behind its prompt; what is longer is cut
+MAX_TOKENS = 2048  # of a text behind its prompt; longer texts are cut
 
 
 def completion(tokenizer: Any, index: int, prompt: str, text: str) -> tuple[Example, ...]:
-    """A text behind its prompt, read as one string; labels are the text's tokens, the first `MAX_TOKENS` of them.
+    """Return a text behind its prompt, read as one string. The labels are the text's first `MAX_TOKENS` tokens.
 
-    As many ids as the prompt has by itself are no labels, and at least one, which nothing comes before: the
-    beginning-of-sequence token or, for tokenizers without one, the text's first. That holds, too, where the tokenizer
-    merges across the boundary, so that the prompt's ids do not open the whole (as in open-unlearning). No end token is
-    added. Nothing where no label is left.
+    As many ids as the prompt has by itself are no labels. At least one is none, since nothing comes before it: the
+    beginning-of-sequence token or, for tokenizers without one, the text's first. The same count holds where the
+    tokenizer merges across the boundary, so that the prompt's ids do not open the whole (as in open-unlearning). No end
+    token is added. Returns nothing where no label is left.
     """
     count = len(tokenizer(prompt)["input_ids"])
     ids = list(tokenizer(prompt + text)["input_ids"])[: count + MAX_TOKENS]
@@ -23,3 +24,17 @@ def completion(tokenizer: Any, index: int, prompt: str, text: str) -> tuple[Exam
     if not text.strip() or len(ids) <= first:
         return ()
     return (Example(index, ids, [IGNORE] * first + ids[first:]),)
+
+
+def answer_texts(
+    prompter: Prompter, index: int, question: str, answers: Sequence[str | None], shots: Shots = ()
+) -> tuple[Example, ...]:
+    """Return the question with each of the answers, without empty ones and those that add no token of their own."""
+    texts = []
+    for answer in answers:
+        if answer is None or not str(answer).strip():
+            continue
+        text = prompter.example(index, str(question), str(answer), shots)
+        if len(text.ids) - len(text.prompt_ids) > (text.ids[-1] == prompter.tokenizer.eos_token_id):
+            texts.append(text)
+    return tuple(texts)

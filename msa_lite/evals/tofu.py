@@ -1,14 +1,14 @@
 """TOFU (Maini et al., 2024): questions about invented authors, of whom some are to be forgotten.
 
-Four sets: forget authors, retain authors, real authors and world facts, each question with its right answer and wrong
-ones; a holdout set of authors that nobody learnt, where the data set has one, for membership inference.
+There are four sets: forget authors, retain authors, real authors and world facts. Each question has its right answer
+and wrong ones. Where the data set has a holdout set of authors that nobody learnt, it serves membership inference.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from msa_lite.data import Prompter
 from msa_lite.errors import DataError, UsageError, nearest
@@ -17,17 +17,31 @@ from msa_lite.evals.aggregates import (
     NO_IDEAL,
     harmonic_metric,
     judged_metric,
+    make_metric,
     mean_metric,
     membership_metrics,
-    missing,
+    missing_metric,
 )
-from msa_lite.evals.benchmark import Asked, Benchmark, Item, ItemSet, Record, Records, column, flat_scores, losses
+from msa_lite.evals.benchmark import (
+    Benchmark,
+    Item,
+    ItemSet,
+    JudgeCall,
+    Models,
+    Record,
+    Records,
+    Weighed,
+    column,
+    flat_scores,
+    losses,
+)
+from msa_lite.evals.dataset import Part, load_parts, sampled
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import Question, acc_forget, acc_recover, acc_retain, tofu_ask
-from msa_lite.evals.tables import Part, answer_texts, load_parts, sampled
+from msa_lite.evals.outcome import weigh_rows
+from msa_lite.evals.texts import answer_texts
 from msa_lite.report import Metric
 
-DATA = "locuslab/TOFU"
 SPLITS = ("forget01", "forget05", "forget10")
 MAX_NEW_TOKENS = 200
 QUESTIONS_PER_AUTHOR = 20  # one after the other in every set of invented authors (Maini et al., 2024)
@@ -45,10 +59,59 @@ _PARTS = ("probability", "rouge_l", "truth_ratio")  # of model utility, on each 
 
 @dataclass(frozen=True)
 class Tofu(Benchmark):
-    """The benchmark over loaded questions; made by `load_tofu`."""
+    """The benchmark over loaded questions."""
 
     name = "tofu"
+    home: ClassVar[str] = "locuslab/TOFU"
+    fields = ("question", "answer", "perturbed_answer")
     sides = ("forget", "holdout")
+    vital = ("model_utility",)
+    switches: ClassVar[Mapping[str, str]] = {
+        "arithmetic_truth_ratio": "truth ratios take the arithmetic mean of the wrong answers' probabilities, not "
+        "the geometric one"
+    }
+    reads = ("mask_eq_pad", "trailing_blank", "es_floor")
+    preset = ("arithmetic_truth_ratio",)
+
+    @classmethod
+    def load(
+        cls,
+        prompter: Prompter,
+        data: str | None = None,
+        split: str | None = None,
+        *,
+        limit: int | None = None,
+        seed: int = 0,
+        compat: frozenset[str] = frozenset(),
+    ) -> Tofu:
+        """Load the questions about a forget set: forget01, forget05 or, by default, forget10.
+
+        Raises UsageError for an unknown split, DataError that names every configuration and column that the data set
+        lacks. Empty questions are not asked and empty answers not scored. Empty wrong answers are left out, so a
+        question's list may be of any length.
+        """
+        split = SPLITS[-1] if split is None else split
+        if split not in SPLITS:
+            raise UsageError(f"tofu has no split '{split}'{nearest(split, SPLITS)}; choose from {', '.join(SPLITS)}")
+        tables = load_parts(
+            data or cls.home,
+            {
+                "forget": Part(f"{split}_perturbed", _PARAPHRASED),
+                "retain": Part("retain_perturbed", _PARAPHRASED),
+                "real_authors": Part("real_authors_perturbed", _WRONG),
+                "world_facts": Part("world_facts_perturbed", _WRONG),
+                "holdout": Part(split.replace("forget", "holdout"), _QUESTION, optional=True),
+            },
+        )
+        decoding = Decoding(MAX_NEW_TOKENS)
+        sets = {}
+        for name, table in tables.items():
+            items = [_item(prompter, i, row, name) for i, row in sampled(table, limit, seed)]
+            if name in ("forget", "retain", "holdout"):
+                items = [replace(item, group=item.index // QUESTIONS_PER_AUTHOR) for item in items]
+            with_z = "holdout" in tables and name in ("forget", "holdout")
+            sets[name] = ItemSet(items, None if name == "holdout" else decoding, with_z)
+        return cls(split, sets, prompter, compat)
 
     def complete(self, set_name: str, record: Record) -> Record:
         record |= flat_scores(record)
@@ -74,73 +137,40 @@ class Tofu(Benchmark):
         forget = records["forget"]
         ratios = column(forget, "truth_ratio")
         parts = {end: dict(zip(_PARTS, _utility_scores(records, end), strict=True)) for end in _UTILITY}
-        found = {
-            "probability_f": mean_metric(column(forget, "probability"), False),
-            "rouge_l_f": mean_metric(column(forget, "rouge_l"), False),
-            "truth_ratio_f": mean_metric([None if r is None else scoring.truth_ratio_forget(r) for r in ratios], True),
-            "extraction_strength": mean_metric(column(forget, "extraction_strength"), False),
-            "exact_memorization": mean_metric(column(forget, "exact_memorization"), False),
-            "forget_quality": _forget_quality(ratios, column(ideal["forget"], "truth_ratio") if ideal else None),
-            "model_utility": harmonic_metric(parts),
-            "model_utility_ra_wf": harmonic_metric({end: parts[end] for end in ("ra", "wf")}),
+        scores = {
+            "probability_f": column(forget, "probability"),
+            "rouge_l_f": column(forget, "rouge_l"),
+            "truth_ratio_f": [None if r is None else scoring.truth_ratio_forget(r) for r in ratios],
+            "extraction_strength": column(forget, "extraction_strength"),
+            "exact_memorization": column(forget, "exact_memorization"),
         }
-        for end, scores in parts.items():
-            found |= {f"{name}_{end}": mean_metric(values, True) for name, values in scores.items()}
+        utilities = {"model_utility": parts, "model_utility_ra_wf": {end: parts[end] for end in ("ra", "wf")}}
+        part_scores = {f"{name}_{end}": values for end, part in parts.items() for name, values in part.items()}
+        metrics = {name: mean_metric(name, values) for name, values in scores.items()}
+        metrics["forget_quality"] = _forget_quality(ratios, column(ideal["forget"], "truth_ratio") if ideal else None)
+        metrics |= {name: harmonic_metric(name, of) for name, of in utilities.items()}
+        metrics |= {name: mean_metric(name, values) for name, values in part_scores.items()}
         if "holdout" in records:
             sides = forget, records["holdout"]
-            found |= membership_metrics(sides, (ideal["forget"], ideal["holdout"]) if ideal else None)
+            metrics |= membership_metrics(sides, (ideal["forget"], ideal["holdout"]) if ideal else None)
         for name, keys in _JUDGED.items():
             for key in keys:
-                found[key] = judged_metric(records[name], key) if ideal else missing(NO_IDEAL, True)
-        return found
+                metrics[key] = judged_metric(key, records[name]) if ideal else missing_metric(key, NO_IDEAL)
+        return metrics
 
-    def asks(self, records: Records, ideal: Records | None, separate: bool) -> list[Asked]:
+    @classmethod
+    def weigh(cls, models: Models) -> Weighed:
+        return weigh_rows(models)
+
+    def judge_calls(self, records: Records, ideal: Records | None, separate: bool) -> list[JudgeCall]:
         if ideal is None:
             return []
-        found = []
+        calls = []
         for name in ("forget", "retain"):
             for record, other in zip(records[name], ideal[name], strict=True):
                 if record.get("generated") is not None and other.get("generated") is not None:
-                    found += _asks(name, record, other["generated"], separate)
-        return found
-
-
-def load_tofu(
-    prompter: Prompter,
-    data: str = DATA,
-    split: str = "forget10",
-    *,
-    limit: int | None = None,
-    seed: int = 0,
-    compat: frozenset[str] = frozenset(),
-) -> Tofu:
-    """TOFU's questions for a forget set (forget01, forget05, forget10), ready to be asked.
-
-    limit: at most so many questions of each set, a seeded sample. Raises UsageError for an unknown split, DataError
-    that names every configuration and column that the data set lacks. Empty questions are not asked and empty answers
-    not scored; empty wrong answers are left out, so that a question's list may be of any length.
-    """
-    if split not in SPLITS:
-        raise UsageError(f"tofu has no split '{split}'{nearest(split, SPLITS)}; choose from {', '.join(SPLITS)}")
-    tables = load_parts(
-        data,
-        {
-            "forget": Part(f"{split}_perturbed", _PARAPHRASED),
-            "retain": Part("retain_perturbed", _PARAPHRASED),
-            "real_authors": Part("real_authors_perturbed", _WRONG),
-            "world_facts": Part("world_facts_perturbed", _WRONG),
-            "holdout": Part(split.replace("forget", "holdout"), _QUESTION, optional=True),
-        },
-    )
-    decoding = Decoding(MAX_NEW_TOKENS)
-    sets = {}
-    for name, table in tables.items():
-        items = [_item(prompter, i, row, name) for i, row in sampled(table, limit, seed)]
-        if name in ("forget", "retain", "holdout"):
-            items = [replace(item, group=item.index // QUESTIONS_PER_AUTHOR) for item in items]
-        with_z = "holdout" in tables and name in ("forget", "holdout")
-        sets[name] = ItemSet(items, None if name == "holdout" else decoding, with_z)
-    return Tofu(split, sets, prompter, compat)
+                    calls += _judge_calls(name, record, other["generated"], separate)
+        return calls
 
 
 def _item(prompter: Prompter, index: int, row: dict[str, Any], set_name: str) -> Item:
@@ -163,7 +193,7 @@ def _item(prompter: Prompter, index: int, row: dict[str, Any], set_name: str) ->
 
 
 def _utility_scores(records: Records, end: str) -> tuple[Sequence[float | None], ...]:
-    """Per-item scores of the three parts of model utility on one of its sets."""
+    """Return the per-item scores of the three parts of model utility on one of its sets."""
     items = records[_UTILITY[end]]
     ratios = [None if r is None else scoring.truth_ratio_utility(r) for r in column(items, "truth_ratio")]
     return column(items, "probability" if end == "r" else "choice_probability"), column(items, "rouge_l"), ratios
@@ -171,18 +201,17 @@ def _utility_scores(records: Records, end: str) -> tuple[Sequence[float | None],
 
 def _forget_quality(ratios: Sequence[float | None], ideal: Sequence[float | None] | None) -> Metric:
     if ideal is None:
-        return missing(NO_IDEAL, True)
+        return missing_metric("forget_quality", NO_IDEAL)
     value = scoring.forget_quality(ratios, ideal)
     n = sum(r is not None for r in ratios)
     if value is None:
-        return Metric(
-            None, 0, None, True, len(ratios), f"no item of {'the ideal' if n else 'the model'} has this score"
-        )
-    return Metric(value, n, None, True, len(ratios) - n)
+        reason = f"no item of {'the ideal' if n else 'the model'} has this score"
+        return missing_metric("forget_quality", reason, len(ratios))
+    return make_metric("forget_quality", value, n, skipped=len(ratios) - n)
 
 
-def _asks(set_name: str, record: Record, ideal_answer: str, separate: bool) -> list[Asked]:
-    """One call for all scores of a record; two where acc_forget is asked for apart."""
+def _judge_calls(set_name: str, record: Record, ideal_answer: str, separate: bool) -> list[JudgeCall]:
+    """Return one call for all scores of a record; two where acc_forget has a call of its own."""
     question = Question(
         record["question"],
         record["generated"],
@@ -193,11 +222,11 @@ def _asks(set_name: str, record: Record, ideal_answer: str, separate: bool) -> l
     )
     keys = _JUDGED[set_name]
     groups = [{name: keys[name]} for name in keys] if separate else [keys]
-    found = []
+    calls = []
     for group in groups:
         ask, tags = tofu_ask(question, with_ideal=not (separate and "acc_forget" in group))
         winners = {**dict(zip(ask.letters, tags, strict=True)), "Z": None}
         scores = {letter: {name: score(tags) for name, score in group.items()} for letter, tags in winners.items()}
         merged = any({"truth", "ideal"} <= tag for tag in tags)
-        found.append(Asked(set_name, record["index"], ask, {k: v | {"merged": merged} for k, v in scores.items()}))
-    return found
+        calls.append(JudgeCall(set_name, record["index"], ask, {k: v | {"merged": merged} for k, v in scores.items()}))
+    return calls

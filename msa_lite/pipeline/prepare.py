@@ -23,11 +23,11 @@ from msa_lite.data import (
     shorten,
 )
 from msa_lite.errors import Faults, UsageError, join_faults, nearest
-from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.benchmark import Benchmark, benchmark_class
+from msa_lite.evals.dataset import pinned_data
 from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import check_source
-from msa_lite.evals.suite import HOMES
-from msa_lite.evals.tables import pinned_data
+from msa_lite.evals.qa import Qa
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.disk import check_space
 from msa_lite.io.hub import Source
@@ -88,8 +88,8 @@ class Run:
     @property
     def renders(self) -> bool:
         """Check whether there are questions to put into a prompt."""
-        asks = self.recipe.evaluate is not None and self.recipe.evaluate.benchmark in ("tofu", "muse")
-        return asks or any(source.format == "qa" for source in self.data.values())
+        published = self.test is not None and self.test.prompted and not isinstance(self.test, Qa)
+        return published or any(source.format == "qa" for source in self.data.values())
 
     @property
     def validation(self) -> Benchmark | None:
@@ -174,7 +174,7 @@ def _check_ids(sources: Mapping[str, Source], examples: Mapping[str, list[Exampl
 def _pin_benchmark(recipe: Recipe) -> Recipe:
     """The recipe with its benchmark's data named and pinned to a commit where it comes from the Hub."""
     asked = recipe.evaluate
-    home = asked and (asked.data or HOMES.get(asked.benchmark))
+    home = asked and (asked.data or benchmark_class(asked.benchmark).home)
     if not asked or not home:
         return recipe
     return recipe.model_copy(update={"evaluate": asked.model_copy(update={"data": pinned_data(home)})})

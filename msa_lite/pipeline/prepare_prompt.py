@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msa_lite.benchmarks import OWN
 from msa_lite.data import Prompter, PromptSettings, Row, Template, make_prompter, rows_identity, sample_rows
 from msa_lite.errors import MsaError
 from msa_lite.evals.models import model_identity
@@ -22,7 +23,6 @@ from msa_lite.recipe import Prompt, Recipe
 logger = logging.getLogger(__name__)
 
 PROMPT_FILE = "prompt.json"  # in the run's folder: what `prompt: auto` found
-PUBLISHED = ("tofu", "muse", "restor")
 
 
 def prompt_settings(prompt: Prompt) -> PromptSettings:
@@ -35,7 +35,7 @@ def find_prompter(recipe: Recipe, tokenizer: Any) -> Prompter:
     settings = prompt_settings(recipe.prompt)
     if settings.kind == "auto":
         return Prompter.build(tokenizer, "default", settings.template, _system_if_taken(tokenizer, settings))
-    published = recipe.evaluate is not None and recipe.evaluate.benchmark in PUBLISHED
+    published = recipe.evaluate is not None and recipe.evaluate.benchmark != OWN
     return make_prompter(tokenizer, settings, published)
 
 

@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from msa_lite.benchmarks import OWN
 from msa_lite.choose.division import Parts, divide_rows
 from msa_lite.choose.rules import LeastExtraction, Rule, check_rule, make_rule
 from msa_lite.data import DataSource, Prompter, Row, load_rows, sample_rows
 from msa_lite.errors import UsageError, join_faults
-from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.benchmark import Benchmark, benchmark_class
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.qa import load_qa
 from msa_lite.evals.suite import load_benchmark
 from msa_lite.recipe import Recipe
+from msa_lite.report.metrics import metric_kind
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ def load_questions(
     rule = _rule(recipe, rows)
     if choice is not False and rule.needs_ideal and not asked.ideal:
         raise UsageError(f"select: '{rule.name}' is held against the ideal model; give evaluate.ideal")
-    if asked.benchmark == "qa":
+    if asked.benchmark == OWN:
         return _of_ones_own(recipe, rule, rows, choice, prompter)
     benchmark = load_benchmark(
         asked.benchmark,
@@ -77,22 +79,22 @@ def load_questions(
     chosen_by, rest = benchmark.divide(recipe.validation, recipe.seed, recipe.select.by)
     if coarse := chosen_by.resolution(rule.needs()):
         logger.warning("%s; of so few rows, a choice may be by chance (select.validation)", coarse)
-    return Questions(rule, chosen_by, rest, judge and (rule.judged or asked.benchmark == "restor"))
+    return Questions(rule, chosen_by, rest, judge and rule.judged)
 
 
 def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
     """What is chosen by; of benchmarks whose data are no questions about the sets, their own score, by default."""
     asked, select = recipe.evaluate, recipe.select
     score = select.score
-    if score is None and asked and asked.benchmark in ("muse", "restor") and "forget" not in rows:
-        score = asked.benchmark
+    if score is None and asked and "forget" not in rows:
+        score = benchmark_class(asked.benchmark).default_score
     return make_rule(score, select.keep, select.maximise, select.minimise, select.subject_to)
 
 
 def _check(rule: Rule, benchmark: Benchmark, judged: bool) -> None:
     """Raise UsageError where a rule needs what the benchmark, or nobody but a judge, gives."""
     check_rule(rule, benchmark.metric_names(), f"benchmark {benchmark.name}")
-    wanting = [name for name in rule.needs() if name.startswith("acc_")]
+    wanting = [name for name in rule.needs() if metric_kind(name).judge == "required"]
     if wanting and not judged:
         raise UsageError(
             f"select: {', '.join(wanting)} is a judge's; give evaluate.judge of kind openai, and select.judge true"
@@ -110,7 +112,7 @@ def _rows(recipe: Recipe, data: Mapping[str, DataSource], loaded: Mapping[str, l
         given = data.get(f"evaluate.{name}")
         place = f"evaluate.{name}" if given else name
         source = data.get(place)
-        if source is None or (source.format != "qa" and recipe.evaluate.benchmark != "qa"):
+        if source is None or (source.format != "qa" and recipe.evaluate.benchmark != OWN):
             if given:
                 raise UsageError(
                     f"evaluate.{name}.format is '{given.format}'; beside {recipe.evaluate.benchmark}, questions are "
@@ -132,11 +134,11 @@ def _of_ones_own(
         choice = "forget" in rows and all(len(rows[name]) >= least for name in ("forget", "retain") if name in rows)
     limit = recipe.evaluate.max_new_tokens
     if not choice:
-        if not rows and recipe.evaluate.benchmark == "qa":
+        if not rows and recipe.evaluate.benchmark == OWN:
             logger.warning("nothing can be scored: there are no rows. Give evaluate.forget, or set evaluate: null")
         return Questions(rule, None, load_qa(rows, prompter, limit) if rows else None)
     if recipe.select.by == "author":
-        raise UsageError("select.by author: rows of one's own have no authors; leave it at question, or choose by tofu")
+        raise UsageError("select.by author: rows of one's own have no authors; leave it at question")
     parts = _divide(recipe, rows)
     chosen_by = load_qa(parts.validation, prompter, limit, parts.names[0])
     _check(rule, chosen_by, judged=False)
@@ -154,7 +156,7 @@ def _divide(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
     assert recipe.evaluate is not None
     if "forget" not in rows:
         own = recipe.evaluate.benchmark
-        short = [f"forget: no questions; give evaluate.forget{f', or select.score: {own}' if own != 'qa' else ''}"]
+        short = [f"forget: no questions; give evaluate.forget{f', or select.score: {own}' if own != OWN else ''}"]
     else:
         share, limit = recipe.select.validation, recipe.evaluate.limit
         parts = divide_rows(rows, None if share == "auto" else share, recipe.seed, limit)

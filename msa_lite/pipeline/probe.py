@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import UsageError
-from msa_lite.evals.probe import LABELS, PROBE_ROWS, SIGN, Finding, probe_model, read_verdicts
+from msa_lite.evals.probe import PROBE_ROWS, SIGN, Finding, probe_model, read_verdicts
 from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
@@ -18,6 +18,7 @@ from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_models import fit_prior
 from msa_lite.pipeline.probe_rows import COMPARED_WITH, PROBE_FOLDER, probe_rows
 from msa_lite.recipe import Recipe, load_recipe
+from msa_lite.report.metrics import metric_kind
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class ProbeResult:
     @property
     def labels(self) -> list[str]:
         """Return the headings of `Finding.cells`."""
-        return [LABELS[name] for name in self.findings[0].report.metrics]
+        return [metric_kind(name).label for name in self.findings[0].report.metrics]
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result for `--json`."""

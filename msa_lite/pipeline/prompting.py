@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from msa_lite.benchmarks import OWN
 from msa_lite.data import (
     IGNORE,
     DataSource,
@@ -102,7 +103,7 @@ def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
     """
     asked = recipe.evaluate
     given: dict[str, Any] = {"seed": recipe.seed, "prompt": _settings(recipe)}
-    if asked is None or asked.benchmark == "qa":
+    if asked is None or asked.benchmark == OWN:
         training = {"forget": recipe.forget.data, "retain": recipe.retain.data if recipe.retain else None}
         for name in ("forget", "retain", "holdout"):
             data: Data | None = (getattr(asked, name) if asked else None) or training.get(name)

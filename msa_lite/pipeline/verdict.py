@@ -8,7 +8,6 @@ from pathlib import Path
 
 from msa_lite.evals.benchmark import Record
 from msa_lite.evals.examples import pick_examples
-from msa_lite.evals.outcome import weigh
 from msa_lite.evals.records import read_records
 from msa_lite.io.progress import Progress
 from msa_lite.io.seal import load_manifest
@@ -52,8 +51,8 @@ def _judge(run: Run, progress: Progress) -> Findings:
     models = {name: _records(run, name, parts) for name in ("target", "unlearned", "ideal")}
     known = {name: records for name, records in models.items() if records}
     prior = _prior(run, parts)
-    weighed = weigh(run.test.name, known | ({"prior": prior} if prior else {}))
-    examples = pick_examples(known, run.recipe.seed)
+    weighed = run.test.weigh(known | ({"prior": prior} if prior else {}))
+    examples = pick_examples(type(run.test), known, run.recipe.seed)
     return Findings(weighed if isinstance(weighed, str) else judge(*weighed, _doubts_of_fits(run)), examples)
 
 

@@ -20,6 +20,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from msa_lite.benchmarks import BENCHMARKS, OWN
 from msa_lite.recipe.history import History, choose_prior
 from msa_lite.recipe.inputs import Closed, Columns, Data, OneOrMore, Prompt, PromptOrKind, RetainData
 from msa_lite.recipe.scores import Evaluate, ProbeKeys, Select
@@ -287,10 +288,10 @@ class Recipe(Closed):
 
     @property
     def validation(self) -> float:
-        """Share of a benchmark that a choice by its own score is made on (MSA paper, App. "Choosing
-        Hyperparameters")."""
-        usual = 0.1 if self.evaluate and self.evaluate.benchmark == "restor" else 0.15
-        return usual if isinstance(self.select.validation, str) else self.select.validation
+        """The share of a benchmark's questions that a choice by its own score is made on."""
+        if not isinstance(self.select.validation, str):
+            return self.select.validation
+        return BENCHMARKS[self.evaluate.benchmark if self.evaluate else OWN].validation
 
     @property
     def alphas(self) -> list[float] | None:

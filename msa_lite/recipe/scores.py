@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterable
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 
+from msa_lite.benchmarks import BENCHMARKS, OWN, paper_scores, published, splits_help
 from msa_lite.conditions import parse_condition
+from msa_lite.errors import nearest
 from msa_lite.recipe.inputs import Closed, Data
 
 logger = logging.getLogger(__name__)
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+def _check_name(what: str, names: Callable[[], Iterable[str]]) -> BeforeValidator:
+    """Return the check that a value is one of some names, with all of them and the nearest in its message."""
+
+    def check(value: object) -> object:
+        if value not in (choices := list(names())):
+            raise ValueError(f"no {what} of this name{nearest(str(value), choices)}; choose from {', '.join(choices)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+def _score_names() -> list[str]:
+    return ["extraction", *paper_scores()]
+
+
+BenchmarkName = Annotated[
+    str, _check_name("benchmark", lambda: BENCHMARKS), WithJsonSchema({"enum": [*BENCHMARKS], "type": "string"})
+]
+ScoreName = Annotated[
+    str, _check_name("score", _score_names), WithJsonSchema({"enum": _score_names(), "type": "string"})
+]
 
 
 class JudgeKeys(Closed):
@@ -40,10 +66,10 @@ class JudgeKeys(Closed):
 class Evaluate(Closed):
     """What is scored, and beside which ideal."""
 
-    benchmark: Literal["qa", "tofu", "restor", "muse"] = "qa"
-    """qa: the forget, retain and holdout questions below; tofu, restor, muse: the published benchmarks."""
-    split: str | None = None
-    """tofu: forget01, forget05 or forget10; restor: which corruption documents (a0 …)."""
+    benchmark: BenchmarkName = Field(
+        OWN, description="; ".join(f"{name}: {entry.summary}" for name, entry in BENCHMARKS.items())
+    )
+    split: str | None = Field(None, description=f"{splits_help()}.")
     data: str | None = None
     """The benchmark's data: a folder, or Hub id[@revision]; default: where it was published."""
     forget: Data | None = None
@@ -65,13 +91,13 @@ class Evaluate(Closed):
 
     @model_validator(mode="after")
     def _fits_the_benchmark(self) -> Evaluate:
-        if self.benchmark == "qa":
-            given = {"split": self.split, "data": self.data, "compat": self.compat, "judge": self.judge.kind != "none"}
-            wrong = [name for name, value in given.items() if value]
-            if wrong:
-                raise ValueError(f"{', '.join(wrong)}: not for benchmark qa; choose tofu, restor or muse")
-        if self.benchmark == "muse" and self.judge.kind != "none":
-            raise ValueError("judge: nothing in muse is judged; leave it out")
+        judged = self.judge.kind != "none"
+        if self.benchmark == OWN:
+            values = {"split": self.split, "data": self.data, "compat": self.compat, "judge": judged}
+            if wrong := [name for name, value in values.items() if value]:
+                raise ValueError(f"{', '.join(wrong)}: not for benchmark {OWN}; choose from {', '.join(published())}")
+        elif judged and not BENCHMARKS[self.benchmark].judged:
+            raise ValueError(f"judge: nothing in {self.benchmark} is judged; leave it out")
         return self
 
 
@@ -105,10 +131,7 @@ class Select(Closed):
     or restor: 0.15, and 0.1 for restor, as in the paper."""
     by: Literal["question", "author"] = "question"
     """What is drawn for the validation part: questions, or, by a score of tofu or restor, whole authors or people."""
-    score: Annotated[
-        Literal["extraction", "tofu", "muse", "muse-gap", "restor", "tofu-printed", "muse-printed"] | None,
-        BeforeValidator(_present_name),
-    ] = None
+    score: Annotated[ScoreName | None, BeforeValidator(_present_name)] = None
     """extraction: of the points that `keep` enough of the retain set, the one with the least left to extract of the
     forget set. tofu, muse, restor: the paper's scores; muse-gap: with the distance of the AUCs to the ideal's;
     -printed: in the form in which the paper prints them. Default: extraction; of muse and restor, where no questions

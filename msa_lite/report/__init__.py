@@ -1,6 +1,6 @@
-"""Reports of one run: metrics with their errors, the tables made of them, the verdict."""
+"""The table of metrics, reports of one run, the tables made of them, and the verdict."""
 
-from msa_lite.report.metrics import REPORT_FILE, Metric, Report, load_report, write_report
+from msa_lite.report.reports import REPORT_FILE, Metric, Report, load_report, write_report
 from msa_lite.report.table import markdown_table, notes, rich_table
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Questions with the answers of several models side by side, for people to look at."""
+"""Questions with the answers of several models side by side, for people to read."""
 
 from __future__ import annotations
 
@@ -8,31 +8,33 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 _WIDTH = 78
-_LINES = 2  # of an answer that are shown
+_LINES = 2  # shown of each answer
 _MARGIN = 12  # columns for the model's name
 
 
 @dataclass(frozen=True)
 class SideBySide:
-    """One question, the answer that the data gives, and what each model says, by its name."""
+    """One question with the answers of several models."""
 
     set_name: str
     question: str
     expected: str
+    """The answer in the data."""
     answers: Mapping[str, str]
+    """The generated answers by model."""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form."""
+        """Return the JSON-able form."""
         return asdict(self)
 
 
 def examples_text(examples: Sequence[SideBySide]) -> str:
-    """Blocks of at most 78 columns, one a question; answers are cut after two lines."""
+    """Return one block a question, at most 78 columns wide. Questions and answers are cut after two lines."""
     return "\n\n".join(_block(example) for example in examples)
 
 
 def examples_markdown(examples: Sequence[SideBySide]) -> str:
-    """The same for a report."""
+    """Return the blocks of `examples_text` as Markdown."""
     return "Some questions side by side:\n\n" + "".join(
         f"```text\n{_block(example).replace('```', chr(39) * 3)}\n```\n\n" for example in examples
     )
@@ -44,7 +46,7 @@ def _block(example: SideBySide) -> str:
 
 
 def _cut(name: str, text: str) -> str:
-    """A text beside a name, in at most two lines; signs that a terminal would act on are blanks."""
-    shown = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split()) or "(nothing)"
-    lines = textwrap.wrap(shown, _WIDTH - _MARGIN - 1, max_lines=_LINES, placeholder=" …")
+    """Return a text beside a name, in at most two lines. Signs that a terminal would act on become blanks."""
+    line = " ".join("".join(sign if sign.isprintable() else " " for sign in text).split()) or "(nothing)"
+    lines = textwrap.wrap(line, _WIDTH - _MARGIN - 1, max_lines=_LINES, placeholder=" …")
     return f"{name:<{_MARGIN}} " + f"\n{'':{_MARGIN + 1}}".join(lines)

@@ -6,57 +6,20 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from msa_lite.report.metrics import BEST_AT_ZERO, Metric, Report
+from msa_lite.report.metrics import GROUPS, metric_kind
+from msa_lite.report.reports import Metric, Report
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _ARROWS = {True: " ↑", False: " ↓", None: ""}
 _CAPTION = "mean ± standard error · ↑ higher, ↓ lower is better"
-# Ending of a metric's name → what it is about; names without one of these are the forget set's, but for those below.
-_ENDINGS = {
-    "f": "forget set",
-    "r": "retain set",
-    "h": "holdout set",
-    "ra": "real authors",
-    "wf": "world facts",
-}
-_BETWEEN, _UTILITY, _QUESTIONS, _TASKS = "forget against holdout set", "utility", "questions", "tasks"
-_GROUPS = (*_ENDINGS.values(), _BETWEEN, _UTILITY, _QUESTIONS, _TASKS)
-# Metric → (group, label), where the name alone does not say it.
-_NAMED = {
-    "acc_forget": ("forget set", "Acc forget (judge)"),
-    "acc_recover": ("forget set", "Acc recover (judge)"),
-    "acc_retain": ("retain set", "Acc retain (judge)"),
-    "min_k": (_BETWEEN, "Min-K% AUC"),
-    "min_k_gap": (_BETWEEN, "Min-K% AUC (distance to ideal)"),
-    "min_k_pp": (_BETWEEN, "Min-K%++ AUC"),
-    "min_k_pp_gap": (_BETWEEN, "Min-K%++ AUC (distance to ideal)"),
-    "privleak": (_BETWEEN, "PrivLeak in %"),
-    "model_utility": (_UTILITY, "model utility"),
-    "model_utility_ra_wf": (_UTILITY, "model utility (without retain)"),
-    "accuracy": (_QUESTIONS, "accuracy"),
-    "accuracy_corrupted": (_QUESTIONS, "accuracy (corrupted entities)"),
-    "accuracy_other": (_QUESTIONS, "accuracy (other entities)"),
-}
-
-
-def _group_and_label(name: str) -> tuple[str, str]:
-    if name in _NAMED:
-        return _NAMED[name]
-    if "/" in name:  # a task's own metric
-        return _TASKS, name
-    text, _, ending = name.rpartition("_")
-    group = _ENDINGS.get(ending) if text else None
-    return group or "forget set", (text if group else name).replace("rouge_l", "ROUGE-L recall").replace("_", " ")
 
 
 def heading(name: str, higher_is_better: bool | None) -> str:
-    """A metric's label where no group beside it says which set it is about, with the direction's arrow."""
-    group, label = _group_and_label(name)
-    if name not in _NAMED and name.rpartition("_")[2] in _ENDINGS:
-        label = f"{label}, {group}"
-    return label + (" → 0" if name in BEST_AT_ZERO else _ARROWS[higher_is_better])
+    """Return a metric's label for where no group stands beside it, with the direction's arrow."""
+    kind = metric_kind(name)
+    return kind.heading + (" → 0" if kind.best_at_zero else _ARROWS[higher_is_better])
 
 
 def number(value: float | None) -> str:
@@ -80,13 +43,12 @@ def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[str]]]:
     """(group, [label, n, one cell a model]) by group; metrics in the order of the first report that has them."""
     names = dict.fromkeys(name for report in reports.values() for name in report.metrics)
     rows = []
-    for name in sorted(names, key=lambda name: _GROUPS.index(_group_and_label(name)[0])):
-        group, label = _group_and_label(name)
-        found = [report.metrics.get(name) for report in reports.values()]
+    for kind in sorted(map(metric_kind, names), key=lambda kind: GROUPS.index(kind.group)):
+        found = [report.metrics.get(kind.name) for report in reports.values()]
         known = [metric for metric in found if metric is not None]
         n = max(metric.n for metric in known)
         arrow = _ARROWS[known[0].higher_is_better]
-        rows.append((group, [label + arrow, str(n), *(metric_cell(metric, n) for metric in found)]))
+        rows.append((kind.group, [kind.label + arrow, str(n), *(metric_cell(metric, n) for metric in found)]))
     return rows
 
 
@@ -95,11 +57,11 @@ def notes(reports: Mapping[str, Report]) -> list[str]:
     found: dict[str, dict[str, None]] = {}
     for report in reports.values():
         for name, metric in report.metrics.items():
-            group, label = _group_and_label(name)
+            kind = metric_kind(name)
             if metric.note:
-                found.setdefault(metric.note, {})[label] = None
+                found.setdefault(metric.note, {})[kind.label] = None
             if metric.skipped:
-                found.setdefault(f"items left out: {metric.skipped}", {})[f"{label}, {group}"] = None
+                found.setdefault(f"items left out: {metric.skipped}", {})[f"{kind.label}, {kind.group}"] = None
     judges = dict.fromkeys(
         _judge_note(report.settings["judge"]) for report in reports.values() if "judge" in report.settings
     )

@@ -55,7 +55,7 @@ from msa_lite.evals.benchmark import token_record
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner, load_model
-from msa_lite.evals.tofu import DATA, MAX_NEW_TOKENS, Tofu, load_tofu
+from msa_lite.evals.tofu import MAX_NEW_TOKENS, Tofu
 
 SIDES, PARTS = ("plain", "msa-lite"), ("teacher-forced", "generation")
 ROWS = 32  # of a batch of the plain loop
@@ -253,7 +253,7 @@ def run_side(side: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     model = load_model(options.model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    benchmark = load_tofu(Prompter.build(tokenizer, "default", Template()), options.data, limit=options.limit)
+    benchmark = Tofu.load(Prompter.build(tokenizer, "default", Template()), options.data, limit=options.limit)
     benchmark.sets.pop("holdout", None)  # type: ignore[attr-defined]
     model(input_ids=torch.tensor([benchmark.sets["forget"].items[0].prompt]))  # not counted
     result: dict[str, Any] = {"before": memory("VmRSS")}
@@ -338,7 +338,7 @@ def measure(options: argparse.Namespace) -> None:
 def main() -> None:
     """Parse, make the model, measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=DATA, help="TOFU as a folder in Hub layout, or its Hub id")
+    parser.add_argument("--data", default=Tofu.home, help="TOFU as a folder in Hub layout, or its Hub id")
     parser.add_argument("--work", type=Path, default=Path("runs/bench-evaluate"), help="where models are made and kept")
     parser.add_argument("--template", choices=("chat", "plain"), default="chat")
     parser.add_argument("--vocabulary", type=int, default=TOKENS)

@@ -120,7 +120,7 @@ def test_a_stopped_search_goes_on_where_it_was(
 # Two threads that load models at once get in each other's way: transformers changes torch's own functions meanwhile.
 HELPER = """
 import sys
-from msa_lite.evals import validation
+from msa_lite.choose import validation
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.strengths import help_sweep
 from msa_lite.recipe import load_recipe

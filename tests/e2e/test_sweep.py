@@ -186,7 +186,7 @@ def test_no_weights_are_written_before_the_winner_is_known(mode: str, grid: dict
 KILLED = """
 import os, signal, sys, yaml
 import msa_lite, peft, datasets, msa_lite.pipeline.msa
-from msa_lite.evals import validation
+from msa_lite.choose import validation
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)

@@ -79,7 +79,7 @@ def test_a_failure_can_be_accepted(how: str, recipe: str, call_cli: CallCli) -> 
 
 def test_nothing_changed_is_a_reason(recipe: str, run_folder: Path, call_cli: CallCli) -> None:
     status, stdout, _ = call_cli(recipe, "forget.alpha=0")
-    assert (status, "says of every forget row what the target says" in stdout) == (1, True)
+    assert (status, "output is the target's on every forget row" in stdout) == (1, True)
 
 
 def test_without_rows_to_keep_the_verdict_says_so_loudly_and_exits_with_0(
@@ -91,7 +91,7 @@ def test_without_rows_to_keep_the_verdict_says_so_loudly_and_exits_with_0(
     assert result["verdict"] == read(run_folder)
     assert (result["verdict"]["outcome"], result["verdict"]["kept"]) == ("PARTLY", None)
     assert "PARTLY  Forgotten: " in stderr
-    assert "give rows that are to stay" in stderr
+    assert "give rows to keep" in stderr
     # All that there is to show are rows to be forgotten.
     assert [example["set_name"] for example in result["examples"]] == ["forget"] * 10
     assert set(result["examples"][0]["answers"]) == {"target", "unlearned"}

@@ -132,7 +132,7 @@ def test_paraphrases_of_ones_own_are_paired_with_the_forget_rows(asked: dict[str
 def test_without_anything_to_compare_with_nothing_is_written(asked: dict[str, Any], tmp_path: Path) -> None:
     asked["evaluate"] = None
     asked["forget"]["alpha"] = 1.0
-    with pytest.raises(UsageError, match=r"give probe\.against"):
+    with pytest.raises(UsageError, match=r"set probe\.against"):
         msa_lite.probe(asked)
     assert not (tmp_path / "run").exists()
     recipe = load_recipe(asked)

@@ -15,7 +15,7 @@ from msa_lite.evals.aggregates import (
     judged_metric,
     mean_metric,
     membership_metrics,
-    missing,
+    missing_metric,
     privleak_metric,
 )
 from msa_lite.evals.benchmark import Record
@@ -24,7 +24,7 @@ from msa_lite.report import Metric
 
 def test_a_mean_counts_what_it_leaves_out() -> None:
     # mean 2/3, sd √(1/3), through √3
-    assert mean_metric([1, 0, None, 1], False) == Metric(
+    assert mean_metric("rouge_l_f", [1, 0, None, 1]) == Metric(
         pytest.approx(2 / 3),
         3,
         pytest.approx(1 / 3),
@@ -32,16 +32,16 @@ def test_a_mean_counts_what_it_leaves_out() -> None:
         1,
         None,  # type: ignore[arg-type]
     )
-    assert mean_metric([0.25], True, "as said") == Metric(0.25, 1, None, True, 0, "as said")
-    assert mean_metric([None, None], True) == Metric(None, 0, None, True, 2, "no item has this score")
-    assert mean_metric([], None) == Metric(None, 0, None, None, 0, "the set has no items")
-    assert missing("why", None) == Metric(None, 0, None, None, 0, "why")
+    assert mean_metric("rouge_l_r", [0.25], "as said") == Metric(0.25, 1, None, True, 0, "as said")
+    assert mean_metric("rouge_l_r", [None, None]) == Metric(None, 0, None, True, 2, "no item has this score")
+    assert mean_metric("rouge_l_h", []) == Metric(None, 0, None, None, 0, "the set has no items")
+    assert missing_metric("privleak", "why") == Metric(None, 0, None, None, 0, "why")
 
 
 def test_the_error_of_a_harmonic_mean_is_that_of_redrawn_items() -> None:
     draw = np.random.default_rng(1)
     sets = {name: draw.uniform(0.2, 0.8, 200) for name in "abc"}
-    found = harmonic_metric({name: {"score": values.tolist()} for name, values in sets.items()})
+    found = harmonic_metric("model_utility", {name: {"score": values.tolist()} for name, values in sets.items()})
     means = np.array([values.mean() for values in sets.values()])
     assert found.value == pytest.approx(3 / (1 / means).sum())
     # To first order: ∂h/∂m = h²/(3 m²), and the sets are independent.
@@ -53,8 +53,8 @@ def test_the_error_of_a_harmonic_mean_is_that_of_redrawn_items() -> None:
 
 def test_scores_of_one_item_are_redrawn_together() -> None:
     rising = np.linspace(0.1, 0.9, 50)
-    together = harmonic_metric({"a": {"x": rising.tolist(), "y": rising.tolist()}})
-    against = harmonic_metric({"a": {"x": rising.tolist(), "y": rising[::-1].tolist()}})
+    together = harmonic_metric("model_utility", {"a": {"x": rising.tolist(), "y": rising.tolist()}})
+    against = harmonic_metric("model_utility", {"a": {"x": rising.tolist(), "y": rising[::-1].tolist()}})
     assert (together.value, against.value) == (pytest.approx(0.5), pytest.approx(0.5))
     assert together.stderr is not None
     assert against.stderr is not None
@@ -62,15 +62,17 @@ def test_scores_of_one_item_are_redrawn_together() -> None:
 
 
 def test_a_harmonic_mean_takes_what_is_defined_of_an_item() -> None:
-    found = harmonic_metric({"a": {"x": [0.5, None, 0.5], "y": [0.25, 0.25, 0.25]}, "b": {"x": [1.0, 1.0]}})
+    found = harmonic_metric(
+        "model_utility", {"a": {"x": [0.5, None, 0.5], "y": [0.25, 0.25, 0.25]}, "b": {"x": [1.0, 1.0]}}
+    )
     assert found.value == pytest.approx(3 / (2 + 4 + 1))
     assert (found.n, found.skipped) == (4, 1)
     assert found.stderr == pytest.approx(0, abs=1e-12)  # redraws in which nothing is defined do not count
-    single = harmonic_metric({"a": {"x": [0.5, 0.5]}, "b": {"x": [1.0]}})
+    single = harmonic_metric("model_utility", {"a": {"x": [0.5, 0.5]}, "b": {"x": [1.0]}})
     assert (single.value, single.stderr) == (pytest.approx(2 / 3), None)
-    lacking = harmonic_metric({"a": {"x": [None, None]}, "b": {"x": [1.0, 1.0]}})
+    lacking = harmonic_metric("model_utility", {"a": {"x": [None, None]}, "b": {"x": [1.0, 1.0]}})
     assert (lacking.value, lacking.n, lacking.note) == (None, 0, "one of its parts has no items")
-    assert harmonic_metric({"a": {"x": []}, "b": {"x": [1.0]}}).value is None
+    assert harmonic_metric("model_utility", {"a": {"x": []}, "b": {"x": [1.0]}}).value is None
 
 
 def sides(forget: Sequence[float | None], holdout: Sequence[float | None]) -> tuple[list[Record], list[Record]]:
@@ -96,19 +98,19 @@ def test_privleak_is_the_aucs_beside_each_other() -> None:
     found = privleak_metric(sides([1, 3], [1, 3]), sides([1, 3], [2, 4]))
     assert (found.value, found.note, found.higher_is_better) == (pytest.approx(100), "best at 0", None)
     assert found.stderr is not None
-    assert privleak_metric(sides([1], [2]), None) == missing(NO_IDEAL, None)
+    assert privleak_metric(sides([1], [2]), None) == missing_metric("privleak", NO_IDEAL)
     assert privleak_metric(sides([1, 2], [3, 4]), sides([1, 3], [2, 4])).value == pytest.approx(-100)
 
 
 def test_judged_scores_are_counted_with_what_went_wrong() -> None:
     def judged(value: float, valid: bool = True, merged: bool = False) -> Record:
-        return {"judge": {"acc": value, "valid": valid, "merged": merged}}
+        return {"judge": {"acc_retain": value, "valid": valid, "merged": merged}}
 
-    found = judged_metric([judged(1), judged(0), {}], "acc")
+    found = judged_metric("acc_retain", [judged(1), judged(0), {}])
     assert (found.value, found.n, found.skipped, found.note) == (0.5, 2, 1, None)
-    notes = judged_metric([judged(1, valid=False), judged(0, merged=True)], "acc", False)
+    notes = judged_metric("acc_retain", [judged(1, valid=False), judged(0, merged=True)])
     assert "1 replies of the judge were invalid" in str(notes.note)
     assert "for 1 items the right answer and the ideal's were one candidate" in str(notes.note)
-    assert notes.higher_is_better is False
-    assert judged_metric([{}, {}], "acc") == missing(NOT_JUDGED, True)
-    assert judged_metric([], "acc") == missing(NOT_JUDGED, True)
+    assert notes.higher_is_better is True
+    assert judged_metric("acc_retain", [{}, {}]) == missing_metric("acc_retain", NOT_JUDGED)
+    assert judged_metric("acc_retain", []) == missing_metric("acc_retain", NOT_JUDGED)

@@ -26,7 +26,7 @@ from msa_lite.report import Metric, Report, write_report
 from tests.command import run_cli
 from tests.report_folders import JUDGE, made_by
 
-NOTE = "computed anew from the records, on the rows that all were scored on; rows left aside: "
+NOTE = "computed anew from the records, on the rows that all models were scored on; rows left aside: "
 WHOLE = (0, 1, 2, 3)
 TEST = (1, 3)
 
@@ -102,7 +102,7 @@ def test_a_run_without_a_choice_stands_beside_a_baseline_with_one(tmp_path: Path
     assert ratios == ["+100%", "66.7%"]  # 0.4 / 0.6
     assert found.title == "qa, rows in common: 2 forget"
     assert f"{NOTE}2 forget (Target, Ideal, MSA)" in found.notes
-    assert "runs that chose between settings or epochs are not scored on the rows that they chose by" in found.notes
+    assert "runs that chose settings or epochs are not scored on the rows of that choice" in found.notes
 
 
 def test_the_order_of_what_is_given_does_not_matter(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_target_whose_batches_were_others_is_one_row_with_the_first_values(tmp
         put(tmp_path / name / "evaluation/target", Qa, qa(values), model="sha256:1")
         put(tmp_path / name / "evaluation/unlearned", Qa, qa(values), **made_by("msa"))
     targets = compare([tmp_path / name / "evaluation/target" for name in "ba"])
-    assert "computed anew from the records, on the rows that all were scored on" in targets.notes
+    assert "computed anew from the records, on the rows that all models were scored on" in targets.notes
     found = cells(compare([tmp_path / "a", tmp_path / "b"]), "rouge_l_f")
     assert {label: value[0] for label, value in found.items()} == {"Target": 0.5, "MSA (a)": 0.5, "MSA (b)": 0.5001}
     put(tmp_path / "c/evaluation/target", Qa, qa({1: 0.6}), model="sha256:2")

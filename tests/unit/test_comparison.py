@@ -78,7 +78,7 @@ def test_labels_of_the_user_stand_as_given_and_can_say_what_a_model_is(tmp_path:
     assert labels(compare([run / "evaluation", f"ours={run}"])) == ["Target", "Ideal", "ours", "NPO"]
     with pytest.raises(UsageError, match="has two labels, 'ours' and 'mine'"):
         compare([f"ours={run}", f"mine={run}"])
-    with pytest.raises(UsageError, match="of an unlearned model, which the label 'Ideal' would make the ideal"):
+    with pytest.raises(UsageError, match="the label 'Ideal' is for the ideal, but the report is of an unlearned model"):
         compare([f"Ideal={run}"])
 
 
@@ -168,7 +168,7 @@ def test_what_is_missing_or_broken_is_all_told_at_once(tmp_path: Path) -> None:
     assert "nowhere: no such file or folder" in text
     assert "empty: no report in it" in text
     assert "broken/report.json: not a report" in text
-    assert "which the label 'A' could name" in text
+    assert "the label 'A' names an unlearned model" in text
     assert "the label 'B' is taken" in text
     assert "the label '' is empty" in text
     with pytest.raises(UsageError, match="nothing to compare"):
@@ -350,9 +350,9 @@ def test_published_figures_can_stand_alone_and_ratios_that_a_paper_leaves_out_ar
 def test_a_published_table_has_to_be_of_the_same_benchmark_and_split(tmp_path: Path) -> None:
     put(tmp_path / "a", GOOD)
     put(tmp_path / "b", {"accuracy": 0.5}, benchmark="restor", split="a3")
-    with pytest.raises(MismatchError, match="figures of benchmark muse, the reports are of tofu"):
+    with pytest.raises(MismatchError, match="its benchmark is muse, that of the reports is tofu"):
         compare([tmp_path / "a"], published="muse-books-olmo-2-7b")
-    with pytest.raises(MismatchError, match="figures of split forget05, the reports are of forget10"):
+    with pytest.raises(MismatchError, match="its split is forget05, that of the reports is forget10"):
         compare([tmp_path / "a"], published="tofu-forget05-llama-3.2-1b")
     assert len(compare([tmp_path / "b"], published="restor-olmo-2-7b").rows) == 13  # whose documents it does not say
 

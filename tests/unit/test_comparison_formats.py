@@ -153,7 +153,7 @@ def test_the_command_ends_with_what_is_wrong(run: Path) -> None:
         (str(run), "nowhere"): (2, "nowhere: no such file or folder"),
         (str(run), "--metrics", "utility"): (2, "no report has the metric 'utility'"),
         (str(run), "--published", "tofu"): (2, "choose from muse-books"),
-        (str(run), "--published", "muse-books-olmo-2-7b"): (3, "figures of benchmark muse"),
+        (str(run), "--published", "muse-books-olmo-2-7b"): (3, "its benchmark is muse"),
         (str(run), "--json", "--format", "md"): (2, "one of --json and --format"),
     }
     for arguments, (status, text) in cases.items():

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import UsageError
 from msa_lite.evals.benchmark import Record
-from msa_lite.evals.compat import PRESETS, READS, SWITCHES, resolve_compat
+from msa_lite.evals.compat import COMMON, known_presets, known_switches, resolve_compat, switches_of
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import run_items
 from msa_lite.evals.suite import load_benchmark
@@ -102,18 +103,21 @@ def test_plain_prompts_end_in_a_blank_on_request(tmp_path: Path) -> None:
         whole = [item.texts["answer"][0] for item in (one, other)]
         assert whole[0].ids == whole[1].ids
         assert len(whole[0].prompt_ids) + 1 == len(whole[1].prompt_ids)
-    chats = [loaded(tmp_path / name, names, make_prompter(chat=True)) for name, names in (("c", []), ("d", SWITCHES))]
+    chats = [
+        loaded(tmp_path / name, names, make_prompter(chat=True)) for name, names in (("c", []), ("d", known_switches()))
+    ]
     assert chats[0].sets["forget"].digest() == chats[1].sets["forget"].digest()
 
 
 def test_presets_stand_for_the_switches_that_a_benchmark_reads() -> None:
     assert resolve_compat([], "tofu") == frozenset()
-    assert resolve_compat(["open-unlearning", "es_floor"], "muse") == frozenset(PRESETS["open-unlearning"])
+    assert resolve_compat(["open-unlearning", "es_floor"], "muse") == frozenset(COMMON)
     assert resolve_compat(["open-unlearning"], "tofu") == {"mask_eq_pad", "es_floor", "trailing_blank"}
-    assert {name for names in PRESETS.values() for name in names} == set(SWITCHES)  # each belongs to somebody's code
-    assert set().union(*READS.values()) == set(SWITCHES)  # and each changes something
-    for benchmark, names in READS.items():
-        assert resolve_compat(names, benchmark) == names
+    switches = set(known_switches())
+    assert {name for names in known_presets().values() for name in names} == switches  # each belongs to somebody's code
+    assert set[str]().union(*map(switches_of, BENCHMARKS)) == switches  # and each changes something
+    for benchmark in BENCHMARKS:
+        assert resolve_compat(switches_of(benchmark), benchmark) == switches_of(benchmark)
 
 
 @pytest.mark.parametrize(("name", "benchmark"), [("no_stemmer", "tofu"), ("tofu", "restor"), ("sampling", "muse")])

@@ -10,6 +10,7 @@ import pytest
 from msa_lite.choose.evidence import Evidence, Metrics, read_pairs, surely_misses
 from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, Rank
 from msa_lite.choose.shares import extractable_share, kept_share, lost_too_much
+from msa_lite.evals.qa import Qa
 from msa_lite.evals.records import write_records
 
 Scores = Sequence[tuple[float, float]]
@@ -161,7 +162,7 @@ def test_rows_are_paired_by_their_index_and_speak_for_metrics_that_are_their_mea
         write_records(folder / "forget.jsonl", [{"index": 0, "extraction_strength": 0.5, "loss": 2.0}])
     write_records(target / "holdout.jsonl", [{"index": 0, "rouge_l": 0.5}])  # not asked of candidates
     metrics = {"rouge_l_r": 0.7, "accuracy_r": None, "extraction_strength": 0.5, "rouge_l_h": 0.5, "loss_f": 0.1}
-    pairs = read_pairs(own, target, metrics)
+    pairs = read_pairs(Qa, own, target, metrics)
     assert {*pairs} == {"rouge_l_r", "extraction_strength"}
     assert [*pairs["rouge_l_r"]] == [pytest.approx((0.7, 0.8)), pytest.approx((0.5, 0.6))]
-    assert read_pairs(own, tmp_path / "nobody", metrics) == {}
+    assert read_pairs(Qa, own, tmp_path / "nobody", metrics) == {}

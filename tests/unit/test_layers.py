@@ -7,83 +7,62 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-import msa_lite
+from tests.arrows import (
+    PACKAGE,
+    PAGE,
+    drawn_page,
+    find_circle,
+    imported_rooms,
+    module_graph,
+    module_of,
+    room_graph,
+    room_of,
+    sources,
+    without_detours,
+)
 
-PACKAGE = Path(msa_lite.__file__).parent
 # Room of the package → the rooms that it imports from, wherever the import stands. Exactly these: an arrow that nobody
 # needs any more has to go.
 ARROWS = {
     "errors": set[str](),
+    "benchmarks": set[str](),
     "conditions": set[str](),
     "counts": set[str](),
     "io": {"counts", "errors"},
-    "recipe": {"conditions", "counts", "errors", "io"},
+    "recipe": {"benchmarks", "conditions", "counts", "errors", "io"},
     "data": {"errors", "io"},
     "report": {"errors", "io"},
     "train": {"data", "errors", "io"},
     "merger": {"errors", "io"},
     "baselines": {"data", "errors", "io"},
     "demo": {"data", "io", "train"},
-    "evals": {"data", "errors", "io", "report"},
+    "evals": {"benchmarks", "data", "errors", "io", "report"},
     "compare": {"errors", "evals", "io", "report"},
-    "choose": {"conditions", "data", "errors", "evals", "io", "report"},
+    "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report"},
     "pipeline": {
-        "baselines", "choose", "data", "demo", "errors", "evals", "io", "merger", "recipe", "report", "train",
+        "baselines", "benchmarks", "choose", "data", "demo", "errors", "evals", "io", "merger", "recipe", "report",
+        "train",
     },
     "cli": {
-        "baselines", "choose", "compare", "data", "errors", "evals", "io", "merger", "pipeline", "recipe", "report",
+        "baselines", "benchmarks", "choose", "compare", "data", "errors", "evals", "io", "merger", "pipeline", "recipe",
+        "report",
     },
     "__main__": {"cli"},
     "__init__": {"compare", "evals", "io", "merger", "pipeline", "train"},  # the public functions
 }  # fmt: skip
 # Modules that hold arithmetic alone: the formula, and the scores of one item.
 PURE = ("merger/formula.py", "evals/scoring.py")
-SOURCES = sorted(PACKAGE.rglob("*.py"))
-
-
-def part_of(name: str) -> str:
-    """The part of msa_lite that a dotted name belongs to; `__init__` for the package itself."""
-    first = [*name.split("."), ""][1]
-    return first if (PACKAGE / first).is_dir() or (PACKAGE / f"{first}.py").is_file() else "__init__"
-
-
-def imported_parts(source: str, module: str) -> Iterator[tuple[int, str]]:
-    """(line, part) of each import of msa_lite in a module's source, also inside functions and `if TYPE_CHECKING`.
-
-    module: the dotted name of the package that the source file stands in, for relative imports.
-    """
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            above = module.split(".")[: len(module.split(".")) - node.level + 1] if node.level else []
-            base = ".".join([*above, *([node.module] if node.module else [])])
-            names = [f"{base}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        yield from ((node.lineno, part_of(name)) for name in names if name.split(".")[0] == "msa_lite")
-
-
-def room_of(path: Path) -> str:
-    """The room that a source file belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def package_of(path: Path) -> str:
-    """The dotted name of the package that a source file stands in."""
-    return ".".join(["msa_lite", *path.relative_to(PACKAGE).parts[:-1]])
 
 
 @pytest.mark.parametrize("room", ARROWS)
 def test_a_room_imports_from_exactly_the_rooms_of_the_table(room: str) -> None:
     found: dict[str, str] = {}
-    for path in (path for path in SOURCES if room_of(path) == room):
-        for line, other in imported_parts(path.read_text(), package_of(path)):
+    for path in (path for path in sources() if room_of(path) == room):
+        for line, other in imported_rooms(path.read_text(), module_of(path).rpartition(".")[0]):
             found.setdefault(other, f"{path.relative_to(PACKAGE)}:{line}")
     found.pop(room, None)
     assert {other: place for other, place in found.items() if other not in ARROWS[room]} == {}
@@ -91,46 +70,52 @@ def test_a_room_imports_from_exactly_the_rooms_of_the_table(room: str) -> None:
 
 
 def test_every_room_has_its_arrows_and_recipes_stay_at_the_top() -> None:
-    assert {room_of(path) for path in SOURCES} == set(ARROWS)
+    assert room_graph().keys() == ARROWS.keys()
     assert [room for room in ARROWS if "cli" in ARROWS[room]] == ["__main__"]
     assert sorted(room for room in ARROWS if "recipe" in ARROWS[room]) == ["cli", "pipeline"]
 
 
-def imported_modules(path: Path) -> set[str]:
-    """The modules of msa_lite that a source file imports, by dotted name."""
-    modules = {".".join(["msa_lite", *p.relative_to(PACKAGE).with_suffix("").parts]): p for p in SOURCES}
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("msa_lite"):
-            for alias in node.names:
-                whole = f"{node.module}.{alias.name}"
-                names.add(whole if whole in modules else f"{node.module}")
-    return {name if name in modules else f"{name}.__init__" for name in names}
-
-
-def circles(arrows: dict[str, set[str]]) -> list[str]:
-    """The first circle of a graph, as a list of its nodes; empty where there is none."""
-    try:
-        list(TopologicalSorter(arrows).static_order())
-    except CycleError as error:
-        return list(error.args[1])
-    return []
-
-
 def test_no_imports_go_in_a_circle() -> None:
-    modules = {
-        ".".join(["msa_lite", *path.relative_to(PACKAGE).with_suffix("").parts]): imported_modules(path)
-        for path in SOURCES
-    }
-    assert circles(ARROWS) == []
-    assert circles(modules) == []
-    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
+    assert find_circle(ARROWS) == []
+    assert find_circle(module_graph()) == []
+    assert find_circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
+
+
+def test_an_arrow_that_a_longer_way_says_is_not_drawn() -> None:
+    graph = {"a": {"b", "c", "d"}, "b": {"c"}, "c": set[str](), "d": set[str]()}
+    assert without_detours(graph) == {"a": {"b", "d"}, "b": {"c"}, "c": set(), "d": set()}
+
+
+@pytest.mark.skipif(not PAGE.is_file(), reason="not the whole repository")
+def test_the_drawing_in_contributing_is_that_of_the_code() -> None:
+    assert drawn_page(PAGE.read_text()) == PAGE.read_text(), "python -m tests.arrows --write draws it anew"
 
 
 @pytest.mark.parametrize("name", PURE)
 def test_the_modules_of_arithmetic_import_nothing_of_ours(name: str) -> None:
     path = PACKAGE / name
-    assert list(imported_parts(path.read_text(), package_of(path))) == []
+    assert list(imported_rooms(path.read_text(), module_of(path).rpartition(".")[0])) == []
+
+
+def public_names(path: Path) -> Iterator[str]:
+    """Give the public classes, functions and constants that a module defines."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names = [node.name]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+        else:
+            continue
+        yield from (name for name in names if not name.startswith("_"))
+
+
+def test_a_public_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in sources():
+        for name in set(public_names(path)) - {"command", "logger"}:
+            homes.setdefault(name, []).append(str(path.relative_to(PACKAGE)))
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +130,7 @@ def test_the_modules_of_arithmetic_import_nothing_of_ours(name: str) -> None:
     ],
 )
 def test_imports_are_found_in_every_form(source: str, parts: list[str]) -> None:
-    assert [part for _, part in imported_parts(source, "msa_lite.evals")] == parts
+    assert [part for _, part in imported_rooms(source, "msa_lite.evals")] == parts
 
 
 @pytest.mark.parametrize(
@@ -157,6 +142,7 @@ def test_imports_are_found_in_every_form(source: str, parts: list[str]) -> None:
         "sys.argv[1:] = ['compare', '--published', 'restor-olmo-2-7b', '--format', 'html']; "
         "runpy.run_module('msa_lite', run_name='__main__')",
         "sys.argv[1:] = ['recipes', 'list']; runpy.run_module('msa_lite', run_name='__main__')",
+        "sys.argv[1:] = ['metrics']; runpy.run_module('msa_lite', run_name='__main__')",
     ],
 )
 def test_help_and_listings_load_neither_torch_nor_transformers(statement: str) -> None:

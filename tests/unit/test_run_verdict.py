@@ -7,10 +7,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.evals.records import write_records
 from msa_lite.pipeline.verdict import NOTHING_SCORED, judge_run
 from msa_lite.report.verdict import Verdict
+from tests.muse_data import make_prompter
 from tests.own_records import known, unknown
+
+
+def empty(name: str) -> Any:
+    """A benchmark without any item."""
+    return benchmark_class(name)("all", {}, make_prompter())
 
 
 def make_job(folder: Path, validation: str | None = "qa", test: str | None = "qa") -> Any:
@@ -20,8 +27,8 @@ def make_job(folder: Path, validation: str | None = "qa", test: str | None = "qa
         plan=SimpleNamespace(start="prior"),
         recipe=SimpleNamespace(evaluate=test and {}, seed=0, output=str(folder)),
         sources={"ideal": None},
-        validation=validation and SimpleNamespace(name=validation),
-        test=test and SimpleNamespace(name=test),
+        validation=validation and empty(validation),
+        test=test and empty(test),
         vector_names=["forget"],
         vector_folder=lambda name: folder / "vectors" / name,
     )

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_lite.choose import rules as selection
+from msa_lite.benchmarks import paper_scores
 from msa_lite.choose.rules import PaperScore
 from msa_lite.evals import scoring
 
@@ -162,7 +162,7 @@ def test_selection_scores_rise_with_each_metric_in_its_direction(
 ) -> None:
     better_higher = {"model_utility", "acc_forget", "acc_recover", "acc_retain", "knowmem_r", "accuracy"}
     for score in ("tofu", "muse", "muse-gap", "restor"):
-        names = [*selection.PAPER_SCORES[score]]
+        names = [*paper_scores()[score]]
         name = names[which % len(names)]
         low, high = sorted((values[which], other), reverse=name not in better_higher)
         point = dict(zip(names, values, strict=False))

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
+from msa_lite.benchmarks import BENCHMARKS, paper_scores
 from msa_lite.choose.evidence import Evidence
 from msa_lite.choose.rules import (
-    PAPER_SCORES,
     Condition,
     LeastExtraction,
     Metrics,
@@ -20,6 +20,7 @@ from msa_lite.choose.rules import (
 )
 from msa_lite.choose.shares import extractable_share, kept_share, why_broken
 from msa_lite.errors import DataError, UsageError
+from msa_lite.evals.benchmark import benchmark_class
 
 TARGET = {
     "rouge_l_f": 1.0, "accuracy_f": 0.9, "extraction_strength": 1.0,
@@ -153,7 +154,7 @@ def test_what_is_no_condition_is_refused(text: str) -> None:
 def test_rules_are_made_of_what_a_recipe_says_and_recorded() -> None:
     assert make_rule(None, 0.9, None, None, {}) == make_rule("extraction", 0.9, None, None, {}) == LeastExtraction(0.9)
     assert make_rule("muse-gap", 0.9, None, None, {}) == PaperScore("muse-gap")
-    assert [score for score in PAPER_SCORES if PaperScore(score).needs_ideal] == ["muse-gap"]
+    assert [score for score in paper_scores() if PaperScore(score).needs_ideal] == ["muse-gap"]
     rules = [LeastExtraction(0.9), PaperScore("restor"), constrained(rouge_l_r=">=0.950*target", accuracy_f="<= 0.4")]
     assert [rule.describe() for rule in rules] == [
         {"score": "exposure", "keep": 0.9, "forgotten": 0.05, "confidence": 0.95, "far": 0.1},
@@ -200,7 +201,8 @@ def test_a_rule_is_refused_where_its_metrics_are_not_measured() -> None:
     ],
 )
 def test_what_keeps_nothing_is_broken(metrics: Metrics, reference: Metrics, why: str | None) -> None:
-    found = why_broken(metrics, reference)
+    vital = {name for kind in map(benchmark_class, BENCHMARKS) for name in kind.vital}
+    found = why_broken(metrics, reference, vital)
     assert found is None if why is None else found is not None and found.startswith(why)
 
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.outcome import is_recited, kept_of, left_over, weigh
+from msa_lite.evals.benchmark import benchmark_class
+from msa_lite.evals.outcome import is_recited, kept_of, left_over
+from msa_lite.evals.restor import Restor
 from msa_lite.report.verdict import Forgotten, Kept, Verdict, judge, verdict_lines, write_verdict
 from tests.own_records import known, question, text, unknown
 
@@ -19,8 +21,8 @@ KEPT = Kept(0.95, (0.93, 0.97), 40)
 
 
 def weighed(benchmark: str, models: Mapping[str, Any]) -> tuple[Forgotten, Kept | None]:
-    """What `weigh` makes of records that something can be said of."""
-    found = weigh(benchmark, models)
+    """The verdict's numbers for records that something can be said of."""
+    found = benchmark_class(benchmark).weigh(models)
     assert not isinstance(found, str)
     return found
 
@@ -65,7 +67,7 @@ def test_reasons_name_the_figures_and_what_is_missing() -> None:
     assert verdict(left=0.47).reasons == ("47 % is left of what could be drawn out (PASS: at most 20 %)",)
     assert verdict(share=0.8).reasons == ("80 % (95 % interval 78 % to 82 %) is kept (PASS: 90 %)",)
     (reason,) = verdict(share=None).reasons
-    assert "give rows that are to stay (retain.data" in reason
+    assert "give rows to keep (retain.data" in reason
     assert "no rows to keep were scored" in verdict(share=None).sentence
     (reason,) = verdict(changed=0, left=1.0).reasons
     assert "nothing has changed" in reason
@@ -74,7 +76,7 @@ def test_reasons_name_the_figures_and_what_is_missing() -> None:
 def test_few_rows_and_other_reasons_are_told_and_decide_nothing() -> None:
     found = judge(replace(FORGOTTEN, rows=6), KEPT, ["the fit fell short"])
     assert found.outcome == "PASS"
-    assert found.reasons == ("it rests on few rows (forget: 6)", "the fit fell short")
+    assert found.reasons == ("the verdict rests on few rows (forget: 6)", "the fit fell short")
 
 
 def test_a_verdict_is_markdown_and_json(tmp_path: Path) -> None:
@@ -82,7 +84,7 @@ def test_a_verdict_is_markdown_and_json(tmp_path: Path) -> None:
     text = "\n".join(verdict_lines(found))
     assert text.startswith("**PARTLY**: Forgotten: 24 of 24")
     assert "- 30 % is left" in text
-    assert "It says something else than the target of 20 of 24 forget rows and 0 of 40 retain rows." in text
+    assert "Its output differs from the target's on 20 of 24 forget rows and 0 of 40 retain rows." in text
     assert "PASS: at most 20 % is left" in text
     write_verdict(found, tmp_path)
     value = json.loads((tmp_path / "verdict.json").read_text())
@@ -162,7 +164,7 @@ def test_the_interval_of_what_is_kept_is_paired_over_the_rows() -> None:
 
 
 def test_without_forget_rows_there_is_no_verdict() -> None:
-    assert "give evaluate.forget" in str(weigh("qa", {"target": {"retain": known(2)}, "unlearned": {}}))
+    assert "give evaluate.forget" in str(benchmark_class("qa").weigh({"target": {"retain": known(2)}, "unlearned": {}}))
 
 
 # Texts, and published benchmarks
@@ -221,8 +223,8 @@ def test_restor_is_what_was_regained_between_target_and_ideal() -> None:
     assert forgotten.said.startswith("80 % of what the documents cost is regained")
     assert kept.share == pytest.approx(0.8)
     del models["ideal"]
-    assert "give evaluate.ideal" in str(weigh("restor", models))
-    assert "nothing to regain" in str(weigh("restor", models | {"ideal": restor(0.2, 1.0)}))
+    assert "give evaluate.ideal" in str(Restor.weigh(models))
+    assert "nothing to regain" in str(Restor.weigh(models | {"ideal": restor(0.2, 1.0)}))
 
 
 def test_the_interval_of_what_is_kept_is_worked_by_hand() -> None:

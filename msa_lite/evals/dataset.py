@@ -1,12 +1,12 @@
-"""Tables of a benchmark's data set, checked as a whole: every configuration, split and column that lacks is named."""
+"""Load the tables of a benchmark's data set, and name everything that it lacks in one error."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from msa_lite.data import DataSource, Example, Prompter, Shots, load_table, pin_source, sample_rows
+from msa_lite.data import DataSource, load_table, pin_source, sample_rows
 from msa_lite.errors import DataError, MsaError, join_faults
 from msa_lite.io.reading import local_path
 
@@ -15,19 +15,23 @@ Table = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class Part:
-    """One table of a data set: a configuration, its split, the columns needed. optional: it may be absent."""
+    """One table of a data set."""
 
     configuration: str
+    """The configuration of the data set."""
     columns: tuple[str, ...]
+    """The columns that are needed."""
     split: str | None = None
+    """The split; None where there is one."""
     optional: bool = False
+    """True where the table may be absent."""
 
 
 def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
-    """The rows of each part by name; optional parts that are absent are left out.
+    """Return the rows of each part by name, without the optional parts that are absent.
 
-    data: folder in Hub layout, or Hub id[@revision]. Raises DataError that names everything that lacks, UsageError when
-    there is no such data set.
+    data: a folder in Hub layout, or Hub id[@revision]. Raises DataError that names everything that is missing,
+    UsageError when there is no such data set.
     """
     path, revision = split_revision(data)
     source = pin_source(DataSource(path, revision=revision))
@@ -60,7 +64,7 @@ def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
 
 
 def split_revision(data: str) -> tuple[str, str | None]:
-    """(path, revision) of a folder or Hub id[@revision]."""
+    """Return (path, revision) of a folder or Hub id[@revision]."""
     if local_path(data).exists():
         return data, None
     path, _, revision = data.partition("@")
@@ -68,14 +72,14 @@ def split_revision(data: str) -> tuple[str, str | None]:
 
 
 def pinned_data(data: str) -> str:
-    """A folder as it is; a Hub id with its commit, as `pin_source` finds it."""
+    """Return a folder as it is, or a Hub id with the commit that `pin_source` finds."""
     path, revision = split_revision(data)
     pinned = pin_source(DataSource(path, revision=revision)).revision
     return f"{path}@{pinned}" if pinned else data
 
 
 def _configurations(source: DataSource) -> list[str]:
-    """Names of the configurations; none where they are not to be had, as from the cache alone."""
+    """Return the names of the configurations; none where they cannot be read, as from the cache alone."""
     import datasets
 
     try:
@@ -87,19 +91,5 @@ def _configurations(source: DataSource) -> list[str]:
 
 
 def sampled(table: Table, limit: int | None, seed: int) -> list[tuple[int, dict[str, Any]]]:
-    """(row number, row) of all rows, or of a seeded sample of `limit`, in the table's order."""
+    """Return (row number, row) of all rows, or of a seeded sample of `limit`, in the table's order."""
     return sample_rows([*enumerate(table)], limit or len(table), seed)
-
-
-def answer_texts(
-    prompter: Prompter, index: int, question: str, answers: Sequence[str | None], shots: Shots = ()
-) -> tuple[Example, ...]:
-    """The question with each of the answers. Empty answers, and those without a token of their own, are left out."""
-    found = []
-    for answer in answers:
-        if answer is None or not str(answer).strip():
-            continue
-        text = prompter.example(index, str(question), str(answer), shots)
-        if len(text.ids) - len(text.prompt_ids) > (text.ids[-1] == prompter.tokenizer.eos_token_id):
-            found.append(text)
-    return tuple(found)

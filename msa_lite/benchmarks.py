@@ -1,0 +1,107 @@
+"""The benchmarks by name: what recipes, the command line and comparisons have to know before any of them is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+OWN = "qa"
+"""The benchmark of the user's own questions and texts; all others are published ones."""
+
+
+@dataclass(frozen=True)
+class BenchmarkEntry:
+    """One benchmark. All else about it is in the class that implements it."""
+
+    implementation: str
+    """Dotted name of its class, a `msa_lite.evals.benchmark.Benchmark`."""
+    summary: str
+    """Half a sentence for help texts."""
+    splits: str = ""
+    """Its splits, for help texts; empty where it has but one."""
+    columns: Sequence[str] = ()
+    """The metrics that a comparison shows; all where it is empty."""
+    sweep_columns: Sequence[Sequence[str]] = ()
+    """The metrics that the table of a sweep shows; of several lists, the first whose first metric has a value."""
+    scores: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Selection scores by name, each with its weights by metric: of the factor m where positive, of 1 − m where
+    negative (`choose.rules.paper_score`). The name ends in -printed where the score takes the form that the MSA paper
+    prints."""
+    judged: bool = False
+    """True where a judge has something to do."""
+    validation: float = 0.15
+    """The share of its questions that a choice by its own score is made on (MSA paper, App. "Choosing
+    Hyperparameters")."""
+
+
+_TOFU = {"model_utility": 2, "acc_forget": 1, "acc_recover": 2, "acc_retain": 1, "extraction_strength": -2}
+_PASSAGES = {"verbmem_f": -1, "extraction_strength": -2, "exact_memorization": -1}
+
+BENCHMARKS: dict[str, BenchmarkEntry] = {
+    OWN: BenchmarkEntry(
+        "msa_lite.evals.qa.Qa",
+        "your own questions and texts, in forget, retain and holdout sets",
+        columns=(
+            "rouge_l_f", "accuracy_f", "extraction_strength", "rouge_l_r", "accuracy_r", "rouge_l_h", "accuracy_h",
+        ),
+        sweep_columns=(
+            ("accuracy_f", "rouge_l_f", "extraction_strength", "accuracy_r", "rouge_l_r"),
+            ("extraction_strength", "probability_f", "extraction_strength_r", "probability_r"),
+        ),
+    ),
+    "tofu": BenchmarkEntry(
+        "msa_lite.evals.tofu.Tofu",
+        "TOFU, questions about invented authors (Maini et al., 2024)",
+        splits="forget01, forget05 or forget10",
+        columns=(
+            "acc_forget", "acc_recover", "acc_retain",
+            "extraction_strength", "model_utility", "rouge_l_f", "forget_quality",
+        ),
+        sweep_columns=((
+            "rouge_l_f", "extraction_strength", "probability_f", "model_utility", "rouge_l_r",
+            "acc_forget", "acc_recover", "acc_retain",
+        ),),
+        scores={"tofu": _TOFU, "tofu-printed": _TOFU},
+        judged=True,
+    ),
+    "restor": BenchmarkEntry(
+        "msa_lite.evals.restor.Restor",
+        "RESTOR, facts about people that false documents have corrupted (Rezaei et al., 2024)",
+        splits="the corruption documents, a0 to a3",
+        columns=("accuracy",),
+        sweep_columns=(("accuracy", "accuracy_corrupted", "accuracy_other"),),
+        scores={"restor": {"accuracy": 1}},
+        judged=True,
+        validation=0.1,
+    ),
+    "muse": BenchmarkEntry(
+        "msa_lite.evals.muse.Muse",
+        "MUSE-Books, a series of books (Shi et al., 2024)",
+        columns=(
+            "extraction_strength", "exact_memorization", "verbmem_f", "min_k", "min_k_pp", "knowmem_r", "privleak",
+        ),
+        sweep_columns=(
+            ("min_k", "min_k_pp", "verbmem_f", "extraction_strength", "exact_memorization", "knowmem_r"),
+        ),
+        scores={
+            "muse": {"min_k": -1, "min_k_pp": -1, **_PASSAGES, "knowmem_r": 2},
+            "muse-gap": {"min_k_gap": -1, "min_k_pp_gap": -1, **_PASSAGES, "knowmem_r": 2},
+            "muse-printed": {"min_k": -1, "min_k_pp": -1, **_PASSAGES, "knowmem_r": -2},
+        },
+    ),
+}  # fmt: skip
+
+
+def published() -> list[str]:
+    """Return the names of the published benchmarks."""
+    return [name for name in BENCHMARKS if name != OWN]
+
+
+def paper_scores() -> dict[str, Mapping[str, int]]:
+    """Return the weights of every benchmark's selection scores, by the score's name."""
+    return {name: weights for entry in BENCHMARKS.values() for name, weights in entry.scores.items()}
+
+
+def splits_help() -> str:
+    """Return a line on the splits of the benchmarks that have several."""
+    return "; ".join(f"{name}: {entry.splits}" for name, entry in BENCHMARKS.items() if entry.splits)

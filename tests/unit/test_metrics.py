@@ -1,0 +1,133 @@
+"""The table of metrics: it has an entry for all that benchmarks report, and nothing else knows what is in it."""
+
+from __future__ import annotations
+
+import ast
+import json
+from itertools import chain
+
+import pytest
+from click.testing import CliRunner
+
+from msa_lite.benchmarks import BENCHMARKS
+from msa_lite.cli.metrics import command
+from msa_lite.compare.published import load_published, published_tables
+from msa_lite.evals.aggregates import NO_IDEAL, NOT_JUDGED
+from msa_lite.evals.benchmark import Benchmark, Records, benchmark_class
+from msa_lite.evals.muse import Muse
+from msa_lite.evals.probe import Probe
+from msa_lite.evals.qa import Qa
+from msa_lite.evals.restor import QUESTIONS, Restor
+from msa_lite.evals.tofu import Tofu
+from msa_lite.report import Metric
+from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, metric_kind, metrics_markdown
+from msa_lite.report.table import heading
+from tests.arrows import PACKAGE, sources
+
+# Benchmark → the sets of its records.
+SETS: dict[type[Benchmark], list[str]] = {
+    Qa: ["forget", "retain", "holdout"],
+    Tofu: ["forget", "retain", "real_authors", "world_facts", "holdout"],
+    Muse: ["verbmem", "knowmem_forget", "knowmem_retain", "privleak_forget", "privleak_holdout"],
+    Restor: [QUESTIONS],
+    Probe: ["forget", "holdout"],
+}
+
+
+def no_records(benchmark: type[Benchmark]) -> Records:
+    """Records by set: none, but one with a Min-K++ for the probe, which reports on scores that are there."""
+    return {name: [{"min_k_pp": 1.0}] if benchmark is Probe else [] for name in SETS[benchmark]}
+
+
+def reported() -> dict[str, tuple[Metric, Metric]]:
+    """What the benchmarks report with and without an ideal, by metric."""
+    found = {}
+    for benchmark in SETS:
+        records = no_records(benchmark)
+        beside, alone = benchmark.metrics(records, records), benchmark.metrics(records, None)
+        assert list(beside) == list(alone)
+        found |= {name: (beside[name], alone[name]) for name in beside}
+    return found
+
+
+def test_what_benchmarks_report_has_an_entry_and_no_entry_is_unused() -> None:
+    assert {benchmark_class(name) for name in BENCHMARKS} | {Probe} == SETS.keys()
+    assert reported().keys() == METRICS.keys()
+
+
+def test_benchmarks_and_published_tables_name_no_other_metrics() -> None:
+    for entry in BENCHMARKS.values():
+        names = {*entry.columns, *chain(*entry.sweep_columns), *chain(*entry.scores.values())}
+        assert names <= METRICS.keys()
+    for name in published_tables():
+        assert {metric for row in load_published(name).rows.values() for metric in row} <= METRICS.keys()
+
+
+def test_entries_say_what_a_metric_needs_and_which_way_is_better() -> None:
+    for name, (beside, alone) in reported().items():
+        kind = METRICS[name]
+        assert (alone.note == NO_IDEAL) == kind.needs_ideal, name
+        assert (beside.note == NOT_JUDGED) == (kind.judge == "required"), name
+        assert beside.higher_is_better == alone.higher_is_better == kind.higher_is_better, name
+    for kind in METRICS.values():
+        assert kind.formula, kind.name
+        assert kind.source, kind.name
+        assert kind.partner is None or METRICS[kind.partner].higher_is_better, kind.name
+    assert [kind.group for kind in METRICS.values()] == sorted(
+        (kind.group for kind in METRICS.values()), key=GROUPS.index
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "label", "shown"),
+    [
+        ("probability_f", "forget set", "probability", "probability, forget set ↓"),
+        ("extraction_strength", "forget set", "extraction strength", "extraction strength ↓"),
+        ("extraction_strength_h", "holdout set", "extraction strength", "extraction strength, holdout set"),
+        ("model_utility_ra_wf", "utility", "model utility (without retain)", "model utility (without retain) ↑"),
+        ("privleak", "forget against holdout set", "PrivLeak in %", "PrivLeak in % → 0"),
+        ("hellaswag/acc", "tasks", "hellaswag/acc", "hellaswag/acc"),
+        ("own_score_r", "retain set", "own score", "own score, retain set"),
+        ("own_score", "forget set", "own score", "own score"),
+    ],
+)
+def test_names_that_the_table_lacks_have_an_entry_made_of_them(name: str, group: str, label: str, shown: str) -> None:
+    kind = metric_kind(name)
+    assert (kind.name, kind.group, kind.label) == (name, group, label)
+    assert heading(name, kind.higher_is_better) == shown
+
+
+def test_the_command_lists_every_metric() -> None:
+    table = CliRunner().invoke(command).output.splitlines()
+    names = [line.split()[0] for line in table if line.split()]
+    assert [name for name in names if name in METRICS] == [*METRICS]
+    assert {line.strip() for line in table} >= {kind.group for kind in METRICS.values()}
+    entries = json.loads(CliRunner().invoke(command, "--json").output)
+    assert {name: MetricKind(**entry) for name, entry in entries.items()} == METRICS
+
+
+def test_the_table_as_markdown_has_one_row_a_metric() -> None:
+    lines = metrics_markdown().splitlines()
+    assert [line.split(" | ")[1].strip("`") for line in lines[2:]] == [*METRICS]
+    assert {line.count(" | ") for line in lines[2:]} == {lines[0].count(" | ")}
+
+
+# Modules that may name a metric: benchmarks compute them (or hold scores of the same name), rules weigh them.
+NAMING = {
+    "report/metrics.py": "the table",
+    "benchmarks.py": "what a benchmark shows, and the weights of its selection scores",
+    "choose/rules.py": "what a rule measures on the forget set",
+    "choose/kept.py": "weights of what is kept of the retain set",
+    "choose/choice.py": "metrics that show that there are retain rows",
+    "choose/table.py": "what a sweep shows of a benchmark",
+    "compare/comparison.py": "what a comparison shows of a benchmark",
+}
+
+
+def test_metrics_are_named_where_they_are_made_and_weighed_and_nowhere_else() -> None:
+    naming = set()
+    for path in sources():
+        texts = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+        if any(text in METRICS for text in texts if isinstance(text, str)):
+            naming.add(str(path.relative_to(PACKAGE)))
+    assert {name for name in naming if not name.startswith("evals/")} == set(NAMING)
