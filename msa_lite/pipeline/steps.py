@@ -40,8 +40,9 @@ def check_steps(run: Run) -> list[Step]:
 
 def _prior_steps(run: Run) -> list[Step]:
     """Return the step that scores the prior for the verdict; none with an ideal, which never saw the rows either."""
-    wanted = isinstance(run.test, Qa) and "forget" in run.test.sets and run.plan.start == "prior"
-    return [Step("test: prior", "score", _items(run.test, "prior"))] if wanted and "ideal" not in run.sources else []
+    if not (isinstance(run.test, Qa) and "forget" in run.test.sets and run.plan.start == "prior"):
+        return []
+    return [] if "ideal" in run.sources else [Step("test: prior", "score", _items(run.test, "prior"))]
 
 
 def fit_steps(run: Run, names: Iterable[str]) -> list[Step]:
