@@ -58,7 +58,7 @@ def test_a_list_of_anything_but_rows_is_refused(items: list[Any], tmp_path: Path
         ("rows.txt", b"one\n\xe2\x82", "line 2: not UTF-8"),
         ("rows.parquet", b"garbage" * 9, "not a parquet file"),
         ("rows.parquet", b"PAR1" + b"\x15" * 99 + (9999).to_bytes(4, "little") + b"PAR1", "cut off"),
-        ("rows.jsonl", gzip.compress(GOOD), "row 0: not UTF-8"),
+        ("rows.jsonl", gzip.compress(GOOD, mtime=0), "row 0: not UTF-8"),
     ],
 )
 def test_text_that_is_none_is_refused(name: str, content: bytes, told: str, tmp_path: Path) -> None:

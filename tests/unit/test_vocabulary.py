@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from msa_lite.data import Example
 from msa_lite.errors import FormatError, UsageError
-from msa_lite.evals.models import load_trainable as load_to_score
+from msa_lite.evals.models import load_model
 from msa_lite.io.adapter import ADAPTER_FILE, base_name
 from msa_lite.io.added_rows import cut_adapter, without_added_rows
 from msa_lite.io.checkpoint import load_checkpoint
@@ -42,8 +42,8 @@ def rows_of(target: Path, prior: Path, known: int | None = None) -> AddedRows:
 def test_added_rows_are_the_targets_and_all_else_is_the_priors(make_checkpoint: Make, kind: str, stored: str) -> None:
     target, prior = make_checkpoint(kind, 3, stored, vocab_size=MORE), make_checkpoint(kind, 1)
     added = rows_of(target, prior)
-    before, theirs = load_to_score(prior), load_to_score(target)
-    for model in (load_to_score(prior, added=added), load_trainable(prior, FitSettings(mode="full"), added)):
+    before, theirs = load_model(prior), load_model(target)
+    for model in (load_model(prior, added=added), load_trainable(prior, FitSettings(mode="full"), added)):
         assert model.config.vocab_size == MORE
         for part in ("get_input_embeddings", "get_output_embeddings"):
             weight = getattr(model, part)().weight
