@@ -100,7 +100,8 @@ def _choose(work: SharedWork, label: str, progress: Progress, crew: Crew | None)
     """Score and rank candidates until search and refinement add none; then write down the best."""
     folder, validation, search, refine = work.folder, work.validation, work.candidates.search, work.candidates.refine
     if validation.ideal:
-        shutil.copytree(validation.ideal, folder / IDEAL, ignore=_all_but_report, dirs_exist_ok=True)
+        (folder / IDEAL).mkdir(exist_ok=True)
+        shutil.copyfile(validation.ideal / REPORT_FILE, folder / IDEAL / REPORT_FILE)
     candidates = _as_values(search.next_points({})) if search else list(work.candidates.values)
     work.open(candidates)
     with crew(folder) if crew else nullcontext() as check:
@@ -141,10 +142,6 @@ def _as_values(points: Sequence[Point]) -> list[Values]:
 def _point(values: Values) -> Point:
     """Return (α, β) of a candidate; (0, 0) if it has no strengths."""
     return float(values.get("alpha", 0.0)), float(values.get("beta", 0.0))
-
-
-def _all_but_report(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if name != REPORT_FILE]
 
 
 def _best(candidates: Sequence[Values], ranks: Sequence[Rank | str]) -> int:
