@@ -24,7 +24,7 @@ import yaml
 
 import msa_lite
 from msa_lite.cli.output import print_reports, progress_bars, quieten_libraries
-from msa_lite.compare.formats import FORMATS
+from msa_lite.comparison.formats import FORMATS
 from msa_lite.data import DataSource, Row, load_rows, load_table
 from msa_lite.demo import HistorySettings, make_history
 
@@ -190,7 +190,7 @@ def main() -> None:
     print_reports(result.reports, f"{name}: α = {result.alpha:g}, β = {result.beta:g}")
     print(f"report: {result.folder / 'report.md'}")
     if arguments.baselines:
-        print(FORMATS["md"](msa_lite.compare(out / "run")))
+        print(FORMATS["md"](msa_lite.comparison(out / "run")))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
-    from msa_lite.compare.comparison import compare as compare
+    from msa_lite.comparison.compare import compare as compare
     from msa_lite.evals.suite import evaluate as evaluate
     from msa_lite.io.display import show_progress as show_progress
     from msa_lite.merger import merge as merge
@@ -34,7 +34,7 @@ _HOMES = {
     "train_stages": "pipeline",
     "probe": "pipeline",
     "evaluate": "evals.suite",
-    "compare": "evals.common",
+    "compare": "comparison.compare",
     "merge": "merger",
     "merge_adapters": "merger",
     "mergekit_recipe": "merger",

@@ -145,7 +145,7 @@ def _outputs_open() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than the rest of a tiny sweep; tests that are about it are marked."""
-    pictures = sys.modules.get("msa_lite.choose.drawing")
+    pictures = sys.modules.get("msa_lite.choose.pictures")
     if pictures and "pictures" not in request.keywords:
         monkeypatch.setattr(pictures, "write_pictures", lambda table, folder: [])
 

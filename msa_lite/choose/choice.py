@@ -14,8 +14,8 @@ from typing import Any
 
 from msa_lite.choose.candidates import TARGET, Candidates, SharedWork, Values, candidate_name
 from msa_lite.choose.doubts import doubts_of
-from msa_lite.choose.drawing import DRAWN, draw_missing, draw_pictures
 from msa_lite.choose.grid import refined
+from msa_lite.choose.pictures import DRAWN, draw_missing, draw_pictures
 from msa_lite.choose.rules import FORMER_NAME, LeastExtraction, Rank
 from msa_lite.choose.search import Point, gentleness
 from msa_lite.choose.table import Candidate, Sweep, points_csv, points_markdown
@@ -253,4 +253,4 @@ def load_sweep(out: Path) -> Sweep:
         values = {key: value for key, value in line.items() if key not in ("score", "met", "note")}
         report = load_report(out / candidate_name(values))
         rows.append(Candidate(values, report.metrics, line["score"], line["met"], line.get("note")))
-    return Sweep(rows, target.metrics, ideal, choice.values, choice.rule, target.split)
+    return Sweep(rows, target.metrics, ideal, choice.values, choice.rule, target.split, target.benchmark)

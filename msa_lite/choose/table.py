@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.choose.candidates import Values
+from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, escape_markdown, markdown
 from msa_lite.report.reports import Metric
-from msa_lite.report.table import escape_markdown, heading, metric_cell, number
+from msa_lite.report.table import heading, metric_cell, number
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-# The main metrics of each benchmark, by a metric that only this one gives.
-_SHOWN = {
-    "verbmem_f": ("min_k", "min_k_pp", "verbmem_f", "extraction_strength", "exact_memorization", "knowmem_r"),
-    "accuracy_corrupted": ("accuracy", "accuracy_corrupted", "accuracy_other"),
-    "model_utility": (
-        "rouge_l_f", "extraction_strength", "probability_f", "model_utility", "rouge_l_r",
-        "acc_forget", "acc_recover", "acc_retain",
-    ),
-    "rouge_l_f": ("accuracy_f", "rouge_l_f", "extraction_strength", "accuracy_r", "rouge_l_r"),
-    "extraction_strength": ("extraction_strength", "probability_f", "extraction_strength_r", "probability_r"),
-}  # fmt: skip
 _NOT_MET = "not met: does not meet the conditions that the choice is made under, so it has no score"
 _MOST_NOTES = 8  # in the terminal; the other forms of the table have all
 _FORGOTTEN = (
@@ -37,51 +22,49 @@ _FORGOTTEN = (
 
 @dataclass(frozen=True)
 class Candidate:
-    """One model to choose from. values: what tells it from the others: {"alpha": 0.5, "beta": 1.0}, {"epoch": 3}.
-
-    metrics: empty where the candidate is broken. score: what the rule ranks by, higher is better; None where it is
-    broken, so that it is never chosen. met: whether it meets the conditions of the rule; where it does not, its score
-    only says how near it comes, and is not shown. note: why it is broken, or which condition it misses and by how much.
-    """
+    """One model to choose from."""
 
     values: Values
+    """What tells it from the others: {"alpha": 0.5, "beta": 1.0}, {"epoch": 3}."""
     metrics: Mapping[str, Metric]
+    """Empty where the candidate is broken."""
     score: float | None
+    """What the rule ranks by, higher is better. None where the candidate is broken, so that it is never chosen."""
     met: bool = True
+    """Whether it meets the conditions of the rule. If it does not, its score is not shown: it only says how near it
+    comes."""
     note: str | None = None
+    """Why it is broken, or which condition it misses and by how much."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Candidates in the order they are shown in, the models they stand beside, and the values of the chosen one.
-
-    score_name: the rule's name ("tofu", "extraction", "minimise rouge_l_f"). part: the rows that all of this is on
-    ("forget10 validation").
-    """
+    """The candidates of a choice with all that tables and pictures show of them."""
 
     candidates: Sequence[Candidate]
+    """In the order in which they are shown."""
     target: Mapping[str, Metric]
     ideal: Mapping[str, Metric] | None
     chosen: Values
+    """The values of the chosen candidate."""
     score_name: str
+    """The name of the rule: "tofu", "extraction", "minimise rouge_l_f"."""
     part: str
+    """The rows that all were scored on: "forget10 validation"."""
+    benchmark: str
+    """The name of the benchmark, which says what tables show."""
 
     def is_chosen(self, candidate: Candidate) -> bool:
-        """Whether this is the candidate that was chosen."""
+        """Check whether this is the candidate that was chosen."""
         return dict(candidate.values) == dict(self.chosen)
 
     @property
     def score_heading(self) -> str:
-        """What stands above a column or beside an axis of scores."""
+        """Return the heading of a column or an axis of scores."""
         return score_heading(self.score_name)
 
-    @property
-    def lower_is_better(self) -> bool:
-        """Check whether the score that is shown is better when it is lower."""
-        return self.score_name.startswith(_MINIMISE)
-
     def shown_score(self, candidate: Candidate) -> float | None:
-        """The score as it is shown: a metric is shown as it is; none where it is broken or conditions are not met."""
+        """Return the score to show; None where the candidate is broken or does not meet the conditions."""
         return shown_score(self.score_name, candidate.score, candidate.met)
 
 
@@ -108,166 +91,116 @@ def shown_score(rule: str, score: float | None, met: bool = True) -> float | Non
     return -score + 0.0 if rule.startswith(_MINIMISE) else score
 
 
-def shown_metrics(sweep: Sweep) -> list[str]:
-    """The metrics that tables show: the main ones of the benchmark, and those that the score's name holds.
+def shown_metrics(sweep: Sweep) -> dict[str, int]:
+    """Return the metrics that tables show, by name, with the largest number of items of each.
 
-    Which benchmark it is, is known by its metrics; of one that is not known, all are shown. Metrics without any value
-    are left out.
+    These are the main ones of the benchmark, and those that the score's name holds. Metrics without any value are left
+    out.
     """
-    models = [sweep.target, *(candidate.metrics for candidate in sweep.candidates)]
-    known = dict.fromkeys(name for metrics in models for name, metric in metrics.items() if metric.value is not None)
-    main = next((names for name, names in _SHOWN.items() if name in known), tuple(known))
+    models = [sweep.target, *(one.metrics for one in sweep.candidates)]
+    known = [name for metrics in models for name, metric in metrics.items() if metric.value is not None]
+    entry = BENCHMARKS.get(sweep.benchmark)
+    columns = (entry and entry.sweep_columns) or [known]
+    main = next((names for names in columns if known and names[0] in known), columns[0])
     named = re.findall(r"[\w/]+", sweep.score_name)
-    return list(dict.fromkeys(name for name in (*main, *named) if name in known))
+    names = dict.fromkeys(name for name in (*main, *named) if name in known)
+    metrics = _metrics(sweep)
+    return {name: max(metric.n for metric in metrics[name]) for name in names}
 
 
 def values_text(values: Values) -> str:
-    """What tells a candidate from the others, in words: `alpha 0.5, beta 1`."""
+    """Return the values of a candidate in words: `alpha 0.5, beta 1`."""
     return ", ".join(f"{key} {value_text(value)}" for key, value in values.items())
 
 
 def value_text(value: float | int | str) -> str:
-    """One of a candidate's values as tables show it."""
+    """Return one of a candidate's values as tables show it."""
     return value if isinstance(value, str) else f"{value:g}"
 
 
-def points_table(sweep: Sweep) -> Table:
-    """A table for the terminal; standard errors of target, ideal and the chosen one on a second line."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    names, keys = shown_metrics(sweep), _keys(sweep)
-    title = escape(f"sweep, {sweep.part}; chosen by: {sweep.score_heading[:-2]}")
-    table = Table(title=title, title_justify="left", box=box.HORIZONTALS)
-    table.padding, table.pad_edge = 0, False  # five metrics have room in 80 columns
-    table.caption, table.caption_justify = (
-        escape("\n".join(["↑ higher, ↓ lower is better", *_few_notes(sweep)])),
-        "left",
-    )
-    table.add_column("model", no_wrap=True)
-    for key in keys:
-        table.add_column(escape(key), justify="right", no_wrap=True)
-    table.add_column(escape(_short_heading(sweep)), justify="right", overflow="fold", min_width=5, max_width=16)
-    for name in names:
-        table.add_column(escape(_heading(sweep, name)), justify="right", overflow="fold", min_width=5, max_width=16)
-    for row in _rows(sweep):
-        full = row.mark in ("target", "ideal") or row.chosen
-        cells = [_rich_cell(row.metrics.get(name), full) for name in names]
-        style = "bold" if row.chosen else "dim" if row.mark in ("broken", "not met") else None
-        score = number(_shown(sweep, row))
-        table.add_row(row.mark, *map(escape, row.values(keys)), score, *cells, style=style)
-        if row.last_reference:
-            table.add_row("n", "", *[""] * len(keys), *(str(_most_items(sweep, name)) for name in names), style="dim")
-            table.add_section()
-    return table
-
-
-def _rich_cell(metric: Metric | None, with_error: bool) -> str:
-    if metric is None:
-        return number(None)
-    error = f"\n[dim]± {metric.stderr:.3f}[/dim]" if with_error and metric.stderr is not None else ""
-    return number(metric.value) + error
+def points_table(sweep: Sweep) -> TextTable:
+    """Return the table for a terminal: standard errors of the target, the ideal and the chosen one, and some notes."""
+    headings, rows = _headings(sweep), _cells(sweep, brief=True)
+    references = 1 + (sweep.ideal is not None)
+    metrics = shown_metrics(sweep)
+    items = [Cell("")] * (len(headings) - len(metrics) - 1)
+    first = [*rows[:references], [Cell("n"), *items, *(Cell(str(n)) for n in metrics.values())]]
+    title = f"sweep, {sweep.part}; chosen by: {sweep.score_heading[:-2]}"
+    notes = ["↑ higher, ↓ lower is better", *_few_notes(sweep)]
+    return TextTable(headings, [Section(first), Section(rows[references:])], title, notes)
 
 
 def points_markdown(sweep: Sweep) -> str:
-    """The same table as Markdown, with all standard errors and with its notes."""
-    names, keys = shown_metrics(sweep), _keys(sweep)
-    ns = {name: _most_items(sweep, name) for name in names}
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cells) + " |"
-
-    titles = ["model", *keys, sweep.score_heading, *(f"{_heading(sweep, name)} (n = {ns[name]})" for name in names)]
-    lines = [f"Sweep, {escape_markdown(sweep.part)}; chosen: {escape_markdown(values_text(sweep.chosen))}.", ""]
-    lines += [line([escape_markdown(title) for title in titles]), "|---|" + "---:|" * (len(titles) - 1)]
-    for row in _rows(sweep):
-        mark = f"**{row.mark}**" if row.chosen else row.mark
-        cells = [metric_cell(row.metrics.get(name), ns[name]) for name in names]
-        lines.append(line([mark, *map(escape_markdown, row.values(keys)), number(_shown(sweep, row)), *cells]))
-    lines += ["", *(f"- {escape_markdown(note)}." for note in _notes(sweep))]
-    return "\n".join(lines).rstrip("\n") + "\n"
+    """Return the table as Markdown, with all standard errors and all notes."""
+    title = escape_markdown(f"Sweep, {sweep.part}; chosen: {values_text(sweep.chosen)}.")
+    table = TextTable(_headings(sweep, " (n = {})"), [Section(_cells(sweep))], notes=_notes(sweep))
+    return f"{title}\n\n{markdown(table)}"
 
 
 def points_csv(sweep: Sweep) -> str:
-    """Everything, one line a model: model (target, ideal or candidate), the candidate's values, score, met, chosen,
-    note, and for each metric METRIC, METRIC_stderr and METRIC_n.
+    """Return everything, one line a model: model (target, ideal or candidate), the candidate's values, score, met,
+    chosen, note, and for each metric METRIC, METRIC_stderr and METRIC_n.
 
-    Numbers have all their digits; what is missing is empty, as is the score where conditions are not met; met and
+    Numbers have all their digits. What is missing is empty, as is the score where the conditions are not met; met and
     chosen are true or false.
     """
-    keys = _keys(sweep)
-    names = dict.fromkeys(name for row in _rows(sweep) for name in row.metrics)
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    ends = ("", "_stderr", "_n")
-    writer.writerow(
-        ["model", *keys, "score", "met", "chosen", "note", *(f"{name}{end}" for name in names for end in ends)]
-    )
-    for row in _rows(sweep):
-        one = row.candidate
-        own = [str(one.met).lower(), str(row.chosen).lower(), one.note] if one else [None] * 3
-        values = [one.values.get(key) if one else None for key in keys]
-        metrics = [row.metrics.get(name) for name in names]
-        cells = [cell for m in metrics for cell in ((m.value, m.stderr, m.n) if m else (None, None, None))]
-        writer.writerow(["candidate" if one else row.mark, *values, _shown(sweep, row), *own, *cells])
-    return stream.getvalue()
+    keys, metrics = _keys(sweep), _metrics(sweep)
+    ends = (f"{name}{end}" for name in metrics for end in ("", "_stderr", "_n"))
+    lines: list[list[object]] = [["model", *keys, "score", "met", "chosen", "note", *ends]]
+    for mark, one in _models(sweep):
+        state = [str(one.met).lower(), str(sweep.is_chosen(one)).lower(), one.note] if one.values else [None] * 3
+        parts = [getattr(one.metrics.get(name), key, None) for name in metrics for key in ("value", "stderr", "n")]
+        model = "candidate" if one.values else mark
+        lines.append([model, *map(one.values.get, keys), sweep.shown_score(one), *state, *parts])
+    return csv_lines(lines)
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A model of the table; mark: what its first cell says. candidate: None for target and ideal."""
-
-    mark: str
-    metrics: Mapping[str, Metric]
-    candidate: Candidate | None = None
-    chosen: bool = False
-    last_reference: bool = False
-
-    def values(self, keys: Sequence[str]) -> list[str]:
-        own = self.candidate.values if self.candidate else {}
-        return [value_text(own[key]) if key in own else "" for key in keys]
+def _models(sweep: Sweep) -> list[tuple[str, Candidate]]:
+    """Return the models of a table, each with what its first cell says."""
+    references = {"target": sweep.target, "ideal": sweep.ideal}
+    models = [(name, Candidate({}, metrics, None)) for name, metrics in references.items() if metrics is not None]
+    for one in sweep.candidates:
+        state = "broken" if one.score is None else "" if one.met else "not met"
+        models.append((", ".join(word for word in ("chosen" * sweep.is_chosen(one), state) if word), one))
+    return models
 
 
-def _rows(sweep: Sweep) -> Iterator[_Row]:
-    yield _Row("target", sweep.target, last_reference=sweep.ideal is None)
-    if sweep.ideal is not None:
-        yield _Row("ideal", sweep.ideal, last_reference=True)
-    for candidate in sweep.candidates:
-        chosen = sweep.is_chosen(candidate)
-        state = "broken" if candidate.score is None else "" if candidate.met else "not met"
-        mark = ", ".join(word for word in ("chosen" if chosen else "", state) if word)
-        yield _Row(mark, candidate.metrics, candidate, chosen)
-
-
-def _shown(sweep: Sweep, row: _Row) -> float | None:
-    return sweep.shown_score(row.candidate) if row.candidate else None
-
-
-def _short_heading(sweep: Sweep) -> str:
-    """The score's heading where the title has its name."""
-    return "score ↑" if sweep.score_heading.startswith("score (") else sweep.score_heading
+def _metrics(sweep: Sweep) -> dict[str, list[Metric]]:
+    """Return every metric that some model has, by name."""
+    metrics: dict[str, list[Metric]] = {}
+    for _, one in _models(sweep):
+        for name, metric in one.metrics.items():
+            metrics.setdefault(name, []).append(metric)
+    return metrics
 
 
 def _keys(sweep: Sweep) -> list[str]:
-    """What candidates differ in: the names of their values."""
+    """Return the names of the values that candidates differ in."""
     return list(dict.fromkeys(key for candidate in sweep.candidates for key in candidate.values))
 
 
-def _known(sweep: Sweep, name: str) -> list[Metric]:
-    return [row.metrics[name] for row in _rows(sweep) if name in row.metrics]
+def _headings(sweep: Sweep, items: str = "") -> list[str]:
+    """Return what stands above the columns; items: the pattern of the number of items of a metric."""
+    metrics = _metrics(sweep)
+    shown = shown_metrics(sweep).items()
+    names = [heading(name, metrics[name][0].higher_is_better) + items.format(n) for name, n in shown]
+    return ["model", *_keys(sweep), sweep.score_heading, *names]
 
 
-def _most_items(sweep: Sweep, name: str) -> int:
-    return max(metric.n for metric in _known(sweep, name))
-
-
-def _heading(sweep: Sweep, name: str) -> str:
-    return heading(name, _known(sweep, name)[0].higher_is_better)
+def _cells(sweep: Sweep, brief: bool = False) -> list[list[Cell]]:
+    """Return one row a model; brief: standard errors of the target, the ideal and the chosen one alone."""
+    keys, metrics = _keys(sweep), shown_metrics(sweep)
+    rows = []
+    for mark, one in _models(sweep):
+        values = (Cell(value_text(one.values[key]) if key in one.values else "") for key in keys)
+        with_error = not brief or not one.values or sweep.is_chosen(one)
+        cells = (metric_cell(one.metrics.get(name), n, with_error) for name, n in metrics.items())
+        rows.append([Cell(mark, sweep.is_chosen(one)), *values, Cell(number(sweep.shown_score(one))), *cells])
+    return rows
 
 
 def _few_notes(sweep: Sweep) -> list[str]:
-    """As many notes as a terminal has room for."""
+    """Return as many notes as a terminal has room for."""
     notes = _notes(sweep)
     rest = len(notes) - _MOST_NOTES
     return notes if rest <= 1 else [*notes[:_MOST_NOTES], f"… and {rest} more notes, which table.md has"]

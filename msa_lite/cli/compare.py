@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
-
-if TYPE_CHECKING:
-    from msa_lite.compare.comparison import Comparison
 
 
 @click.command()
@@ -31,33 +26,18 @@ def command(
     msa-lite compare LoRA=runs/a full=runs/b --format md
     msa-lite compare runs/mine --published tofu-forget10-llama-3.2-1b --format tex
     """
-    from msa_lite.cli.output import print_json
-    from msa_lite.compare.comparison import compare
-    from msa_lite.compare.formats import FORMATS
+    from msa_lite.cli.output import print_json, print_table
+    from msa_lite.comparison.compare import compare
+    from msa_lite.comparison.formats import FORMATS, comparison_table
     from msa_lite.errors import UsageError
 
     if as_json and form:
         raise UsageError("give one of --json and --format")
     names = [name.strip() for name in metrics.split(",") if name.strip()] if metrics is not None else None
-    found = compare(paths, published, names)
+    comparison = compare(paths, published, names)
     if as_json:
-        print_json(found.as_dict())
+        print_json(comparison.as_dict())
     elif form:
-        click.echo(FORMATS[form](found), nl=False)
+        click.echo(FORMATS[form](comparison), nl=False)
     else:
-        _print(found)
-
-
-def _print(comparison: Comparison) -> None:
-    """The table and its notes; where no terminal sets the width, as wide as the table is."""
-    from rich.console import Console
-
-    from msa_lite.compare.formats import comparison_table
-
-    table = comparison_table(comparison)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=max(console.width, Console(width=9999).measure(table).maximum))
-    console.print(table)
-    for note in comparison.notes:
-        console.print(f"{note}.", style="dim", highlight=False, markup=False)
+        print_table(comparison_table(comparison), dense=True)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from msa_lite.io.progress import Watcher
     from msa_lite.recipe import Recipe
     from msa_lite.report import Report
+    from msa_lite.report.formats import TextTable
 
 _notices = Notices()  # of this process's command
 
@@ -85,11 +86,18 @@ def print_json(value: Any) -> None:
 
 def print_reports(reports: Mapping[str, Report], title: str) -> None:
     """The table of models side by side on stdout."""
+    from msa_lite.report import reports_table
+
+    print_table(reports_table(reports, title))
+
+
+def print_table(table: TextTable, dense: bool = False) -> None:
+    """Print a table and its notes on stdout, in full width where no terminal sets one."""
     from rich.console import Console
 
-    from msa_lite.report import notes, rich_table
+    from msa_lite.report.formats import terminal_table
 
     console = Console()
-    console.print(rich_table(reports, title))
-    for note in notes(reports):
-        console.print(f"{note}.", style="dim", highlight=False)
+    if not console.is_terminal:
+        console.width = 9999
+    console.print(terminal_table(table, dense), highlight=False)

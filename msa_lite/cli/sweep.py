@@ -29,7 +29,7 @@ def command(
     torchrun --nproc_per_node 2 -m msa_lite sweep my.yaml   over processes, without GPUs
     msa-lite sweep my.yaml --ray --workers 4                over machines
     """
-    from msa_lite.cli.output import print_json, print_prior, print_start, progress_bars, quieten_libraries
+    from msa_lite.cli.output import print_json, print_prior, print_start, print_table, progress_bars, quieten_libraries
     from msa_lite.cli.tokenizer import with_tokenizer
     from msa_lite.errors import UsageError
     from msa_lite.recipe import load_recipe
@@ -50,11 +50,9 @@ def command(
     if as_json:
         print_json(result.as_dict())
         return
-    from rich.console import Console
-
     from msa_lite.choose.table import points_table
 
-    Console().print(points_table(result.points))
+    print_table(points_table(result.points), dense=True)
     point = ", ".join(f"{'α' if key == 'alpha' else 'β'} = {value:g}" for key, value in result.choice.values.items())
     click.echo(f"chosen:          {point}")
     for note in result.notes:

@@ -1,7 +1,7 @@
 """The table of metrics, reports of one run, the tables made of them, and the verdict."""
 
 from msa_lite.report.reports import REPORT_FILE, Metric, Report, load_report, write_report
-from msa_lite.report.table import markdown_table, notes, rich_table
+from msa_lite.report.table import markdown_table, reports_table
 
 __all__ = [
     "REPORT_FILE",
@@ -9,7 +9,6 @@ __all__ = [
     "Report",
     "load_report",
     "markdown_table",
-    "notes",
-    "rich_table",
+    "reports_table",
     "write_report",
 ]

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from msa_lite.report.formats import Cell, Section, TextTable, markdown
+
 HOLDOUT = "holdout set"
 MEMBERSHIP = "forget against holdout set"
 _FORGET, _RETAIN, _UTILITY, _QUESTIONS, _TASKS = "forget set", "retain set", "utility", "questions", "tasks"
@@ -202,7 +204,6 @@ def metric_kind(name: str) -> MetricKind:
 
 def metrics_markdown() -> str:
     """Return the table of metrics as Markdown."""
-    lines = ["| group | metric | best | meaning | source |", "|---|---|---|---|---|"]
-    for kind in METRICS.values():
-        lines.append(f"| {kind.group} | `{kind.name}` | {kind.best} | {kind.formula} | {kind.source} |")
-    return "\n".join(lines) + "\n"
+    rows = [(kind.group, kind.name, kind.best, kind.formula, kind.source) for kind in METRICS.values()]
+    headings = ["group", "metric", "best", "meaning", "source"]
+    return markdown(TextTable(headings, [Section([[*map(Cell, row)] for row in rows])], left=5))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from msa_lite.choose import candidates as module
-from msa_lite.choose import drawing as pictures
+from msa_lite.choose import pictures
 from msa_lite.choose.candidates import TARGET, Candidates, Values, candidate_name
 from msa_lite.choose.choice import choose, load_choice
 from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, PaperScore, Rule

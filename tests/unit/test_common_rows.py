@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import msa_lite
-from msa_lite.compare.comparison import Comparison, compare
-from msa_lite.compare.formats import FORMATS
+from msa_lite.comparison.compare import Comparison, compare
+from msa_lite.comparison.formats import FORMATS
 from msa_lite.data import DataSource
 from msa_lite.errors import MismatchError
 from msa_lite.evals.benchmark import Benchmark, Record, Records

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from msa_lite.compare.comparison import Comparison, compare
-from msa_lite.compare.formats import latex_comparison, markdown_comparison
+from msa_lite.comparison.compare import Comparison, compare
+from msa_lite.comparison.formats import FORMATS
 from msa_lite.errors import FormatError, MismatchError, UsageError
 from msa_lite.report import write_report
 from tests.report_folders import IDEAL, JUDGE, TARGET, made_by, make_report, make_run, put
@@ -297,7 +297,7 @@ def test_a_single_run_has_no_ratios_and_no_best_method(tmp_path: Path) -> None:
     found = compare([run])
     assert [row.role for row in found.rows] == ["target", "ideal", "method"]
     assert not any(cell.ratio or cell.best for row in found.rows for cell in row.cells)
-    for text in (markdown_comparison(found), latex_comparison(found), " ".join(found.notes)):
+    for text in (FORMATS["md"](found), FORMATS["tex"](found), " ".join(found.notes)):
         assert "100" not in text
         assert "ratio" not in text
     assert found.notes == ("where ↓ is better, a value below the ideal's is over-unlearning",)

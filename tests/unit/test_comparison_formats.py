@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from msa_lite.compare.comparison import Comparison, compare
-from msa_lite.compare.formats import FORMATS
+from msa_lite.comparison.compare import Comparison, compare
+from msa_lite.comparison.formats import FORMATS
 from tests.command import run_cli
 from tests.report_folders import make_run
 
@@ -136,7 +136,7 @@ def test_html_is_one_whole_page(comparison: Comparison) -> None:
 def test_the_command_prints_a_table_in_every_format(run: Path) -> None:
     table = run_cli("compare", str(run))
     assert (table.returncode, table.stderr) == (0, "")
-    assert [word in table.stdout for word in ("tofu, forget10", "MSA", "0.280 25.0%", "± 0.010", "MSA paper")] == [
+    assert [word in table.stdout for word in ("tofu, forget10", "MSA", "0.280 (25.0%)", "± 0.010", "MSA paper")] == [
         True
     ] * 5
     assert run_cli("compare", str(run), "--format", "md").stdout == FORMATS["md"](compare([run]))

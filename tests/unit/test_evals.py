@@ -14,9 +14,8 @@ def test_a_table_shows_models_side_by_side_and_a_dash_for_what_is_not_there() ->
         "| forget set | accuracy ↓ | 4 | 0.500 ± 0.250 | – |",
         "| retain set | ROUGE-L recall ↑ | 2 | 1.000 | – |",
         "",
-        "accuracy: no item.",
-        "",
-        "accuracy, forget set: items left out: 4.",
+        "- accuracy: no item.",
+        "- accuracy, forget set: items left out: 4.",
     ]
 
 
@@ -40,5 +39,5 @@ def test_every_published_metric_has_a_group_and_small_numbers_stay_visible() -> 
         "| questions | accuracy (other entities) ↑ | 853 | 0.750 ± 0.010 |",
         "| tasks | hellaswag/acc ↑ | 100 | 0.500 ± 0.050 |",
         "",
-        "judge gpt-4o: 8 calls (4000 + 8 tokens, 0.01 USD), 2 verdicts from earlier ones, 1 invalid.",
+        "- judge gpt-4o: 8 calls (4000 + 8 tokens, 0.01 USD), 2 verdicts from earlier ones, 1 invalid.",
     ]

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from msa_lite.choose.pictures import forget_retain, heat_map, write_pictures
+from msa_lite.choose.pictures import draw_pictures, forget_retain, heat_map, write_pictures
 from msa_lite.choose.table import Candidate, Sweep
-from msa_lite.errors import UsageError
 from msa_lite.report import Metric
 
 GRID = [(alpha, beta) for alpha in (0.0, 0.5, 1.0) for beta in (0.0, 1.0, 2.0)]
@@ -33,7 +32,7 @@ def sweep(points: Iterable[tuple[float, float]], broken: Any = (), unmet: Any = 
         for a, b in points
     ]
     chosen = candidates[-1].values
-    return Sweep(candidates, metrics(0.95, 0.93), metrics(0.3, 0.9), chosen, "extraction", "forget10 validation")
+    return Sweep(candidates, metrics(0.95, 0.93), metrics(0.3, 0.9), chosen, "extraction", "forget10 validation", "qa")
 
 
 def drawn(figure: Any) -> Any:
@@ -41,13 +40,28 @@ def drawn(figure: Any) -> Any:
     return figure.axes[0]
 
 
+def labels(axis: Any) -> list[float]:
+    """The values along an axis, one a step."""
+    return [float(text.get_text()) for text in axis.get_ticklabels()]
+
+
+def place(axes: Any, x: float, y: float) -> tuple[float, float]:
+    """The values of a step along either axis."""
+    return labels(axes.xaxis)[round(x)], labels(axes.yaxis)[round(y)]
+
+
 def filled(axes: Any) -> dict[tuple[float, float], tuple[float, float, float, float]]:
-    """The cells of a heat map, (left, bottom, right, top), by their middle."""
+    """The cells of a heat map, (left, bottom, right, top), by the values that they stand for."""
     boxes = [patch.get_bbox() for patch in axes.patches if patch.get_fill()]
-    return {
-        (round((b.x0 + b.x1) / 2, 3), round((b.y0 + b.y1) / 2, 3)): tuple(round(x, 4) for x in (b.x0, b.y0, b.x1, b.y1))
-        for b in boxes
-    }
+    return {place(axes, (b.x0 + b.x1) / 2, (b.y0 + b.y1) / 2): (b.x0, b.y0, b.x1, b.y1) for b in boxes}
+
+
+def marked(axes: Any) -> dict[str, list[tuple[float, float]]]:
+    """The places of what the legend names."""
+    signs: dict[str, list[tuple[float, float]]] = {}
+    for line in axes.lines:
+        signs.setdefault(line.get_label(), []).append(tuple(line.get_xydata()[0]))
+    return signs
 
 
 def legend(figure: Any) -> list[str]:
@@ -73,44 +87,43 @@ def test_a_heat_map_has_a_cell_with_its_score_for_each_point() -> None:
     assert axes.get_title(loc="left") == "Score of each point, forget10 validation"
     cells = filled(axes)
     assert sorted(cells) == GRID
-    assert cells[0.5, 1.0] == (0.25, 0.5, 0.75, 1.5)
+    assert cells[0.5, 1.0] == (0.5, 0.5, 1.5, 1.5)
     # α/2 + β/10 by hand; nothing is written where it is broken, (0.5, 2), or conditions are not met
-    written = {text.get_position(): text.get_text() for text in axes.texts}
+    written = {place(axes, *text.get_position()): text.get_text() for text in axes.texts}
     assert written == {
         (0.0, 2.0): "0.200",
         (0.5, 0.0): "0.250", (0.5, 1.0): "0.350",
         (1.0, 0.0): "0.500", (1.0, 1.0): "0.600", (1.0, 2.0): "0.700",
     }  # fmt: skip
-    assert len(axes.lines) == 2  # the cross
+    assert [place(axes, *at) for at in marked(axes)["broken"]] == [(0.5, 2.0)]
     assert sum(bool(patch.get_hatch()) for patch in axes.patches) == 2
     frames = [patch.get_bbox() for patch in axes.patches if not patch.get_fill() and not patch.get_hatch()]
-    assert [(frame.x0, frame.y0, frame.x1, frame.y1) for frame in frames] == [(0.75, 1.5, 1.25, 2.5)]
-    assert legend(figure) == ["chosen: α = 1, β = 2", "conditions not met", "broken"]
+    assert [(frame.x0, frame.y0, frame.x1, frame.y1) for frame in frames] == [cells[1.0, 2.0]]
+    assert legend(figure) == ["conditions not met", "chosen: α = 1, β = 2", "broken"]
     assert [bar.get_ylabel() for bar in figure.axes[1:]] == ["forgotten ↑"]  # type: ignore[union-attr]
 
 
-def test_cells_of_an_uneven_grid_meet_midway_and_missing_points_stay_blank() -> None:
+def test_cells_are_of_one_size_whatever_the_steps_and_missing_points_stay_blank() -> None:
     points = [(a, b) for a in (0.0, 1.0, 3.0) for b in (0.0, 1.0) if (a, b) != (1.0, 0.0)]
-    cells = set(filled(drawn(heat_map(sweep(points)))).values())
-    # Bounds midway: 0.5 and 2 along α, and as far out at the ends: −0.5 and 4; 0.5 along β, −0.5 and 1.5.
-    assert cells == {
-        (-0.5, -0.5, 0.5, 0.5), (-0.5, 0.5, 0.5, 1.5), (0.5, 0.5, 2.0, 1.5),
-        (2.0, -0.5, 4.0, 0.5), (2.0, 0.5, 4.0, 1.5),
-    }  # fmt: skip
+    axes = drawn(heat_map(sweep(points)))
+    assert sorted(filled(axes)) == points
+    assert {(right - left, top - bottom) for left, bottom, right, top in filled(axes).values()} == {(1.0, 1.0)}
+    assert (axes.get_xlim(), axes.get_ylim()) == ((-0.5, 2.5), (-0.5, 1.5))
 
 
-def test_points_of_a_refinement_have_small_cells_and_leave_the_others_as_they_are() -> None:
+def test_points_of_a_refinement_have_rows_and_columns_of_their_own() -> None:
     coarse = [(float(a), float(b)) for a in range(5) for b in range(5)]
     fine = [(a, b) for a in (1.5, 2.0, 2.5) for b in (1.5, 2.0, 2.5) if (a, b) != (2.0, 2.0)]
     axes = drawn(heat_map(sweep(coarse + fine)))
-    cells = set(filled(axes).values())
-    assert (1.25, 1.25, 1.75, 1.75) in cells  # (1.5, 1.5)
-    assert (1.75, 1.75, 2.25, 2.25) in cells  # (2, 2), now among finer ones
-    assert (-0.5, -0.5, 0.5, 0.5) in cells
-    assert (0.5, 0.5, 1.5, 1.5) in cells  # (1, 1), with (1.5, 1.5) on its corner
+    assert sorted(filled(axes)) == sorted(coarse + fine)
+    assert labels(axes.xaxis) == labels(axes.yaxis) == [0, 1, 1.5, 2, 2.5, 3, 4]
     assert len(axes.texts) == len(coarse + fine)
-    order = {(b.x0, b.y0): p.get_zorder() for p in axes.patches if p.get_fill() for b in [p.get_bbox()]}
-    assert order[1.25, 1.25] > order[0.5, 0.5]
+
+
+def test_where_cells_are_small_numbers_are_left_out_and_some_steps_have_no_label() -> None:
+    axes = drawn(heat_map(sweep([(a / 10, b / 10) for a in range(20) for b in range(5)])))
+    assert not axes.texts
+    assert labels(axes.xaxis) == [a / 10 for a in range(0, 20, 2)]
 
 
 @pytest.mark.parametrize(
@@ -127,10 +140,11 @@ def test_where_one_strength_varies_the_score_is_a_line(points: list[tuple[float,
     assert (axes.get_xlabel(), axes.get_ylabel()) == (label, "forgotten ↑")
     xs, ys = axes.lines[0].get_data()
     assert list(ys) == [one.score for one in given.candidates[2:]]
-    assert list(xs) == [1.0, 2.0]
+    assert list(xs) == [2, 3]
+    assert labels(axes.xaxis) == [0.0, 0.5, 1.0, 2.0]
     assert [line.get_data()[1][0] for line in axes.lines[1:3]] == [0.04, 0.04]  # at the foot: no score to place them by
-    assert len(axes.lines) == 1 + 4 + 1  # the line, a marker each, the chosen one's ring, the broken one's cross
-    assert legend(figure)[1:] == ["conditions not met", "broken"]
+    assert len(axes.lines) == 1 + 4 + 1  # the line, a marker each, the chosen one's ring
+    assert legend(figure)[::2] == ["conditions not met", "broken"]
 
 
 def test_scores_that_do_not_meet_the_conditions_take_no_colours_from_the_others() -> None:
@@ -179,9 +193,10 @@ def test_forget_stands_against_retain_with_target_ideal_and_chosen_named() -> No
     assert axes.get_ylabel() == "ROUGE-L recall, retain set (0…1)   better →"
     assert axes.get_title(loc="left") == "Forget set against retain set, forget10 validation"
     assert len(axes.containers) == 8 + 2  # candidates that are not broken, target and ideal: each with error bars
-    named = {text.get_text(): text.xy for text in axes.texts}
-    assert named == {"target": (0.95, 0.93), "ideal": (0.3, 0.9), "chosen": (0.9 - 1 / 4, 0.9 - 1 / 8)}
-    across, up = (bars.get_segments()[0] for bars in axes.containers[0][2])
+    assert legend(figure) == ["target", "ideal", "chosen: α = 1, β = 2"]
+    signs = marked(axes)
+    assert [signs[name] for name in legend(figure)] == [[(0.95, 0.93)], [(0.3, 0.9)], [(0.9 - 1 / 4, 0.9 - 1 / 8)]]
+    across, up = (bars.get_segments()[0] for bars in axes.containers[2][2])  # the first candidate's
     assert across[:, 0] == pytest.approx([0.87, 0.93])  # 0.9 ± 0.03
     assert up[:, 1] == pytest.approx([0.88, 0.92])  # 0.9 ± 0.02
 
@@ -190,24 +205,26 @@ def test_the_pair_of_metrics_is_the_first_that_is_there() -> None:
     for names, up in ((("verbmem_f", "knowmem_r"), False), (("accuracy_corrupted", "accuracy_other"), True)):
         values = {name: Metric(0.4, 50, None, up) for name in names}
         only = Candidate({"epoch": 1}, values, 0.5)
-        given = Sweep([only], values, None, only.values, "muse", "validation")
-        axes = drawn(forget_retain(given))
-        assert axes.get_xlabel().startswith("← better") is not up
-        assert [text.get_text() for text in axes.texts] == ["chosen", "target"]
+        given = Sweep([only], values, None, only.values, "muse", "validation", "muse")
+        figure = forget_retain(given)
+        assert drawn(figure).get_xlabel().startswith("← better") is not up
+        assert legend(figure) == ["target", "chosen: epoch = 1"]
         assert forget_retain(replace(given, candidates=[replace(only, metrics={names[0]: values[names[0]]})])) is None
 
 
 def test_only_pictures_with_something_to_show_are_written(tmp_path: Path) -> None:
     only = Candidate({"epoch": 1}, metrics(0.5, 0.9), 0.5)
-    given = Sweep([only], metrics(0.9, 0.9), None, only.values, "$a$ of $b", "$c$ rows$")
+    given = Sweep([only], metrics(0.9, 0.9), None, only.values, "$a$ of $b", "$c$ rows$", "qa")
     assert [path.name for path in write_pictures(given, tmp_path)] == ["forget_retain.png"]
     assert write_pictures(replace(given, candidates=[replace(only, metrics={})]), tmp_path / "none") == []
 
 
-def test_matplotlib_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_matplotlib_a_warning_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(UsageError, match=r"pip install matplotlib$"):
-        write_pictures(sweep(GRID), tmp_path)
+    assert not draw_pictures(sweep(GRID), tmp_path)
+    assert "pip install matplotlib" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -220,7 +237,7 @@ from msa_lite.report import Metric
 early = sorted({{"matplotlib", "rich"}} & set(sys.modules))
 metrics = {{"rouge_l_f": Metric(0.5, 9, 0.1, False), "rouge_l_r": Metric(0.5, 9, 0.1, True)}}
 found = [Candidate({{"alpha": a, "beta": b}}, metrics, a + b) for a in (0, 1) for b in (0, 1)]
-sweep = Sweep(found, metrics, None, found[-1].values, "extraction", "rows")
+sweep = Sweep(found, metrics, None, found[-1].values, "extraction", "rows", "qa")
 import matplotlib
 before = list(dict.items(matplotlib.rcParams))  # as they are stored: asking for the backend loads pyplot
 paths = write_pictures(sweep, __import__("pathlib").Path({str(tmp_path)!r}))

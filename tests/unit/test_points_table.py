@@ -14,6 +14,7 @@ from rich.console import Console
 
 from msa_lite.choose.table import Candidate, Sweep, points_csv, points_markdown, points_table, shown_metrics
 from msa_lite.report import Metric
+from msa_lite.report.formats import terminal_table
 
 
 def metric(value: float | None, up: bool = False, n: int = 60, stderr: float | None = 0.02) -> Metric:
@@ -36,12 +37,13 @@ SWEEP = Sweep(
     chosen={"alpha": 1, "beta": 0.0},  # as it may come back from JSON
     score_name="extraction",
     part="forget10 validation",
+    benchmark="qa",
 )
 
 
 def rendered(sweep: Sweep, width: int = 100) -> list[str]:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(points_table(sweep))
+    console.print(terminal_table(points_table(sweep), dense=True))
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
@@ -60,7 +62,7 @@ def test_the_terminal_shows_target_and_ideal_above_the_candidates_and_marks_them
     assert ["broken", "2", "0", "–", "–", "–"] in cells
     assert "alpha 2, beta 0: broken: not a number | in the logits [of x]" in "\n".join(lines)
     assert any(line.startswith("not met: does not meet") for line in lines)
-    assert any(line.strip() == "alpha 1.5, beta 0: not met: rouge_l_r is 0.4, 0.9 wanted" for line in lines)
+    assert any(line.strip() == "alpha 1.5, beta 0: not met: rouge_l_r is 0.4, 0.9 wanted." for line in lines)
     assert any(line.startswith("forgotten: of what the target knows") for line in lines)
 
 
@@ -68,8 +70,8 @@ def test_a_terminal_has_room_for_some_notes_and_the_file_has_all() -> None:
     poor = [Candidate({"alpha": i}, metrics(0.5, 0.5), -0.5, False, f"short by {i}") for i in range(20)]
     sweep = replace(SWEEP, candidates=poor, chosen={"alpha": 13})
     notes = [line.strip() for line in rendered(sweep) if "short by" in line or "more notes" in line]
-    assert notes[0] == "alpha 13: not met: short by 13"
-    assert notes[-1] == "… and 14 more notes, which table.md has"
+    assert notes[0] == "alpha 13: not met: short by 13."
+    assert notes[-1] == "… and 14 more notes, which table.md has."
     assert len(notes) == 7
     assert points_markdown(sweep).count("short by") == 20
 
@@ -107,6 +109,7 @@ def test_nothing_of_a_wide_table_is_cut_in_eighty_columns() -> None:
         candidates=[replace(one, metrics=one.metrics and {**one.metrics, **more}) for one in SWEEP.candidates],
         target={**SWEEP.target, **more},
         ideal=None,
+        benchmark="tofu",
     )
     assert len(shown_metrics(wide)) == 8
     row = next(line.split() for line in rendered(wide, 80) if line.startswith((" not met", "not met ")))
@@ -169,7 +172,7 @@ def read_metrics(row: Mapping[str, str], known: Mapping[str, Metric]) -> dict[st
 @given(st.lists(candidates, min_size=1, max_size=4))
 @settings(max_examples=50, deadline=None)
 def test_the_csv_reads_back_equal(given: list[Candidate]) -> None:
-    sweep = Sweep(given, {"rouge_l_f": metric(1 / 3)}, None, given[0].values, "tofu", "test")
+    sweep = Sweep(given, {"rouge_l_f": metric(1 / 3)}, None, given[0].values, "tofu", "test", "tofu")
     rows = list(csv.DictReader(io.StringIO(points_csv(sweep), newline="")))
     assert [row["model"] for row in rows] == ["target", *["candidate"] * len(given)]
     assert (float(rows[0]["rouge_l_f"]), rows[0]["chosen"], rows[0]["score"]) == (1 / 3, "", "")
@@ -182,25 +185,39 @@ def test_the_csv_reads_back_equal(given: list[Candidate]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "score_name", "shown"),
+    ("benchmark", "there", "score_name", "shown"),
     [
-        ("knowmem_r verbmem_f privleak min_k", "muse", "min_k verbmem_f knowmem_r"),
-        ("accuracy_other accuracy accuracy_corrupted", "accuracy", "accuracy accuracy_corrupted accuracy_other"),
-        ("model_utility rouge_l_f truth_ratio_f rouge_l_r", "tofu", "rouge_l_f model_utility rouge_l_r"),
-        ("rouge_l_f accuracy_f probability_r", "probability_r", "accuracy_f rouge_l_f probability_r"),
-        ("exact_memorization extraction_strength probability_r", "extraction", "extraction_strength probability_r"),
-        ("hellaswag/acc arc/acc", "arc/acc", "hellaswag/acc arc/acc"),
+        ("muse", "knowmem_r verbmem_f privleak min_k", "muse", "min_k verbmem_f knowmem_r"),
+        (
+            "restor",
+            "accuracy_other accuracy accuracy_corrupted",
+            "accuracy",
+            "accuracy accuracy_corrupted accuracy_other",
+        ),
+        ("tofu", "model_utility rouge_l_f truth_ratio_f rouge_l_r", "tofu", "rouge_l_f model_utility rouge_l_r"),
+        ("qa", "rouge_l_f accuracy_f probability_r", "probability_r", "accuracy_f rouge_l_f probability_r"),
+        (
+            "qa",
+            "exact_memorization extraction_strength probability_r",
+            "extraction",
+            "extraction_strength probability_r",
+        ),
+        ("lm-eval", "hellaswag/acc arc/acc", "arc/acc", "hellaswag/acc arc/acc"),
     ],
 )
-def test_the_metrics_shown_are_the_main_ones_of_what_is_there(there: str, score_name: str, shown: str) -> None:
+def test_the_metrics_shown_are_the_main_ones_of_the_benchmark(
+    benchmark: str, there: str, score_name: str, shown: str
+) -> None:
     values = {name: metric(0.5) for name in there.split()}
-    sweep = Sweep([Candidate({"alpha": 1}, values, 0.5)], values, None, {"alpha": 1}, score_name, "all")
-    assert shown_metrics(sweep) == shown.split()
+    sweep = Sweep([Candidate({"alpha": 1}, values, 0.5)], values, None, {"alpha": 1}, score_name, "all", benchmark)
+    assert list(shown_metrics(sweep)) == shown.split()
 
 
 def test_metrics_without_a_value_are_not_shown() -> None:
     values = {"model_utility": metric(0.5, True), "acc_forget": metric(None, True)}
-    sweep = Sweep([Candidate({"alpha": 1}, values, 0.5)], values, values, {"alpha": 1}, "tofu", "all")
-    assert shown_metrics(sweep) == ["model_utility"]
+    sweep = Sweep([Candidate({"alpha": 1}, values, 0.5)], values, values, {"alpha": 1}, "tofu", "all", "tofu")
+    assert list(shown_metrics(sweep)) == ["model_utility"]
+    assert list(shown_metrics(replace(sweep, target={}, candidates=[]))) == []
+    assert list(shown_metrics(replace(sweep, target={}, candidates=[], benchmark="lm-eval"))) == []
     judged = {**values, "acc_forget": metric(0.9, True)}
-    assert shown_metrics(replace(sweep, target=judged)) == ["model_utility", "acc_forget"]
+    assert list(shown_metrics(replace(sweep, target=judged))) == ["model_utility", "acc_forget"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from msa_lite.compare.published import load_published, published_tables
+from msa_lite.comparison.published import load_published, published_tables
 from msa_lite.errors import UsageError
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "msa-paper.tex"

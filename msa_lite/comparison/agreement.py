@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from msa_lite.compare.entries import Entry
-from msa_lite.compare.published import PublishedTable
+from msa_lite.comparison.entries import Entry
+from msa_lite.comparison.published import PublishedTable
 from msa_lite.errors import MismatchError, join_faults
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.reports import Report

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from msa_lite.compare.ratios import Ratio
+from msa_lite.comparison.ratios import Ratio
 from msa_lite.errors import UsageError, nearest
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.reports import Metric

@@ -7,91 +7,83 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.compare.agreement import check_agreement, merge_references, same_rows
-from msa_lite.compare.caveats import caveats
-from msa_lite.compare.common_rows import on_common_rows
-from msa_lite.compare.entries import SECTIONS, Entry, Role, read_entries, set_apart, with_reports
-from msa_lite.compare.published import PublishedTable, load_published
-from msa_lite.compare.ratios import Ratio, best_values, ratios
+from msa_lite.benchmarks import BENCHMARKS
+from msa_lite.comparison.agreement import check_agreement, merge_references, same_rows
+from msa_lite.comparison.caveats import caveats
+from msa_lite.comparison.common_rows import on_common_rows
+from msa_lite.comparison.entries import SECTIONS, Entry, Role, read_entries, set_apart, with_reports
+from msa_lite.comparison.published import PublishedTable, load_published
+from msa_lite.comparison.ratios import Ratio, best_values, ratios
 from msa_lite.errors import UsageError, nearest
 from msa_lite.report.metrics import metric_kind
 from msa_lite.report.reports import Report
 from msa_lite.report.table import heading, number
 
-# The columns of the paper's tables; RESTOR's only one, and those of questions of one's own in the same spirit.
-_COLUMNS = {
-    "tofu": (
-        "acc_forget", "acc_recover", "acc_retain",
-        "extraction_strength", "model_utility", "rouge_l_f", "forget_quality",
-    ),
-    "muse": (
-        "extraction_strength", "exact_memorization", "verbmem_f", "min_k", "min_k_pp", "knowmem_r", "privleak",
-    ),
-    "restor": ("accuracy",),
-    "qa": (
-        "rouge_l_f", "accuracy_f", "extraction_strength", "rouge_l_r", "accuracy_r", "rouge_l_h", "accuracy_h",
-    ),
-}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Column:
-    """A metric: its name, its heading with the arrow of its direction, and the direction, None where there is none."""
+    """A metric of a comparison."""
 
     name: str
     heading: str
+    """Its label, with the arrow of its direction."""
     higher_is_better: bool | None
+    """None where neither way is better."""
 
 
 @dataclass(frozen=True)
-class Cell:
-    """What a row says in a column. value: None where it is missing. n: items in it, None where that is not known.
-
-    ratio: by `ratios`, of methods only, where there are several. best: whether no method of its part of the table is
-    better, where there are several. shown: the value as tables show it, a published one as it was printed.
-    """
+class ModelValue:
+    """A model's value of one metric, and how it stands beside the other models'."""
 
     value: float | None
+    """None where it is missing."""
     stderr: float | None
     n: int | None
+    """The number of items it is of. None for published figures."""
     ratio: Ratio | None
+    """Of methods only, where there are several: see `ratios`."""
     best: bool
+    """True where no method of its section is better, and there are several."""
     shown: str
+    """The value as tables show it. A published one stands as it was printed."""
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """One model. section: see `entries.SECTIONS`. source: its report.json, or the published table."""
+    """A model of a comparison."""
 
     label: str
     section: str
+    """One of `entries.SECTIONS`."""
     role: Role
     source: str
+    """The path of its report.json, or the name of the published table."""
     method: Mapping[str, Any]
-    cells: tuple[Cell, ...]
+    """How the model was made, as its report says."""
+    cells: tuple[ModelValue, ...]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The table as data; `formats` renders it. split: None for published figures whose split is not known.
-
-    published: the heading of the rows of a paper. notes: what has to be known to read the table, one line each.
-    """
+    """Models side by side as data. `formats` writes it as text."""
 
     benchmark: str
     split: str | None
+    """None for published figures of an unknown split."""
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...]
+    """What a reader has to know to read the table, one line each."""
     published: str | None = None
+    """The heading of the rows of a paper."""
 
     @property
     def title(self) -> str:
-        """Benchmark and split."""
+        """Return the benchmark and the split."""
         return f"{self.benchmark}, {self.split}" if self.split else self.benchmark
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form: each row's metrics by name, a ratio as number with whether the ideal is reached."""
+        """Return it JSON-able: each row's metrics by name, a ratio as a number and whether the ideal is reached."""
         rows = [
             {
                 "model": row.label,
@@ -112,7 +104,7 @@ class Comparison:
         }  # fmt: skip
 
 
-def _cell_dict(cell: Cell) -> dict[str, Any]:
+def _cell_dict(cell: ModelValue) -> dict[str, Any]:
     ratio = cell.ratio
     return {
         "value": cell.value,
@@ -131,11 +123,13 @@ def compare(
 ) -> Comparison:
     """Put reports side by side, as in the MSA paper.
 
+    Reports may be on other rows of the same data, as of runs with and without a choice. Then all are computed anew,
+    from their records, on the rows that all of them were scored on.
+
     paths: folders of runs and evaluations, and report.json files, each also as LABEL=PATH; see `read_entries`.
-    published: name of a table of the paper, whose figures follow in rows of their own, with the ratios that it prints,
-    or else by the same rule beside its own ideal. metrics: the columns, by name; None for those of the paper. Columns
-    without any value are left out, and the notes say why. Reports on other rows of the same data, as of runs with and
-    without a choice, are computed anew, from their records, on the rows that all of them were scored on.
+    published: the name of a table of the paper. Its figures follow in rows of their own, with the ratios that it
+    prints, or else by the same rule beside its own ideal. metrics: the columns, by name; None for those of the paper.
+    Columns without any value are left out, and the notes say why.
 
     Raises UsageError for what is missing or unknown, FormatError for broken reports, MismatchError for reports that
     cannot stand side by side, each with all faults.
@@ -149,16 +143,16 @@ def compare(
         entries = with_reports(entries, on_common_rows([Path(entry.source) for entry in entries]))
     own = sorted(set_apart(merge_references(entries)), key=_place)
     printed = _published_entries(table) if table else []
-    asked = _choose_columns([*own, *printed], metrics)
-    columns = [column for column in asked if _has_values(column, [*own, *printed])]
+    all_columns = _choose_columns([*own, *printed], metrics)
+    columns = [column for column in all_columns if _has_values(column, [*own, *printed])]
     if not columns:
-        raise UsageError(f"no report has a value of {', '.join(column.name for column in asked) or 'any metric'}")
+        raise UsageError(f"no report has a value of {', '.join(column.name for column in all_columns) or 'any metric'}")
     return Comparison(
         (own or printed)[0].report.benchmark,
         own[0].report.split if own else table.split if table else None,
         tuple(columns),
         (*_rows(own, columns), *_rows(printed, columns)),
-        (*caveats(own, printed, [(column.name, column in columns) for column in asked], table), *notes),
+        (*caveats(own, printed, [(column.name, column in columns) for column in all_columns], table), *notes),
         f"published: {table.model}" if table else None,
     )
 
@@ -183,16 +177,21 @@ def _published_entries(table: PublishedTable) -> list[Entry]:
 
 
 def _choose_columns(entries: Sequence[Entry], names: Sequence[str] | None) -> list[Column]:
-    """The columns asked for, or those of the benchmark that some report has. Raises UsageError for unknown names."""
-    found = {name: metric.higher_is_better for entry in entries for name, metric in entry.report.metrics.items()}
+    """Return the columns of these names, or those of the benchmark that some report has.
+
+    Raises UsageError for names that no report has.
+    """
+    directions = {name: metric.higher_is_better for entry in entries for name, metric in entry.report.metrics.items()}
     if names is not None:
-        unknown = [f"'{name}'{nearest(name, found)}" for name in names if name not in found]
+        unknown = [f"'{name}'{nearest(name, directions)}" for name in names if name not in directions]
         if unknown:
-            raise UsageError(f"no report has the metric {', '.join(unknown)}; choose from {', '.join(found)}")
+            raise UsageError(f"no report has the metric {', '.join(unknown)}; choose from {', '.join(directions)}")
         chosen = list(dict.fromkeys(names))
     else:
-        chosen = [name for name in _COLUMNS.get(entries[0].report.benchmark, found) if name in found]
-    return [Column(name, heading(name, found[name]), found[name]) for name in chosen]
+        entry = BENCHMARKS.get(entries[0].report.benchmark)
+        columns = (entry and entry.columns) or directions
+        chosen = [name for name in columns if name in directions]
+    return [Column(name, heading(name, directions[name]), directions[name]) for name in chosen]
 
 
 def _has_values(column: Column, entries: Sequence[Entry]) -> bool:
@@ -200,7 +199,7 @@ def _has_values(column: Column, entries: Sequence[Entry]) -> bool:
 
 
 def _rows(entries: Sequence[Entry], columns: Sequence[Column]) -> list[TableRow]:
-    """Rows of one part, whose methods and ideal are held against each other."""
+    """Return the rows of one part, whose methods are compared with one another and with its ideal."""
     cells = zip(*(_cells(entries, column) for column in columns), strict=True)
     return [
         TableRow(entry.label, entry.section, entry.role, entry.source, entry.method, tuple(row))
@@ -208,25 +207,25 @@ def _rows(entries: Sequence[Entry], columns: Sequence[Column]) -> list[TableRow]
     ]
 
 
-def _cells(entries: Sequence[Entry], column: Column) -> list[Cell]:
-    """One column of a part: for each entry its value, and what it is beside the others'."""
+def _cells(entries: Sequence[Entry], column: Column) -> list[ModelValue]:
+    """Return a column of one part: the value of each entry, and how it stands beside the others'."""
     name, direction, kind = column.name, column.higher_is_better, metric_kind(column.name)
     methods = [entry for entry in entries if entry.role == "method"]
     values = [entry.value(name) for entry in methods]
     ideal = next((entry.value(name) for entry in entries if entry.role == "ideal"), None)
     if len(methods) < 2:  # of one alone, each value would be the best, and 100 % of itself
         return [_cell(entry, name, None, False) for entry in entries]
-    found = ratios(values, ideal, direction if kind.has_ratio else None)
+    shares = ratios(values, ideal, direction if kind.has_ratio else None)
     best = best_values(values, direction, kind.best_at_zero)
-    marks = {id(entry): mark for entry, *mark in zip(methods, found, best, strict=True)}
+    marks = {id(entry): mark for entry, *mark in zip(methods, shares, best, strict=True)}
     return [_cell(entry, name, *marks.get(id(entry), (None, False))) for entry in entries]
 
 
-def _cell(entry: Entry, name: str, ratio: Ratio | None, best: bool) -> Cell:
+def _cell(entry: Entry, name: str, ratio: Ratio | None, best: bool) -> ModelValue:
     metric = entry.report.metrics.get(name)
     if metric is None or metric.value is None:
-        return Cell(None, None, None, None, False, number(None))
+        return ModelValue(None, None, None, None, False, number(None))
     figure = entry.figures.get(name)
     if figure:
-        return Cell(metric.value, None, None, figure.ratio or ratio, best, figure.printed)
-    return Cell(metric.value, metric.stderr, metric.n, ratio, best, number(metric.value))
+        return ModelValue(metric.value, None, None, figure.ratio or ratio, best, figure.printed)
+    return ModelValue(metric.value, metric.stderr, metric.n, ratio, best, number(metric.value))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.compare.published import Figure
+from msa_lite.comparison.published import Figure
 from msa_lite.errors import FormatError, MsaError, UsageError, join_faults
 from msa_lite.io.reading import local_path
 from msa_lite.report.reports import REPORT_FILE, Metric, Report, load_report

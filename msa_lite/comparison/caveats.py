@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msa_lite.compare.agreement import TAKEN_FROM, TEST, judge_of, whole_split
-from msa_lite.compare.entries import Entry
-from msa_lite.compare.published import PublishedTable
+from msa_lite.comparison.agreement import TAKEN_FROM, TEST, judge_of, whole_split
+from msa_lite.comparison.entries import Entry
+from msa_lite.comparison.published import PublishedTable
 from msa_lite.report.table import heading, notes
 
 _RULE = (

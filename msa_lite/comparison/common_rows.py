@@ -1,8 +1,8 @@
 """Models side by side on the rows that all of them were scored on.
 
-A run that chooses between points or epochs is scored on the rows that it did not choose by, one with nothing to choose
-on all of them, and an evaluation may be limited to a sample. The records beside each report hold all that a model was
-needed for, so that the metrics of the rows in common need none.
+A run that chooses between points or epochs is scored on the rows that it did not choose by. A run with nothing to
+choose is scored on all rows, and an evaluation may be limited to a sample. The records beside each report hold what
+the model answered, so the metrics of the common rows are computed without any model.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msa_lite.compare.agreement import TAKEN_FROM, whole_split
+from msa_lite.comparison.agreement import TAKEN_FROM, whole_split
 from msa_lite.errors import MismatchError, MsaError, join_faults
 from msa_lite.io.seal import load_manifest
 from msa_lite.report import REPORT_FILE, Report, load_report
@@ -28,26 +28,29 @@ RowNumbers = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A finished evaluation: its report, what it was made of, and its records by set and row."""
+    """A finished evaluation, read from its folder."""
 
     folder: Path
     report: Report
     inputs: Mapping[str, Any]
+    """What its manifest says it was made of."""
     records: Mapping[str, Mapping[int, Record]]
+    """By set and row."""
 
     def on(self, rows: RowNumbers) -> dict[str, list[Record]]:
-        """The records of these rows, of the sets that there are."""
-        return {name: [found[row] for row in rows[name]] for name, found in self.records.items()}
+        """Return the records of these rows, for each set of this evaluation."""
+        return {name: [records[row] for row in rows[name]] for name, records in self.records.items()}
 
 
 def on_common_rows(paths: Sequence[Path]) -> list[Report]:
-    """The reports of evaluations of one benchmark (paths of their report.json) on the rows that all share.
+    """Return the reports of evaluations of one benchmark on the rows that all of them share.
 
-    A set that only some evaluations have, like a holdout set, is cut to the rows that these share, and its metrics stay
-    theirs. What a judge said is in the records and is kept. The ideal is the one that each evaluation was beside; where
-    its records are not to be found, metrics that need it are None with the reason.
-    Raises MismatchError, with all faults, where records are missing or not as they were written, where the rows of a
-    set have nothing in common, and where evaluations have asked something else of one row.
+    A set that only some evaluations have, like a holdout set, is cut to the rows that these share, and only they have
+    its metrics. The judge's verdicts are in the records and are kept. Each evaluation keeps its own ideal. Where the
+    ideal's records cannot be found, the metrics that need it are None with the reason.
+
+    paths: of their report.json files. Raises MismatchError, with all faults: records are missing or changed, a set has
+    no common row, or two evaluations asked different things about one row.
     """
     evaluations, faults = [], []
     for path in paths:
@@ -64,7 +67,7 @@ def on_common_rows(paths: Sequence[Path]) -> list[Report]:
 
 
 def _read(path: Path) -> Evaluation:
-    # Here and below: numpy is loaded only where something is computed.
+    # Here and below: numpy is loaded only where metrics are computed.
     from msa_lite.evals.evaluation import finished_inputs
     from msa_lite.evals.records import read_records
 
@@ -80,17 +83,17 @@ def _read(path: Path) -> Evaluation:
 
 
 def _common_rows(evaluations: Sequence[Evaluation]) -> tuple[dict[str, list[int]], list[str]]:
-    """(rows in common by set, faults)."""
+    """Return (the common rows by set, the faults)."""
     rows: dict[str, list[int]] = {}
     faults = []
     for name in dict.fromkeys(name for evaluation in evaluations for name in evaluation.records):
-        having = [evaluation for evaluation in evaluations if name in evaluation.records]
-        rows[name] = sorted(set[int].intersection(*(set(evaluation.records[name]) for evaluation in having)))
+        first, *others = (evaluation for evaluation in evaluations if name in evaluation.records)
+        rows[name] = sorted(set(first.records[name]).intersection(*(other.records[name] for other in others)))
         if not rows[name]:
             faults.append(f"{name}: there is no row that all were scored on")
-        for other in having[1:]:
-            if difference := _difference(name, rows[name], having[0], other):
-                faults.append(f"{other.folder}: not asked what {having[0].folder} was: {difference}")
+        for other in others:
+            if difference := _difference(name, rows[name], first, other):
+                faults.append(f"{other.folder}: its questions are not those of {first.folder}: {difference}")
     return rows, faults
 
 
@@ -101,7 +104,7 @@ def _benchmark_of(evaluation: Evaluation) -> type[Benchmark]:
 
 
 def _difference(name: str, rows: Sequence[int], one: Evaluation, other: Evaluation) -> str | None:
-    """What evaluations were asked differently in a set, in its rows in common; None where nothing is known of it."""
+    """Return how the questions of two evaluations differ in the common rows of a set; None where they do not."""
     for row in rows:
         pair = one.records[name][row], other.records[name][row]
         if changed := [key for key in _benchmark_of(one).fields if pair[0].get(key) != pair[1].get(key)]:
@@ -119,15 +122,15 @@ def _difference(name: str, rows: Sequence[int], one: Evaluation, other: Evaluati
 
 
 def _lengths(record: Record) -> dict[str, list[int]]:
-    """Tokens of each text; none of those that a model has no room for."""
+    """Return the numbers of tokens of each text. Texts that are too long for the model are not in the records."""
     return {name: [text["n_tokens"] for text in texts] for name, texts in (record.get("scores") or {}).items()}
 
 
 def _split(evaluations: Sequence[Evaluation], rows: RowNumbers) -> str:
-    """What the numbers are on, as in "forget10, rows in common: 340 forget, 340 retain"."""
+    """Return the split that the reports name: "forget10, rows in common: 340 forget, 340 retain"."""
     splits = {evaluation.report.split for evaluation in evaluations}
     split = splits.pop() if len(splits) == 1 else whole_split(splits.pop())
-    counts = ", ".join(f"{len(found)} {name.replace('_', ' ')}" for name, found in rows.items())
+    counts = ", ".join(f"{len(numbers)} {name.replace('_', ' ')}" for name, numbers in rows.items())
     return f"rows in common: {counts}" if split == "all" else f"{split}, rows in common: {counts}"
 
 
@@ -149,17 +152,17 @@ def _computed_anew(evaluation: Evaluation, evaluations: Sequence[Evaluation], ro
 
 
 def _ideal_of(evaluation: Evaluation, evaluations: Sequence[Evaluation]) -> Evaluation | None:
-    """The ideal that an evaluation was beside: itself, in or beside its folder, or among the others."""
+    """Return the ideal of an evaluation: itself, in or beside its folder, or among the others."""
     from msa_lite.evals.evaluation import ideal_identity
 
-    wanted = evaluation.inputs.get("ideal")
-    if wanted in (None, "itself"):
-        return evaluation if wanted else None
+    identity = evaluation.inputs.get("ideal")
+    if identity in (None, "itself"):
+        return evaluation if identity else None
     known = {other.folder: other for other in evaluations}
     for place in (evaluation.folder / "ideal", evaluation.folder.parent / "ideal", *known):
         model = (load_manifest(place) or {}).get("inputs", {}).get("model")
-        if wanted in (ideal_identity(place), model):
+        if identity in (ideal_identity(place), model):
             ideal = known.get(place) or _read(place / REPORT_FILE)
-            if all(ideal.records.get(name, {}).keys() >= found.keys() for name, found in evaluation.records.items()):
+            if all(ideal.records.get(name, {}).keys() >= rows.keys() for name, rows in evaluation.records.items()):
                 return ideal
     return None
