@@ -101,7 +101,7 @@ def _choose(work: SharedWork, label: str, progress: Progress, crew: Crew | None)
     folder, validation, search, refine = work.folder, work.validation, work.candidates.search, work.candidates.refine
     if validation.ideal:
         (folder / IDEAL).mkdir(exist_ok=True)
-        shutil.copyfile(validation.ideal / REPORT_FILE, folder / IDEAL / REPORT_FILE)
+        shutil.copy2(validation.ideal / REPORT_FILE, folder / IDEAL / REPORT_FILE)
     candidates = _as_values(search.next_points({})) if search else list(work.candidates.values)
     work.open(candidates)
     with crew(folder) if crew else nullcontext() as check:
