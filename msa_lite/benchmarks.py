@@ -1,4 +1,4 @@
-"""The benchmarks by name: what recipes, the command line and comparisons have to know before any of them is loaded."""
+"""List the benchmarks by name, with everything that has to be known of them before one is loaded."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.records import read_records
+from msa_lite.evals.scoring import standard_error
 
 Metrics = Mapping[str, float | None]
 """Values of metrics by name; None where a metric cannot be given."""
@@ -78,5 +79,5 @@ def surely_misses(pairs: Sequence[tuple[float, float]], factor: float, at_least:
 
     sign = 1.0 if at_least else -1.0
     differences = [sign * (own - factor * other) for own, other in pairs]
-    error = statistics.stdev(differences) / math.sqrt(len(differences))
-    return statistics.fmean(differences) + float(stdtrit(len(differences) - 1, CONFIDENCE)) * error < -1e-9
+    margin = float(stdtrit(len(differences) - 1, CONFIDENCE)) * (standard_error(differences) or 0.0)
+    return statistics.fmean(differences) + margin < -1e-9

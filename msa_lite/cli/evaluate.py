@@ -38,13 +38,13 @@ from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
     type=click.Choice(["default", "chat", "plain", "auto"]),
     default="default",
     show_default=True,
-    help="What is put around questions; default: as published, and for qa the chat template as it is, if there is one.",
+    help="The form of questions; default: as published, and for qa the chat template, if there is one.",
 )
 @click.option("--system", help="A system message.")
-@click.option("--recipe", help="Ask what this recipe's run asks: its benchmark, data, columns and prompt.")
+@click.option("--recipe", help="Take benchmark, data, columns and prompt from this recipe.")
 @click.option("--tasks", help="lm-eval: names of tasks, separated by commas.")
 @click.option("--allow-code", is_flag=True, help="lm-eval: run the Python that tasks in --data name (!function).")
-@click.option("--limit", type=click.IntRange(min=1), help="Score at most so many rows of each set.")
+@click.option("--limit", type=click.IntRange(min=1), help="Score at most this many rows of each set.")
 @click.option("--out", required=True, type=click.Path(), help="Folder for records and report.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
 @click.pass_context
@@ -96,22 +96,22 @@ _IN_RECIPES = ("benchmark", "split", "data", "compat", *_SETS, "columns", "max_n
 
 
 def _from_recipe(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """The options with what the recipe says in the place of its name. Raises UsageError for what is said twice."""
+    """Return the options, with those of the recipe filled in. Raises UsageError for options that both set."""
     from click.core import ParameterSource
 
     from msa_lite.errors import UsageError
     from msa_lite.pipeline.prompting import evaluation_arguments
     from msa_lite.recipe import load_recipe
 
-    given = [name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    if twice := [f"--{name.replace('_', '-')}" for name in _IN_RECIPES if name in given]:
+    explicit = [name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if twice := [f"--{name.replace('_', '-')}" for name in _IN_RECIPES if name in explicit]:
         raise UsageError(f"{', '.join(twice)}: the recipe says it; leave it out, or do without --recipe")
-    said = evaluation_arguments(load_recipe(options["recipe"]))
-    return options | {name: value for name, value in said.items() if name not in given}
+    arguments = evaluation_arguments(load_recipe(options["recipe"]))
+    return options | {name: value for name, value in arguments.items() if name not in explicit}
 
 
 def _sources(options: dict[str, Any]) -> dict[str, Any]:
-    """The sets of questions that the options name."""
+    """Return the sets of questions that the options name."""
     from msa_lite.data import DataSource
     from msa_lite.errors import UsageError
 

@@ -117,7 +117,7 @@ def _auc_metric(
 
 
 def _error(statistic: Callable[..., float | None], samples: Sequence[np.ndarray]) -> float | None:
-    return scoring.bootstrap_error(statistic, samples) if all(len(s) for s in samples) else None
+    return scoring.spread(scoring.bootstrap(statistic, samples)) if all(len(s) for s in samples) else None
 
 
 def judged_metric(name: str, records: Sequence[Record]) -> Metric:

@@ -275,8 +275,8 @@ class JudgeCall:
 def benchmark_class(name: str) -> type[Benchmark]:
     """Return the class of a benchmark by its name in `BENCHMARKS`."""
     module, _, kind = BENCHMARKS[name].implementation.rpartition(".")
-    found: type[Benchmark] = getattr(import_module(module), kind)
-    return found
+    benchmark: type[Benchmark] = getattr(import_module(module), kind)
+    return benchmark
 
 
 def token_record(scores: TokenScores, drop_last: bool, es_floor: bool) -> Record:

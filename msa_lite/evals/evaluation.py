@@ -1,7 +1,7 @@
-"""One evaluation: a model, a benchmark, and a folder with records and report.
+"""Evaluate one model on one benchmark into a folder with records and report.
 
-The records hold all that a model was needed for. A folder made of the same model and questions is taken up where only
-the ideal or the judge has changed.
+The records hold everything that needs the model. Where only the ideal or the judge has changed, the records of a folder
+made of the same model and questions are used again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.benchmark import Benchmark, JudgeCall, Record, Records
-from msa_lite.evals.judge import Judge, JudgeSettings, Ruling, open_judge
+from msa_lite.evals.judge import JudgeSettings, Ruling, open_judge
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import Ranks, collect_records, read_records, write_records
 from msa_lite.io.files import canonical_json
@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 EVALUATION_KIND = "evaluation"
 NO_JUDGE = JudgeSettings()
 Ideal = Source | Path | Literal["itself"] | None
-"""The model that never saw the forget set: to be scored too, the folder of an earlier evaluation of it, "itself" where
-it is the model that is scored, or None."""
+"""The model that never saw the forget set: a model to score too, the folder of an earlier evaluation, "itself" where it
+is the model that is scored, or None."""
 
 
 def evaluate_benchmark(
@@ -47,24 +47,24 @@ def evaluate_benchmark(
     label: str = "scores",
     progress: Progress = silent,
 ) -> Report | None:
-    """Score a model; writes `SET.jsonl` records, report.json and a manifest into `out`.
+    """Score a model. Write `SET.jsonl` records, report.json and a manifest into `out`.
 
-    An ideal that is a model is scored first, into `out`/ideal. A folder made from the same inputs is read instead, and
-    after a stop, items that were done are not run again. method: what made the model, for the report. known: folders in
-    which the same model may have been asked the same before, whose records are then taken over.
+    An ideal that is a model is scored first, into `out`/ideal. A folder made from the same inputs is read instead.
+    After a stop, finished items are not run again. method: what made the model, for the report. known: folders whose
+    records are copied where they come from the same model and questions.
 
     Returns None in the processes of `accelerate launch` that only help. Raises what `check_comparable` and the judge
     raise.
     """
     ranks = Ranks.current()
-    asked = {"model": model_identity(source), "questions": benchmark.describe()}
+    task = {"model": model_identity(source), "questions": benchmark.describe()}
     if isinstance(ideal, Path):
         check_comparable(ideal, benchmark, out)
     beside = {"ideal": ideal_identity(ideal), "judge": judge.describe()}
-    inputs = asked | beside | ({"method": method} if method else {})
+    inputs = task | beside | ({"method": method} if method else {})
     if is_finished(out, inputs):
         return load_report(out) if ranks.first else None
-    opened = open_judge(judge)  # what it lacks is said before any work
+    open_judge(judge)  # raises before any work where it lacks something
 
     def collect(folder: Path) -> dict[str, list[Record]]:
         if isinstance(ideal, Source):
@@ -78,39 +78,47 @@ def evaluate_benchmark(
         collect(partial_folder(out))
         return None
     facts = {"sources": {"model": source.pinned()}}
-    with stage_folder(out, EVALUATION_KIND, inputs, facts, resumable=True, resume_key=asked) as partial:
-        _take_over([out, *known], partial, benchmark, asked)
+    with stage_folder(out, EVALUATION_KIND, inputs, facts, resumable=True, resume_key=task) as partial:
+        _take_over([out, *known], partial, benchmark, task)
         if not isinstance(ideal, Source):
             for left in ("ideal", "ideal.partial"):
                 shutil.rmtree(partial / left, ignore_errors=True)
         ranks.wait()
         records = collect(partial)
         reference = _ideal_records(partial, ideal, benchmark, records)
-        judged = judge_records(opened, benchmark, records, reference, judge, progress)
-        settings = benchmark.describe() | {"model": asked["model"]} | ({"method": method} if method else {}) | judged
-        for name, items in records.items():
-            write_records(partial / f"{name}.jsonl", items)
-        report = Report(benchmark.name, benchmark.split, benchmark.metrics(records, reference), settings)
-        write_report(report, partial)
+        about = {"model": task["model"]} | ({"method": method} if method else {})
+        return write_scores(partial, benchmark, records, reference, judge, about, progress)
+
+
+def write_scores(
+    folder: Path,
+    benchmark: Benchmark,
+    records: Records,
+    ideal: Records | None,
+    judge: JudgeSettings,
+    about: Mapping[str, Any],
+    progress: Progress = silent,
+) -> Report:
+    """Have a model's records judged, and write them with the report of their metrics.
+
+    Without a judge, the verdicts of an earlier one are removed. about: the model, for the report's settings.
+    """
+    opened = open_judge(judge)
+    calls = benchmark.judge_calls(records, ideal, judge.separate) if opened else []
+    verdicts, usage = opened.ask([call.ask for call in calls], progress) if opened else ([], None)
+    _enter_verdicts(records, calls, verdicts)
+    for name, items in records.items():
+        write_records(folder / f"{name}.jsonl", items)
+    judged = {"judge": judge.describe() | asdict(usage)} if usage else {}
+    settings = {**benchmark.describe(), **about, **judged}
+    report = Report(benchmark.name, benchmark.split, benchmark.metrics(records, ideal), settings)
+    write_report(report, folder)
     return report
 
 
-def judge_records(
-    opened: Judge | None,
-    benchmark: Benchmark,
-    records: Records,
-    reference: Records | None,
-    judge: JudgeSettings,
-    progress: Progress,
-) -> dict[str, Any]:
-    """Have the records judged, in place; what a report says of that.
-
-    Without a judge, what an earlier one said is taken out. reference: the ideal's records.
-    """
-    calls = benchmark.judge_calls(records, reference, judge.separate) if opened else []
-    verdicts, usage = opened.ask([call.ask for call in calls], progress) if opened else ([], None)
-    _enter_verdicts(records, calls, verdicts)
-    return {"judge": judge.describe() | asdict(usage)} if usage else {}
+def read_sets(folder: Path, benchmark: Benchmark) -> dict[str, list[Record]]:
+    """Return the records of every set of a benchmark."""
+    return {name: read_records(folder / f"{name}.jsonl") for name in benchmark.sets}
 
 
 def _enter_verdicts(records: Records, calls: Sequence[JudgeCall], verdicts: Sequence[Ruling]) -> None:
@@ -134,9 +142,9 @@ def check_comparable(folder: Path, benchmark: Benchmark, out: Path) -> None:
             f"{folder}: lies in {out}, which is written anew; give the model instead, whose scores are taken up, or "
             "another output folder"
         )
-    asked = finished_inputs(folder).get("questions", {})
+    theirs = finished_inputs(folder).get("questions", {})
     wanted = json.loads(canonical_json(benchmark.describe()))
-    other = [key for key, value in wanted.items() if asked.get(key) != value]
+    other = [key for key, value in wanted.items() if theirs.get(key) != value]
     if other:
         raise MismatchError(
             f"{folder}: its {', '.join(other)} are not those of this evaluation, so they cannot stand side by side"
@@ -144,7 +152,7 @@ def check_comparable(folder: Path, benchmark: Benchmark, out: Path) -> None:
 
 
 def finished_inputs(folder: Path) -> dict[str, Any]:
-    """What a finished evaluation was made of: model, questions, ideal, judge.
+    """Return what a finished evaluation was made of: model, questions, ideal, judge.
 
     Raises MismatchError for another folder, and where its records are not as they were written.
     """
@@ -159,26 +167,26 @@ def finished_inputs(folder: Path) -> dict[str, Any]:
 
 
 def _changed(folder: Path) -> set[str]:
-    """Names of the files of a finished folder that are not as its manifest says."""
+    """Return the names of the files of a finished folder that are not as its manifest says."""
     return {fault.partition(": ")[0] for fault in verify_folder(folder)}
 
 
 def ideal_identity(ideal: Ideal) -> Any:
-    """What a manifest records of the ideal: the model, or the hashes of an earlier evaluation's records."""
+    """Return what a manifest records of the ideal: the model, or the hashes of an earlier evaluation's records."""
     if isinstance(ideal, Path):
         files = (load_manifest(ideal) or {}).get("files", {})
         return {name: item["sha256"] for name, item in files.items() if name.endswith(".jsonl") and "/" not in name}
     return model_identity(ideal) if isinstance(ideal, Source) else ideal
 
 
-def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, asked: Mapping[str, Any]) -> None:
-    """Copy the records of finished folders that another judge or ideal was used for, and their ideal's.
+def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, task: Mapping[str, Any]) -> None:
+    """Copy the records, and the ideal's, of finished folders that differ in no more than the judge or the ideal.
 
     The first of the folders is the one that is made.
     """
     for folder in folders:
         inputs = (load_manifest(folder) or {}).get("inputs", {})
-        if any(inputs.get(key) != json.loads(canonical_json(value)) for key, value in asked.items()):
+        if any(inputs.get(key) != json.loads(canonical_json(value)) for key, value in task.items()):
             if inputs and folder == folders[0]:
                 logger.warning("%s: holds scores of another model, or on other questions, and is made anew", folder)
             continue
@@ -194,4 +202,4 @@ def _ideal_records(partial: Path, ideal: Ideal, benchmark: Benchmark, own: Recor
     if ideal is None or ideal == "itself":
         return own if ideal else None
     folder = ideal if isinstance(ideal, Path) else partial / "ideal"
-    return {name: read_records(folder / f"{name}.jsonl") for name in benchmark.sets}
+    return read_sets(folder, benchmark)

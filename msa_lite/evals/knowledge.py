@@ -1,52 +1,50 @@
-"""Does a target know the forget rows, and does its prior not? What their records say, before anything is fitted.
+"""Check from records that a target knows the forget rows and its prior does not, before anything is fitted.
 
-A target that scores like its prior on the rows was asked in another way than it was trained, or is about to forget
-rows that it never saw; and a prior that knows them already gives a vector that holds none of them.
+If a target scores like its prior on the rows, it was asked in another way than it was trained, or it never saw them. If
+a prior knows the rows already, its vector holds nothing of them.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
+from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Record
 from msa_lite.evals.outcome import is_recited, score_of
 
 KnowledgeGap = Literal["unknown", "other rows", "seen"]
 
-# Measured on a small target that recites its rows: under the right prompt it is 0.8 above its prior in `known`; with a
-# system message too many 0.16, in another template 0.03; on rows never trained on 0.01, although its loss on these is
-# 1.4 nats below the prior's, since it has learnt the form of the answers. So losses cannot tell.
-_LEAST_GAIN = {"questions": 0.2, "texts": 0.02}  # of `known`, by which a target has to be above its prior
-_SHARE = 0.4  # of the gain on retain rows, below which rows look as if they had not been trained on
-_LEAST_RETAIN = 0.2  # gain on retain rows that is needed to compare with
-_ABOVE_HOLDOUT = 0.05
-_SEEN = 0.5  # of the rows that the target recites, from which on a prior that recites them has seen them
-_KNOWS = 0.5  # of `known`, from which on both models know the rows
-_FEW = 8  # rows, of which nothing is told from
-_Z95 = 1.96
+# Measured on a small target that recites its rows. Under the right prompt it is 0.8 above its prior in `known`, with
+# one system message too many 0.16, in another template 0.03. On rows that it never saw it is 0.01 above, although its
+# loss on these is 1.4 nats below the prior's: it has learnt the form of the answers. So losses cannot tell.
+_LEAST_GAIN = {"questions": 0.2, "texts": 0.02}  # least distance in `known` of a target from its prior
+_SHARE = 0.4  # least share of the gain on retain rows; with less, rows look as if they had not been trained on
+_LEAST_RETAIN = 0.2  # least gain on retain rows that can be compared with
+_ABOVE_HOLDOUT = 0.05  # least distance in `known` from holdout rows
+_SEEN = 0.5  # share of the rows that the target recites; a prior that recites as many has seen them
+_KNOWS = 0.5  # value of `known` from which on both models know the rows
+_FEW = 8  # rows; fewer say nothing
 
 
 @dataclass(frozen=True)
 class Fault:
-    """A reason not to start a run, with its figures as half a sentence.
-
-    kind: "unknown" (the target scores like the prior), "other rows" (it scores as on rows that it was not trained on)
-    or "seen" (the prior knows the rows).
-    """
+    """A reason not to start a run."""
 
     kind: KnowledgeGap
+    """"unknown": the target scores like the prior. "other rows": it scores as on rows that it was not trained on.
+    "seen": the prior knows the rows."""
     figures: str
+    """The figures, as half a sentence."""
 
 
 def find_fault(
     target: Sequence[Record], prior: Sequence[Record], retain: Sequence[Record] = (), holdout: Sequence[Record] = ()
 ) -> Fault | None:
-    """Return what is wrong with a target and a prior by their records of the same forget rows; None if nothing is.
+    """Return the fault of a target or a prior, by their records of the same forget rows; None where there is none.
 
     retain, holdout: the target's records of these rows, where there are any.
     """
@@ -77,7 +75,7 @@ def find_fault(
 def known(record: Record) -> float:
     """Return how much of a row a model gives away, in [0, 1].
 
-    Of a question: the mean of accuracy, ROUGE-L and extraction strength. Of a text: exact memorization.
+    For a question it is the mean of accuracy, ROUGE-L and extraction strength, for a text exact memorization.
     """
     names = ("exact_memorization",) if "text" in record else ("accuracy", "rouge_l", "extraction_strength")
     return sum(score_of(record, name) or 0.0 for name in names) / len(names)
@@ -88,17 +86,16 @@ def _mean(records: Sequence[Record]) -> float:
 
 
 def _paired_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
-    """(mean difference, lower end of its 95 % interval over the rows)."""
+    """Return (mean difference, lower end of its 95 % interval over the rows)."""
     difference = after - before
     gain = float(difference.mean())
-    error = float(difference.std(ddof=1)) / math.sqrt(len(difference)) if len(difference) > 1 else 0.0
-    return gain, gain - _Z95 * error
+    return gain, gain - scoring.Z95 * (scoring.standard_error(difference) or 0.0)
 
 
 def _has_seen(target: Sequence[Record], prior: Sequence[Record], holdout: Sequence[Record]) -> bool:
     """Check whether the prior recites many of the rows that the target recites, more than can be guessed.
 
-    What can be guessed is the share of holdout rows that the target recites.
+    The share of holdout rows that the target recites says how many can be guessed.
     """
     rows = [p for t, p in zip(target, prior, strict=True) if is_recited(t)]
     if len(rows) < min(_FEW, max(1, len(target) // 2)):

@@ -127,9 +127,12 @@ class Muse(Benchmark):
 
     @staticmethod
     def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
-        """extraction_strength, exact_memorization and verbmem_f (ROUGE-L F1) of passages to be forgotten; knowmem_f
-        and knowmem_r (ROUGE-L F1) of answers about what is to be forgotten and kept; min_k and min_k_pp (AUC of telling
-        forget from holdout texts) with their distances to the ideal's, and privleak (percent, best at 0).
+        """Return the metrics of passages, answers and membership inference.
+
+        Passages to be forgotten have extraction_strength, exact_memorization and verbmem_f (ROUGE-L F1). Answers about
+        what is to be forgotten and kept have knowmem_f and knowmem_r (ROUGE-L F1). min_k and min_k_pp are AUCs of
+        telling forget from holdout texts; they come with their distances to the ideal's, and with privleak (percent,
+        best at 0).
         """
         sides, ideal_sides = _sides(records), _sides(ideal) if ideal else None
         passages = records["verbmem"]

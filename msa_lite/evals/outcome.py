@@ -5,7 +5,6 @@ These are pure functions of per-item records; nothing here runs a model.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from msa_lite.report.verdict import Forgotten, Kept, percent
 
 RECITED = 0.9  # share of a text's tokens that are predicted, or a ROUGE-L, from which on a text counts as recited
 LEAST = 0.05  # distance of a target's score from the floor, below which the share that is left of it would be noise
-_Z95 = 1.96
 
 
 class Yardstick(NamedTuple):
@@ -162,9 +160,9 @@ def kept_of(target: Sequence[Record], unlearned: Sequence[Record], scores: Seque
     before, after = before[:, known], after[:, known]
     shares = after.sum(0) / before.sum(0)
     influence = ((after - shares * before) / before.mean(0)).mean(1)
-    error = float(influence.std(ddof=1)) / math.sqrt(len(pairs)) if len(pairs) > 1 else 0.0
+    margin = scoring.Z95 * (scoring.standard_error(influence) or 0.0)
     share = float(shares.mean())
-    interval = max(0.0, share - _Z95 * error), share + _Z95 * error
+    interval = max(0.0, share - margin), share + margin
     return Kept(share, interval, len(pairs), what, count_changed(target, unlearned))
 
 

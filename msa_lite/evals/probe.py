@@ -11,7 +11,6 @@ that stood once in a large corpus (Duan et al., 2024).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -199,21 +198,9 @@ def compute_auc(forget: Sequence[float | None], comparison: Sequence[float | Non
     value = scoring.membership_auc(first, second)
     if min(rows) < 2:
         return Auc(value, 0.0, 1.0, None, rows, skipped)
-    from scipy.stats import bootstrap
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # if every resample separates the sides, the interval is [1, 1]
-        drawn = bootstrap(
-            (first, second),
-            scoring.membership_auc,
-            paired=paired,
-            vectorized=False,
-            n_resamples=ROUNDS,
-            method="percentile",
-            rng=np.random.default_rng(0),
-        )
-    low, high = drawn.confidence_interval
-    return Auc(value, float(low), float(high), float(drawn.standard_error), rows, skipped)
+    values = scoring.bootstrap(scoring.membership_auc, (first, second), paired=paired, rounds=ROUNDS)
+    low, high = np.quantile(values, [0.025, 0.975])
+    return Auc(value, float(low), float(high), scoring.spread(values), rows, skipped)
 
 
 def _aucs(records: Records) -> dict[str, Auc]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from msa_lite.data import SYSTEM_PROMPT, Example, Prompter, Row, Template, sample_rows
@@ -158,8 +157,7 @@ def choose_prompt(ranked: Sequence[RankedPrompt], order: Sequence[str]) -> Promp
 def _ties(best: RankedPrompt, other: RankedPrompt) -> bool:
     """Check whether two forms differ by no more than twice the standard error over the rows."""
     gaps = [a - b for a, b in zip(best.probabilities, other.probabilities, strict=True)]
-    error = stdev(gaps) / sqrt(len(gaps)) if len(gaps) > 1 else 0.0
-    return fmean(gaps) <= max(_ALIKE, 2 * error)
+    return fmean(gaps) <= max(_ALIKE, 2 * (scoring.standard_error(gaps) or 0.0))
 
 
 def better_prompt(source: Source, rows: Sequence[Row], used: Prompter, seed: int = 0) -> str | None:

@@ -54,16 +54,17 @@ class Qa(Benchmark):
 
     @staticmethod
     def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
-        """Means of each set: probability, extraction_strength, exact_memorization, and of sets that hold questions
-        accuracy and rouge_l, which go over the questions alone.
+        """Return the means of each set: probability, extraction_strength and exact_memorization.
+
+        Sets that hold questions also have accuracy and rouge_l, which go over the questions alone.
         """
-        found = {}
+        metrics = {}
         for name, items in records.items():
-            asked = [item for item in items if "text" not in item]
-            for score in _TEXT_SCORES if items and not asked else _SCORES:
+            questions = [item for item in items if "text" not in item]
+            for score in _TEXT_SCORES if items and not questions else _SCORES:
                 metric = _metric_name(score, name)
-                found[metric] = mean_metric(metric, column(items if score in _TEXT_SCORES else asked, score))
-        return found
+                metrics[metric] = mean_metric(metric, column(items if score in _TEXT_SCORES else questions, score))
+        return metrics
 
     @classmethod
     def weigh(cls, models: Models) -> Weighed:
@@ -85,8 +86,8 @@ def load_qa(sets: Mapping[str, Sequence[Row]], prompter: Prompter, max_new_token
     for name, rows in sets.items():
         examples = iter(encode_qa([row for row in rows if not row.text], prompter))
         items = [_text(prompter, row) if row.text else _question(prompter, row, next(examples)) for row in rows]
-        asked = not items or any(item.prompt is not None for item in items)
-        loaded[name] = ItemSet(items, Decoding(max_new_tokens) if asked else None, ends=asked)
+        answered = not items or any(item.prompt is not None for item in items)
+        loaded[name] = ItemSet(items, Decoding(max_new_tokens) if answered else None, ends=answered)
     return Qa(split, loaded, prompter)
 
 

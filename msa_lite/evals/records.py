@@ -1,8 +1,7 @@
-"""From items to per-item records: what a model says of each, kept as it is made.
+"""Run a model over items and write a record of each.
 
-Each batch is appended to a part file as soon as it is there, so a stopped run goes on with the items that are missing,
-in one process or in several (`accelerate launch`): every process takes its share of them and has a part file of its
-own.
+Each batch is appended to a part file at once. A stopped run goes on with the items that are missing, in one process or
+in several (`accelerate launch`). Each process takes its share of the items and has its own part file.
 """
 
 from __future__ import annotations
@@ -24,25 +23,27 @@ from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source
 from msa_lite.io.progress import Progress, silent
 
-# What torchrun tells a process about its group.
+# The variables by which torchrun tells a process about its group.
 _GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that `accelerate launch` started: its number and how many there are."""
+    """This process among those that `accelerate launch` started."""
 
     rank: int = 0
+    """Its number, from 0."""
     count: int = 1
+    """The number of processes."""
 
     @classmethod
     def current(cls) -> Ranks:
-        """The ranks of this process; a single one where nothing launched several."""
+        """Return the ranks of this process; a single one where nothing launched several."""
         return cls(int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)))
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes folders and prints."""
+        """True for the process that writes folders and prints."""
         return self.rank == 0
 
     def wait(self) -> None:
@@ -65,8 +66,8 @@ class Ranks:
 def stand_alone() -> Ranks:
     """Take this process out of the group that `accelerate launch` made, for work in which processes meet in files.
 
-    Otherwise the first fit would wait for all of them, and spread over them. Each takes one GPU, which it shares
-    only where there are fewer than processes. Has to come before CUDA starts. Returns what the ranks were.
+    Otherwise the first fit would wait for all of them, and spread over them. Each process takes one GPU. It shares the
+    GPU only where there are fewer GPUs than processes. Call this before CUDA starts. Returns the ranks from before.
     """
     ranks = Ranks.current()
     if ranks.count > 1:
@@ -79,7 +80,7 @@ def stand_alone() -> Ranks:
 
 
 def _devices() -> list[str]:
-    """GPUs as CUDA_VISIBLE_DEVICES names them; none where there is none, or the user has switched them off."""
+    """Return the GPUs as CUDA_VISIBLE_DEVICES names them; none where there is none, or the user has hidden them."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         import torch
@@ -96,16 +97,16 @@ def collect_records(
     label: str = "scores",
     progress: Progress = silent,
 ) -> dict[str, list[Record]]:
-    """Run a model over every set of a benchmark; records by set, in the order of the items.
+    """Run a model over every set of a benchmark. Return the records by set, in the order of the items.
 
-    Writes `SET.jsonl` into `folder`, which all processes share; sets and items that are there already are not run
+    Writes `SET.jsonl` into `folder`, which all processes share. Sets and items that are there already are not run
     again. Processes other than the first get no records.
     """
     from accelerate.utils.memory import clear_device_cache
 
     names = [name for name in benchmark.sets if not (folder / f"{name}.jsonl").is_file()]
     if ranks.first:
-        for name in benchmark.sets.keys() - set(names):  # left by a kill between a set's records and this
+        for name in benchmark.sets.keys() - set(names):  # a kill after the records were written leaves parts
             _remove_parts(folder, name)
     todo = {name: _Set.open(benchmark.sets[name], folder, name, ranks) for name in names}
     ranks.wait()  # nobody appends before everybody has read what is there
@@ -133,7 +134,7 @@ def collect_records(
 
 
 def run_items(runner: Runner, benchmark: Benchmark, name: str) -> list[Record]:
-    """The records of one set with nothing kept on disk, in the order of the items."""
+    """Return the records of one set in the order of the items, without writing anything."""
     items = benchmark.sets[name]
     part = _Set(items, items.scored, items.answered, None)
     lines = list(part.lines(runner, benchmark))
@@ -141,24 +142,28 @@ def run_items(runner: Runner, benchmark: Benchmark, name: str) -> list[Record]:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a .jsonl file."""
-    # Not splitlines: it also cuts at signs that answers may hold.
+    """Return the records of a .jsonl file."""
+    # Not splitlines: it also cuts at characters that answers may hold.
     return [json.loads(line) for line in path.read_text("utf-8").split("\n") if line]
 
 
 def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Per-item records, one JSON object a line."""
+    """Write per-item records, one JSON object a line."""
     write_text(path, "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in records))
 
 
 @dataclass(frozen=True)
 class _Set:
-    """What this process has to run of one set: items whose texts, and items whose prompts, have no line yet."""
+    """The part of one set that this process has to run."""
 
     items: ItemSet
+    """The whole set."""
     texts: Sequence[Item]
+    """The items whose texts are not scored yet."""
     prompts: Sequence[Item]
+    """The items whose prompts are not answered yet."""
     part: Path | None
+    """The file that lines are appended to; None where nothing is written."""
 
     @classmethod
     def open(cls, items: ItemSet, folder: Path, name: str, ranks: Ranks) -> _Set:
@@ -167,30 +172,30 @@ class _Set:
         answered = {line["index"] for line in lines if "generated" in line}
         texts = [item for item in items.scored if item.index not in scored]
         prompts = [item for item in items.answered if item.index not in answered]
-        # Dealt out by length, so that every process has as much to do.
+        # Dealt out by length, so that every process has the same amount of work.
         texts.sort(key=lambda item: -sum(len(text.ids) for group in item.texts.values() for text in group))
         prompts.sort(key=lambda item: -len(item.prompt or ()))
         share = slice(ranks.rank, None, ranks.count)
         return cls(items, texts[share], prompts[share], folder / f"{name}.{ranks.rank}.part")
 
     def run(self, runner: Runner, benchmark: Benchmark) -> Iterator[int]:
-        """Score and generate, appending to the part file; how many were done, batch by batch."""
+        """Score and generate, and append to the part file. Yield the number of finished items, batch by batch."""
         assert self.part is not None
         with open(self.part, "a", encoding="utf-8") as stream:
-            stream.write("\n")  # ends a line that a kill has left half-written
+            stream.write("\n")  # ends the half-written line of a killed process
             for batch in self.lines(runner, benchmark):
                 stream.write("".join(json.dumps(line) + "\n" for line in batch))
                 stream.flush()
                 yield len(batch)
 
     def lines(self, runner: Runner, benchmark: Benchmark) -> Iterator[list[Record]]:
-        """Batches of lines {index, scores} and {index, generated}."""
+        """Yield batches of lines {index, scores} and {index, generated}."""
         hidden = _hidden_token(benchmark)
         es_floor = "es_floor" in benchmark.compat
         drop_last = self.items.ends or "drop_last_token" in benchmark.compat
         window = runner.window or 1 << 60
         bundles = [[text for group in item.texts.values() for text in group] for item in self.texts]
-        # The last token of a text is only predicted.
+        # The last token of a text is predicted, and never an input.
         fitting = [all(len(text.ids) - 1 <= window for text in bundle) for bundle in bundles]
         yield [_too_long(self.texts[i], "scores", {}, window) for i, fits in enumerate(fitting) if not fits]
         kept = [i for i, fits in enumerate(fitting) if fits]
@@ -209,23 +214,22 @@ class _Set:
             return
         window = min(window, decoding.max_length or window)
         yield [_too_long(item, "generated", None, window) for item in self.prompts if len(item.prompt or ()) >= window]
-        asked = [item for item in self.prompts if len(item.prompt or ()) < window]
-        for answers in generate(
-            runner, benchmark.tokenizer, [item.prompt or [] for item in asked], decoding, hidden=hidden
-        ):
+        fitting_items = [item for item in self.prompts if len(item.prompt or ()) < window]
+        prompts = [item.prompt or [] for item in fitting_items]
+        for generated in generate(runner, benchmark.tokenizer, prompts, decoding, hidden=hidden):
             yield [
-                {"index": asked[at].index, "generated": found if decoding.samples else found[0]}
-                for at, found in answers
+                {"index": fitting_items[at].index, "generated": answers if decoding.samples else answers[0]}
+                for at, answers in generated
             ]
 
 
 def _hidden_token(benchmark: Benchmark) -> int | None:
-    """The token that `mask_eq_pad` hides: the padding token, or the end token where there is none."""
+    """Return the token that `mask_eq_pad` hides: the padding token, or the end token where there is none."""
     if "mask_eq_pad" not in benchmark.compat:
         return None
     tokenizer = benchmark.tokenizer
-    known: int | None = tokenizer.pad_token_id
-    return tokenizer.eos_token_id if known is None else known
+    padding: int | None = tokenizer.pad_token_id
+    return tokenizer.eos_token_id if padding is None else padding
 
 
 def _too_long(item: Item, key: str, value: Any, window: int) -> Record:
@@ -242,12 +246,12 @@ def _read_parts(folder: Path, name: str) -> Iterator[Record]:
 
 
 def _join(benchmark: Benchmark, name: str, lines: Sequence[Record]) -> list[Record]:
-    """Records out of the lines of a set."""
-    found: dict[int, Record] = {}
+    """Return the records of a set, put together from their lines."""
+    records: dict[int, Record] = {}
     for line in sorted(lines, key=lambda line: "generated" in line):  # so that a stop does not change the order of keys
-        found.setdefault(line["index"], {}).update(line)
+        records.setdefault(line["index"], {}).update(line)
     return [
-        benchmark.complete(name, {"index": item.index, **item.fields, **found.get(item.index, {})})
+        benchmark.complete(name, {"index": item.index, **item.fields, **records.get(item.index, {})})
         for item in benchmark.sets[name].items
     ]
 

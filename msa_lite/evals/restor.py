@@ -111,11 +111,11 @@ class Restor(Benchmark):
         an acceptable answer, and those whose prompt is too long.
         """
         judged = any("judge" in record for record in records[QUESTIONS])
-        found = {}
+        metrics = {}
         for name, wanted in _GROUPS.items():
             group = [record for record in records[QUESTIONS] if record["corrupted"] in wanted]
-            found[name] = mean_metric(name, [record_score(record, judged) for record in group], _note(group, judged))
-        return found
+            metrics[name] = mean_metric(name, [record_score(record, judged) for record in group], _note(group, judged))
+        return metrics
 
     @classmethod
     def places(cls, records: Records, side: str) -> list[tuple[str, int]]:

@@ -1,9 +1,9 @@
-"""The metrics, as pure functions: arrays in, numbers out.
+"""Compute the scores: pure functions, arrays in, numbers out.
 
-Notation of the docstrings: an item has answer tokens x_1 … x_n (labels, the end token included) with log-probabilities
-lp_t = log p(x_t | everything before). "Without the last" drops x_n, which is the end token for questions with answers
-and a token of the text in running text, as open-unlearning does for memorization and membership metrics. None stands
-for "not defined for this item"; such items are left out of means and counted. Logarithms are natural.
+Notation: an item has answer tokens x_1 … x_n (labels, the end token included) with log-probabilities
+lp_t = log p(x_t | everything before). "Without the last" drops x_n, as open-unlearning does for memorization and
+membership metrics. x_n is the end token of an answer, or a token of running text. None stands for "not defined for this
+item". Such items are left out of means and counted. Logarithms are natural.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from typing import Any
 
 import numpy as np
 
-# What an item's tokens say
+Z95 = 1.96  # standard errors from a mean to the ends of its 95 % interval
+
+# Scores of an item's tokens
 
 
 def mean_loss(log_probs: np.ndarray) -> float | None:
-    """−(mean of lp_t) over all n answer tokens, end token included, in nats; ≥ 0; None for an item without any."""
+    """Return −(mean of lp_t) over all n answer tokens, end token included, in nats; ≥ 0; None for n = 0."""
     return float(-np.mean(log_probs, dtype=np.float64)) if len(log_probs) else None
 
 
 def probability(log_probs: np.ndarray) -> float | None:
-    """exp(−`mean_loss`): the geometric mean of the answer tokens' probabilities, end token included; in (0, 1].
+    """Return exp(−`mean_loss`), the geometric mean of the answer tokens' probabilities, end token included; in (0, 1].
 
     TOFU's "Probability" (Maini et al., 2024). None for an item without answer tokens, where open-unlearning gives NaN.
     """
@@ -35,10 +37,10 @@ def probability(log_probs: np.ndarray) -> float | None:
 
 
 def choice_probability(correct: float | None, wrong: Iterable[float | None]) -> float | None:
-    """p(correct) / (p(correct) + Σ_j p(wrong_j) + 1e-10) of an item's `probability` values; in [0, 1).
+    """Return p(correct) / (p(correct) + Σ_j p(wrong_j) + 1e-10) of an item's `probability` values; in [0, 1).
 
-    TOFU's "Probability" for real authors and world facts; TOFU's own code leaves out the 1e-10. None without the
-    correct one; wrong ones that are None are left out, and None where none is left.
+    TOFU's "Probability" for real authors and world facts; TOFU's own code leaves out the 1e-10. Wrong ones that are
+    None are left out. None without the correct one, and where no wrong one is left.
     """
     others = _known(wrong)
     if correct is None or not len(others):
@@ -49,11 +51,11 @@ def choice_probability(correct: float | None, wrong: Iterable[float | None]) -> 
 def truth_ratio(
     correct_loss: float | None, wrong_losses: Iterable[float | None], arithmetic: bool = False
 ) -> float | None:
-    """R = p̄(wrong) / (p(correct) + 1e-10) from `mean_loss` values, p = exp(−loss); ≥ 0; 1 = false as likely as true.
+    """Return R = p̄(wrong) / (p(correct) + 1e-10) of `mean_loss` values, p = exp(−loss); ≥ 0; 1: both are as likely.
 
-    p̄ is the geometric mean over the wrong answers, exp(−mean loss), as in the TOFU paper and open-unlearning;
-    arithmetic: the mean of their probabilities, never smaller, as in TOFU's own evaluation. None without the correct
-    loss; wrong ones that are None are left out, and None where none is left.
+    p̄ is the geometric mean over the wrong answers, exp(−mean loss), as in the TOFU paper and open-unlearning.
+    arithmetic: take the mean of their probabilities, which is never smaller, as in TOFU's own evaluation. Wrong losses
+    that are None are left out. None without the correct loss, and where no wrong one is left.
     """
     losses = _known(wrong_losses)
     if correct_loss is None or not len(losses):
@@ -63,21 +65,21 @@ def truth_ratio(
 
 
 def truth_ratio_forget(ratio: float) -> float:
-    """min(R, 1/(R + 1e-10)) of a `truth_ratio`, as in open-unlearning; in [0, 1]; higher = true and false are alike."""
+    """Return min(R, 1/(R + 1e-10)) of a `truth_ratio`, as open-unlearning; in [0, 1]; 1 = true and false are alike."""
     return min(ratio, 1.0 / (ratio + 1e-10))
 
 
 def truth_ratio_utility(ratio: float) -> float:
-    """max(0, 1 − R) of a `truth_ratio`, in [0, 1]; higher = the truth is likelier (Maini et al., 2024)."""
+    """Return max(0, 1 − R) of a `truth_ratio`, in [0, 1]; higher = the truth is likelier (Maini et al., 2024)."""
     return max(0.0, 1.0 - ratio)
 
 
 def extraction_strength(matches: np.ndarray, floor: bool = False) -> float:
-    """1 − k*/N, where k* is the shortest prefix after which every teacher-forced argmax is right; in [0, 1].
+    """Return 1 − k*/N, where k* is the shortest prefix after which every teacher-forced argmax is right; in [0, 1].
 
-    matches: (N,) booleans over the answer tokens without the last. Nothing right at the end gives 0. floor: 1/N there,
-    as open-unlearning, whose loop ends one step early (so 1 for a single wrong token). N = 0 gives 0, as nothing can
-    be extracted, and counts. Carlini et al., 2021; higher = memorised.
+    matches: (N,) booleans over the answer tokens without the last. Nothing right at the end gives 0. floor: it gives
+    1/N there, as open-unlearning, whose loop ends one step early (so 1 for a single wrong token). N = 0 gives 0, since
+    nothing can be extracted, and counts. Carlini et al., 2021; higher = memorised.
     """
     count = len(matches)
     if not count:
@@ -88,16 +90,16 @@ def extraction_strength(matches: np.ndarray, floor: bool = False) -> float:
 
 
 def exact_memorization(matches: np.ndarray) -> float | None:
-    """Share of the answer tokens without the last whose teacher-forced argmax is right; in [0, 1]; None for N = 0.
+    """Return the share of the answer tokens without the last whose teacher-forced argmax is right; in [0, 1].
 
-    Higher = memorised. Each token is predicted after the true ones before it, as in open-unlearning, although the MSA
-    paper speaks of a continuation.
+    None for N = 0. Higher = memorised. Each token is predicted after the true ones before it, as in open-unlearning,
+    although the MSA paper speaks of a continuation.
     """
     return float(np.mean(matches)) if len(matches) else None
 
 
 def min_k(log_probs: np.ndarray, share: float = 0.4) -> float | None:
-    """Min-K%: −(mean of the m smallest lp_t), m = max(1, ⌊share·N⌋), in nats; ≥ 0; higher = less like training text.
+    """Return Min-K%: −(mean of the m smallest lp_t), m = max(1, ⌊share·N⌋), in nats; ≥ 0; low = like training text.
 
     log_probs: (N,) over the text's tokens without the last. Shi et al., 2023; share 0.4 is what MUSE and
     open-unlearning use. None for N = 0, where open-unlearning gives 0; MUSE's own code keeps the last token, and gives
@@ -110,14 +112,14 @@ def min_k(log_probs: np.ndarray, share: float = 0.4) -> float | None:
 
 
 def min_k_pp(z: np.ndarray, share: float = 0.4) -> float | None:
-    """Min-K%++: `min_k` of z_t = (lp_t − μ_t)/σ_t; any real; higher = less like training text. Zhang et al., 2024.
+    """Return Min-K%++: `min_k` of z_t = (lp_t − μ_t)/σ_t; any real; low = like training text. Zhang et al., 2024.
 
     z: (N,) without the last token; μ_t and σ_t are the mean and deviation of log p(v) over the vocabulary under p.
     """
     return min_k(z, share)
 
 
-# What an item's texts say
+# Scores of an item's texts
 
 
 @cache
@@ -128,7 +130,7 @@ def _rouge(stem: bool) -> Any:
 
 
 def rouge_l_recall(reference: str, generated: str) -> float:
-    """ROUGE-L recall of a generated answer, |LCS| / |reference| in words, Porter stemmer; in [0, 1].
+    """Return the ROUGE-L recall of a generated answer, |LCS| / |reference| in words, Porter stemmer; in [0, 1].
 
     TOFU's ROUGE, by the rouge-score package. Only [a-z0-9] counts there, so texts in other scripts score 0.
     """
@@ -136,7 +138,7 @@ def rouge_l_recall(reference: str, generated: str) -> float:
 
 
 def rouge_l_f1(reference: str, generated: str, stem: bool = True) -> float:
-    """ROUGE-L F1, 2·|LCS| / (|reference| + |generated|) in words; in [0, 1]. Same package and limits as the recall.
+    """Return ROUGE-L F1, 2·|LCS| / (|reference| + |generated|) in words; in [0, 1]. Package and limits as the recall's.
 
     MUSE's verbatim and knowledge memorization (Shi et al., 2024). stem: the Porter stemmer, which open-unlearning uses
     and MUSE's own code does not (it also gives percent).
@@ -145,12 +147,12 @@ def rouge_l_f1(reference: str, generated: str, stem: bool = True) -> float:
 
 
 def normalise(text: str) -> str:
-    """Lower-case words of letters and digits (of any script) with single blanks between them."""
+    """Return the lower-case words of letters and digits (of any script) with single blanks between them."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def accuracy(reference: str, generated: str) -> float:
-    """1 when the normalised reference stands whole in the normalised generation, otherwise 0.
+    """Return 1 when the normalised reference stands whole in the normalised generation, otherwise 0.
 
     Strict on long answers: a paraphrase of the right fact counts as wrong. A reference without any word counts as 0.
     """
@@ -159,7 +161,7 @@ def accuracy(reference: str, generated: str) -> float:
 
 
 def containment(answers: Iterable[str], generated: str) -> float:
-    """1 when any of the acceptable answers stands whole in the generation, as for `accuracy`; otherwise 0.
+    """Return 1 when any of the acceptable answers stands whole in the generation, as for `accuracy`; otherwise 0.
 
     RESTOR's accuracy without a judge (Rezaei et al., 2024, ask a model whether the answer means the same): a right
     answer in other words counts as wrong, and so does an item without acceptable answers.
@@ -167,7 +169,7 @@ def containment(answers: Iterable[str], generated: str) -> float:
     return max((accuracy(answer, generated) for answer in answers), default=0.0)
 
 
-# What a set of items says
+# Scores of a set of items
 
 
 def _known(values: Iterable[float | None]) -> np.ndarray:
@@ -175,16 +177,15 @@ def _known(values: Iterable[float | None]) -> np.ndarray:
 
 
 def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, int, float | None]:
-    """(mean, n, standard error of the mean) over the values that are defined; the error needs n ≥ 2."""
+    """Return (mean, n, standard error of the mean) over the values that are defined; the error needs n ≥ 2."""
     known = _known(values)
     if not len(known):
         return None, 0, None
-    error = float(np.std(known, ddof=1) / math.sqrt(len(known))) if len(known) > 1 else None
-    return float(np.mean(known)), len(known), error
+    return float(np.mean(known)), len(known), standard_error(known)
 
 
 def harmonic_mean(values: Iterable[float | None]) -> float | None:
-    """n / Σ 1/v over values ≥ 0: between the least and the greatest of them, and 0 where one is 0.
+    """Return n / Σ 1/v over values ≥ 0: between the least and the greatest of them, and 0 where one is 0.
 
     TOFU's model utility is that of nine means (Maini et al., 2024). None where any value is None or there is none: a
     mean of fewer parts is another metric.
@@ -198,7 +199,7 @@ def harmonic_mean(values: Iterable[float | None]) -> float | None:
 
 
 def forget_quality(unlearned_ratios: Iterable[float | None], ideal_ratios: Iterable[float | None]) -> float | None:
-    """p-value of the two-sided Kolmogorov–Smirnov test between two models' `truth_ratio` values; in [0, 1].
+    """Return the p-value of the two-sided Kolmogorov–Smirnov test between two models' `truth_ratio` values; in [0, 1].
 
     Higher = the unlearned model is harder to tell from the ideal one; 1 for equal samples (Maini et al., 2024). Only
     the order counts, so R, 1/R and log R give the same. Items that are None are left out; None where a side has none.
@@ -214,7 +215,7 @@ def forget_quality(unlearned_ratios: Iterable[float | None], ideal_ratios: Itera
 
 
 def membership_auc(forget_scores: Iterable[float | None], holdout_scores: Iterable[float | None]) -> float | None:
-    """P(holdout > forget) + ½ P(equal) over all pairs of `min_k` or `min_k_pp` scores; in [0, 1].
+    """Return P(holdout > forget) + ½ P(equal) over all pairs of `min_k` or `min_k_pp` scores; in [0, 1].
 
     1 = the forget set is told from unseen text every time, ½ = chance, below = it looks less like training text than
     unseen text does: over-unlearned, although the MSA paper marks lower as better. MUSE's own code stores 1 − AUC.
@@ -228,7 +229,7 @@ def membership_auc(forget_scores: Iterable[float | None], holdout_scores: Iterab
 
 
 def priv_leak(auc: float, ideal_auc: float) -> float:
-    """100·((1 − a) − (1 − a*)) / ((1 − a*) + 1e-10) of Min-K% AUCs a (unlearned) and a* (ideal), in percent.
+    """Return 100·((1 − a) − (1 − a*)) / ((1 − a*) + 1e-10) of Min-K% AUCs a (unlearned) and a* (ideal), in percent.
 
     0 = as the ideal model; negative = under-unlearned, down to −100 at a = 1; positive = over-unlearned, up to
     100·a*/(1 − a*). MUSE (Shi et al., 2024) writes the same in AUCs of 1 − a. The ideal's AUC must be measured:
@@ -237,33 +238,49 @@ def priv_leak(auc: float, ideal_auc: float) -> float:
     return 100.0 * ((1.0 - auc) - (1.0 - ideal_auc)) / ((1.0 - ideal_auc) + 1e-10)
 
 
-def bootstrap_error(
-    statistic: Callable[..., float | None], samples: Sequence[np.ndarray], seed: int = 0, rounds: int = 1000
-) -> float | None:
-    """Standard error of statistic(*samples) by the bootstrap: each sample is redrawn on its own, with replacement.
+def bootstrap(
+    statistic: Callable[..., float | None],
+    samples: Sequence[np.ndarray],
+    *,
+    paired: bool = False,
+    seed: int = 0,
+    rounds: int = 1000,
+) -> np.ndarray:
+    """Return statistic(*samples) of `rounds` samples that are redrawn with replacement.
 
-    samples: arrays whose first axis counts items; further axes hold values of the same item, which are drawn together.
-    The same seed gives the same error. Redraws that give None (nothing defined was drawn) are left out. None where a
-    sample has fewer than two items, or fewer than two redraws have a value.
+    samples: arrays whose first axis counts items; values of one item along further axes are drawn together. paired: the
+    samples belong together item by item and are redrawn alike, otherwise each by itself. The same seed gives the same
+    values. Redraws without a value (None) are left out. Empty where a sample has fewer than two items.
     """
-    from scipy.stats import bootstrap
+    from scipy.stats import bootstrap as resample
 
     if min(map(len, samples)) < 2:
-        return None
+        return np.zeros(0)
 
     def redrawn(*rows: np.ndarray) -> float:
-        value = statistic(*(sample[r] for sample, r in zip(samples, rows, strict=True)))
+        rows = rows * len(samples) if paired else rows
+        value = statistic(*(sample[row] for sample, row in zip(samples, rows, strict=True)))
         return math.nan if value is None else value
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of samples whose items are all alike: their error is 0
-        drawn = bootstrap(
-            [np.arange(len(sample)) for sample in samples],
+        warnings.simplefilter("ignore")  # of samples whose items are all alike: their values do not vary
+        values = resample(
+            [np.arange(len(sample)) for sample in samples[: 1 if paired else None]],
             redrawn,
             n_resamples=rounds,
             vectorized=False,
             method="basic",
             rng=np.random.default_rng(seed),
         ).bootstrap_distribution
-    known = drawn[~np.isnan(drawn)]
-    return float(np.std(known, ddof=1)) if len(known) > 1 else None
+    return np.asarray(values[~np.isnan(values)])
+
+
+def spread(values: np.ndarray) -> float | None:
+    """Return the standard deviation of a sample; None for fewer than two values."""
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def standard_error(values: Sequence[float] | np.ndarray) -> float | None:
+    """Return the standard error of a mean of values, their `spread` / √n; None for fewer than two."""
+    deviation = spread(np.asarray(values, np.float64))
+    return None if deviation is None else deviation / math.sqrt(len(values))

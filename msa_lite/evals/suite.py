@@ -208,10 +208,10 @@ def _find_prompter(
         return make_prompter(tokenizer, wanted)
     base = make_prompter(tokenizer, replace(wanted, kind="default"))
     questions = [[row for row in rows.get(name, ()) if not row.text] for name in ("retain", "forget")]
-    asked = questions[0] or questions[1]
-    if not asked:
+    tried = questions[0] or questions[1]
+    if not tried:
         raise UsageError("prompt auto: forms are tried on questions of the forget or retain set; give one of them")
-    choice = choose_prompt(rank_prompts(source, tokenizer, asked, base, seed), list(prompt_forms(base)))
+    choice = choose_prompt(rank_prompts(source, tokenizer, tried, base, seed), list(prompt_forms(base)))
     notices.info("prompt: auto takes %s", choice.why)
     for doubt in choice.doubts:
         logger.warning("%s", doubt)

@@ -1,4 +1,4 @@
-"""The prompt of a recipe: what its `prompt` section stands for, once the target's tokenizer and rows are known."""
+"""Resolve the `prompt` section of a recipe with the target's tokenizer and rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from msa_lite.recipe import Prompt, Recipe
 
 logger = logging.getLogger(__name__)
 
-PROMPT_FILE = "prompt.json"  # in the run's folder: what `prompt: auto` found
+PROMPT_FILE = "prompt.json"  # in the run's folder: the outcome of `prompt: auto`
 
 
 def prompt_settings(prompt: Prompt) -> PromptSettings:
@@ -31,7 +31,7 @@ def prompt_settings(prompt: Prompt) -> PromptSettings:
 
 
 def find_prompter(recipe: Recipe, tokenizer: Any) -> Prompter:
-    """Return what renders the recipe's prompts; of kind auto, what would be taken without a search."""
+    """Return the prompter of a recipe; of kind auto, the one that would be taken without a search."""
     settings = prompt_settings(recipe.prompt)
     if settings.kind == "auto":
         return Prompter.build(tokenizer, "default", settings.template, _system_if_taken(tokenizer, settings))
@@ -47,35 +47,35 @@ def _system_if_taken(tokenizer: Any, settings: PromptSettings) -> str | None:
 def resolve_prompt(
     recipe: Recipe, target: Source, tokenizer: Any, rows: Mapping[str, Sequence[Row]], folders: Sequence[Path]
 ) -> tuple[Recipe, Prompter, dict[str, Any] | None]:
-    """Return the recipe with what `prompt: auto` comes to, what renders it, and what is to be kept of the search.
+    """Return the recipe with the prompt that `prompt: auto` finds, its prompter, and the outcome of the search.
 
-    rows: by data set; asked are the first questions about the forget set. folders: where an earlier search of the same
-    may be kept (`PROMPT_FILE`). Doubts of the choice are logged. Another kind of prompt is returned as it is.
+    rows: by data set; the first questions about the forget set decide. folders: places that may hold the outcome of the
+    same search (`PROMPT_FILE`). Doubts of the choice are logged. Another kind of prompt is returned as it is.
     """
     prompter = find_prompter(recipe, tokenizer)
     if recipe.prompt.kind != "auto":
         return recipe, prompter, None
     sets = [rows.get(name, ()) for name in ("forget", "evaluate.forget")]
-    asked = next((found for found in sets if found and not found[0].text), None)
-    if asked is None:
+    questions = next((one for one in sets if one and not one[0].text), None)
+    if questions is None:
         logger.warning("prompt: auto: there are no questions about the forget set to try forms on; default is taken")
         return (
             recipe.model_copy(update={"prompt": recipe.prompt.model_copy(update={"kind": "default"})}),
             prompter,
             None,
         )
-    few = sample_rows(asked, PROMPT_ROWS, recipe.seed)
+    few = sample_rows(questions, PROMPT_ROWS, recipe.seed)
     forms = prompt_forms(prompter)
     inputs = {
         "target": model_identity(target),
         "rows": rows_identity(few),
         "forms": {name: digest(form.describe()) for name, form in forms.items()},
     }
-    found = _kept(folders, inputs)
-    if found is None:
+    outcome = _kept(folders, inputs)
+    if outcome is None:
         ranked = rank_prompts(target, tokenizer, few, prompter, recipe.seed)
         choice = choose_prompt(ranked, list(forms))
-        found = {
+        outcome = {
             "inputs": inputs,
             "ranking": {item.name: item.probability for item in ranked},
             "chosen": choice.chosen.name,
@@ -83,20 +83,20 @@ def resolve_prompt(
             "why": choice.why,
             "doubts": list(choice.doubts),
         }
-    notices.info("prompt: auto takes %s", found["why"])
-    for doubt in found["doubts"]:
+    notices.info("prompt: auto takes %s", outcome["why"])
+    for doubt in outcome["doubts"]:
         logger.warning("%s", doubt)
-    prompter = replace(forms[found["chosen"]], tokenizer=tokenizer)
-    return recipe.model_copy(update={"prompt": Prompt(**prompter.settings())}), prompter, found
+    prompter = replace(forms[outcome["chosen"]], tokenizer=tokenizer)
+    return recipe.model_copy(update={"prompt": Prompt(**prompter.settings())}), prompter, outcome
 
 
 def _kept(folders: Sequence[Path], inputs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The outcome of an earlier search made of the same, if one is kept."""
+    """Return the outcome of an earlier search from the same inputs; None where there is none."""
     for folder in folders:
         try:
-            found = read_object(folder / PROMPT_FILE)
+            outcome = read_object(folder / PROMPT_FILE)
         except MsaError:  # none, or a damaged one
             continue
-        if found.get("inputs") == json.loads(canonical_json(inputs)):
-            return found
+        if outcome.get("inputs") == json.loads(canonical_json(inputs)):
+            return outcome
     return None

@@ -1,4 +1,4 @@
-"""What models are asked: validation rows, by which a choice is made, and test rows, which nobody sees before it."""
+"""Load the questions of a recipe: validation rows, which decide a choice, and test rows, which only score it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ WhenToChoose = bool | Literal["if possible"]
 
 @dataclass(frozen=True)
 class Questions:
-    """validation: what a choice is made by, with its rule; None where there is none to make. test: what models are
-    scored on, None where nothing is. judged: whether the rule wants what a judge says of the validation rows.
-    """
+    """The questions of a recipe, with the rule of its choice."""
 
     rule: Rule
+    """The rule that ranks candidates."""
     validation: Benchmark | None = None
+    """The rows to choose by; None where there is no choice to make."""
     test: Benchmark | None = None
+    """The rows that models are scored on; None where nothing is scored."""
     judged: bool = False
+    """True where a judge is asked about the validation rows."""
 
 
 def load_questions(
@@ -44,55 +46,55 @@ def load_questions(
     prompter: Prompter,
     loaded: Mapping[str, list[Row]] | None = None,
 ) -> Questions:
-    """The questions of a recipe, in two parts where there is a choice to make.
+    """Return the questions of a recipe, in two parts where there is a choice to make.
 
-    The parts are those of the benchmark where it is chosen by the benchmark's own metrics. By extraction it is chosen
-    on questions of the forget and retain set; the benchmark's scores then leave these out. Holdout rows of one's own
-    are in both parts, whole. Raises UsageError where a rule lacks what it needs, or there are no rows to choose by.
+    If a benchmark's own metrics decide the choice, its questions are divided. By extraction, the user's questions about
+    the forget and retain set decide, and the benchmark's scores leave these out. The user's holdout rows are in both
+    parts, whole. Raises UsageError where a rule lacks a metric, or there are no rows to choose by.
     """
-    asked = recipe.evaluate
-    if asked is None:
+    settings = recipe.evaluate
+    if settings is None:
         return Questions(_rule(recipe, {}))
     rows = _rows(recipe, data, loaded or {})
     rule = _rule(recipe, rows)
-    if choice is not False and rule.needs_ideal and not asked.ideal:
+    if choice is not False and rule.needs_ideal and not settings.ideal:
         raise UsageError(f"select: '{rule.name}' is held against the ideal model; give evaluate.ideal")
-    if asked.benchmark == OWN:
-        return _of_ones_own(recipe, rule, rows, choice, prompter)
+    if settings.benchmark == OWN:
+        return _own_parts(recipe, rule, rows, choice, prompter)
     benchmark = load_benchmark(
-        asked.benchmark,
+        settings.benchmark,
         prompter,
-        split=asked.split,
-        data=asked.data,
-        limit=asked.limit,
+        split=settings.split,
+        data=settings.data,
+        limit=settings.limit,
         seed=recipe.seed,
-        compat=resolve_compat(asked.compat, asked.benchmark),
+        compat=resolve_compat(settings.compat, settings.benchmark),
     )
     if isinstance(rule, LeastExtraction):
-        own = _of_ones_own(recipe, rule, rows, choice, prompter)
+        own = _own_parts(recipe, rule, rows, choice, prompter)
         seen = _questions(own.validation) - _questions(own.test) if own.validation else set()
         return Questions(rule, own.validation, benchmark.without(seen) if seen else benchmark)
     if choice is False:
         return Questions(rule, None, benchmark)
-    judge = asked.judge.kind == "openai" and recipe.select.judge  # a local one would be loaded beside the target
+    judge = settings.judge.kind == "openai" and recipe.select.judge  # a local one would be loaded beside the target
     _check(rule, benchmark, judge)
-    chosen_by, rest = benchmark.divide(recipe.validation, recipe.seed, recipe.select.by)
-    if coarse := chosen_by.resolution(rule.needs()):
-        logger.warning("%s; of so few rows, a choice may be by chance (select.validation)", coarse)
-    return Questions(rule, chosen_by, rest, judge and rule.judged)
+    validation, test = benchmark.divide(recipe.validation, recipe.seed, recipe.select.by)
+    if coarse := validation.resolution(rule.needs()):
+        logger.warning("%s; with so few rows, the choice may be by chance (select.validation)", coarse)
+    return Questions(rule, validation, test, judge and rule.judged)
 
 
 def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
-    """What is chosen by; of benchmarks whose data are no questions about the sets, their own score, by default."""
-    asked, select = recipe.evaluate, recipe.select
+    """Return the rule that ranks candidates. Without questions about the forget set, the benchmark may have a score."""
+    settings, select = recipe.evaluate, recipe.select
     score = select.score
-    if score is None and asked and "forget" not in rows:
-        score = benchmark_class(asked.benchmark).default_score
+    if score is None and settings and "forget" not in rows:
+        score = benchmark_class(settings.benchmark).default_score
     return make_rule(score, select.keep, select.maximise, select.minimise, select.subject_to)
 
 
 def _check(rule: Rule, benchmark: Benchmark, judged: bool) -> None:
-    """Raise UsageError where a rule needs what the benchmark, or nobody but a judge, gives."""
+    """Raise UsageError where a rule needs a metric that the benchmark does not give, or that only a judge gives."""
     check_rule(rule, benchmark.metric_names(), f"benchmark {benchmark.name}")
     wanting = [name for name in rule.needs() if metric_kind(name).judge == "required"]
     if wanting and not judged:
@@ -102,32 +104,32 @@ def _check(rule: Rule, benchmark: Benchmark, judged: bool) -> None:
 
 
 def _rows(recipe: Recipe, data: Mapping[str, DataSource], loaded: Mapping[str, list[Row]]) -> dict[str, list[Row]]:
-    """Rows to score by set: those that `evaluate` names, else the training sets.
+    """Return the rows to score by set: those that `evaluate` names, else the training sets.
 
-    Texts are asked of in the qa benchmark alone: the published ones have texts of their own.
+    Only the qa benchmark takes texts; the published ones have their own.
     """
     assert recipe.evaluate is not None
-    found = {}
+    chosen = {}
     for name in SETS:
-        given = data.get(f"evaluate.{name}")
-        place = f"evaluate.{name}" if given else name
+        named = data.get(f"evaluate.{name}")
+        place = f"evaluate.{name}" if named else name
         source = data.get(place)
         if source is None or (source.format != "qa" and recipe.evaluate.benchmark != OWN):
-            if given:
+            if named:
                 raise UsageError(
-                    f"evaluate.{name}.format is '{given.format}'; beside {recipe.evaluate.benchmark}, questions are "
+                    f"evaluate.{name}.format is '{named.format}'; beside {recipe.evaluate.benchmark}, questions are "
                     "wanted (format qa)"
                 )
             continue
         rows = loaded[place] if place in loaded else load_rows(source)
-        found[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
-    return found
+        chosen[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
+    return chosen
 
 
-def _of_ones_own(
+def _own_parts(
     recipe: Recipe, rule: Rule, rows: Mapping[str, list[Row]], choice: WhenToChoose, prompter: Prompter
 ) -> Questions:
-    """Both parts of questions, or texts, of one's own."""
+    """Return both parts of the user's own questions or texts."""
     assert recipe.evaluate is not None
     if choice == "if possible":
         least = 1 if recipe.select.validation == "auto" else 2
@@ -138,21 +140,21 @@ def _of_ones_own(
             logger.warning("nothing can be scored: there are no rows. Give evaluate.forget, or set evaluate: null")
         return Questions(rule, None, load_qa(rows, prompter, limit) if rows else None)
     if recipe.select.by == "author":
-        raise UsageError("select.by author: rows of one's own have no authors; leave it at question")
+        raise UsageError("select.by author: your own rows have no authors; leave it at question")
     parts = _divide(recipe, rows)
-    chosen_by = load_qa(parts.validation, prompter, limit, parts.names[0])
-    _check(rule, chosen_by, judged=False)
-    return Questions(rule, chosen_by, load_qa(parts.test, prompter, limit, parts.names[1]))
+    validation = load_qa(parts.validation, prompter, limit, parts.names[0])
+    _check(rule, validation, judged=False)
+    return Questions(rule, validation, load_qa(parts.test, prompter, limit, parts.names[1]))
 
 
 def _questions(benchmark: Benchmark | None) -> set[str]:
-    """All that a benchmark of one's own asks."""
+    """Return the questions of a benchmark, or none."""
     sets = benchmark.sets.values() if benchmark else ()
     return {item.fields["question"] for part in sets for item in part.items if "question" in item.fields}
 
 
 def _divide(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
-    """Rows to choose by and rows to score, by set. Raises UsageError where there are not enough."""
+    """Return the rows to choose by and the rows to score, by set. Raises UsageError where there are not enough."""
     assert recipe.evaluate is not None
     if "forget" not in rows:
         own = recipe.evaluate.benchmark

@@ -1,4 +1,4 @@
-"""Parts of a recipe that say what is scored, by whom, and how the best is chosen by it."""
+"""Define the parts of a recipe about scores: what is scored, who judges, and how the best candidate is chosen."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ScoreName = Annotated[
 
 
 class JudgeKeys(Closed):
-    """A language model that says which candidate an answer agrees with (tofu, restor)."""
+    """A language model that judges generated answers."""
 
     kind: Literal["none", "local", "openai"] = "none"
     """none; local: a Hugging Face model on this machine; openai: any server with OpenAI's interface, whose key is
@@ -52,19 +52,19 @@ class JudgeKeys(Closed):
     base_url: str | None = None
     """The server's address; default: OPENAI_BASE_URL, or OpenAI itself."""
     separate: bool = False
-    """acc_forget by a call of its own, in which the ideal's answer is no candidate."""
+    """Ask for acc_forget in a call of its own, in which the ideal's answer is no candidate."""
     batch: bool = False
-    """Calls go through OpenAI's Batch API: half the price, up to 24 hours."""
+    """Send calls through OpenAI's Batch API: half the price, up to 24 hours."""
     concurrency: int = Field(8, ge=1, le=1000)
-    """Calls under way at a time."""
+    """Calls at the same time."""
     timeout: float = Field(60.0, gt=0, le=86400, allow_inf_nan=False)
-    """Seconds without a sign from the server after which a call is tried again."""
+    """Seconds without an answer from the server, after which a call is repeated."""
     price: tuple[Price, Price] | None = None
     """USD per million prompt and completion tokens, for the estimate; default: the list price, where it is known."""
 
 
 class Evaluate(Closed):
-    """What is scored, and beside which ideal."""
+    """The questions that models are asked, and the ideal beside them."""
 
     benchmark: BenchmarkName = Field(
         OWN, description="; ".join(f"{name}: {entry.summary}" for name, entry in BENCHMARKS.items())
@@ -79,13 +79,13 @@ class Evaluate(Closed):
     holdout: Data | None = None
     """Questions that no model was trained on."""
     ideal: str | None = None
-    """A model that never saw the forget set, to be shown beside the unlearned one; some metrics need it."""
+    """A model that never saw the forget set, shown beside the unlearned one; some metrics need it."""
     judge: JudgeKeys = JudgeKeys()
-    """Who judges generated answers."""
+    """The judge of generated answers."""
     compat: list[str] = []
-    """Deviations of published code to repeat: open-unlearning, tofu, muse, restor, or single switches."""
+    """Deviations of published code to repeat: open-unlearning, a benchmark's name, or single switches."""
     limit: int | None = Field(None, ge=1, lt=2**63)
-    """Score at most so many rows of each set (a seeded sample)."""
+    """Score at most this many rows of each set (a seeded sample)."""
     max_new_tokens: int = Field(200, ge=1, le=1_000_000)
     """Length limit of generated answers to qa questions."""
 
@@ -123,14 +123,14 @@ def _present_name(score: object) -> object:
 
 
 class Select(Closed):
-    """How the best is chosen among points (α, β), or among a baseline's epochs, on validation rows."""
+    """The choice among points (α, β), or among a baseline's epochs, on validation rows."""
 
     validation: Share = "auto"
-    """Share of the rows that the choice is made on; the final scores are on the others. auto: 30 rows of each set of
-    your own, or half of a small one; of fewer than 12, all are chosen on and all are scored. By a score of tofu, muse
-    or restor: 0.15, and 0.1 for restor, as in the paper."""
+    """The share of the rows that decide the choice; the others give the final scores. auto: 30 rows of each set of your
+    own, or half of a small one; sets of fewer than 12 rows serve for both. By a score of a published benchmark: 0.15,
+    and 0.1 for restor, as in the paper."""
     by: Literal["question", "author"] = "question"
-    """What is drawn for the validation part: questions, or, by a score of tofu or restor, whole authors or people."""
+    """The unit that is drawn for validation: questions, or, by a score of tofu or restor, whole authors or people."""
     score: Annotated[ScoreName | None, BeforeValidator(_present_name)] = None
     """extraction: of the points that `keep` enough of the retain set, the one with the least left to extract of the
     forget set. tofu, muse, restor: the paper's scores; muse-gap: with the distance of the AUCs to the ideal's;
@@ -139,34 +139,34 @@ class Select(Closed):
     keep: float = Field(0.9, gt=0, le=1)
     """For extraction: the share of the target's retain scores that a point has to keep, within the noise of rows."""
     maximise: str | None = None
-    """In the place of a score: the metric to be highest …"""
+    """Instead of a score: the metric to be highest …"""
     minimise: str | None = None
     """… or lowest, among the points that meet `subject_to`."""
     subject_to: dict[str, Annotated[str, AfterValidator(_check_condition)]] = {}
     """Conditions by metric, as {rouge_l_r: ">= 0.95 * target"}; a number, or times what target or ideal have."""
     judge: bool = True
-    """Whether a judge of kind openai is asked for its terms of the score: a call for each answer of a point. A local
-    one is not, since it would be in memory beside the target."""
+    """Ask a judge of kind openai for its terms of the score, with a call for each answer of a point. A local judge is
+    never asked, since it would be in memory beside the target."""
     refine: int = Field(0, ge=0, le=5)
-    """So many times, points half-way between the best and its neighbours in the grid are tried as well."""
+    """The number of times that points half-way between the best and its neighbours in the grid are tried as well."""
     four_bit: bool = False
     """Hold the target in 4-bit (NF4) while points of adapters are tried; the choice is then scored again, merged."""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Select:
-        asked = [name for name in ("score", "maximise", "minimise") if getattr(self, name) is not None]
-        if len(asked) > 1:
-            raise ValueError(f"{' and '.join(asked)} cannot all decide; leave one")
-        if self.subject_to and asked not in (["maximise"], ["minimise"]):
+        rules = [name for name in ("score", "maximise", "minimise") if getattr(self, name) is not None]
+        if len(rules) > 1:
+            raise ValueError(f"{' and '.join(rules)} cannot all decide; leave one")
+        if self.subject_to and rules not in (["maximise"], ["minimise"]):
             raise ValueError("subject_to needs a metric to maximise or minimise beside it")
         return self
 
 
 class ProbeKeys(Closed):
-    """What forget rows are compared with, to see whether a prior has already seen them."""
+    """The rows that forget rows are compared with, to check whether a prior has already seen them."""
 
     against: Data | None = None
-    """Rows of the same kind that no candidate can have seen; default: evaluate.holdout, or what the benchmark has."""
+    """Rows of the same kind that no candidate can have seen; default: evaluate.holdout, or the benchmark's own."""
     paired: bool = False
     """They are paraphrases of the forget rows: one each, in the same order."""
 

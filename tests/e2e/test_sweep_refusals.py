@@ -43,7 +43,7 @@ from tests.e2e.conftest import CallCli
         ),
         (["evaluate.ideal=null", "select.score=muse-gap"], 2, "is held against the ideal model; give evaluate.ideal"),
         (["select.maximise=acc_forget"], 2, "acc_forget"),
-        (["select.by=author"], 2, "select.by author: rows of one's own have no authors"),
+        (["select.by=author"], 2, "select.by author: your own rows have no authors"),
         (["select.by=autor"], 2, "select.by"),
         (["evaluate.limit=1"], 2, "forget: 1 rows"),
         (["select.validation=1"], 2, "select.validation"),

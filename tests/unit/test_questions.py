@@ -150,7 +150,7 @@ def test_null_evaluation_asks_nothing_and_no_rows_are_warned_of(
         ),
         ({}, {"validation": 0.99}, {}, "forget: 8 rows\n  retain: 12 rows"),
         ({}, {}, {"forget": ""}, "forget: no questions; give evaluate.forget"),
-        ({}, {"by": "author"}, {}, "select.by author: rows of one's own have no authors"),
+        ({}, {"by": "author"}, {}, "select.by author: your own rows have no authors"),
         ({}, {"score": "tofu"}, {}, "benchmark qa: does not measure what the choice needs (tofu):\n  model_utility\n"),
         ({}, {"score": "muse-gap"}, {}, "'muse-gap' is held against the ideal model; give evaluate.ideal"),
         ({}, {"maximise": "rouge_l_q"}, {}, "rouge_l_q (did you mean 'rouge_l_r'?)"),

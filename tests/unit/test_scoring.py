@@ -260,7 +260,7 @@ def test_bootstrap_error_is_the_spread_of_fresh_samples(
 ) -> None:
     random = np.random.default_rng(0)
     fresh = [statistic(*random.random((count, size))) for _ in range(1000)]
-    error = scoring.bootstrap_error(statistic, list(random.random((count, size))))
+    error = scoring.spread(scoring.bootstrap(statistic, list(random.random((count, size)))))
     # Both spreads are of 1000 draws, so they agree to √2/√2000 ≈ 3 % (one deviation); the sample adds its own.
     assert error == pytest.approx(np.std(fresh, ddof=1), rel=0.2)
 
@@ -269,17 +269,17 @@ def test_bootstrap_error_of_values_of_one_item_goes_by_item() -> None:
     # One value and its negative cancel within each item, so their sum has no error; drawn apart, it has.
     values = np.random.default_rng(0).random(50)
     both = np.stack([values, -values], axis=1)
-    assert scoring.bootstrap_error(lambda items: items.mean(0).sum(), [both]) == pytest.approx(0, abs=1e-12)
-    assert scoring.bootstrap_error(lambda a, b: a.mean() + b.mean(), [values, -values]) > 0.01
+    assert scoring.spread(scoring.bootstrap(lambda items: items.mean(0).sum(), [both])) == pytest.approx(0, abs=1e-12)
+    assert scoring.spread(scoring.bootstrap(lambda a, b: a.mean() + b.mean(), [values, -values])) > 0.01
 
 
 def test_bootstrap_error_is_the_same_for_the_same_seed_and_needs_two_items() -> None:
     sample = np.random.default_rng(0).random(20)
-    first = scoring.bootstrap_error(np.mean, [sample], seed=3)
-    assert first == scoring.bootstrap_error(np.mean, [sample], seed=3)
-    assert first != scoring.bootstrap_error(np.mean, [sample], seed=4)
-    assert scoring.bootstrap_error(auc, [sample, sample[:1]]) is None
-    assert scoring.bootstrap_error(np.mean, [np.ones(5)]) == 0.0
+    first = scoring.spread(scoring.bootstrap(np.mean, [sample], seed=3))
+    assert first == scoring.spread(scoring.bootstrap(np.mean, [sample], seed=3))
+    assert first != scoring.spread(scoring.bootstrap(np.mean, [sample], seed=4))
+    assert scoring.spread(scoring.bootstrap(auc, [sample, sample[:1]])) is None
+    assert scoring.spread(scoring.bootstrap(np.mean, [np.ones(5)])) == 0.0
 
 
 def test_bootstrap_error_leaves_out_redraws_in_which_nothing_is_defined() -> None:
@@ -289,9 +289,9 @@ def test_bootstrap_error_leaves_out_redraws_in_which_nothing_is_defined() -> Non
 
     # Of four equally likely redraws one has it twice, two once, one not at all: 1, 0, 0 and nothing. The variance of
     # 1, 0, 0 is 2/9.
-    assert scoring.bootstrap_error(first, [np.arange(2)]) == pytest.approx(math.sqrt(2) / 3, rel=0.05)
+    assert scoring.spread(scoring.bootstrap(first, [np.arange(2)])) == pytest.approx(math.sqrt(2) / 3, rel=0.05)
 
 
 def test_bootstrap_error_needs_two_redraws_with_a_value() -> None:
-    assert scoring.bootstrap_error(lambda items: None, [np.arange(3)]) is None
-    assert scoring.bootstrap_error(np.mean, [np.arange(3)], rounds=1) is None
+    assert scoring.spread(scoring.bootstrap(lambda items: None, [np.arange(3)])) is None
+    assert scoring.spread(scoring.bootstrap(np.mean, [np.arange(3)], rounds=1)) is None

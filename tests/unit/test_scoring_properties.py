@@ -152,7 +152,7 @@ def test_bootstrap_error_of_a_mean_is_the_textbooks(seed: int, count: int) -> No
     sample = np.random.default_rng(seed).normal(size=count)
     _, _, error = scoring.mean_and_error(sample)
     # 1000 rounds know a deviation to 1/√2000 ≈ 2.2 %; redrawing gives √((n − 1)/n) of the unbiased one.
-    assert scoring.bootstrap_error(np.mean, [sample], seed) == pytest.approx(error, rel=0.15)
+    assert scoring.spread(scoring.bootstrap(np.mean, [sample], seed=seed)) == pytest.approx(error, rel=0.15)
 
 
 @many

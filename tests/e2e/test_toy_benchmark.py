@@ -1,0 +1,64 @@
+"""A benchmark that one file and one entry add: evaluated, chosen by and compared like those that msa-lite has."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import msa_lite
+from msa_lite.benchmarks import BENCHMARKS
+from msa_lite.errors import MsaError
+from msa_lite.evals.judge import JudgeSettings
+from tests import toy
+
+
+@pytest.fixture
+def data(history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The toy's data, with its entry in the table."""
+    monkeypatch.setitem(BENCHMARKS, "toy", toy.ENTRY)
+    for name in ("forget", "retain"):
+        rows = (history / f"data/{name}.jsonl").read_text().splitlines(keepends=True)
+        (tmp_path / "toy").mkdir(exist_ok=True)
+        (tmp_path / f"toy/{name}.jsonl").write_text("".join(rows[:6]))
+    return str(tmp_path / "toy")
+
+
+def test_a_model_is_evaluated_on_it(history: Path, data: str, tmp_path: Path) -> None:
+    out = tmp_path / "scores"
+    ideal = str(history / "ideal")
+    reports = msa_lite.evaluate(str(history / "target"), out, benchmark="toy", data=data, ideal=ideal, limit=3)
+    assert {*reports["model"].metrics} == {*reports["ideal"].metrics} == {"likeness_f", "likeness_r"}
+    records = [json.loads(line) for line in (out / "forget.jsonl").read_text().splitlines()]
+    assert reports["model"].metrics["likeness_f"].value == pytest.approx(sum(r["likeness"] for r in records) / 3)
+    for wrong in ({"judge": JudgeSettings("local", "m")}, {"compat": ["tofu"]}, {"benchmark": "toi"}):
+        with pytest.raises(MsaError, match=r"judge: not for toy|changes nothing in toy|did you mean 'toy'"):
+            msa_lite.evaluate(str(history / "target"), tmp_path / "no", **{"benchmark": "toy", "data": data} | wrong)
+
+
+@pytest.mark.parametrize("select", [{"minimise": "likeness_f", "subject_to": {"likeness_r": ">= 0.01"}}, {}])
+def test_a_run_chooses_by_it_and_is_compared(
+    select: dict[str, Any], recipe: dict[str, Any], data: str, tmp_path: Path
+) -> None:
+    recipe["evaluate"] = {"benchmark": "toy", "data": data, "ideal": recipe["evaluate"]["ideal"]}
+    recipe["forget"]["data"]["format"] = recipe["retain"]["data"]["format"] = "qa"
+    recipe["forget"]["alpha"], recipe["select"] = [0.5, 1.0], select or {"score": "toy"}
+    result = msa_lite.run(recipe)
+    folder = Path(recipe["output"])
+    choice = json.loads((folder / "sweep/choice.json").read_text())
+    assert choice["rule"] == ("minimise likeness_f" if select else "toy")
+    assert {line["alpha"] for line in choice["scores"]} == {0.5, 1.0}
+    assert result.reports["unlearned"].split == "whole test"
+    assert "benchmark toy does not say" in (folder / "report.md").read_text()
+    table = msa_lite.compare([folder])
+    assert [column.name for column in table.columns] == ["likeness_r", "likeness_f"]
+    # Beside an evaluation on other rows, both are computed anew on the rows in common.
+    whole = tmp_path / "whole"
+    msa_lite.evaluate(recipe["target"], whole, benchmark="toy", data=data)
+    shared = msa_lite.compare([folder, f"whole={whole}"])
+    assert shared.split is not None
+    assert shared.split.startswith("whole, rows in common: 3 forget")
+    shutil.rmtree(folder)

@@ -1,0 +1,59 @@
+"""The table of benchmarks, and that nothing outside it and a benchmark's own module knows one by name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from msa_lite.benchmarks import BENCHMARKS, OWN, published
+from msa_lite.evals.benchmark import benchmark_class
+from tests.arrows import PACKAGE, sources
+
+# Where published benchmarks may be named, and why.
+ALLOWED = {
+    "benchmarks.py": "their entries",
+    "evals/tofu.py": "its own module",
+    "evals/muse.py": "its own module",
+    "evals/restor.py": "its own module",
+    "evals/judge/__init__.py": "what a judge is asked",
+    "evals/judge/prompts.py": "what a judge is asked; manifests hold the hash of all prompts",
+    "report/metrics.py": "the papers that define metrics",
+}
+NAMED = re.compile(r"tofu|muse|restor(?![ei])", re.IGNORECASE)  # but not: restore, restoring
+
+
+def words(source: str) -> Iterator[str]:
+    """Give the names and the strings of a source. Comments and docstrings may say where facts are from."""
+    tree = ast.parse(source)
+    texts = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        values = (getattr(node, field, None) for field in ("id", "attr", "name", "arg", "module", "value"))
+        yield from (value for value in values if isinstance(value, str) and id(node) not in texts)
+
+
+def test_a_benchmark_is_known_to_its_module_and_its_entry_alone() -> None:
+    named = {
+        str(path.relative_to(PACKAGE)): [word for word in words(path.read_text()) if NAMED.search(word)]
+        for path in sources()
+    }
+    assert {place for place, found in named.items() if found} == ALLOWED.keys()
+
+
+def test_words_are_found_in_code_and_not_in_docstrings() -> None:
+    source = '"""On TOFU."""\nfrom a import load_muse\nx = {"restor": y.restore}  # MUSE\nclass Tofu: ...\n'
+    assert [word for word in words(source) if NAMED.search(word)] == ["Tofu", "load_muse", "restor"]
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_an_entry_leads_to_the_class_of_its_name(name: str) -> None:
+    kind = benchmark_class(name)
+    assert kind.name == name
+    assert kind.default_score is None or kind.default_score in BENCHMARKS[name].scores
+    assert {*kind.preset} <= {*kind.switches, *kind.reads}
+
+
+def test_the_users_own_benchmark_is_not_published() -> None:
+    assert [OWN, *published()] == [*BENCHMARKS]
