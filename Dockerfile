@@ -41,7 +41,7 @@ RUN PIP_INDEX_URL="${TORCH_INDEX:-$PIP_INDEX_URL}" pip install --no-cache-dir "t
 # The dependencies, by way of an empty package: this layer is made anew only when pyproject.toml changes, which bounds
 # their versions.
 WORKDIR /opt/msa-lite
-ARG EXTRAS
+ARG EXTRAS=train
 COPY pyproject.toml ./
 # hadolint ignore=DL3013
 RUN mkdir msa_lite recipes \

@@ -9,8 +9,8 @@ import os
 from typing import TYPE_CHECKING, Any
 
 # OpenMP threads that spin while they wait make training several times slower as soon as another process holds a core.
-# The policy is read when torch is loaded, which is why the package sets it, the one variable that it ever does; a
-# user's own value stays.
+# torch reads the policy when it is loaded, so it is set here. It is the only variable that the package sets; a user's
+# own value stays.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the public functions when they are first used: importing msa_lite loads neither torch nor transformers."""
+    """Load a public function when it is first used: importing msa_lite loads neither torch nor transformers."""
     import importlib
 
     if name not in _HOMES:

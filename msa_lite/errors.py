@@ -1,7 +1,7 @@
-"""Every error that a user can cause or meet, one class a kind, each with its exit code.
+"""Errors that a user can cause or meet, one class for each kind, each with its exit code.
 
-The library raises these with what is wrong, where, and what to try; only the command line turns them into a
-message and an exit status.
+The library raises them with what is wrong, where, and what to try. Only the command line turns them into a message and
+an exit status.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-_LONGEST = 4000  # characters of a fault; what a stranger's file holds may have millions
+_LONGEST = 4000  # characters of a fault; a value of a stranger's file may have millions
 
 
 class MsaError(Exception):
-    """Base of all errors of msa-lite; `exit_code` is what the command line returns."""
+    """Base of all errors of msa-lite."""
 
     exit_code = 4
-    keeps_partial = True  # whether a stage that raised it leaves its partial folder for a rerun
+    """The exit status of the command line."""
+    keeps_partial = True
+    """True where a stage that raised it leaves its partial folder for a rerun."""
 
 
 class UsageError(MsaError):
@@ -27,7 +29,7 @@ class UsageError(MsaError):
 
 
 class RecipeError(UsageError):
-    """A recipe that does not fit the schema; the message holds one line a fault."""
+    """A recipe that does not fit the schema; the message has one line for each fault."""
 
 
 class DataError(MsaError):
@@ -37,43 +39,44 @@ class DataError(MsaError):
 
 
 class FormatError(MsaError):
-    """A checkpoint or adapter on disk that is broken or of a kind that is not handled."""
+    """A checkpoint or adapter on disk that is broken, or of a kind that msa-lite does not read."""
 
     exit_code = 3
 
 
 class NoTokenizerError(FormatError):
-    """A model that was saved without a tokenizer. offer: another model whose tokenizer may be the right one."""
+    """A model that was saved without a tokenizer."""
 
     def __init__(self, message: str, offer: str | None = None) -> None:
         super().__init__(message)
         self.offer = offer
+        """Another model whose tokenizer may be the right one."""
 
 
 class MismatchError(MsaError):
-    """Inputs that are fine alone but do not fit each other (shapes, names, vocabularies)."""
+    """Inputs that are each valid but do not fit each other (shapes, names, vocabularies)."""
 
     exit_code = 3
 
 
 class OutputError(MsaError):
-    """The place to write to is occupied by something else, or too small."""
+    """The output folder is taken by something else, or its disk is too small."""
 
     exit_code = 3
 
 
 class StageError(MsaError):
-    """A stage failed while it worked; finished stages stay and a rerun resumes."""
+    """A stage failed while it worked; finished stages stay, and a rerun resumes."""
 
     exit_code = 4
 
 
 class NotFiniteError(StageError):
-    """A model's loss, weights or outputs are no numbers: it was driven too far."""
+    """A model's loss, weights or outputs are NaN or infinite: it was driven too far."""
 
 
 def join_faults(headline: str, faults: Iterable[str], limit: int = 10) -> str:
-    """One message of many faults: a headline and an indented line for each, at most `limit` of them."""
+    """Join faults to one message: a headline and an indented line for each, at most `limit` of them."""
     faults = list(faults)
     lines = [
         headline,
@@ -85,18 +88,18 @@ def join_faults(headline: str, faults: Iterable[str], limit: int = 10) -> str:
 
 
 class Faults(list[MsaError]):
-    """Errors of several parts, to be raised as one, of the first one's class."""
+    """Errors of several parts, raised as one error of the first one's class."""
 
     @contextmanager
     def gathered(self, where: str = "") -> Iterator[None]:
-        """Keep an error that is raised inside, with `where` before what it says."""
+        """Keep an error that the block raises, with `where` before its message."""
         try:
             yield
         except MsaError as error:
             self.append(type(error)(f"{where}{error}"))
 
     def check(self) -> None:
-        """Raise what was gathered, if anything was."""
+        """Raise the errors that were gathered, if there are any."""
         if len(self) > 1:
             raise type(self[0])(join_faults(f"{len(self)} faults:", (str(f).replace("\n", "\n  ") for f in self)))
         if self:
@@ -104,8 +107,8 @@ class Faults(list[MsaError]):
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:
-    """' (did you mean X?)' where one of `choices` is like `name`, otherwise an empty string."""
+    """Return " (did you mean 'X'?)" for the choice that is most like `name`; an empty text if none is."""
     if len(name) > _LONGEST:
         return ""
-    found = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
-    return f" (did you mean '{found[0]}'?)" if found else ""
+    matches = difflib.get_close_matches(name, list(choices), n=1, cutoff=0.6)
+    return f" (did you mean '{matches[0]}'?)" if matches else ""

@@ -1,6 +1,6 @@
 """The rooms of the package and who imports whom, read from the source; `python -m tests.arrows` draws them.
 
-The drawing stands in CONTRIBUTING.md, between two markers; `--write` puts it there anew.
+The drawing stands in .github/CONTRIBUTING.md, between two markers; `--write` puts it there anew.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "msa_lite"
-PAGE = ROOT / "CONTRIBUTING.md"
+PAGE = ROOT / ".github/CONTRIBUTING.md"
 BEGIN, END = "<!-- rooms: drawn by python -m tests.arrows --write -->\n", "<!-- end of rooms -->\n"
 Graph = Mapping[str, set[str]]
 
@@ -134,7 +134,7 @@ def drawn_page(text: str) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the drawing into CONTRIBUTING.md")
+    parser.add_argument("--write", action="store_true", help="put the drawing into CONTRIBUTING")
     if parser.parse_args().write:
         PAGE.write_text(drawn_page(PAGE.read_text()))
     else:

@@ -69,16 +69,6 @@ def candidate_name(values: Values) -> str:
 
 
 @dataclass(frozen=True)
-class State:
-    """The progress of a choice."""
-
-    candidates: Mapping[str, Values | None]
-    """The values of the candidates to score, by name; None for the target."""
-    done: bool
-    """True if all of them are scored and no more will come."""
-
-
-@dataclass(frozen=True)
 class SharedWork:
     """Candidates that this process and others with the same key score into a folder."""
 
@@ -101,8 +91,8 @@ class SharedWork:
         """Check whether the folder has open work, with whatever inputs."""
         return (self.folder / WORK).is_file()
 
-    def open(self, candidates: Sequence[Values], done: bool = False) -> None:
-        """Write down which candidates to score, and whether more may come."""
+    def open(self, candidates: Sequence[Values]) -> None:
+        """Write down which candidates to score."""
         values = {TARGET: None} | {candidate_name(values): dict(values) for values in candidates}
         for name, known in self.candidates.known.items():
             if name in values and self.missing([name]):
@@ -111,7 +101,7 @@ class SharedWork:
                 shutil.rmtree(self.folder / name, ignore_errors=True)
                 copy.rename(self.folder / name)
         (self.folder / _LOCKS).mkdir(exist_ok=True)
-        write_json(self.folder / WORK, {"key": self.key, "asked": values, "done": done})
+        write_json(self.folder / WORK, {"key": self.key, "asked": values})
 
     def close(self, names: Collection[str]) -> None:
         """Remove working files, and candidates that a stopped choice has left: all folders but `names`."""
@@ -120,11 +110,11 @@ class SharedWork:
             if path.is_dir() and path.name not in names:
                 shutil.rmtree(path)
 
-    def state(self) -> State | None:
-        """Load the progress of the choice; None while no work with these inputs is open."""
+    def todo(self) -> Mapping[str, Values | None] | None:
+        """Load the candidates to score, by name, None for the target; None while no work with these inputs is open."""
         try:
             work = json.loads((self.folder / WORK).read_text("utf-8"))
-            return State(work["asked"], work["done"]) if work["key"] == self.key else None
+            return dict(work["asked"]) if work["key"] == self.key else None
         except (OSError, ValueError, LookupError, TypeError, RecursionError):  # none, or a damaged one
             return None
 

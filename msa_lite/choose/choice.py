@@ -7,7 +7,6 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,6 @@ IDEAL = "ideal"
 _POLL = 0.2  # seconds
 _PATIENCE = 60.0  # seconds; disks that machines share show what others write only after a while
 
-Check = Callable[[], None]
-"""Raises what has ended those who score."""
-Crew = Callable[[Path], AbstractContextManager[Check]]
-"""Starts others who score what is missing in a folder, in the place of this process, until it has all."""
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -60,19 +54,14 @@ class Choice:
 
 
 def choose(
-    candidates: Candidates,
-    validation: Validation,
-    out: Path,
-    label: str,
-    progress: Progress = silent,
-    crew: Crew | None = None,
+    candidates: Candidates, validation: Validation, out: Path, label: str, progress: Progress = silent
 ) -> Choice:
     """Score every candidate on validation rows and choose the best by the rule (ties: the smallest α and β, the first).
 
     Holdout rows show what unseen data scores; only the target is scored on them, unless the rule looks at them. Writes
     records and a report per candidate, tables, pictures and choice.json into `out`. Reports of a stopped choice, of
     another rule or of another grid are used again. A broken candidate (outputs that are no numbers, no retain
-    performance left) is recorded and never chosen. Other processes may help (`help_choose`), or do all of it (`crew`).
+    performance left) is recorded and never chosen. Other processes may help (`help_choose`).
 
     Raises StageError if every candidate is broken, DataError if the target lacks a metric that the rule needs.
     """
@@ -83,7 +72,7 @@ def choose(
         facts: dict[str, Any] = {}
         candidates = replace(candidates, known={**_scored_before(out, scored_by), **candidates.known})
         with stage_folder(out, "sweep", inputs, facts, resumable=True, resume_key=scored_by) as folder:
-            _choose(SharedWork(folder, candidates, validation), label, progress, crew)
+            _choose(SharedWork(folder, candidates, validation), label, progress)
             facts[DRAWN] = draw_pictures(load_sweep(folder), folder)
     return load_choice(out)
 
@@ -96,36 +85,17 @@ def _scored_before(out: Path, scored_by: Mapping[str, Any]) -> dict[str, Path]:
     return {path.parent.name: path.parent for path in out.glob(f"*/{REPORT_FILE}") if path.parent.name != IDEAL}
 
 
-def _choose(work: SharedWork, label: str, progress: Progress, crew: Crew | None) -> None:
-    """Score and rank candidates until search and refinement add none; then write down the best."""
-    folder, validation, search, refine = work.folder, work.validation, work.candidates.search, work.candidates.refine
+def _choose(work: SharedWork, label: str, progress: Progress) -> None:
+    """Score and rank all candidates, and write down the best."""
+    folder, validation = work.folder, work.validation
     if validation.ideal:
         (folder / IDEAL).mkdir(exist_ok=True)
         shutil.copy2(validation.ideal / REPORT_FILE, folder / IDEAL / REPORT_FILE)
-    candidates = _as_values(search.next_points({})) if search else list(work.candidates.values)
-    work.open(candidates)
-    with crew(folder) if crew else nullcontext() as check:
-        while True:
-            work.open(candidates)
-            _score_all(work, candidates, label, progress, check)
-            ranks = [validation.rank(folder / candidate_name(values), folder / TARGET) for values in candidates]
-            new: list[Values] = []
-            if search and refine == work.candidates.refine:
-                new = _as_values(search.next_points(dict(zip(map(_point, candidates), ranks, strict=True))))
-            if not new and refine:
-                refine -= 1
-                around = candidates[_best(candidates, ranks)]
-                new = refined(candidates, around)
-                logger.info("%d more points around the best so far, %s", len(new), candidate_name(around))
-            if not new:
-                break
-            candidates = [*candidates, *new]
-        progress(label, len(candidates) + 1, len(candidates) + 1)  # a search may end before its most points
-        best = _best(candidates, ranks)
-        work.open(candidates, done=True)
-    work.close({TARGET, IDEAL, *map(candidate_name, candidates)})
+    candidates, ranks = _try_all(work, label, progress)
+    best = _best(candidates, ranks)
     rank = ranks[best]
     assert isinstance(rank, Rank), "a broken candidate is never chosen"
+    work.close({TARGET, IDEAL, *map(candidate_name, candidates)})
     scores = [{**values, **_entry(rank)} for values, rank in zip(candidates, ranks, strict=True)]
     doubts = doubts_of(validation, load_report(folder / TARGET).values(), candidates, ranks, best)
     choice = Choice(candidates[best], rank.value, rank.met, validation.rule.name, scores, doubts)
@@ -133,6 +103,28 @@ def _choose(work: SharedWork, label: str, progress: Progress, crew: Crew | None)
     table = load_sweep(folder)
     write_text(folder / "table.md", points_markdown(table))
     write_text(folder / "table.csv", points_csv(table))
+
+
+def _try_all(work: SharedWork, label: str, progress: Progress) -> tuple[list[Values], list[Rank | str]]:
+    """Score and rank candidates until search and refinement add none; return them with their ranks."""
+    search, refine = work.candidates.search, work.candidates.refine
+    candidates = _as_values(search.next_points({})) if search else list(work.candidates.values)
+    while True:
+        work.open(candidates)
+        _score_all(work, candidates, label, progress)
+        ranks = [work.validation.rank(work.folder / candidate_name(v), work.folder / TARGET) for v in candidates]
+        new: list[Values] = []
+        if search and refine == work.candidates.refine:
+            new = _as_values(search.next_points(dict(zip(map(_point, candidates), ranks, strict=True))))
+        if not new and refine:
+            refine -= 1
+            around = candidates[_best(candidates, ranks)]
+            new = refined(candidates, around)
+            logger.info("%d more points around the best so far, %s", len(new), candidate_name(around))
+        if not new:
+            progress(label, len(candidates) + 1, len(candidates) + 1)  # a search may end before its most points
+            return candidates, ranks
+        candidates = [*candidates, *new]
 
 
 def _as_values(points: Sequence[Point]) -> list[Values]:
@@ -165,10 +157,8 @@ def _entry(rank: Rank | str) -> dict[str, Any]:
     return {"score": rank.value, "met": rank.met, **({"note": rank.note} if rank.note else {})}
 
 
-def _score_all(
-    work: SharedWork, candidates: Sequence[Values], label: str, progress: Progress, check: Check | None
-) -> None:
-    """Score the target and all candidates, or wait until others have.
+def _score_all(work: SharedWork, candidates: Sequence[Values], label: str, progress: Progress) -> None:
+    """Score the target and all candidates; wait for those that helpers have claimed.
 
     The target comes first, since a metric that it lacks cannot rank candidates.
     """
@@ -182,10 +172,7 @@ def _score_all(
 
     for part in ({TARGET: None}, todo):
         while True:
-            if check is None:
-                work.score(part, after=tell)
-            else:
-                check()
+            work.score(part, after=tell)
             tell()
             if not work.missing(list(part)):
                 break
@@ -193,22 +180,19 @@ def _score_all(
         work.validation.rank(work.folder / TARGET, work.folder / TARGET)
 
 
-def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path, opened: bool = False) -> None:
+def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path) -> None:
     """Score candidates of a choice that another process makes (`choose` into `out`), until that is made.
 
-    make: computes the inputs of the choice as the other process does. opened: True if that process has opened its work.
-    Then StageError is raised if this process computes other inputs. Otherwise the open work may be an earlier choice's,
-    so this process only warns.
+    make: computes the inputs of the choice as the other process does. If work with other inputs lies open for a minute,
+    a warning says so once. It may be an earlier choice that was stopped, so the helper waits on.
     """
     warned, last_match = False, time.monotonic()
     while True:
         candidates, validation = make()
         work = SharedWork(partial_folder(out), candidates, validation)
-        while state := work.state():
-            if state.done:
-                return
+        while todo := work.todo():
             try:
-                work.score(state.candidates)
+                work.score(todo)
             except OSError:  # the choice was finished meanwhile, and its folder renamed
                 if work.folder.exists():
                     raise
@@ -216,16 +200,14 @@ def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path, op
             last_match = time.monotonic()
         if is_finished(out, work.inputs):
             return
-        if time.monotonic() - last_match > _PATIENCE:
-            fault = (
-                f"{out}: this process computes other inputs than the process that chooses; do all machines have the "
-                "same package versions, and the same files at these paths?"
+        if not warned and work.is_open and time.monotonic() - last_match > _PATIENCE:
+            logger.warning(
+                "%s: this process computes other inputs than the process that chooses. Are package versions, and files "
+                "at these paths, the same on all machines? It waits on, for this may be an earlier choice that was "
+                "stopped",
+                out,
             )
-            if opened:
-                raise StageError(fault)
-            if work.is_open and not warned:
-                logger.warning("%s (waiting, since this may be an earlier choice that was stopped)", fault)
-                warned = True
+            warned = True
         time.sleep(_POLL)
 
 

@@ -1,4 +1,4 @@
-"""The command line: one file a command, loaded when it is called, with heavy imports inside the bodies."""
+"""The command line: one file a command, loaded when it is called. Heavy imports stand inside the bodies."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 _QUICKSTART = "quickstart"
 _COMMANDS = {
-    _QUICKSTART: "A first try in minutes, without GPU or downloads.",
-    "run": "Do the whole job of a recipe.",
+    _QUICKSTART: "Try msa-lite in minutes, without GPU or downloads.",
+    "run": "Do the whole run of a recipe.",
     "recipes": "List, show and check recipes.",
     "evaluate": "Score a model on a benchmark.",
     "compare": "Put reports side by side, as in the paper.",
     "metrics": "Explain the metrics of reports.",
-    "verify": "Re-hash a run or a folder against its manifests.",
+    "verify": "Check every file of a run or folder against its manifest.",
     "sweep": "Choose alpha and beta on validation rows.",
     "vector": "Fit only the vectors of a recipe.",
-    "merge": "Fold vectors into a target.",
+    "merge": "Merge vectors into a target.",
     "probe": "Check whether a prior has already seen the forget set.",
     "baseline": "Run a method that MSA is compared with.",
     "train": "Train targets, ideals and histories in stages.",
@@ -32,7 +32,7 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Commands by file name; a recipe in the place of a command means `run`."""
+    """The commands by file name. A recipe in the place of a command means `run`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -78,12 +78,12 @@ class _Commands(click.Group):
 
 
 def _add_verbose(command: click.Command) -> None:
-    """Let a command take -v as well, wherever a user puts it."""
+    """Let a command take -v too, so that a user may put it anywhere."""
     if isinstance(command, click.Group):
         for one in command.commands.values():
             _add_verbose(one)
     elif not any("--verbose" in parameter.opts for parameter in command.params):
-        text = "Say more about what is done; show tracebacks."
+        text = "Print more about the work, and tracebacks of errors."
         flags: dict[str, Any] = {"is_flag": True, "expose_value": False, "callback": _set_verbose, "help": text}
         command.params.append(click.Option(["-v", "--verbose"], **flags))
 
@@ -98,15 +98,15 @@ def _set_verbose(ctx: click.Context, param: click.Parameter, verbose: bool) -> N
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="msa-lite")
-@click.option("-v", "--verbose", is_flag=True, help="Say more about what is done; show tracebacks.")
+@click.option("-v", "--verbose", is_flag=True, help="Print more about the work, and tracebacks of errors.")
 @click.pass_context
 def cli(ctx: click.Context, verbose: bool) -> None:
     """Remove the influence of chosen training data from a finished language model.
 
     \b
-    msa-lite RECIPE.yaml [key.sub=value ...]   the whole job
     msa-lite quickstart                        a first try, without GPU or downloads
-    msa-lite merge --target T --forget V --alpha 1.0 --out DIR
+    msa-lite RECIPE.yaml [KEY.SUB=VALUE ...]   the whole run: vectors, choice, merge, scores, report
+    msa-lite merge --target T --forget V --alpha 1.0 --out DIR   only a merge, without torch
     """
     from msa_lite.cli.output import set_up_logging
 
@@ -115,7 +115,7 @@ def cli(ctx: click.Context, verbose: bool) -> None:
 
 
 def main() -> None:
-    """Entry point: runs a command and turns errors into messages and exit codes."""
+    """Run the command that the user typed; turn errors into messages and exit codes."""
     try:
         from msa_lite.cli.faults import report_lost
         from msa_lite.cli.streams import safe_streams
@@ -132,7 +132,7 @@ def main() -> None:
 
 
 def _run(args: list[str]) -> int:
-    """Run a command; return its exit status, which is what the command returns, or 0."""
+    """Run a command and return its exit status: what the command returns, or 0."""
     from msa_lite.cli.faults import broken_pipe, report_error
     from msa_lite.cli.output import repeat_warnings
 

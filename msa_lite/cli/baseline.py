@@ -2,59 +2,47 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
-from msa_lite.cli.completion import complete_method, complete_recipe
+from msa_lite.cli.completion import complete_method
+from msa_lite.cli.invocation import Invocation, takes_recipe
+
+
+def _checked(context: click.Context, argument: click.Parameter, method: str) -> str:
+    """Return the name of a method. Raise UsageError for another name, before the recipe is loaded."""
+    from msa_lite.baselines.methods import check_method
+
+    check_method(method)
+    return method
 
 
 @click.command()
-@click.argument("method", shell_complete=complete_method)
-@click.argument("recipe", shell_complete=complete_recipe)
-@click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-@click.pass_obj
-def command(verbose: bool, method: str, recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Run METHOD on the models and data of RECIPE: training, the choice of an epoch, merge, scores, report.
+@click.argument("method", shell_complete=complete_method, callback=_checked)
+@takes_recipe()
+def command(invocation: Invocation, method: str) -> None:
+    """Run METHOD on the models and data of RECIPE: train, choose an epoch, merge, score, write a report.
 
-    METHOD is grad_ascent, grad_diff, npo, simnpo, dpo, rmu, satimp, wga, undial or task_vector. The run goes into
-    baselines/METHOD of the recipe's output; `msa-lite compare` on that output puts all of them side by side. It gets a
-    verdict as MSA does, but exits with 0 whatever that is: comparing is what it is for.
+    METHOD is grad_ascent, grad_diff, npo, simnpo, dpo, rmu, satimp, wga, undial or task_vector. RECIPE is a YAML file,
+    or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys.
+
+    The run goes into baselines/METHOD of the recipe's output; `msa-lite compare` on that output puts all methods side
+    by side. A verdict is printed as for MSA, but the exit code is 0 after a FAIL too.
 
     \b
     msa-lite baseline npo my.yaml
     msa-lite baseline npo my.yaml baseline.epochs=10 'baseline.methods.npo.retain_weight=[2, 4, 8]'
     msa-lite baseline rmu my.yaml baseline.start=prior 'baseline.scale=[0.5, 1.0]'
     """
-    from msa_lite.baselines.methods import check_method
-    from msa_lite.cli.output import (
-        print_json,
-        print_prior,
-        print_reports,
-        print_start,
-        progress_bars,
-        quieten_libraries,
-    )
-    from msa_lite.cli.tokenizer import with_tokenizer
-    from msa_lite.cli.verdict import print_verdict
-    from msa_lite.recipe import load_recipe
-
-    check_method(method)
-    loaded = load_recipe(recipe, overrides)
-    print_start(recipe, loaded.output)
-    if loaded.baseline.start == "prior":
-        print_prior(loaded)
+    from msa_lite.cli.output import print_json
+    from msa_lite.cli.result import print_result, print_verdict
     from msa_lite.pipeline import run_baseline
 
-    quieten_libraries(verbose)
-    with progress_bars() as progress:
-        result = with_tokenizer(loaded, lambda recipe: run_baseline(method, recipe, progress=progress))
-    print_verdict(result, to_stderr=as_json)
-    if as_json:
+    result = invocation.call(partial(run_baseline, method))
+    print_verdict(result, to_stderr=invocation.as_json)
+    if invocation.as_json:
         print_json(result.as_dict())
-        return
-    chosen = ", ".join(f"{key} {value}" for key, value in result.chosen.items())
-    if result.reports:
-        split = next(iter(result.reports.values())).split
-        print_reports(result.reports, f"{method}: {chosen}; scores on {split} rows")
-    click.echo(f"unlearned model: {result.merged.folder} ({result.merged.describe().splitlines()[0]})")
-    click.echo(f"report:          {result.folder / 'report.md'}")
+    else:
+        chosen = ", ".join(f"{key} {value}" for key, value in result.chosen.items())
+        print_result(result, f"{method}: {chosen}")

@@ -1,4 +1,4 @@
-"""What the shell offers after <TAB>: recipes (shipped ones and files) and methods of baselines."""
+"""Complete words for the shell after <TAB>: recipes (shipped ones and files) and methods of baselines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TRAININGS = "train/"
 
 
 def complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Files, and the shipped recipes that the command takes: trainings for `train`, all for `recipes`."""
+    """Offer files, and the shipped recipes that the command takes: trainings for `train`, all for `recipes`."""
     from msa_lite.recipe import shipped_recipes, title_of
 
     home, training = ctx.parent and ctx.parent.info_name, ctx.info_name == "train"
@@ -22,7 +22,7 @@ def complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str)
 
 
 def complete_method(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Methods of `msa-lite baseline`."""
+    """Offer the methods of `msa-lite baseline`."""
     from msa_lite.baselines.methods import METHODS, TASK_VECTOR
 
     names = dict.fromkeys([*METHODS, TASK_VECTOR])

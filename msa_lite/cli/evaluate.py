@@ -46,7 +46,7 @@ from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
 @click.option("--allow-code", is_flag=True, help="lm-eval: run the Python that tasks in --data name (!function).")
 @click.option("--limit", type=click.IntRange(min=1), help="Score at most this many rows of each set.")
 @click.option("--out", required=True, type=click.Path(), help="Folder for records and report.json.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(context: click.Context, model: str, out: str, as_json: bool, **options: Any) -> None:
     """Score MODEL on a benchmark.

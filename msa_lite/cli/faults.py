@@ -1,4 +1,4 @@
-"""What went wrong, in words and as an exit status: the one place where errors become messages."""
+"""Turn errors into messages and exit statuses; this is the only place that does."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def report_error(error: BaseException, verbose: bool) -> int:
 
 
 def _is_nowhere() -> bool:
-    """Check whether the working folder has been removed."""
+    """Check whether the working folder is gone."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -46,18 +46,18 @@ def _is_nowhere() -> bool:
 
 
 def broken_pipe(end: SystemExit) -> OSError | None:
-    """Return the error that click has ended a command for: a pipe or connection of its own that broke.
+    """Return the error that made click end a command: a pipe or connection of its own that broke.
 
-    The status that click gives is 1, which means a FAIL here. Standard streams never break (`safe_streams`).
+    Click's status is 1, which means FAIL here. Standard streams never break (`safe_streams`).
     """
     error = end.__context__
     return error if isinstance(error, OSError) and error.errno == errno.EPIPE else None
 
 
 def report_lost(fault: OSError | None) -> int:
-    """Tell what became of the printed result, after `fault`; return the exit status of a command that did its work.
+    """Report that a result could not be printed because of `fault`; return the exit status.
 
-    A reader that has gone away (`| head`) has had enough. Anything else is a place that was ill chosen to print to.
+    A reader that has gone away (`| head`) has read enough. Any other fault is an error of usage: the place to print to.
     """
     if fault is None or fault.errno == errno.EPIPE:
         return 0

@@ -35,11 +35,11 @@ def command(recipe: str | None, overrides: tuple[str, ...], dtype: str, **given:
         raise UsageError(
             f"the recipe already says {', '.join(clash) or '--dtype'}; leave it out, or leave out the recipe"
         )
-    from msa_lite.cli.output import print_prior
     from msa_lite.recipe import load_recipe
 
     loaded = load_recipe(recipe, overrides)
-    print_prior(loaded)
+    if loaded.prior_reason:
+        click.echo(loaded.prior_reason, err=True)
     from msa_lite.pipeline import merge_arguments
 
     click.echo(mergekit_recipe(**merge_arguments(loaded)), nl=False)

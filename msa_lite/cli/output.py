@@ -1,4 +1,4 @@
-"""What commands print: results on stdout, progress and warnings on stderr."""
+"""Print for commands: results on stdout, progress and warnings on stderr."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from msa_lite.io.display import Notices, log_to, shown
+from msa_lite.io.display import Display, Notices, log_to
+from msa_lite.io.extras import require
 from msa_lite.io.files import indented_json
 
 if TYPE_CHECKING:
     from msa_lite.io.progress import Watcher
-    from msa_lite.recipe import Recipe
     from msa_lite.report import Report
     from msa_lite.report.formats import TextTable
 
@@ -25,17 +25,18 @@ _notices = Notices()  # of this process's command
 
 
 def set_up_logging(verbose: bool) -> None:
-    """Warnings of msa-lite go to stderr, everything of it with --verbose; other packages stay quiet below errors."""
+    """Send the warnings of msa-lite to stderr, and with --verbose all it logs. Other packages log errors alone."""
     log_to(_notices, verbose)
 
 
 def repeat_warnings() -> None:
-    """Print the warnings of a command again, in one block at its end, where progress was shown between them."""
+    """Print all warnings of a command again at its end, in one block, if it showed progress between them."""
     _notices.repeat()
 
 
 def quieten_libraries(verbose: bool) -> None:
-    """Hide the progress bars and warnings of the libraries underneath, unless asked for."""
+    """Check that the libraries underneath are installed; hide their bars and warnings, unless the user wants all."""
+    require("train")
     if verbose:
         return
     import warnings
@@ -53,14 +54,14 @@ def quieten_libraries(verbose: bool) -> None:
 
 
 def progress_bars() -> AbstractContextManager[Watcher]:
-    """Progress on stderr: bars on a terminal, lines elsewhere."""
-    return shown(_notices)
+    """Show progress on stderr: bars on a terminal, lines elsewhere."""
+    return closing(Display(_notices))
 
 
 def print_start(recipe: str, output: str) -> None:
-    """The first line of a command, on stderr: there before torch is loaded, which takes seconds.
+    """Print the first line of a command on stderr, before torch is loaded, which takes seconds.
 
-    Of the processes of `accelerate launch`, the first one prints it.
+    Of the processes of `accelerate launch`, only the first prints it.
     """
     from importlib.metadata import version
 
@@ -68,14 +69,8 @@ def print_start(recipe: str, output: str) -> None:
         click.echo(f"msa-lite {version('msa-lite')}: {recipe} → {output}", err=True)
 
 
-def print_prior(recipe: Recipe) -> None:
-    """On stderr, which checkpoint of the recipe's history is the prior, and why; nothing where the prior is given."""
-    if recipe.prior_reason:
-        click.echo(recipe.prior_reason, err=True)
-
-
 def print_json(value: Any) -> None:
-    """One JSON object on stdout; in ASCII where the encoding has not all of its characters."""
+    """Print one JSON object on stdout, in ASCII if the encoding lacks some of its characters."""
     text = indented_json(value)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
@@ -85,7 +80,7 @@ def print_json(value: Any) -> None:
 
 
 def print_reports(reports: Mapping[str, Report], title: str) -> None:
-    """The table of models side by side on stdout."""
+    """Print the table of models side by side on stdout."""
     from msa_lite.report import reports_table
 
     print_table(reports_table(reports, title))

@@ -4,37 +4,28 @@ from __future__ import annotations
 
 import click
 
-from msa_lite.cli.completion import complete_recipe
+from msa_lite.cli.invocation import Invocation, takes_recipe
 
 
 @click.command()
-@click.argument("recipe", shell_complete=complete_recipe)
-@click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-@click.pass_obj
-def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
-    """Test the prior of RECIPE, or every checkpoint of its history, for signs of having seen the forget set.
+@takes_recipe()
+def command(invocation: Invocation) -> None:
+    """Check whether the prior of RECIPE, or any checkpoint of its history, has already seen the forget set.
 
-    Forget rows are compared with rows that no candidate can have seen: those of probe.against, the benchmark's holdout
-    set, or TOFU's paraphrases. Target and ideal are tested as controls.
+    RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys. Forget rows are
+    compared with rows that no checkpoint can have seen: those of probe.against, the benchmark's holdout set, or TOFU's
+    paraphrases. Target and ideal are tested as controls.
 
     \b
     msa-lite probe my.yaml
     msa-lite probe my.yaml probe.against.path=holdout.jsonl
     msa-lite probe my.yaml probe.against.path=paraphrased.jsonl probe.paired=true
     """
-    from msa_lite.cli.output import print_json, print_start, progress_bars, quieten_libraries
-    from msa_lite.cli.tokenizer import with_tokenizer
-    from msa_lite.recipe import load_recipe
-
-    loaded = load_recipe(recipe, overrides)
-    print_start(recipe, loaded.output)
+    from msa_lite.cli.output import print_json
     from msa_lite.pipeline import probe
 
-    quieten_libraries(verbose)
-    with progress_bars() as progress:
-        result = with_tokenizer(loaded, lambda recipe: probe(recipe, progress=progress))
-    if as_json:
+    result = invocation.call(probe)
+    if invocation.as_json:
         print_json(result.as_dict())
         return
     from rich.console import Console

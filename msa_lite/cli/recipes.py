@@ -1,4 +1,4 @@
-"""msa-lite recipes: what is shipped, what a recipe says, whether it is right, and the schema for editors."""
+"""msa-lite recipes: list, show and check recipes; print the schema for editors."""
 
 from __future__ import annotations
 
@@ -14,13 +14,23 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """List, show and check recipes."""
+    """List, show and check recipes.
+
+    \b
+    msa-lite recipes list
+    msa-lite recipes show tofu/forget10 > my.yaml
+    msa-lite recipes validate my.yaml
+    """
 
 
 @command.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_recipes(as_json: bool) -> None:
-    """Recipes that come with msa-lite."""
+    """List the recipes that come with msa-lite.
+
+    \b
+    msa-lite recipes list
+    """
     from msa_lite.cli.output import print_json
     from msa_lite.recipe import shipped_recipes, title_of
 
@@ -34,38 +44,50 @@ def list_recipes(as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("name", shell_complete=complete_recipe)
-def show(name: str) -> None:
-    """Print a recipe as it is written, NAME being a shipped one or a file."""
+@click.argument("recipe", shell_complete=complete_recipe)
+def show(recipe: str) -> None:
+    """Print RECIPE as it is written, with its comments.
+
+    RECIPE is a YAML file, or the name of a shipped recipe.
+
+    \b
+    msa-lite recipes show tofu/forget10 > my.yaml
+    """
     from msa_lite.recipe import find_recipe
 
-    click.echo(find_recipe(name).read_text("utf-8"), nl=False)
+    click.echo(find_recipe(recipe).read_text("utf-8"), nl=False)
 
 
 @command.command()
-@click.argument("path", shell_complete=complete_recipe)
+@click.argument("recipe", shell_complete=complete_recipe)
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
-@click.option("--show-prompt", is_flag=True, help="Print one forget row as the models read it, instead of the recipe.")
-@click.option("--json", "as_json", is_flag=True, help="Print the resolved recipe, or the row, as JSON.")
-def validate(path: str, overrides: tuple[str, ...], show_prompt: bool, as_json: bool) -> None:
-    """Check a recipe against the schema and print it with all defaults filled in.
+@click.option("--show-prompt", is_flag=True, help="Print one forget row as the models read it.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def validate(recipe: str, overrides: tuple[str, ...], show_prompt: bool, as_json: bool) -> None:
+    """Check RECIPE and print it with all defaults filled in.
 
-    With --show-prompt, the forget set and the target's tokenizer are read, and one row is printed with special tokens
-    and with ⟦marks⟧ around what is learnt.
+    RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys.
+
+    --show-prompt reads the forget set and the target's tokenizer, and prints one row in the place of the recipe: with
+    special tokens, and with ⟦marks⟧ around the text that is learnt.
+
+    \b
+    msa-lite recipes validate my.yaml
+    msa-lite recipes validate my.yaml --show-prompt prompt=chat
     """
     from msa_lite.baselines.methods import check_grids
     from msa_lite.cli.output import print_json
     from msa_lite.recipe import Recipe, dump_recipe, load_any
 
-    recipe = load_any(path, overrides)
-    if isinstance(recipe, Recipe):
-        check_grids(recipe.baseline.methods)
+    loaded = load_any(recipe, overrides)
+    if isinstance(loaded, Recipe):
+        check_grids(loaded.baseline.methods)
     if show_prompt:
-        _show_prompt(recipe, as_json)
+        _show_prompt(loaded, as_json)
     elif as_json:
-        print_json(recipe.model_dump(mode="json"))
+        print_json(loaded.model_dump(mode="json"))
     else:
-        click.echo(dump_recipe(recipe), nl=False)
+        click.echo(dump_recipe(loaded), nl=False)
 
 
 def _show_prompt(recipe: Recipe | TrainingRecipe, as_json: bool) -> None:
@@ -77,20 +99,30 @@ def _show_prompt(recipe: Recipe | TrainingRecipe, as_json: bool) -> None:
     if not isinstance(recipe, Recipe):
         raise UsageError("--show-prompt: only for the recipe of a run")
     quieten_libraries(verbose=False)
-    shown = show_prompt(recipe)
+    prompts = show_prompt(recipe)
     if as_json:
-        print_json({"prompts": [item.as_dict() for item in shown]})
+        print_json({"prompts": [prompt.as_dict() for prompt in prompts]})
         return
-    for item in shown:
-        click.secho(f"prompt: {item.form}", bold=True)
-        click.echo(f"row {item.row} of {recipe.forget.data.path}: {item.tokens} tokens, {item.learnt} ⟦learnt⟧")
-        click.echo(f"\n{item.marked()}\n")
+    for prompt in prompts:
+        click.secho(f"prompt: {prompt.form}", bold=True)
+        click.echo(f"row {prompt.row} of {recipe.forget.data.path}: {prompt.tokens} tokens, {prompt.learnt} ⟦learnt⟧")
+        click.echo(f"\n{prompt.marked()}\n")
 
 
 @command.command()
-@click.option("--kind", type=click.Choice(["run", "training"]), default="run", show_default=True)
+@click.option(
+    "--kind",
+    type=click.Choice(["run", "training"]),
+    default="run",
+    show_default=True,
+    help="Recipes of a run, or of `msa-lite train`.",
+)
 def schema(kind: str) -> None:
-    """Print the JSON schema of recipes of a kind, by which editors complete and check them."""
+    """Print the JSON schema of recipes. Editors complete and check recipes by it.
+
+    \b
+    msa-lite recipes schema > recipe.schema.json
+    """
     from msa_lite.cli.output import print_json
     from msa_lite.recipe import Recipe, TrainingRecipe
 

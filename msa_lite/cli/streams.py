@@ -1,4 +1,4 @@
-"""Standard output and error that stop no work: a reader that goes away, a full disk, text that an encoding has not."""
+"""Keep the work going when standard output or error fails: no reader, a full disk, an encoding without a character."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 
 class Outlet(io.BufferedIOBase):
-    """Bytes on their way to a stream. fault: the error after which everything goes nowhere."""
+    """A stream of bytes whose errors stop nobody."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self.fault: OSError | None = None
+        """The first error; everything after it goes nowhere."""
 
     def write(self, data: ReadableBuffer) -> int:
-        """Write; an error is kept, not raised."""
+        """Write; keep an error, and do not raise it."""
         try:
             self._stream.write(data)
         except OSError as error:
@@ -30,14 +31,14 @@ class Outlet(io.BufferedIOBase):
         return memoryview(data).nbytes
 
     def flush(self) -> None:
-        """Flush; an error is kept, not raised."""
+        """Flush; keep an error, and do not raise it."""
         try:
             self._stream.flush()
         except OSError as error:
             self._give_up(error)
 
     def _give_up(self, error: OSError) -> None:
-        """Lead the descriptor nowhere, so that neither what is left in buffers nor what comes fails again."""
+        """Lead the descriptor nowhere, so that bytes in buffers and later ones do not fail again."""
         if self.fault is None:
             self.fault = error
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -60,7 +61,7 @@ class Outlet(io.BufferedIOBase):
 
 @contextmanager
 def safe_streams() -> Iterator[Outlet | None]:
-    """Put safe streams in the place of standard output and error; give the outlet of the former, if there is one."""
+    """Replace standard output and error by safe streams; give the outlet of standard output, if there is one."""
     _fill_descriptors()
     before = sys.stdout, sys.stderr
     sys.stdout, outlet = _safe(sys.stdout)
@@ -75,7 +76,7 @@ def safe_streams() -> Iterator[Outlet | None]:
 
 
 def _fill_descriptors() -> None:
-    """Lead standard streams that are closed nowhere: else a model's file gets their number, and what is printed."""
+    """Lead closed standard streams nowhere. Otherwise a model's file gets their number, and the prints go into it."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -84,7 +85,7 @@ def _fill_descriptors() -> None:
 
 
 def _safe(stream: TextIO) -> tuple[TextIO, Outlet | None]:
-    """Wrap a stream. Characters that its encoding lacks are escaped; ASCII (a POSIX locale) becomes UTF-8."""
+    """Wrap a stream: escape characters that its encoding lacks, and turn ASCII (a POSIX locale) into UTF-8."""
     if not hasattr(stream, "buffer"):  # closed, or put there by somebody who knows why
         return stream, None
     stream.flush()

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import click
 
-from msa_lite.cli.completion import complete_recipe
+from msa_lite.cli.invocation import Invocation, takes_recipe
 
 
 @click.command()
-@click.argument("recipe", shell_complete=complete_recipe)
-@click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the table.")
-@click.pass_obj
-def command(verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: bool) -> None:
+@takes_recipe("training")
+def command(invocation: Invocation) -> None:
     """Train the stages of RECIPE, one after the other: all weights, in fp32.
 
-    RECIPE is a YAML file or the name of a shipped recipe (train/...). A second run does only what is missing or has
-    changed. The folder holds a `history:` block, from which an unlearning recipe chooses its prior.
+    RECIPE is a YAML file, or the name of a shipped recipe (train/...). KEY.SUB=VALUE changes one of its keys. A second
+    run does only what is missing or has changed. It writes a `history:` block, from which the recipe of a run chooses
+    its prior.
 
     \b
     msa-lite train my-target.yaml
     msa-lite train train/tofu_c4_tofu stages.1.tokens=1M output=runs/short
     """
-    from msa_lite.cli.output import print_json, print_start, progress_bars, quieten_libraries
-    from msa_lite.recipe import load_training
-
-    loaded = load_training(recipe, overrides)
-    print_start(recipe, loaded.output)
+    from msa_lite.cli.output import print_json
     from msa_lite.pipeline import train_stages
 
-    quieten_libraries(verbose)
-    with progress_bars() as progress:
-        result = train_stages(loaded, progress=progress)
-    if as_json:
+    result = invocation.call(train_stages)
+    if invocation.as_json:
         print_json(result.as_dict())
         return
     width = max(len(model.name) for model in result.models)

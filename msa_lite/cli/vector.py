@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import click
 
-from msa_lite.cli.completion import complete_recipe
+from msa_lite.cli.invocation import Invocation, takes_recipe
 
 
 @click.command()
-@click.argument("recipe", shell_complete=complete_recipe)
-@click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
-@click.option("--which", type=click.Choice(["forget", "retain", "all"]), default="all", show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-@click.pass_obj
-def command(
-    verbose: bool, recipe: str, overrides: tuple[str, ...], which: Literal["forget", "retain", "all"], as_json: bool
-) -> None:
-    """Fit the forget and retain vectors of RECIPE into its run folder, and nothing else."""
-    from msa_lite.cli.output import print_json, print_prior, print_start, progress_bars, quieten_libraries
-    from msa_lite.cli.tokenizer import with_tokenizer
-    from msa_lite.recipe import load_recipe
+@click.option(
+    "--which",
+    type=click.Choice(["forget", "retain", "all"]),
+    default="all",
+    show_default=True,
+    help="Which vector to fit; all: those that the recipe uses.",
+)
+@takes_recipe()
+def command(invocation: Invocation, which: str) -> None:
+    """Fit the forget and retain vectors of RECIPE into its run folder, and do nothing else.
 
-    loaded = load_recipe(recipe, overrides)
-    print_start(recipe, loaded.output)
-    print_prior(loaded)
+    RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys. Vectors that are
+    there already are kept, and `msa-lite run` on the same recipe goes on with them.
+
+    \b
+    msa-lite vector my.yaml
+    msa-lite vector my.yaml --which forget vector.lora.rank=64
+    """
+    from msa_lite.cli.output import print_json
     from msa_lite.pipeline import run_vectors
 
-    quieten_libraries(verbose)
-    with progress_bars() as progress:
-        folders = with_tokenizer(loaded, lambda recipe: run_vectors(recipe, which, progress=progress))
-    if as_json:
+    folders = invocation.call(run_vectors, which=which)
+    if invocation.as_json:
         print_json({"vectors": {folder.name: str(folder) for folder in folders}})
         return
     for folder in folders:

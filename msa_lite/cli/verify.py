@@ -1,4 +1,4 @@
-"""msa-lite verify: is a folder, or a whole run, still what it was when it was written?"""
+"""msa-lite verify: check that a folder, or a whole run, is as it was written."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import click
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(folder: Path, as_json: bool) -> int:
-    """Re-hash every file of FOLDER against its manifest: a model, vector, evaluation, …, or a run with all of these.
+    """Check every file of FOLDER against its manifest, by hash.
 
-    The manifest is held against its own hash, and whatever else is in a folder is named.
+    FOLDER is a model, a vector, an evaluation, or a run with all of these. The manifest is checked against its own
+    hash. Files that no manifest names are listed too.
 
     \b
     msa-lite verify runs/mine/model
@@ -25,12 +26,12 @@ def command(folder: Path, as_json: bool) -> int:
 
     faults = verify_stages(folder)
     broken = sum(map(bool, faults.values()))
+    lines = [_place(folder, stage, fault) for stage, found in faults.items() for fault in found]
     earlier = unsealed(faults)
     if as_json:
-        every = [_place(folder, stage, fault) for stage, found in faults.items() for fault in found]
         stages = {str(stage.relative_to(folder)): found for stage, found in faults.items()}
         without = [str(stage.relative_to(folder)) for stage in earlier]
-        print_json({"folder": str(folder), "faults": every, "stages": stages, "unsealed": without})
+        print_json({"folder": str(folder), "faults": lines, "stages": stages, "unsealed": without})
         return MismatchError.exit_code if broken else 0
     for stage in earlier:
         click.echo(f"note: {stage}: made by an earlier version, whose manifest shows no change of itself", err=True)
@@ -39,11 +40,10 @@ def command(folder: Path, as_json: bool) -> int:
             click.echo(f"{stage}: every file is as it was written")
     if broken:
         of = f" ({broken} of {len(faults)} folders)" if len(faults) > 1 else ""
-        lines = [_place(folder, stage, fault) for stage, found in faults.items() for fault in found]
         raise MismatchError(join_faults(f"{folder}: differs from its manifest{of}:", lines, limit=100))
     return 0
 
 
 def _place(folder: Path, stage: Path, fault: str) -> str:
-    """A fault with the stage that it is in, as seen from the folder asked for."""
+    """Return a fault with the stage that it is in, as seen from the folder of the command."""
     return fault if stage == folder else f"{stage.relative_to(folder)}/{fault}"

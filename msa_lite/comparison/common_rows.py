@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msa_lite.comparison.agreement import TAKEN_FROM, whole_split
 from msa_lite.errors import MismatchError, MsaError, join_faults
+from msa_lite.io.extras import require
 from msa_lite.io.seal import load_manifest
 from msa_lite.report import REPORT_FILE, Report, load_report
 
@@ -138,7 +139,11 @@ def _computed_anew(evaluation: Evaluation, evaluations: Sequence[Evaluation], ro
     before = evaluation.report
     benchmark = _benchmark_of(evaluation)
     ideal = _ideal_of(evaluation, evaluations)
-    metrics = benchmark.metrics(evaluation.on(rows), ideal.on(rows) if ideal else None)
+    try:
+        metrics = benchmark.metrics(evaluation.on(rows), ideal.on(rows) if ideal else None)
+    except ModuleNotFoundError:  # scipy: a plain installation has none
+        require("train", "computing these metrics on common rows needs scipy")
+        raise
     settings = {
         **before.settings,
         "sets": {name: {"rows": len(rows[name])} for name in evaluation.records},

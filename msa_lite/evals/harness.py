@@ -7,7 +7,6 @@ chat template, the number of examples that a task names, log-softmax in the dtyp
 from __future__ import annotations
 
 import functools
-import importlib.util
 import io
 import json
 import math
@@ -23,6 +22,7 @@ from msa_lite.errors import DataError, StageError, UsageError, join_faults, near
 from msa_lite.evals.models import check_source, load_model, load_tokenizer, model_identity
 from msa_lite.evals.own_tasks import check_no_code, sandboxed
 from msa_lite.evals.records import Ranks, write_records
+from msa_lite.io.extras import require
 from msa_lite.io.files import digest, hash_file, write_json
 from msa_lite.io.hub import Source, explain
 from msa_lite.io.manifest import is_finished, stage_folder
@@ -40,8 +40,7 @@ def check_tasks(tasks: Sequence[str], task_folder: Path | None = None, allow_cod
 
     No data is loaded for it. Without `allow_code`, tasks of the folder that would run Python are refused, too.
     """
-    if importlib.util.find_spec("lm_eval") is None:
-        raise UsageError("the benchmark lm-eval needs lm-evaluation-harness: pip install 'msa-lite[lm-eval]'")
+    require("lm-eval")
     if not tasks:
         raise UsageError("no tasks: name some, as in hellaswag,arc_easy")
     if task_folder is not None and not task_folder.is_dir():

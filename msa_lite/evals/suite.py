@@ -30,6 +30,7 @@ from msa_lite.evals.qa import load_qa
 from msa_lite.evals.records import Ranks
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.disk import output_path
+from msa_lite.io.extras import require
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, notices, silent
 from msa_lite.io.reading import local_path
@@ -100,6 +101,7 @@ def evaluate(
     `accelerate launch` calls it; all but the first get no reports. Raises UsageError for arguments that do not go
     together, before a model is loaded.
     """
+    require("train")
     wanted = PromptSettings(prompt) if isinstance(prompt, str) else prompt  # type: ignore[arg-type]
     places = {"forget": forget, "retain": retain, "holdout": holdout}
     sets = {name: place for name, place in places.items() if place is not None}

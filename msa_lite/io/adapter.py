@@ -1,7 +1,7 @@
-"""PEFT LoRA adapter folders → what they change, under the target's own tensor names.
+"""Read PEFT LoRA adapter folders with numpy alone; PEFT itself is only needed to train.
 
-Every tensor of the adapter file and every field of its config is accounted for: used, known to be without effect on
-the weights, or an error that names it. Reading is by numpy; PEFT itself is only needed to train.
+Every tensor of the adapter file and every field of its config is used, or known to have no effect on the weights, or
+refused by name.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from msa_lite.io.reading import read_object
 ADAPTER_FILE = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 
-# Fields that decide the delta and are read here, and fields without any effect on it. A field that stands in
-# neither set and is set to something is refused by name: it may change what the factors mean.
+# Fields that decide the delta, and fields without any effect on it. Any other field that is set is refused by name: it
+# may change what the factors mean.
 _READ = {
     "alpha_pattern", "bias", "fan_in_fan_out", "init_lora_weights", "lora_alpha", "lora_bias", "modules_to_save",
     "peft_type", "r", "rank_pattern", "trainable_token_indices", "use_dora", "use_rslora",
@@ -39,7 +39,7 @@ _REASONS = {
     "layer_replication": "replicated layers",
     "ensure_weight_tying": "weights tied to an adapted layer",
 }
-# What the keys of an adapter file mean, tried in this order; `.default` stands in files of older versions.
+# The meanings of the keys of an adapter file, tried in this order; `.default` stands in files of older versions.
 _KEYS = {
     "factor": r"(.+)\.lora_([AB])(?:\.default)?\.weight",
     "embedding": r"(.+)\.lora_embedding_([AB])(?:\.default)?",
@@ -59,47 +59,53 @@ _DEFAULTS = {"r": 8, "lora_alpha": 8}  # what PEFT takes where its config does n
 
 @dataclass(frozen=True)
 class LowRank:
-    """Factors of one tensor's delta: Δw = scale · B A, transposed where the weight is stored as (in, out).
+    """Factors of one tensor's delta, Δw = scale · B A; with a magnitude, of DoRA's delta.
 
-    A: (r, in), B: (out, r) entries of the adapter file; scale = lora_alpha / r, or lora_alpha / √r for rsLoRA. With
-    a magnitude m (out,) the delta is DoRA's: m (w_0 + Δw) / ‖w_0 + Δw‖ by row, minus w_0. module: PEFT's name.
+    DoRA: m (w_0 + Δw) / ‖w_0 + Δw‖ by row, minus w_0.
     """
 
     module: str
+    """The module's name as PEFT has it."""
     a: TensorEntry
+    """A (r, in) in the adapter file."""
     b: TensorEntry
+    """B (out, r) in the adapter file."""
     scale: float
+    """lora_alpha / r, or lora_alpha / √r for rsLoRA."""
     transposed: bool
+    """True where the target stores the weight as (in, out)."""
     is_embedding: bool = False
     magnitude: TensorEntry | None = None
+    """DoRA's m (out,)."""
 
     @property
     def rank(self) -> int:
-        """Rank r of the factors."""
+        """Return the rank r of the factors."""
         return self.a.shape[0]
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Shape of the delta as the target stores the weight."""
+        """Return the shape of the delta as the target stores the weight."""
         out, into = self.b.shape[0], self.a.shape[1]
         return (into, out) if self.transposed else (out, into)
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """A PEFT LoRA folder: its config, low-rank factors by module, and what else it holds by tensor name.
-
-    values: full new values (modules_to_save, biases). shifts: bias deltas and their scale. tokens: new rows of an
-    embedding and their numbers. copies: tensors of the prior that PEFT saved along and that hold no change.
-    """
+    """A PEFT LoRA folder."""
 
     folder: Path
     config: dict[str, Any]
     modules: dict[str, LowRank]
+    """Low-rank factors by module."""
     values: dict[str, TensorEntry] = field(default_factory=dict)
+    """Full new values (modules_to_save, biases) by tensor name."""
     shifts: dict[str, tuple[TensorEntry, float]] = field(default_factory=dict)
+    """Deltas of biases with their scale."""
     tokens: dict[str, tuple[TensorEntry, tuple[int, ...]]] = field(default_factory=dict)
+    """New rows of an embedding with the numbers of these rows."""
     copies: dict[str, TensorEntry] = field(default_factory=dict)
+    """Tensors of the prior that PEFT saved along; they hold no change."""
 
 
 def load_adapter(folder: Path) -> Adapter:
@@ -110,40 +116,40 @@ def load_adapter(folder: Path) -> Adapter:
     """
     folder = Path(folder)
     config = _load_config(folder)
-    found = _sort_tensors(folder, trains_biases=config.get("bias", "none") != "none")
+    tensors = _sort_tensors(folder, trains_biases=config.get("bias", "none") != "none")
     patterns = Patterns(config.get("rank_pattern")), Patterns(config.get("alpha_pattern"))
     modules: dict[str, LowRank] = {}
     faults = []
     for kind in ("factor", "embedding"):
-        for module, pair in found[kind].items():
-            low = _low_rank(config, patterns, module, pair, kind == "embedding", found["magnitude"].get(module))
+        for module, pair in tensors[kind].items():
+            low = _low_rank(config, patterns, module, pair, kind == "embedding", tensors["magnitude"].get(module))
             if isinstance(low, str):
                 faults.append(f"{module}: {low}")
-            elif bool(config.get("lora_bias")) != (module in found["shift"]):
-                there = "there" if module in found["shift"] else "not there"
+            elif bool(config.get("lora_bias")) != (module in tensors["shift"]):
+                there = "there" if module in tensors["shift"] else "not there"
                 faults.append(f"{module}: lora_bias is {bool(config.get('lora_bias'))}, but lora_B.bias is {there}")
             else:
                 modules[module] = low
-    factors = {**found["factor"], **found["embedding"]}
+    factors = {**tensors["factor"], **tensors["embedding"]}
     for kind in ("magnitude", "shift"):
-        faults += [f"{module}: a {kind} without factors" for module in found[kind] if module not in factors]
-    tokens, wrong = _token_rows(config, found["tokens"])
+        faults += [f"{module}: a {kind} without factors" for module in tensors[kind] if module not in factors]
+    tokens, wrong = _token_rows(config, tensors["tokens"])
     if faults or wrong:
         raise FormatError(join_faults(f"{folder}: tensors that do not belong together:", [*faults, *wrong]))
-    shifts = {f"{m}.bias": (entry, modules[m].scale) for m, entry in found["shift"].items()}
-    return Adapter(folder, config, modules, found["value"], shifts, tokens, found["copy"])
+    shifts = {f"{m}.bias": (entry, modules[m].scale) for m, entry in tensors["shift"].items()}
+    return Adapter(folder, config, modules, tensors["value"], shifts, tokens, tensors["copy"])
 
 
 def is_adapter(folder: Path) -> bool:
-    """Check whether a folder is a PEFT adapter; otherwise it is taken for a full checkpoint."""
+    """Check whether a folder is a PEFT adapter; any other folder is taken for a full checkpoint."""
     return os.path.lexists(Path(folder) / ADAPTER_CONFIG)
 
 
 def base_name(folder: Path) -> str:
-    """Return the model that an adapter lies on, as a folder or `repo[@revision]`.
+    """Return the model that an adapter was tuned from, as a folder or `repo[@revision]`.
 
-    A relative path is seen from the adapter's folder, then from the working folder. Raises UsageError where the
-    config names none, or a folder that is not there.
+    A relative path is looked for in the adapter's folder, then in the working folder. Raises UsageError where the
+    config names no model, or a folder that is not there.
     """
     path = Path(folder) / ADAPTER_CONFIG
     config = read_object(path, CONFIG_LIMIT)
@@ -165,8 +171,8 @@ def base_name(folder: Path) -> str:
 
 
 def _sort_tensors(folder: Path, trains_biases: bool) -> dict[str, dict[str, Any]]:
-    """The entries of an adapter file by kind and name. Raises FormatError unless each has one meaning of its own."""
-    found: dict[str, dict[str, Any]] = {kind: {} for kind in _KEYS}
+    """Return the entries of an adapter file by kind and name. Raises FormatError unless each has its own meaning."""
+    entries: dict[str, dict[str, Any]] = {kind: {} for kind in _KEYS}
     meanings: dict[tuple[str, ...], str] = {}
     faults = []
     for entry in read_shard(folder / ADAPTER_FILE).tensors:
@@ -183,15 +189,16 @@ def _sort_tensors(folder: Path, trains_biases: bool) -> dict[str, dict[str, Any]
         elif not entry.is_float:
             faults.append(f"{entry.name}: {entry.dtype}, expected floats")
         elif kind in ("factor", "embedding"):
-            found[kind].setdefault(match[1], {})[match[2]] = entry
+            entries[kind].setdefault(match[1], {})[match[2]] = entry
         else:
-            found[kind]["".join(match.groups())] = entry
+            entries[kind]["".join(match.groups())] = entry
     if faults:
         raise FormatError(join_faults(f"{folder}: tensors that cannot be merged exactly:", faults))
-    return found
+    return entries
 
 
 def _load_config(folder: Path) -> dict[str, Any]:
+    """Read an adapter's config. Raises as `load_adapter`."""
     if not os.path.lexists(folder / ADAPTER_CONFIG):
         raise UsageError(f"{folder}: no {ADAPTER_CONFIG}: not a PEFT adapter folder")
     if not os.path.lexists(folder / ADAPTER_FILE):
@@ -215,9 +222,9 @@ def _load_config(folder: Path) -> dict[str, Any]:
 
 
 def _value_faults(config: Mapping[str, Any]) -> Iterator[str]:
-    """What fields that decide the delta hold, where they do not hold what they should.
+    """Yield the faults in the values of fields that decide the delta.
 
-    null stands for an unset field, but not for r and lora_alpha, with which PEFT cannot load the adapter either.
+    null stands for an unset field; not for r and lora_alpha, where PEFT cannot load it either.
     """
     for key in ("fan_in_fan_out", "lora_bias", "use_dora", "use_rslora"):
         if not isinstance(config.get(key), bool | None):
@@ -226,17 +233,17 @@ def _value_faults(config: Mapping[str, Any]) -> Iterator[str]:
         ("r", "rank_pattern", (int,), 1, "a positive whole number"),
         ("lora_alpha", "alpha_pattern", (int, float), -sys.float_info.max, "a finite number"),
     ):
-        given = {} if config.get(patterns) is None else config[patterns]
-        if not isinstance(given, dict):
-            yield f"{patterns}: {given!r}, expected an object with {expected} for each name"
-            given = {}
+        values = {} if config.get(patterns) is None else config[patterns]
+        if not isinstance(values, dict):
+            yield f"{patterns}: {values!r}, expected an object with {expected} for each name"
+            values = {}
         for name, number in [
             (key, config[key]),
-            *((f"{patterns}: {pattern!r}", n) for pattern, n in given.items()),
+            *((f"{patterns}: {pattern!r}", n) for pattern, n in values.items()),
         ]:
             if type(number) not in kinds or not least <= number <= sys.float_info.max:
                 yield f"{name}: {number!r}{' (a string)' if isinstance(number, str) else ''}, expected {expected}"
-        yield from (f"{patterns}: {fault}" for fault in Patterns(given).faults)
+        yield from (f"{patterns}: {fault}" for fault in Patterns(values).faults)
     tokens = config.get("trainable_token_indices")
     lists = tokens.values() if isinstance(tokens, dict) else [[] if tokens is None else tokens]
     if not all(isinstance(numbers, list) and all(type(n) is int for n in numbers) for numbers in lists):
@@ -244,7 +251,7 @@ def _value_faults(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def unwrapped(name: str) -> str:
-    """A module's or tensor's name as the bare model has it, without what compile, DDP or FSDP put in between."""
+    """Return a module's or tensor's name as the bare model has it, without the parts of compile, DDP or FSDP."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -256,7 +263,7 @@ def _low_rank(
     is_embedding: bool,
     magnitude: TensorEntry | None,
 ) -> LowRank | str:
-    """Return the factors of a module, or what is wrong with them. patterns: of ranks and of alphas."""
+    """Return the factors of a module, or their fault. patterns: of ranks, and of alphas."""
     if set(pair) != {"A", "B"}:
         return f"only lora_{''.join(pair)} is there"
     a, b = pair["A"], pair["B"]
@@ -264,9 +271,9 @@ def _low_rank(
         return f"A is {a.shape}, B is {b.shape}, expected matrices of rank ≥ 1"
     rank = a.shape[0]
     names = (module, unwrapped(module))  # as it stands in the file, and in the bare model
-    wanted = patterns[0].first(names, config["r"])
-    if rank != b.shape[1] or rank != wanted:
-        return f"A is {a.shape}, B is {b.shape}, the config says rank {wanted}"
+    configured = patterns[0].first(names, config["r"])
+    if rank != b.shape[1] or rank != configured:
+        return f"A is {a.shape}, B is {b.shape}, the config says rank {configured}"
     if bool(config.get("use_dora")) != (magnitude is not None):
         return f"use_dora is {bool(config.get('use_dora'))}, but a magnitude is {'' if magnitude else 'not '}there"
     if magnitude is not None and (is_embedding or magnitude.shape != (b.shape[0],)):
@@ -278,15 +285,15 @@ def _low_rank(
 
 
 def _token_rows(config: Mapping[str, Any], entries: Mapping[str, TensorEntry]) -> tuple[dict[str, Any], list[str]]:
-    """New embedding rows with their numbers, by tensor name; and what is wrong with them."""
-    given = config.get("trainable_token_indices") or {}
-    order = {key: place for place, key in enumerate(given)}  # the first that a module's name ends with counts
+    """Return new embedding rows with their numbers, by tensor name, and the faults in them."""
+    indices = config.get("trainable_token_indices") or {}
+    order = {key: place for place, key in enumerate(indices)}  # the first that a module's name ends with counts
     rows, faults = {}, []
     for module, entry in entries.items():
-        numbers = given
-        if isinstance(given, dict):
+        numbers = indices
+        if isinstance(indices, dict):
             keys = sorted((key for key in endings(module) if key in order), key=order.__getitem__)
-            numbers = given[keys[0]] if keys else []
+            numbers = indices[keys[0]] if keys else []
         if len(entry.shape) != 2 or entry.shape[0] != len(numbers):
             faults.append(f"{module}: {entry.shape} for {len(numbers)} trainable_token_indices")
         rows[f"{module}.weight"] = (entry, tuple(numbers))  # PEFT writes the rows in the order of the numbers

@@ -1,7 +1,7 @@
-"""A prior that reads tokens which were added to the target later: extended in memory, and saved as it was.
+"""Extend a prior in memory by the tokens that were added to the target later, and save it without them.
 
-The rows of added tokens are the target's own. They are there to be read: a vector is saved as one of the prior alone,
-without those rows, so that a merge leaves the target's as they are.
+The added rows are the target's own and are only read. A vector is saved without them, as one of the prior, so that
+a merge leaves the target's rows as they are.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ def extend(model: Any, added: AddedRows) -> None:
 
 
 def _weight(model: Any, entry: TensorEntry) -> Any:
-    """The model's weight that an entry is of: the head's, its bias, or the embedding's."""
+    """Return the model's weight of an entry's name: the head's, its bias, or the embedding's; None if it has none."""
     layer = model.get_output_embeddings() if is_head(entry.name) else model.get_input_embeddings()
     return getattr(layer, entry.name.rpartition(".")[2], None)
 
 
 def _read(files: Files, entry: TensorEntry, start: int, stop: int) -> Any:
+    """Read rows [start, stop) of a tensor as fp32."""
     import torch
 
     rows = read_rows(files, entry, start, stop).astype(np.float32)
@@ -47,9 +48,10 @@ def _read(files: Files, entry: TensorEntry, start: int, stop: int) -> Any:
 
 @contextmanager
 def without_added_rows(model: Any, added: AddedRows | None) -> Iterator[dict[str, Any]]:
-    """Give what `save_pretrained` is to be told so that a fully tuned model is saved with the rows of the prior.
+    """Give the arguments with which `save_pretrained` saves a fully tuned model with the rows of the prior alone.
 
-    Its config says as many meanwhile. Rows of padding in the place of which added ones stood are the prior's again.
+    The model's config gives the prior's number of rows meanwhile. Where added rows took the place of padding, the
+    prior's padding is saved.
     """
     if added is None:
         yield {}
@@ -76,7 +78,7 @@ def without_added_rows(model: Any, added: AddedRows | None) -> Iterator[dict[str
 def cut_adapter(folder: Path, added: AddedRows) -> None:
     """Cut a saved adapter's factors of embedding and head down to the rows of the prior, in place.
 
-    Rows of padding in the place of which added ones stood are left unchanged by it: their factors are zero.
+    Where added rows took the place of padding, factors become zero, so that the adapter does not change the padding.
     """
     from safetensors.torch import load_file, save_file
 

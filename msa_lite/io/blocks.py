@@ -1,4 +1,4 @@
-"""Blocks of rows: read with pread into buffers that are used again, so that memory is what was planned for."""
+"""Read blocks of rows with pread into buffers that are used again, so that memory stays as planned."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msa_lite.io.checkpoint import FLOAT_DTYPES, TensorEntry
 
 
 class Files:
-    """Open descriptors by path, shared by threads (reads are by offset); closed with the object."""
+    """Open descriptors by path, shared by threads (reads are by offset). They are closed with the object."""
 
     def __init__(self) -> None:
         self._open: dict[Path, int] = {}
@@ -23,12 +23,12 @@ class Files:
     def __getitem__(self, path: Path) -> int:
         with self._lock:
             if path not in self._open:
-                # not to wait for a pipe that has taken the file's place
+                # non-blocking: a pipe may have taken the file's place
                 self._open[path] = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
             return self._open[path]
 
     def close(self) -> None:
-        """Close what is open; a path that is asked for again is opened again."""
+        """Close all descriptors; a path that is used again is opened again."""
         with self._lock:
             while self._open:
                 os.close(self._open.popitem()[1])
@@ -38,18 +38,18 @@ class Files:
 
 
 class Scratch:
-    """Named buffers of one thread. An array handed out is overwritten by the next one of the same name.
+    """Named buffers of one thread. The next array of a name overwrites the last one.
 
-    common: buffers that several of a thread's share.
+    common: buffers that several objects of a thread share.
     """
 
     def __init__(self, common: Scratch | None = None) -> None:
         self._buffers: dict[str, np.ndarray] = {}
-        self._common = common  # not itself: a cycle would keep the buffers until the garbage collector comes
+        self._common = common  # never itself: the buffers would wait for the garbage collector
         self._held: tuple[Any, ...] | None = None
 
     def take(self, name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """An uninitialised array of this shape and dtype in the buffer of that name, which grows when it must."""
+        """Return an uninitialised array of this shape and dtype in the named buffer, which grows if it must."""
         dtype = np.dtype(dtype)
         nbytes = int(np.prod(shape)) * dtype.itemsize
         if name not in self._buffers or self._buffers[name].nbytes < nbytes:
@@ -57,9 +57,9 @@ class Scratch:
         return self._buffers[name][:nbytes].view(dtype).reshape(shape)
 
     def prior_rows(self, files: Files, entry: TensorEntry, start: int, stop: int, dtype: Any) -> np.ndarray:
-        """Rows [start, stop) of the prior's tensor in `dtype`, not to be changed.
+        """Return rows [start, stop) of the prior's tensor in `dtype`; the caller must not change them.
 
-        They are read once for all who share `common`: both vectors of a block ask for the same.
+        They are read once for all that share `common`: both vectors of a block need the same rows.
         """
         common, key = self._common or self, (entry, start, stop, dtype)
         rows = common.take("prior", (stop - start, entry.matrix_shape[1]), dtype)
@@ -73,7 +73,7 @@ class Scratch:
 def read_rows(
     files: Files, entry: TensorEntry, start: int, stop: int, scratch: Scratch | None = None, name: str = "raw"
 ) -> np.ndarray:
-    """Rows [start, stop) of a tensor's matrix view in its stored dtype, in the scratch buffer `name`.
+    """Read rows [start, stop) of a tensor's matrix view in its stored dtype into the scratch buffer `name`.
 
     Raises FormatError when the file ends early.
     """
@@ -85,7 +85,7 @@ def read_rows(
 
 
 def read_whole(files: Files, entry: TensorEntry, dtype: Any) -> np.ndarray:
-    """A whole tensor as a matrix in `dtype`. Raises FormatError when it holds NaN or infinities."""
+    """Read a whole tensor as a matrix in `dtype`. Raises FormatError when it holds NaN or infinities."""
     values = read_rows(files, entry, 0, entry.matrix_shape[0]).astype(dtype)
     if not np.isfinite(values).all():
         raise FormatError(f"{entry.file}: '{entry.name}' holds NaN or infinite values; train the vector again")
@@ -93,19 +93,19 @@ def read_whole(files: Files, entry: TensorEntry, dtype: Any) -> np.ndarray:
 
 
 def pread_into(handle: int, buffer: memoryview, offset: int, path: Path) -> None:
-    """Fill `buffer` from `offset`; pread may return less than was asked for, so it is called until all is there.
+    """Fill `buffer` from `offset`. One pread may return a part only, so it is called until all is there.
 
     path: what messages name. Raises FormatError when the file ends early, OSError with the path when it fails.
     """
-    done = 0
-    while done < len(buffer):
+    position = 0
+    while position < len(buffer):
         try:
-            got = os.preadv(handle, [buffer[done:]], offset + done)
+            count = os.preadv(handle, [buffer[position:]], offset + position)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from error
-        if got == 0:
+        if count == 0:
             raise FormatError(
-                f"{path}: the file ended {len(buffer) - done} bytes early while a tensor was read; is it still being "
-                "written?"
+                f"{path}: the file ended {len(buffer) - position} bytes early while a tensor was read; is it still "
+                "being written?"
             )
-        done += got
+        position += count

@@ -44,7 +44,7 @@ _BITS = {
     **dict.fromkeys(("I32", "U32", "F32"), 32),
     **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
 }
-# What the headers of a checkpoint may hold, all shards together: four checkpoints (target, prior and both vectors) at
+# Limits of the headers of a checkpoint, all shards together: four checkpoints (target, prior and both vectors) at
 # these limits stay below 600 MB of memory. Of the open models, Kimi K2 has most: 70,000 tensors in bf16 (61 layers of
 # 384 experts), whose headers take 11 MB. DeepSeek-V3 has 46,000, and 92,000 as it is published (in fp8, with scales).
 MAX_TENSORS = 100_000
@@ -58,23 +58,25 @@ _MINUS_ZERO = re.compile(rb"[\[,]\s*-0\s*[,\]]")  # a whole number to Python, no
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor of a safetensors file: where its bytes lie (`start` counts from the beginning of the file)."""
+    """One tensor of a safetensors file, and where its bytes lie."""
 
     name: str
     file: Path
     dtype: str
+    """As safetensors writes it: "BF16"."""
     shape: tuple[int, ...]
     start: int
+    """The first byte, from the beginning of the file."""
     nbytes: int
 
     @property
     def is_float(self) -> bool:
-        """True for the dtypes that arithmetic is done on: F64, F32, F16, BF16."""
+        """Check whether it is of a dtype that we compute with: F64, F32, F16, BF16."""
         return self.dtype in FLOAT_DTYPES
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
-        """(rows, columns) of the tensor seen as a matrix; anything that is not 2-D is a single column."""
+        """Return (rows, columns) of the tensor seen as a matrix; anything that is not 2-D is a single column."""
         if len(self.shape) == 2:
             return self.shape[0], self.shape[1]
         return math.prod(self.shape), 1
@@ -82,29 +84,31 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class ShardFile:
-    """One safetensors file: its raw header bytes (length prefix included) and its tensors by offset."""
+    """One safetensors file."""
 
     path: Path
     header: bytes
+    """The raw header, length prefix included."""
     metadata: dict[str, str]
     tensors: tuple[TensorEntry, ...]
+    """In the order of their offsets."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder: parsed `config.json`, its shards in file-name order, and all tensors by name.
-
-    There are no shards where only headers were fetched from the Hub.
-    """
+    """A checkpoint folder."""
 
     folder: Path
     config: dict[str, Any]
+    """The content of `config.json`."""
     shards: tuple[ShardFile, ...]
+    """In the order of file names; empty where only headers were fetched from the Hub."""
     tensors: dict[str, TensorEntry]
+    """All tensors by name."""
 
     @property
     def dtype_name(self) -> str:
-        """Name of the dtype that most of its floats are stored in, as "bfloat16"."""
+        """Return the name of the dtype that most of its floats are stored in: "bfloat16"."""
         sizes = dict.fromkeys(FLOAT_DTYPES, 0)
         for entry in self.tensors.values():
             if entry.is_float:
@@ -113,20 +117,21 @@ class Checkpoint:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weight files."""
+        """Return the bytes of all weight files."""
         return sum(shard.path.stat().st_size for shard in self.shards)
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    """Make a mapping of a JSON object. Raises ValueError for a name that stands twice."""
+    content = dict(pairs)
+    if len(content) != len(pairs):
         name, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"the name '{name[:_MAX_NAME]}' stands twice")
-    return found
+    return content
 
 
 def _read_entry(name: str, item: Any, path: Path, data: int) -> TensorEntry:
-    """One item of a header; data: where the tensors' bytes begin. Raises ValueError for another form."""
+    """Read one item of a header. data: where the tensors' bytes begin. Raises ValueError for another form."""
     if len(name) > _MAX_NAME:
         raise ValueError(f"a tensor's name of {len(name)} characters: {name[:40]}…")
     if not isinstance(item, dict) or item.keys() != _FIELDS:
@@ -177,9 +182,9 @@ def read_shard(path: Path) -> ShardFile:
     """Read and check the header of one safetensors file.
 
     Raises FormatError when the file cannot be read, the header is cut off or no JSON, or the byte ranges do not cover
-    the file exactly (gaps, overlaps, a truncated file) or do not fit dtype and shape, as the format demands. What is
-    accepted, the safetensors library opens. It is stricter than the library about names that stand twice, further
-    fields of a tensor, and sizes that nobody has: names, headers, numbers of tensors and of dimensions.
+    the file exactly (gaps, overlaps, a truncated file) or do not fit dtype and shape. The safetensors library opens
+    whatever is accepted here. We also refuse names that stand twice, further fields of a tensor, and names, headers,
+    numbers of tensors and of dimensions beyond all known models.
     """
     header, size = _read_header(path)
     where = f"{path}: the safetensors header cannot be read"
@@ -256,15 +261,15 @@ def _load_config(folder: Path) -> dict[str, Any]:
     if not os.path.isdir(folder):
         raise UsageError(f"{folder}: no such folder")
     if not os.path.lexists(path):
-        found = ", but a PEFT adapter" if (folder / "adapter_config.json").is_file() else ""
-        raise UsageError(f"{folder}: no config.json: not a checkpoint folder{found}")
+        hint = ", but a PEFT adapter" if (folder / "adapter_config.json").is_file() else ""
+        raise UsageError(f"{folder}: no config.json: not a checkpoint folder{hint}")
     config = read_object(path, CONFIG_LIMIT)
     check_config(config, str(path))
     return config
 
 
 def check_config(config: dict[str, Any], where: str) -> None:
-    """Raise FormatError for values of another type than transformers writes, in the fields that are looked at."""
+    """Raise FormatError where the fields that we read hold values of another type than transformers writes."""
     text = config.get("text_config")
     faults = [] if text is None or isinstance(text, dict) else ["text_config: expected an object"]
     for part in (config, text if isinstance(text, dict) else {}):
@@ -300,7 +305,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint folder by its headers.
 
     Raises UsageError when it is no checkpoint folder, FormatError when a file is broken, a tensor stands in two
-    shards, the index and the shards disagree, or the weights are only there as pickle.
+    shards, the index and the shards disagree, or the weights are only stored as pickle.
     """
     folder = Path(folder)
     config = _load_config(folder)

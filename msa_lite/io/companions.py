@@ -1,4 +1,4 @@
-"""The files beside a model's weights that make it usable: config, tokenizer, chat template, licence. Never pickle."""
+"""Find the files beside a model's weights that make it usable: config, tokenizer, chat template, licence; no pickle."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def find_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
 
     Raises FormatError for names that are no UTF-8, which no manifest could hold.
     """
-    found = sorted({path for pattern in patterns for path in folder.glob(pattern) if os.path.isfile(path)})
-    if odd := [ascii(path.name) for path in found if not is_text(path.name)]:
+    files = sorted({path for pattern in patterns for path in folder.glob(pattern) if os.path.isfile(path)})
+    if odd := [ascii(path.name) for path in files if not is_text(path.name)]:
         raise FormatError(join_faults(f"{folder}: names that are no UTF-8; rename these files:", odd))
-    return found
+    return files
 
 
 def companion_files(folder: Path) -> list[Path]:
@@ -39,10 +39,10 @@ def companion_files(folder: Path) -> list[Path]:
 
 
 def check_companions(files: list[Path]) -> None:
-    """Raise FormatError for companion files that must not be copied into an output.
+    """Raise FormatError for companion files that must not be copied into an output: large ones, and links elsewhere.
 
-    A link may bring any file of the user's into what is published, so it has to stay within the model's folder or the
-    Hub's cache, whose snapshots are links throughout.
+    A link could bring any file of the user into a published model. It has to stay within the model's folder, or the
+    Hub's cache, where every snapshot is made of links.
     """
     faults = []
     for path in files:
@@ -56,7 +56,7 @@ def check_companions(files: list[Path]) -> None:
 
 
 def _roots(folder: Path) -> Iterator[Path]:
-    """Folders that a companion file may lie in: the model's, then the Hub's cache."""
+    """Yield the folders that a companion file may lie in: the model's, then the Hub's cache."""
     folder = Path(os.path.realpath(folder))
     yield folder
     if folder.parent.name == "snapshots":  # models--OWNER--NAME/snapshots/COMMIT, with links to ../../blobs
@@ -67,8 +67,9 @@ def _roots(folder: Path) -> Iterator[Path]:
 
 
 def is_text(name: str) -> bool:
-    """Check whether a name from the file system is UTF-8; bytes that are not, or not ASCII in a POSIX locale, come as
-    lone surrogates.
+    """Check whether a name from the file system is UTF-8.
+
+    Python turns other bytes (in a POSIX locale, all that are no ASCII) into lone surrogates.
     """
     try:
         name.encode("utf-8", "surrogateescape").decode()

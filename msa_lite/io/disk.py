@@ -1,4 +1,4 @@
-"""Disks: whether a folder can be written, how much room there is, and a full one in what libraries make of it."""
+"""Check that a folder can be written and its disk has room; recognise a full disk in the errors of libraries."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from msa_lite.io.progress import readable
 from msa_lite.io.reading import local_path, printable
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What the system answers where no folder can be made, whatever the room.
+# Errors of the system where no folder can be made, whatever the room.
 _UNREACHABLE = (
     errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS,
     errno.EINVAL,
 )  # fmt: skip
-# What the system says, as safetensors (an error of Rust), pyarrow and others repeat it; and what torch's zip writer
-# says, which drops the system's reason.
-_SAID = re.compile(
+# The system's words for a full disk, as safetensors (an error of Rust), pyarrow and others repeat them; and those of
+# torch's zip writer, which drops the system's reason.
+_FULL_WORDS = re.compile(
     r"no space left on device|disk quota exceeded|file too large|(os error|errno) (28|122|27)\b"
     r"|PytorchStreamWriter failed writing|inline_container\.cc.*(unexpected pos|write failed)",
     re.IGNORECASE,
@@ -30,20 +30,15 @@ _SAID = re.compile(
 
 
 def disk_fault(error: BaseException) -> str | None:
-    """Return what was said where an error, or one it was raised from, means a full disk or quota; else None."""
+    """Return the words of an error, or of one that it was raised from, that means a full disk or quota; else None."""
     for part in _chain(error):
-        if (isinstance(part, OSError) and part.errno in _FULL) or _SAID.search(str(part)):
+        if (isinstance(part, OSError) and part.errno in _FULL) or _FULL_WORDS.search(str(part)):
             return " ".join(str(part).split())
     return None
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Check whether an error, or one that it was raised from, means that the disk or a quota is full."""
-    return disk_fault(error) is not None
-
-
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and those that it came from."""
+    """Yield the error and those that it was raised from."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -53,7 +48,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 @contextmanager
 def reachable(folder: Path) -> Iterator[None]:
-    """Turn what the system says of a place where no folder can be made into an OutputError."""
+    """Turn an error of the system about a place where no folder can be made into an OutputError."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -72,7 +67,7 @@ def output_path(name: str | Path) -> Path:
     start = str(name).partition("/")[0]
     if start.startswith("~") and start != "~":
         raise OutputError(
-            f"{printable(name)[:80]}: the home of somebody else; write the path out, or ./~… for a folder"
+            f"{printable(name)[:80]}: is the home of somebody else; write the path out, or ./~… for a folder"
         )
     return local_path(name, OutputError) if start == "~" else Path(name)
 
@@ -82,7 +77,7 @@ def check_space(folder: Path, needed: int) -> None:
     with reachable(folder):
         place = nearest_place(folder)
     if not place.is_dir() or not os.access(place, os.W_OK):
-        raise OutputError(f"{folder}: {place} is no folder that can be written to; choose another output folder")
+        raise OutputError(f"{folder}: {place} cannot be written to, or is no folder; choose another output folder")
     free = shutil.disk_usage(place).free
     if free < needed:
         raise OutputError(
@@ -92,7 +87,7 @@ def check_space(folder: Path, needed: int) -> None:
 
 
 def nearest_place(folder: Path) -> Path:
-    """Return the nearest thing above a folder that is there."""
+    """Return the nearest path above a folder that exists."""
     place = Path(os.path.realpath(folder)).parent
     while not place.exists():
         place = place.parent
@@ -101,7 +96,7 @@ def nearest_place(folder: Path) -> Path:
 
 @contextmanager
 def disk_faults(folder: Path, needed: int) -> Iterator[None]:
-    """Turn what the disk reports while `folder` is made, out of `needed` bytes, into a StageError with what to do."""
+    """Turn an error of the disk while `folder` (`needed` bytes) is written into a StageError that says what to do."""
     try:
         yield
     except OSError as error:

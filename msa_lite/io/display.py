@@ -1,7 +1,7 @@
-"""What people see while something works: bars on a terminal, a plain line now and then elsewhere, warnings in between.
+"""Show people how work goes: bars on a terminal, elsewhere a plain line now and then, with warnings in between.
 
-Everything goes to stderr. Warnings are printed through the console of the live bars, so that none is overwritten or
-cut, and are repeated in one block at the end.
+Everything goes to stderr. The console of the live bars prints warnings, so that none is overwritten or cut. All of them
+are repeated in one block at the end.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msa_lite.io.progress import Step, Watcher, duration
 from msa_lite.io.progress import notices as NOTICES
@@ -32,17 +32,15 @@ class _Plain(logging.Formatter):
 
 
 class Notices(logging.Handler):
-    """Prints the log between the bars, and keeps the warnings.
-
-    console: that of the bars while they are shown. among_others: whether progress was shown, so that a warning may have
-    scrolled away.
-    """
+    """Print the log between the bars, and keep the warnings."""
 
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(_Plain())
         self.console: Console | None = None
+        """The console of the bars, while they are shown."""
         self.among_others = False
+        """True once progress was shown, so that a warning may have scrolled away."""
         self._warnings: dict[str, None] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -55,7 +53,7 @@ class Notices(logging.Handler):
             self.handleError(record)
 
     def repeat(self) -> None:
-        """Print all warnings once more, in one block, unless nothing but them was printed; then forget them."""
+        """Print all warnings again in one block, unless they are all that was printed; then forget them."""
         warnings, self._warnings = list(self._warnings), {}
         if warnings and self.among_others:
             lines = [f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''}:", *(f"- {text}" for text in warnings)]
@@ -63,7 +61,7 @@ class Notices(logging.Handler):
 
 
 def _print(console: Console | None, text: str) -> None:
-    """Print on stderr: wrapped, above any bars, on a terminal; as it is, elsewhere."""
+    """Print on stderr: wrapped and above the bars on a terminal, unchanged elsewhere."""
     if console is not None:
         from rich.text import Text
 
@@ -72,21 +70,8 @@ def _print(console: Console | None, text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-@contextmanager
-def logged(notices: Notices, verbose: bool) -> Iterator[None]:
-    """Have the log of msa-lite printed: warnings, with `verbose` everything. Afterwards it is as it was before."""
-    logger = logging.getLogger("msa_lite")
-    before = logger.handlers, logger.level, logger.propagate
-    log_to(notices, verbose)
-    try:
-        yield
-    finally:
-        logger.handlers, logger.propagate = before[0], before[2]
-        logger.setLevel(before[1])
-
-
 def log_to(notices: Notices, verbose: bool) -> None:
-    """Send the log of msa-lite there and nowhere else: warnings and notices, with `verbose` everything."""
+    """Send the log of msa-lite to `notices` alone: warnings and notices, with `verbose` everything."""
     logger = logging.getLogger("msa_lite")
     logger.handlers = [notices]
     logger.setLevel(logging.INFO if verbose else logging.WARNING)
@@ -96,92 +81,79 @@ def log_to(notices: Notices, verbose: bool) -> None:
 
 @contextmanager
 def show_progress(verbose: bool = False) -> Iterator[Watcher]:
-    """Show on stderr what the command line shows: progress, the log of msa-lite, and its warnings again at the end.
+    """Show on stderr what the command line shows: progress, the log, and the warnings again at the end.
 
         with msa_lite.show_progress() as progress:
             result = msa_lite.run("my-request.yaml", progress=progress)
 
     verbose: more than warnings, as `msa-lite -v`.
     """
-    notices = Notices()
-    with logged(notices, verbose):
-        try:
-            with shown(notices) as progress:
-                yield progress
-        finally:
-            notices.repeat()
-
-
-@contextmanager
-def shown(notices: Notices) -> Iterator[Watcher]:
-    """A progress that is shown on stderr, with the log between: bars on a terminal, lines elsewhere."""
-    display = Display(notices)
+    notices, logger = Notices(), logging.getLogger("msa_lite")
+    handlers, level, propagate = logger.handlers, logger.level, logger.propagate
+    log_to(notices, verbose)
     try:
-        yield display
+        with closing(Display(notices)) as progress:
+            yield progress
     finally:
-        display.close()
+        notices.repeat()
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @dataclass
 class StepProgress:
-    """The work under one label. first: the count at its start; what came before was done by an earlier run."""
+    """The work under one label."""
 
     label: str
     title: str
+    """The label, with the number of its step if it was announced."""
     started: float
+    """When it began, in seconds of the display's clock."""
     first: int
+    """Units that an earlier run had done."""
     done: int
     total: int
     note: str = ""
     ended: bool = False
 
     def left(self, now: float) -> float | None:
-        """Seconds that it will still take, if that can be told."""
-        made = self.done - self.first
-        return (now - self.started) / made * (self.total - self.done) if made > 0 else None
+        """Return the seconds that it will still take, or None where nothing tells."""
+        units = self.done - self.first
+        return (now - self.started) / units * (self.total - self.done) if units > 0 else None
 
     def summary(self, now: float) -> str:
-        """One line on how it ended, or was ended."""
+        """Return one line on how it ended."""
         how = "done" if self.done >= self.total else f"ended at {self.done} of {self.total}"
         return ", ".join(filter(None, [f"{self.title}: {how} in {duration(now - self.started)}", self.note]))
 
 
-class _View(Protocol):
-    """A way to show work: bars, or lines."""
-
-    def begin(self, work: StepProgress) -> None: ...
-
-    def move(self, work: StepProgress) -> None: ...
-
-    def end(self, work: StepProgress, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Display(Watcher):
-    """Progress on stderr; nothing is shown before the first call. `clock` gives seconds."""
+    """Progress on stderr, with the log in between: bars on a terminal, lines elsewhere. clock: gives seconds.
+
+    Nothing is shown before the first call. Close it at the end (`contextlib.closing`).
+    """
 
     def __init__(self, notices: Notices, clock: Callable[[], float] = time.monotonic) -> None:
         self._notices, self._clock = notices, clock
-        self._job = _Job(())
+        self._steps = _Steps(())
         self._works: dict[str, StepProgress] = {}
-        self._view: _View | None = None
+        self._view: _Bars | _Lines | None = None
 
     def announce(self, steps: Sequence[Step]) -> None:
-        """Number the steps that are to come."""
-        self._job = _Job(steps)
+        """Number the steps to come."""
+        self._steps = _Steps(steps)
 
     def __call__(self, label: str, done: int, total: int, note: str = "") -> None:
-        """Show how far a label is. A step that begins ends what was shown before it."""
+        """Show how far a label has come. A step that begins ends whatever was shown before it."""
         now, work = self._clock(), self._works.get(label)
         if work is not None and work.ended and (done, total) == (work.done, work.total):
             return
         view = self._view = self._view or self._open()
-        if work is None or work.ended:  # one that has ended goes on when more has come up to do
-            if label in self._job:
+        if work is None or work.ended:  # ended work goes on when there is more to do
+            if label in self._steps:
                 self._end_all(now)
-            self._works[label] = work = StepProgress(label, self._job.title(label), now, done, done, total)
-            self._job.begin(label)
+            self._works[label] = work = StepProgress(label, self._steps.title(label), now, done, done, total)
+            self._steps.begin(label)
             if done < total:
                 view.begin(work)
         work.done, work.total, work.note = done, total, note or work.note
@@ -191,21 +163,21 @@ class Display(Watcher):
             view.move(work)
 
     def close(self) -> None:
-        """Stop showing; what has not ended leaves its last line."""
+        """Stop showing. Work that has not ended leaves its last line."""
         if self._view is not None:
             self._end_all(self._clock())
             self._view.close()
         self._notices.console = None
 
-    def _open(self) -> _View:
+    def _open(self) -> _Bars | _Lines:
         from rich.console import Console
 
         self._notices.among_others = True
         console = Console(stderr=True)
         if not console.is_interactive:
-            return _Lines(self._job_state, self._clock)
+            return _Lines(self._state, self._clock)
         self._notices.console = console
-        return _Bars(console, self._job_state)
+        return _Bars(console, self._state)
 
     def _end_all(self, now: float) -> None:
         for work in self._works.values():
@@ -214,17 +186,17 @@ class Display(Watcher):
 
     def _end(self, work: StepProgress, now: float) -> None:
         work.ended = True
-        self._job.end(work, now)
-        assert self._view is not None, "what ends was shown"
+        self._steps.end(work, now)
+        assert self._view is not None, "only work that was shown can end"
         self._view.end(work, work.summary(now))
 
-    def _job_state(self) -> str:
+    def _state(self) -> str:
         works = list(self._works.values())  # the bars ask from a thread of their own
-        return self._job.state([work for work in works if not work.ended], self._clock())
+        return self._steps.state([work for work in works if not work.ended], self._clock())
 
 
-class _Job:
-    """The announced steps: which of them it is at, and how long the others may take."""
+class _Steps:
+    """The announced steps: which one is running, and how long the others may take."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self._steps = {step.label: step for step in steps}
@@ -236,11 +208,11 @@ class _Job:
         return label in self._steps
 
     def title(self, label: str) -> str:
-        """The label, numbered if it was announced."""
+        """Return the label, with its number if it was announced."""
         return f"[{self._numbers[label]}/{len(self._steps)}] {label}" if label in self._steps else label
 
     def begin(self, label: str) -> None:
-        """A step begins; those before it that never did were done by an earlier run."""
+        """Move on to a step. Steps before it that never began were done by an earlier run."""
         self._at = max(self._at, self._numbers.get(label, 0))
 
     def end(self, work: StepProgress, now: float) -> None:
@@ -251,27 +223,27 @@ class _Job:
             self._rates[step.kind] = (now - work.started) / (part * (step.amount or 1.0))
 
     def state(self, running: Sequence[StepProgress], now: float) -> str:
-        """Return the step's number, the count of steps and the time left for all; empty without steps."""
+        """Say which step of how many is running, and about how long all will still take; nothing without steps."""
         if not self._at:
             return ""
-        known, unknown, rates = 0.0, False, dict(self._rates)
+        seconds, is_bound, rates = 0.0, False, dict(self._rates)
         for work in running:
             if step := self._steps.get(work.label):
                 left = work.left(now)
-                known, unknown = known + (left or 0.0), unknown or left is None
+                seconds, is_bound = seconds + (left or 0.0), is_bound or left is None
                 if left is not None:
                     rates.setdefault(step.kind, (now - work.started + left) / (step.amount or 1.0))
         for step in list(self._steps.values())[self._at :]:
-            known += rates.get(step.kind, 0.0) * step.amount
-            unknown |= step.kind not in rates
+            seconds += rates.get(step.kind, 0.0) * step.amount
+            is_bound |= step.kind not in rates
         text = f"step {self._at} of {len(self._steps)}"
-        if not known:
+        if not seconds:
             return text
-        return f"{text}, {'more than' if unknown else 'about'} {duration(known)} left"
+        return f"{text}, {'more than' if is_bound else 'about'} {duration(seconds)} left"
 
 
 class _Lines:
-    """A line when something begins, when it ends, and every half minute in between; each is flushed."""
+    """A line when work begins, every half minute, and when it ends; each is flushed."""
 
     def __init__(self, state: Callable[[], str], clock: Callable[[], float]) -> None:
         self._state, self._clock = state, clock
@@ -302,7 +274,7 @@ class _Lines:
 
 
 class _Bars:
-    """A bar for what is running, below it the state of the job, above it a line for each that has ended."""
+    """A bar for running work, a line above it for each that has ended, and the state of all steps below."""
 
     def __init__(self, console: Console, state: Callable[[], str]) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn

@@ -16,23 +16,23 @@ _SURROGATES = re.compile("[\ud800-\udfff]+")
 
 
 def canonical_json(value: Any) -> str:
-    """JSON with sorted keys and no blanks: equal values give equal text."""
+    """Write a value as JSON with sorted keys and no blanks: equal values give equal text."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def indented_json(value: Any) -> str:
-    """JSON for people to read. Bytes of a name that are no UTF-8 become text, as `printable` writes them."""
+    """Write a value as JSON for people. Bytes of a name that are no UTF-8 become text, as in `printable`."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    return _SURROGATES.sub(lambda found: printable(found[0]).replace("\\", "\\\\"), text)
+    return _SURROGATES.sub(lambda match: printable(match[0]).replace("\\", "\\\\"), text)
 
 
 def digest(value: Any) -> str:
-    """SHA-256 (hex) of a JSON-able value."""
+    """Return the SHA-256 (hex) of a JSON-able value."""
     return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 (hex) of a file's content. Raises FormatError for what cannot be opened or is no file."""
+    """Return the SHA-256 (hex) of a file's content. Raises FormatError for what cannot be opened or is no file."""
     state = hashlib.sha256()
     with open(open_file(path), "rb", buffering=0) as stream:
         while chunk := stream.read(_CHUNK):
@@ -53,7 +53,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file or a folder's list of names written through to the disk, as far as the system can."""
+    """Write a file, or a folder's list of names, through to the disk, as far as the system can."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a pipe would wait for a writer
     except OSError:  # Windows opens no folders
@@ -65,7 +65,7 @@ def sync(path: Path) -> None:
 
 
 def umask() -> int:
-    """Return the process's umask. The usual way to ask changes it for a moment, for all threads."""
+    """Return the process's umask, without changing it where /proc tells it. `os.umask` changes it for all threads."""
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)

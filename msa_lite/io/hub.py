@@ -1,6 +1,6 @@
-"""Names of checkpoints and adapters → local folders: a folder is taken as it is, `repo[@revision]` is fetched.
+"""Turn names of checkpoints and adapters into local folders: a folder is itself, `repo[@revision]` is fetched.
 
-A revision is a commit, branch or tag; or `tokens=3859B` or `step=928646`, the branch whose name has that number.
+A revision is a commit, branch or tag. `tokens=3859B` and `step=928646` are the branch whose name has that number.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ _REPO = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./=+-]+)?")
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint or adapter at hand: the name it was asked for by, its folder, and what pins its content.
-
-    `revision` is the commit of a Hub repository, or `sha256:…` or `files:…` over the files of a local folder.
-    tokenizer: the one to use where it is not the folder's own. added: rows that its embedding and head are extended by
-    when it is loaded to be tuned or scored. seen: its files as they were when it was found.
-    """
+    """A checkpoint or adapter in a local folder."""
 
     name: str
+    """The name that the user gave."""
     folder: Path
     revision: str
+    """The commit of a Hub repository; `sha256:…` or `files:…` over the files of a local folder."""
     tokenizer: Source | None = None
+    """The tokenizer to use, where it is not the folder's own."""
     added: AddedRows | None = None
+    """Rows to extend its embedding and head by when it is loaded to be tuned or scored."""
     seen: Marks = field(default_factory=dict, compare=False, repr=False)
+    """Its files as they were when it was found."""
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a local folder, no repository of the Hub."""
+        """Check whether it is a local folder, no repository of the Hub."""
         return self.revision.startswith(("sha256:", "files:"))
 
     def pinned(self) -> str:
-        """The name with its commit for a Hub repository, the name alone for a folder."""
+        """Return the name with its commit for a Hub repository, the name alone for a folder."""
         repo = self.name.partition("@")[0]
         return self.name if self.is_folder else f"{repo}@{self.revision}"
 
@@ -71,7 +71,7 @@ class Source:
         check_unchanged(self.marks)
 
     def identity(self) -> dict[str, Any]:
-        """What a manifest records. Local folders count by content alone, so that a run may be moved."""
+        """Return what a manifest records. Local folders count by content alone, so that a run may be moved."""
         identity: dict[str, Any] = {"revision": self.revision}
         if self.tokenizer:
             identity["tokenizer"] = self.tokenizer.revision
@@ -83,19 +83,19 @@ class Source:
 def fetch(name: str, by_content: bool = True) -> Source:
     """Find a folder, or fetch `repo[@revision]` from the Hub (or its cache, when offline).
 
-    by_content: whether big files of a folder are told apart by their content, or only by size and time of change:
-    hashing a checkpoint takes as long as merging it. Raises UsageError when it is neither, with what the Hub said.
+    by_content: hash big files of a folder; else only their size and time of change count, for hashing a checkpoint
+    takes as long as merging it. Raises UsageError when it is neither, with the Hub's answer.
     """
     return fetch_files(name, ("*.safetensors", *PATTERNS), lambda folder: hash_content(folder, by_content))
 
 
 def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) -> Source:
-    """Find a folder, or fetch the files of these patterns. pin: gives the revision of a folder. Raises as `fetch`."""
+    """Find a folder, or fetch the files of these patterns. pin: makes the revision of a folder. Raises as `fetch`."""
     if not is_text(name):
-        raise UsageError(f"{name!a}: a name that is no UTF-8; rename the folder")
-    folder, wanted = local_path(name), list(patterns)
+        raise UsageError(f"{name!a}: the name is no UTF-8; rename the folder")
+    folder, patterns = local_path(name), list(patterns)
     if os.path.isdir(folder):
-        seen = look(folder, wanted)
+        seen = look(folder, patterns)
         return Source(name, folder, pin(folder), seen=seen)
     if os.path.exists(folder):
         raise UsageError(f"{name}: is a file; a checkpoint or adapter is a folder or a Hub repository")
@@ -105,16 +105,17 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
 
     repo, revision = split_name(name)
     try:  # patterns reach into folders, where repositories keep copies in other formats and intermediate checkpoints
-        path = Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
+        path = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
-        raise UsageError(f"{name}: no such folder, and not to be had from the Hub ({explain(error)})") from error
-    return Source(name, path, path.name, seen=look(path, wanted))  # a snapshot's folder is named by its commit
+        reason = explain(error)
+        raise UsageError(f"{name}: no such folder, and it could not be fetched from the Hub ({reason})") from error
+    return Source(name, path, path.name, seen=look(path, patterns))  # a snapshot's folder is named by its commit
 
 
 def split_name(name: str) -> tuple[str, str | None]:
-    """(repository, revision) of `repo[@revision]`; a revision by its number becomes the branch that has it.
+    """Split `repo[@revision]` into (repository, revision); a revision by number becomes the branch that has it.
 
-    Raises UsageError when there is no such branch, or several, or no list of branches to be had.
+    Raises UsageError when no branch has the number, or several have, or the branches cannot be listed.
     """
     repo, _, revision = name.partition("@")
     return repo, _branch_by_number(repo, revision) if is_number(revision) else revision or None
@@ -122,26 +123,27 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 @functools.cache  # one merge asks several times, and the list of branches may be long
 def _branch_by_number(repo: str, revision: str) -> str:
+    """Return the branch of a repository that a number of tokens or steps names. Raises as `split_name`."""
     from huggingface_hub import HfApi
 
-    known = ""
+    caveat = ""
     try:
         branches = [branch.name for branch in HfApi().list_repo_refs(repo).branches]
     except Exception as error:  # as in `fetch`
-        branches, said = _cached_branches(repo), explain(error)
+        branches, reason = _cached_branches(repo), explain(error)
         if not branches:
             raise UsageError(
-                f"{repo}@{revision}: its branches are not to be had from the Hub, nor is one in the cache ({said})"
+                f"{repo}@{revision}: its branches could not be fetched from the Hub, and the cache has none ({reason})"
             ) from error
-        known = f"; only the cache was looked through, as the Hub lists no branches ({said})"
+        caveat = f"; only the cache was searched, as the Hub does not list the branches ({reason})"
     try:
         return find_branch(branches, revision)
     except ValueError as error:
-        raise UsageError(f"{repo}@{revision}: {error}{known}") from error
+        raise UsageError(f"{repo}@{revision}: {error}{caveat}") from error
 
 
 def _cached_branches(repo: str) -> list[str]:
-    """Branches, tags and the like of which something was fetched before."""
+    """Return the branches and tags of which the cache has something."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
@@ -150,23 +152,23 @@ def _cached_branches(repo: str) -> list[str]:
 
 
 def is_remote(name: str) -> bool:
-    """Whether a name is no path on this machine but could be a Hub repository."""
+    """Check whether a name is no path on this machine but could be a Hub repository."""
     return not local_path(name).exists() and bool(_REPO.fullmatch(name)) and not name.startswith(".")
 
 
 def is_remote_adapter(name: str) -> bool:
-    """Whether a Hub repository is a PEFT adapter; False where the Hub cannot be asked."""
+    """Check whether a Hub repository is a PEFT adapter; False where the Hub cannot be asked."""
     from huggingface_hub import file_exists
 
     try:
         repo, revision = split_name(name)
         return is_remote(name) and file_exists(repo, "adapter_config.json", revision=revision)
-    except Exception:  # offline, refused, not there: whoever fetches it will say so
+    except Exception:  # offline, refused, not there: fetching it will say so
         return False
 
 
 def commit_of(name: str) -> str | None:
-    """The commit that `repo[@revision]` is now; None where the Hub cannot be asked."""
+    """Return the commit that `repo[@revision]` is now; None where the Hub cannot be asked."""
     from huggingface_hub import HfApi
 
     repo, revision = split_name(name)
@@ -178,7 +180,7 @@ def commit_of(name: str) -> str | None:
 
 
 def fetch_headers(name: str) -> Checkpoint | None:
-    """Config, names, shapes and dtypes of a checkpoint on the Hub, some kilobytes of it; None where they cannot be had.
+    """Fetch config, names, shapes and dtypes of a checkpoint on the Hub, some kilobytes; None where the Hub gives none.
 
     Raises FormatError for a repository without safetensors.
     """
@@ -187,11 +189,11 @@ def fetch_headers(name: str) -> Checkpoint | None:
 
     repo, revision = split_name(name)
     try:
-        found = get_safetensors_metadata(repo, revision=revision)
+        headers = get_safetensors_metadata(repo, revision=revision)
         config = read_object(Path(hf_hub_download(repo, "config.json", revision=revision)), CONFIG_LIMIT)
         check_config(config, name)
     except NotASafetensorsRepoError as error:
-        if commit_of(name) is None:  # it is said of repositories and revisions that are not there, too
+        if commit_of(name) is None:  # the error also comes for repositories and revisions that are not there
             return None
         raise FormatError(
             f"{name}: no safetensors there; load it with transformers and save_pretrained() it as safetensors"
@@ -200,7 +202,7 @@ def fetch_headers(name: str) -> Checkpoint | None:
         logger.debug("no headers of %s: %s", name, error)
         return None
     tensors = {}
-    for file, metadata in found.files_metadata.items():
+    for file, metadata in headers.files_metadata.items():
         for tensor, info in metadata.tensors.items():
             start, stop = info.data_offsets
             tensors[tensor] = TensorEntry(tensor, Path(file), info.dtype, tuple(info.shape), start, stop - start)
@@ -208,7 +210,7 @@ def fetch_headers(name: str) -> Checkpoint | None:
 
 
 def check_download_space(checkpoints: Iterable[Checkpoint]) -> None:
-    """Raise OutputError when the Hub's cache has no room for the weights of these that it has not yet."""
+    """Raise OutputError when the Hub's cache has no room for the weights of these that are not in it yet."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     missing = 0
@@ -221,20 +223,20 @@ def check_download_space(checkpoints: Iterable[Checkpoint]) -> None:
 
 
 def explain(error: Exception) -> str:
-    """What the Hub's client says, in one line, and what to try where the Hub refuses."""
+    """Return an error of the Hub's client in one line, with what to try where the Hub refuses."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    said = " ".join(lines[:2]) or type(error).__name__  # the first line alone may be no more than "404 Client Error."
+    text = " ".join(lines[:2]) or type(error).__name__  # the first line alone may be no more than "404 Client Error."
     if isinstance(error, RepositoryNotFoundError):  # also when it is private or gated: the Hub does not tell
-        said += " Check the name; for a private or gated repository, `hf auth login` with an account that may read it"
-    return said
+        text += " Check the name; for a private or gated repository, `hf auth login` with an account that may read it"
+    return text
 
 
 def hash_content(folder: Path, by_content: bool = True) -> str:
-    """`sha256:…` over names and contents of the weights and their companion files in a local folder.
+    """Hash names and contents of the weights and their companion files in a local folder, as `sha256:…`.
 
-    Without `by_content`, `files:…`: files above `_BIG` bytes count by size and time of change.
+    Without `by_content`, as `files:…`: of files above `_BIG` bytes only size and time of change count.
     """
     index = folder / INDEX_FILE
     files = [

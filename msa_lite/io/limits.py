@@ -1,4 +1,4 @@
-"""A bound on the time and memory of code that comes with a model: chat templates, and patterns of adapters."""
+"""Bound the time and memory of code that comes with a model: chat templates, and patterns of adapters."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from types import FrameType
 from typing import Any
 
 SECONDS = 1.0  # of processor time, which other work on the machine does not use up
-_MEMORY = 256 << 20  # bytes more than the process has
+_MEMORY = 256 << 20  # bytes beyond those that the process has
 
 
 class OverrunError(Exception):
-    """Code that ran under `limited` took too long."""
+    """Raised where code under `limited` took too long."""
 
 
 @contextmanager
 def limited(seconds: float = SECONDS) -> Iterator[None]:
-    """Raise OverrunError where what is inside takes more processor time, MemoryError where it takes 256 MB more.
+    """Raise OverrunError where the block takes more processor time, MemoryError where it takes 256 MB more memory.
 
-    Python can interrupt itself in the main thread alone; in others nothing is bounded. Memory is bounded on Linux.
+    Python can interrupt itself only in the main thread; in others nothing is bounded. Memory is bounded on Linux.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -47,17 +47,17 @@ def limited(seconds: float = SECONDS) -> Iterator[None]:
 
 
 def _bound_memory() -> tuple[int, int] | None:
-    """Bound the memory of the process; return the bound from before, None where it is kept."""
+    """Bound the memory of the process; return the bound from before, or None where nothing was changed."""
     try:
         import resource
 
         with open("/proc/self/statm", encoding="ascii") as stream:
             used = int(stream.read().split()[0]) * resource.getpagesize()
         soft, hard = before = resource.getrlimit(resource.RLIMIT_AS)
-        wanted = used + _MEMORY
-        if any(0 <= bound < wanted for bound in (soft, hard)):
+        limit = used + _MEMORY
+        if any(0 <= bound < limit for bound in (soft, hard)):
             return None
-        resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     except (ImportError, OSError, ValueError):  # no Linux
         return None
     return before

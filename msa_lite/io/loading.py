@@ -1,7 +1,7 @@
-"""The one place where transformers and PEFT load models: whole, from safetensors, without code of the model's own.
+"""Load models with transformers and PEFT: whole, from safetensors, without code of the model's own. Nobody else does.
 
-transformers fills weights that a file lacks with random numbers, and PEFT leaves a model bare where an adapter's names
-fit nothing; both only warn. Here it is an error. What headers and config tell is checked before a weight is read.
+Where a file lacks weights, transformers fills in random numbers; where an adapter's names fit nothing, PEFT leaves the
+model bare. Both only warn. Here both are errors. Headers and config are checked before a weight is read.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from msa_lite.io.reading import read_object
 _SAFE = {"use_safetensors": True, "trust_remote_code": False}
 _FOREIGN = ("transformers_weights", "fusion_config")  # name files or code that are loaded in the place of the model's
 _KERNELS = re.compile(r"_?(attn|experts)_implementation(_internal)?")  # with a slash: programs of the Hub
-# Numbers of a config that memory grows with before a weight is read. No model has more layers than tensors, nor is
-# anything of it wider than its largest tensor; what is smaller than this does no harm.
+# Numbers of a config that memory grows with before a weight is read. No model has more layers than tensors, and nothing
+# in it is wider than its largest tensor. Smaller numbers do no harm.
 _LAYERS = re.compile(r"(num|n)_(\w+_)?(layers?|blocks|experts)")
 _WIDTHS = re.compile(
     r"(vocab|hidden|intermediate|ffn|embedding|state|moe_intermediate)_size|n_embd|n_inner|d_model|d_inner|d_ff"
@@ -45,9 +45,10 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
     from transformers import AutoConfig, GenerationConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as KINDS
 
-    found = checkpoint or load_checkpoint(folder)
-    faults = [*_foreign(found.config), *_too_large(found)]
-    if (folder / SINGLE_FILE).exists() and any(shard.path.name != SINGLE_FILE for shard in found.shards):
+    checkpoint = checkpoint or load_checkpoint(folder)
+    widest = max((size for entry in checkpoint.tensors.values() for size in entry.shape), default=0)
+    faults = [*_foreign(checkpoint.config), *too_large(checkpoint.config, len(checkpoint.tensors), widest)]
+    if (folder / SINGLE_FILE).exists() and any(shard.path.name != SINGLE_FILE for shard in checkpoint.shards):
         faults.append(f"{INDEX_FILE}: names other files, but there is {SINGLE_FILE}, which transformers would take")
     if (folder / ADAPTER_CONFIG).exists():
         faults.append(f"{ADAPTER_CONFIG}: transformers would put that adapter on the model")
@@ -59,7 +60,7 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
             raise FormatError(f"{folder}: its config.json is of a '{config.model_type}', no causal language model")
     if (folder / _GENERATION).exists():
         values = read_object(folder / _GENERATION)
-        with _explained(folder, _GENERATION), suppress(TypeError):  # at which transformers takes its own
+        with _explained(folder, _GENERATION), suppress(TypeError):  # then transformers takes its own defaults
             GenerationConfig.from_dict(values)
     return config
 
@@ -67,8 +68,8 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
 def check_model(folder: Path) -> Any:
     """Check by headers and config that a checkpoint loads whole; return the model without its weights.
 
-    Takes no more than a second, whatever the model's size. None for a model that is stored quantised, which only
-    loading tells about. Raises FormatError as `open_config` and `load_checkpoint` do, MismatchError with the names of
+    Takes at most a second, whatever the model's size. None for a model that is stored quantised, which only loading can
+    check. Raises FormatError as `open_config` and `load_checkpoint` do, MismatchError with the names of
     tensors that are missing, left over or of another shape.
     """
     import torch
@@ -86,7 +87,7 @@ def check_model(folder: Path) -> Any:
         for name, entry in checkpoint.tensors.items()
     }
     with _explained(folder, "a model of its config"), _without_reports():
-        model, told = KINDS[type(config)].from_pretrained(
+        model, report = KINDS[type(config)].from_pretrained(
             None,
             config=config,
             state_dict=weights,
@@ -95,14 +96,14 @@ def check_model(folder: Path) -> Any:
             output_loading_info=True,
             ignore_mismatched_sizes=True,
         )
-    _check_whole(folder, told)
+    _check_whole(folder, report)
     return model
 
 
 def _check_floats(checkpoint: Checkpoint) -> None:
-    """Raise FormatError for weights that are no floats in a model that is not said to be stored quantised.
+    """Raise FormatError for weights that are no floats, in a model whose config does not call it quantised.
 
-    transformers would take the codes for numbers. Masks of attention, which some older checkpoints hold, may be bytes.
+    transformers would take the codes for weights. Masks of attention, in some older checkpoints, may be bytes.
     """
     faults = [
         f"{name}: stored as {entry.dtype}"
@@ -114,22 +115,23 @@ def _check_floats(checkpoint: Checkpoint) -> None:
 
 
 def _check_quantised(checkpoint: Checkpoint) -> None:
-    """Raise FormatError where a model that is said to be stored quantised would be loaded as something else.
+    """Raise FormatError where transformers would load a quantised model as something else.
 
-    Of a method that it does not know, transformers takes the stored codes for weights, and leaves their scales out.
+    With a method that it does not know, it takes the stored codes for weights and ignores their scales.
     """
     from transformers.quantizers.auto import AutoHfQuantizer
 
-    said = checkpoint.config.get("quantization_config")
+    settings = checkpoint.config.get("quantization_config")
     with _explained(checkpoint.folder, "its quantization_config"):
-        is_known = isinstance(said, dict) and AutoHfQuantizer.supports_quant_method(said)
-    if not isinstance(said, dict) or not is_known:
-        method = str(said.get("quant_method") if isinstance(said, dict) else said)[:80]
+        is_known = isinstance(settings, dict) and AutoHfQuantizer.supports_quant_method(settings)
+    if not isinstance(settings, dict) or not is_known:
+        method = str(settings.get("quant_method") if isinstance(settings, dict) else settings)[:80]
         raise FormatError(
             f"{checkpoint.folder}: quantization_config: this transformers does not know '{method}' and would take the "
             "stored codes for weights; update it, or give the unquantised model"
         )
-    in_bits = said.get("load_in_4bit") or said.get("load_in_8bit") or said.get("quant_method") == "bitsandbytes"
+    by_method = settings.get("quant_method") == "bitsandbytes"
+    in_bits = by_method or settings.get("load_in_4bit") or settings.get("load_in_8bit")
     if in_bits and not any(entry.dtype in ("U8", "I8") for entry in checkpoint.tensors.values()):
         raise FormatError(
             f"{checkpoint.folder}: quantization_config: says bitsandbytes, but the weights are plain; take it out of "
@@ -147,16 +149,16 @@ def load_whole(folder: Path, **how: Any) -> Any:
     folder = Path(folder)
     is_plain = check_loads(folder, folder) is not None
     with _explained(folder, "its weights"), without_bars():
-        model, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **_SAFE, **how)
+        model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **_SAFE, **how)
     # A quantised file has constants beside its weights, by names that the model itself does not have.
-    _check_whole(folder, told if is_plain else {**told, "unexpected_keys": ()})
+    _check_whole(folder, report if is_plain else {**report, "unexpected_keys": ()})
     return model
 
 
 def check_loads(folder: Path, base: Path) -> int | None:
-    """Check by headers and configs that a model loads whole: a checkpoint, or a PEFT adapter on the checkpoint `base`.
+    """Check by headers and configs that a model loads whole: a checkpoint, or a PEFT adapter on `base`.
 
-    folder: the same as `base` for a checkpoint. Returns the rows of its embedding, None where they are not known.
+    folder: the same as `base` for a checkpoint. Returns the rows of its embedding, or None where nothing tells them.
     Raises as `check_model` and `attach_adapter`, FormatError for a folder that is a checkpoint and an adapter at once.
     """
     files = [*base.glob("*.safetensors"), *base.glob("*.json"), folder / ADAPTER_CONFIG, folder / ADAPTER_FILE]
@@ -166,7 +168,7 @@ def check_loads(folder: Path, base: Path) -> int | None:
 
 @functools.lru_cache(maxsize=64)  # a run asks for its few models many times
 def _check_loads(folder: Path, base: Path, state: tuple[tuple[Path, int, int], ...]) -> int | None:
-    """Check a model. state: of its files, so that a change is seen."""
+    """Check a model. state: that of its files, so that a change is noticed."""
     if folder != base and any((folder / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
         raise FormatError(f"{folder}: holds a checkpoint and an adapter; which one is meant? Move one elsewhere")
     model = check_model(base)
@@ -179,7 +181,7 @@ def _check_loads(folder: Path, base: Path, state: tuple[tuple[Path, int, int], .
 
 
 def attach_adapter(model: Any, folder: Path, name: str = "default") -> Any:
-    """Put a PEFT adapter on a model, or beside those that are on it; return the model with it.
+    """Put a PEFT adapter on a model, beside any that are on it already; return the model.
 
     Raises FormatError for a broken, pickled or unreadable adapter, MismatchError with the names that do not fit.
     """
@@ -196,25 +198,25 @@ def attach_adapter(model: Any, folder: Path, name: str = "default") -> Any:
     where = torch.device("meta") if is_bare else nullcontext()
     with _explained(folder, "this adapter"), _without_reports(), where:
         if isinstance(model, PeftModel):
-            told = model.load_adapter(str(folder), name, **how)
+            report = model.load_adapter(str(folder), name, **how)
         else:
             config = PeftConfig.from_pretrained(str(folder))
             config.inference_mode = True
             names = getattr(model, "_checkpoint_conversion_mapping", {})
             model = KINDS.get(config.task_type, PeftModel)(model, config, name, **how)
-            told = model.load_adapter(str(folder), name, key_mapping=names, **how)
+            report = model.load_adapter(str(folder), name, key_mapping=names, **how)
         saved = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    # PEFT reports its own factors alone; copies of modules and token rows are missed here.
+    # PEFT reports only its own factors, so copies of modules and token rows are compared here.
     copies = {key for key in saved if "modules_to_save" in key or "token_adapter" in key}
-    missing = {*told.missing_keys, *(copies - keys)}
-    _check_whole(folder, {"missing_keys": missing, "unexpected_keys": told.unexpected_keys})
+    missing = {*report.missing_keys, *(copies - keys)}
+    _check_whole(folder, {"missing_keys": missing, "unexpected_keys": report.unexpected_keys})
     return model
 
 
 def read_tokenizer(folder: Path, name: str) -> Any:
-    """Load a folder's tokenizer and try it on a word. name: of the model, for messages.
+    """Load a folder's tokenizer and try it on a word. name: the model's, for messages.
 
-    Raises FormatError where it cannot be loaded, or makes no ids of text.
+    Raises FormatError where it cannot be loaded, or makes no ids.
     """
     from transformers import AutoTokenizer
 
@@ -225,23 +227,23 @@ def read_tokenizer(folder: Path, name: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         ids = tokenizer("a word")["input_ids"]
         if not ids or not all(type(number) is int and number >= 0 for number in ids):
-            raise ValueError(f"of 'a word' it makes {ids}")
-    except BaseException as error:  # the library raises whatever its parsers raise; those in Rust, no Exception
+            raise ValueError(f"it turns 'a word' into {ids}")
+    except BaseException as error:  # its parsers raise anything; those in Rust raise what is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise FormatError(f"{name}: its tokenizer cannot be loaded ({said[:500]})") from error
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise FormatError(f"{name}: its tokenizer cannot be loaded ({reason[:500]})") from error
     return tokenizer
 
 
 def _plain_start(folder: Path) -> bool:
-    """Check whether an adapter starts from the model as it is; others are computed from its weights."""
+    """Check whether an adapter starts from the model as it is; other starts are computed from the weights."""
     start = read_object(folder / ADAPTER_CONFIG).get("init_lora_weights", True)
     return start in (True, False, None, "gaussian", "orthogonal", "eva")
 
 
 def _check_adapter(folder: Path, model: Any) -> set[str]:
-    """Return the names in an adapter's file. Raises FormatError for a pickled one, and for patterns that never end."""
+    """Return the names in an adapter's file. Raises FormatError for a pickled one, and for endless patterns."""
     if not (folder / ADAPTER_FILE).is_file():
         raise FormatError(f"{folder}: no {ADAPTER_FILE}; pickled adapters are not read, save it as safetensors")
     config = read_object(folder / ADAPTER_CONFIG)
@@ -260,7 +262,7 @@ def _check_adapter(folder: Path, model: Any) -> set[str]:
 
 
 def pattern_fault(patterns: Iterable[str], names: Iterable[str]) -> str | None:
-    """Return what is wrong with regular expressions that PEFT is about to match with these names, if anything is."""
+    """Return the fault of the first bad regular expression among those that PEFT matches with these names, or None."""
     named = list(names)
     for pattern in patterns:
         try:
@@ -277,7 +279,7 @@ def pattern_fault(patterns: Iterable[str], names: Iterable[str]) -> str | None:
 
 
 def _foreign(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what of a config would have files or programs loaded that are not the model's weights."""
+    """Yield the fields of a config that would load files or programs other than the model's weights."""
     for key, value in config.items():
         if (key in _FOREIGN and value is not None) or (_KERNELS.fullmatch(key) and "/" in str(value)):
             yield f"{key}: {value!r} would load something in the place of the model's own; leave it out"
@@ -288,14 +290,8 @@ def _foreign(config: Mapping[str, Any]) -> Iterator[str]:
             yield "auto_map: the model needs Python code of its own, which is not run"
 
 
-def _too_large(checkpoint: Checkpoint) -> Iterator[str]:
-    """Yield sizes of a config that are beyond those of the weights, which nobody has the memory for."""
-    widest = max((size for entry in checkpoint.tensors.values() for size in entry.shape), default=0)
-    return too_large(checkpoint.config, len(checkpoint.tensors), widest)
-
-
 def too_large(config: Mapping[str, Any], count: int, widest: int) -> Iterator[str]:
-    """Yield sizes of a config that are beyond so many tensors, the widest of them so wide."""
+    """Yield the sizes of a config that do not fit so many tensors, the widest of them so wide."""
     parts = [("", config)]
     parts += [(f"{key}.", part) for key, part in config.items() if isinstance(part, dict)]
     for prefix, part in parts:
@@ -308,13 +304,13 @@ def too_large(config: Mapping[str, Any], count: int, widest: int) -> Iterator[st
                 yield f"{prefix}{key}: {value:.10g}, but no tensor is wider than {widest}"
 
 
-def _check_whole(folder: Path, told: Mapping[str, Any]) -> None:
-    """Raise MismatchError unless every weight was found and every tensor used."""
-    faults = [f"{name}: missing" for name in sorted(told["missing_keys"])]
-    left = sorted(name for name in told["unexpected_keys"] if not name.endswith(_CONSTANTS))
-    faults += [f"{name}: not a tensor of this model" for name in left]
-    for name, found, wanted in sorted(told.get("mismatched_keys", ())):
-        faults.append(f"{name}: {tuple(found)}, the config says {tuple(wanted)}")
+def _check_whole(folder: Path, report: Mapping[str, Any]) -> None:
+    """Raise MismatchError unless every weight was found and every tensor used. report: the library's, on loading."""
+    faults = [f"{name}: missing" for name in sorted(report["missing_keys"])]
+    unused = sorted(name for name in report["unexpected_keys"] if not name.endswith(_CONSTANTS))
+    faults += [f"{name}: not a tensor of this model" for name in unused]
+    for name, stored, configured in sorted(report.get("mismatched_keys", ())):
+        faults.append(f"{name}: {tuple(stored)}, the config says {tuple(configured)}")
     if faults:
         raise MismatchError(
             join_faults(f"{folder}: config and weights do not fit, so it would be scored or tuned as another:", faults)
@@ -323,7 +319,7 @@ def _check_whole(folder: Path, told: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _explained(folder: Path, what: str) -> Iterator[None]:
-    """Turn whatever a library raises of somebody's files into FormatError; running out of memory stays what it is."""
+    """Turn any error of a library about a user's files into FormatError; running out of memory stays what it is."""
     from accelerate.utils.memory import should_reduce_batch_size
 
     try:
@@ -333,22 +329,22 @@ def _explained(folder: Path, what: str) -> Iterator[None]:
     except Exception as error:
         if should_reduce_batch_size(error) or "CUDA" in str(error):
             raise
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise FormatError(f"{folder}: {what} cannot be loaded ({said[:500]})") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise FormatError(f"{folder}: {what} cannot be loaded ({reason[:500]})") from error
 
 
 @contextmanager
 def _without_reports() -> Iterator[None]:
-    """Keep transformers' and PEFT's own tables and warnings of what does not fit: it is an error here."""
+    """Silence transformers' and PEFT's own tables and warnings of misfits: here a misfit is an error."""
     import warnings
 
-    from transformers.utils import logging as told
+    from transformers.utils import logging
 
-    level = told.get_verbosity()
-    told.set_verbosity_error()
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         with warnings.catch_warnings(), without_bars():
             warnings.simplefilter("ignore")
             yield
     finally:
-        told.set_verbosity(level)
+        logging.set_verbosity(level)

@@ -2,15 +2,15 @@
 
 A stage writes into `NAME.partial`, puts `manifest.json` there last, has it all written to disk and renames the
 folder. A killed stage leaves at most a `.partial` folder, which the next run takes up or throws away; it never leaves a
-half-written `NAME`. A lock in the partial folder keeps a second process from working on it.
+half-written `NAME`. The lock in the partial folder, which goes where the folder goes, keeps a second process out.
 
 A folder that is there already stays until the new one is whole. Then it is `NAME.previous`, until the new one has been
 read back and agrees with its manifest. A kill in between leaves both, or the former alone under that name; the next run
 checks the new one and removes the former, or puts it back.
 
-Nothing of other people is ever replaced or removed: a folder gets its name by one rename, which the system refuses
-where something has come there meanwhile; what is moved away has to be what was there when the work began; and of that,
-only the files go that its manifest names.
+Files of other people are never replaced or removed. A folder gets its name by one rename, which the system refuses
+where something has come there meanwhile. A folder is only moved away if it is the one that was there when the work
+began. Of that folder, only the files that its manifest names are removed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import FormatError, MsaError, OutputError, StageError, join_faults
-from msa_lite.io.disk import is_disk_full, nearest_place, reachable
+from msa_lite.io.disk import disk_fault, nearest_place, reachable
 from msa_lite.io.files import canonical_json, digest, hash_file, sync, umask, write_json
+from msa_lite.io.lock import locked
 from msa_lite.io.progress import readable
 from msa_lite.io.reading import printable, read_bytes, read_object
 from msa_lite.io.seal import (
@@ -54,27 +55,25 @@ _TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EISDIR)  # a renam
 
 
 def software_versions() -> dict[str, str]:
-    """Versions of msa-lite and of the packages that decide the numbers."""
+    """Return the versions of msa-lite and of the packages that decide the numbers, as far as they are installed."""
     names = ("msa-lite", "torch", "transformers", "peft", "safetensors", "numpy", "ml-dtypes", "datasets")
-    found = {}
+    versions = {}
     for name in names:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
-    """True when `folder` was made from exactly these inputs and every file still has its recorded size."""
+    """Check whether `folder` was made from exactly these inputs and every file still has its recorded size."""
     manifest = load_manifest(folder)
     if manifest is None or manifest["inputs"] != json.loads(canonical_json(inputs)):
         return False
     try:
-        found = entries(folder)
+        files = entries(folder)
     except OSError:
         return False
-    if not all(name in found and _has_size(found[name], item["bytes"]) for name, item in manifest["files"].items()):
+    if not all(name in files and _has_size(files[name], item["bytes"]) for name, item in manifest["files"].items()):
         return False
     if _is_former(previous_folder(folder), folder):  # a kill came before the new one was checked
         if verify_folder(folder):
@@ -86,6 +85,7 @@ def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
 
 
 def _has_size(path: Path, size: int) -> bool:
+    """Check whether a path is a regular file of so many bytes."""
     try:
         status = path.stat()
     except OSError:
@@ -94,7 +94,7 @@ def _has_size(path: Path, size: int) -> bool:
 
 
 def check_place(folder: Path, kind: str) -> None:
-    """Raise OutputError where the system takes no folder of this name, nor those that stand beside it meanwhile."""
+    """Raise OutputError where the system takes no folder of this name, or of the working names beside it."""
     if os.path.ismount(folder):  # nothing can be renamed to it
         raise OutputError(f"{folder}: is where a disk is mounted; choose a folder inside it, as {folder / kind}")
     with reachable(folder):
@@ -113,14 +113,14 @@ def check_free(folder: Path, kind: str) -> None:
         if not stat.S_ISDIR(os.stat(folder).st_mode):
             raise OutputError(f"{folder}: a file is in the way; choose another output folder")
         if any(folder.iterdir()):
-            found = (load_manifest(folder) or {}).get("kind")
-            found = found or f"something that msa-lite did not make, or whose {MANIFEST} is damaged"
-            if found != kind:
-                raise OutputError(f"{folder}: holds {found}, where {kind} should go; choose another output folder")
+            other = (load_manifest(folder) or {}).get("kind")
+            other = other or f"something that msa-lite did not make, or whose {MANIFEST} is damaged"
+            if other != kind:
+                raise OutputError(f"{folder}: holds {other}, where {kind} should go; choose another output folder")
 
 
 def partial_folder(folder: Path) -> Path:
-    """Where `stage_folder` builds a folder: beside it; beside what it points to where it is a link."""
+    """Return the place where `stage_folder` builds a folder: beside it, or beside what a link points to."""
     folder = Path(os.path.realpath(folder))  # which also gives a folder such as "." a name
     return folder.with_name(folder.name + ".partial")
 
@@ -150,18 +150,20 @@ def stage_folder(
 ) -> Iterator[Path]:
     """Build `folder` as `folder.partial`; on leaving the block, write the manifest and rename.
 
-    kind: what the folder is ("vector", "model", …); inputs: what it was made from, compared by `is_finished`;
-    facts: further things to record, which the block may fill, as it may `hashes`: SHA-256 of files by name, known
-    from writing them. When the block raises, the partial folder is removed, or, for a resumable stage, kept (unless
-    the error was marked by `discarded`) and handed out again with its content when the same inputs come back.
-    resume_key: what has to be equal for that in the place of all inputs, where only a part of them decides the costly
-    work. check: called once nobody else can build the folder any more, to raise what forbids it now. Raises OutputError
-    when another process is building the same folder, StageError in the place of a library's error of a full disk.
+    kind: what the folder is ("vector", "model", …). inputs: what it was made from; `is_finished` compares them.
+    facts: further things to record. hashes: SHA-256 of files by name, where writing them gave it. The block may fill
+    both. check: called once the lock is held, to raise what forbids the work now.
+
+    When the block raises, the partial folder is removed. That of a resumable stage is kept, unless the error was marked
+    by `discarded`; the same inputs get it again with its content. resume_key: what has to be equal for that, where not
+    all inputs decide the costly work. Raises OutputError when another process is building the same folder, StageError
+    in the place of a library's error of a full disk.
     """
     check_free(folder, kind)
     folder, partial = Path(os.path.realpath(folder)), partial_folder(folder)
     fingerprint = {"kind": kind, "inputs": digest(inputs if resume_key is None else resume_key)}
-    with _locked(partial):
+    _check_partial(partial)
+    with locked(partial):
         try:
             _settle_previous(folder)
             if check:
@@ -180,7 +182,7 @@ def stage_folder(
             if not (begun and resumable and getattr(error, "keeps_partial", True)):
                 shutil.rmtree(partial, ignore_errors=True)
             # The system's own errors say enough, and whoever writes may add to them; a library's are told in our words.
-            if isinstance(error, Exception) and not isinstance(error, MsaError | OSError) and is_disk_full(error):
+            if isinstance(error, Exception) and not isinstance(error, MsaError | OSError) and disk_fault(error):
                 raise StageError(
                     f"{folder}: the disk is full ({readable(free)} free); make room and run the same command again; "
                     "finished stages stay"
@@ -199,37 +201,22 @@ def stage_folder(
         _put_in_place(partial, folder, seen)
 
 
-@contextmanager
-def _locked(partial: Path) -> Iterator[None]:
-    """Make a partial folder and hold its lock, which goes where the folder goes."""
-    from filelock import FileLock, Timeout
-
+def _check_partial(partial: Path) -> None:
+    """Raise OutputError where something that msa-lite did not make has a partial folder's name."""
+    if not os.path.lexists(partial):
+        return
+    if partial.is_symlink() or not partial.is_dir():
+        raise OutputError(f"{partial}: a file is in the way; move it elsewhere")
     with reachable(partial):
-        if os.path.lexists(partial) and (partial.is_symlink() or not partial.is_dir()):
-            raise OutputError(f"{partial}: a file is in the way; move it elsewhere")
-        partial.mkdir(parents=True, exist_ok=True)
         names = {path.name for path in partial.iterdir()}
     if MARKER not in names and not names <= {*WORKING}:
         raise OutputError(f"{partial}: is in the way and was not made by msa-lite; move it elsewhere")
-    lock = partial / LOCK
-    if os.path.lexists(lock) and not stat.S_ISREG(lock.lstat().st_mode):
-        raise OutputError(f"{lock}: is no file; move it elsewhere")
-    held = FileLock(lock)
-    try:
-        held.acquire(timeout=0)
-    except Timeout as error:
-        raise OutputError(f"{partial}: another msa-lite is writing it; wait until it is done") from error
-    try:
-        yield
-    finally:
-        held.release()
 
 
 def _claim(partial: Path, fingerprint: dict[str, str], resumable: bool) -> None:
-    """Empty a partial folder unless its content can be taken up, and mark it.
+    """Mark a partial folder. Keep its files if they were made from these inputs; otherwise empty it.
 
-    What is taken up was made from these inputs and is files alone: what a kill has left half written goes, and links.
-    A kill while this goes on leaves the folder known as ours.
+    Links and half-written files are removed in any case. A kill meanwhile leaves a folder that is known as ours.
     """
     marker = partial / MARKER
     try:
@@ -257,8 +244,8 @@ def _look(folder: Path) -> bytes | None:
 def _put_in_place(partial: Path, folder: Path, seen: bytes | None) -> None:
     """Write everything through to the disk, then rename; check what takes the place of something before that goes.
 
-    seen: the manifest that the folder had when the work began. A kill at any moment leaves what the next run knows as
-    its own: the marker goes with the folder. Raises OutputError where somebody else has written the folder meanwhile.
+    seen: the manifest that the folder had when the work began. The marker goes with the folder, so that the next run
+    knows as its own whatever a kill leaves. Raises OutputError where somebody else has written the folder meanwhile.
     """
     for path in [*entries(partial).values(), *(path for path in partial.rglob("*") if path.is_dir()), partial]:
         if not path.is_symlink():
@@ -277,15 +264,16 @@ def _put_in_place(partial: Path, folder: Path, seen: bytes | None) -> None:
     sync(folder.parent)
     # Where nothing was replaced, what has the former one's name is a user's own.
     if seen is not None and (faults := _settle_previous(folder)):
-        what = f"{folder}: what was read back is not what was written, so the former one stays; check the disk:"
+        what = f"{folder}: what was read back is not what was written; the former folder stays; check the disk:"
         raise StageError(join_faults(what, faults))
     _sweep(folder)
 
 
 def _move_away(folder: Path, partial: Path, seen: bytes) -> None:
-    """Rename a folder of ours to make room for the new one, which is marked with it; back where it is another by now.
+    """Rename a folder of ours to make room for the new one, and note in the new one which it replaces.
 
-    Raises OutputError then, and where something has the name that it is to get.
+    Raises OutputError where something else has that name. Where the folder is another by now, it gets its name back,
+    and OutputError is raised too.
     """
     previous = previous_folder(folder)
     try:
@@ -309,11 +297,12 @@ def _move_away(folder: Path, partial: Path, seen: bytes) -> None:
 
 
 def _in_the_way(previous: Path, folder: Path) -> OutputError:
+    """Return the error that something has the name of the former folder."""
     return OutputError(f"{previous}: is in the way, as {folder.name} is to be replaced; move it elsewhere")
 
 
 def _is_former(previous: Path, place: Path) -> bool:
-    """Check whether a folder is the one that the new one at `place` replaces; a copy of a user's is another."""
+    """Check whether a folder is the one that the new one at `place` replaces; a user's copy of it is not."""
     try:
         status = previous.lstat()
         return read_object(place / REPLACES) == {"device": status.st_dev, "inode": status.st_ino}
@@ -324,7 +313,7 @@ def _is_former(previous: Path, place: Path) -> bool:
 def recover(folder: Path) -> None:
     """Put a former folder back that a kill left aside. Raises OutputError when a process is replacing it now."""
     if not os.path.lexists(folder) and _is_former(previous_folder(folder), partial_folder(folder)):
-        with _locked(partial_folder(folder)):
+        with locked(partial_folder(folder)):
             _settle_previous(folder)
 
 
@@ -357,10 +346,10 @@ def _settle_previous(folder: Path) -> list[str]:
 
 
 def _remove_previous(folder: Path) -> None:
-    """Remove the former folder, but for files in it that are none of ours."""
+    """Remove the former folder, except for files that msa-lite did not write."""
     previous = previous_folder(folder)
     if not _remove_ours(previous):
-        logger.warning("%s: holds files that msa-lite did not write, which stay there; the others are gone", previous)
+        logger.warning("%s: msa-lite removed its own files; the files that it did not write are still there", previous)
 
 
 def _remove_ours(folder: Path) -> bool:
@@ -378,9 +367,9 @@ def _remove_ours(folder: Path) -> bool:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a stage needed while it worked from its finished folder."""
+    """Remove the working files of a stage from its finished folder."""
     if is_left(folder):
-        with suppress(OSError):  # of somebody else, or on a disk that cannot be written to: it does no harm there
+        with suppress(OSError):  # no permission, or a disk that cannot be written to: they do no harm there
             for name in WORKING:
                 (folder / name).unlink(missing_ok=True)
 

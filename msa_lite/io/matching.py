@@ -1,4 +1,4 @@
-"""What an adapter changes, under the target's own tensor names: found by exact name, then by stated renames alone."""
+"""Give an adapter the target's tensor names: by exact name, then by the renames listed here, and no others."""
 
 from __future__ import annotations
 
@@ -15,41 +15,42 @@ from msa_lite.io.patterns import endings
 
 logger = logging.getLogger(__name__)
 
-# How the adapter's names may begin, and what stands for it in the target's files. One saved from the model without its
-# head leaves out the base_model_prefix of the class: h.0… is the module transformer.h.0…. (Multi-modal models store
-# some parts so as well, model.visual… as visual….) And transformers 5 turns language_model and model round.
+# How the adapter's names may begin, and what the target's files have instead. A model saved without its head leaves out
+# the base_model_prefix of its class: h.0… is the module transformer.h.0…. (Multi-modal models store some parts so as
+# well, model.visual… as visual….) And transformers 5 swaps language_model and model.
 _RENAMES = [
     *((f"{prefix}.", "") for prefix in ("model", "transformer", "gpt_neox", "backbone", "rwkv", "biogpt")),
     ("model.language_model.", "language_model.model."), ("language_model.model.", "model.language_model."),
     ("model.language_model.", "model."), ("language_model.", ""), ("", "language_model."),
 ]  # fmt: skip
-_HEADS = {"classifier", "score", "qa_outputs"}  # PEFT adds them to modules_to_save by the task, there or not
+_HEADS = {"classifier", "score", "qa_outputs"}  # PEFT adds them to modules_to_save by the task, even where missing
 
 
 def find_name(name: str, target: Container[str]) -> str | None:
-    """The target's name of a tensor that an adapter knows as `name`: the same, or by one of the known renames."""
+    """Return the target's name of a tensor that an adapter calls `name`: the same, or a known rename of it; or None."""
     plain = unwrapped(name)
     renamed = (new + plain[len(old) :] for old, new in _RENAMES if plain.startswith(old))
     return next((n for n in (name, plain, *renamed) if n in target), None)  # a model's own part may be called `module`
 
 
 def match_names(adapter: Adapter, target: Mapping[str, TensorEntry], by_token: Container[str] = frozenset()) -> Adapter:
-    """The adapter with everything under the target's tensor names, `modules` included (`m` becomes `m.weight`).
+    """Return the adapter with all parts under the target's tensor names; module `m` becomes `m.weight`.
 
-    Weights stored as (in, out) are known by their shape. Square ones follow the target's other weights that have a
-    bias, whose length is (out,), or else the adapter's others, for PEFT goes by the kind of each layer and saves what
-    held for the last one; the config decides where all are square. by_token: names of tensors of the target that have a
-    row for each token, of which an adapter may have more or fewer.
+    Weights stored as (in, out) are known by their shape. A square one follows the target's other weights with a bias,
+    whose length is (out,); without such, the adapter's other weights, since PEFT goes by the kind of each layer and
+    saves the setting of the last one. Where all are square, the config decides. by_token: names of the target's tensors
+    with a row for each token, of which an adapter may have more or fewer.
 
     Raises MismatchError with the first ten parts that have no tensor of their shape in the target. Warns of modules
-    that the config names and the file holds nothing of.
+    that the config names but the file does not hold.
     """
     faults: list[str] = []
     taken: dict[str, str] = {}
 
-    def renamed(given: Mapping[str, Any], shape: Any, kind: str = "") -> dict[str, Any]:
-        found = {}
-        for old, item in given.items():
+    def renamed(parts: Mapping[str, Any], shape: Any, kind: str = "") -> dict[str, Any]:
+        """Return parts under the target's names, and gather the faults of those that do not fit."""
+        fitting = {}
+        for old, item in parts.items():
             name = find_name(old, target)
             if name is None:
                 faults.append(f"{old}: the target has no such tensor")
@@ -58,8 +59,8 @@ def match_names(adapter: Adapter, target: Mapping[str, TensorEntry], by_token: C
             elif taken.setdefault(kind + name, old) != old:
                 faults.append(f"{old}: the target's {name}, as is {taken[kind + name]}")
             else:
-                found[name] = item
-        return found
+                fitting[name] = item
+        return fitting
 
     matched = replace(
         adapter,
@@ -83,19 +84,19 @@ def match_names(adapter: Adapter, target: Mapping[str, TensorEntry], by_token: C
     return matched
 
 
-def _fits(given: tuple[int, ...] | None, wanted: tuple[int, ...], by_token: bool) -> bool:
-    """Check whether a shape, if it is known, is the wanted one; `by_token`: in all but the number of rows."""
-    return given is None or given == wanted or (by_token and len(given) == len(wanted) and given[1:] == wanted[1:])
+def _fits(shape: tuple[int, ...] | None, goal: tuple[int, ...], by_token: bool) -> bool:
+    """Check whether a shape, if it is known, is the goal; with `by_token`, the number of rows may differ."""
+    return shape is None or shape == goal or (by_token and len(shape) == len(goal) and shape[1:] == goal[1:])
 
 
 def _warn_of_missing(adapter: Adapter, target: Collection[str]) -> None:
-    """Warn of modules that the config names and the file holds nothing of: that part of the vector is lost.
+    """Warn of modules that the config names but the file does not hold: that part of the vector is lost.
 
-    Of target_modules only names of the target's own modules count, in full or by their end, and none where other
-    fields choose among them. Experts do not: they may be stored one by one where PEFT saw them as one.
+    Of target_modules, only names of the target's own modules count, in full or by their end; none, where other fields
+    choose among them. Experts do not count: they may be stored one by one where PEFT saw a single module.
     """
     lists = {key: adapter.config.get(key) for key in ("modules_to_save", "target_modules")}
-    names = {key: [str(name) for name in given] for key, given in lists.items() if isinstance(given, list)}
+    names = {key: [str(name) for name in value] for key, value in lists.items() if isinstance(value, list)}
     held = [unwrapped(name) for name in (*(f"{module}.weight" for module in adapter.modules), *adapter.values)]
     weights = {f"{unwrapped(name)}.weight" for name in names.get("target_modules", [])}
     ends, there = _endings_among(weights, held), _endings_among(weights, (n for n in target if ".experts." not in n))
@@ -103,21 +104,22 @@ def _warn_of_missing(adapter: Adapter, target: Collection[str]) -> None:
     chosen = any(adapter.config.get(key) not in (None, []) for key in ("exclude_modules", "layers_to_transform"))
 
     def is_lost(key: str, name: str) -> bool:
-        if key == "modules_to_save":  # PEFT takes what ends with these letters, and all that is in it
+        """Check whether the file holds nothing of a module."""
+        if key == "modules_to_save":  # PEFT takes modules whose name ends with these letters, with all inside them
             place = bisect.bisect_left(saved, name[::-1])
             return name not in _HEADS and not (place < len(saved) and saved[place].startswith(name[::-1]))
         weight = f"{name}.weight"
         return weight not in ends and not chosen and bool(find_name(weight, target) or weight in there)
 
-    for key, given in names.items():  # or a regular expression, or "all-linear"
-        if lost := [name for name in given if is_lost(key, unwrapped(name))]:
+    for key, modules in names.items():  # or a regular expression, or "all-linear"
+        if lost := [name for name in modules if is_lost(key, unwrapped(name))]:
             listed = ", ".join(lost[:10]) + (f" and {len(lost) - 10} more" if len(lost) > 10 else "")
             logger.warning("%s: %s: the file holds no tensors of %s", adapter.folder, key, listed)
 
 
-def _endings_among(wanted: Container[str], names: Iterable[str]) -> set[str]:
-    """Return those wanted names that some name ends with, as a whole or after a dot."""
-    return {ending for name in names for ending in endings(name) if ending in wanted}
+def _endings_among(choices: Container[str], names: Iterable[str]) -> set[str]:
+    """Return the choices that some name ends with, as a whole or after a dot."""
+    return {ending for name in names for ending in endings(name) if ending in choices}
 
 
 def _paths(name: str) -> Iterator[str]:
@@ -130,7 +132,7 @@ def _paths(name: str) -> Iterator[str]:
 def _orient(
     modules: dict[str, LowRank], target: Mapping[str, TensorEntry], by_token: Container[str] = frozenset()
 ) -> list[str]:
-    """Set `transposed` of every module by the target's shapes, in place; what does not fit."""
+    """Set `transposed` of every module by the target's shapes, in place; return the faults."""
     faults: list[str] = []
     square: list[str] = []
     orientations: set[bool] = set()
@@ -162,10 +164,13 @@ def _orient(
 
 
 def _biased_orientations(target: Mapping[str, TensorEntry]) -> set[bool]:
-    """Whether the target's matrices beside a bias (out,) are stored as (in, out); square ones cannot tell."""
-    found = set()
+    """Return whether the target's matrices with a bias (out,) are stored as (in, out); both, if it has both kinds.
+
+    Square matrices cannot tell.
+    """
+    ways = set()
     for name, entry in target.items():
         bias = target.get(f"{name.removesuffix('.weight')}.bias")
         if bias is not None and len(entry.shape) == 2 and entry.shape[0] != entry.shape[1]:
-            found |= {bool(number) for number, size in enumerate(entry.shape) if bias.shape == (size,)}
-    return found
+            ways |= {bool(number) for number, size in enumerate(entry.shape) if bias.shape == (size,)}
+    return ways

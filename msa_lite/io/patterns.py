@@ -1,7 +1,7 @@
-"""Names of modules by patterns, as PEFT reads rank_pattern and alpha_pattern: the first one that a name ends with.
+"""Match names of modules with patterns as PEFT does with rank_pattern and alpha_pattern: the first that fits the end.
 
-Patterns are regular expressions of strangers. Python's own engine may try exponentially many ways, so they are matched
-by RE2, in a time that grows with the name alone. Most patterns are names, and take no engine.
+Patterns are regular expressions of strangers. Python's own engine may try exponentially many ways, so RE2 matches them,
+in a time that grows with the name alone. Most patterns are names, and need no engine.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from msa_lite.errors import FormatError
 _ENDING = r"(.*\.)?({})$"  # how PEFT uses a pattern
 _NAME = re.compile(r"(?:[\w-]|\\[^\w\s])*", re.ASCII)
 _DOTTED = re.compile(r"(?:[\w.-]|\\[^\w\s])*", re.ASCII)  # a name with its dots not escaped, each for any character
-_OTHERWISE_READ = re.compile(r"\{,|\[[:.=]")  # of another meaning to RE2 than to Python
+_OTHERWISE_READ = re.compile(r"\{,|\[[:.=]")  # RE2 reads them in another way than Python
 _LONGEST = 1000  # characters of a pattern
 _MOST = 5000  # regular expressions in a config
 _EFFORT = 5 * 10**9  # steps, of about a nanosecond
-_MATCH, _COMPARISON = 5000, 100  # steps that a match takes besides instructions × characters; of one character
+_MATCH, _COMPARISON = 5000, 100  # steps of a match besides instructions × characters; of comparing one character
 _ANY = "\0"
 
 
 class Patterns:
-    """Values by pattern. Its `faults` say which patterns are of no use; it may only be asked when there are none."""
+    """Values by pattern. `faults` lists the patterns that cannot be used; `first` needs that there are none."""
 
     def __init__(self, values: Mapping[str, Any] | None) -> None:
         self._values = list((values or {}).values())
@@ -49,6 +49,7 @@ class Patterns:
                 break
 
     def _add(self, number: int, pattern: str) -> None:
+        """Add a regular expression, or its fault."""
         try:
             self._expressions.append((number, _compile(pattern)))
         except ValueError as error:
@@ -64,7 +65,7 @@ class Patterns:
         return self._values[min(fitting)] if fitting else default
 
     def _fitting(self, name: str) -> Iterator[int]:
-        """Numbers of patterns that fit a name, the first one among them."""
+        """Yield the numbers of patterns that fit a name, the first one among them."""
         if not self._values:
             return
         for ending in endings(name):
@@ -86,13 +87,14 @@ class Patterns:
                 break
 
     def _spend(self, steps: int, name: str) -> None:
+        """Count steps. Raises FormatError when there are too many."""
         self._effort -= steps
         if self._effort < 0:
             raise FormatError(f"{name}: too many patterns for so many modules; write out names, dots escaped")
 
 
 def endings(name: str) -> Iterator[str]:
-    """Yield a name, and what is left of it each time that a part is taken from its start."""
+    """Yield a name, then its rest after each of its dots."""
     yield name
     while "." in name:
         name = name.partition(".")[2]
@@ -117,5 +119,5 @@ def _compile(pattern: str) -> Any:
             re.compile(_ENDING.format(pattern))
         return re2.compile(_ENDING.format(pattern), options)
     except (re.error, re2.error, OverflowError, RecursionError) as error:
-        said = error.args[0] if error.args else error
-        raise ValueError(said.decode() if isinstance(said, bytes) else str(said)) from error
+        reason = error.args[0] if error.args else error
+        raise ValueError(reason.decode() if isinstance(reason, bytes) else str(reason)) from error

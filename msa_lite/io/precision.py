@@ -1,4 +1,4 @@
-"""The number formats that models compute in: bf16 autocast where the device has it, and 4-bit NF4."""
+"""Choose the number formats of models: bf16 autocast where the device has it, and 4-bit NF4."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from typing import Any
 
 
 def has_bf16() -> bool:
-    """Whether the device computes in bf16."""
+    """Check whether the device computes in bf16."""
     import torch
 
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
 
 
 def autocast(model: Any) -> Any:
-    """The context of a fit's forward passes, for those that the Trainer does not run: bf16 where the device has it."""
+    """Return the context of forward passes that the Trainer does not run: bf16 where the device has it."""
     import torch
 
     return torch.autocast(model.device.type, torch.bfloat16, enabled=has_bf16())
 
 
 def nf4() -> Any:
-    """How models are held in 4-bit: NF4 with double quantisation (Dettmers et al., 2023), computing in bf16 or fp32."""
+    """Return the settings of 4-bit models: NF4 with double quantisation (Dettmers et al., 2023)."""
     import torch
     from transformers import BitsAndBytesConfig
 

@@ -1,4 +1,4 @@
-"""Quiet for the libraries underneath, whose progress bars would stand between our own."""
+"""Silence the progress bars of the libraries underneath, which would stand between our own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Have transformers load and save models without bars of its own; afterwards they are as they were."""
+    """Let transformers load and save models without bars; restore its settings afterwards."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars
     from transformers.utils import logging
 

@@ -26,10 +26,10 @@ ErrorKind = type[MsaError]
 
 
 def local_path(name: str | Path, kind: ErrorKind = UsageError) -> Path:
-    """Return the path that a user names, with ~ written out. Nothing has to be there.
+    """Return the path that a user names, with ~ written out. It need not exist.
 
-    Raises an error of this kind for names that no file can have: too long, with a zero byte, below the home of a user
-    whom nobody knows, or a link that leads to itself.
+    Raises an error of this kind for names that no file can have: too long, with a zero byte, below the home of an
+    unknown user, or a link that leads to itself.
     """
     try:
         path = Path(name).expanduser()
@@ -102,7 +102,7 @@ def parse_json(
 ) -> Any:
     """Parse JSON. where: what messages name. pairs: makes the value of an object, in the place of a dict.
 
-    values: how many lists, objects and commas there may be, since a byte of JSON may take forty of memory.
+    values: the most lists, objects and commas; a byte of JSON may take forty of memory.
 
     Raises an error of this kind for what is no JSON, is nested more than 100 deep, holds too many values, or text that
     no file can hold (lone surrogates).
@@ -148,6 +148,7 @@ def parse_yaml(text: str, where: str, kind: ErrorKind = FormatError) -> Any:
 
 
 def _reason(error: BaseException) -> str:
+    """Return why a parser failed, in one line."""
     if isinstance(error, RecursionError):
         return "nested too deep"
     if isinstance(error, LookupError | AttributeError | TypeError):  # PyYAML's constructors on a tag's wrong value
@@ -158,6 +159,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _decoded(raw: bytes, where: str, kind: ErrorKind) -> str:
+    """Decode UTF-8, with or without a byte order mark. Raises an error of this kind."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -181,7 +183,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def printable(path: object) -> str:
-    """Return a path or another text as one that any file takes, also where its bytes are no UTF-8."""
+    """Return a path or text in a form that can be written to any file, also where its bytes are no UTF-8."""
     text = str(path)
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -23,7 +23,7 @@ JOURNAL = ".journal.jsonl"
 MARKER = ".msa-lite-partial.json"
 LOCK = ".lock"
 REPLACES = ".replaces.json"  # names the folder that a new one takes the place of
-# What a stage needs while it works, and no part of what it makes. The marker is removed last.
+# Files that a stage needs while it works; they are no part of its result. The marker is removed last.
 WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", f"{MARKER}.tmp", MARKER)
 _FORMAT = {"format": 2}  # a second sign of a seal, so that no change of one byte can hide that there was one
 _KEY = "manifest_sha256"
@@ -60,12 +60,13 @@ def is_sealed(manifest: Mapping[str, Any]) -> bool:
 
 
 def _is_whole(raw: bytes) -> bool:
+    """Check a manifest's text against its seal."""
     seal = _SEAL.search(raw)
     return seal is not None and hashlib.sha256(_SEAL.sub(b"", raw)).hexdigest().encode() == seal[0]
 
 
 def _has_form(value: Any) -> bool:
-    """Check that what all readers count on is there: who made it, what of what, and size and hash of each file."""
+    """Check that a manifest names its maker, kind and inputs, and the size and hash of each file."""
     return (
         isinstance(value, dict)
         and value.get("made_by") == "msa-lite"
@@ -82,7 +83,7 @@ def _has_form(value: Any) -> bool:
 def add_files(folder: Path, names: Sequence[str], facts: Mapping[str, Any]) -> None:
     """Enter files that were put into a finished folder, and further facts, into its manifest.
 
-    One that has no seal gets none: it would vouch for what may have changed before.
+    A manifest without a seal gets none, which would vouch for what may have changed before.
     """
     manifest = load_manifest(folder)
     assert manifest is not None, "the folder is finished"
@@ -96,29 +97,29 @@ def describe_file(path: Path, sha256: str | None = None) -> dict[str, Any]:
 
 
 def list_files(folder: Path) -> list[Path]:
-    """All files below a folder, sorted, without its manifest and what a stage needs only while it works."""
+    """Return all files below a folder, sorted, without its manifest and a stage's working files."""
     skip = {MANIFEST, *WORKING}
     return sorted(p for p in folder.rglob("*") if p.is_file() and str(p.relative_to(folder)) not in skip)
 
 
 def entries(folder: Path) -> dict[str, Path]:
-    """Everything below a folder but folders, by the name that a manifest gives to it: files, links, pipes, …
+    """Return all that is below a folder, except folders, by the name in a manifest: files, links, pipes, …
 
     Links are not followed. Raises OSError where a folder cannot be read.
     """
-    found, places = {}, [folder]
+    paths, places = {}, [folder]
     while places:
         with os.scandir(places.pop()) as items:
             for item in items:
                 if item.is_dir(follow_symlinks=False):
                     places.append(Path(item.path))
                 else:
-                    found[printable(Path(item.path).relative_to(folder))] = Path(item.path)
-    return dict(sorted(found.items()))
+                    paths[printable(Path(item.path).relative_to(folder))] = Path(item.path)
+    return dict(sorted(paths.items()))
 
 
 def is_left(folder: Path) -> bool:
-    """Check whether a kill came between a folder's getting its name and the removal of what made it."""
+    """Check whether a kill came after a folder got its name and before its working files were removed."""
     try:
         return read_object(folder / MARKER).get("done") == hash_file(folder / MANIFEST)
     except FormatError:
@@ -126,9 +127,9 @@ def is_left(folder: Path) -> bool:
 
 
 def strange_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
-    """Return files that the manifest does not name, without those that a kill has left. Raises OSError."""
+    """Return files that the manifest does not name, without working files that a kill left. Raises OSError."""
     known = {MANIFEST, *manifest["files"]} | (set(WORKING) if is_left(folder) else set())
-    # Earlier versions named neither the manifests of folders in the folder nor anything that is called as these.
+    # Earlier versions left out the manifests of inner folders, and whatever has the name of a working file.
     blind = frozenset() if is_sealed(manifest) else frozenset({MANIFEST, *WORKING, ".replaced"})
     return {
         name: path for name, path in entries(folder).items() if name not in known and blind.isdisjoint(name.split("/"))
@@ -136,10 +137,10 @@ def strange_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def verify_folder(folder: Path) -> list[str]:
-    """Hold a folder against its manifest; a list of faults, empty when all is as it was written.
+    """Check a folder against its manifest; return the faults, none when all is as it was written.
 
-    Every file is hashed. Whatever else is there, links and pipes too, is a fault; empty folders are none, for copies
-    often leave them out. Raises OutputError when the folder has no manifest.
+    Every file is hashed. Anything else in the folder is a fault, links and pipes too. Empty folders are no fault:
+    copies often leave them out. Raises OutputError when the folder has no manifest.
     """
     if not os.path.lexists(folder / MANIFEST):
         raise OutputError(f"{printable(folder)}: no {MANIFEST} of msa-lite in there")
@@ -147,10 +148,10 @@ def verify_folder(folder: Path) -> list[str]:
     if manifest is None:
         return [f"{MANIFEST}: not as msa-lite wrote it, or of another program"]
     try:
-        found, strange = entries(folder), strange_files(folder, manifest)
+        files, strange = entries(folder), strange_files(folder, manifest)
     except OSError as error:
         return [f"{printable(error.filename)}: cannot be read ({error.strerror})"]
-    faults = {name: _fault(found.get(name), item) for name, item in manifest["files"].items()}
+    faults = {name: _fault(files.get(name), item) for name, item in manifest["files"].items()}
     return [
         *(f"{name}: {fault}" for name, fault in faults.items() if fault),
         *(f"{name}: not in the manifest" for name in strange),
@@ -158,7 +159,7 @@ def verify_folder(folder: Path) -> list[str]:
 
 
 def _fault(path: Path | None, item: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a file that a manifest names."""
+    """Return what is wrong with a file that a manifest names, or None."""
     if path is None:
         return "missing"
     try:

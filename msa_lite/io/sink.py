@@ -1,8 +1,8 @@
-"""A file that is written in order: hashed on the way, and past the page cache where the system can.
+"""Write a file in order: hash it on the way, and bypass the page cache where the system can.
 
-What is written has to be on the disk before a merge counts as finished, so a copy in the page cache would only cost
-time and push out what others keep there. Where the file system shares blocks (btrfs, XFS), a file starts as a clone
-of another and only what differs is written.
+A merge is finished when its files are on the disk, so a copy in the page cache would only cost time and push out the
+pages of others. Where the file system shares blocks (btrfs, XFS), a file starts as a clone of another and only the
+differences are written.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ _CHUNK = 4 << 20  # bytes of one write
 _ALIGN = 4096  # bytes that offsets, lengths and addresses of direct writes are multiples of
 _FLUSH = 256 << 20  # bytes written through the cache between two calls to have the disk catch up
 BUFFERS = 3
-MEMORY = BUFFERS * _CHUNK
 
 
 class Sink:
-    """A new file of known size; a context manager. `append` in order, then `close` gives the SHA-256 (hex).
+    """A new file of known size; a context manager. `append` in order, then `close` returns the SHA-256 (hex).
 
-    size: bytes that will be written. like: descriptor of a file to clone, whose bytes `append_from` hands over where
-    they stand already; None for a file of its own. An error of the disk is raised by whichever call comes next.
+    size: bytes that will be written. like: descriptor of a file to clone, from which `append_from` then has nothing to
+    copy; None for no clone. The next call raises an error of the disk.
     """
 
     def __init__(self, path: Path, size: int, like: int | None = None) -> None:
@@ -41,7 +40,7 @@ class Sink:
         self._at = 0  # of the file, all appended bytes included
         self._filled = 0  # of the current buffer
         self._cloned = like is not None and clone_file(like, self._handle)
-        if self._cloned and self._direct:  # only ranges of any length and place are written then
+        if self._cloned and self._direct:  # only ranges of any length and place are written
             self._direct = _buffered(self._handle)
         self._buffers = [mmap.mmap(-1, _CHUNK) for _ in range(BUFFERS)]
         self._free = deque(self._buffers)
@@ -54,7 +53,7 @@ class Sink:
                 reserve(self._handle, size)
         except BaseException:
             self.__exit__()
-            path.unlink()  # or it would keep what could be reserved: all the space that there was
+            path.unlink()  # it would keep the space that could be reserved: all that was free
             raise
 
     def __enter__(self) -> Sink:
@@ -83,12 +82,12 @@ class Sink:
             self._advance(count)
 
     def append_from(self, source: int, start: int, count: int, path: Path) -> None:
-        """Hash and copy bytes [start, start + count) of another file; of a clone's original they are there already.
+        """Hash and copy bytes [start, start + count) of another file; a clone of it has them already.
 
-        Direct writes take the bytes that are read for the hash; else the kernel copies them (copy_file_range). path:
+        Direct writes take the bytes that were read for the hash; else the kernel copies them (copy_file_range). path:
         the other file's, for messages.
         """
-        copied = not self._direct  # asked once: the writer's thread may take the flag back meanwhile
+        copied = not self._direct  # read once: the writer's thread may take the flag back meanwhile
         if copied and not self._cloned:
             self._flush()
             try:
@@ -108,9 +107,9 @@ class Sink:
                 self._advance(nbytes)
 
     def close(self) -> str:
-        """Have everything on the disk, and return the file's hash."""
+        """Write everything through to the disk; return the file's hash."""
         size = self._at
-        if self._direct:  # the last write is whole blocks, too; what is too much is cut off
+        if self._direct:  # the last write is whole blocks, too; the excess is cut off
             self._filled = -(-self._filled // _ALIGN) * _ALIGN
         self._flush()
         if not self._cloned:
@@ -120,12 +119,14 @@ class Sink:
         return self._hash.hexdigest()
 
     def _advance(self, count: int) -> None:
+        """Count bytes of the current buffer; write it when it is full."""
         self._filled += count
         self._at += count
         if self._filled == _CHUNK:
             self._submit()
 
     def _submit(self) -> None:
+        """Give the current buffer to the writer's thread, and take a free one."""
         self._pending.append((self._current, self._writer.submit(self._write, self._current, self._filled)))
         self._filled = 0
         if not self._free:
@@ -133,19 +134,20 @@ class Sink:
         self._current = self._free.popleft()
 
     def _flush(self) -> None:
-        """Write what is in the current buffer, and wait until nothing is pending."""
+        """Write the content of the current buffer, and wait until nothing is pending."""
         if self._filled:
             self._submit()
         while self._pending:
             self._settle()
 
     def _settle(self) -> None:
+        """Wait for the oldest write, and take its buffer back."""
         buffer, future = self._pending.popleft()
         future.result()
         self._free.append(buffer)
 
     def _write(self, buffer: mmap.mmap, count: int) -> None:
-        """On the writer's thread: the next chunk of the file."""
+        """Write the next chunk of the file, on the writer's thread."""
         view = memoryview(buffer)[:count]
         try:
             write_all(self._handle, view, self._written)
@@ -162,7 +164,7 @@ class Sink:
 
 
 def _open_new(path: Path) -> tuple[int, bool]:
-    """A descriptor of a file that was not there before, and whether it writes past the page cache."""
+    """Open a file that was not there before; return its descriptor, and whether it bypasses the page cache."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     try:
         return os.open(path, flags | os.O_DIRECT, 0o666), True
@@ -174,7 +176,7 @@ def _open_new(path: Path) -> tuple[int, bool]:
 
 
 def _buffered(handle: int) -> bool:
-    """Take back the direct flag of a descriptor; returns that it is off."""
+    """Take back the direct flag of a descriptor; return False, its new value."""
     import fcntl
 
     fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_DIRECT)

@@ -1,4 +1,4 @@
-"""The files of a tokenizer: found in a folder or on the Hub, told apart by their content, and copied."""
+"""Find the files of a tokenizer in a folder or on the Hub, hash them, and copy them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from msa_lite.io.companions import find_files
 from msa_lite.io.files import digest, hash_file
 from msa_lite.io.hub import Source, fetch_files
 
-# What save_pretrained of a tokenizer writes, of any family.
+# The files that save_pretrained of a tokenizer writes, of any family.
 _PATTERNS = (
     "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "*.model", "*.tiktoken", "chat_template*",
@@ -46,7 +46,7 @@ def hash_tokenizer(folder: Path) -> str:
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:
-    """Put the tokenizer of one folder in the place of another's; where it is a chat template alone, only that."""
+    """Replace the tokenizer of a folder by another's, or only the chat template, if the other has no more than that."""
     files = tokenizer_files(source)
     whole = has_tokenizer(source)
     for path in tokenizer_files(out):

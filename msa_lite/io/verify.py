@@ -1,4 +1,4 @@
-"""A run's folder against the manifests of all that is finished in it."""
+"""Check a run's folder against the manifests of all finished stages in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNFINISHED = (".partial", ".previous")
 
 
 def verify_stages(folder: Path) -> dict[Path, list[str]]:
-    """Re-hash a stage's folder, or all finished stages below a run's; the faults of each (`verify_folder`).
+    """Re-hash a stage's folder, or all finished stages below a run's; return the faults of each (`verify_folder`).
 
     Raises OutputError where there is no stage.
     """
@@ -31,5 +31,5 @@ def verify_stages(folder: Path) -> dict[Path, list[str]]:
 
 
 def unsealed(stages: Iterable[Path]) -> list[Path]:
-    """Return those of these folders whose manifest would not show a change of itself: earlier versions made them."""
+    """Return the folders whose manifest would not show a change of itself: earlier versions made them."""
     return [stage for stage in stages if not is_sealed(load_manifest(stage) or {"format": None})]

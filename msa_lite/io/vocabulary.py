@@ -1,7 +1,7 @@
-"""Rows that stand for tokens: those that two checkpoints have in common, and those that one has more than the other.
+"""Find the rows that stand for tokens: those that two checkpoints share, and those that only one of them has.
 
-Tokens that a fine-tune adds (a chat template's, say) are new rows at the end of embedding and head; and some tools pad
-these to a multiple of 64.
+Tokens that a fine-tune adds (a chat template's, say) are new rows at the end of embedding and head. Some tools pad both
+to a multiple of 64.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from msa_lite.io.blocks import Files, read_rows
 from msa_lite.io.checkpoint import Checkpoint, TensorEntry
 
 _HEADS = ("lm_head.", "embed_out.")
-# How families call the modules that have a row for each token, besides those with "emb" in their name (embed_tokens,
-# word_embeddings, embed_in, embed_out). The number of rows alone does not tell: GPT-2's c_fc may have as many.
+# Names of modules with a row for each token, besides those with "emb" in their name (embed_tokens, word_embeddings,
+# embed_in, embed_out). The number of rows alone does not tell: GPT-2's c_fc may have as many.
 _MODULES = {"wte", "shared", "lm_head", "head", "output"}
 _OTHER_EMBEDDINGS = ("pos", "type", "patch")  # of places, segments and pictures
 
 
 def vocabulary_size(checkpoint: Checkpoint) -> int | None:
-    """Return the number of rows that the config gives embedding and head, None where it does not say."""
+    """Return the number of rows that the config gives to embedding and head, or None where it does not say."""
     text = checkpoint.config.get("text_config")
     size = checkpoint.config.get("vocab_size", text.get("vocab_size") if isinstance(text, dict) else None)
     return size if type(size) is int else None
@@ -60,37 +60,38 @@ def is_head(name: str) -> bool:
 
 @dataclass(frozen=True)
 class AddedRows:
-    """Rows of embedding and head that a model takes over from another checkpoint, which has added tokens.
-
-    start: the first such row. stop: one after the last. theirs: the tensors of the other checkpoint, own: those of the
-    model itself. sha256: of what is taken over.
-    """
+    """Rows of embedding and head that a model takes over from another checkpoint, which has added tokens."""
 
     start: int
+    """The first of these rows."""
     stop: int
+    """The row after the last of them."""
     theirs: tuple[TensorEntry, ...]
+    """The tensors of the other checkpoint."""
     own: tuple[TensorEntry, ...]
+    """The same tensors of the model itself."""
     sha256: str
+    """The hash of these rows."""
 
     @property
     def own_rows(self) -> int:
-        """Rows that the model has itself."""
+        """Return the number of rows that the model has itself."""
         return self.own[0].shape[0]
 
     @property
     def rows(self) -> int:
-        """Rows that it has with those."""
+        """Return the number of rows that it has with the added ones."""
         return max(self.stop, self.own_rows)
 
     def describe(self) -> dict[str, Any]:
-        """JSON-able form, by which a manifest tells one extension from another."""
+        """Return a JSON-able form, by which a manifest tells one extension from another."""
         return {"from": self.start, "to": self.stop, "sha256": self.sha256}
 
 
 def find_added_rows(target: Checkpoint, prior: Checkpoint, known: int | None = None) -> AddedRows | None:
-    """Return the rows that the target has for tokens which the prior lacks; None where there are none.
+    """Return the rows that the target has for tokens which the prior lacks, or None.
 
-    known: tokens of the prior's tokenizer, where that is known and the target's has more: rows after these are padding.
+    known: the number of tokens of the prior's tokenizer, if the target's has more; later rows of the prior are padding.
     """
     theirs, own = token_tensors(target), token_tensors(prior)
     names = [name for name in theirs if name in own and theirs[name].shape[1:] == own[name].shape[1:]]

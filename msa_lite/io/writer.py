@@ -1,4 +1,4 @@
-"""Writing safetensors shards in the layout of an existing one: same names, same order, same offsets.
+"""Write safetensors shards in the layout of existing ones: same names, same order, same offsets.
 
 With the dtype unchanged the header is copied byte for byte, so the new shard differs from the old one only where a
 tensor was merged.
@@ -26,7 +26,7 @@ from msa_lite.io.companions import companion_files
 from msa_lite.io.reading import read_object, read_text
 
 _COPY_CHUNK = 1 << 20  # bytes
-_ROUNDED = 1 << 15  # numbers rounded at a time where it takes buffers
+_ROUNDED = 1 << 15  # numbers rounded at a time where rounding needs buffers
 _FICLONE = 0x40049409  # linux/fs.h
 _CONFIG_DTYPE = re.compile(r'("(?:torch_)?dtype"\s*:\s*)"\w+"')
 
@@ -48,7 +48,7 @@ def round_once(values: np.ndarray, dtype: str, out: np.ndarray | None = None) ->
 
 
 def _round_to_odd(values: np.ndarray) -> np.ndarray:
-    """fp64 → fp32: cut off, and the last bit set where something was."""
+    """Round fp64 to fp32 to odd: cut off, and set the last bit where something was cut."""
     single = values.astype(np.float32)
     bits = single.view(np.uint32)
     away = np.where(np.abs(single) > np.abs(values), np.uint32(1), np.uint32(0))
@@ -59,7 +59,7 @@ def _round_to_odd(values: np.ndarray) -> np.ndarray:
 
 
 def _parts(values: np.ndarray, out: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Both in step, flat and by parts, so that what rounding needs meanwhile is small and stays in the cache."""
+    """Yield flat parts of both arrays, small enough that the buffers of rounding stay in the cache."""
     values, out = values.reshape(-1), out.reshape(-1)
     for start in range(0, len(values), _ROUNDED):
         yield values[start : start + _ROUNDED], out[start : start + _ROUNDED]
@@ -99,12 +99,12 @@ def _move_some(values: np.ndarray, near: np.ndarray, generator: np.random.Genera
 
 
 def output_dtype(entry: TensorEntry, dtype: str | None) -> str:
-    """The stored dtype of a tensor in the output: `dtype` for tensors of floats, its own otherwise or for None."""
+    """Return the dtype of a tensor in the output: `dtype` for floats; its own for others, and where `dtype` is None."""
     return dtype if dtype and entry.is_float else entry.dtype
 
 
 def shard_header(shard: ShardFile, dtype: str | None) -> bytes:
-    """Header bytes of the output shard: the target's own, or rebuilt in the same order where the dtype changes."""
+    """Return the header of the output shard: the target's own, or one in the same order where the dtype changes."""
     if all(output_dtype(entry, dtype) == entry.dtype for entry in shard.tensors):
         return shard.header
     return file_header(
@@ -113,7 +113,7 @@ def shard_header(shard: ShardFile, dtype: str | None) -> bytes:
 
 
 def file_header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata: Mapping[str, str]) -> bytes:
-    """Header bytes of a safetensors file of these tensors in this order: (name, dtype, shape, bytes) of each."""
+    """Return the header of a safetensors file of tensors (name, dtype, shape, bytes) in this order."""
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     position = 0
     for name, kind, shape, size in tensors:
@@ -125,7 +125,7 @@ def file_header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata
 
 
 def output_bytes(entries: Iterable[TensorEntry], dtype: str | None) -> int:
-    """Bytes that these tensors take in the output."""
+    """Return the bytes that these tensors take in the output."""
     total = 0
     for entry in entries:
         kind = output_dtype(entry, dtype)
@@ -135,7 +135,7 @@ def output_bytes(entries: Iterable[TensorEntry], dtype: str | None) -> int:
 
 
 def clone_file(source: int, target: int) -> bool:
-    """Share all blocks of one file with another (FICLONE: btrfs, XFS), which takes no time; False where it cannot."""
+    """Share all blocks of a file with another (FICLONE: btrfs, XFS), at once; return False where that cannot be."""
     if sys.platform != "linux":
         return False
     import fcntl
@@ -148,9 +148,9 @@ def clone_file(source: int, target: int) -> bool:
 
 
 def reserve(handle: int, nbytes: int) -> None:
-    """Reserve disk blocks, so that a full disk is known now, not halfway. Raises OSError (ENOSPC) when it is full.
+    """Reserve disk blocks, so that a full disk shows now, not halfway. Raises OSError (ENOSPC) when it is full.
 
-    It is asked first: the kernel takes what there is before it finds that it is too little, from everybody.
+    The free space is read first: the kernel takes all there is before it finds that it is too little.
     """
     if not hasattr(os, "posix_fallocate") or not nbytes:
         return
@@ -189,14 +189,14 @@ def write_all(handle: int, data: bytes | memoryview, at: int) -> None:
     """Write all of `data` at an offset; a single write may take only a part of it."""
     view = memoryview(data)
     while view:
-        done = os.pwrite(handle, view, at)
-        view, at = view[done:], at + done
+        count = os.pwrite(handle, view, at)
+        view, at = view[count:], at + count
 
 
 def write_companions(target: Checkpoint, out: Path, dtype: str | None) -> None:
-    """Copy config, tokenizer, templates, licence and index byte for byte; a new dtype is put into config and index.
+    """Copy config, tokenizer, templates, licence and index byte for byte, and put a new dtype into config and index.
 
-    transformers loads weights in the dtype that config.json names, whatever the one they are stored in.
+    transformers loads weights in the dtype that config.json names, whatever their stored dtype.
     """
     index = target.folder / INDEX_FILE
     for path in [*companion_files(target.folder), *([index] if index.is_file() else [])]:

@@ -1,4 +1,4 @@
-"""YAML for files of strangers: plain values only, no aliases, each key once; and a dumper of the same."""
+"""Load YAML of strangers: plain values only, no aliases, each key once; and dump the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class PlainLoader(yaml.SafeLoader):
 
 
 class PlainDumper(yaml.SafeDumper):
-    """SafeDumper without aliases, which the loader refuses: what stands twice is written out twice."""
+    """SafeDumper without aliases, which the loader refuses: a value that stands twice is written twice."""
 
     def ignore_aliases(self, data: Any) -> bool:
         """Return True."""

@@ -1,24 +1,23 @@
-"""The recipe's `vector` section as settings of a fit: what is left to us is decided here, by rows and models."""
+"""Turn a recipe's `vector` section into settings of a fit; rows and models decide what the recipe leaves open."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from msa_lite.errors import UsageError
 from msa_lite.evals.models import load_model
-from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.pipeline.prepare import Run
+from msa_lite.pipeline.prepare_models import count_weights
 from msa_lite.train import FitSettings, Until
 from msa_lite.train.auto import EPOCHS, TRIES, WARMUP_STEPS, auto_batch, auto_rate, most_epochs
 
 
 def is_open_ended(run: Run) -> bool:
-    """Check whether the run's vectors are fitted until enough is learnt.
+    """Check whether the run's vectors are fitted until they have learnt enough.
 
-    Not where the target itself is tuned: it knows the rows from the start. Then `epochs: auto` is a fixed number.
+    They are not if the target itself is tuned, since it knows the rows from the start. Then `epochs: auto` is a number.
     """
     return run.recipe.vector.epochs == "auto" and run.plan.start == "prior" and run.plan.method == "msa"
 
@@ -26,7 +25,7 @@ def is_open_ended(run: Run) -> bool:
 def fit_settings(run: Run, name: str, **changes: Any) -> FitSettings:
     """Return the settings of the fit on the examples of this name ("forget", "retain").
 
-    changes: what else is wanted than the recipe's, such as a baseline's epochs; those that are None change nothing.
+    changes: values in the place of the recipe's, such as a baseline's epochs; None changes nothing.
     """
     spec, open_ended = run.recipe.vector, is_open_ended(run)
     rows = len(run.examples[name])
@@ -72,30 +71,29 @@ def fit_rate(run: Run) -> float:
     spec = run.recipe.vector
     if spec.learning_rate != "auto":
         return spec.learning_rate
-    tensors = load_checkpoint(run.sources["prior"].folder).tensors.values()
-    return auto_rate(spec.mode, sum(math.prod(entry.shape) for entry in tensors), spec.lora.alpha)
+    return auto_rate(spec.mode, count_weights(run.sources["prior"]), spec.lora.alpha)
 
 
 def _micro_batch(micro: int | str, batch: int) -> Any:
-    """Return the rows of a forward pass: where the batch was chosen by us, the largest divisor that is no larger."""
+    """Return the rows of a forward pass: the largest divisor of the batch that is not above the recipe's number."""
     if isinstance(micro, str):
         return micro
     return next(size for size in range(min(micro, batch), 0, -1) if batch % size == 0)
 
 
 def first_epoch(settings: FitSettings, rows: int) -> int:
-    """The first epoch that learns anything: a warm-up begins at rate 0, which may be the one step of an epoch."""
+    """Return the first epoch that learns anything. A warm-up begins at rate 0, which may be an epoch's only step."""
     return 2 if rows <= settings.batch_size and settings.warmup_epochs >= 1 else 1
 
 
 def check_learns(run: Run, names: Iterable[str], **changes: Any) -> None:
-    """Raise UsageError where a fit on one of the named sets of examples would end before it has learnt anything."""
+    """Raise UsageError if a fit on one of the named sets of examples would end before it learns anything."""
     for name in names:
         check_fit_learns(name, fit_settings(run, name, **changes), len(run.examples[name]))
 
 
 def check_fit_learns(name: str, settings: FitSettings, rows: int) -> None:
-    """Raise UsageError where a fit on so many rows would end before it has learnt anything. name: what is fitted."""
+    """Raise UsageError if a fit on so many rows would end before it learns anything. name: what is fitted."""
     if settings.epochs < first_epoch(settings, rows):
         raise UsageError(
             f"{name}: its {rows} rows are one step of batch_size {settings.batch_size}, and of a warm-up of "

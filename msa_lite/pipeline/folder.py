@@ -1,32 +1,37 @@
-"""A run's folder: claimed by one process, with the recipe as resolved in it."""
+"""Claim the folder of a run, or of a training, for one process, and keep the resolved recipe in it."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal, TypeVar
 
 from msa_lite.data import rows_identity
 from msa_lite.demo import HistorySettings, make_groups, make_history
-from msa_lite.errors import FormatError, OutputError
-from msa_lite.io.disk import reachable
+from msa_lite.errors import FormatError, MsaError, OutputError
+from msa_lite.io.extras import require
 from msa_lite.io.files import write_json, write_text
+from msa_lite.io.lock import locked
 from msa_lite.io.progress import Progress, notices
 from msa_lite.io.reading import read_text
 from msa_lite.pipeline.changes import warn_of_changes
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
-from msa_lite.recipe import Recipe, absolute_paths, dump_recipe
+from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo
-_HEADER = "# A run of msa-lite: the recipe as resolved. `msa-lite{command}` on this file repeats the run.\n"
+_RECIPE = "recipe.yaml"
+
+Prepared = TypeVar("Prepared")
+Kind = Literal["run", "training"]
 
 
 def run_folder(recipe: Recipe) -> Path:
-    """Where the recipe's run goes."""
+    """Return the folder of the recipe's run."""
     return Path(recipe.output).expanduser()
 
 
@@ -34,79 +39,97 @@ def run_folder(recipe: Recipe) -> Path:
 def claimed(
     recipe: Recipe, plan: RunPlan, progress: Progress, check: Callable[[Run], None] = lambda run: None
 ) -> Iterator[Run]:
-    """Check everything (`check` at last), then claim the run's folder for this process and write down the recipe."""
-    folder = plan.folder
-    for used in dict.fromkeys([run_folder(recipe), folder]):
-        check_run_folder(used, _HEADER)
-    if recipe.demo is None:  # with a demo, the inputs that are checked have to be made first
-        run = prepare(recipe, plan, progress)
-        check(run)
-    with locked(folder):
+    """Prepare a run, call `check` on it, and claim its folder."""
+    if plan.start == "prior" and recipe.prior_reason:
+        notices.info("%s", recipe.prior_reason)
+    _check_folder(run_folder(recipe), "run")
+
+    def prepare_checked() -> Run:
         if recipe.demo is not None:
-            write_text(folder / "recipe.yaml", _header(plan) + dump_recipe(recipe))
             sizes = recipe.demo.model_dump()
             people = {name: sizes.pop(name) for name in ("prior", "retain", "forget", "holdout")}
             settings = HistorySettings(**sizes, seed=recipe.seed)
             make_history(run_folder(recipe) / HISTORY, make_groups(people, recipe.seed), settings, progress)
-            run = prepare(recipe, plan, progress)
-            check(run)
+        run = prepare(recipe, plan, progress)
+        check(run)
+        return run
+
+    first = None if recipe.demo is None else recipe_text("run", _command(plan), recipe)
+    with claim(plan.folder, "run", prepare_checked, _pinned, first) as run:
         if run.prompt_search:
-            write_json(folder / PROMPT_FILE, run.prompt_search)
-        pinned = _pinned(run)
-        warn_of_changes(folder, pinned)
-        write_text(folder / "recipe.yaml", pinned)
+            write_json(run.folder / PROMPT_FILE, run.prompt_search)
         if run.renders:
             notices.info("prompt: %s", run.prompter.sentence)
         yield run
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Make a run's folder and keep other processes out of it. Raises OutputError when one is at work there."""
-    from filelock import FileLock, Timeout
+def claim(
+    folder: Path,
+    kind: Kind,
+    prepare: Callable[[], Prepared],
+    pinned: Callable[[Prepared], str],
+    first: str | None = None,
+) -> Iterator[Prepared]:
+    """Prepare the inputs of a run or training, claim its folder for this process, and write recipe.yaml.
 
-    lock = FileLock(folder / ".lock")
-    with reachable(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    if os.path.lexists(lock.lock_file) and not os.path.isfile(lock.lock_file):
-        raise OutputError(f"{lock.lock_file}: is no file; move it elsewhere")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise OutputError(f"{folder}: another msa-lite is working on this run") from error
-    try:
-        yield
-    finally:
-        lock.release()
+    pinned: returns recipe.yaml for the inputs. first: a recipe.yaml for the time before that, if the preparation itself
+    writes into the folder. It then takes place within the claim, and if it fails, a new folder is removed; a demo's
+    history stays, since it took minutes. Raises OutputError for a folder of something else, or of a process at work.
+    """
+    require("train")
+    _check_folder(folder, kind)
+    is_new = not folder.exists()
+    if first is None:
+        inputs = prepare()
+    with locked(folder):
+        if first is not None:
+            if not (folder / _RECIPE).exists():
+                write_text(folder / _RECIPE, first)
+            try:
+                inputs = prepare()
+            except MsaError:
+                if is_new and not (folder / HISTORY).exists():
+                    shutil.rmtree(folder, ignore_errors=True)
+                raise
+        text = pinned(inputs)
+        warn_of_changes(folder, text)
+        write_text(folder / _RECIPE, text)
+        yield inputs
 
 
-def check_run_folder(folder: Path, header: str) -> None:
-    """Raise OutputError unless a folder is absent, empty, or holds a run whose recipe begins as `header` does."""
+def _check_folder(folder: Path, kind: Kind) -> None:
+    """Raise OutputError unless a folder is absent, empty, or holds the recipe.yaml of a run or training."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: a file is in the way; choose another output")
-    marks = [folder / "recipe.yaml", *folder.glob(f"{BASELINES}/*/recipe.yaml")]  # baselines may be run first
-    ours = any(_begins(mark, header.partition(":")[0]) for mark in marks)
+    recipes = [folder / _RECIPE, *folder.glob(f"{BASELINES}/*/{_RECIPE}")]  # baselines may be run first
     allowed = {".lock", BASELINES, HISTORY, PROMPT_FILE}
     for name in WRITTEN_OUT:  # before anything else, where models come as adapters
         allowed |= {name, f"{name}.partial", f".{name}.lock"}
-    if folder.is_dir() and any(path.name not in allowed for path in folder.iterdir()) and not ours:
+    is_ours = any(_is_of_kind(path, kind) for path in recipes)
+    if folder.is_dir() and any(path.name not in allowed for path in folder.iterdir()) and not is_ours:
         raise OutputError(f"{folder}: holds something that is no run of msa-lite; choose another output")
 
 
-def _begins(file: Path, text: str) -> bool:
-    """Check whether a file, if it is there, begins with a text."""
+def _is_of_kind(file: Path, kind: Kind) -> bool:
     try:
-        return read_text(file).startswith(text)
-    except FormatError:
+        return read_text(file).startswith(f"# A {kind} of msa-lite")
+    except FormatError:  # it is not there, or no text
         return False
 
 
-def _header(plan: RunPlan) -> str:
-    return _HEADER.format(command="" if plan.method == "msa" else f" baseline {plan.method}")
+def recipe_text(kind: Kind, command: str, recipe: Recipe | TrainingRecipe, notes: Sequence[str] = ()) -> str:
+    """Return recipe.yaml: a line by which the folder is known, notes as comments, and the recipe."""
+    first = f"A {kind} of msa-lite: the recipe as resolved. `{command}` on this file repeats the {kind}."
+    return "".join(f"# {line}\n" for line in (first, *notes)) + dump_recipe(recipe)
+
+
+def _command(plan: RunPlan) -> str:
+    return "msa-lite" if plan.method == "msa" else f"msa-lite baseline {plan.method}"
 
 
 def _pinned(run: Run) -> str:
-    """The resolved recipe with commits for Hub repositories and full paths; what pins all inputs as comments."""
+    """Return recipe.yaml with commits for Hub repositories and full paths; what pins all inputs as comments."""
     values = run.recipe.model_dump(mode="json")
     values["target"] = run.sources["target"].pinned()
     if run.plan.start == "prior":
@@ -118,10 +141,10 @@ def _pinned(run: Run) -> str:
     for name, data in run.data.items():
         section, _, key = name.partition(".")
         values[section][key or "data"]["revision"] = data.revision
-    used = {name: source for name, source in run.sources.items() if name != "prior" or run.plan.start == "prior"}
     reason = run.recipe.prior_reason if run.plan.start == "prior" else None
-    notes = [f"# {reason}"] if reason else []
-    notes += [f"# {name}: {source.revision}" for name, source in used.items()]
-    notes += [f"# rows learnt, {name}: sha256:{rows_identity(rows)['sha256']}" for name, rows in run.rows.items()]
-    values = absolute_paths(values, run_folder(run.recipe))
-    return _header(run.plan) + "\n".join(notes) + "\n" + dump_recipe(Recipe.model_validate(values))
+    models = {name: source for name, source in run.sources.items() if name != "prior" or run.plan.start == "prior"}
+    notes = [reason] if reason else []
+    notes += [f"{name}: {source.revision}" for name, source in models.items()]
+    notes += [f"rows learnt, {name}: sha256:{rows_identity(rows)['sha256']}" for name, rows in run.rows.items()]
+    recipe = Recipe.model_validate(absolute_paths(values, run_folder(run.recipe)))
+    return recipe_text("run", _command(run.plan), recipe, notes)

@@ -21,7 +21,6 @@ from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import whole_target
 from msa_lite.pipeline.probe_rows import cheap_probe
-from msa_lite.pipeline.ray_crew import ray_crew
 from msa_lite.pipeline.stages import Summary, evaluate_all, write_summary
 from msa_lite.pipeline.steps import fit_steps, run_steps
 from msa_lite.pipeline.strengths import (
@@ -124,19 +123,15 @@ def run_recipe(
     return run_plan(recipe, plan, progress, accept, show_examples)
 
 
-def sweep(
-    recipe: RecipeLike, overrides: Iterable[str] = (), progress: Progress = silent, ray_workers: int | None = None
-) -> SweepResult | None:
+def sweep(recipe: RecipeLike, overrides: Iterable[str] = (), progress: Progress = silent) -> SweepResult | None:
     """Fit the vectors of a recipe, score its points on validation rows, merge the best and score that again.
 
-    What `run` does but for the scores on test rows, which are not looked at. ray_workers: so many workers on a Ray
-    cluster score the points, 0 for one a GPU; None: this process does, with those of `accelerate launch` where it runs
-    under that; all but the first of these return None. Raises UsageError for a recipe with a single point.
+    This is `run` without the scores on test rows, which are not looked at. Under `accelerate launch` all processes
+    score points, and only the first returns a result; the others return None. Raises UsageError for a recipe with a
+    single point.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
     plan = msa_plan(recipe)
-    if ray_workers is not None:
-        return sweep_plan(recipe, plan, progress, ray_crew(recipe, plan, ray_workers))
     if not stand_alone().first:
         help_sweep(recipe, plan)
         return None

@@ -1,4 +1,4 @@
-"""What a run needs, found, loaded and checked before the first write: models by their headers, data by its rows."""
+"""Find, load and check all that a run needs before its first write: models by their headers, data by its rows."""
 
 from __future__ import annotations
 
@@ -9,20 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.data import (
-    DataSource,
-    Example,
-    Prompter,
-    Row,
-    check_vocabulary,
-    encode,
-    load_rows,
-    open_tokenizer,
-    pin_source,
-    sample_rows,
-    shorten,
-)
-from msa_lite.errors import Faults, UsageError, join_faults, nearest
+from msa_lite.data import DataSource, Example, Prompter, Row, encode, sample_rows, shorten
+from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.evals.benchmark import Benchmark, benchmark_class
 from msa_lite.evals.dataset import pinned_data
 from msa_lite.evals.judge import JudgeSettings, open_judge
@@ -33,11 +21,12 @@ from msa_lite.io.disk import check_space
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import pattern_fault
 from msa_lite.io.progress import Progress, silent
-from msa_lite.io.vocabulary import token_tensors, vocabulary_size
-from msa_lite.pipeline.prepare_models import check_apart, check_readings, open_models
+from msa_lite.io.vocabulary import token_tensors
+from msa_lite.pipeline.prepare_data import ALTERNATIVES, load_data
+from msa_lite.pipeline.prepare_models import check_apart, check_readings, open_models, open_reader
 from msa_lite.pipeline.prepare_prompt import resolve_prompt
-from msa_lite.pipeline.prepare_questions import SETS, Questions, WhenToChoose, load_questions
-from msa_lite.recipe import Data, Recipe
+from msa_lite.pipeline.prepare_questions import Questions, WhenToChoose, load_questions
+from msa_lite.recipe import Recipe
 from msa_lite.train import check_mode
 
 logger = logging.getLogger(__name__)
@@ -45,40 +34,48 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What of a recipe is to be done.
-
-    method: "msa", or the name of a baseline. folder: of the run. start: the model that is tuned. choice: whether there
-    is something to choose on validation rows; "if possible": where there are questions to choose by. vectors: names of
-    what is fitted; in full mode each leaves so many fp32 `checkpoints`. sample: whether the retain set is sampled as
-    the recipe says.
-    """
+    """The part of a recipe that one run does."""
 
     method: str
+    """"msa", or the name of a baseline."""
     folder: Path
+    """The run's folder."""
     start: Literal["prior", "target"]
+    """The model that is tuned."""
     choice: WhenToChoose
+    """Whether the run chooses on validation rows. "if possible": where there are questions to choose by."""
     vectors: Sequence[str]
+    """The names of what is fitted."""
     checkpoints: int = 1
+    """The fp32 checkpoints that a fit leaves in full mode."""
     sample: bool = True
+    """Sample the retain set as the recipe says."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A recipe with its inputs. sources: models by name; "prior" is the one that is tuned. rows: what vectors learn,
-    examples: the same as ids, both by vector name ("forget", "retain"). alternatives: the answers given for dpo.
-    """
+    """A recipe with its inputs, ready to run."""
 
     recipe: Recipe
+    """The recipe, with its prompt and its benchmark's data resolved."""
     plan: RunPlan
+    """The part of it that this run does."""
     sources: Mapping[str, Source]
+    """The models by name: "target", "prior" (the one that is tuned) and perhaps "ideal"."""
     data: Mapping[str, DataSource]
+    """The data sets by their places in the recipe, pinned."""
     prompter: Prompter
+    """Renders the prompts, with the target's tokenizer."""
     rows: Mapping[str, list[Row]]
+    """The rows that vectors learn, by vector ("forget", "retain")."""
     examples: Mapping[str, list[Example]]
+    """The same rows as token ids."""
     questions: Questions
+    """The validation and test rows."""
     alternatives: list[str]
+    """The answers that the recipe gives for dpo."""
     prompt_search: dict[str, Any] | None = None
-    """The outcome of `prompt: auto` in detail; the recipe has the prompt itself."""
+    """The outcome of `prompt: auto` in detail. The recipe has the prompt itself."""
 
     @property
     def folder(self) -> Path:
@@ -93,32 +90,32 @@ class Run:
 
     @property
     def validation(self) -> Benchmark | None:
-        """What a choice is made by; None where there is none to make."""
+        """The questions that a choice is made by; None if there is nothing to choose."""
         return self.questions.validation
 
     @property
     def test(self) -> Benchmark | None:
-        """What the models are scored on; None where nothing is."""
+        """The questions that the models are scored on; None if nothing is scored."""
         return self.questions.test
 
     @property
     def judge(self) -> JudgeSettings:
-        """How the test questions are judged."""
+        """The judge of the test questions."""
         return _judge_settings(self.recipe)
 
     @property
     def vector_names(self) -> list[str]:
-        """The vectors that the recipe's points use; where a strength is searched, its vector."""
+        """The vectors that the recipe needs: those whose strength is not 0, or is searched."""
         strengths = {"forget": self.recipe.alphas, "retain": self.recipe.betas}
         return [name for name, values in strengths.items() if values is None or any(values)]
 
     def vector_folder(self, name: str) -> Path:
-        """Where the forget or retain vector goes."""
+        """Return the folder of the forget or retain vector."""
         return self.folder / "vectors" / name
 
 
 def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
-    """Find and check every input of what is planned; nothing is written but a target that comes as an adapter, merged.
+    """Find and check every input of a planned run, and write nothing but a target or prior that is an adapter, merged.
 
     Raises MismatchError with the tensors on which target and prior differ, and whatever the parts raise.
     """
@@ -135,18 +132,17 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     _check_same_rows(recipe, target, sources["prior"])
     check_space(plan.folder, _bytes_needed(target, recipe, plan))
 
-    tokenizer = open_tokenizer(sources["target"].tokenizer_folder, recipe.target)
-    check_vocabulary(tokenizer, vocabulary_size(target), recipe.target)
-    data, loaded = load_data(recipe, plan.method)
+    tokenizer = open_reader(sources["target"], recipe.target)
+    data, all_rows = load_data(recipe, plan.method)
     folders = (plan.folder, Path(recipe.output).expanduser())
-    recipe, prompter, search = resolve_prompt(recipe, sources["target"], tokenizer, loaded, folders)
-    loaded = {name: shorten(found, prompter, recipe.vector.max_length) for name, found in loaded.items()}
-    rows = {name: found for name, found in loaded.items() if "." not in name}
+    recipe, prompter, search = resolve_prompt(recipe, sources["target"], tokenizer, all_rows, folders)
+    all_rows = {name: shorten(rows, prompter, recipe.vector.max_length) for name, rows in all_rows.items()}
+    learnt = {name: rows for name, rows in all_rows.items() if "." not in name}
     if recipe.retain and recipe.retain.data.sample == "match_forget" and plan.sample:
-        rows["retain"] = sample_rows(rows["retain"], len(rows["forget"]), recipe.seed)
-    check_readings(sources, tokenizer, rows["forget"])
-    questions = load_questions(recipe, data, plan.choice, prompter, loaded)
-    examples = {name: encode(rows[name], data[name], prompter, recipe.vector.max_length) for name in rows}
+        learnt["retain"] = sample_rows(learnt["retain"], len(learnt["forget"]), recipe.seed)
+    check_readings(sources, tokenizer, learnt["forget"])
+    questions = load_questions(recipe, data, plan.choice, prompter, all_rows)
+    examples = {name: encode(rows, data[name], prompter, recipe.vector.max_length) for name, rows in learnt.items()}
     _check_ids(sources, examples, questions)
     return Run(
         recipe=recipe,
@@ -154,17 +150,17 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
         sources=sources,
         data=data,
         prompter=prompter,
-        rows=rows,
+        rows=learnt,
         examples=examples,
         questions=questions,
-        alternatives=_alternatives(loaded.get("baseline.alternatives", ())),
+        alternatives=_alternatives(all_rows.get(ALTERNATIVES, ())),
         prompt_search=search,
     )
 
 
 def _check_ids(sources: Mapping[str, Source], examples: Mapping[str, list[Example]], questions: Questions) -> None:
-    """Raise MismatchError where a model would be given a token that its embedding has no row for."""
-    ids = set[int]().union(*(example.ids for rows in examples.values() for example in rows))
+    """Raise MismatchError where a model would get a token that its embedding has no row for."""
+    ids = {token for rows in examples.values() for example in rows for token in example.ids}
     for benchmark in (questions.validation, questions.test):
         ids |= benchmark.ids() if benchmark else set()
     for source in sources.values():
@@ -172,52 +168,25 @@ def _check_ids(sources: Mapping[str, Source], examples: Mapping[str, list[Exampl
 
 
 def _pin_benchmark(recipe: Recipe) -> Recipe:
-    """The recipe with its benchmark's data named and pinned to a commit where it comes from the Hub."""
-    asked = recipe.evaluate
-    home = asked and (asked.data or benchmark_class(asked.benchmark).home)
-    if not asked or not home:
+    """Return the recipe with its benchmark's data named, and pinned to a commit of the Hub."""
+    evaluate = recipe.evaluate
+    home = evaluate and (evaluate.data or benchmark_class(evaluate.benchmark).home)
+    if not evaluate or not home:
         return recipe
-    return recipe.model_copy(update={"evaluate": asked.model_copy(update={"data": pinned_data(home)})})
+    return recipe.model_copy(update={"evaluate": evaluate.model_copy(update={"data": pinned_data(home)})})
 
 
 def _judge_settings(recipe: Recipe) -> JudgeSettings:
     return JudgeSettings(**recipe.evaluate.judge.model_dump()) if recipe.evaluate else JudgeSettings()
 
 
-def load_data(recipe: Recipe, method: str = "msa") -> tuple[dict[str, DataSource], dict[str, list[Row]]]:
-    """Return every data set of the recipe, pinned, and its rows, by its place in the recipe ("evaluate.holdout").
-
-    Raises all that is wrong with any of them in one error.
-    """
-    given: dict[str, Data | None] = {
-        "forget": recipe.forget.data,
-        "retain": recipe.retain.data if recipe.retain else None,
-        "probe.against": recipe.probe.against,
-    }
-    if method == "dpo":
-        given["baseline.alternatives"] = recipe.baseline.alternatives
-    if recipe.evaluate:
-        given |= {f"evaluate.{name}": getattr(recipe.evaluate, name) for name in SETS}
-    faults, sources, rows = Faults(), {}, {}
-    for name, data in given.items():
-        if data is None:
-            continue
-        with faults.gathered(f"{name if '.' in name else f'{name}.data'}: "):
-            if name == "baseline.alternatives" and data.format != "text":
-                raise UsageError("format: 'text' is wanted, one answer a line")
-            sources[name] = pin_source(DataSource(**data.flat(recipe.columns)))
-            rows[name] = load_rows(sources[name])
-    faults.check()
-    return sources, rows
-
-
 def _alternatives(rows: Sequence[Row]) -> list[str]:
-    """The lines of a set of texts."""
+    """Return the lines of a set of texts."""
     return [line.strip() for row in rows for line in row.text.splitlines() if line.strip()]
 
 
 def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
-    """Raise UsageError for modules that the target has not, or whose adapters the merge could not fold in."""
+    """Raise UsageError for modules that the target lacks, or whose adapters cannot be merged."""
     wanted = recipe.vector.lora.targets
     if recipe.vector.mode == "full" or (isinstance(wanted, str) and wanted.lower() == "all-linear"):
         return
@@ -242,7 +211,7 @@ def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
 
 
 def _check_same_rows(recipe: Recipe, target: Checkpoint, prior: Source) -> None:
-    """Raise UsageError where adapters on the embedding would have to be loaded beside a target of other tokens."""
+    """Raise UsageError if adapters on the embedding would have to be loaded beside a target with other tokens."""
     theirs, own = token_tensors(target), token_tensors(load_checkpoint(prior.folder))
     names = [name for name in theirs if name in own and theirs[name].shape != own[name].shape]
     wanted = recipe.vector.lora.targets
@@ -258,9 +227,10 @@ def _check_same_rows(recipe: Recipe, target: Checkpoint, prior: Source) -> None:
 
 
 def _bytes_needed(target: Checkpoint, recipe: Recipe, plan: RunPlan) -> int:
-    """Disk space that a run still needs: the merged model; in full mode, the fp32 checkpoints of each vector, and three
-    saves with AdamW's state and a new best epoch beside the old one while one is fitted. Stages that are there already
-    need none.
+    """Return the disk space that the run still needs; stages that are there already need none.
+
+    It holds the merged model. In full mode it also holds the fp32 checkpoints of each vector, and during a fit three
+    saves with AdamW's state and a new best epoch beside the old one.
     """
     folder = plan.folder
     count = sum(entry.nbytes // {"F64": 8, "F32": 4}.get(entry.dtype, 2) for entry in target.tensors.values())

@@ -1,13 +1,14 @@
-"""A recipe's models: found, adapters written out whole, and fitted to one another before any work."""
+"""Find the models of a recipe, write adapters out whole, and check that the models fit each other."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import COMPARED_ROWS, Row, check_same_ids, open_tokenizer
+from msa_lite.data import COMPARED_ROWS, Row, check_same_ids, check_vocabulary, open_tokenizer
 from msa_lite.errors import FormatError, MismatchError, NoTokenizerError, UsageError, join_faults
 from msa_lite.evals.models import check_source
 from msa_lite.evals.suite import check_same_tokens
@@ -17,22 +18,22 @@ from msa_lite.io.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.hub import Source, fetch, hash_content, is_remote_adapter
 from msa_lite.io.progress import Progress, notices
 from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer, hash_tokenizer, tokenizer_files
-from msa_lite.io.vocabulary import find_added_rows
+from msa_lite.io.vocabulary import find_added_rows, vocabulary_size
 from msa_lite.merger import check_mergeable, merge
 from msa_lite.merger.vectors import compare_checkpoints
 from msa_lite.recipe import Recipe
 
-WRITTEN_OUT = ("target", "prior")  # folders of a run that adapters under these keys are written out to
+WRITTEN_OUT = ("target", "prior")  # an adapter under one of these keys is written out to this folder of the run
 _BLOCK = 1 << 20  # numbers compared at a time
 
 
 def open_models(recipe: Recipe, start: str, progress: Progress) -> dict[str, Source]:
     """Find the recipe's models by name: "target", "prior" (the one that is tuned) and, where there is one, "ideal".
 
-    start: "prior", or "target" where the target itself is tuned. A target or prior that is a LoRA adapter is first
-    merged into its base, in a folder of the run. The prior comes with rows for the tokens that only the target has.
-    Raises MismatchError with the tensors on which target and prior differ, or where they are one model;
-    NoTokenizerError for a target without a tokenizer; and whatever finding them raises.
+    start: "prior", or "target" to tune the target itself. A target or prior that is a LoRA adapter is first merged into
+    its base, in a folder of the run. The prior comes with rows for the tokens that only the target has. Raises
+    MismatchError with the tensors on which target and prior differ, NoTokenizerError for a target without a tokenizer,
+    and whatever finding the models raises.
     """
     names = {"target": recipe.target}
     if start == "prior":
@@ -71,10 +72,10 @@ def whole_target(recipe: Recipe) -> str:
 
 
 def write_out(key: str, adapter: Source, run: Path, progress: Progress) -> Source:
-    """Merge an adapter into its base as the folder `key` of a run; one that was made from the same two is kept.
+    """Merge an adapter into its base as the folder `key` of a run; keep one that was made from the same two.
 
-    The tokenizer and chat template of the adapter's folder, where it has some, take the place of the base's. Raises
-    UsageError where the base cannot be found, and as `merge` does for what it cannot take exactly.
+    If the adapter's folder has a tokenizer and a chat template, they replace the base's. Raises UsageError if the base
+    cannot be found, and what `merge` raises for an adapter that it cannot take exactly.
     """
     from filelock import FileLock
 
@@ -82,7 +83,7 @@ def write_out(key: str, adapter: Source, run: Path, progress: Progress) -> Sourc
     try:
         base = fetch(name, by_content=False)
     except UsageError as error:
-        raise UsageError(f"{key} {adapter.name}: is a LoRA adapter, and its base is not to be had: {error}") from error
+        raise UsageError(f"{key} {adapter.name}: is a LoRA adapter, and its base cannot be found: {error}") from error
     if tokenizer_files(adapter.folder):
         base = replace(base, tokenizer=Source(adapter.name, adapter.folder, hash_tokenizer(adapter.folder)))
     notices.info("%s: %s is a LoRA adapter on %s; it is merged into %s, which the run uses", key, adapter.name,
@@ -117,10 +118,22 @@ def _with_tokenizer(recipe: Recipe, sources: dict[str, Source]) -> Source:
     )
 
 
-def fit_prior(target: Source, prior: Source, what: str = "prior") -> Source:
-    """Return the prior with rows for tokens that only the target has. what: what messages call it.
+def open_reader(source: Source, name: str) -> Any:
+    """Return a model's tokenizer. Raises MismatchError if it has more tokens than the model. name: for messages."""
+    tokenizer = open_tokenizer(source.tokenizer_folder, name)
+    check_vocabulary(tokenizer, vocabulary_size(load_checkpoint(source.folder)), name)
+    return tokenizer
 
-    Raises MismatchError where the two differ in more than tokens, with all differences, and where they are the same.
+
+def count_weights(source: Source) -> int:
+    """Return the number of weights of a model, from its headers."""
+    return sum(math.prod(entry.shape) for entry in load_checkpoint(source.folder).tensors.values())
+
+
+def fit_prior(target: Source, prior: Source, what: str = "prior") -> Source:
+    """Return the prior with rows for tokens that only the target has. what: the name of the prior in messages.
+
+    Raises MismatchError with all differences if the two differ in more than tokens.
     """
     theirs, own = load_checkpoint(target.folder), load_checkpoint(prior.folder)
     faults = compare_checkpoints(theirs, own, ("target", what))
@@ -141,7 +154,7 @@ def fit_prior(target: Source, prior: Source, what: str = "prior") -> Source:
 
 
 def check_apart(target: Source, prior: Source) -> None:
-    """Raise MismatchError where target and prior are the same model, by name, content or weights."""
+    """Raise MismatchError if target and prior are the same model, by name, content or weights."""
     if target.revision == prior.revision or target.folder.resolve() == prior.folder.resolve():
         what = "are the same model"
     elif _same_weights(load_checkpoint(target.folder), load_checkpoint(prior.folder)):
@@ -157,10 +170,9 @@ def check_apart(target: Source, prior: Source) -> None:
 
 
 def _same_weights(one: Checkpoint, other: Checkpoint) -> bool:
-    """Check whether two checkpoints hold the same bytes under the same names; small tensors tell most soon."""
-    if {n: (e.dtype, e.shape) for n, e in one.tensors.items()} != {
-        n: (e.dtype, e.shape) for n, e in other.tensors.items()
-    }:
+    """Check whether two checkpoints hold the same bytes under the same names, small tensors first."""
+    forms = [{name: (entry.dtype, entry.shape) for name, entry in model.tensors.items()} for model in (one, other)]
+    if forms[0] != forms[1]:
         return False
     files, scratch = Files(), Scratch()
     names = sorted(one.tensors, key=lambda name: one.tensors[name].nbytes)
@@ -182,7 +194,7 @@ def _same_rows(files: Files, scratch: Scratch, one: TensorEntry, other: TensorEn
 
 
 def check_readings(sources: dict[str, Source], tokenizer: Any, rows: Iterable[Row]) -> None:
-    """Raise MismatchError where the prior's tokenizer, if it has one, reads rows otherwise than the target's."""
+    """Raise MismatchError if the prior has a tokenizer that reads rows differently from the target's."""
     target, prior = sources["target"], sources["prior"]
     if target.folder == prior.folder or not has_tokenizer(prior.folder):
         return

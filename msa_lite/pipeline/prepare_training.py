@@ -1,9 +1,8 @@
-"""What a training in stages needs, found, loaded and checked before the first step: a model and rows for each stage."""
+"""Find, load and check all that a training needs before its first step: a model, and rows for each stage."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,16 +13,13 @@ from msa_lite.data import (
     Example,
     Prompter,
     Row,
-    check_vocabulary,
     encode,
     encode_up_to,
     is_remote_data,
     kept_head,
     kept_texts,
-    load_rows,
     make_prompter,
     open_tokenizer,
-    pin_source,
     stream_texts,
 )
 from msa_lite.errors import DataError, Faults, MismatchError
@@ -34,6 +30,8 @@ from msa_lite.io.hub import Source, commit_of, fetch, split_name
 from msa_lite.io.reading import local_path
 from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.pipeline.fits import check_fit_learns
+from msa_lite.pipeline.prepare_data import load_set, source_of
+from msa_lite.pipeline.prepare_models import count_weights, open_reader
 from msa_lite.pipeline.prepare_prompt import prompt_settings
 from msa_lite.recipe import Columns, TrainingRecipe
 from msa_lite.recipe.training import NewModel, NewTokenizer, Stage, Training
@@ -42,73 +40,86 @@ from msa_lite.train.scratch import count_parameters, make_config, texts_of, trai
 
 logger = logging.getLogger(__name__)
 
-_CHARACTERS = 4  # of a token, about: where tokens are counted, a tokenizer is trained on so much text
+_CHARACTERS = 4  # of a token, about: where tokens are counted, a new tokenizer is trained on as much text
 
 
 @dataclass(frozen=True)
 class Start:
-    """The model that training starts from: a checkpoint (`source`), or what to make one of (`config`, `made_of`).
-
-    name: as the resolved recipe has it. positions: the longest row that it takes, where that is known.
-    """
+    """The model that training starts from: a checkpoint, or a config to make one of."""
 
     name: str | dict[str, Any]
+    """The model as the resolved recipe names it."""
     tokenizer: Any
+    """The tokenizer of all stages."""
     parameters: int
+    """The number of weights."""
     positions: int | None
+    """The longest row that the model takes, if known."""
     source: Source | None = None
+    """The checkpoint, if there is one."""
     config: Any = None
+    """The config of a new model."""
     made_of: dict[str, Any] | None = None
+    """The inputs of a new model, for its manifest."""
 
 
 @dataclass(frozen=True)
 class StageData:
-    """The data of a stage: its sources, pinned, and the rows of each. texts: the file that a stream is kept in."""
+    """The data of a stage."""
 
     sources: list[DataSource]
+    """The data sets; pinned, unless their tokens are counted."""
     rows: list[list[Row]]
+    """The rows of each data set; empty for a set whose tokens are counted, which is a stream."""
     texts: Path
+    """The file that the texts of a stream are kept in."""
 
     def stream(self) -> Iterator[str]:
-        """The texts of the one source, read no further than they are taken."""
+        """Read the texts of the one source, no further than they are taken."""
         source = self.sources[0]
         return kept_texts(source, self.texts) if is_remote_data(source) else stream_texts(source)
 
     def pinned(self) -> list[DataSource]:
-        """The sources, that of a kept stream with the revision that is kept."""
+        """Return the sources, that of a kept stream with the revision that is kept."""
         head = None if self.rows else kept_head(self.texts)
         return [replace(self.sources[0], revision=head["revision"])] if head else self.sources
 
 
 @dataclass(frozen=True)
 class ReadyStage:
-    """A stage, ready to run. name: of its folder."""
+    """A stage, ready to run."""
 
     name: str
+    """The name of its folder."""
     settings: FitSettings
+    """The settings of its fit."""
     examples: list[Example]
+    """Its rows as token ids."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of an epoch as the model reads them: prompts and special tokens included, padding not."""
+        """The tokens of an epoch as the model reads them: with prompts and special tokens, without padding."""
         return sum(len(example.ids) for example in self.examples)
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A recipe of a training with its inputs. data: the sources of each stage, with what pins them."""
+    """The recipe of a training with its inputs, ready to run."""
 
     recipe: TrainingRecipe
-    folder: Path
+    """The recipe as it was read."""
     start: Start
+    """The model that the first stage goes on from."""
     stages: list[ReadyStage]
+    """The stages in their order."""
     sources: list[list[DataSource]]
+    """The data sets of each stage, pinned."""
 
 
 def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
-    """Find the model, read and encode the rows; texts of the Hub that are counted in tokens are kept in `folder`/data.
+    """Find the model, then read and encode the rows. `folder`/data keeps texts of the Hub whose tokens are counted.
 
-    Raises all that is wrong with the model and with the data of the stages in one error.
+    Raises all faults of the model and of the stages' data in one error.
     """
     faults, data = Faults(), []
     for number, stage in enumerate(recipe.stages):
@@ -133,30 +144,26 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
             _check_lengths(ready.examples, start.positions)
             stages.append(ready)
     faults.check()
-    return TrainingRun(recipe, folder, start, stages, [inputs.pinned() for inputs in data])
+    return TrainingRun(recipe, start, stages, [inputs.pinned() for inputs in data])
 
 
 def _load_data(stage: Stage, columns: Columns, folder: Path) -> StageData:
-    sources = [DataSource(**data.flat(columns)) for data in stage.sets]
     texts = folder / "data" / f"{digest(stage.sets[0].flat(columns))[:16]}.jsonl"
     if stage.tokens is None:
-        sources = [pin_source(source) for source in sources]
-        return StageData(sources, [load_rows(source) for source in sources], texts)
-    data = StageData(sources, [], texts)
+        sources, rows = zip(*(load_set(data, columns) for data in stage.sets), strict=True)
+        return StageData([*sources], [*rows], texts)
+    data = StageData([source_of(stage.sets[0], columns)], [], texts)
     if next(data.stream(), None) is None:
-        raise DataError(f"{sources[0].path}: the data set is empty")
+        raise DataError(f"{data.sources[0].path}: the data set is empty")
     return data
 
 
 def _find_start(name: str) -> Start:
     source = fetch(name)
     check_source(source)
-    checkpoint = load_checkpoint(source.folder)
-    tokenizer = open_tokenizer(source.folder, name)
-    check_vocabulary(tokenizer, checkpoint.config.get("vocab_size"), name)
-    parameters = sum(math.prod(entry.shape) for entry in checkpoint.tensors.values())
-    positions = checkpoint.config.get("max_position_embeddings") or checkpoint.config.get("n_positions")
-    return Start(source.pinned(), tokenizer, parameters, positions, source)
+    config = load_checkpoint(source.folder).config
+    positions = config.get("max_position_embeddings") or config.get("n_positions")
+    return Start(source.pinned(), open_reader(source, name), count_weights(source), positions, source)
 
 
 def _new_start(model: NewModel, recipe: TrainingRecipe, texts: list[str]) -> Start:
@@ -173,7 +180,7 @@ def _new_start(model: NewModel, recipe: TrainingRecipe, texts: list[str]) -> Sta
 
 
 def _first_texts(recipe: TrainingRecipe, data: StageData) -> list[str]:
-    """What a tokenizer of the recipe's own is trained on: the first stage's rows, or about as much as it has tokens."""
+    """Return the texts that a new tokenizer is trained on: the first stage's rows, or about as much as its tokens."""
     limit = recipe.stages[0].tokens
     if limit is None:
         rows = [row for rows in data.rows for row in rows]
@@ -188,14 +195,14 @@ def _first_texts(recipe: TrainingRecipe, data: StageData) -> list[str]:
 
 
 def _open_tokenizer(name: str) -> tuple[Any, str, str | None]:
-    """(a tokenizer; its name, pinned; its revision). Of a repository, nothing but the tokenizer is fetched."""
+    """Return a tokenizer, its pinned name and its revision. Nothing else of a repository is fetched."""
     if local_path(name).is_dir():
         source = fetch(name)
         return open_tokenizer(source.folder, name), name, source.revision
-    repo, asked = split_name(name)
-    revision = commit_of(name) or asked
-    found = fetch_tokenizer(name).folder
-    return open_tokenizer(found, name), f"{repo}@{revision}" if revision else repo, revision
+    repo, branch = split_name(name)
+    revision = commit_of(name) or branch
+    folder = fetch_tokenizer(name).folder
+    return open_tokenizer(folder, name), f"{repo}@{revision}" if revision else repo, revision
 
 
 def _encode(stage: Stage, data: StageData, prompter: Prompter) -> list[Example]:
@@ -203,11 +210,11 @@ def _encode(stage: Stage, data: StageData, prompter: Prompter) -> list[Example]:
         pairs = zip(data.rows, data.sources, strict=True)
         return [e for rows, source in pairs for e in encode(rows, source, prompter, stage.max_length)]
     examples = encode_up_to(data.stream(), prompter.tokenizer, stage.max_length, stage.tokens)
-    found = sum(len(example.ids) for example in examples)
     if not examples:
         raise DataError(f"{data.sources[0].path}: nothing to learn in {stage.tokens} tokens; ask for more")
-    if found < stage.tokens - 1:  # a last one alone is no row
-        logger.warning("%s: %d tokens were asked for, it has %d", data.sources[0].path, stage.tokens, found)
+    tokens = sum(len(example.ids) for example in examples)
+    if tokens < stage.tokens - 1:  # a last one alone is no row
+        logger.warning("%s: the recipe wants %d tokens, it has %d", data.sources[0].path, stage.tokens, tokens)
     return examples
 
 

@@ -1,4 +1,4 @@
-"""What a recipe says of prompts, for other commands: one row as its models read it, and what `evaluate` is to ask."""
+"""Apply a recipe's prompt in other commands: show one row as the models read it, and tell `evaluate` what to ask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 from msa_lite.benchmarks import OWN
 from msa_lite.data import (
     IGNORE,
-    DataSource,
     Example,
     PromptSettings,
     Row,
@@ -22,12 +21,15 @@ from msa_lite.data import (
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.prompt_search import prompt_forms
 from msa_lite.io.adapter import base_name, is_adapter
+from msa_lite.io.extras import require
 from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer
+from msa_lite.pipeline.prepare_data import source_of
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE, find_prompter, prompt_settings
+from msa_lite.pipeline.prepare_questions import SETS
 from msa_lite.recipe import Data, Prompt, Recipe
 
-_LOOKED_AT = 100  # rows among which one of several turns is looked for
+_FIRST = 100  # rows among which the one with the most turns is shown
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,14 @@ class ShownPrompt:
     row: int
     """The number of the row in the forget set."""
     parts: list[tuple[str, bool]]
-    """The text in pieces, special tokens included, each with whether it is learnt."""
+    """The text in pieces with special tokens, each with whether it is learnt."""
     tokens: int
+    """The tokens of the row."""
     learnt: int
+    """The tokens that are learnt."""
 
     def marked(self) -> str:
-        """The text with what is learnt between ⟦ and ⟧."""
+        """Return the text with learnt pieces between ⟦ and ⟧."""
         return "".join(f"⟦{text}⟧" if learnt else text for text, learnt in self.parts)
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,16 +58,16 @@ class ShownPrompt:
 
 
 def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
-    """Render one row of the forget set as the vectors learn it, with the target's tokenizer; no model is loaded.
+    """Render one row of the forget set as the vectors learn it, with the target's tokenizer. No model is loaded.
 
-    With `prompt: auto`, in each of the forms that it tries. Shown is, among the first rows, one of the most turns.
-    Raises UsageError where the target or its tokenizer is not there, and whatever is wrong with the data.
+    The row is the one with the most turns among the first 100. `prompt: auto` gives it in each of the forms that it
+    tries. Raises UsageError if the target or its tokenizer is missing, and whatever is wrong with the data.
     """
     if recipe.demo is not None and not Path(recipe.target).expanduser().is_dir():
         raise UsageError("--show-prompt: the recipe's demo makes target and data first; run it, then ask again")
+    require("train")
     tokenizer = _load_tokenizer(recipe)
-    source = DataSource(**recipe.forget.data.flat(recipe.columns))
-    row = max(load_rows(source)[:_LOOKED_AT], key=lambda row: len(row.earlier))
+    row = max(load_rows(source_of(recipe.forget.data, recipe.columns))[:_FIRST], key=lambda row: len(row.earlier))
     length = recipe.vector.max_length
     if row.text:
         chunk = encode_text([row], tokenizer, length)[0]
@@ -78,7 +82,7 @@ def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
 
 
 def _load_tokenizer(recipe: Recipe) -> Any:
-    """The tokenizer that the run will use; nothing else of the target is fetched."""
+    """Return the tokenizer that the run will use. Nothing else of the target is fetched."""
     name = recipe.tokenizer or recipe.target
     folder = Path(name).expanduser()
     if is_adapter(folder) and not has_tokenizer(folder):
@@ -98,19 +102,19 @@ def _shown(form: str, row: Row, example: Example, tokenizer: Any) -> ShownPrompt
 def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
     """Return the arguments of `evaluate` that ask a model what the recipe's run asks its models, of all rows.
 
-    Those are benchmark, data, columns, limits, seed and prompt; of `prompt: auto`, what the run has found, where it has
-    come so far.
+    These are benchmark, data, columns, limits, seed and prompt. For `prompt: auto`, it is the prompt that the run
+    found, if it came that far.
     """
-    asked = recipe.evaluate
-    given: dict[str, Any] = {"seed": recipe.seed, "prompt": _settings(recipe)}
-    if asked is None or asked.benchmark == OWN:
+    evaluate = recipe.evaluate
+    arguments: dict[str, Any] = {"seed": recipe.seed, "prompt": _settings(recipe)}
+    if evaluate is None or evaluate.benchmark == OWN:
         training = {"forget": recipe.forget.data, "retain": recipe.retain.data if recipe.retain else None}
-        for name in ("forget", "retain", "holdout"):
-            data: Data | None = (getattr(asked, name) if asked else None) or training.get(name)
-            given[name] = DataSource(**data.flat(recipe.columns)) if data else None
-        return given | ({"limit": asked.limit, "max_new_tokens": asked.max_new_tokens} if asked else {})
+        for name in SETS:
+            data: Data | None = (getattr(evaluate, name) if evaluate else None) or training.get(name)
+            arguments[name] = source_of(data, recipe.columns) if data else None
+        return arguments | ({"limit": evaluate.limit, "max_new_tokens": evaluate.max_new_tokens} if evaluate else {})
     names = ("benchmark", "split", "data", "compat", "limit")
-    return given | {name: getattr(asked, name) for name in names}
+    return arguments | {name: getattr(evaluate, name) for name in names}
 
 
 def _settings(recipe: Recipe) -> PromptSettings:
@@ -118,7 +122,7 @@ def _settings(recipe: Recipe) -> PromptSettings:
     if settings.kind != "auto":
         return settings
     try:
-        found = read_object(local_path(recipe.output) / PROMPT_FILE)
-        return prompt_settings(Prompt(**found["prompt"]))
+        search = read_object(local_path(recipe.output) / PROMPT_FILE)
+        return prompt_settings(Prompt(**search["prompt"]))
     except (MsaError, ValueError, KeyError, TypeError):
         return settings

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.choose.candidates import Candidates
-from msa_lite.choose.choice import Choice, Crew, choose
+from msa_lite.choose.choice import Choice, choose
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Row
@@ -162,12 +162,10 @@ def _validation_folder(run: Run, name: str) -> Path:
     return run.folder / "evaluation" / f"{name}_validation"
 
 
-def choose_candidate(
-    run: Run, candidates: Candidates, what: str, progress: Progress, crew: Crew | None = None
-) -> Choice:
+def choose_candidate(run: Run, candidates: Candidates, what: str, progress: Progress) -> Choice:
     """The best candidate on the run's validation rows; reasons to doubt it are warned of."""
     evaluate_references(run, progress)
-    choice = choose(candidates, validation_of(run), run.folder / "sweep", f"choosing {what}", progress, crew)
+    choice = choose(candidates, validation_of(run), run.folder / "sweep", f"choosing {what}", progress)
     for doubt in choice.doubts:
         logger.warning("the choice of %s: %s", what, doubt)
     return choice

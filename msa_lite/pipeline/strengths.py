@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.choose.candidates import TARGET, WORK, Candidates, Values, candidate_name
-from msa_lite.choose.choice import Choice, Crew, help_choose, load_sweep
+from msa_lite.choose.choice import Choice, help_choose, load_sweep
 from msa_lite.choose.four_bit import Points
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.table import Sweep, score_heading, shown_score
@@ -104,7 +104,7 @@ class SweepResult:
         }
 
 
-def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew | None = None) -> SweepResult:
+def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress) -> SweepResult:
     """Vectors, points, choice and merge of a recipe with several points. Raises UsageError where there is but one."""
     if not recipe.has_choice:
         raise UsageError(
@@ -114,7 +114,7 @@ def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew | N
         announce(progress, merged_steps(run))
         check_knowledge(run, progress=progress)
         fit_vectors(run, run.vector_names, progress)
-        swept = choose_strengths(run, progress, crew)
+        swept = choose_strengths(run, progress)
         assert swept.choice is not None, "there are several points"
         merged = merge_chosen(run, swept, progress)
         notes = rescore(run, swept, merged, progress)
@@ -124,24 +124,22 @@ def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew | N
     return SweepResult(run.folder, swept.choice, load_sweep(out), merged, before, after, notes)
 
 
-def help_sweep(recipe: Recipe, plan: RunPlan, opened: bool = False) -> None:
+def help_sweep(recipe: Recipe, plan: RunPlan) -> None:
     """Score points of a sweep that another process makes from the same recipe, until it has its choice.
 
-    opened: whether that process has come to the points; what differs here raises StageError then (`help_choose`).
-    Otherwise a demo is left to it: the history is not made yet, or that of an earlier run lies there, and all of a demo
+    A demo is left to that process: its history is not made yet, or that of an earlier run lies there. All of a demo
     takes seconds.
     """
-    if plan.choice is False or (recipe.demo is not None and not opened):
+    if plan.choice is False or recipe.demo is not None:
         return
     run, out = prepare(recipe, plan), plan.folder / "sweep"
-    if not opened:
-        _wait_for_vectors(run, out)
+    _wait_for_vectors(run, out)
     target = _load_points(run)
 
     def make() -> tuple[Candidates, Validation]:
         return _candidates(run, target), validation_of(run)
 
-    help_choose(make, out, opened)
+    help_choose(make, out)
 
 
 def _wait_for_vectors(run: Run, out: Path) -> None:
@@ -184,11 +182,11 @@ def check_strengths(run: Run) -> None:
         raise UsageError("select.four_bit: only adapters can be tried on a 4-bit target, not vector.mode full")
 
 
-def choose_strengths(run: Run, progress: Progress, crew: Crew | None = None) -> Swept:
+def choose_strengths(run: Run, progress: Progress) -> Swept:
     """The recipe's one point, or the best of several on validation rows."""
     if run.validation is None:
         return Swept(*run.recipe.points[0])
-    choice = choose_candidate(run, _candidates(run, _load_points(run)), "alpha and beta", progress, crew)
+    choice = choose_candidate(run, _candidates(run, _load_points(run)), "alpha and beta", progress)
     return Swept(*strengths(choice.values), choice)
 
 

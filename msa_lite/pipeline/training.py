@@ -1,7 +1,7 @@
-"""Training in stages: targets, ideals and the checkpoints before them, each stage a fit of all weights.
+"""Train targets, ideals and the checkpoints before them in stages, each stage a fit of all weights.
 
-A stage is known by the model that it goes on from, its rows and its settings. One whose folder was made from the same
-is not trained again; one that changed is, and so are those after it.
+The model that a stage goes on from, its rows and its settings identify it. A stage whose folder was made from the same
+is not trained again. A stage that changed is trained again, and so are those after it.
 """
 
 from __future__ import annotations
@@ -11,59 +11,64 @@ import logging
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from msa_lite.errors import MsaError
 from msa_lite.io.disk import check_space
 from msa_lite.io.files import digest, write_json, write_text
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.pipeline.folder import check_run_folder, locked
+from msa_lite.pipeline.folder import claim, recipe_text
 from msa_lite.pipeline.prepare_training import ReadyStage, TrainingRun, prepare_training
-from msa_lite.recipe import TrainingRecipe, dump_recipe, load_training
+from msa_lite.recipe import TrainingRecipe, load_training
 from msa_lite.train import fit_inputs, fit_vector
 from msa_lite.train.scratch import write_start
 
 logger = logging.getLogger(__name__)
 
 START_FOLDER = "0-start"  # the folder of a model from nothing
+_COMMAND = "msa-lite train"
 _STATE = "stages.json"
-_HEADER = "# A training of msa-lite: the recipe as resolved. `msa-lite train` on this file repeats it.\n"
 _HISTORY = """\
-# The checkpoints of this training, for a recipe, in the place of its `prior`. seen_tokens: all that was read since the
-# start, every epoch of it, prompts and special tokens included, padding not.
-# exposure is yours to name: what had been seen when the stage began that first had the data to forget.
+# The checkpoints of this training. Put this block into a recipe, in the place of its `prior`.
+# seen_tokens: the tokens read since the start in all epochs, with prompts and special tokens, without padding.
+# exposure: yours to fill in. It is seen_tokens at the start of the first stage that had the data to forget.
 """
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model of a training. name: of its folder; inputs: a hash of what it was made from; revision: of its content.
-
-    rows, tokens: of one epoch of its stage; seen_tokens: all since the start, in the model's own stage too. loss: mean
-    of the last epoch.
-    """
+    """A model of a training."""
 
     name: str
+    """The name of its folder."""
     inputs: str
+    """A hash of what it was made from."""
     revision: str
+    """A hash of its content."""
     rows: int = 0
+    """The rows of one epoch of its stage."""
     tokens: int = 0
+    """The tokens of one epoch of its stage."""
     seen_tokens: int = 0
+    """The tokens read since the start, those of its own stage included."""
     loss: float | None = None
+    """The mean loss of its last epoch."""
 
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a training made. models: in their order, a new start model first; those not kept are named all the same."""
+    """The result of a training."""
 
     folder: Path
+    """The folder of all models."""
     models: list[TrainedModel]
+    """The models in their order, a new start model first. Those that are not kept are named too."""
 
     @property
     def model(self) -> Path:
@@ -76,7 +81,7 @@ class TrainingResult:
         return self.folder / "history.yaml"
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form, for `--json`."""
+        """Return the JSON-able form, for `--json`."""
         stages = [
             {"folder": str(folder) if (folder := self.folder / model.name).is_dir() else None} | asdict(model)
             for model in self.models
@@ -94,42 +99,37 @@ def train_stages(
 ) -> TrainingResult:
     """Train the stages of a recipe, one after the other, and return what was made.
 
-    recipe: a TrainingRecipe, a file, the name of a shipped recipe, or a mapping. Raises before any training when the
-    recipe or its inputs are at fault; later errors leave finished stages in place and a rerun resumes.
+    recipe: a TrainingRecipe, a file, the name of a shipped recipe, or a mapping. A fault of the recipe or its inputs is
+    raised before any training. Later errors leave finished stages in place, and a rerun resumes.
     """
-    recipe = recipe if isinstance(recipe, TrainingRecipe) else load_training(recipe, overrides)
-    folder = Path(recipe.output).expanduser()
-    check_run_folder(folder, _HEADER)
-    is_new = not folder.exists()
-    with locked(folder):
-        try:
-            if not (folder / "recipe.yaml").exists():  # the data may be kept in it, so it has to say whose it is
-                write_text(folder / "recipe.yaml", _HEADER + dump_recipe(recipe))
-            run = prepare_training(recipe, folder)
-            training = _Training(run, folder)
-            made = training.models_made()
-            check_space(folder, training.bytes_needed(made))
-        except MsaError:
-            if is_new:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise
-        write_text(folder / "recipe.yaml", _pinned(run))
-        return TrainingResult(folder, training.train(made, progress))
+    loaded = recipe if isinstance(recipe, TrainingRecipe) else load_training(recipe, overrides)
+    folder = Path(loaded.output).expanduser()
+
+    def prepare() -> _Training:
+        training = _Training(prepare_training(loaded, folder), folder)
+        check_space(folder, training.bytes_needed)
+        return training
+
+    # Written first: the data may be kept in the folder, which has to say whose it is.
+    first = recipe_text("training", _COMMAND, loaded)
+    with claim(folder, "training", prepare, lambda training: _pinned(training.run), first) as training:
+        return TrainingResult(folder, training.train(progress))
 
 
 @dataclass(frozen=True)
 class _Training:
-    """The stages of a run, on the way to their models in a folder."""
+    """The stages of a training, on the way to their models in a folder."""
 
     run: TrainingRun
     folder: Path
 
     @property
     def steps(self) -> list[ReadyStage | None]:
-        """What makes the models in their order; None is the making of a new start model."""
+        """The steps that make the models, in their order; None makes a new start model."""
         return [*([] if self.run.start.source else [None]), *self.run.stages]
 
-    def models_made(self) -> list[TrainedModel]:
+    @cached_property
+    def made(self) -> list[TrainedModel]:
         """The models that need not be made: the last one of those that are there, and all before it."""
         known = {model.name: model for model in _read_state(self.folder)}
         made: list[TrainedModel] = []
@@ -145,12 +145,13 @@ class _Training:
                 break
         return made[:present]
 
-    def bytes_needed(self, made: Sequence[TrainedModel]) -> int:
-        """Disk space that is still to be filled: the models, and while one is trained its saves with AdamW's state.
+    @property
+    def bytes_needed(self) -> int:
+        """The disk space still needed: the models and, while one is trained, its saves with AdamW's state.
 
         There are two saves, and a third one until the oldest is removed.
         """
-        missing = self.steps[len(made) :]
+        missing = self.steps[len(self.made) :]
         if not missing:
             return 0
         models = len(missing) if self.run.recipe.keep == "each" else min(2, len(missing))
@@ -158,12 +159,13 @@ class _Training:
         begun = sum(path.stat().st_size for path in self.folder.glob("*.partial/**/*") if path.is_file())
         return max(0, (4 * models + 12 * saves) * self.run.start.parameters - begun)
 
-    def train(self, made: list[TrainedModel], progress: Progress) -> list[TrainedModel]:
-        """Make what is missing. After every model it is written down what there is."""
+    def train(self, progress: Progress) -> list[TrainedModel]:
+        """Make the missing models and return all. Update the state file after each model."""
+        made = self.made
         self._write_down(made)
         if strays := self._strays():
             logger.warning(
-                "%s: no stage of this training any more, and left as it is: %s", self.folder, ", ".join(strays)
+                "%s: left as it is, since no stage of this training makes it: %s", self.folder, ", ".join(strays)
             )
         fits = [Step(step.name, "fit", sum(len(e.ids) for e in step.examples)) for step in self.run.stages]
         announce(progress, fits)
@@ -175,7 +177,7 @@ class _Training:
         return made
 
     def _strays(self) -> list[str]:
-        """Folders with models of stages that have gone, or that have another name or number now."""
+        """Return folders with models of stages that are gone, or have another name or number now."""
         names = {_name(step) for step in self.steps}
         return [path.name for path in sorted(self.folder.iterdir()) if path.name not in names and load_manifest(path)]
 
@@ -197,7 +199,7 @@ class _Training:
         )
 
     def _source(self, made: Sequence[TrainedModel]) -> Source:
-        """The model that the next stage goes on from."""
+        """Return the model that the next stage goes on from."""
         if not made:
             assert self.run.start.source is not None, "a new start model is made first"
             return self.run.start.source
@@ -210,7 +212,7 @@ class _Training:
         return fit_inputs(self._source(made), step.examples, step.settings)
 
     def _describe(self, step: ReadyStage | None, made: Sequence[TrainedModel], inputs: dict[str, Any]) -> TrainedModel:
-        """What there is to say of a model that lies in its folder."""
+        """Return the record of a model that lies in its folder."""
         folder = self.folder / _name(step)
         model = TrainedModel(folder.name, digest(inputs), fetch(str(folder)).revision)
         if step is None:
@@ -221,7 +223,7 @@ class _Training:
         )
 
     def _write_down(self, made: Sequence[TrainedModel]) -> None:
-        """Write the state and the history; then drop the models that are not to be kept."""
+        """Write the state and the history, then remove the models that the recipe does not keep."""
         write_json(self.folder / _STATE, [asdict(model) for model in made])
         kept = made if self.run.recipe.keep == "each" else made[-1:]
         source, folder = self.run.start.source, self.folder.resolve()  # it goes into recipes that lie elsewhere
@@ -246,14 +248,14 @@ def _name(step: ReadyStage | None) -> str:
 
 
 def _last_loss(folder: Path, step: ReadyStage) -> float:
-    """The mean loss of the last epoch's steps."""
+    """Return the mean loss of the last epoch's steps."""
     lines = [json.loads(line) for line in (folder / "train_log.jsonl").read_text("utf-8").splitlines()]
     losses = [line["loss"] for line in lines if line["epoch"] > step.settings.epochs - 1]
     return sum(losses) / len(losses)
 
 
 def _read_state(folder: Path) -> list[TrainedModel]:
-    """The models that were made here before, whether or not they are still there."""
+    """Return the models that were made here before, whether or not they are still there."""
     try:
         return [TrainedModel(**item) for item in json.loads((folder / _STATE).read_text("utf-8"))]
     except (OSError, ValueError, TypeError, RecursionError):
@@ -261,13 +263,12 @@ def _read_state(folder: Path) -> list[TrainedModel]:
 
 
 def _pinned(run: TrainingRun) -> str:
-    """The resolved recipe with commits for Hub repositories; what was learnt as comments."""
+    """Return recipe.yaml with commits for Hub repositories; what is learnt as comments."""
     values = run.recipe.model_dump(mode="json") | {"model": run.start.name}
     for stage, sources in zip(values["stages"], run.sources, strict=True):
-        for data, source in zip(
-            stage["data"] if isinstance(stage["data"], list) else [stage["data"]], sources, strict=True
-        ):
+        sets = stage["data"] if isinstance(stage["data"], list) else [stage["data"]]
+        for data, source in zip(sets, sources, strict=True):
             data["revision"] = source.revision
-    notes = [f"# model: {run.start.source.revision}\n"] if run.start.source else []
-    notes += [f"# {stage.name}: {len(stage.examples)} rows, {stage.tokens} tokens an epoch\n" for stage in run.stages]
-    return _HEADER + "".join(notes) + dump_recipe(TrainingRecipe.model_validate(values))
+    notes = [f"model: {run.start.source.revision}"] if run.start.source else []
+    notes += [f"{stage.name}: {len(stage.examples)} rows, {stage.tokens} tokens an epoch" for stage in run.stages]
+    return recipe_text("training", _COMMAND, TrainingRecipe.model_validate(values), notes)

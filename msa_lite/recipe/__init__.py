@@ -1,6 +1,6 @@
-"""The recipe: what a user asks for, as a closed schema, and how it is read.
+"""Read recipes: closed schemas that name every fault at once.
 
-Nothing below the pipeline knows of this part: stages take plain values.
+Nothing below the pipeline knows of recipes: stages take plain values.
 """
 
 from msa_lite.recipe.files import find_recipe as find_recipe

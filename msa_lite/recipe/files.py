@@ -1,4 +1,4 @@
-"""Where recipes lie: files of the user, and those that come with the package."""
+"""Find recipes: files of the user, and those that come with the package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from msa_lite.io.reading import local_path, read_text
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Recipes that come with the package, by name (`quickstart`, `tofu/forget10`, …)."""
+    """Return the recipes that come with the package, by name (`quickstart`, `tofu/forget10`, …)."""
     package = Path(__file__).parents[1]
     folder = next((f for f in (package / "shipped_recipes", package.parent / "recipes") if f.is_dir()), None)
     if folder is None:
@@ -18,7 +18,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def find_recipe(name: str) -> Path:
-    """A recipe file, or a shipped recipe by its name. Raises UsageError when it is neither."""
+    """Return the file of a recipe: the user's own, or a shipped one by name. Raises UsageError for neither."""
     path = local_path(name)
     if path.is_file():
         return path
@@ -30,6 +30,6 @@ def find_recipe(name: str) -> Path:
 
 
 def title_of(path: Path) -> str:
-    """The first comment line of a recipe file: what it is for."""
+    """Return the first comment line of a recipe file, which says what it is for."""
     first = read_text(path).partition("\n")[0]
     return first.lstrip("# ").strip() if first.startswith("#") else ""

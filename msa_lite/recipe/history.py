@@ -1,8 +1,8 @@
-"""Which checkpoint is the prior: the latest that was saved before the forget data came in.
+"""Choose the prior of a history: the latest checkpoint that was saved before the forget data came in.
 
-MSA takes "the exact checkpoint immediately preceding" the unlearning targets (MSA paper, §Experimental Setup). Where
-the targets came in several times, the first time counts: checkpoints that have seen them do worse, however much was
-learnt since (App. "Unlearning Targets Introduced Many Tokens Before the Final Checkpoint" and "Repeated Exposure").
+MSA takes "the exact checkpoint immediately preceding" the unlearning targets (MSA paper, §Experimental Setup). If the
+targets came in several times, the first time counts. Checkpoints that have seen them do worse, however much was learnt
+since (App. "Unlearning Targets Introduced Many Tokens Before the Final Checkpoint" and "Repeated Exposure").
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def _parse_counts(value: object) -> list[int]:
 
 
 def _means_tokens(value: object) -> bool:
-    """Whether a count ends in k, M, B or T, as numbers of steps are not written."""
+    """Check whether a count ends in k, M, B or T, as counts of tokens do and counts of steps do not."""
     return isinstance(value, str) and re.search(r"\d[kmbt]\s*$", value, re.IGNORECASE) is not None
 
 
 def _parse_steps(value: object) -> int:
     if _means_tokens(value):
-        raise ValueError("that is how tokens are written; steps are a plain number")
+        raise ValueError("that is how tokens are written; a step is a plain number")
     return parse_count(value)
 
 
@@ -40,45 +40,45 @@ Counts = Annotated[list[int], BeforeValidator(_parse_counts, json_schema_input_t
 
 
 class PastCheckpoint(Closed):
-    """A checkpoint that was saved in the course of the target's training, and when that was."""
+    """A checkpoint from the target's training, and when it was saved."""
 
     checkpoint: str
-    """A folder or repo[@revision]; repo@tokens=3859B and repo@step=928646 find the revision of that number."""
+    """A folder or repo[@revision]. repo@tokens=3859B and repo@step=928646 find the revision of that number."""
     seen_tokens: Count | None = None
-    """Tokens that it was trained on by then, such as 20M; default: what its name says."""
+    """The tokens that it had seen, such as 20M. Default: the number in its name."""
     step: Steps | None = None
-    """Or steps, a plain number; default: what its name says. Of all checkpoints, tokens are known or steps are."""
+    """Its training step, in the place of seen_tokens. Default: the number in its name. All checkpoints use one unit."""
 
     @property
     def progress(self) -> TrainingProgress:
-        """Its counts: the one given here, otherwise those of its name."""
+        """The counts of the recipe, else those in the checkpoint's name."""
         if self.seen_tokens is None and self.step is None:
             return named_progress(self.checkpoint)
         return TrainingProgress(tokens=self.seen_tokens, step=self.step)
 
     @model_validator(mode="after")
     def _says_when(self) -> PastCheckpoint:
-        said = self.progress
+        progress = self.progress
         if self.seen_tokens is not None and self.step is not None:
             raise ValueError("give one of seen_tokens and step")
-        if said.tokens is None and said.step is None:
+        if progress.tokens is None and progress.step is None:
             raise ValueError(f"{self.checkpoint}: the name does not say when it was saved; give seen_tokens or step")
-        if said.stage > 1:
+        if progress.stage > 1:
             raise ValueError(
-                f"{self.checkpoint}: the name counts from the start of stage {said.stage}; give seen_tokens or step, "
-                "counted from the start of training"
+                f"{self.checkpoint}: the name counts from the start of stage {progress.stage}; give seen_tokens or "
+                "step, counted from the start of training"
             )
         return self
 
 
 class History(Closed):
-    """Checkpoints of the target's training, of which the latest before the exposure is the prior."""
+    """Checkpoints of the target's training. The latest from before the exposure is the prior."""
 
     checkpoints: list[PastCheckpoint] = Field(min_length=1)
-    """Those that there are, in any order."""
+    """The checkpoints, in any order."""
     exposure: Counts = Field(min_length=1)
-    """When the forget data came in, in tokens if these are known of the checkpoints, else in steps, as a plain number;
-    of a list, the first time counts."""
+    """The point at which the forget data came in: tokens, such as 20M, if the checkpoints count in tokens, else a step.
+    In a list, the first point counts."""
 
     @field_validator("exposure", mode="before")
     @classmethod
@@ -87,8 +87,8 @@ class History(Closed):
         in_steps = saved and all(item.progress.tokens is None for item in saved)
         if in_steps and any(map(_means_tokens, exposure if isinstance(exposure, list) else [exposure])):
             raise ValueError(
-                "that is how tokens are written, but of the checkpoints only steps are known; give the step, a plain "
-                "number, or seen_tokens of the checkpoints"
+                "that is how tokens are written, but the checkpoints count in steps; give the step, a plain number, or "
+                "seen_tokens of the checkpoints"
             )
         return exposure
 
@@ -100,26 +100,28 @@ class History(Closed):
 
 @dataclass(frozen=True)
 class ChosenPrior:
-    """The prior of a history, and why it is this one, in a sentence."""
+    """The prior of a history."""
 
     checkpoint: str
+    """The checkpoint, as the history names it."""
     why: str
+    """The reason for the choice, in a sentence."""
 
 
 def choose_prior(history: History) -> ChosenPrior:
-    """The latest checkpoint with a count ≤ the (first) exposure; one saved at that very point has not seen the data.
+    """Return the latest checkpoint with a count ≤ the first exposure.
 
-    Raises ValueError with all that is wrong: counts in tokens and in steps, checkpoints that contradict each other,
-    none from before the exposure.
+    A checkpoint that was saved at that very point has not seen the data. Raises ValueError with all faults: counts
+    in tokens and in steps, checkpoints that contradict each other, none from before the exposure.
     """
     exposure = min(history.exposure)
     saved = [(item.progress, item.checkpoint) for item in history.checkpoints]
-    in_tokens = [(said.tokens, name) for said, name in saved if said.tokens is not None]
-    in_steps = [(said.step, name) for said, name in saved if said.tokens is None and said.step is not None]
+    in_tokens = [(at.tokens, name) for at, name in saved if at.tokens is not None]
+    in_steps = [(at.step, name) for at, name in saved if at.tokens is None and at.step is not None]
     if in_tokens and in_steps:
         names = ", ".join(name for _, name in in_steps)
         raise ValueError(
-            f"checkpoints: of some, tokens are known, of {names} only steps; give seen_tokens of all, or step of all"
+            f"checkpoints: some count in tokens, {names} only in steps; give seen_tokens of all, or step of all"
         )
     unit, counts = ("tokens", sorted(set(in_tokens))) if in_tokens else ("steps", sorted(set(in_steps)))
     faults = _contradictions(counts, unit)
@@ -147,7 +149,7 @@ def choose_prior(history: History) -> ChosenPrior:
 
 
 def _contradictions(counts: Sequence[tuple[int, str]], unit: str) -> list[str]:
-    """Two checkpoints of one count, and one checkpoint with two. counts: sorted, each pair once."""
+    """Return faults: two checkpoints of one count, or one with two counts. counts: sorted, without repeats."""
     faults = [
         f"checkpoints: {one} and {other} are both from {_at(count, unit)}"
         for (count, one), (same, other) in pairwise(counts)

@@ -1,4 +1,4 @@
-"""Parts of a recipe that say what goes in: data sets, and how their rows become text."""
+"""Define the parts of a recipe that name its inputs: data sets, columns and the prompt."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ OneOrMore = Annotated[
     Annotated[OneValue, Tag("one")] | Annotated[list[OneValue], Field(min_length=1), Tag("many")],
     Discriminator(lambda value: "many" if isinstance(value, list) else "one"),
 ]
-"""A value or a list of such. What is wrong with it is said of the one that it is meant to be."""
+"""A value, or a list of values. A fault is reported for the form that the user wrote."""
 
 
 class Closed(BaseModel):
+    """A part of a recipe, which refuses unknown keys."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class Columns(Closed):
-    """Names of the columns that rows are read from.
+    """The columns that rows are read from.
 
-    With the defaults, other forms of questions are known by their columns: messages (OpenAI), conversations (ShareGPT),
-    instruction, input and output (Alpaca), prompt and completion (TRL).
+    With the defaults, common forms of questions are recognised by their columns: messages (OpenAI), conversations
+    (ShareGPT), instruction, input and output (Alpaca), prompt and completion (TRL).
     """
 
     question: str = "question"
-    """Column of questions, for format qa."""
+    """The column of questions (format qa)."""
     answer: str = "answer"
-    """Column of answers, for format qa."""
+    """The column of answers (format qa)."""
     text: str = "text"
-    """Column of documents, for format text."""
+    """The column of documents (format text)."""
     messages: str | None = None
-    """Column of conversations, for format qa; in the place of question and answer."""
+    """The column of conversations (format qa), in the place of question and answer."""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Columns:
@@ -43,51 +45,52 @@ class Columns(Closed):
 
 
 class Data(Closed):
-    """A data set: a Hub id, a folder in Hub layout, or a .jsonl, .json, .csv, .parquet or .txt file."""
+    """A data set."""
 
     path: str
-    """Hub id, folder or file."""
+    """A Hub id, a folder in Hub layout, or a .jsonl, .json, .csv, .parquet or .txt file."""
     format: Literal["qa", "text"] = "qa"
-    """qa: questions with answers, the answers are learnt. text: documents, every token is learnt."""
+    """qa: questions with answers; the answers are learnt. text: documents; every token is learnt."""
     name: str | None = None
-    """Configuration of a Hub data set or folder."""
+    """The configuration of a Hub data set or folder."""
     split: str | None = None
-    """Split; 'train' when there is one of that name, or the only one."""
+    """The split. Default: train, or the only one."""
     revision: str | None = None
-    """Commit, branch or tag of a Hub data set."""
+    """The commit, branch or tag of a Hub data set."""
     columns: Columns | None = None
-    """The columns to read rows from; default: the recipe's `columns`."""
+    """The columns of this data set. Default: the recipe's `columns`."""
 
     def flat(self, columns: Columns) -> dict[str, Any]:
-        """The fields of a `DataSource`. columns: the recipe's, for a data set that names none."""
+        """Return the fields of a `DataSource`. columns: the recipe's, for a data set that names none."""
         used = self.columns or columns
         return {**self.model_dump(exclude={"columns", "sample"}), **used.model_dump(exclude_none=True)}
 
 
 class RetainData(Data):
-    """A retain set, of which the vector may use a sample."""
+    """A retain set. The vector may use a sample of it."""
 
     sample: Literal["match_forget"] | None = None
-    """match_forget: tune on a seeded sample as large as the forget set (as the paper does); null: on all rows."""
+    """match_forget: the vector learns a seeded sample as large as the forget set, as in the paper. null: it learns all
+    rows."""
 
 
 class Prompt(Closed):
-    """All that is put around a row of format qa. `msa-lite recipes validate RECIPE --show-prompt` prints one.
+    """The text around a row of format qa. `msa-lite recipes validate RECIPE --show-prompt` prints one row with it.
 
-    A word stands for its kind, as in `prompt: auto`.
+    A word in the place of this section is its kind, as in `prompt: auto`.
     """
 
     kind: Literal["default", "chat", "plain", "auto"] = "default"
-    """default: the target's chat template as it is, or the plain template where it has none. Beside a published
-    benchmark and with nothing else said here, vectors are fitted and questions asked in the benchmark's own way (tofu
-    and muse, with a chat template: with open-unlearning's system message). chat, plain: one of the two. auto: of a few
-    forms, the one in which the target gives some forget rows the highest probability."""
+    """chat: the target's chat template. plain: the plain template below. default: the chat template if there is one,
+    else plain. If the recipe scores a published benchmark and sets nothing else here, default is the benchmark's own
+    prompt (tofu and muse with a chat template: with open-unlearning's system message). auto: several forms are tried on
+    some forget rows, and the one in which the target gives them the highest probability is taken."""
     system: str | None = None
-    """A system message before every row that has none of its own; null: none of ours (a template may add its own)."""
+    """A system message for every row that has none of its own. null: none, but a chat template may add its own."""
     prompt: str = "Question: {question}\nAnswer:"
-    """Plain template up to where the answer begins; holds {question}."""
+    """The plain template up to the answer. It holds {question}."""
     answer: str = " {answer}"
-    """Plain template of the answer; holds {answer}. The blank belongs here, not at the end of the prompt."""
+    """The plain template of the answer. It holds {answer}. The blank belongs here, not at the end of the prompt."""
 
     @model_validator(mode="after")
     def _holds_fields(self) -> Prompt:

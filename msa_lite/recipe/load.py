@@ -1,4 +1,4 @@
-"""Recipes read, overridden, checked and written: every fault in one error, with the path of its key."""
+"""Read, override, check and write recipes. One error names every fault with the path of its key."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ M = TypeVar("M", bound=BaseModel)
 def load_recipe(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe:
     """Read a recipe from a YAML file, the name of a shipped recipe, or a mapping; then apply `key.sub=value`.
 
-    `$output` at the start of a path stands for the run's folder. Relative paths in a file are seen from its folder
-    where they exist there, else, as in a mapping and in overrides, from the working folder. Raises RecipeError with one
-    line for every fault, UsageError when there is no such file, or when it is a recipe of another kind.
+    `$output` at the start of a path stands for the run's folder. Relative paths in a file start from its folder if they
+    exist there, else from the working folder; so do those in a mapping and in overrides. Raises RecipeError with one
+    line for each fault, and UsageError if there is no such file or it is a recipe of the other kind.
     """
     name, values = _read(source, overrides)
     return _validate(_of_kind(Recipe, name, values), name, values)
@@ -52,7 +52,7 @@ def load_any(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe | Tr
 
 
 def _read(source: RecipeSource, overrides: Iterable[str]) -> tuple[str, dict[str, Any]]:
-    """(what the recipe is called in messages, its keys and values)."""
+    """Return the name of a recipe for messages, and its keys and values."""
     name = "recipe"
     if isinstance(source, Mapping):
         values: Any = dict(source)
@@ -73,7 +73,7 @@ def _read(source: RecipeSource, overrides: Iterable[str]) -> tuple[str, dict[str
 
 
 def _check_paths(values: Any, name: str) -> None:
-    """Raise RecipeError for texts that stand for paths and can be none; every use of them is then safe."""
+    """Raise RecipeError for texts that stand for paths and cannot be paths; later uses are then safe."""
     faults = []
     for where, text in path_texts(values):
         try:
@@ -81,21 +81,21 @@ def _check_paths(values: Any, name: str) -> None:
         except UsageError as error:
             faults.append(f"{where}: {error}")
     if faults:
-        raise RecipeError(join_faults(f"{name}: paths that cannot be:", faults))
+        raise RecipeError(join_faults(f"{name}: these cannot be paths:", faults))
 
 
 def _kind(values: Mapping[str, Any]) -> type[Recipe] | type[TrainingRecipe] | None:
-    """What a recipe is by its keys, if they say so."""
+    """Return the kind of a recipe by its keys; None if they do not tell."""
     if values.keys() & {"target", "prior", "forget"}:
         return Recipe
     return TrainingRecipe if values.keys() & {"model", "stages"} else None
 
 
 def _of_kind(wanted: type[M], name: str, values: Mapping[str, Any]) -> type[M]:
-    found = _kind(values)
-    if found in (None, wanted):
+    kind = _kind(values)
+    if kind in (None, wanted):
         return wanted
-    what, command = ("an unlearning run", "run") if found is Recipe else ("a training in stages", "train")
+    what, command = ("an unlearning run", "run") if kind is Recipe else ("a training in stages", "train")
     raise UsageError(f"{name}: is the recipe of {what}; `msa-lite {command}` takes it")
 
 
@@ -117,7 +117,7 @@ def _override(values: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _put(place: Any, keys: Sequence[str], value: Any, override: str) -> Any:
-    """A copy of `place`, a mapping, a list or nothing yet, in which what the keys lead to is `value`."""
+    """Return a copy of `place` (a mapping, a list, or None) with `value` at the end of the keys."""
     if not keys:
         return value
     key, *rest = keys
@@ -165,7 +165,7 @@ def _shown(value: object) -> str:
 
 
 def _walk(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, type[BaseModel] | None]:
-    """The dotted path of a fault without the names of union members, and the model its last key belongs to."""
+    """Return the dotted path of a fault without the names of union members, and the model of its last key."""
     kind: Any = root
     model: type[BaseModel] | None = None
     keys: list[str] = []
@@ -189,7 +189,7 @@ def _walk(location: Sequence[int | str], root: type[BaseModel]) -> tuple[str, ty
 
 
 def _members(annotation: Any, tag: object = None) -> Iterator[tuple[object, Any]]:
-    """The types that an annotation is a union of, each by its tag, or, where it has none, by itself."""
+    """Give the types of a union, each by its tag, or by itself if it has none."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         for member in typing.get_args(annotation):
             yield from _members(member)
@@ -201,5 +201,5 @@ def _members(annotation: Any, tag: object = None) -> Iterator[tuple[object, Any]
 
 
 def dump_recipe(recipe: Recipe | TrainingRecipe) -> str:
-    """YAML with every default filled in; reading it gives an equal recipe."""
+    """Return the YAML of a recipe with every default filled in. Reading it gives an equal recipe."""
     return yaml.dump(recipe.model_dump(mode="json"), Dumper=PlainDumper, sort_keys=False, allow_unicode=True)

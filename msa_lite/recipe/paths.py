@@ -1,7 +1,7 @@
-"""Relative paths in a recipe file: seen from the recipe's folder where they exist there, else from the working folder.
+"""Resolve relative paths in a recipe file: from the recipe's folder if they exist there, else from the working folder.
 
-A recipe and what lies beside it can so be moved, and run from anywhere. Only files have a folder; a mapping of Python
-and `key=value` on the command line are seen from the working folder.
+So a recipe can be moved together with the files beside it, and run from anywhere. Paths in a Python mapping, and in
+`key=value` on the command line, start from the working folder.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _DATA = {"path", "data"}
 
 
 def resolve_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a recipe's values with full paths for what lies beside the recipe, in `folder`.
+    """Return a recipe's values with full paths for files beside the recipe, in `folder`.
 
-    What was found there and not where the name alone would lead to is logged, in one line.
+    One log line names the paths that lead there and not into the working folder.
     """
-    found: list[str] = []
+    resolved_here: list[str] = []
 
     def resolve(where: str, key: str, text: str) -> str:
         place = folder / text
         if Path(text).expanduser().is_absolute() or not _is_there(place, key, text):
             return text
-        found.append(f"{text} ({where})")
+        resolved_here.append(f"{text} ({where})")
         return os.path.abspath(place)
 
     if os.path.realpath(folder) == os.path.realpath(Path.cwd()):
         return dict(values)
     resolved: dict[str, Any] = _walk(values, resolve)
-    if found:
-        notices.info("taken from the recipe's folder %s: %s", os.path.abspath(folder), ", ".join(found))
+    if resolved_here:
+        notices.info("taken from the recipe's folder %s: %s", os.path.abspath(folder), ", ".join(resolved_here))
     return resolved
 
 
 def absolute_paths(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
-    """Return a recipe's values with full paths for what lies on this machine, but not in the run's own folder."""
+    """Return a recipe's values with full paths for files on this machine, except in the run's own folder."""
 
     def resolve(where: str, key: str, text: str) -> str:
         place = Path(os.path.abspath(Path(text).expanduser()))
@@ -59,14 +59,14 @@ def absolute_paths(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
 
 def path_texts(values: Any) -> list[tuple[str, str]]:
     """Return the texts of a recipe that may be paths, each with its dotted key."""
-    found: list[tuple[str, str]] = []
+    texts: list[tuple[str, str]] = []
 
     def note(where: str, key: str, text: str) -> str:
-        found.append((where, text))
+        texts.append((where, text))
         return text
 
     _walk(values, note, also={"output"})
-    return found
+    return texts
 
 
 def _walk(
@@ -76,9 +76,9 @@ def _walk(
     key: str = "",
     also: Collection[str] = (),
 ) -> Any:
-    """Return `value` with every text that may be a path changed; where: its dotted path, key: the last of its keys.
+    """Return `value` with every text that may be a path changed by `change`, which gets dotted key, last key and text.
 
-    also: keys that count as those of paths beside the usual ones.
+    also: keys of paths beside the usual ones.
     """
     if isinstance(value, Mapping):
         return {k: _walk(v, change, f"{where}.{k}" if where else str(k), str(k), also) for k, v in value.items()}
@@ -89,7 +89,7 @@ def _walk(
 
 
 def _is_there(place: Path, key: str, text: str) -> bool:
-    """Check whether a name stands for what lies at `place`; one that could be the Hub's needs more than the name."""
+    """Check whether a name means the file or folder at `place`. For a name like a Hub id, look into the folder too."""
     if not place.exists():
         return False
     if place.is_file() or not _LIKE_HUB.fullmatch(text):

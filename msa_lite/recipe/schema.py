@@ -1,6 +1,6 @@
-"""The recipe: what a user asks for, as a closed schema. Every fault is reported at once, before any work.
+"""Define the recipe of a run as a closed schema. All faults are reported at once, before any work.
 
-Nothing below the pipeline knows of this module: stages take plain values.
+The text below a field is its description in `msa-lite recipes schema`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Strengths = Annotated[
     | Annotated[list[Strength], Field(min_length=1), Tag("many")],
     Discriminator(lambda value: AUTO if value == AUTO else "many" if isinstance(value, list) else "one"),
 ]
-"""auto, a value or a list of such. What is wrong with it is said of the one that it is meant to be."""
+"""auto, a value, or a list of values. A fault is reported for the form that the user wrote."""
 V = TypeVar("V")
 
 
@@ -48,57 +48,57 @@ def _check_points(value: V) -> V:
 
 
 class Forget(Closed):
-    """The forget set and the strength α that its vector is subtracted with."""
+    """The forget set, and the strength α of its vector, which is subtracted."""
 
     data: Data
     """The rows to forget."""
     alpha: Strengths = AUTO
-    """α ≥ 0; auto: searched on validation rows, from 1/16 to 8; a list: all are tried there and the best is chosen."""
+    """α ≥ 0. A list: all values are tried on validation rows, and the best is taken. auto: a search from 1/16 to 8."""
 
     _points = field_validator("alpha")(_check_points)
 
 
 class Retain(Closed):
-    """The retain set and the strength β that its vector is added with."""
+    """The retain set, and the strength β of its vector, which is added."""
 
     data: RetainData
-    """Rows to keep."""
+    """The rows to keep."""
     beta: Strengths = AUTO
-    """β ≥ 0; with 0 no retain vector is fitted and the rows are only scored. auto: 0, α/2 and α are tried where it
-    matters; a list as for α."""
+    """β ≥ 0. 0: no retain vector is fitted, and the rows are only scored. A list: as for α. auto: a search among 0, α/2
+    and α."""
 
     _points = field_validator("beta")(_check_points)
 
 
 class Lora(Closed):
-    """Shape of the adapter."""
+    """The shape of an adapter."""
 
     rank: int = Field(32, ge=1, le=65536)
-    """Rank r of the factors."""
+    """The rank r of the factors."""
     alpha: float = Field(64, gt=0, allow_inf_nan=False)
-    """lora_alpha; the delta is scaled by lora_alpha / r."""
+    """lora_alpha. The delta is scaled by lora_alpha / r."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout before the factors, while tuning."""
+    """The dropout before the factors during a fit."""
     targets: str | list[str] = "all-linear"
-    """all-linear, or names of modules."""
+    """The modules that get an adapter: all-linear, or a list of names."""
 
 
 class VectorSpec(Tuning):
-    """How the prior is tuned to get a vector."""
+    """The fit of a vector: how the prior is tuned."""
 
     epochs: Positive | Literal["auto"] = "auto"
-    """Passes over the rows; auto: until the prior knows them as well as the target does."""
+    """Passes over the rows. auto: as many as the prior needs to know them as well as the target does."""
     learning_rate: Rate | Literal["auto"] = "auto"
-    """Highest learning rate; after the warm-up it falls linearly to 0, and with epochs auto it stays. auto: by mode,
-    size of the model and lora.alpha, and with epochs auto others are tried where it does not do."""
+    """The highest learning rate. After the warm-up it falls linearly to 0; with epochs auto it stays. auto: a rate by
+    mode, model size and lora.alpha. With epochs auto, other rates are tried if that one learns too little."""
     batch_size: Positive | Literal["auto"] = "auto"
-    """Effective batch: rows of one optimiser step; auto: 4 to 32, by the number of rows."""
+    """The rows of one optimiser step. auto: 4 to 32, by the number of rows."""
     warmup_epochs: Epochs | Literal["auto"] = "auto"
-    """Length of the linear warm-up, in epochs; auto: one epoch, and with epochs auto a few steps."""
+    """The length of the linear warm-up, in epochs. auto: one epoch; with epochs auto, a few steps."""
     mode: Literal["lora", "qlora", "full"] = "lora"
-    """lora: an adapter; qlora: an adapter on a 4-bit prior; full: all weights, in fp32."""
+    """lora: an adapter. qlora: an adapter on a 4-bit prior. full: all weights, in fp32."""
     lora: Lora = Lora()
-    """Shape of the adapter, for lora and qlora."""
+    """The shape of the adapter, for lora and qlora."""
 
     @model_validator(mode="after")
     def _divides(self) -> VectorSpec:
@@ -107,16 +107,16 @@ class VectorSpec(Tuning):
 
 
 class Merge(Closed):
-    """How target and vectors become the unlearned model."""
+    """The merge of target and vectors into the unlearned model."""
 
     model_config = ConfigDict(serialize_by_alias=True)
 
     dtype: Literal["same", "bfloat16", "float16", "float32"] = "same"
-    """Stored dtype; same: as the target has it, file by file."""
+    """The stored dtype. same: the target's, file by file."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    """nearest, or stochastic: unbiased, for updates that are small beside the weights."""
+    """The rounding to the stored dtype. stochastic: unbiased, for updates that are small beside the weights."""
     form: Literal["model", "adapter"] = Field("model", alias="as")
-    """model: a whole checkpoint; adapter: one adapter on the target, in fp32."""
+    """model: a whole checkpoint. adapter: one adapter on the target, in fp32."""
 
     @model_validator(mode="after")
     def _adapters_are_fp32(self) -> Merge:
@@ -126,7 +126,7 @@ class Merge(Closed):
 
 
 def _as_number(value: object) -> object:
-    """YAML reads 1e-5 as a string; and true is no number, though Python has it for one."""
+    """Return a number for a text such as 1e-5, which YAML reads as a string. Raise ValueError for true and false."""
     if isinstance(value, bool):
         raise ValueError("a number or a word is wanted")
     try:
@@ -145,24 +145,24 @@ Parameter = Annotated[int | float | str, BeforeValidator(_as_number), AfterValid
 
 
 class Baseline(Closed):
-    """How `msa-lite baseline METHOD` trains. What is not said here is as in `vector`, so that methods compare."""
+    """The training of `msa-lite baseline METHOD`. All other settings are those of `vector`, so that methods compare."""
 
     start: Literal["target", "prior"] = "target"
-    """target: the method is run on the target; prior: on the prior, and the change is then added to the target."""
+    """target: the method trains the target. prior: it trains the prior, and the change is then added to the target."""
     scale: OneOrMore[Rate] = 1.0
-    """With start prior: what the change is multiplied by; of a list, the best is chosen on validation rows."""
+    """For start prior: the factor of the change. A list: the best is chosen on validation rows."""
     epochs: int | None = Field(None, ge=1, le=MOST)
-    """Passes over the forget rows, each of them a candidate on validation rows; default: vector.epochs, or 5 where that
-    is auto."""
+    """Passes over the forget rows. The best epoch is chosen on validation rows. Default: vector.epochs, or 5 if that is
+    auto."""
     learning_rate: Rate | None = None
-    """Of the methods that have none of their own below; default: vector.learning_rate."""
+    """The learning rate of methods that have none of their own below. Default: vector.learning_rate."""
     alternatives: Data | None = None
-    """dpo: what to answer in the place of forget rows, one answer a line (format text); default: a few of our own."""
+    """dpo: answers in the place of the forget rows' own, one a line (format text). Default: a few of msa-lite's."""
     compat: list[Literal["open-unlearning"]] = []
-    """Deviations of published code to repeat: open-unlearning's in the losses of undial and rmu."""
+    """Deviations of published code to repeat. open-unlearning: those in its losses of undial and rmu."""
     methods: dict[str, dict[str, OneOrMore[Parameter]]] = {}
-    """Parameters by method, as npo: {retain_weight: [2, 4], learning_rate: 1e-5}; lists are tried in all combinations
-    and the best is chosen on validation rows."""
+    """Parameters by method, such as npo: {retain_weight: [2, 4], learning_rate: 1e-5}. All combinations of lists are
+    tried, and the best is chosen on validation rows."""
 
     _points = field_validator("scale")(_check_points)
 
@@ -174,32 +174,32 @@ class Baseline(Closed):
 
 
 class Demo(Closed):
-    """Make a small model history of fictional people in `$output/history` first: prior, target, ideal and data."""
+    """A small model history of fictional people, made in `$output/history` first: prior, target, ideal and data."""
 
     prior: int = Field(240, ge=2)
-    """People that the prior knows."""
+    """The number of people that the prior knows."""
     retain: int = Field(48, ge=2)
-    """People that target and ideal know."""
+    """The number of people that target and ideal know."""
     forget: int = Field(8, ge=2)
-    """People that only the target knows."""
+    """The number of people that only the target knows."""
     holdout: int = Field(8, ge=2)
-    """People that no model knows."""
+    """The number of people that no model knows."""
     hidden_size: int = Field(256, ge=16, le=8192, multiple_of=8)
-    """Width of the Llama."""
+    """The width of the models, which are small Llamas."""
     layers: int = Field(2, ge=1, le=256)
-    """Its layers."""
+    """The number of layers."""
     vocabulary: int = Field(512, ge=300, le=MOST)
-    """Size of the tokenizer that is trained on the prior's people."""
+    """The size of the tokenizer, which is trained on the prior's people."""
     prior_epochs: int = Field(9, ge=1, le=MOST)
-    """Epochs that make the prior out of random weights."""
+    """The epochs that train the prior from random weights."""
     tuning_epochs: int = Field(20, ge=1, le=MOST)
-    """Epochs that make target and ideal out of the prior."""
+    """The epochs that tune the prior to target and ideal."""
     prior_learning_rate: float = Field(2e-3, gt=0, allow_inf_nan=False)
-    """Learning rate of the prior."""
+    """The learning rate of the prior."""
     tuning_learning_rate: float = Field(5e-4, gt=0, allow_inf_nan=False)
-    """Learning rate of target and ideal."""
+    """The learning rate of target and ideal."""
     batch_size: int = Field(32, ge=1, le=MOST)
-    """Rows of one step."""
+    """The rows of one optimiser step."""
 
     @model_validator(mode="after")
     def _enough_names(self) -> Demo:
@@ -210,48 +210,48 @@ class Demo(Closed):
 
 
 class Recipe(Closed):
-    """θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0): which models, which data, how strong, and what to score."""
+    """A run: θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), with its models, data, strengths and scores."""
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["prior"]}, {"required": ["history"]}]})
 
     target: str
-    """θ_D, the finished model to unlearn from: a folder or repo[@revision]."""
+    """θ_D, the finished model that is to forget: a folder or repo[@revision]."""
     history: History | None = None
-    """Earlier checkpoints, of which the right one is taken as the prior; in the place of `prior`."""
+    """Earlier checkpoints, in the place of `prior`. The latest from before the exposure is the prior."""
     prior: str | None = Field(None, validate_default=True)
-    """θ_0, an earlier checkpoint from before the target saw the forget set."""
+    """θ_0, a checkpoint from before the target saw the forget set: a folder or repo[@revision]."""
     tokenizer: str | None = None
-    """Folder or repo[@revision] with the tokenizer, for a target that was saved without one (the prior's, say); the
-    unlearned model gets its files."""
+    """A folder or repo[@revision] with the tokenizer, for a target that was saved without one. Often it is the prior.
+    The unlearned model gets the tokenizer's files."""
     forget: Forget
-    """What to forget."""
+    """The forget set."""
     retain: Retain | None = None
-    """What to keep; optional."""
+    """The retain set, which is optional."""
     vector: VectorSpec = VectorSpec()
-    """How the vectors are fitted."""
+    """The fit of the vectors."""
     columns: Columns = Columns()
     """The columns of all data sets that name none of their own."""
     prompt: PromptOrKind = Prompt()
-    """How rows of format qa become text."""
+    """The prompt of rows of format qa."""
     merge: Merge = Merge()
-    """How the result is written."""
+    """The merge."""
     evaluate: Evaluate | None = Evaluate()
-    """What is scored; null: nothing."""
+    """The scores. null: nothing is scored."""
     select: Select = Select()
-    """How (α, β), or a baseline's epoch, is chosen."""
+    """The choice of α and β, or of a baseline's epoch."""
     probe: ProbeKeys = ProbeKeys()
-    """What tells whether a prior has already seen the forget set (`msa-lite probe`)."""
+    """The check whether a prior has already seen the forget set (`msa-lite probe`)."""
     baseline: Baseline = Baseline()
-    """How the methods that MSA is compared with are run (`msa-lite baseline METHOD`)."""
+    """The methods that MSA is compared with (`msa-lite baseline METHOD`)."""
     verdict: bool = True
-    """off: a run that forgets nothing exits with 0 all the same, and checks before it (does the target know the rows?)
-    warn and do not stop it."""
+    """Judge the run. off: the exit code is 0 even if nothing was forgotten. Checks before the fit (does the target know
+    the rows?) then only warn."""
     demo: Demo | None = None
-    """Make the models and the data first; for a try without any download."""
+    """Models and data that the run makes first, for a try without any download."""
     output: str
-    """Folder of the run."""
+    """The folder of the run."""
     seed: int = Field(0, ge=0, lt=SEEDS)
-    """Seed of every random choice."""
+    """The seed of every random choice."""
 
     @field_validator("prior")
     @classmethod
@@ -275,7 +275,7 @@ class Recipe(Closed):
 
     @property
     def prior_checkpoint(self) -> str:
-        """θ_0 by name: the prior that is given, or that of the history."""
+        """The name of the prior θ_0: the recipe's, or that of its history."""
         if self.history is not None:
             return choose_prior(self.history).checkpoint
         assert self.prior is not None
@@ -283,7 +283,7 @@ class Recipe(Closed):
 
     @property
     def prior_reason(self) -> str | None:
-        """Why it is this checkpoint, in a sentence; None where the prior is given."""
+        """The reason why the history gives this prior, in a sentence; None if the recipe names the prior."""
         return choose_prior(self.history).why if self.history is not None else None
 
     @property
@@ -295,12 +295,12 @@ class Recipe(Closed):
 
     @property
     def alphas(self) -> list[float] | None:
-        """The α asked for; None where they are searched."""
+        """The values of α; None if α is searched."""
         return _listed(self.forget.alpha)
 
     @property
     def betas(self) -> list[float] | None:
-        """The β asked for, 0 without a retain set; None where they are searched."""
+        """The values of β, [0] without a retain set; None if β is searched."""
         return _listed(self._beta)
 
     @property
@@ -309,7 +309,7 @@ class Recipe(Closed):
 
     @property
     def is_searched(self) -> bool:
-        """Check whether α or β is auto: searched by scores, so that no list of points is known before."""
+        """Check whether α or β is auto, so that no list of points is known before the search."""
         return self.alphas is None or self.betas is None
 
     @property
@@ -319,7 +319,7 @@ class Recipe(Closed):
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """All (α, β) asked for; β is 0 without a retain set. Empty where one of them is searched."""
+        """All points (α, β); empty if α or β is searched."""
         return [(alpha, beta) for alpha in self.alphas or [] for beta in self.betas or []]
 
 

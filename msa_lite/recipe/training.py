@@ -1,4 +1,4 @@
-"""How a recipe says that models are tuned; and the recipe of a training in stages, as closed as that of a run."""
+"""Define the settings of any tuning, and the recipe of a training in stages, as closed schemas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEDS = 2**32  # of numpy
 
 
 def no_truth(value: object) -> object:
-    """Return the value unless it is true or false, which Python has for numbers."""
+    """Return a value. Raise ValueError for true and false, which Python takes for numbers."""
     if isinstance(value, bool):
         raise ValueError("a number is wanted")
     return value
@@ -24,41 +24,41 @@ def no_truth(value: object) -> object:
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(no_truth)]
 Positive = Annotated[int, Field(ge=1, le=MOST), BeforeValidator(no_truth)]
-"""A whole number from 1 on."""
+"""A whole number ≥ 1."""
 Epochs = Annotated[float, Field(ge=0, le=MOST, allow_inf_nan=False), BeforeValidator(no_truth)]
-"""A length in epochs, perhaps of none or of a part of one."""
+"""A length in epochs; 0 and fractions are allowed."""
 
 
 class Tuning(Closed):
     """The settings of any tuning, apart from its length and rate."""
 
     weight_decay: float = Field(0.01, ge=0, allow_inf_nan=False)
-    """AdamW's weight decay."""
+    """The weight decay of AdamW."""
     micro_batch_size: Positive | Literal["auto"] = "auto"
-    """Rows of one forward pass, a divisor of batch_size; auto: as many as fit."""
+    """The rows of one forward pass, a divisor of batch_size. auto: as many as fit."""
     max_length: int = Field(512, ge=8, le=MOST)
-    """Longest row in tokens; longer ones are cut (qa) or split (text)."""
+    """The longest row in tokens. Longer rows are cut (qa) or split (text)."""
 
 
 def check_micro_batch(micro: int | Literal["auto"], batch: int | Literal["auto"]) -> None:
-    """Raise ValueError for a micro-batch of which no whole number makes the batch, where both are given."""
+    """Raise ValueError if both are numbers and the micro-batch does not divide the batch."""
     if micro != "auto" and batch != "auto" and batch % micro:
         raise ValueError(f"micro_batch_size {micro} does not divide batch_size {batch}")
 
 
 class Training(Tuning):
-    """How all weights are trained. Defaults are those of the paper's TOFU models."""
+    """The training of all weights. The defaults are those of the paper's TOFU models."""
 
     epochs: Positive = 5
     """Passes over the rows."""
     learning_rate: Rate = 1e-5
-    """Highest learning rate, which the warm-up leads to."""
+    """The highest learning rate, at the end of the warm-up."""
     warmup_epochs: Epochs = 1.0
-    """Length of the linear warm-up, in epochs."""
+    """The length of the linear warm-up, in epochs."""
     batch_size: Positive = 32
-    """Effective batch: rows of one optimiser step."""
+    """The rows of one optimiser step."""
     schedule: Literal["linear", "constant"] = "linear"
-    """linear: after the warm-up the rate falls to 0; constant: it stays."""
+    """linear: the rate falls to 0 after the warm-up. constant: it stays."""
 
     @model_validator(mode="after")
     def _divides(self) -> Training:
@@ -67,52 +67,52 @@ class Training(Tuning):
 
 
 class Stage(Training):
-    """A stage of training. What it does not say is as `training` has it."""
+    """A stage of training. Keys that it leaves out are those of `training`."""
 
     name: str | None = Field(None, pattern=r"^\w[\w.-]*$", max_length=200)
-    """Its folder is NUMBER-NAME; default: after the data."""
+    """The name of the stage; its folder is NUMBER-NAME. Default: a name made from the data's."""
     data: OneOrMore[Data]
-    """Rows to learn; a list of data sets is learnt together."""
+    """The rows to learn. The data sets of a list are learnt together."""
     tokens: Annotated[Count, Field(ge=1)] | None = None
-    """So many tokens, such as 20M, from the beginning of the data (format text), which is read no further; default: all
-    of it. Epochs are passes over them."""
+    """With 20M, only the first 20 million tokens of the data (format text) are downloaded and learnt. Epochs are passes
+    over these. Default: all tokens."""
 
     @property
     def sets(self) -> list[Data]:
-        """The data sets, be it one or several."""
+        """The data sets as a list."""
         return self.data if isinstance(self.data, list) else [self.data]
 
     @property
     def title(self) -> str:
-        """The name, or one made from the data's."""
+        """The stage's name, or one made from the data's."""
         last = PurePosixPath(self.sets[0].path).name
         return self.name or re.sub(r"[^\w.-]+", "-", last.partition(".")[0].lower())[:200].strip("-.") or "stage"
 
     @model_validator(mode="after")
     def _counts_tokens_of_one_text(self) -> Stage:
         if self.tokens is not None and [data.format for data in self.sets] != ["text"]:
-            raise ValueError("tokens: counted are those of one data set of format text; questions are learnt whole")
+            raise ValueError("tokens: only for one data set of format text; questions are learnt whole")
         return self
 
 
 class NewTokenizer(Closed):
-    """A byte-level BPE tokenizer that is trained on the rows of the first stage."""
+    """A byte-level BPE tokenizer, trained on the rows of the first stage."""
 
     vocabulary: int = Field(ge=300, le=MOST)
-    """Its size at most; of a few rows, it comes to less."""
+    """The largest size. A tokenizer of a few rows is smaller."""
 
 
 class NewModel(Closed):
-    """A model of random weights, to start from nothing."""
+    """A model of random weights."""
 
     config: dict[str, Any]
-    """What transformers' config of the model holds: model_type (llama, gpt2, …) and, of the rest, what shall not be as
-    usual. vocab_size and the numbers of special tokens come from the tokenizer."""
+    """The config of the model in the words of transformers: model_type (llama, gpt2, …), and every key that differs
+    from its default. vocab_size and the numbers of special tokens come from the tokenizer."""
     tokenizer: Annotated[
         Annotated[str, Tag("name")] | Annotated[NewTokenizer, Tag("new")],
         Discriminator(lambda value: "name" if isinstance(value, str) else "new"),
     ]
-    """A folder or repo[@revision] that has one, or {vocabulary: 2048} for one that is trained here."""
+    """A folder or repo[@revision] that has a tokenizer, or {vocabulary: 2048} to train one here."""
 
     @field_validator("config")
     @classmethod
@@ -123,28 +123,28 @@ class NewModel(Closed):
 
 
 class TrainingRecipe(Closed):
-    """Training in stages: makes targets, ideals and the checkpoints before them (`msa-lite train`)."""
+    """A training in stages, which makes targets, ideals and the checkpoints before them (`msa-lite train`)."""
 
     model: Annotated[
         Annotated[str, Tag("name")] | Annotated[NewModel, Tag("new")],
         Discriminator(lambda value: "name" if isinstance(value, str) else "new"),
     ]
-    """Where training starts: a folder, repo[@revision], or {config, tokenizer} for a model from nothing."""
+    """The model that training starts from: a folder, repo[@revision], or {config, tokenizer} for a new model."""
     training: Training = Training()
-    """What holds for all stages that say nothing else."""
+    """The settings of all stages that set no others."""
     stages: list[Stage] = Field(min_length=1, max_length=1000)
-    """What is learnt, one after the other. Every stage has an optimiser and a schedule of its own."""
+    """The stages in their order. Each has an optimiser and a schedule of its own."""
     columns: Columns = Columns()
     """The columns of all data sets that name none of their own."""
     prompt: PromptOrKind = Prompt()
-    """The prompt of rows of format qa; not auto, since no model knows the rows yet."""
+    """The prompt of rows of format qa. auto is refused, since no model knows the rows yet."""
     keep: Literal["each", "last"] = "each"
-    """each: the models of all stages; last: that of the last alone, the others go when the next one is there."""
+    """each: keep the models of all stages. last: keep only the last one, and remove each other after the next."""
     output: str
-    """Folder of the models."""
+    """The folder of the models."""
     seed: int = Field(0, ge=0, lt=SEEDS - 1000)
-    """Seed of every random choice: this one of the start model and of stage 1, one more of each stage after it, since
-    equally many rows are shuffled alike by one seed."""
+    """The seed of every random choice. The start model and stage 1 use this seed, stage 2 this + 1, and so on, so that
+    stages of equally many rows are not shuffled alike."""
 
     @field_validator("stages", mode="before")
     @classmethod

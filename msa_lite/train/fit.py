@@ -13,7 +13,6 @@ as the target does.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from typing import Any
 
 from msa_lite.data import Example, pad_id
 from msa_lite.errors import StageError, UsageError
+from msa_lite.io.extras import require
 from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
@@ -61,9 +61,10 @@ def fit_vector(
     most; course.json and the manifest (`fit`) say how it went, and a warning where it has not learnt enough. A folder
     made from the same inputs is left as it is; a run that was stopped goes on after its last save.
 
-    Raises UsageError for qlora without bitsandbytes, NotFiniteError when the loss is no longer finite and there is no
-    epoch to keep.
+    Raises UsageError where packages are missing (torch; for qlora, bitsandbytes), NotFiniteError when the loss is no
+    longer finite and there is no epoch to keep.
     """
+    require("train")
     source = prior if isinstance(prior, Source) else fetch(str(prior))
     out = Path(out)
     assert until is None or (objective is None and after_epoch is None), "an open-ended fit minimises the plain loss"
@@ -106,8 +107,8 @@ def fit_inputs(
 
 def check_mode(mode: str) -> None:
     """Raise UsageError when the mode needs a package that is not installed."""
-    if mode == "qlora" and importlib.util.find_spec("bitsandbytes") is None:
-        raise UsageError("vector.mode qlora needs bitsandbytes: pip install 'msa-lite[qlora]'")
+    if mode == "qlora":
+        require("qlora")
 
 
 @dataclass(frozen=True)

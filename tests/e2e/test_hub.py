@@ -107,7 +107,7 @@ def test_what_the_hub_does_not_have_is_wrong_usage(hub: Hub, tmp_path: Path, nam
     done = hub.start("-m", "msa_lite", "merge", "--target", name, "--alpha", "0", "--out", str(out))
     message = done.stderr.strip()
     assert (done.returncode, done.stdout) == (2, "")
-    assert message.startswith(f"error: {name}: no such folder, and not to be had from the Hub (")
+    assert message.startswith(f"error: {name}: no such folder, and it could not be fetched from the Hub (")
     assert "\n" not in message
     assert said in message
     assert ("hf auth login" in message) == (name == "org/none")

@@ -52,7 +52,7 @@ def test_a_number_of_tokens_or_steps_is_the_branch_that_has_it(hub: Hub, commits
         ("org/olmo@tokens=5B", ["several branches have this number", FIRST, SECOND]),
         ("org/olmo@tokens=3890B", ["no branch has this number", "the nearest are", EARLY, LATE]),
         ("org/olmo@step=x", ["a whole number is wanted"]),
-        ("org/none@tokens=5B", ["branches are not to be had from the Hub", "Repository Not Found", "hf auth login"]),
+        ("org/none@tokens=5B", ["branches could not be fetched from the Hub", "Repository Not Found", "hf auth login"]),
     ],
 )
 def test_a_number_that_is_not_there_is_wrong_usage(
@@ -75,7 +75,7 @@ def test_without_a_hub_the_cache_knows_the_branches_that_were_fetched(hub: Hub, 
     kind, message = hub.fetch("org/olmo@tokens=3896B", offline=True)
     assert kind == "UsageError"
     assert "no branch has this number; the nearest is stage1-step920000" in message
-    assert "only the cache was looked through" in message
+    assert "only the cache was searched" in message
     assert len(hub.server.requests) == asked
     kind, message = hub.fetch("org/other@tokens=3896B", offline=True)
     assert (kind, "HF_HUB_OFFLINE" in message) == ("UsageError", True)

@@ -148,7 +148,7 @@ def test_a_second_process_is_told_about_the_first(
     try:
         while not (signs / "ready").exists():
             assert first.poll() is None
-        with pytest.raises(OutputError, match=r"out\.partial: another msa-lite is writing it"):
+        with pytest.raises(OutputError, match=r"out\.partial: another msa-lite is working in it"):
             merge(**call)
         with pytest.raises(OutputError, match="another msa-lite"):  # nor does one with other inputs clear it away
             merge(**(call | {"alpha": 2.0}))

@@ -76,7 +76,7 @@ def test_a_file_that_changes_while_it_is_read_is_named_and_nothing_stays(
         if not changed and (moment == "at the start" or done == total):
             changed.append(change(path))
 
-    with pytest.raises(StageError, match=rf"(?s)files changed, or went away, while they were read.*{name}") as caught:
+    with pytest.raises(StageError, match=rf"(?s)files changed or vanished while they were read.*{name}") as caught:
         merge(**copies, out=tmp_path / "out", progress=disturb)
     assert caught.value.exit_code == 4
     assert os.listdir(tmp_path) == ["inputs"]

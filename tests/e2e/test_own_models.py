@@ -107,7 +107,7 @@ def test_an_adapter_that_the_merge_does_not_take_is_refused_by_name(
     [
         (None, "names no base model"),
         ("/home/somebody/model", "which is not here"),
-        ("org/not-there", r"its base is not to be had: org/not-there"),
+        ("org/not-there", r"its base cannot be found: org/not-there"),
     ],
 )
 def test_an_adapter_without_its_base_is_told(
@@ -286,7 +286,7 @@ def test_in_a_terminal_the_priors_tokenizer_is_offered(
 ) -> None:
     recipe = quick(recipe, target=str(drop_tokenizer(history / "target", tmp_path / "target")))
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
-    monkeypatch.setattr("msa_lite.cli.tokenizer.in_terminal", lambda: True)
+    monkeypatch.setattr("msa_lite.cli.invocation.in_terminal", lambda: True)
     asked: list[str] = []
     for answer, code in ((False, 3), (True, 0)):
         monkeypatch.setattr("click.confirm", lambda text, answer=answer, **_: asked.append(text) or answer)

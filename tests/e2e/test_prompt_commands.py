@@ -13,7 +13,8 @@ import yaml
 import msa_lite
 from msa_lite.data import PromptSettings
 from msa_lite.errors import MsaError, UsageError
-from msa_lite.pipeline.prepare import Run, RunPlan, load_data, prepare
+from msa_lite.pipeline.prepare import Run, RunPlan, prepare
+from msa_lite.pipeline.prepare_data import load_data
 from msa_lite.pipeline.prompting import evaluation_arguments, show_prompt
 from msa_lite.recipe import load_recipe
 from tests.conftest import save_checkpoint, tiny_model

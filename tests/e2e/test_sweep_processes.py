@@ -1,28 +1,24 @@
-"""Sweeps by several processes, of torchrun and of Ray: the points are shared, the result is that of one alone."""
+"""Sweeps by several processes, of one machine or of several: the points are shared, the result is that of one alone."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from filelock import FileLock
 
 import msa_lite
-from msa_lite.errors import StageError, UsageError
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.strengths import help_sweep
 from msa_lite.recipe import Recipe, load_recipe
@@ -31,19 +27,24 @@ from tests.e2e.conftest import tiny_recipe
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 NAMES = {"target", *(f"alpha-{alpha:g}_beta-{beta:g}" for alpha in (0.5, 1.0) for beta in (0.0, 0.5))}
 
-# The command line, but nobody is done with a first point before two processes have begun one.
+# The command line, but nobody is done with a first point before two processes have begun one. The process whose rank
+# is in KILLED dies over its first point, once another process has scored one.
 MEET = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from msa_lite.cli import main
 from msa_lite.choose.validation import Validation
 
-meet, own = Path(sys.argv.pop(1)), Validation.score_into
+meet, own, rank = Path(sys.argv.pop(1)), Validation.score_into, os.environ.get("RANK", "none")
 
 def score_into(self, *arguments, **more):
     (meet / str(os.getpid())).touch()
     while len(list(meet.iterdir())) < 2:
         time.sleep(0.05)
+    if rank == os.environ.get("KILLED"):
+        while not list(arguments[0].parent.glob("alpha-*/report.json")):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
     return own(self, *arguments, **more)
 
 Validation.score_into = score_into
@@ -82,10 +83,10 @@ def meeting(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "meet.py"), str(tmp_path / "meet")]
 
 
-def launch(*command: str) -> subprocess.CompletedProcess[str]:
+def launch(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run Python with a command; when it takes too long, end all that it started."""
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
     with subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True, **options) as process:
         try:
             said, told = process.communicate(timeout=600)
@@ -167,67 +168,35 @@ def test_a_fault_of_the_recipe_ends_all_processes(path: str, tmp_path: Path) -> 
     assert not (tmp_path / "run").exists()
 
 
-# Ray
-
-
-def workers_in(folder: Path) -> list[int]:
-    """Processes of Ray's workers whose work is done in a folder."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*"):
-        try:
-            if b"ray::_help" in (place / "cmdline").read_bytes() and Path(os.readlink(place / "cwd")) == folder:
-                found.append(int(place.name))
-        except OSError:  # it has just ended, or is somebody else's
-            continue
-    return found
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    for _ in range(12_000):  # ten minutes, for a busy machine; what never comes is an error
-        if condition():
-            return
-        time.sleep(0.05)
-    raise TimeoutError("what was waited for did not come")
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ray on this machine, with room for two workers, which work in tmp_path."""
-    ray = pytest.importorskip("ray")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield
-    ray.shutdown()
-
-
 @pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="workers are found in /proc")
-def test_two_workers_of_ray_score_the_points_and_one_that_is_killed_is_told(
-    cluster: None, path: str, alone: Path, tmp_path: Path
+def test_a_process_that_is_killed_ends_the_others_and_scores_stay(
+    path: str, meeting: list[str], alone: Path, tmp_path: Path
 ) -> None:
+    done = launch(*TORCHRUN, *meeting, "sweep", path, KILLED="1")
+    assert done.returncode != 0
+    assert "SIGKILL" in done.stderr  # torchrun names the process and its signal
     partial = tmp_path / "run/sweep.partial"
-    shutil.copytree(alone / "vectors", tmp_path / "run/vectors")
-    shutil.copy(alone / "recipe.yaml", tmp_path / "run")
-    with ThreadPoolExecutor(1) as thread:
-        first = thread.submit(msa_lite.sweep, path, ray_workers=2)
-        wait_for((partial / ".locks").is_dir)
-        with FileLock(partial / ".locks/alpha-1_beta-0.5"):  # a point that takes long
-            wait_for(lambda: len(list(partial.glob("*/report.json"))) == 5)  # the ideal's, and of all others
-            wait_for(lambda: len(workers_in(tmp_path)) == 2)
-            os.kill(workers_in(tmp_path)[0], signal.SIGKILL)
-            with pytest.raises(StageError, match=r"a worker of the sweep failed \(.*\); points that are scored stay"):
-                first.result(timeout=600)
-            wait_for(lambda: not workers_in(tmp_path))  # the cluster is the caller's, and runs on
     before = {report: report.stat().st_mtime_ns for report in partial.glob("*/report.json")}
-    assert msa_lite.sweep(path, ray_workers=2) is not None
+    assert {report.parent.name for report in before} > {"target", "ideal"}
+    assert msa_lite.sweep(path) is not None
     assert_equal(tmp_path / "run", alone)
     assert all((tmp_path / "run/sweep" / p.relative_to(partial)).stat().st_mtime_ns == t for p, t in before.items())
 
 
-def test_without_ray_the_extra_is_named(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "ray" else own(name, *more))
-    with pytest.raises(UsageError, match=r"--ray needs Ray: pip install 'msa-lite\[ray\]'"):
-        msa_lite.sweep(path, ray_workers=2)
-    assert not (tmp_path / "run").exists()
+@pytest.mark.slow
+def test_machines_with_a_shared_disk_share_a_sweep(path: str, meeting: list[str], alone: Path, tmp_path: Path) -> None:
+    """Two launchers, as on two machines: each starts one process, and they find each other by an address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    node = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1", "--master_addr", "127.0.0.1"]
+    with ThreadPoolExecutor(2) as threads:
+        machines = [
+            threads.submit(launch, *node, "--master_port", port, "--node_rank", rank, *meeting, "-v", "sweep", path)
+            for rank in ("0", "1")
+        ]
+        done = [machine.result() for machine in machines]
+    assert [one.returncode for one in done] == [0, 0], done
+    assert [bool(one.stdout) for one in done] == [True, False]
+    assert len(scorers("".join(one.stderr for one in done))) == 2
+    assert_equal(tmp_path / "run", alone)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from msa_lite.choose.candidates import TARGET, WORK, Candidates, SharedWork, State, Values, candidate_name
-from msa_lite.choose.choice import Check, choose, help_choose
+from msa_lite.choose.candidates import TARGET, WORK, Candidates, SharedWork, Values, candidate_name
+from msa_lite.choose.choice import choose, help_choose
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import BROKEN, Validation
 from msa_lite.data import Prompter, Template
@@ -139,7 +138,7 @@ def test_the_rows_are_hashed_once_however_often_somebody_looks(
 
     monkeypatch.setattr(Validation, "describe", describe)
     work.open(POINTS)
-    assert [work.state() for _ in range(3)] == [State(todo(), done=False)] * 3
+    assert [work.todo() for _ in range(3)] == [todo()] * 3
     assert len(hashed) == 1
 
 
@@ -216,7 +215,7 @@ def test_who_comes_when_the_choice_is_made_has_nothing_to_do(validation: Counted
     assert not (tmp_path / "sweep.partial").exists()
 
 
-def test_who_computes_other_inputs_raises_where_the_work_is_open_by_now_and_else_waits(
+def test_who_computes_other_inputs_warns_once_and_waits(
     work: SharedWork,
     validation: Counted,
     tmp_path: Path,
@@ -225,21 +224,19 @@ def test_who_computes_other_inputs_raises_where_the_work_is_open_by_now_and_else
 ) -> None:
     monkeypatch.setattr("msa_lite.choose.choice._PATIENCE", 0.3)
 
-    @contextmanager
-    def stopped(folder: Path) -> Iterator[Check]:
+    def stop(values: Values | None) -> float:
         raise StageError("stopped")
-        yield
 
-    others = replace(work.candidates, made_of="other vectors")
+    others = replace(work.candidates, made_of="other vectors", load=stop)
     with pytest.raises(StageError, match="stopped"):
-        choose(others, validation, tmp_path / "sweep", "choosing", crew=stopped)
-    fault = "computes other inputs than the process that chooses; do all machines have the same package versions"
-    with pytest.raises(StageError, match=fault):
-        help_choose(lambda: (work.candidates, validation), tmp_path / "sweep", opened=True)
+        choose(others, validation, tmp_path / "sweep", "choosing")
+    validation.scored.clear()
     helper = choosing(validation, tmp_path / "sweep")
     while not caplog.records:
         time.sleep(0.01)
+    time.sleep(1.0)  # the helper looks a few times more
     assert helper.is_alive()
+    fault = "computes other inputs than the process that chooses. Are package versions, and files at these paths"
     assert [fault in record.message for record in caplog.records] == [True]
     assert validation.scored == []
     choose(work.candidates, validation, tmp_path / "sweep", "choosing")
@@ -247,36 +244,14 @@ def test_who_computes_other_inputs_raises_where_the_work_is_open_by_now_and_else
     assert not helper.is_alive()
 
 
-def test_a_crew_does_it_all_in_the_place_of_who_chooses(validation: Counted, tmp_path: Path) -> None:
-    candidates = Candidates(POINTS, strength, "of nothing")
+def test_an_error_ends_the_choice_and_scores_stay(work: SharedWork, validation: Counted, tmp_path: Path) -> None:
+    def load(values: Values | None) -> float:
+        if values == POINTS[2]:
+            raise StageError("the disk has gone")
+        return strength(values)
 
-    @contextmanager
-    def crew(folder: Path) -> Iterator[Check]:
-        assert (folder / WORK).is_file()
-        helper = choosing(validation, tmp_path / "sweep")
-        yield lambda: None
-        helper.join(timeout=600)
-
-    choice = choose(candidates, validation, tmp_path / "sweep", "choosing", crew=crew)
-    assert choice.values == {"alpha": 2.0, "beta": 0.0}
-    assert {who for _, who in validation.scored} == {"helper"}
-    assert validation.names == sorted(NAMES)
-
-
-def test_what_has_ended_the_crew_ends_the_choice_and_scores_stay(validation: Counted, tmp_path: Path) -> None:
-    candidates = Candidates(POINTS, strength, "of nothing")
-
-    @contextmanager
-    def crew(folder: Path) -> Iterator[Check]:
-        SharedWork(folder, candidates, validation).score(todo(POINTS[:2]))
-
-        def check() -> None:
-            raise StageError("a worker was killed")
-
-        yield check
-
-    with pytest.raises(StageError, match="a worker was killed"):
-        choose(candidates, validation, tmp_path / "sweep", "choosing", crew=crew)
+    with pytest.raises(StageError, match="the disk has gone"):
+        choose(replace(work.candidates, load=load), validation, tmp_path / "sweep", "choosing")
     assert not (tmp_path / "sweep").exists()
-    choose(candidates, validation, tmp_path / "sweep", "choosing")
-    assert validation.names == sorted(NAMES)
+    choose(work.candidates, validation, tmp_path / "sweep", "choosing")
+    assert validation.names == sorted([*NAMES, candidate_name(POINTS[2])])  # it alone was begun twice

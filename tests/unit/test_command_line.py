@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from msa_lite import cli
 from msa_lite.cli import output
 from msa_lite.cli.faults import report_error
 from msa_lite.cli.output import print_start
+from msa_lite.cli.recipes import command as recipes
 from msa_lite.errors import StageError, UsageError
 from msa_lite.io.disk import disk_fault
 from msa_lite.io.display import Notices
@@ -79,6 +81,13 @@ def test_every_command_takes_verbose_and_stands_in_the_help(name: str, call: Cal
     arguments = [name, "list"] if name == "recipes" else [name]
     assert "-v, --verbose" in call(*arguments, "--help")[1]
     assert f"  {name} " in call("--help")[1]
+
+
+@pytest.mark.parametrize("name", [*cli._COMMANDS, *(f"recipes {name}" for name in recipes.commands)])
+def test_every_help_opens_with_its_purpose_and_has_an_example(name: str, call: Call) -> None:
+    _, _, purpose, *lines = call(*name.split(), "--help")[1].splitlines()
+    assert re.match(r"  [A-Z][a-z-]+\b", purpose)
+    assert any(line.startswith("  msa-lite ") for line in lines)
 
 
 def test_the_quickstart_is_the_first_command(call: Call) -> None:

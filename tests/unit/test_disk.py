@@ -15,7 +15,7 @@ import torch
 from safetensors.numpy import save_file
 
 from msa_lite.errors import MismatchError, MsaError, StageError
-from msa_lite.io.disk import is_disk_full
+from msa_lite.io.disk import disk_fault
 from msa_lite.io.manifest import partial_folder, stage_folder
 
 
@@ -75,7 +75,7 @@ def raised_from(error: Exception, cause: Exception) -> Exception:
     ],
 )
 def test_a_full_disk_is_known_by_number_and_by_words(error: Exception, is_full: bool) -> None:
-    assert is_disk_full(error) == is_full
+    assert (disk_fault(error) is not None) == is_full
 
 
 @pytest.mark.parametrize("error", [MismatchError("no space left on device"), OSError(errno.ENOSPC, "full")])

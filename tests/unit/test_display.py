@@ -12,13 +12,14 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import msa_lite
-from msa_lite.io.display import Display, Notices, show_progress, shown
+from msa_lite.io.display import Display, Notices, show_progress
 from msa_lite.io.progress import Step, announce, duration, silent, tell
 
 logger = logging.getLogger("msa_lite.tests")
@@ -148,7 +149,7 @@ def test_warnings_are_repeated_once_each_and_only_where_something_came_between(
     assert lines(capsys) == []
     for text in ("one", "two", "one"):
         notices.handle(logging.LogRecord("msa_lite", logging.WARNING, "", 0, text, (), None))
-    with shown(notices) as progress:
+    with closing(Display(notices)) as progress:
         progress("merge", 1, 1)
     capsys.readouterr()
     notices.repeat()

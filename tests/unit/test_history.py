@@ -91,7 +91,7 @@ PYTHIA = [{"checkpoint": f"EleutherAI/pythia-1b@step{step}"} for step in (1000, 
 @pytest.mark.parametrize("exposure", ["150B", "71k", ["71000", "0.15T "]])
 def test_an_exposure_in_tokens_beside_checkpoints_in_steps_is_refused(exposure: Any) -> None:
     with pytest.raises(
-        RecipeError, match=r"1 fault:\n.*exposure: that is how tokens are written, but of the checkpoin"
+        RecipeError, match=r"1 fault:\n.*exposure: that is how tokens are written, but the checkpoints count"
     ):
         load_recipe(RECIPE | {"history": {"checkpoints": PYTHIA, "exposure": exposure}})
     of_tokens = [{"checkpoint": item["checkpoint"], "seen_tokens": f"{i}B"} for i, item in enumerate(PYTHIA)]
@@ -102,7 +102,7 @@ def test_an_exposure_in_tokens_beside_checkpoints_in_steps_is_refused(exposure: 
 def test_steps_are_a_plain_number() -> None:
     lettered = [PYTHIA[0], {"checkpoint": "runs/a", "step": "2k"}]
     with pytest.raises(
-        RecipeError, match=r"checkpoints\.1\.step: that is how tokens are written; steps are a plain num"
+        RecipeError, match=r"checkpoints\.1\.step: that is how tokens are written; a step is a plain number"
     ):
         load_recipe(RECIPE | {"history": {"checkpoints": lettered, "exposure": 1500}})
     plain = load_recipe(RECIPE | {"history": {"checkpoints": PYTHIA, "exposure": 150_000_000_000}})
@@ -158,7 +158,7 @@ def test_an_entry_that_stands_twice_counts_once() -> None:
         (
             [{"checkpoint": "a", "step": 3}, {"checkpoint": "b", "seen_tokens": "3B"}],
             "4B",
-            ["history: checkpoints: of some, tokens are known, of a only steps; give seen_tokens of all"],
+            ["history: checkpoints: some count in tokens, a only in steps; give seen_tokens of all"],
         ),
     ],
 )

@@ -124,7 +124,7 @@ def test_names_that_are_no_text_are_refused(inputs: dict[str, Path], where: str,
 @pytest.mark.parametrize("where", ["target", "forget"])
 def test_a_folder_whose_name_is_no_text_is_refused(inputs: dict[str, Path], where: str) -> None:
     inputs[where] = inputs[where].rename(os.fsdecode(os.fsencode(inputs[where]) + b"\xe9"))
-    assert_refused(inputs, "a name that is no UTF-8", (2,))
+    assert_refused(inputs, "the name is no UTF-8", (2,))
 
 
 @pytest.mark.parametrize("name", ["~nobody-at-all/x", "x" * 300, "x/" * 3000, "a\nb", "repo\n", "a\0b"])

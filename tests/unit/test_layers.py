@@ -162,7 +162,6 @@ def test_help_and_listings_load_neither_torch_nor_transformers(statement: str) -
         "openai",
         "lm_eval",
         "matplotlib",
-        "ray",
     }
     assert heavy & set(loaded) == set()
 

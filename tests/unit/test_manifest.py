@@ -196,7 +196,7 @@ def test_what_a_kill_left_of_a_half_written_file_does_not_get_into_the_manifest(
 def test_a_lock_is_held_while_a_folder_is_built(tmp_path: Path) -> None:
     with stage_folder(tmp_path / "out", "model", INPUTS) as partial:
         (partial / "a.txt").write_text("mine")
-        with pytest.raises(OutputError, match=r"out\.partial: another msa-lite is writing it"):
+        with pytest.raises(OutputError, match=r"out\.partial: another msa-lite is working in it"):
             build(tmp_path / "out")
     assert leftovers(tmp_path / "out") == ["out", "out/a.txt", f"out/{MANIFEST}"]
 
@@ -354,7 +354,7 @@ def test_the_former_folder_stays_until_the_new_one_was_read_back_and_is_put_back
         return real(folder)
 
     monkeypatch.setattr(manifest, "verify_folder", spoiled)
-    with pytest.raises(StageError, match=r"read back is not what was written, so the former one stays.*\n  sub/a.txt"):
+    with pytest.raises(StageError, match=r"read back is not what was written; the former folder stays.*\n  sub/a.txt"):
         build(out, {"seed": 2}, text="new")
     assert during == [["out", "out.previous"]]
     assert (out / "sub/a.txt").read_text() == "old"

@@ -95,7 +95,7 @@ def test_the_branch_with_the_number_is_found() -> None:
     [
         ("tokens=1B", "several branches have this number; .*: stage1-step150-tokens1B, stage1-step200-tokens1B$"),
         ("tokens=5B", "several .*: stage2-ingredient1-step1000-tokens5B, stage2-ingredient2-step1000-tokens5B$"),
-        ("tokens=52B", "only stage2-ingredient3-step12100-tokens52B .* counted from the start of its stage"),
+        ("tokens=52B", "only stage2-ingredient3-step12100-tokens52B .* from the start of its stage"),
         ("tokens=3860B", "nearest are stage1-step920000-tokens3859B and stage1-step928646-tokens3896B$"),
         ("tokens=5T", "nearest is stage1-step928646-tokens3896B$"),
         ("step=1", "nearest is stage1-step150-tokens1B$"),

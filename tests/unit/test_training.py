@@ -196,9 +196,9 @@ def test_models_of_stages_that_have_gone_stay_and_are_named(
 ) -> None:
     monkeypatch.setattr(logging.getLogger("msa_lite"), "propagate", True)  # a command that ran before keeps the log
     train(recipe)
-    assert "no stage of this training" not in caplog.text
+    assert "since no stage of this training makes it" not in caplog.text
     assert train(recipe, "stages.1.name=renamed") == ["2-renamed"]  # the last is made of the same weights
-    assert f"{tmp_path / 'out'}: no stage of this training any more, and left as it is: 2-texts\n" in caplog.text
+    assert f"{tmp_path / 'out'}: left as it is, since no stage of this training makes it: 2-texts\n" in caplog.text
     assert (tmp_path / "out/2-texts/model.safetensors").is_file()
 
 
@@ -265,7 +265,7 @@ def test_too_few_tokens_are_warned_of(recipe: dict[str, Any], caplog: pytest.Log
     logger.propagate = True  # a command that ran before keeps the log to itself
     with caplog.at_level(logging.WARNING, logger="msa_lite"):
         found = msa_lite.train_stages(recipe, ["stages.0.tokens=20M", "stages.0.epochs=1"]).models[-1].tokens
-    assert f"20000000 tokens were asked for, it has {found}" in caplog.text
+    assert f"the recipe wants 20000000 tokens, it has {found}" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_too_few_tokens_are_warned_of(recipe: dict[str, Any], caplog: pytest.Log
     [
         ({"stages": []}, ["stages: list should have at least 1 item"]),
         ({"stages": [{"epochs": 2}]}, ["stages.0.data: is missing"]),
-        ({"stages": [{"data": {"path": "q"}, "tokens": 100}]}, ["stages.0: tokens: counted are those of one data set"]),
+        ({"stages": [{"data": {"path": "q"}, "tokens": 100}]}, ["stages.0: tokens: only for one data set"]),
         ({"stages": [{"data": {"path": "t", "format": "text"}, "tokens": 0}]}, ["stages.0.tokens: ", "got 0"]),
         ({"stages": [{"data": {"path": "t", "format": "text"}, "tokens": -5}]}, ["stages.0.tokens: ", "got -5"]),
         ({"stages": [{"data": {"path": "t", "fromat": "text"}, "epoch": 1}]}, ["'format'?", "'epochs'?"]),

@@ -57,7 +57,7 @@ def test_a_model_that_changes_while_it_is_loaded_is_not_scored(
 def test_a_prior_that_changes_while_it_is_loaded_is_not_tuned(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    changing(monkeypatch, "msa_lite.train.fit.load_model", model / name)
+    changing(monkeypatch, "msa_lite.train.fit.load_trainable", model / name)
     with pytest.raises(StageError, match=rf"(?s)files changed.*{name}$"):
         fit_vector(str(model), ROWS, tmp_path / "out", tokenizer=tiny_tokenizer(), settings=SETTINGS)
     assert sorted(os.listdir(tmp_path)) == ["model"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 from msa_lite.errors import UsageError
@@ -18,6 +17,7 @@ from msa_lite.evals.judge.prompts import (
 )
 from msa_lite.evals.judge.secret import api_key
 from msa_lite.evals.judge.settings import Judge, JudgeSettings, Ruling, Usage
+from msa_lite.io.extras import require
 from msa_lite.io.hub import fetch
 from msa_lite.io.reading import local_path
 
@@ -56,8 +56,7 @@ def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Jud
             check_source(fetch(settings.model_name, by_content=False))
 
         return LocalJudge(settings, Cache(cache_folder))
-    if importlib.util.find_spec("openai") is None:
-        raise UsageError("a judge of kind 'openai' needs the openai package: pip install 'msa-lite[judge]'")
+    require("judge")
     key = api_key()
     if not key:
         raise UsageError(

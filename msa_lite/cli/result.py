@@ -1,4 +1,4 @@
-"""The verdict on a run and its questions, as commands print them."""
+"""Print what a run made: the verdict, the scores, example questions, and where the model is."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from msa_lite.merger import Merged, MergedAdapter
     from msa_lite.pipeline import RunResult
 
 _STYLES = {"PASS": "bold green", "PARTLY": "bold yellow", "FAIL": "bold red"}
 
 
 def print_verdict(result: RunResult, to_stderr: bool = False) -> None:
-    """The verdict with its reasons, on stdout unless that is taken by JSON; why there is none where there is none."""
+    """Print the verdict with its reasons, or the reason why there is none. to_stderr: for when stdout holds JSON."""
     from rich.console import Console
     from rich.text import Text
 
@@ -28,8 +29,25 @@ def print_verdict(result: RunResult, to_stderr: bool = False) -> None:
     console.print(Text(f"  {verdict.changes}", style="dim"), soft_wrap=True)
 
 
-def print_examples(result: RunResult) -> None:
-    """Questions with the models' answers side by side, on stdout."""
+def print_result(result: RunResult, heading: str, with_examples: bool = False) -> None:
+    """Print the scores under a heading, examples if wanted, and where the model and the report are."""
+    from msa_lite.cli.output import print_reports
+
+    if result.reports:
+        split = next(iter(result.reports.values())).split
+        print_reports(result.reports, f"{heading}; scores on {split} rows")
+    if with_examples:
+        _print_examples(result)
+    print_model(result.merged)
+    click.echo(f"report:          {result.folder / 'report.md'}")
+
+
+def print_model(merged: Merged | MergedAdapter) -> None:
+    """Print where the unlearned model is, and how much of the update it kept."""
+    click.echo(f"unlearned model: {merged.folder} ({merged.describe().splitlines()[0]})")
+
+
+def _print_examples(result: RunResult) -> None:
     from msa_lite.report.examples import examples_text
 
     if result.examples:
@@ -39,7 +57,7 @@ def print_examples(result: RunResult) -> None:
 
 
 def exit_code(result: RunResult, accept: bool) -> int:
-    """1 where the verdict is FAIL and nobody accepts that, with a message on stderr; else 0."""
+    """Return 1 after a FAIL that the user does not accept, with a message on stderr; else 0."""
     if result.verdict is None or result.verdict.outcome != "FAIL" or accept:
         return 0
     click.echo(

@@ -1,0 +1,78 @@
+"""The commands that work on a recipe: each loads it, says where the run goes, makes one library call, and prints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, Literal, TypeVar
+
+import click
+
+from msa_lite.cli.completion import complete_recipe
+
+Body = Callable[..., int | None]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Invocation:
+    """A command that works on a recipe, as the user gave it."""
+
+    recipe: Any
+    """The recipe, with its overrides: a Recipe, or the TrainingRecipe of `msa-lite train`."""
+    verbose: bool
+    """Show what the libraries underneath print."""
+    as_json: bool
+    """Print one JSON object in the place of tables and lines."""
+
+    def call(self, function: Callable[..., Result], **options: Any) -> Result:
+        """Return what a library function makes of the recipe, with progress on stderr.
+
+        If the target has no tokenizer, ask in a terminal whether to take the prior's, then call once more.
+        """
+        from msa_lite.cli.output import progress_bars, quieten_libraries
+        from msa_lite.errors import NoTokenizerError
+
+        quieten_libraries(self.verbose)
+        with progress_bars() as progress:
+            try:
+                return function(self.recipe, progress=progress, **options)
+            except NoTokenizerError as error:
+                if error.offer is None or self.recipe.tokenizer is not None or not in_terminal():
+                    raise
+                question = f"{self.recipe.target} was saved without a tokenizer. Take that of the prior, {error.offer}?"
+                if not click.confirm(question, err=True):
+                    raise
+                recipe = self.recipe.model_copy(update={"tokenizer": error.offer})
+            return function(recipe, progress=progress, **options)
+
+
+def takes_recipe(kind: Literal["run", "training"] = "run") -> Callable[[Body], Body]:
+    """Give a command the arguments RECIPE and KEY.SUB=VALUE and the option --json; its body takes an `Invocation`."""
+
+    def decorate(body: Body) -> Body:
+        @click.argument("recipe", shell_complete=complete_recipe)
+        @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
+        @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+        @click.pass_obj
+        @wraps(body)
+        def command(
+            verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: bool, **options: Any
+        ) -> int | None:
+            from msa_lite.cli.output import print_start
+            from msa_lite.recipe import load_recipe, load_training
+
+            loaded = (load_recipe if kind == "run" else load_training)(recipe, overrides)
+            print_start(recipe, loaded.output)
+            return body(Invocation(loaded, verbose, as_json), **options)
+
+        return command
+
+    return decorate
+
+
+def in_terminal() -> bool:
+    """Check whether a user can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
