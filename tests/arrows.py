@@ -1,11 +1,7 @@
-"""The rooms of the package and who imports whom, read from the source; `python -m tests.arrows` draws them.
-
-The drawing stands in .github/CONTRIBUTING.md, between two markers; `--write` puts it there anew.
-"""
+"""The rooms of the package and who imports whom, read from the source."""
 
 from __future__ import annotations
 
-import argparse
 import ast
 from collections.abc import Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
@@ -13,8 +9,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "msa_lite"
-PAGE = ROOT / ".github/CONTRIBUTING.md"
-BEGIN, END = "<!-- rooms: drawn by python -m tests.arrows --write -->\n", "<!-- end of rooms -->\n"
 Graph = Mapping[str, set[str]]
 
 
@@ -124,18 +118,3 @@ def purpose(room: str) -> str:
     path = PACKAGE / room / "__init__.py" if (PACKAGE / room).is_dir() else PACKAGE / f"{room}.py"
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     return " ".join(text.split("\n\n")[0].split()).rstrip(".")
-
-
-def drawn_page(text: str) -> str:
-    """Return the text of CONTRIBUTING.md with the drawing as the code is now."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + "\n" + drawing() + "\n" + END + rest.split(END)[1]
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the drawing into CONTRIBUTING")
-    if parser.parse_args().write:
-        PAGE.write_text(drawn_page(PAGE.read_text()))
-    else:
-        print(drawing())  # noqa: T201

@@ -13,8 +13,6 @@ import pytest
 
 from tests.arrows import (
     PACKAGE,
-    PAGE,
-    drawn_page,
     find_circle,
     imported_rooms,
     module_graph,
@@ -24,6 +22,7 @@ from tests.arrows import (
     sources,
     without_detours,
 )
+from tests.pages import CONTRIBUTING, METRICS, contributing_page, metrics_page
 
 # Room of the package → the rooms that it imports from, wherever the import stands. Exactly these: an arrow that nobody
 # needs any more has to go.
@@ -86,9 +85,10 @@ def test_an_arrow_that_a_longer_way_says_is_not_drawn() -> None:
     assert without_detours(graph) == {"a": {"b", "d"}, "b": {"c"}, "c": set(), "d": set()}
 
 
-@pytest.mark.skipif(not PAGE.is_file(), reason="not the whole repository")
-def test_the_drawing_in_contributing_is_that_of_the_code() -> None:
-    assert drawn_page(PAGE.read_text()) == PAGE.read_text(), "python -m tests.arrows --write draws it anew"
+@pytest.mark.skipif(not CONTRIBUTING.is_file(), reason="not the whole repository")
+def test_the_pages_that_are_made_from_the_code_are_up_to_date() -> None:
+    assert contributing_page() == CONTRIBUTING.read_text(), "python -m tests.pages writes it anew"
+    assert metrics_page() == METRICS.read_text(), "python -m tests.pages writes it anew"
 
 
 @pytest.mark.parametrize("name", PURE)

@@ -1,0 +1,35 @@
+"""The pages that are made from the code: `python -m tests.pages` writes them anew.
+
+The drawing of the rooms stands in .github/CONTRIBUTING.md between two markers; docs/metrics.md is the table of metrics.
+"""
+
+from __future__ import annotations
+
+from msa_lite.report.metrics import metrics_markdown
+from tests.arrows import ROOT, drawing
+
+CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
+METRICS = ROOT / "docs/metrics.md"
+BEGIN, END = "<!-- rooms: drawn by python -m tests.pages -->\n", "<!-- end of rooms -->\n"
+_HEADER = """# Metrics
+
+Written by `python -m tests.pages` from the table in `msa_lite/report/metrics.py`; `msa-lite metrics` prints the same.
+
+"""
+
+
+def contributing_page() -> str:
+    """Return CONTRIBUTING with the drawing of the rooms as the code is now."""
+    before, rest = CONTRIBUTING.read_text().split(BEGIN)
+    return before + BEGIN + "\n" + drawing() + "\n" + END + rest.split(END)[1]
+
+
+def metrics_page() -> str:
+    """Return the page that explains every metric."""
+    return _HEADER + metrics_markdown()
+
+
+if __name__ == "__main__":
+    CONTRIBUTING.write_text(contributing_page())
+    METRICS.parent.mkdir(exist_ok=True)
+    METRICS.write_text(metrics_page())
