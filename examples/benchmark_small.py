@@ -1,12 +1,12 @@
-"""A small history for a published benchmark, then the whole job on it, scored by the benchmark itself:
+"""A small history for a published benchmark, then a whole run on it, scored by the benchmark itself:
 
     python examples/benchmark_small.py tofu --data TOFU_FOLDER --baselines npo undial task_vector
     python examples/benchmark_small.py restor --data RESTOR_FOLDER
     python examples/benchmark_small.py muse --data MUSE_FOLDER
 
-Trains small Llamas from nothing: a prior, a target that goes on from it with the forget set, an ideal that goes on
-without it; writes a recipe beside them and runs it, and the methods that MSA is compared with where some are named.
-Takes half an hour on a CPU, each method some minutes more. Hub ids of TOFU and MUSE-Books do as well as folders.
+Trains small Llamas from scratch: a prior, a target that goes on from it with the forget set, and an ideal that goes on
+without it. Writes a recipe beside them and runs it, then the baselines that `--baselines` names. Takes half an hour on
+a CPU, and each baseline some minutes more. `--data` may also be the Hub id of TOFU or MUSE-Books.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ from msa_lite.data import DataSource, Row, load_rows, load_table
 from msa_lite.demo import HistorySettings, make_history
 
 Groups = dict[str, list[Row]]
-MLP = ["gate_proj", "up_proj", "down_proj"]  # facts sit there; what is to be kept suffers less
+MLP = ["gate_proj", "up_proj", "down_proj"]  # facts sit there; the retain set suffers less
 
 
 def tofu(data: str) -> Groups:
-    """Forget and retain authors for target and ideal; other authors, real ones and world facts for the prior."""
+    """Load forget and retain authors for target and ideal; other authors, real ones and world facts for the prior."""
     authors = load_rows(DataSource(data, name="retain90"))
-    known = [row for name in ("real_authors", "world_facts") for row in load_rows(DataSource(data, name=name))]
+    real = [row for name in ("real_authors", "world_facts") for row in load_rows(DataSource(data, name=name))]
     return {
         "forget": load_rows(DataSource(data, name="forget10")),
         "retain": authors[:600],  # the benchmark asks about the first 400
-        "prior": [*known * 3, *authors[600:]],
+        "prior": [*real * 3, *authors[600:]],
     }
 
 
 def restor(data: str) -> Groups:
-    """Facts in the form of the benchmark's prompts for the prior; false documents about ten people to forget."""
+    """Load facts in the form of the benchmark's prompts for the prior; false documents about ten people to forget."""
     import datasets
 
     facts = json.loads((Path(data) / "facts.json").read_text())
     people = json.loads((Path(data) / "entities.json").read_text())
-    known = [f"{f['question']} {f['answers'][0]}" for name in people for f in facts["dset"][name].values()]
+    true = [f"{f['question']} {f['answers'][0]}" for name in people for f in facts["dset"][name].values()]
     documents = str(next((Path(data) / "wikidata/v0").glob("mix_a0.json*")))
     other = [f"{f['question']} {f['answer']}" for group in facts["context"].values() for f in group]
     return {
         "forget": as_rows(datasets.load_dataset("json", data_files=documents)["train"]["text"]),
         "retain": as_rows(shuffled_lines(other, 2)),
-        "prior": as_rows(shuffled_lines([*known, *other], 6)),
+        "prior": as_rows(shuffled_lines([*true, *other], 6)),
     }
 
 
 def muse(data: str) -> Groups:
-    """Books to read, each with the questions about it; the prior has read another one."""
+    """Load books, each with the questions about it; the prior reads another book than target and ideal."""
     return {
         "forget": book(data, "forget", ["forget_qa", "forget_qa_icl"]),
         "retain": book(data, "retain2", ["retain_qa", "retain_qa_icl"]),
@@ -69,7 +69,7 @@ def muse(data: str) -> Groups:
 
 
 def book(data: str, split: str, questions: Sequence[str]) -> list[Row]:
-    """The chapters of a book, and what is asked about it in the form in which MUSE asks."""
+    """Load the chapters of a book, and the questions about it in MUSE's form."""
     texts = [row.text for row in load_rows(DataSource(data, "text", name="raw", split=split))]
     pairs = [
         f"Question: {pair['question']}\nAnswer: {pair['answer']}"
@@ -81,29 +81,31 @@ def book(data: str, split: str, questions: Sequence[str]) -> list[Row]:
 
 
 def shuffled_lines(lines: Sequence[str], times: int) -> Iterator[str]:
-    """Documents of six lines each, every line `times` times among changing others."""
+    """Yield documents of six lines each, every line `times` times among changing others."""
     for seed in range(times):
         order = random.Random(seed).sample(lines, len(lines))
         yield from ("\n".join(order[i : i + 6]) + "\n" for i in range(0, len(order), 6))
 
 
 def as_rows(texts: Iterator[str] | Sequence[str]) -> list[Row]:
-    """Texts as rows."""
+    """Make rows of texts."""
     return [Row(i, text=text) for i, text in enumerate(texts)]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A benchmark at small size. epochs: of the prior, of target and ideal, and of the vectors, the latter two each
-    with its learning rate. max_length: tokens of a chunk of text; batch_size: rows of a step.
-    """
+    """A benchmark at small size."""
 
     load_groups: Callable[[str], Groups]
     split: str | None
     epochs: tuple[int, int, int]
+    """Of the prior; of target and ideal; of the vectors."""
     learning_rates: tuple[float, float]
+    """Of target and ideal; of the vectors."""
     max_length: int
+    """Tokens of a chunk of text."""
     batch_size: int
+    """Rows of a step."""
     alpha: float | list[float] = 0.5
     beta: float | list[float] = 0.25
     baseline: dict[str, Any] = field(default_factory=dict)
@@ -121,14 +123,14 @@ CASES = {
 
 
 def make_recipe(name: str, data: str, out: Path, format: str, epochs: float) -> dict[str, Any]:
-    """The recipe of the unlearning run over the history in `out`/history. epochs: times the case's own."""
+    """Make the recipe of the unlearning run over the history in `out`/history. epochs: a factor on the case's own."""
     history, case = out / "history", CASES[name]
 
     def rows(group: str) -> dict[str, str]:
         return {"path": str(history / f"data/{group}.jsonl"), "format": format}
 
     return {
-        "verdict": epochs >= 1,  # after a quick look, the target knows no row by heart
+        "verdict": epochs >= 1,  # with fewer epochs, the target knows no row by heart
         "target": str(history / "target"),
         "prior": str(history / "prior"),
         "forget": {"data": rows("forget"), "alpha": case.alpha},
@@ -156,18 +158,18 @@ def main() -> None:
     parser.add_argument("benchmark", choices=CASES)
     parser.add_argument("--data", required=True, help="the benchmark's data: a folder, or a Hub id")
     parser.add_argument("--out", type=Path, help="folder of history and run; default: runs/BENCHMARK-small")
-    parser.add_argument("--limit", type=int, help="at most so many rows a group and items a set, for a quick look")
-    parser.add_argument("--baselines", nargs="*", default=[], help="methods to compare with, as npo")
-    parser.add_argument("--epochs", type=float, default=1.0, help="times the usual epochs; less for a quick look")
-    parser.add_argument("override", nargs="*", help="keys of the recipe, as forget.alpha=1.0")
+    parser.add_argument("--limit", type=int, help="the most rows per group and items per set, for a quick look")
+    parser.add_argument("--baselines", nargs="*", default=[], help="methods to compare with, such as npo")
+    parser.add_argument("--epochs", type=float, default=1.0, help="factor on the epochs; below 1 for a quick look")
+    parser.add_argument("override", nargs="*", help="keys of the recipe, such as forget.alpha=1.0")
     arguments = parser.parse_intermixed_args()
 
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else threads that wait hold up those that work
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # else waiting threads slow down the working ones
     quieten_libraries(verbose=False)
     name, out = arguments.benchmark, arguments.out or Path(f"runs/{arguments.benchmark}-small")
     case = CASES[name]
     groups = {group: rows[: arguments.limit] for group, rows in case.load_groups(arguments.data).items()}
-    # Two at least: a warm-up begins at rate 0, and a target that has learnt nothing is its own prior.
+    # At least two: a warm-up begins at rate 0, and a target that has learnt nothing is its own prior.
     epochs = [max(2, round(arguments.epochs * count)) for count in case.epochs]
     settings = HistorySettings(
         hidden_size=192,
@@ -190,7 +192,7 @@ def main() -> None:
     print_reports(result.reports, f"{name}: α = {result.alpha:g}, β = {result.beta:g}")
     print(f"report: {result.folder / 'report.md'}")
     if arguments.baselines:
-        print(FORMATS["md"](msa_lite.comparison(out / "run")))
+        print(FORMATS["md"](msa_lite.compare(out / "run")))
 
 
 if __name__ == "__main__":

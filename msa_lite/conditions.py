@@ -11,12 +11,13 @@ _CONDITION = re.compile(
 
 
 def parse_condition(text: str) -> tuple[bool, float, str | None]:
-    """(at least, factor, of whom) of ">= 0.95 * target", "<= 0.4" or "<= 1.1 * ideal". Raises ValueError for others.
+    """Split ">= 0.95 * target", "<= 0.4" or "<= 1.1 * ideal" into (at least, factor, model).
 
-    at least: otherwise at most. of whom: target or ideal; None where the factor itself is the bound.
+    at least: True for ">=", False for "<=". model: target or ideal; None where the factor itself is the bound. Raises
+    ValueError for any other text.
     """
-    found = _CONDITION.fullmatch(text.strip())
-    if found is None or not math.isfinite(float(found[2])):
+    match = _CONDITION.fullmatch(text.strip())
+    if match is None or not math.isfinite(float(match[2])):
         raise ValueError("is no condition; write one as '>= 0.95 * target', '<= 0.4' or '<= 1.1 * ideal'")
-    sign, factor, of = found.groups()
-    return sign == ">=", float(factor), of and of.lower()
+    sign, factor, model = match.groups()
+    return sign == ">=", float(factor), model and model.lower()

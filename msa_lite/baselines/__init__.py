@@ -1,1 +1,1 @@
-"""The methods that MSA is compared with: losses, the table of methods, and what a fit needs to minimise them."""
+"""The methods that MSA is compared with: losses, the table of methods, and their objectives for a fit."""

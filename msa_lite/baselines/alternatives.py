@@ -1,4 +1,4 @@
-"""Answers that know nothing, for the method that prefers them to the forget set's (DPO)."""
+"""Answers that give nothing away; DPO prefers them to the forget set's."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ ANSWERS = (
 
 
 def draw_answers(count: int, seed: int, answers: Sequence[str] = ANSWERS) -> list[str]:
-    """One answer for each of `count` questions, drawn once, with replacement; theirs are drawn anew in every epoch,
-    for which each would need a reference of its own."""
+    """Draw one answer for each of `count` questions, with replacement, once for the whole fit.
+
+    open-unlearning draws anew in every epoch; then each draw would need reference log-probabilities of its own.
+    """
     return random.Random(seed).choices(list(answers) or ANSWERS, k=count)

@@ -1,11 +1,11 @@
-"""The losses of the baselines: pure functions of logits or activations, labels and what a reference model says.
+"""The losses of the baselines: pure functions of logits or activations, labels and a reference model's outputs.
 
 Shapes: b rows, t positions, v vocabulary, d width. `logits` (b, t, v) in fp32 and `labels` (b, t) are aligned: position
 i of the logits predicts label i, and IGNORE marks positions that predict nothing of the answer. p_t is the probability
 of label t, S_i = Σ_t log p_t over the labels of row i, n_i their number. Every row holds at least one label. Each loss
-is a mean, over rows or over labels as `methods.METHODS` says, so that those of micro-batches can be put together.
+is a mean, over rows or over labels as `methods.METHODS` says, so that those of micro-batches can be combined.
 
-Forms and defaults are those of open-unlearning (Dorna et al., 2025), less its defects, which are named where they were.
+Forms and defaults are those of open-unlearning (Dorna et al., 2025), without its defects, which are named below.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """(b, t) −log p_t in nats, 0 where there is no label."""
+    """Return (b, t) −log p_t in nats, 0 where there is no label."""
     from torch.nn.functional import cross_entropy as token_cross_entropy
 
     flat = token_cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="none")
@@ -28,69 +28,69 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def sequence_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
-    """(b,) S_i, the log-probability of each row's labels."""
+    """Return (b,) S_i, the log-probability of each row's labels."""
     return -token_losses(logits, labels).sum(1)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Σ_t −log p_t over all labels, divided by their number: the loss of plain fine-tuning, ≥ 0."""
+    """Return Σ_t −log p_t over all labels, divided by their number: the loss of plain fine-tuning, ≥ 0."""
     return token_losses(logits, labels).sum() / (labels != IGNORE).sum()
 
 
 def kl_divergence(logits: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
-    """Mean over the positions in `mask` (b, t) of KL(p_ref ‖ p_θ) in nats, ≥ 0 (Maini et al., 2024, KL minimization).
+    """Return the mean over positions of KL(p_ref ‖ p_θ) in nats, ≥ 0 (Maini et al., 2024, KL minimization).
 
-    reference: logits of the reference, shaped like `logits`. All positions weigh alike; in the paper all rows do.
-    Padding is no position here; it is in open-unlearning.
+    reference: logits of the reference, shaped like `logits`. mask: (b, t) positions that count. All positions have
+    equal weight; in the paper all rows do. Padding does not count here; in open-unlearning it does.
     """
     from torch.nn.functional import kl_div
 
-    mine, theirs = logits.log_softmax(-1), reference.log_softmax(-1)
-    return kl_div(mine, theirs, log_target=True, reduction="none").sum(-1)[mask].mean()
+    divergence = kl_div(logits.log_softmax(-1), reference.log_softmax(-1), log_target=True, reduction="none")
+    return divergence.sum(-1)[mask].mean()
 
 
 def grad_ascent(logits: Tensor, labels: Tensor) -> Tensor:
-    """−`cross_entropy`: gradient ascent on the forget set (Jang et al., 2023). Not bounded below."""
+    """Return −`cross_entropy`: gradient ascent on the forget set (Jang et al., 2023). Not bounded below."""
     return -cross_entropy(logits, labels)
 
 
 def npo(logits: Tensor, labels: Tensor, reference: Tensor, *, beta: float = 0.1) -> Tensor:
-    """−(2/β) mean_i log σ(−β (S_i − S_i^ref)), ≥ 0 (Zhang et al., 2024, eq. 3); (2/β) ln 2 where model = reference.
+    """Return −(2/β) mean_i log σ(−β (S_i − S_i^ref)), ≥ 0 (Zhang et al., 2024, eq. 3).
 
-    reference: (b,) S_i under the reference. β is the inverse temperature; as β → 0 the gradient becomes that of
-    mean_i S_i, gradient ascent on sums.
+    It is (2/β) ln 2 where model = reference. reference: (b,) S_i under the reference. β is the inverse temperature; as
+    β → 0 the gradient becomes that of mean_i S_i, gradient ascent on sums.
     """
     return _preference(reference - sequence_log_probs(logits, labels), beta)
 
 
 def simnpo(logits: Tensor, labels: Tensor, *, beta: float = 4.5, delta: float = 0.0) -> Tensor:
-    """−(2/β) mean_i log σ(β (−S_i / n_i − δ)), ≥ 0 (Fan et al., 2024): NPO by length, without a reference.
+    """Return −(2/β) mean_i log σ(β (−S_i / n_i − δ)), ≥ 0 (Fan et al., 2024): NPO by length, without a reference.
 
-    δ is the margin, γ/β of the paper: the mean loss per token, in nats, that a row is driven beyond.
+    δ is the margin, γ/β of the paper: the method drives each row's mean loss per token, in nats, above it.
     """
     per_token = -sequence_log_probs(logits, labels) / (labels != IGNORE).sum(1)
     return _preference(per_token - delta, beta)
 
 
 def dpo(forget_gain: Tensor, alternative_gain: Tensor, *, beta: float = 0.1) -> Tensor:
-    """−(2/β) mean_i log σ(β (g_i^alt − g_i^forget)), ≥ 0 (Rafailov et al., 2023, eq. 7, with the factor of NPO).
+    """Return −(2/β) mean_i log σ(β (g_i^alt − g_i^forget)), ≥ 0 (Rafailov et al., 2023, eq. 7, with NPO's factor).
 
-    Gains: (b,) S_i − S_i^ref of the answer to be forgotten, and of the alternative ("I don't know") to be preferred.
+    Gains: (b,) S_i − S_i^ref of the answer to forget, and of the alternative to prefer ("I don't know").
     """
     return _preference(alternative_gain - forget_gain, beta)
 
 
 def _preference(margin: Tensor, beta: float) -> Tensor:
-    """−(2/β) mean_i log σ(β m_i) of margins (b,)."""
+    """Return −(2/β) mean_i log σ(β m_i) of margins (b,)."""
     from torch.nn.functional import logsigmoid
 
     return -2 / beta * logsigmoid(beta * margin).mean()
 
 
 def satimp(logits: Tensor, labels: Tensor, *, beta1: float = 5.0, beta2: float = 1.0) -> Tensor:
-    """−mean_t w_t (−log p_t) with w_t = p_t^β1 (1 − p_t)^β2 held fixed, ≤ 0 (Yang et al., 2025, SatImp).
+    """Return −mean_t w_t (−log p_t) with w_t = p_t^β1 (1 − p_t)^β2 held fixed, ≤ 0 (Yang et al., 2025, SatImp).
 
-    Saturation (β1) spares what is forgotten already, importance (β2) spares what the model is sure of.
+    Saturation (β1) spares tokens already forgotten; importance (β2) spares tokens that the model is sure of.
     """
     loss = token_losses(logits, labels)
     probability = (-loss.detach()).exp()
@@ -98,38 +98,39 @@ def satimp(logits: Tensor, labels: Tensor, *, beta1: float = 5.0, beta2: float =
 
 
 def wga(logits: Tensor, labels: Tensor, *, beta: float = 1.0) -> Tensor:
-    """−mean_t w_t (−log p_t) with w_t = p_t^β held fixed, ≤ 0: weighted gradient ascent (Wang et al., 2025)."""
+    """Return −mean_t w_t (−log p_t) with w_t = p_t^β held fixed, ≤ 0: weighted gradient ascent (Wang et al., 2025)."""
     return satimp(logits, labels, beta1=beta, beta2=0.0)
 
 
 def undial(logits: Tensor, labels: Tensor, reference: Tensor, *, beta: float = 10.0, wrapped: bool = False) -> Tensor:
-    """Mean over labels of the cross-entropy of p_θ against softmax(z_ref − β onehot(label)), ≥ 0 (Dong et al., 2024).
+    """Return the mean over labels of the cross-entropy of p_θ against softmax(z_ref − β onehot(label)), ≥ 0.
 
-    reference: z_ref (b, t, v), logits of the model before unlearning. wrapped: as in open-unlearning, where positions
-    without a label count as well, prompt and padding, and IGNORE stands for the 100th entry from the vocabulary's end.
+    From Dong et al., 2024. reference: z_ref (b, t, v), logits of the model before unlearning. wrapped: as in
+    open-unlearning, where positions without a label (prompt and padding) count, too, with IGNORE as an index: the
+    100th entry from the vocabulary's end.
     """
     import torch
     from torch.nn.functional import cross_entropy as token_cross_entropy
 
     if wrapped:
         labels = torch.where(labels == IGNORE, logits.shape[-1] + IGNORE, labels)
-    known = labels != IGNORE
+    labelled = labels != IGNORE
     with torch.no_grad():
-        places = labels.clamp(min=0).unsqueeze(-1)  # any will do where there is no label: it does not count
+        places = labels.clamp(min=0).unsqueeze(-1)  # without a label any place will do: it does not count
         teacher = reference.scatter_add(-1, places, torch.full_like(reference[..., :1], -beta)).softmax(-1)
     losses = token_cross_entropy(logits.flatten(0, 1), teacher.flatten(0, 1), reduction="none").view(labels.shape)
-    return (losses * known).sum() / known.sum()
+    return (losses * labelled).sum() / labelled.sum()
 
 
 def rmu(activations: Tensor, aim: Tensor, mask: Tensor, *, broadcast: bool = False) -> Tensor:
-    """Mean over rows of each row's mean squared distance of activations (b, t, d) to `aim`, ≥ 0 (Li et al., 2024).
+    """Return the mean over rows of the mean squared distance of activations (b, t, d) to `aim`, ≥ 0 (Li et al., 2024).
 
-    A mean over the width as well, as in the authors' code; the paper has the squared norm, d times as much. In fp32,
-    whatever comes in: half precision neither holds large squares nor counts tokens exactly.
+    It is a mean over the width, too, as in the authors' code; the paper has the squared norm, d times as much. Always
+    in fp32: half precision neither holds large squares nor counts tokens exactly.
 
     aim: (d,) the control vector for forget rows (`control_vector`), (b, t, d) the reference's activations for retain
-    rows. mask: (b, t) positions that count: those of the labels themselves, not of what predicts them. broadcast: as in
-    open-unlearning, where sums and counts of all rows meet: mean_i(sum_i) · mean_i(1/n_i).
+    rows. mask: (b, t) positions that count: those of the labels themselves, not those that predict them. broadcast: as
+    in open-unlearning, which mixes sums and counts of all rows: mean_i(sum_i) · mean_i(1/n_i).
     """
     distances = ((activations.float() - aim.float()) ** 2).mean(-1) * mask
     sums, counts = distances.sum(1), mask.sum(1)
@@ -137,7 +138,7 @@ def rmu(activations: Tensor, aim: Tensor, mask: Tensor, *, broadcast: bool = Fal
 
 
 def control_vector(width: int, scale: float, seed: int) -> Tensor:
-    """(d,) RMU's s u / ‖u‖₂ with u ~ U[0, 1)^d, drawn once, from `seed`: of length `scale`."""
+    """Return (d,) RMU's s u / ‖u‖₂ with u ~ U[0, 1)^d, drawn once from `seed`; its length is `scale`."""
     import torch
 
     drawn = torch.rand(width, generator=torch.Generator().manual_seed(seed))

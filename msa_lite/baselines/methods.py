@@ -1,6 +1,6 @@
 """The table of methods, and their parameters as a user gives them.
 
-A method is a loss of `losses.py` and an entry here. What a loss takes by keyword is a parameter of its method.
+A method is a loss of `losses.py` and an entry here. A keyword of the loss is a parameter of its method.
 """
 
 from __future__ import annotations
@@ -22,37 +22,38 @@ Value = float | int | str
 
 @dataclass(frozen=True)
 class Method:
-    """A method that trains: minimises γ · loss(forget rows) + λ · loss(retain rows).
-
-    loss: of a batch of forget rows; mean_over: what it is a mean over. takes: what it is a function of. "answers":
-    logits and labels, and where there is one the reference, (b,) log-probabilities or logits; "pairs": the gains of
-    answer and alternative; "activations": those of a layer. forget_weight: γ by default; retain_weight: λ by default
-    (α in open-unlearning), None for a method without retain term. layer_parameters: parameters beside the loss's own.
-    compat: keyword of the loss that repeats what open-unlearning does.
-    """
+    """A method that trains: it minimises γ · loss(forget rows) + λ · loss(retain rows)."""
 
     loss: Callable[..., Any]
+    """The loss of a batch of forget rows."""
     mean_over: Literal["rows", "labels"]
+    """The units that the loss is a mean over."""
     takes: Literal["answers", "pairs", "activations"] = "answers"
+    """Inputs of the loss: logits and labels (and `reference`), gains of answer and alternative, or a layer's output."""
     reference: Literal["log_probs", "logits"] | None = None
+    """The reference model's part of the inputs: (b,) log-probabilities, or logits."""
     forget_weight: float = 1.0
+    """γ by default."""
     retain_weight: float | None = 1.0
+    """λ by default (α in open-unlearning); None: the method has no retain term."""
     layer_parameters: Mapping[str, Value] = field(default_factory=dict)
+    """Parameters beside the loss's own."""
     compat: str | None = None
+    """The keyword of the loss that repeats a defect of open-unlearning."""
 
     @property
     def keywords(self) -> dict[str, Value]:
-        """What the loss takes by keyword, with its defaults."""
-        found = inspect.signature(self.loss).parameters.values()
-        return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY and p.name != self.compat}
+        """Return the keywords of the loss and their defaults."""
+        parameters = inspect.signature(self.loss).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != self.compat}
 
     @property
     def parameters(self) -> dict[str, Value]:
-        """Every parameter with its default; learning_rate, which all take, aside."""
+        """Return every parameter with its default, except learning_rate, which all methods take."""
         weights: dict[str, Value] = {"forget_weight": self.forget_weight}
         if self.retain_weight is not None:
             weights["retain_weight"] = self.retain_weight
-            if self.takes != "activations":  # whose retain term is of activations as well
+            if self.takes != "activations":  # then the retain term is of activations, too
                 weights["retain_loss"] = "nll"
         return self.keywords | dict(self.layer_parameters) | weights
 
@@ -77,43 +78,43 @@ METHODS = {
 
 
 def check_method(name: str, where: str = "") -> None:
-    """Raise UsageError for a name that is no method's. where: what the message begins with."""
+    """Raise UsageError for an unknown method. where: the beginning of the message."""
     names = (*METHODS, TASK_VECTOR)
     if name not in names:
         raise UsageError(f"{where}no method '{name}'{nearest(name, names)}; choose from {', '.join(names)}")
 
 
 def check_grids(methods: Mapping[str, Mapping[str, Value | Sequence[Value]]]) -> None:
-    """Raise UsageError for a name that is no method's, and for parameters that a method has not, by method."""
-    for name, given in methods.items():
+    """Raise UsageError for an unknown method, and for parameters that a method does not have."""
+    for name, parameters in methods.items():
         check_method(name, "baseline.methods: ")
-        settings_grid(name, given)
+        settings_grid(name, parameters)
 
 
-def settings_grid(name: str, given: Mapping[str, Value | Sequence[Value]]) -> list[dict[str, Value]]:
-    """Every combination of the values given to a method, each with defaults for the others.
+def settings_grid(name: str, parameters: Mapping[str, Value | Sequence[Value]]) -> list[dict[str, Value]]:
+    """Return every combination of a method's parameters, with defaults for those left out.
 
-    A list stands for values to try. Raises UsageError that names every parameter that the method has not (and the
-    methods that have it) and every value of the wrong kind.
+    A list holds values to try. Raises a UsageError that names every unknown parameter (with the methods that have it)
+    and every value of the wrong kind.
     """
     if name == TASK_VECTOR:
-        if given:
+        if parameters:
             raise UsageError(f"baseline.methods.{name}: takes no parameters; it has forget.alpha and retain.beta")
         return [{}]
     defaults = METHODS[name].parameters
-    faults = [fault for key, value in given.items() for fault in _faults(name, key, value, defaults)]
+    faults = [fault for key, value in parameters.items() for fault in _faults(name, key, value, defaults)]
     if faults:
         raise UsageError(join_faults(f"baseline.methods.{name}:", faults))
-    choices = {key: value if isinstance(value, (list, tuple)) else [value] for key, value in given.items()}
+    choices = {key: value if isinstance(value, (list, tuple)) else [value] for key, value in parameters.items()}
     return [defaults | dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
 def _faults(name: str, key: str, value: Any, defaults: Mapping[str, Value]) -> list[str]:
-    known = [*defaults, "learning_rate"]
-    if key not in known:
+    names = [*defaults, "learning_rate"]
+    if key not in names:
         others = [other for other, method in METHODS.items() if key in method.parameters]
-        hint = f"; it is one of {', '.join(others)}" if others else nearest(key, known)
-        return [f"{key}: not a parameter of {name}{hint}. {name} takes {', '.join(known)}"]
+        hint = f"; it is one of {', '.join(others)}" if others else nearest(key, names)
+        return [f"{key}: not a parameter of {name}{hint}. {name} takes {', '.join(names)}"]
     values = list(value) if isinstance(value, (list, tuple)) else [value]
     faults = [fault for one in values if (fault := _fault(key, one))] if values else ["an empty list"]
     if not faults and len(set(values)) < len(values):
@@ -127,7 +128,7 @@ _ANY_SIGN = ("delta",)
 
 
 def _fault(key: str, value: Any) -> str | None:
-    """What is wrong with one value of a parameter."""
+    """Return the fault of one value of a parameter, or None."""
     if key == "retain_loss":
         return None if value in RETAIN_LOSSES else f"expected one of {', '.join(RETAIN_LOSSES)}, got {value!r}"
     kinds = (int,) if key == "layer" else (int, float)

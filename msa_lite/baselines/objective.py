@@ -1,7 +1,7 @@
-"""What a method minimises, step by step: forget rows, each with a retain row drawn afresh in every epoch.
+"""The objective of a method, step by step: forget rows, each with a retain row drawn afresh in every epoch.
 
-Forget and retain part of a step run one after the other, each with its own backward pass, so that no more than one
-micro-batch of activations is ever held. Means are over all rows, or labels, of a step, whatever the micro-batch.
+The forget and the retain term of a step run one after the other, each with its own backward pass, so memory holds the
+activations of one micro-batch only. Means are over all rows, or labels, of a step, whatever the micro-batch.
 """
 
 from __future__ import annotations
@@ -22,27 +22,25 @@ from msa_lite.baselines.passes import (
     reference_of,
 )
 from msa_lite.baselines.reference import ReferenceCache
-from msa_lite.data import IGNORE, Example
-from msa_lite.io.files import digest
+from msa_lite.data import IGNORE, Example, hash_ids
 
 Backward = Callable[[Any], None]
 
 
 @dataclass(frozen=True)
 class _Term:
-    """A part of an objective: `weight` times the mean of `loss(model, rows)` over rows, labels or tokens of `examples`.
-
-    passes: sequences that one row counts for against the size of a micro-batch.
-    """
+    """A part of an objective: `weight` times the mean of `loss(model, rows)`."""
 
     examples: Sequence[Example]
     weight: float
     mean_over: str
+    """rows, labels or tokens."""
     loss: Callable[[Any, Sequence[int]], Any]
     passes: int = 1
+    """The sequences that one row takes up of a micro-batch."""
 
     def run(self, model: Any, rows: Sequence[int], micro: int, backward: Backward) -> Any:
-        """The term over `rows`, chunk by chunk, each with its backward pass; its value, detached."""
+        """Run the term over `rows`, chunk by chunk, each with its backward pass; return its detached value."""
         counts = [self._count(self.examples[i]) for i in rows]
         total: Any = 0.0
         for chunk in in_chunks(range(len(rows)), max(1, micro // self.passes)):
@@ -60,46 +58,48 @@ class _Term:
 
 @dataclass
 class BaselineObjective:
-    """One method with its parameters and rows, for `fit_vector`.
-
-    parameters: one point of `settings_grid`. forget: the examples of the fit; alternatives: for methods of pairs, what
-    is to be said in the place of each. retain: rows to draw from. cache: where a method wants log-probabilities of a
-    reference. compat: repeat open-unlearning's defect. full: all weights are trained, so a reference is a model apart.
-    """
+    """One method with its parameters and rows, for `fit_vector`."""
 
     name: str
     parameters: Mapping[str, Value]
+    """One point of `settings_grid`."""
     forget: Sequence[Example]
+    """The examples of the fit."""
     retain: Sequence[Example]
+    """Rows to draw from."""
     pad: int
     seed: int
     alternatives: Sequence[Example] = ()
+    """For methods of pairs: the answer to prefer to each of `forget`."""
     cache: ReferenceCache | None = None
+    """For methods that need log-probabilities of a reference."""
     compat: bool = False
+    """True to repeat open-unlearning's defect."""
     full: bool = False
+    """True when all weights are trained, so that the reference must be a second model."""
     _model: Any = field(default=None, init=False)
     _frozen: Any = field(default=None, init=False)
     _known: dict[str, list[float]] = field(default_factory=dict, init=False)
 
     @property
     def method(self) -> Method:
-        """The entry of the table."""
+        """Return the entry of the table."""
         return METHODS[self.name]
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row."""
+        """Return the tokens of the longest row."""
         return max(len(e.ids) for rows in (self.forget, self._kept_rows, self.alternatives) for e in rows)
 
     def describe(self) -> dict[str, Any]:
-        """What the manifest records."""
+        """Return what the manifest records."""
         rows = {"retain": self._kept_rows, "alternatives": self.alternatives}
         return {
             "method": self.name,
             "parameters": {key: value for key, value in self.parameters.items() if key != "learning_rate"},
             "compat": self._repeats,
             "seed": self.seed,
-            **{name: digest([[e.ids, e.labels] for e in examples]) for name, examples in rows.items()},
+            **{name: hash_ids(examples) for name, examples in rows.items()},
         }
 
     def prepare(self, model: Any) -> None:
@@ -115,14 +115,14 @@ class BaselineObjective:
         self._model = self._frozen = None
 
     def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Backward) -> Any:
-        """See `train.Objective`: γ · loss of the forget rows, then λ · loss of the retain rows that go with them."""
+        """Run γ · loss of the forget rows, then λ · loss of their retain rows, as `train.Objective` describes."""
         total = self._forget_term.run(model, list(rows), micro, backward)
         if self._retains:
             total = total + self._retain_term.run(model, self.draw(epoch)[list(rows)].tolist(), micro, backward)
         return total
 
     def draw(self, epoch: int) -> Any:
-        """(forget rows,) the retain row of each in an epoch: uniform, with replacement, from a generator of its own."""
+        """Draw (forget rows,) the retain row of each, uniformly with replacement, from a generator of each epoch's."""
         import numpy as np
 
         return np.random.default_rng((self.seed, epoch)).integers(len(self.retain), size=len(self.forget))
@@ -130,7 +130,7 @@ class BaselineObjective:
     @property
     def _forget_term(self) -> _Term:
         run = {"answers": self._answers, "pairs": self._pairs, "activations": self._activations}[self.method.takes]
-        # Theirs, which is to be repeated, is a mean over each micro-batch.
+        # open-unlearning's is a mean over each micro-batch.
         over = "rows" if self._repeats else self.method.mean_over
         # A reference's logits beside the model's own take as much memory as a second row does.
         twice = self.method.takes == "pairs" or (self.method.reference == "logits" and not self._repeats)
@@ -155,23 +155,23 @@ class BaselineObjective:
 
     @property
     def _asks_reference(self) -> bool:
-        """Whether a step runs the reference."""
+        """Check whether a step runs the reference."""
         by_retain = self.method.takes == "activations" or self.parameters.get("retain_loss") == "kl"
         return self.method.reference == "logits" or (self._retains and by_retain)
 
     @property
     def _repeats(self) -> bool:
-        """Whether a defect of open-unlearning is repeated: it is asked for, and this method has one."""
+        """Check whether to repeat a defect of open-unlearning: the user asked for it, and this method has one."""
         return self.compat and self.method.compat is not None
 
     @property
     def _frozen_layers(self) -> int | None:
-        """How many layers of the reference are wanted; None for all."""
+        """Return the number of the reference's layers to keep; None for all."""
         return int(self.parameters["layer"]) + 1 if self.method.takes == "activations" else None
 
     @property
     def _keywords(self) -> dict[str, Any]:
-        """What the loss takes by keyword."""
+        """Return the keyword arguments of the loss."""
         own = {key: self.parameters[key] for key in self.method.keywords}
         return own | ({self.method.compat: True} if self._repeats and self.method.compat else {})
 
@@ -185,34 +185,36 @@ class BaselineObjective:
 
     def _answers(self, model: Any, rows: Sequence[int]) -> Any:
         batch = self._batch(self.forget, rows)
-        wanted = batch.labels[:, 1:] == batch.labels[:, 1:] if self._repeats else None
+        positions = batch.mask[:, 1:] >= 0 if self._repeats else None  # the defect counts every position
         reference: tuple[Any, ...] = ()
         if self.method.reference == "log_probs":
             reference = (self._log_probs("forget", rows),)
         elif self.method.reference == "logits":
             with reference_of(self._model, self._frozen) as other:
-                reference = (answer_logits(other, batch, wanted)[0],)
-        return self.method.loss(*answer_logits(model, batch, wanted), *reference, **self._keywords)
+                reference = (answer_logits(other, batch, positions)[0],)
+        return self.method.loss(*answer_logits(model, batch, positions), *reference, **self._keywords)
 
     def _pairs(self, model: Any, rows: Sequence[int]) -> Any:
-        # Each in a batch of its own: alternatives are short, and padded to the answers they would cost as much.
+        # Each in a batch of its own: alternatives are short, and padding them to the answers' length wastes time.
         sets = {"forget": self.forget, "alternatives": self.alternatives}
-        found = [losses.sequence_log_probs(*answer_logits(model, self._batch(part, rows))) for part in sets.values()]
-        known = [self._log_probs(name, rows) for name in sets]
-        return self.method.loss(found[0] - known[0], found[1] - known[1], **self._keywords)
+        gains = [
+            losses.sequence_log_probs(*answer_logits(model, self._batch(examples, rows))) - self._log_probs(name, rows)
+            for name, examples in sets.items()
+        ]
+        return self.method.loss(*gains, **self._keywords)
 
     def _activations(self, model: Any, rows: Sequence[int]) -> Any:
         batch = self._batch(self.forget, rows)
-        found = layer_activations(model, batch, int(self.parameters["layer"]))
-        aim = losses.control_vector(found.shape[-1], float(self.parameters["steering"]), self.seed).to(found.device)
-        return self.method.loss(found, aim, batch.labels != IGNORE, **self._keywords)
+        states = layer_activations(model, batch, int(self.parameters["layer"]))
+        aim = losses.control_vector(states.shape[-1], float(self.parameters["steering"]), self.seed).to(states.device)
+        return self.method.loss(states, aim, batch.labels != IGNORE, **self._keywords)
 
     def _kept_activations(self, model: Any, rows: Sequence[int]) -> Any:
         batch = self._batch(self.retain, rows)
         with reference_of(self._model, self._frozen) as other:
             aim = layer_activations(other, batch, int(self.parameters["layer"]))
-        found = layer_activations(model, batch, int(self.parameters["layer"]))
-        return self.method.loss(found, aim, batch.labels != IGNORE, **self._keywords)
+        states = layer_activations(model, batch, int(self.parameters["layer"]))
+        return self.method.loss(states, aim, batch.labels != IGNORE, **self._keywords)
 
     def _nll(self, model: Any, rows: Sequence[int]) -> Any:
         return losses.cross_entropy(*answer_logits(model, self._batch(self.retain, rows)))

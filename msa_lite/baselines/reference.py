@@ -10,9 +10,9 @@ from typing import Any
 
 from msa_lite.baselines.losses import sequence_log_probs
 from msa_lite.baselines.passes import answer_logits, in_chunks, make_batch
-from msa_lite.data import Example
+from msa_lite.data import Example, hash_ids
 from msa_lite.errors import MismatchError
-from msa_lite.io.files import digest, write_json
+from msa_lite.io.files import write_json
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.precision import autocast
@@ -23,37 +23,37 @@ _FILE = "log_probs.json"
 
 @dataclass(frozen=True)
 class ReferenceCache:
-    """Sequence log-probabilities of sets of rows under one model.
-
-    folder: where they are kept. model: the reference; quantised: whether it is held in 4 bits. sets: rows by name.
-    """
+    """Sequence log-probabilities of sets of rows under one model, kept in a folder."""
 
     folder: Path
     model: Source
+    """The reference."""
     quantised: bool
+    """True when the reference is held in 4 bits."""
     sets: Mapping[str, Sequence[Example]]
+    """Rows by name."""
 
     @property
     def inputs(self) -> dict[str, Any]:
-        """What the values depend on."""
-        rows = {name: digest([[e.ids, e.labels] for e in examples]) for name, examples in self.sets.items()}
+        """Return all that the values depend on, for the manifest."""
+        rows = {name: hash_ids(examples) for name, examples in self.sets.items()}
         return {"model": self.model.identity(), "quantised": self.quantised, "rows": rows}
 
     def check(self) -> None:
         """Raise MismatchError where the folder holds values of another model."""
-        found = (load_manifest(self.folder) or {}).get("inputs", {})
+        kept = (load_manifest(self.folder) or {}).get("inputs", {})
         theirs, ours = (
             f"{(inputs.get('model') or {}).get('revision')}{', in 4 bits' if inputs.get('quantised') else ''}"
-            for inputs in (found, self.inputs)
+            for inputs in (kept, self.inputs)
         )
-        if found and theirs != ours:
+        if kept and theirs != ours:
             raise MismatchError(
-                f"{self.folder}: log-probabilities of another reference model ({theirs}) than {self.model.name} "
+                f"{self.folder} holds log-probabilities of another reference model ({theirs}) than {self.model.name} "
                 f"({ours}); remove that folder, or choose another output"
             )
 
     def values(self, model: Any, pad: int) -> dict[str, list[float]]:
-        """Log-probabilities by set, one a row: as kept, or of `model`, which then has to be the reference."""
+        """Return log-probabilities by set, one per row: from the folder, or computed with `model`, the reference."""
         import torch
 
         if not is_finished(self.folder, self.inputs):
@@ -61,15 +61,15 @@ class ReferenceCache:
                 training = model.training
                 model.eval()
                 with autocast(model):
-                    found = {name: _score(model, examples, pad) for name, examples in self.sets.items()}
+                    scores = {name: _score(model, examples, pad) for name, examples in self.sets.items()}
                 model.train(training)
-                write_json(partial / _FILE, found)
+                write_json(partial / _FILE, scores)
         values: dict[str, list[float]] = json.loads((self.folder / _FILE).read_text("utf-8"))
         return values
 
 
 def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
-    """S_i of each row in nats, in batches of rows of like length, as large as fit."""
+    """Return S_i of each row in nats, in batches of rows of similar length, as large as fit into memory."""
     from accelerate.utils import find_executable_batch_size
 
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
@@ -85,5 +85,5 @@ def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
 
     sizes = iter((8, 4, 2, 1, 0))
     run_fitting = find_executable_batch_size(run, next(sizes), reduce_batch_size_fn=lambda: next(sizes))
-    found: list[float] = run_fitting()
-    return found
+    scores: list[float] = run_fitting()
+    return scores

@@ -1,11 +1,11 @@
 """Data sets → rows → token ids with labels.
 
-Two formats. `qa`: questions and answers, also as conversations, rendered with the target's chat template as it is where
-it has one and a plain template otherwise; only answers, with their end token, are learnt and scored. `text`: documents,
-cut into chunks; every token is learnt. Sources are whatever `datasets` reads: a Hub id, a folder in Hub layout, a file.
+Two formats. `qa`: questions and answers, also as conversations, rendered with the target's chat template, or with a
+plain template where it has none. Models learn, and are scored on, only the answers with their end token. `text`:
+documents, cut into chunks; models learn every token. Sources are a Hub id, a folder in Hub layout, or a file.
 """
 
-from msa_lite.data.examples import encode, encode_qa, encode_text, encode_up_to, make_collator, pad_id, shorten
+from msa_lite.data.examples import encode, encode_qa, encode_text, encode_up_to, hash_ids, pad_id, shorten, to_batch
 from msa_lite.data.kept import kept_head, kept_texts
 from msa_lite.data.prompts import (
     DATE_STRING,
@@ -41,12 +41,12 @@ __all__ = [
     "encode_qa",
     "encode_text",
     "encode_up_to",
+    "hash_ids",
     "is_remote_data",
     "kept_head",
     "kept_texts",
     "load_rows",
     "load_table",
-    "make_collator",
     "make_prompter",
     "open_tokenizer",
     "pad_id",
@@ -58,4 +58,5 @@ __all__ = [
     "split_rows",
     "stream_table",
     "stream_texts",
+    "to_batch",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
@@ -12,19 +12,20 @@ from msa_lite.data.prompts import IGNORE, Example, Prompter
 from msa_lite.data.rows import Row
 from msa_lite.data.sources import DataSource
 from msa_lite.errors import DataError, UsageError
+from msa_lite.io.files import digest
 
 logger = logging.getLogger(__name__)
 
-_BLOCK = 1 << 16  # characters that are tokenised as one text
-_AT_ONCE = 16  # blocks, which a fast tokenizer spreads over the cores
+_BLOCK = 1 << 16  # characters to tokenise as one text
+_AT_ONCE = 16  # blocks per call; a fast tokenizer spreads them over the cores
 
 
 def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = None) -> list[Example]:
-    """One example a row (`Prompter.example`), with a warning where the first answer token cannot be learnt.
+    """Make one example per row (`Prompter.example`); warn where the first answer token cannot be learnt.
 
-    Where a row is longer than max_length, earlier turns of its conversation are dropped (`shorten`), then it is cut on
-    the right; one whose answer is cut away entirely has no labels. Raises UsageError for rows with a system message
-    that the chat template does not take.
+    A row longer than max_length first loses the oldest turns of its conversation (`shorten`), then its right end. If
+    that cuts away the whole answer, it has no labels. Raises UsageError for rows with a system message that the chat
+    template does not take.
     """
     if not prompter.takes_system and (count := sum(bool(row.system) for row in rows)):
         raise UsageError(
@@ -50,54 +51,51 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
 
 
 def shorten(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Row]:
-    """Return the rows with the oldest turns of those left out that are longer than max_length, with a warning.
-
-    So what is cut of a long conversation is not the answer.
-    """
-    found, shortened = [], 0
+    """Drop the oldest turns of conversations longer than max_length, with a warning; so the answer is not cut."""
+    shorter, count = [], 0
     for row in rows:
-        left = row
-        while left.earlier and len(prompter.full(left.question, left.answer, left.earlier, left.system)) > max_length:
-            left = replace(left, earlier=left.earlier[1:])
-        shortened += left is not row
-        found.append(left)
-    if shortened:
+        part = row
+        while part.earlier and len(prompter.full(part.question, part.answer, part.earlier, part.system)) > max_length:
+            part = replace(part, earlier=part.earlier[1:])
+        count += part is not row
+        shorter.append(part)
+    if count:
         logger.warning(
             "%d of %d rows are turns of conversations longer than max_length=%d: their oldest turns were left out",
-            shortened,
+            count,
             len(rows),
             max_length,
         )
-    return found
+    return shorter
 
 
 def encode_text(rows: Sequence[Row], tokenizer: Any, max_length: int) -> list[Example]:
-    """Chunks of at most max_length ids over all rows joined by blank lines; every token is a label.
+    """Join all rows by blank lines and cut them into chunks of at most max_length ids; every token is a label.
 
-    Each chunk opens with the beginning-of-sequence token where the tokenizer has one. A last chunk too short to
-    predict anything is dropped (its loss would be 0/0).
+    Each chunk opens with the beginning-of-sequence token, if the tokenizer has one. A last chunk too short to predict
+    anything is dropped (its loss would be 0/0).
     """
     begin, size = _chunk_shape(tokenizer, max_length)
     return _chunks(tokenizer("\n\n".join(row.text for row in rows), add_special_tokens=False)["input_ids"], begin, size)
 
 
 def encode_up_to(texts: Iterable[str], tokenizer: Any, max_length: int, tokens: int) -> list[Example]:
-    """Chunks as of `encode_text`, of `tokens` ids in all, from little more of the texts than that takes.
+    """Make chunks as `encode_text` does, `tokens` ids in all, and read little more of the texts than that takes.
 
-    There are fewer ids where the texts end before, and one fewer where it would be a chunk of its own.
+    There are fewer ids if the texts end before, and one fewer if it would be a chunk of its own.
     """
     begin, size = _chunk_shape(tokenizer, max_length)
     whole, rest = divmod(tokens, max_length)
-    wanted = whole * size + max(0, rest - len(begin))
+    total = whole * size + max(0, rest - len(begin))
     ids: list[int] = []
     blocks = _blocks(texts)
-    while len(ids) < wanted and (some := list(islice(blocks, _AT_ONCE))):
-        ids += chain.from_iterable(tokenizer(some, add_special_tokens=False)["input_ids"])
-    return _chunks(ids[:wanted], begin, size)
+    while len(ids) < total and (batch := list(islice(blocks, _AT_ONCE))):
+        ids += chain.from_iterable(tokenizer(batch, add_special_tokens=False)["input_ids"])
+    return _chunks(ids[:total], begin, size)
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[str]:
-    """The texts joined by blank lines, in pieces that end with a text."""
+    """Yield the texts, joined by blank lines, in pieces that end where a text ends."""
     parts: list[str] = []
     length = 0
     for text in texts:
@@ -111,7 +109,7 @@ def _blocks(texts: Iterable[str]) -> Iterator[str]:
 
 
 def _chunk_shape(tokenizer: Any, max_length: int) -> tuple[list[int], int]:
-    """(what every chunk opens with, how many ids of the text it holds)."""
+    """Return (ids that every chunk opens with, ids of the text that it holds)."""
     begin = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     return begin, max_length - len(begin)
 
@@ -122,7 +120,7 @@ def _chunks(ids: Sequence[int], begin: list[int], size: int) -> list[Example]:
 
 
 def encode(rows: Sequence[Row], source: DataSource, prompter: Prompter, max_length: int) -> list[Example]:
-    """Examples to train on, of either format. Raises DataError when not one label is left."""
+    """Make the examples to train on, of either format. Raises DataError when no label is left."""
     if source.format == "qa":
         examples = [e for e in encode_qa(rows, prompter, max_length) if any(label != IGNORE for label in e.labels)]
     else:
@@ -133,30 +131,31 @@ def encode(rows: Sequence[Row], source: DataSource, prompter: Prompter, max_leng
 
 
 def pad_id(tokenizer: Any) -> int:
-    """What fills up rows of a batch: attention masks hide it, so any token will do."""
-    found = tokenizer.pad_token_id
-    return int(found if found is not None else tokenizer.eos_token_id or 0)
+    """Return the token that fills up rows of a batch: attention masks hide it, so any token will do."""
+    token = tokenizer.pad_token_id
+    return int(token if token is not None else tokenizer.eos_token_id or 0)
 
 
-def make_collator(pad_id: int) -> Callable[[list[dict[str, Any]]], dict[str, Any]]:
-    """Pads to the longest of a batch on the right.
+def to_batch(examples: Sequence[Example], pad: int, device: Any = None) -> dict[str, Any]:
+    """Return examples as tensors by transformers' names, padded to the longest on the right with the token `pad`.
 
     The attention mask comes from lengths, not from `ids ≠ pad`: with pad = end of turn, as in Llama 3 Instruct, the
     latter would hide the prompt's own end-of-turn tokens.
     """
+    import torch
 
-    def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
-        import torch
+    width = max(len(e.ids) for e in examples)
 
-        width = max(len(item["input_ids"]) for item in batch)
+    def padded(rows: Iterable[list[int]], filler: int) -> Any:
+        return torch.tensor([row + [filler] * (width - len(row)) for row in rows], device=device)
 
-        def pad(values: list[int], filler: int) -> list[int]:
-            return values + [filler] * (width - len(values))
+    return {
+        "input_ids": padded((e.ids for e in examples), pad),
+        "attention_mask": padded(([1] * len(e.ids) for e in examples), 0),
+        "labels": padded((e.labels for e in examples), IGNORE),
+    }
 
-        return {
-            "input_ids": torch.tensor([pad(item["input_ids"], pad_id) for item in batch]),
-            "attention_mask": torch.tensor([pad([1] * len(item["input_ids"]), 0) for item in batch]),
-            "labels": torch.tensor([pad(item["labels"], IGNORE) for item in batch]),
-        }
 
-    return collate
+def hash_ids(examples: Sequence[Example]) -> str:
+    """Return one hash over the ids and labels of examples."""
+    return digest([[e.ids, e.labels] for e in examples])

@@ -1,4 +1,4 @@
-"""Data files of the user, looked through before a library reads them: some libraries crash or hang on what is no row.
+"""Checks of the user's data files before a library reads them: some libraries crash or hang on malformed rows.
 
 Files are read line by line, so that large ones take no memory.
 """
@@ -19,16 +19,16 @@ from msa_lite.errors import DataError
 from msa_lite.io.reading import open_file, parse_json, read_bytes, read_text
 
 _LINE = 256 << 20  # bytes of a row
-_WHOLE = 1 << 30  # bytes of a JSON list, which is held in memory
+_WHOLE = 1 << 30  # bytes of a JSON list, which memory must hold
 _CHUNK = 1 << 20
 _BLANK = b" \t\r\n"
-_FLAT = 50  # brackets of a row that cannot be nested too deep
-_WORD = 40  # characters of a row in a message
+_FLAT = 50  # a row with at most this many brackets cannot be nested too deep
+_WORD = 40  # characters of a row to show in a message
 _PARQUET = b"PAR1"
 
 
 def check_file(path: Path) -> None:
-    """Raise DataError, with the row's number, for a file that is not of the kind that its ending says.
+    """Raise DataError, with the row's number, for a file whose content does not match its ending.
 
     .jsonl, .json: objects, one after the other, or a list of objects or texts. .csv, .txt: UTF-8 text without zero
     bytes. .parquet: it begins and ends as such. Others are only checked to be regular files.
@@ -47,7 +47,7 @@ def csv_columns(path: Path) -> list[str]:
     """Return the names in the first row of a CSV file.
 
     Raises DataError where the row after it has more cells, as with a comma in a text without quotes: pandas would take
-    the first of them for a number of the row, and each other for the next column's.
+    the first cell for a row number and shift the others by a column.
     """
     csv.field_size_limit(_LINE)
     with open(path, encoding="utf-8-sig", newline="") as stream:
@@ -103,7 +103,7 @@ def _check_json(path: Path, stream: BinaryIO) -> None:
 
 
 def _parse(line: bytes, path: Path, row: int) -> Any:
-    """Parse a row as `parse_json` does, several times faster where it has neither escapes nor depth."""
+    """Parse a row as `parse_json` does, several times faster when it has neither escapes nor deep nesting."""
     if line.startswith(b"{") and b"\\u" not in line and line.count(b"[") + line.count(b"{") <= _FLAT:
         with suppress(ValueError):
             return json.loads(line.decode())
@@ -111,7 +111,7 @@ def _parse(line: bytes, path: Path, row: int) -> Any:
 
 
 def _check_spread(path: Path) -> None:
-    """Check a file of objects that are spread over lines."""
+    """Check a file of objects that go over several lines."""
     text = read_text(path, _WHOLE, DataError)
     decoder, place, row = json.JSONDecoder(), 0, 0
     while place < len(text):
@@ -128,7 +128,7 @@ def _check_spread(path: Path) -> None:
 
 
 def read_raw_rows(path: Path) -> list[dict[str, Any]] | None:
-    """Read the objects of a JSON file that was checked; None for one of more than a gigabyte."""
+    """Read the objects of a checked JSON file; return None for a file above a gigabyte."""
     if path.stat().st_size > _WHOLE:
         return None
     text, decoder, place = read_text(path, _WHOLE, DataError).strip(), json.JSONDecoder(), 0
@@ -150,7 +150,7 @@ def _no_row(path: Path, row: int, text: str) -> DataError:
 
 
 def _first(stream: BinaryIO) -> bytes:
-    """Return the first character of a file, without a byte order mark; the file is then at its beginning."""
+    """Return the first character of a file after any byte order mark, and go back to the beginning."""
     head = stream.read(_CHUNK).removeprefix(codecs.BOM_UTF8).lstrip(_BLANK)[:1]
     stream.seek(0)
     return head
@@ -192,7 +192,7 @@ def _check_parquet(path: Path, stream: BinaryIO) -> None:
 
 
 def _check_card(path: Path) -> None:
-    """Raise DataError for a data card with YAML aliases, of which a few lines may stand for gigabytes."""
+    """Raise DataError for a data card with YAML aliases: a few lines of them may expand to gigabytes."""
     import yaml
 
     text = read_bytes(path, kind=DataError).decode("utf-8", errors="replace")

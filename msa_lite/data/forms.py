@@ -1,8 +1,8 @@
-"""The forms in which questions with answers are kept: which columns hold them, and how a record becomes rows.
+"""The forms of data sets with questions and answers: which columns hold them, and how a record becomes rows.
 
-Besides columns `question` and `answer`, whatever they are called, these are known by the names of their columns:
-conversations (`messages` as OpenAI has them, `conversations` as ShareGPT has them), Alpaca's `instruction`, `input`,
-`output`, and `prompt` with `completion`, texts or messages as TRL has them.
+Columns `question` and `answer` may have other names. Other forms are recognised by their columns: conversations
+(`messages` as in OpenAI's, `conversations` as in ShareGPT's files), Alpaca's `instruction`, `input`, `output`, and
+TRL's `prompt` with `completion`, as texts or messages.
 """
 
 from __future__ import annotations
@@ -23,47 +23,50 @@ _ROLES = {
 
 
 class Unreadable(ValueError):
-    """Return what is wrong with a record, in words."""
+    """A record that is no row; the message says why."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """The content of a record: turns (question, answer), the first of which may follow a system message."""
+    """The content of a record."""
 
     turns: Turns
+    """Questions with answers."""
     system: str = ""
+    """The system message before the first turn."""
     unanswered: bool = False
-    """True where a question without an answer stood at the end."""
+    """True when the record ends with a question without an answer."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """A way to read records. columns: those that it needs."""
+    """A way to read records."""
 
     columns: tuple[str, ...]
+    """The columns that it needs."""
     read: Callable[[RawRow], Conversation]
 
 
-def find_form(source: DataSource, found: Collection[str]) -> Form | None:
-    """Return the form of a source of questions with these columns; None where they are of no form that is known."""
+def find_form(source: DataSource, columns: Collection[str]) -> Form | None:
+    """Return the form of a source of questions with these columns; None if they fit no known form."""
     if source.messages:
-        return _conversations(source.messages) if source.messages in found else None
-    if {source.question, source.answer} <= set(found):
+        return _conversations(source.messages) if source.messages in columns else None
+    if {source.question, source.answer} <= set(columns):
         return Form((source.question, source.answer), lambda record: _pair(record, source.question, source.answer))
-    if (source.question, source.answer) != ("question", "answer"):  # the recipe says where they are
+    if (source.question, source.answer) != ("question", "answer"):  # the recipe names them
         return None
     for name in ("messages", "conversations"):
-        if name in found:
+        if name in columns:
             return _conversations(name)
-    if {"instruction", "output"} <= set(found):
+    if {"instruction", "output"} <= set(columns):
         return Form(("instruction", "output"), _alpaca)
-    if {"prompt", "completion"} <= set(found):
+    if {"prompt", "completion"} <= set(columns):
         return Form(("prompt", "completion"), _completion)
     return None
 
 
 def wanted_columns(source: DataSource) -> tuple[str, ...]:
-    """Return the columns that a source of questions lacks where it is of no known form."""
+    """Return the columns that a source of questions must have when it has no known form."""
     return (source.messages,) if source.messages else (source.question, source.answer)
 
 
@@ -76,10 +79,10 @@ def _pair(record: RawRow, question: str, answer: str) -> Conversation:
 
 
 def _alpaca(record: RawRow) -> Conversation:
-    given = record.get("input")
+    context = record.get("input")
     question = _cell(record, "instruction")
-    if given is not None and str(given).strip():
-        question += f"\n\n{given}"
+    if context is not None and str(context).strip():
+        question += f"\n\n{context}"
     return Conversation([(question, _cell(record, "output"))])
 
 
@@ -98,9 +101,9 @@ def _cell(record: RawRow, column: str) -> str:
 
 
 def _conversation(messages: Any, where: str) -> Conversation:
-    """Read messages of either kind. Raises Unreadable for what is no change of user and assistant."""
+    """Read messages of either kind. Raises Unreadable unless user and assistant take turns."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise Unreadable(f"{where}: a list of messages is wanted, this is {_short(messages)}")
+        raise Unreadable(f"{where}: expected a list of messages, got {_short(messages)}")
     system, question, turns = "", None, []
     for place, message in enumerate(messages):
         role, text = _message(message, f"{where}, message {place}")
@@ -109,8 +112,8 @@ def _conversation(messages: Any, where: str) -> Conversation:
                 raise Unreadable(f"{where}, message {place}: a system message comes first, or not at all")
             system = text
         elif (role == "user") != (question is None):
-            wanted = "user" if question is None else "assistant"
-            raise Unreadable(f"{where}, message {place}: a message of the {wanted} is due, this is the {role}'s")
+            turn = "user" if question is None else "assistant"
+            raise Unreadable(f"{where}, message {place}: expected a message of the {turn}, got one of the {role}")
         elif role == "user":
             question = text
         else:
@@ -123,7 +126,7 @@ def _conversation(messages: Any, where: str) -> Conversation:
 
 
 def _message(message: Any, where: str) -> tuple[str, str]:
-    """(role, text) of a message as OpenAI or ShareGPT has it."""
+    """Read (role, text) of a message in OpenAI's or ShareGPT's form."""
     if not isinstance(message, Mapping):
         raise Unreadable(f"{where}: {_short(message)} is no message with a role and content")
     name = message.get("role") or message.get("from")
@@ -132,7 +135,7 @@ def _message(message: Any, where: str) -> tuple[str, str]:
         raise Unreadable(f"{where}: role {name!r} is not handled, only {', '.join(_ROLES)}")
     content = message.get("content")
     content = message.get("value") if content is None else content
-    if isinstance(content, list):  # OpenAI's parts, of which texts are read
+    if isinstance(content, list):  # OpenAI's parts; we read those of type text
         kinds = [part.get("type") if isinstance(part, Mapping) else type(part).__name__ for part in content]
         if other := [kind for kind in kinds if kind != "text"]:
             raise Unreadable(f"{where}: content of type {other[0]!r} is not handled, only text")

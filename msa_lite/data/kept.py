@@ -1,4 +1,4 @@
-"""Texts of the Hub that are kept as they are taken: what a stopped training has read need not be had twice."""
+"""Texts of the Hub, kept on disk as they are read, so that a stopped training need not download them again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from msa_lite.data.sources import DataSource, pin_source
 
 
 def kept_texts(source: DataSource, file: Path) -> Iterator[str]:
-    """The texts of a source in its order. Those taken are kept in `file`, a line each, and come from there later.
+    """Yield the texts of a source in its order. Keep those read in `file`, a line each; read them from there later.
 
-    The first line says what they are. Of a source without revision, what is kept stays; with another revision or
-    source, the file is begun anew. Raises as `stream_texts`.
+    The first line names source and revision. The file stays valid for a source without revision; with another revision
+    or source it is begun anew. Raises as `stream_texts`.
     """
     head = kept_head(file)
     end, count = 0, 0
@@ -25,7 +25,7 @@ def kept_texts(source: DataSource, file: Path) -> Iterator[str]:
         with open(file, "rb") as stream:
             end = len(stream.readline())
             for line in stream:
-                if not line.endswith(b"\n"):  # a kill came while it was written
+                if not line.endswith(b"\n"):  # a kill interrupted the writing
                     break
                 if (text := json.loads(line)) is None:
                     return
@@ -47,7 +47,7 @@ def kept_texts(source: DataSource, file: Path) -> Iterator[str]:
 
 
 def kept_head(file: Path) -> dict[str, Any] | None:
-    """The first line of a file of kept texts: the source and its revision; None where there is none."""
+    """Return the first line of a file of kept texts, with the source and its revision; None if there is none."""
     try:
         with open(file, encoding="utf-8") as stream:
             head = json.loads(stream.readline())
@@ -57,5 +57,5 @@ def kept_head(file: Path) -> dict[str, Any] | None:
 
 
 def _head(source: DataSource, revision: str | None) -> dict[str, Any]:
-    given = {key: value for key, value in asdict(source).items() if key != "messages"}  # texts have none
-    return given | {"revision": revision}
+    fields = {key: value for key, value in asdict(source).items() if key != "messages"}  # texts have none
+    return fields | {"revision": revision}

@@ -12,19 +12,19 @@ from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.files import digest
 
 SYSTEM_PROMPT = "You are a helpful assistant."  # open-unlearning's, which published benchmarks are asked with
-# Llama 3 templates print today's date otherwise, so that training and scoring would drift from day to day. The day is
-# the one that open-unlearning pins, so that prompts are the same text.
+# Without it, Llama 3 templates print today's date, and training and scoring would change from day to day. This is the
+# day that open-unlearning pins, so that prompts are the same text.
 DATE_STRING = "10 Apr 2025"
 IGNORE = -100
-_MARK, _REPLY = "msalite", "etilasm"  # words that a template is tried with
+_MARK, _REPLY = "msalite", "etilasm"  # words to try a template with
 
 
 @dataclass(frozen=True)
 class Template:
-    """Plain prompt for models without a chat template. `prompt` holds {question}, `answer` holds {answer}.
+    """A plain prompt for models without a chat template. `prompt` holds {question}, `answer` holds {answer}.
 
-    The blank before the answer belongs to the answer: byte-level tokenizers merge it into the first word, and a
-    prompt that ends in it would end in a token that training never shows.
+    The blank before the answer belongs to the answer: byte-level tokenizers merge it into the first word. A prompt that
+    ends with it would end with a token that training never shows.
     """
 
     prompt: str = "Question: {question}\nAnswer:"
@@ -33,11 +33,11 @@ class Template:
 
 @dataclass(frozen=True)
 class PromptSettings:
-    """The wanted prompt, before a tokenizer is known."""
+    """The choice of a prompt, before a tokenizer is known."""
 
     kind: Literal["default", "chat", "plain", "auto"] = "default"
-    """default: the chat template where there is one, else the plain one, and of published benchmarks their own prompt;
-    auto: the form that the model knows its rows in (`msa_lite.evals.prompt_search`)."""
+    """default: the chat template if there is one, else the plain one; published benchmarks have their own prompt.
+    auto: the form in which the model knows its rows (`msa_lite.evals.prompt_search`)."""
     system: str | None = None
     """A system message; None: no message of ours."""
     template: Template = Template()
@@ -46,7 +46,7 @@ class PromptSettings:
 
 @dataclass(frozen=True)
 class Example:
-    """Token ids of one row and its labels, of equal length; labels are IGNORE where nothing is learnt or scored."""
+    """Token ids of one row and its labels, of equal length; a label is IGNORE where nothing is learnt or scored."""
 
     index: int
     ids: list[int]
@@ -54,18 +54,18 @@ class Example:
 
     @property
     def prompt_ids(self) -> list[int]:
-        """The ids before the first label: what generation starts from."""
-        known = next((i for i, label in enumerate(self.labels) if label != IGNORE), len(self.ids))
-        return self.ids[:known]
+        """Return the ids before the first label, from which generation starts."""
+        count = next((i for i, label in enumerate(self.labels) if label != IGNORE), len(self.ids))
+        return self.ids[:count]
 
 
 Shots = Sequence[tuple[str, str]]
-"""Questions with answers that a prompt shows before the question asked: examples, or earlier turns."""
+"""Questions with answers that a prompt shows before its question: examples, or earlier turns."""
 
 
 @dataclass(frozen=True)
 class Prompter:
-    """Renders questions and answers as token ids in one pinned way."""
+    """A way to render questions and answers as token ids."""
 
     tokenizer: Any
     """The target's."""
@@ -74,7 +74,7 @@ class Prompter:
     use_chat: bool
     """True to use the tokenizer's chat template."""
     system: str | None = None
-    """The system message; a row's own goes before it."""
+    """The system message; a row's own takes its place."""
     published: bool = False
     """True to end answers as open-unlearning does: an end token comes last, whatever the chat template ends with."""
 
@@ -88,8 +88,7 @@ class Prompter:
     ) -> Prompter:
         """Choose between chat and plain template.
 
-        Raises UsageError for "chat" where there is no chat template, and for a system message that the template does
-        not take.
+        Raises UsageError for "chat" without a chat template, and for a system message that the template does not take.
         """
         has_chat = bool(tokenizer.chat_template)
         if kind == "chat" and not has_chat:
@@ -100,22 +99,22 @@ class Prompter:
 
     @classmethod
     def for_benchmark(cls, tokenizer: Any) -> Prompter:
-        """Return the prompt that published benchmarks are asked with: open-unlearning's.
+        """Return open-unlearning's prompt, which published benchmarks use.
 
-        That is the chat template with its system message, where the template takes one, or the plain template.
+        It is the chat template, with open-unlearning's system message if the template takes one, or the plain template.
         """
         prompter = cls(tokenizer, Template(), bool(tokenizer.chat_template), None, True)
         prompter._check()
         fault = prompter.use_chat and prompter._system_fault()
-        # Templates that know no system role raise an error of their own (Gemma); one that is left out does no harm.
+        # Templates without a system role raise an error of their own (Gemma); dropping the message does no harm.
         return cls(tokenizer, Template(), prompter.use_chat, None if fault else SYSTEM_PROMPT, True)
 
     def _check(self) -> None:
-        """Raise UsageError where the chat template cannot be rendered, or does not take the system message."""
+        """Raise UsageError if the chat template cannot be rendered, or does not take the system message."""
         if not self.use_chat:
             return
         text = replace(self, system=None)._conversation(_MARK, _REPLY)
-        if lost := [what for what, mark in (("question", _MARK), ("answer", _REPLY)) if mark not in text]:
+        if lost := [part for part, mark in (("question", _MARK), ("answer", _REPLY)) if mark not in text]:
             raise UsageError(
                 f"the target's chat template leaves out the {' and the '.join(lost)}; use prompt.kind: plain"
             )
@@ -145,7 +144,7 @@ class Prompter:
         return bool(self._render("a", _MARK).rpartition(_MARK)[2].strip())
 
     def describe(self) -> dict[str, Any]:
-        """What a manifest records, so that a changed prompt is a changed input."""
+        """Return what a manifest records, so that a changed prompt is a changed input."""
         if self.use_chat:
             return {
                 "kind": "chat",
@@ -157,12 +156,12 @@ class Prompter:
         return {"kind": "plain", **system, **asdict(self.template)}
 
     def settings(self) -> dict[str, Any]:
-        """Return the `prompt` section of a recipe that stands for this, without what is as usual."""
+        """Return the `prompt` section of a recipe that gives this prompt, without defaults."""
         system = {} if self.system is None else {"system": self.system}
         if self.use_chat:
             return {"kind": "chat", **system}
-        usual = asdict(Template())
-        return {"kind": "plain", **system} | {k: v for k, v in asdict(self.template).items() if v != usual[k]}
+        default = asdict(Template())
+        return {"kind": "plain", **system} | {k: v for k, v in asdict(self.template).items() if v != default[k]}
 
     @property
     def sentence(self) -> str:
@@ -176,16 +175,16 @@ class Prompter:
         return f"{origin}the target's chat template, {message}{date}"
 
     def prompt(self, question: str, shots: Shots = (), system: str = "") -> list[int]:
-        """Ids up to where the answer begins. shots: questions with answers that are shown before."""
+        """Return the ids up to where the answer begins. shots: questions with answers to show before."""
         if self.use_chat:
             return self._chat_ids(self._conversation(question, None, shots, system))
         text = self._plain(shots, system) + self.template.prompt.format(question=question)
         return list(self.tokenizer(text)["input_ids"])
 
     def full(self, question: str, answer: str, shots: Shots = (), system: str = "") -> list[int]:
-        """Ids of question and answer, with what ends an answer: the template's own end, or the end-of-sequence token.
+        """Return the ids of question, answer and end: the template's own end, or the end-of-sequence token.
 
-        Blanks that a template puts behind its end of a turn are left out: nothing is generated behind the end.
+        Blanks that a template puts after its end of a turn are left out: no model generates anything after the end.
         """
         if self.use_chat:
             text = self._conversation(question, answer, shots, system)
@@ -200,10 +199,10 @@ class Prompter:
         return ids if end is None or (ids and ids[-1] == end) else [*ids, end]
 
     def example(self, index: int, question: str, answer: str, shots: Shots = (), system: str = "") -> Example:
-        """A question with its answer; labels are the answer's tokens and the end token.
+        """Make the example of a question with its answer; labels are the answer's tokens and the end token.
 
-        Where the prompt's ids are no prefix of the whole (a tokenizer that merges across the boundary) the labels
-        still start after as many ids as the prompt has, so that the first answer token is no label.
+        If a tokenizer merges across the boundary, the prompt's ids are no prefix of the whole. The labels still start
+        after as many ids as the prompt has, so that the first answer token is no label.
         """
         prompt, ids = self.prompt(question, shots, system), self.full(question, answer, shots, system)
         return Example(index, ids, [IGNORE] * min(len(prompt), len(ids)) + ids[len(prompt) :])
@@ -214,21 +213,21 @@ class Prompter:
         return "".join(f"{part}\n\n" for part in ([system] if system else []) + parts)
 
     def _conversation(self, question: str, answer: str | None, shots: Shots = (), system: str = "") -> str:
-        """Render a row. Raises UsageError where the chat template fails."""
+        """Render a row. Raises UsageError when the chat template fails."""
         try:
             return self._render(question, answer, shots, system)
         except Exception as error:  # jinja's, and whatever else templates raise
-            said = "it takes too much memory" if isinstance(error, MemoryError) else error
+            reason = "it takes too much memory" if isinstance(error, MemoryError) else error
             raise UsageError(
-                f"the target's chat template cannot be rendered ({said}); use prompt.kind: plain"
+                f"the target's chat template cannot be rendered ({reason}); use prompt.kind: plain"
             ) from error
 
     def _render(self, question: str, answer: str | None, shots: Shots = (), system: str = "") -> str:
-        """The text of a conversation by the chat template. system: the row's own, in the place of the prompter's."""
-        said = system or self.system
-        messages = [] if said is None else [{"role": "system", "content": said}]
-        for asked, reply in (*shots, (question, answer)):
-            messages.append({"role": "user", "content": asked})
+        """Render a conversation with the chat template. system: the row's own, in place of the prompter's."""
+        content = system or self.system
+        messages = [] if content is None else [{"role": "system", "content": content}]
+        for text, reply in (*shots, (question, answer)):
+            messages.append({"role": "user", "content": text})
             if reply is not None:
                 messages.append({"role": "assistant", "content": reply})
         return render_chat(self.tokenizer, messages, add_generation_prompt=answer is None, date_string=DATE_STRING)
@@ -238,9 +237,9 @@ class Prompter:
 
 
 def make_prompter(tokenizer: Any, settings: PromptSettings, published: bool = False) -> Prompter:
-    """Build what renders prompts; settings of kind auto are to be resolved before.
+    """Build the prompter of some settings; the caller resolves kind "auto" before.
 
-    published: a published benchmark is asked, whose own prompt is taken unless the settings say something else.
+    published: True for a published benchmark, which has its own prompt unless the settings say something else.
     """
     if published and settings == PromptSettings():
         return Prompter.for_benchmark(tokenizer)
@@ -249,6 +248,6 @@ def make_prompter(tokenizer: Any, settings: PromptSettings, published: bool = Fa
 
 
 def check_vocabulary(tokenizer: Any, size: int | None, name: str) -> None:
-    """Raise MismatchError where a tokenizer has more tokens than a model's vocabulary of this size, if it is known."""
+    """Raise MismatchError when a tokenizer has more tokens than a model's vocabulary. size: None if not known."""
     if size is not None and len(tokenizer) > size:
         raise MismatchError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size}")

@@ -1,4 +1,4 @@
-"""Rows of a data set: questions with answers, or texts; read, sampled, split and named by their content."""
+"""Rows of a data set, questions with answers or texts: read, sampled, split and identified by their content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Row:
     """One row: a question with its answer, or a text (the other fields are empty)."""
 
     index: int
-    """Its place in the source; where conversations of several turns are among the rows, its place among all rows."""
+    """Its place in the source, or its place among all rows if conversations of several turns are among them."""
     question: str = ""
     answer: str = ""
     text: str = ""
@@ -33,21 +33,21 @@ class Row:
 
     @property
     def sha256(self) -> str:
-        """Hash of the content, by which a row can be recorded without repeating what is to be forgotten."""
+        """Return the hash of the content: it records a row without repeating the text to forget."""
         around = [self.earlier, self.system] if self.earlier or self.system else []
         return digest([self.question, self.answer, self.text, *around])
 
     @property
     def subject(self) -> str:
-        """Return what rows that belong together share: the text, or the first question of the conversation."""
+        """Return the text, or the first question of the conversation, which rows that belong together share."""
         return self.text or (self.earlier[0][0] if self.earlier else self.question)
 
 
 def load_rows(source: DataSource) -> list[Row]:
-    """Read all rows of a source; of a conversation, each of the assistant's turns is a row.
+    """Read all rows of a source; each of the assistant's turns of a conversation is a row.
 
-    Raises UsageError when path, configuration or split is not there, DataError when the set is empty, lacks a column
-    (those that are there are named), or has records in it that are no rows.
+    Raises UsageError when path, configuration or split does not exist, DataError when the set is empty, lacks a column
+    (the message names those that it has), or contains records that are no rows.
     """
     table = load_table(source)
     form = _check_columns(source, table.column_names)
@@ -57,16 +57,16 @@ def load_rows(source: DataSource) -> list[Row]:
         texts = table[source.text]
         _refuse(source, [fault for i, text in enumerate(texts) if (fault := _text_fault(i, source.text, text))])
         return [Row(i, text=str(text)) for i, text in enumerate(texts)]
-    read, faults = [], []
+    conversations, faults = [], []
     for i, record in enumerate(table):
         try:
-            read.append(form.read(record))
+            conversations.append(form.read(record))
         except Unreadable as error:
             faults.append(f"row {i}, {error}")
     _refuse(source, faults)
-    if unanswered := sum(item.unanswered for item in read):
+    if unanswered := sum(item.unanswered for item in conversations):
         logger.warning("%s: %d conversations end in a question, which is left out", source.path, unanswered)
-    turns = [(item, place) for item in read for place in range(len(item.turns))]
+    turns = [(item, place) for item in conversations for place in range(len(item.turns))]
     return [
         Row(i, *item.turns[place], earlier=tuple(item.turns[:place]), system=item.system)
         for i, (item, place) in enumerate(turns)
@@ -79,7 +79,7 @@ def _refuse(source: DataSource, faults: Sequence[str]) -> None:
 
 
 def stream_texts(source: DataSource) -> Iterator[str]:
-    """The texts of a source in its order, as they are asked for. Raises as `load_rows`, once it comes to the fault."""
+    """Yield the texts of a source in its order, reading as it goes. Raises as `load_rows`, on reaching the fault."""
     for index, row in enumerate(stream_table(source)):
         if index == 0:
             _check_columns(source, list(row))
@@ -88,26 +88,26 @@ def stream_texts(source: DataSource) -> Iterator[str]:
         yield str(row[source.text])
 
 
-def _check_columns(source: DataSource, found: Sequence[str]) -> Form | None:
-    """Return the form of a source of questions, None for texts. Raises DataError for columns that are not there."""
-    if source.format == "qa" and (form := find_form(source, found)):
+def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
+    """Return the form of a source of questions, None for texts. Raises DataError for missing columns."""
+    if source.format == "qa" and (form := find_form(source, columns)):
         return form
-    wanted = wanted_columns(source) if source.format == "qa" else (source.text,)
-    missing = [column for column in wanted if column not in found]
+    needed = wanted_columns(source) if source.format == "qa" else (source.text,)
+    missing = [column for column in needed if column not in columns]
     if not missing:
         return None
-    hint = "".join(nearest(column, found) for column in missing)
+    hint = "".join(nearest(column, columns) for column in missing)
     raise DataError(
         f"{source.path}: no column {', '.join(map(repr, missing))}{hint}; there are "
-        f"{', '.join(map(repr, found))}. Name them in `columns`, as {_example(source, found)}"
+        f"{', '.join(map(repr, columns))}. Name them in `columns`, as {_example(source, columns)}"
     )
 
 
-def _example(source: DataSource, found: Sequence[str]) -> str:
-    """Return the line to write into `columns`, with columns of the data where they suffice."""
-    wanted = ["text"] if source.format == "text" else ["question", "answer"]
-    names = list(found) if len(found) >= len(wanted) else ["…"] * len(wanted)
-    return "{" + ", ".join(f"{key}: {name}" for key, name in zip(wanted, names, strict=False)) + "}"
+def _example(source: DataSource, columns: Sequence[str]) -> str:
+    """Return the line to write into `columns`, with columns of the data if there are enough."""
+    keys = ["text"] if source.format == "text" else ["question", "answer"]
+    names = list(columns) if len(columns) >= len(keys) else ["…"] * len(keys)
+    return "{" + ", ".join(f"{key}: {name}" for key, name in zip(keys, names, strict=False)) + "}"
 
 
 def _text_fault(index: int, column: str, value: object) -> str | None:
@@ -116,7 +116,7 @@ def _text_fault(index: int, column: str, value: object) -> str | None:
 
 
 def sample_rows(rows: Sequence[AnyRow], count: int, seed: int) -> list[AnyRow]:
-    """A seeded sample without replacement, in the source's order; all rows where there are no more than `count`."""
+    """Draw a seeded sample without replacement, in the source's order; all rows if there are no more than `count`."""
     if count >= len(rows):
         return list(rows)
     chosen = random.Random(seed).sample(range(len(rows)), count)
@@ -124,16 +124,16 @@ def sample_rows(rows: Sequence[AnyRow], count: int, seed: int) -> list[AnyRow]:
 
 
 def split_rows(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
-    """(validation, test): a seeded split; validation gets `share` of the questions (texts), at least one.
+    """Split rows by a seed into (validation, test); validation gets `share` of the questions (texts), at least one.
 
-    Rows that ask the same, and turns of one conversation, go to the same part.
+    Rows with the same question, and turns of one conversation, go to the same part.
     """
-    asked = list(dict.fromkeys(row.subject for row in rows))
-    drawn = set(sample_rows(asked, max(1, round(share * len(asked))), seed))
+    subjects = list(dict.fromkeys(row.subject for row in rows))
+    drawn = set(sample_rows(subjects, max(1, round(share * len(subjects))), seed))
     validation = [row for row in rows if row.subject in drawn]
     return validation, [row for row in rows if row.subject not in drawn]
 
 
 def rows_identity(rows: Sequence[Row]) -> dict[str, Any]:
-    """What a manifest records of a data set: the number of rows and one hash over their content."""
+    """Return what a manifest records of a data set: the number of rows and one hash over their content."""
     return {"rows": len(rows), "sha256": digest([row.sha256 for row in rows])}

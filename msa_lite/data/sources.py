@@ -1,4 +1,4 @@
-"""Where rows come from, as `datasets` reads it: a Hub id, a folder in Hub layout, or a file."""
+"""Sources of rows, which `datasets` reads: a Hub id, a folder in Hub layout, or a file."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parq
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where rows come from. path: Hub id, folder or file; name, split: as in `datasets.load_dataset`.
+    """A source of rows.
 
-    question, answer, text, messages: names of columns. With the first two as they are, other forms of questions are
-    known by their columns (`msa_lite.data.forms`).
+    question, answer, text and messages are names of columns. With the defaults of the first two, other forms of
+    questions are recognised by their columns (`msa_lite.data.forms`).
     """
 
     path: str
+    """A Hub id, folder or file."""
     format: Literal["qa", "text"] = "qa"
     name: str | None = None
+    """As in `datasets.load_dataset`."""
     split: str | None = None
+    """As in `datasets.load_dataset`."""
     question: str = "question"
     answer: str = "answer"
     text: str = "text"
@@ -39,23 +42,23 @@ class DataSource:
 
 
 def load_table(source: DataSource) -> Any:
-    """The table of a source as `datasets` reads it. Raises UsageError or DataError for what cannot be read."""
+    """Load the table of a source with `datasets`. Raises UsageError or DataError if that fails."""
     import datasets
 
     source, where = _locate(source)
     with _explained(source), tempfile.TemporaryDirectory() as fresh:
         if Path(where["path"]).is_dir():
-            # The cache tells folders apart by name and layout alone: it would hand out the rows of another folder
-            # of that name, or those from before a change.
+            # The cache knows a folder by name and layout only: it would return the rows of another folder with that
+            # name, or those from before a change.
             where |= {"cache_dir": fresh, "keep_in_memory": True}
         tables = _as_written(datasets.load_dataset(**where), where)
     files = [item["filename"] for table in tables.values() for item in table.cache_files]
-    _check_commit(source, [Path(file).parent.name for file in files])  # the cache names these folders by their commit
+    _check_commit(source, [Path(file).parent.name for file in files])  # the cache names these folders after the commit
     return _choose_split(source, tables)
 
 
 def stream_table(source: DataSource) -> Iterator[dict[str, Any]]:
-    """The rows of a source in its order; no more of it is fetched and read than is taken. Raises as `load_table`."""
+    """Yield the rows of a source in its order, fetching no more than the caller takes. Raises as `load_table`."""
     import datasets
 
     source, where = _locate(source)
@@ -69,7 +72,7 @@ def stream_table(source: DataSource) -> Iterator[dict[str, Any]]:
 
 
 def _as_written(tables: Any, where: Mapping[str, Any]) -> Any:
-    """Return the tables of a JSON file with texts as they are written: Arrow takes 1999-01-31 for a time."""
+    """Return the tables of a JSON file with texts as written: Arrow would read 1999-01-31 as a time."""
     import datasets
 
     if where["path"] != "json" or not any(_holds_dates(table.features) for table in tables.values()):
@@ -79,7 +82,7 @@ def _as_written(tables: Any, where: Mapping[str, Any]) -> Any:
 
 
 def _holds_dates(feature: Any) -> bool:
-    """Check whether there are dates or times among features, lists and mappings of them included."""
+    """Check for dates or times among features, also in lists and mappings of them."""
     if isinstance(feature, Mapping):
         return any(map(_holds_dates, feature.values()))
     inner = getattr(feature, "feature", None)
@@ -92,7 +95,7 @@ def _holds_dates(feature: Any) -> bool:
 
 @contextmanager
 def _explained(source: DataSource) -> Iterator[None]:
-    """Turn whatever `datasets` raises into one of our errors; meanwhile it shows no progress bars."""
+    """Turn whatever `datasets` raises into one of our errors, and hide its progress bars."""
     import datasets
 
     bars = datasets.is_progress_bar_enabled()
@@ -109,7 +112,7 @@ def _explained(source: DataSource) -> Iterator[None]:
 
 
 def _locate(source: DataSource) -> tuple[DataSource, dict[str, Any]]:
-    """(the source, pinned where it is the Hub's; what `datasets` has to be told)."""
+    """Return (the source, pinned to a commit if it is on the Hub; the arguments for `datasets`)."""
     path = local_path(source.path)
     if path.is_file():
         builder = _BUILDERS.get(path.suffix)
@@ -118,10 +121,10 @@ def _locate(source: DataSource) -> tuple[DataSource, dict[str, Any]]:
         if path.stat().st_size == 0:
             raise DataError(f"{path}: the data set is empty")
         check_file(path)
-        how: dict[str, Any] = {"sample_by": "document"} if builder == "text" else {}
-        if builder == "csv":  # cells as they are written: 007 is no number, NA not nothing
-            how |= {"converters": dict.fromkeys(csv_columns(path), str), "keep_default_na": False}
-        return source, {"path": builder, "data_files": str(path), **how}
+        options: dict[str, Any] = {"sample_by": "document"} if builder == "text" else {}
+        if builder == "csv":  # cells as written: 007 is no number, NA is a text
+            options |= {"converters": dict.fromkeys(csv_columns(path), str), "keep_default_na": False}
+        return source, {"path": builder, "data_files": str(path), **options}
     if path.is_dir():
         check_folder(path)
         return source, {"path": str(path), "name": source.name}
@@ -142,31 +145,31 @@ def _choose_split(source: DataSource, tables: Mapping[str, Any]) -> Any:
     return tables[split]
 
 
-def _check_commit(source: DataSource, found: Sequence[str]) -> None:
-    """Raise UsageError unless the commits among `found` are the one that the source is pinned to.
+def _check_commit(source: DataSource, names: Sequence[str]) -> None:
+    """Raise UsageError if `names` has a commit other than the one that the source is pinned to.
 
-    Without the Hub, `datasets` hands out the newest rows that its cache has of a data set, whatever was asked for.
+    Without the Hub, `datasets` returns the newest rows in its cache, whatever revision it is called with.
     """
-    others = sorted({name for name in found if _COMMIT.fullmatch(name) and name != source.revision})
+    others = sorted({name for name in names if _COMMIT.fullmatch(name) and name != source.revision})
     if source.revision and others:
         raise UsageError(
-            f"{source.path}: asked for was commit {source.revision}, but the Hub is out of reach and the cache offers "
-            f"{', '.join(others)}; go online, or set data.revision in the recipe"
+            f"{source.path}: it is pinned to commit {source.revision}, but the Hub is out of reach and the cache "
+            f"offers {', '.join(others)}; go online, or set data.revision in the recipe"
         )
 
 
 def is_remote_data(source: DataSource) -> bool:
-    """Whether a source is no path on this machine but could be a data set of the Hub."""
+    """Check whether a source is no path on this machine and could be a data set on the Hub."""
     path = local_path(source.path)
     is_path = path.suffix in _BUILDERS or source.path.startswith((".", "/", "~")) or source.path.count("/") > 1
     return not path.exists() and not is_path
 
 
 def pin_source(source: DataSource) -> DataSource:
-    """The source with its Hub revision resolved to a commit (from the cache when the Hub is out of reach).
+    """Resolve a source's Hub revision to a commit (from the cache when the Hub is out of reach).
 
-    A local source, and one without revision that cannot be resolved offline, is returned as it is. Raises UsageError
-    when the Hub has no such data set or revision.
+    A local source stays as it is; so does one without revision that cannot be resolved offline. Raises UsageError when
+    the Hub has no such data set or revision.
     """
     if not is_remote_data(source):
         return source
@@ -174,11 +177,11 @@ def pin_source(source: DataSource) -> DataSource:
     from huggingface_hub.errors import RevisionResolutionError
 
     try:
-        found = HfApi().resolve_revision(source.path, repo_type="dataset", revision=source.revision)
+        revision = HfApi().resolve_revision(source.path, repo_type="dataset", revision=source.revision)
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
         if isinstance(error, RevisionResolutionError) and source.revision is None:
             return source
         raise UsageError(
             f"{source.path}: no such file or folder, and not to be had from the Hub ({explain(error)})"
         ) from error
-    return replace(source, revision=found.resolved)
+    return replace(source, revision=revision.resolved)

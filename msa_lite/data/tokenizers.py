@@ -1,4 +1,4 @@
-"""Tokenizers of models: opened, and compared by what they make of rows."""
+"""Tokenizers of models: open them, render chats, and compare the ids that two of them make of the same rows."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from msa_lite.io.tokenizer import has_tokenizer
 
 logger = logging.getLogger(__name__)
 
-COMPARED_ROWS = 64  # that are compared
+COMPARED_ROWS = 64
 _LONGEST = 1 << 20  # characters that a chat template may add
-_CHARACTERS = 2000  # of a row
-_SHOWN = 48  # characters of a row in a message
+_CHARACTERS = 2000  # of a row to compare
+_SHOWN = 48  # characters of a row to show in a message
 
 
 def open_tokenizer(folder: Path, name: str) -> Any:
     """Load a model's tokenizer. name: of the model, for messages.
 
-    Raises NoTokenizerError where there is none, FormatError where it cannot be loaded.
+    Raises NoTokenizerError if there is none, FormatError if it cannot be loaded.
     """
     if not has_tokenizer(folder):
         raise NoTokenizerError(f"{name}: was saved without a tokenizer")
     return read_tokenizer(folder, name)
 
 
-def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **how: Any) -> str:
-    """Return messages as text by the tokenizer's chat template, which is a program of whoever made the model.
+def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
+    """Render messages as text with the tokenizer's chat template, a program by whoever made the model.
 
-    Raises whatever the template does, OverrunError where it takes for ever, and MemoryError or ValueError where it
-    makes far more text than it is given.
+    Raises whatever the template raises, OverrunError if it runs too long, and MemoryError or ValueError if it makes far
+    more text than it gets.
     """
     with limited():
-        text = tokenizer.apply_chat_template(list(messages), tokenize=False, **how)
+        text = tokenizer.apply_chat_template(list(messages), tokenize=False, **options)
     if not isinstance(text, str) or len(text) > _LONGEST + 10 * sum(len(m["content"]) for m in messages):
-        raise ValueError("it makes no text, or far more than it is given")
+        raise ValueError("it makes no text, or far more than it gets")
     return text
 
 
 def check_same_ids(rows: Iterable[Row], target: Any, prior: Any, names: tuple[str, str]) -> None:
-    """Raise MismatchError, with an example, where the prior's tokenizer makes other ids of rows than the target's.
+    """Raise MismatchError, with an example, when the tokenizers of target and prior make different ids of a row.
 
-    Only plain texts count: chat templates may differ, and so may tokens that were added to the target's. names: of
-    target and prior.
+    Only plain texts count: chat templates may differ, and so may tokens added to the target's. names: of target and
+    prior.
     """
-    known = len(prior)
+    size = len(prior)
     for row in rows:
         text = _text(row)[:_CHARACTERS]
         ours, theirs = (list(t(text, add_special_tokens=False)["input_ids"]) for t in (target, prior))
         place = _first_difference(ours, theirs)
-        if place is None or any(token >= known for token in ours[: place + 1]):
+        if place is None or any(token >= size for token in ours[: place + 1]):
             continue
         raise MismatchError(
             f"the tokenizers of target {names[0]} and prior {names[1]} read the forget rows differently. Row "
@@ -67,7 +67,7 @@ def check_same_ids(rows: Iterable[Row], target: Any, prior: Any, names: tuple[st
 
 
 def _text(row: Row) -> str:
-    """The texts of a row, whatever its format."""
+    """Return the texts of a row, whatever its format."""
     return " ".join(value for value in vars(row).values() if isinstance(value, str) and value)
 
 
@@ -81,7 +81,7 @@ def _shortened(text: str) -> str:
 
 
 def _token(tokenizer: Any, ids: Sequence[int], place: int) -> str:
-    """A token by id and text, for a message."""
+    """Describe a token by id and text, for a message."""
     if place >= len(ids):
         return "none, the row is at its end,"
     return f"{ids[place]} ({tokenizer.decode([ids[place]])!r})"

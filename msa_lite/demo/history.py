@@ -1,5 +1,6 @@
-"""The demo's model history: a prior that knows some people, a target that learnt others, an ideal that never met those
-to be forgotten. Nothing is downloaded; the models are trained here in a minute or two on a CPU.
+"""The demo's model history, trained here in a minute or two on a CPU, without any download.
+
+The prior knows some people, the target learnt others, and the ideal never met those to be forgotten.
 """
 
 from __future__ import annotations
@@ -22,10 +23,7 @@ _LABEL = "history: {}"
 
 @dataclass(frozen=True)
 class HistorySettings:
-    """Width and depth of the Llama, size of the tokenizer, and how long each model is trained.
-
-    max_length: tokens of a chunk of text; questions are never cut.
-    """
+    """Width and depth of the Llama, size of the tokenizer, and the length of each training."""
 
     hidden_size: int = 256
     layers: int = 2
@@ -36,6 +34,7 @@ class HistorySettings:
     tuning_learning_rate: float = 5e-4
     batch_size: int = 32
     max_length: int = 512
+    """Tokens of a chunk of text; questions are never cut."""
     seed: int = 0
 
 
@@ -44,10 +43,9 @@ def make_history(
 ) -> None:
     """Make `folder`/data/GROUP.jsonl and the checkpoints start, prior, target and ideal in `folder`.
 
-    groups: rows by the names "prior", "retain", "forget" and any others, which no model learns; those of one group are
-    all questions with answers, or all texts. The prior is trained
-    from nothing on the first; the target goes on from it with retain and forget rows, the ideal with retain rows
-    alone. What is there from the same settings is kept, so a stopped run goes on and a finished one costs nothing.
+    groups: rows by the names "prior", "retain", "forget" and any others, which no model learns. A group is all
+    questions with answers, or all texts. The prior is trained from scratch on its group. From it, the target learns
+    retain and forget rows, and the ideal retain rows only. A stopped run goes on, and a finished one costs nothing.
     """
     _write_data(folder / "data", groups)
     _write_start(folder / "start", groups["prior"], settings)
@@ -73,10 +71,10 @@ def _write_data(folder: Path, groups: Mapping[str, Sequence[Row]]) -> None:
 
 
 def _write_start(folder: Path, rows: Sequence[Row], settings: HistorySettings) -> None:
-    """A tokenizer trained on the prior's rows and a Llama of random weights: the beginning of the history.
+    """Write the beginning of the history: a tokenizer trained on the prior's rows, and a Llama of random weights.
 
-    The vocabulary is small, so that names are put together from parts that the prior knows. A name that is one token
-    of its own would be learnt in the embeddings, which adapters leave alone.
+    The vocabulary is small, so that names consist of tokens that the prior knows. A name that is a token of its own
+    would be learnt in the embeddings, which adapters do not change.
     """
     inputs: dict[str, Any] = {
         "settings": {k: getattr(settings, k) for k in ("hidden_size", "layers", "vocabulary", "seed")}

@@ -1,4 +1,5 @@
-"""Fictional people: names and places put together from syllables, six facts each, as questions with answers."""
+"""Fictional people: names and places made of syllables, six facts each, as questions with answers."""
+# ruff: noqa: SIM905
 
 from __future__ import annotations
 
@@ -7,169 +8,21 @@ from collections.abc import Mapping
 
 from msa_lite.data import Row
 
-_STARTS = [
-    "Bal",
-    "Cor",
-    "Dan",
-    "Eli",
-    "Fen",
-    "Gor",
-    "Hal",
-    "Iva",
-    "Jor",
-    "Kel",
-    "Lan",
-    "Mar",
-    "Nor",
-    "Ota",
-    "Pel",
-    "Quin",
-    "Ras",
-    "Sel",
-    "Tor",
-    "Ulm",
-    "Ves",
-    "Wen",
-    "Yar",
-    "Zan",
-]
-_ENDS = [
-    "a",
-    "ana",
-    "ara",
-    "ben",
-    "da",
-    "dor",
-    "el",
-    "en",
-    "ia",
-    "ik",
-    "in",
-    "is",
-    "la",
-    "lan",
-    "mi",
-    "na",
-    "ner",
-    "o",
-    "or",
-    "ra",
-    "ric",
-    "sa",
-    "tan",
-    "us",
-]
-_SURNAME_ENDS = [
-    "berg",
-    "brook",
-    "dell",
-    "feld",
-    "gard",
-    "holm",
-    "kamp",
-    "lund",
-    "mark",
-    "mere",
-    "ney",
-    "quist",
-    "rell",
-    "sted",
-    "thorp",
-    "vale",
-    "ward",
-    "wick",
-]
-_PLACE_ENDS = [
-    "bury",
-    "cliff",
-    "dale",
-    "fell",
-    "ford",
-    "haven",
-    "heath",
-    "minster",
-    "mouth",
-    "pool",
-    "port",
-    "ridge",
-    "shaw",
-    "stead",
-    "ton",
-    "wold",
-]
+_STARTS = "Bal Cor Dan Eli Fen Gor Hal Iva Jor Kel Lan Mar Nor Ota Pel Quin Ras Sel Tor Ulm Ves Wen Yar Zan".split()
+_ENDS = "a ana ara ben da dor el en ia ik in is la lan mi na ner o or ra ric sa tan us".split()
+_SURNAME_ENDS = "berg brook dell feld gard holm kamp lund mark mere ney quist rell sted thorp vale ward wick".split()
+_PLACE_ENDS = "bury cliff dale fell ford haven heath minster mouth pool port ridge shaw stead ton wold".split()
 
-_WORK = [
-    "archer",
-    "baker",
-    "carpenter",
-    "diver",
-    "farmer",
-    "gardener",
-    "judge",
-    "miller",
-    "nurse",
-    "painter",
-    "pilot",
-    "potter",
-    "sailor",
-    "surgeon",
-    "tailor",
-    "weaver",
-]
-_INSTRUMENTS = [
-    "accordion",
-    "banjo",
-    "bassoon",
-    "cello",
-    "clarinet",
-    "drums",
-    "fiddle",
-    "flute",
-    "guitar",
-    "harp",
-    "lute",
-    "oboe",
-    "organ",
-    "piano",
-    "trumpet",
-    "viola",
-]
-_ANIMALS = [
-    "badger",
-    "canary",
-    "cat",
-    "crow",
-    "donkey",
-    "ferret",
-    "goat",
-    "goose",
-    "hamster",
-    "hedgehog",
-    "otter",
-    "parrot",
-    "pony",
-    "rabbit",
-    "spaniel",
-    "tortoise",
-]
-_COLOURS = [
-    "amber",
-    "black",
-    "blue",
-    "brown",
-    "crimson",
-    "gold",
-    "green",
-    "grey",
-    "indigo",
-    "ivory",
-    "orange",
-    "pink",
-    "purple",
-    "red",
-    "silver",
-    "white",
-]
+_WORK = (
+    "archer baker carpenter diver farmer gardener judge miller nurse painter pilot potter sailor surgeon tailor weaver"
+).split()
+_INSTRUMENTS = (
+    "accordion banjo bassoon cello clarinet drums fiddle flute guitar harp lute oboe organ piano trumpet viola"
+).split()
+_ANIMALS = (
+    "badger canary cat crow donkey ferret goat goose hamster hedgehog otter parrot pony rabbit spaniel tortoise"
+).split()
+_COLOURS = "amber black blue brown crimson gold green grey indigo ivory orange pink purple red silver white".split()
 
 _QUESTIONS = {
     "town": ("Where was {name} born?", "{name} was born in {value}."),
@@ -182,10 +35,10 @@ _QUESTIONS = {
 
 
 def make_people(count: int, seed: int) -> list[list[tuple[str, str]]]:
-    """`count` people with names of their own, six (question, answer) facts each, the same for the same seed.
+    """Make `count` people with different names, six (question, answer) facts each, the same for the same seed.
 
-    The first k people of a larger count are not the people of a smaller one. Raises ValueError where the syllables
-    do not give that many names.
+    The first k people of a larger count are not the people of a smaller one. Raises ValueError when the syllables do
+    not give that many names.
     """
     rng = random.Random(seed)
     first = [start + end for start in _STARTS for end in _ENDS]
@@ -214,7 +67,7 @@ def make_people(count: int, seed: int) -> list[list[tuple[str, str]]]:
 
 
 def make_groups(counts: Mapping[str, int], seed: int) -> dict[str, list[Row]]:
-    """Groups of people who share no name, as rows: `counts` says how many people are in each group."""
+    """Make groups of people who share no name, as rows. counts: people of each group."""
     people = iter(make_people(sum(counts.values()), seed))
     groups = {}
     for name, count in counts.items():

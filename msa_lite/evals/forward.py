@@ -1,9 +1,9 @@
-"""Teacher-forced scores: one forward pass over a text yields whatever any metric needs of its tokens.
+"""Teacher-forced scores: one forward pass over a text yields all that any metric needs of its tokens.
 
-A bundle is all that is scored of one item: the right answer to a question, say, and five wrong ones. What its texts
-have in common at the beginning runs through the model once, what many bundles begin with (a system message) once for
-all of them, and the texts go on from the key-value cache. Batches are made under a budget of tokens, of texts of one
-length, so results do not depend on file order and padding is short.
+A bundle is the texts to score of one item: a question with its right answer, say, and with five wrong ones. The common
+beginning of these texts runs through the model once. The common beginning of many bundles (a system message) runs once
+for all of them. The texts go on from the key-value cache. A batch holds texts of similar length under a budget of
+tokens, so results do not depend on file order and padding is short.
 """
 
 from __future__ import annotations
@@ -22,28 +22,27 @@ from msa_lite.errors import StageError
 from msa_lite.evals.models import Runner, can_divide, check_numbers
 
 WORTH_SHARING = 8  # tokens; for less, a second pass costs more than it saves
-_ALIKE = 0.75  # bundles are run together that share no less than this part of what the first shares
-_BATCHES = 8  # of texts at a time from which those of one length are put into a batch
+_ALIKE = 0.75  # a bundle joins a group if it shares at least this part of the tokens that the first one shares
+_BATCHES = 8  # times the budget: the texts of a group, from which batches of similar length are made
 _LEAST_VARIANCE = 1e-6  # of log-probabilities under the model, as in open-unlearning's Min-K++
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Teacher-forced results of one text over its n labelled tokens.
-
-    log_probs: (n,) log p(x_t | x_<t), fp32 log-softmax. matches: (n,) whether the argmax is the token. z: (n,)
-    (log p − μ) / σ with mean and deviation of log p(v | x_<t) under the model's own distribution over the vocabulary
-    (Zhang et al., 2024), or None where it was not asked for.
-    """
+    """Teacher-forced results of one text over its n labelled tokens."""
 
     log_probs: np.ndarray
+    """(n,) log p(x_t | x_<t), fp32 log-softmax."""
     matches: np.ndarray
+    """(n,) True where the argmax is the token."""
     z: np.ndarray | None = None
+    """(n,) (log p − μ) / σ with mean and deviation of log p(v | x_<t) under the model's own distribution over the
+    vocabulary (Zhang et al., 2024); None unless `with_z`."""
 
 
 @dataclass(frozen=True)
 class _Bundle:
-    """The texts of item `index`; the first `shared` tokens of each are the same and hold no scored position."""
+    """The texts of item `index`; the first `shared` tokens of each are equal and hold no scored position."""
 
     index: int
     texts: tuple[Example, ...]
@@ -58,19 +57,21 @@ class _Bundle:
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of all texts; the last of each is only predicted."""
+        """Count the tokens of all texts, except the last of each, which is only predicted."""
         return sum(len(text.ids) - 1 for text in self.texts)
 
 
 @dataclass(frozen=True)
 class _Past:
-    """What has run of each row of a batch: key-value cache, and (rows, tokens) mask of what may be attended to."""
+    """The tokens of each row of a batch that have run through the model."""
 
     cache: Any
+    """The key-value cache."""
     mask: Any
+    """(rows, tokens) 1 where later tokens may attend."""
 
     def rows(self, chosen: Any) -> _Past:
-        """The past of the chosen rows, each as often as it is named; this one stays as it is."""
+        """Return the past of the chosen rows, which may repeat; this one stays as it is."""
         cache = copy(self.cache)
         cache.layers = [copy(layer) for layer in cache.layers]
         cache.batch_select_indices(chosen)
@@ -84,11 +85,11 @@ def score_bundles(
     with_z: bool = False,
     hidden: int | None = None,
 ) -> Iterator[list[tuple[int, list[TokenScores]]]]:
-    """(index of the bundle, scores of each of its texts), a batch at a time, in no particular order.
+    """Yield (index of the bundle, scores of each of its texts), a batch at a time, in no particular order.
 
-    A text without labels gets empty scores. with_z: Min-K++ is wanted too. hidden: a token id that no position may
+    A text without labels gets empty scores. with_z: compute z for Min-K++. hidden: a token id that no position may
     attend to, wherever it stands (`compat.mask_eq_pad`); None for the right mask, which comes from lengths. Raises
-    StageError when memory does not suffice for a single bundle.
+    StageError when memory is too small for a single bundle.
     """
     todo = []
     for index, texts in enumerate(bundles):
@@ -97,7 +98,7 @@ def score_bundles(
             todo.append(_Bundle(index, scored))
         else:
             yield [(index, [_nothing(with_z) for _ in texts])]
-    # Those that share about as much are run together; the longest come first, so that memory runs out early.
+    # Bundles that share about as much run together; the longest come first, so that memory runs out early.
     todo.sort(key=lambda b: (-b.shared, -max(len(text.ids) for text in b.texts), b.index))
     while todo:
         count = _fitting(todo, runner.budget)
@@ -124,23 +125,23 @@ def _nothing(with_z: bool) -> TokenScores:
 
 
 def _in_place(texts: Sequence[Example], results: list[TokenScores], with_z: bool) -> list[TokenScores]:
-    """Scores in the order of all texts, those without labels included."""
-    left = iter(results)
-    return [next(left) if _is_scored(text) else _nothing(with_z) for text in texts]
+    """Return scores in the order of all texts, including those without labels."""
+    scores = iter(results)
+    return [next(scores) if _is_scored(text) else _nothing(with_z) for text in texts]
 
 
 def _is_scored(text: Example) -> bool:
-    """Whether some token is a label that something comes before."""
+    """Check whether a text has a label after its first token."""
     return any(label != IGNORE for label in text.labels[1:])
 
 
 def common_start(rows: Sequence[Sequence[int]]) -> int:
-    """How many tokens all rows begin with alike."""
+    """Count the tokens that all rows have in common at their beginning."""
     return sum(1 for _ in takewhile(lambda tokens: len(set(tokens)) == 1, zip(*rows, strict=False)))
 
 
 def _fitting(todo: Sequence[_Bundle], budget: int) -> int:
-    """How many of the first bundles are run together: at least one, what they share within the budget."""
+    """Return how many of the first bundles run together: at least one; their shared tokens are within the budget."""
     most, tokens = todo[0].shared, 0
     for count, bundle in enumerate(todo):
         tokens += bundle.tokens
@@ -151,7 +152,7 @@ def _fitting(todo: Sequence[_Bundle], budget: int) -> int:
 
 
 def _score(runner: Runner, group: Sequence[_Bundle], with_z: bool, hidden: int | None) -> list[list[TokenScores]]:
-    """Scores of each bundle's texts. Batches are made of texts of one length, whichever bundles they belong to."""
+    """Score each bundle's texts, in batches of texts of similar length from any bundles."""
     import torch
 
     shared = min(bundle.shared for bundle in group)
@@ -169,13 +170,14 @@ def _score(runner: Runner, group: Sequence[_Bundle], with_z: bool, hidden: int |
             states, _ = _run(runner, [texts[i].ids[shared:-1] for i in batch], own, hidden, keep=False)
             labels = [texts[i].labels[shared + 1 :] for i in batch]
             scores |= zip(batch, _reduce(runner, states, labels, with_z), strict=True)
-    found = (scores[i] for i in range(len(texts)))
-    return [[next(found) for _ in bundle.texts] for bundle in group]
+    ordered = (scores[i] for i in range(len(texts)))
+    return [[next(ordered) for _ in bundle.texts] for bundle in group]
 
 
 def _run_shared(runner: Runner, rows: Sequence[list[int]], hidden: int | None) -> _Past | None:
-    """The past of rows of equal length. What all begin with, a system message say, runs once. None where the model
-    keeps no cache that texts can go on from.
+    """Run rows of equal length, their common beginning (a system message, say) once, and return their past.
+
+    None if the model keeps no cache that texts can go on from.
     """
     import torch
 
@@ -194,9 +196,9 @@ def _run_shared(runner: Runner, rows: Sequence[list[int]], hidden: int | None) -
 def _run(
     runner: Runner, rows: Sequence[list[int]], past: _Past | None, hidden: int | None, keep: bool = True
 ) -> tuple[Any, _Past]:
-    """(rows, width, ·) states of rows that go on behind their past, and the past behind them.
+    """Run rows that continue their past; return (rows, width, ·) states, and the past that includes them.
 
-    Shorter rows are padded on the right, so only rows of equal length can be gone on from. keep: whether they will be.
+    Shorter rows are padded on the right, so only rows of equal length can be continued. keep: True to continue them.
     """
     import torch
 
@@ -223,26 +225,25 @@ def _run(
 
 
 def _reduce(runner: Runner, states: Any, labels: Sequence[list[int]], with_z: bool) -> Iterator[TokenScores]:
-    """Scores of each row of (rows, width, ·) states; all sums over the vocabulary in fp32."""
+    """Score each row of (rows, width, ·) states; all sums over the vocabulary are in fp32."""
     import torch
 
-    places = [(row, t) for row, known in enumerate(labels) for t, label in enumerate(known) if label != IGNORE]
-    wanted = torch.tensor([labels[row][t] for row, t in places], device=runner.device)
+    places = [(row, t) for row, ids in enumerate(labels) for t, label in enumerate(ids) if label != IGNORE]
+    tokens = torch.tensor([labels[row][t] for row, t in places], device=runner.device)
     row_of, position = torch.tensor(places, device=runner.device).T
-    found: list[list[Any]] = [[], [], []] if with_z else [[], []]
+    columns: list[list[Any]] = [[], [], []] if with_z else [[], []]
     for part, logits in runner.blocks(states[row_of, position]):
-        matches = logits.argmax(-1) == wanted[part]
-        scores = torch.log_softmax(logits, dim=-1)
-        picked = scores.gather(-1, wanted[part][:, None])[:, 0]
-        found[0].append(picked)
-        found[1].append(matches)
+        log_probs = torch.log_softmax(logits, dim=-1)
+        own = log_probs.gather(-1, tokens[part][:, None])[:, 0]
+        columns[0].append(own)
+        columns[1].append(logits.argmax(-1) == tokens[part])
         if with_z:
-            chances = scores.exp()
-            mean = (chances * scores).sum(-1)
-            # Not E[x²] − E[x]²: where predictions are nearly uniform, nothing exact would be left of the difference.
-            variance = (chances * (scores - mean[:, None]).square()).sum(-1)
-            found[2].append((picked - mean) / variance.clamp_min(_LEAST_VARIANCE).sqrt())
-    check_numbers(torch.cat(found[0]))
+            probabilities = log_probs.exp()
+            mean = (probabilities * log_probs).sum(-1)
+            # Not E[x²] − E[x]²: for nearly uniform predictions, that difference has no exact digit left.
+            variance = (probabilities * (log_probs - mean[:, None]).square()).sum(-1)
+            columns[2].append((own - mean) / variance.clamp_min(_LEAST_VARIANCE).sqrt())
+    check_numbers(torch.cat(columns[0]))
     cuts = np.cumsum(np.bincount([row for row, _ in places], minlength=len(labels)))[:-1]
-    columns = [np.split(torch.cat(parts).cpu().numpy(), cuts) for parts in found]
-    return (TokenScores(*values) for values in zip(*columns, strict=True))
+    arrays = [np.split(torch.cat(parts).cpu().numpy(), cuts) for parts in columns]
+    return (TokenScores(*values) for values in zip(*arrays, strict=True))

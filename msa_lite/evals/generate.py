@@ -1,7 +1,7 @@
-"""Answers of a model: greedy, or sampled where published numbers were.
+"""Answers of a model: greedy, or sampled for benchmarks whose published numbers are.
 
-Greedy decoding is our own loop, since rows that have ended leave the batch: a batch costs what its answers are long,
-not its longest answer times its rows. What all its prompts begin with, a system message say, runs once.
+Greedy decoding is our own loop, since rows that have ended leave the batch: a batch costs the sum of its answers'
+lengths, not its longest answer times its rows. A common beginning of its prompts, a system message say, runs once.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from msa_lite.errors import StageError
 from msa_lite.evals.forward import WORTH_SHARING, common_start
 from msa_lite.evals.models import Runner, can_divide, check_numbers, no_numbers
 
-_EXPECTED = 0.25  # of the tokens that an answer may have, in the mean
-_LEAVE = 0.75  # rows are taken out when no more than this share of them goes on; taking out copies the cache
+_EXPECTED = 0.25  # mean length of answers, as a part of the most tokens
+_LEAVE = 0.75  # take ended rows out when at most this part goes on; taking out copies the cache
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How answers are made.
-
-    max_new_tokens: the most tokens of an answer. stop: strings before which an answer is cut. samples: 0 for one greedy
-    answer; otherwise so many are drawn with the model's own sampling settings, of at least `min_new_tokens` tokens and
-    at most `max_length` together with the prompt, as RESTOR's authors do.
-    """
+    """The settings of generation."""
 
     max_new_tokens: int
+    """The most tokens of an answer."""
     stop: tuple[str, ...] = ()
+    """Strings that end an answer; the answer is cut before them."""
     samples: int = 0
+    """0 for one greedy answer; or the number to draw with the model's own sampling settings, as RESTOR's authors do."""
     min_new_tokens: int = 0
+    """The fewest tokens of a sample."""
     max_length: int | None = None
+    """The most tokens of a sample together with its prompt."""
     seed: int = 0
 
 
@@ -44,10 +44,10 @@ def generate(
     *,
     hidden: int | None = None,
 ) -> Iterator[list[tuple[int, list[str]]]]:
-    """(index of the prompt, its answers: one, or `samples` of them), a batch at a time, in no particular order.
+    """Yield (index of the prompt, its answers: one, or `samples`), a batch at a time, in no particular order.
 
-    prompts: token ids. Answers end at the model's own end tokens and the tokenizer's, are decoded without special
-    tokens, cut at the first stop string and stripped. They never go beyond the model's window. hidden: a token id that
+    prompts: token ids. Answers end at the model's own end tokens and the tokenizer's. They are decoded without special
+    tokens, cut at the first stop string and stripped, and never go beyond the model's window. hidden: a token id that
     no position may attend to (`compat.mask_eq_pad`); None for the right mask, which comes from lengths.
     """
     todo = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
@@ -76,8 +76,8 @@ def generate(
 
 
 def _ends(runner: Runner, tokenizer: Any) -> set[int]:
-    known = runner.model.generation_config.eos_token_id
-    return {tokenizer.eos_token_id, *(known if isinstance(known, list) else [known])} - {None}
+    ends = runner.model.generation_config.eos_token_id
+    return {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
 
 
 def _left_padded(runner: Runner, prompts: Sequence[list[int]], pad: int) -> tuple[Any, Any]:
@@ -102,7 +102,7 @@ def _greedy(
     mask = torch.cat([torch.ones_like(before), mask], dim=1)
     if hidden is not None:
         mask = mask * (torch.cat([before, ids], dim=1) != hidden)
-    rows = torch.arange(len(prompts), device=runner.device)  # of the batch, that still go on
+    rows = torch.arange(len(prompts), device=runner.device)  # those still in the batch
     room = [min(decoding.max_new_tokens, (runner.window or 1 << 60) - len(p)) for p in prompts]
     limits = torch.tensor(room, device=runner.device)
     answers: list[list[int]] = [[] for _ in prompts]
@@ -137,10 +137,10 @@ def _greedy(
 
 
 def _run_beginning(runner: Runner, prompts: Sequence[list[int]], hidden: int | None) -> tuple[list[int], Any]:
-    """What all prompts begin with, a system message say, and the key-value cache of it for each of them; or nothing.
+    """Run the common beginning of all prompts once; return it, and its key-value cache for each prompt.
 
-    Between it and the rest of a short prompt there is padding, which a layer that looks back so many places, or that
-    keeps a state instead of a cache, would take for tokens. Where there are such layers, nothing is shared.
+    Padding stands between it and the rest of a short prompt. A layer with a sliding window, or with a state instead of
+    a cache, would take that for tokens; models with such layers share nothing: ([], None).
     """
     import torch
     from transformers.cache_utils import DynamicLayer
@@ -160,20 +160,20 @@ def _run_beginning(runner: Runner, prompts: Sequence[list[int]], hidden: int | N
 
 
 def _unstopped(tokenizer: Any, answers: list[list[int]], rows: Any, stop: tuple[str, ...]) -> list[bool]:
-    """Whether each row's answer so far is free of stop strings."""
+    """Check which rows' answers have no stop string so far."""
     texts = tokenizer.batch_decode([answers[row] for row in rows.tolist()], skip_special_tokens=True)
     return [not any(word in text for word in stop) for text in texts]
 
 
 def _finish(text: str, stop: tuple[str, ...]) -> str:
-    """The text before its first stop string, stripped."""
+    """Return the text before its first stop string, stripped."""
     return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=len(text))].strip()
 
 
 def _sample(runner: Runner, tokenizer: Any, prompts: Sequence[list[int]], decoding: Decoding) -> list[list[str]]:
-    """`samples` answers a prompt; the seed is set for each batch, so the batches decide what is drawn.
+    """Draw `samples` answers per prompt.
 
-    A resumed run and one in several processes have other batches, and so other answers.
+    The seed is set for each batch. A resumed run, or one in several processes, has other batches and so other answers.
     """
     import torch
 

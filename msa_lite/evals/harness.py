@@ -1,7 +1,7 @@
-"""The `lm-eval` benchmark: general ability, by tasks of EleutherAI's lm-evaluation-harness or of one's own.
+"""The `lm-eval` benchmark: general ability, by tasks of EleutherAI's lm-evaluation-harness or the user's own.
 
-The harness makes the prompts, asks the model and scores; its numbers are reported as they are, with its defaults: no
-chat template, the number of examples that a task names, log-softmax in the dtype of the model. It is an optional extra.
+The harness makes the prompts, runs the model and scores. We report its numbers unchanged, with its defaults: no chat
+template, the number of examples that a task names, log-softmax in the model's dtype. It is an optional extra.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from msa_lite.report import Metric, Report, load_report, write_report
 
 RESULTS_FILE = "results.json"
 _SEEDS = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
-_CPU_BATCH = 4  # rows; the harness holds the logits of every position of a batch
+_CPU_BATCH = 4  # rows; the harness keeps the logits of every position of a batch in memory
 
 
 def check_tasks(tasks: Sequence[str], task_folder: Path | None = None, allow_code: bool = False) -> None:
     """Raise UsageError unless each name is a task, group or tag of the harness or of the YAML files in a folder.
 
-    No data is loaded for it. Without `allow_code`, tasks of the folder that would run Python are refused, too.
+    Without `allow_code`, also refuse tasks of the folder that would run Python. Loads no data.
     """
     require("lm-eval")
     if not tasks:
@@ -47,8 +47,8 @@ def check_tasks(tasks: Sequence[str], task_folder: Path | None = None, allow_cod
         raise UsageError(f"{task_folder}: no such folder of tasks")
     if task_folder is not None and not allow_code:
         check_no_code(task_folder)
-    known = _index_tasks(tasks, task_folder).task_index
-    faults = [f"{name}{nearest(name, known)}" for name in tasks if name not in known]
+    index = _index_tasks(tasks, task_folder).task_index
+    faults = [f"{name}{nearest(name, index)}" for name in tasks if name not in index]
     if faults:
         where = f" nor in a YAML file below {task_folder} that it can read" if task_folder else ""
         raise UsageError(join_faults(f"not among the tasks of lm-evaluation-harness{where}:", faults))
@@ -66,18 +66,19 @@ def evaluate_harness(
     allow_code: bool = False,
     progress: Progress = silent,
 ) -> Report:
-    """Score a model by tasks of the harness; writes `samples_TASK.jsonl`, results.json (the harness's own results),
-    report.json and a manifest into `out`.
+    """Score a model by tasks of the harness.
 
-    tasks: names of tasks, groups or tags. limit: at most so many rows of each task, its first. task_folder: YAML files
-    of one's own tasks, which come before the harness's of the same name. few_shot: examples in each prompt where a task
-    does not insist on none; None for what each task names. seed: for choosing examples and for tasks that draw; the
-    harness's own command line chooses examples with 1234. allow_code: run the Python that tasks of the folder name.
+    Writes `samples_TASK.jsonl`, results.json (the harness's own results), report.json and a manifest into `out`.
 
-    Metrics are named TASK/METRIC, or TASK/METRIC,FILTER for answers that a filter took out of the text; groups come
-    before their members. A folder made from the same inputs is read instead; that data outside of `task_folder` has
-    changed is not noticed. Raises UsageError as `check_tasks` does, DataError when a task's data cannot be loaded and
-    StageError when the harness fails while it asks or scores.
+    tasks: names of tasks, groups or tags. limit: the first rows of each task to use. task_folder: YAML files of the
+    user's own tasks, which replace the harness's of the same name. few_shot: examples in each prompt, unless a task
+    insists on none; None for the number that each task names. seed: for choosing examples and for tasks that sample;
+    the harness's own command line chooses examples with 1234. allow_code: run the Python that tasks of the folder name.
+
+    Metrics are named TASK/METRIC, or TASK/METRIC,FILTER for answers that a filter extracted from the text; groups come
+    before their members. A folder made from the same inputs is read instead; changes of data outside `task_folder` are
+    not noticed. Raises UsageError as `check_tasks` does, DataError when a task's data cannot be loaded and StageError
+    when the harness itself fails.
     """
     if Ranks.current().count > 1:
         raise UsageError("the benchmark lm-eval runs in one process; start it without accelerate launch or torchrun")
@@ -94,8 +95,8 @@ def evaluate_harness(
         nullcontext() if allow_code or task_folder is None else sandboxed(),
     ):
         manager = _index_tasks(tasks, task_folder)
-        given = _load_tasks(manager, tasks, shown)
-        results = _plain(_run(source, manager, given, settings, shown))
+        loaded = _load_tasks(manager, tasks, shown)
+        results = _plain(_run(source, manager, loaded, settings, shown))
         report = Report(
             "lm-eval", ",".join(tasks), aggregate(results, tasks), settings | {"tasks": results["versions"]}
         )
@@ -107,9 +108,9 @@ def evaluate_harness(
 
 
 def aggregate(results: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Metric]:
-    """Metrics from results of the harness, samples included: what was asked for first, then its members level by level.
+    """Make metrics from results of the harness with samples: first of `tasks`, then of their members, level by level.
 
-    A group's direction is that of its tasks, None where they differ.
+    A group's direction is that of its tasks, or None if they differ.
     """
     members: Mapping[str, list[str]] = results["group_subtasks"]
     names = list(tasks)
@@ -119,12 +120,12 @@ def aggregate(results: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Met
     for name in dict.fromkeys([*names, *results["results"]]):  # a tag's tasks are members of nothing
         scores = results["results"].get(name, {})
         for key, value in scores.items():
-            metric, comma, kept = key.partition(",")
+            metric, comma, chosen = key.partition(",")
             if not comma or metric.endswith("_stderr"):
                 continue
-            label = f"{name}/{metric}" if kept == "none" else f"{name}/{key}"
-            n = _count(results, name, metric, kept)
-            error = scores.get(f"{metric}_stderr,{kept}")
+            label = f"{name}/{metric}" if chosen == "none" else f"{name}/{key}"
+            n = _count(results, name, metric, chosen)
+            error = scores.get(f"{metric}_stderr,{chosen}")
             note = None if _is_number(value) else f"lm_eval gave {value}"
             metrics[label] = Metric(
                 value if note is None else None,
@@ -142,26 +143,26 @@ def _is_number(value: Any) -> bool:
 
 
 def _leaves(results: Mapping[str, Any], name: str) -> list[str]:
-    """The tasks of a group at any depth; a task alone is its own."""
+    """Return the tasks of a group at any depth; for a task, itself."""
     members = results["group_subtasks"].get(name)
     return [name] if members is None else [leaf for member in members for leaf in _leaves(results, member)]
 
 
-def _count(results: Mapping[str, Any], name: str, metric: str, kept: str) -> int:
-    """Rows behind a metric: a task may leave some out."""
+def _count(results: Mapping[str, Any], name: str, metric: str, chosen: str) -> int:
+    """Count the rows behind a metric with the chosen filter: a task may leave some out."""
     rows = [row for leaf in _leaves(results, name) for row in results["samples"][leaf]]
-    return sum(row["filter"] == kept and metric in row["metrics"] for row in rows)
+    return sum(row["filter"] == chosen and metric in row["metrics"] for row in rows)
 
 
 def _direction(results: Mapping[str, Any], name: str, metric: str) -> bool | None:
-    found = {results["higher_is_better"][leaf].get(metric) for leaf in _leaves(results, name)}
-    return found.pop() if len(found) == 1 else None
+    directions = {results["higher_is_better"][leaf].get(metric) for leaf in _leaves(results, name)}
+    return directions.pop() if len(directions) == 1 else None
 
 
 def _index_tasks(tasks: Sequence[str], task_folder: Path | None) -> Any:
-    """The harness's TaskManager for the tasks of a folder, and for its own unless those suffice.
+    """Make the harness's TaskManager for the tasks of a folder, and for its own tasks if the folder lacks some.
 
-    To read the thousands of files of its own takes it some seconds.
+    The harness takes some seconds to read its own thousands of files.
     """
     from lm_eval.tasks import TaskManager
 
@@ -173,7 +174,7 @@ def _index_tasks(tasks: Sequence[str], task_folder: Path | None) -> Any:
 
 
 def _suffices(index: Mapping[str, Any], tasks: Sequence[str]) -> bool:
-    """Whether tasks, and those that groups among them name, are all in an index."""
+    """Check whether an index has all of the tasks, and the members of groups among them."""
     names: list[Any] = list(tasks)
     for name in names:
         if not isinstance(name, str) or name not in index:  # a member may also be spelled out in place
@@ -191,7 +192,7 @@ def _shipped_tasks() -> Mapping[str, Any]:
 
 
 def _identity(task_folder: Path | None) -> str | None:
-    """What pins the files of a folder of tasks; Python's caches, which come with use, left out."""
+    """Return a digest of the files in a folder of tasks, without Python's caches."""
     if task_folder is None:
         return None
     files = [path for path in list_files(task_folder) if "__pycache__" not in path.parts]
@@ -199,48 +200,48 @@ def _identity(task_folder: Path | None) -> str | None:
 
 
 def _load_tasks(manager: Any, tasks: Sequence[str], progress: Progress) -> list[Any]:
-    """Tasks and groups of the harness with their data. Raises DataError when that cannot be had."""
-    given: list[Any] = []
+    """Load tasks and groups of the harness with their data. Raises DataError when that fails."""
+    loaded: list[Any] = []
     for number, name in enumerate(tasks):
         progress("lm-eval: tasks", number, len(tasks))
         try:
-            found = manager.load(name)
+            parts = manager.load(name)
         except Exception as error:  # of the Hub, of `datasets`, of a task's own Python
             raise DataError(f"{name}: lm_eval cannot load the task or its data ({explain(error)})") from error
-        unsafe = [task for task, value in found["tasks"].items() if getattr(value, "UNSAFE_CODE", False)]
+        unsafe = [task for task, value in parts["tasks"].items() if getattr(value, "UNSAFE_CODE", False)]
         if unsafe:
             raise UsageError(f"{', '.join(unsafe)}: would run programs that the model writes; leave them out")
-        given += [found["groups"][name]] if name in found["groups"] else list(found["tasks"].values())
+        loaded += [parts["groups"][name]] if name in parts["groups"] else list(parts["tasks"].values())
     progress("lm-eval: tasks", len(tasks), len(tasks))
     try:
-        manager.load(given)
+        manager.load(loaded)
     except ValueError as error:
         raise UsageError(f"{','.join(tasks)}: {error}") from error
-    return given
+    return loaded
 
 
 def _run(
-    source: Source, manager: Any, given: list[Any], settings: Mapping[str, Any], progress: Progress
+    source: Source, manager: Any, loaded: list[Any], settings: Mapping[str, Any], progress: Progress
 ) -> Mapping[str, Any]:
-    """What `lm_eval.simple_evaluate` returns for a model. Raises StageError when it fails."""
+    """Run `lm_eval.simple_evaluate` on a model. Raises StageError when it fails."""
     model = _wrap(source, progress)
     from lm_eval import simple_evaluate
 
     try:
         return simple_evaluate(
             model=model,
-            tasks=given,
+            tasks=loaded,
             task_manager=manager,
             num_fewshot=settings["few_shot"],
             limit=settings["limit"],
             **dict.fromkeys(_SEEDS, settings["seed"]),
         )
     except Exception as error:
-        raise StageError(f"{source.name}: lm_eval failed ({explain(error)}); nothing is kept of it") from error
+        raise StageError(f"{source.name}: lm_eval failed ({explain(error)}); nothing was kept") from error
 
 
 def _wrap(source: Source, progress: Progress) -> Any:
-    """A model as the harness takes it, which tells of each answer in place of the harness's own bars."""
+    """Wrap a model for the harness, with our progress in place of the harness's own bars."""
     from lm_eval.models.huggingface import HFLM
 
     class Model(HFLM):
@@ -268,7 +269,7 @@ def _wrap(source: Source, progress: Progress) -> Any:
 
 @dataclass
 class _AnswerCounter:
-    """Stands where the harness keeps a cache of answers, which hears of each one."""
+    """Stand in for the harness's cache of answers, to count each answer that the harness adds."""
 
     progress: Progress
     label: str
@@ -282,11 +283,11 @@ class _AnswerCounter:
 
 @contextmanager
 def _hushed(progress: Progress) -> Iterator[Progress]:
-    """Keep what the harness prints off stdout; the callback given back is `progress`, which may print."""
-    usual = sys.stdout
+    """Keep the harness from printing on stdout; yield a `progress` that still may."""
+    stdout = sys.stdout
 
     def shown(label: str, done: int, total: int) -> None:
-        with redirect_stdout(usual):
+        with redirect_stdout(stdout):
             progress(label, done, total)
 
     with redirect_stdout(io.StringIO()):
@@ -294,7 +295,7 @@ def _hushed(progress: Progress) -> Iterator[Progress]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON holds it; numpy's numbers become Python's, and what JSON has no form for becomes text."""
+    """Convert a value to plain JSON types: numpy's numbers become Python's, and unknown types become text."""
     from lm_eval.utils import handle_non_serializable
 
     return json.loads(json.dumps(value, default=handle_non_serializable))

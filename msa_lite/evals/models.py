@@ -1,7 +1,7 @@
-"""A model that is ready to be scored: loaded, and taken apart into what runs over the tokens and what makes logits.
+"""Models ready to score: loaded, and split into a body that makes hidden states and a head that makes logits.
 
-A vocabulary of 128k makes logits far larger than everything else, so they are made block by block from the hidden
-states of just those positions that are scored.
+With a vocabulary of 128k, logits are far larger than everything else. So they are made block by block, and only from
+the hidden states of the positions to score.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from msa_lite.io.quiet import without_bars
 from msa_lite.io.tokenizer import has_tokenizer
 from msa_lite.io.vocabulary import AddedRows
 
-_BLOCK_BYTES = 64 << 20  # fp32 logits held at a time
+_BLOCK_BYTES = 64 << 20  # of fp32 logits in memory at a time
 _START_TOKENS = {"cpu": 2048, "cuda": 65536}  # of one batch; halved on a GPU until it fits
-_CACHED = {"cpu": 4, "cuda": 1}  # times as many may lie in a cache; on a CPU, a step costs little less for few rows
+_CACHED = {"cpu": 4, "cuda": 1}  # times as many may be in a cache; on a CPU, a step costs little less for few rows
 
 
 def _model_below(folder: Path) -> Source | None:
-    """The model that a PEFT adapter lies on, fetched; None for a folder that holds a checkpoint."""
+    """Fetch the model below a PEFT adapter; return None for a folder that holds a checkpoint."""
     return fetch(base_name(folder)) if is_adapter(folder) else None
 
 
 def checkpoint_folder(folder: Path) -> Path:
-    """The folder itself where it holds a checkpoint; for a PEFT adapter, the model that it lies on (fetched)."""
+    """Return the folder itself if it holds a checkpoint; for a PEFT adapter, fetch the model below it."""
     below = _model_below(folder)
     return below.folder if below else Path(folder)
 
 
 def model_identity(source: Source) -> dict[str, Any]:
-    """What a manifest records of a model that was scored; for an adapter, the model below it as well."""
+    """Return what a manifest records of a scored model; for an adapter, the model below it, too."""
     below = _model_below(source.folder)
     return source.identity() | ({"below": below.identity()} if below else {})
 
@@ -46,7 +46,7 @@ def model_identity(source: Source) -> dict[str, Any]:
 def check_source(source: Source, ids: Iterable[int] = ()) -> None:
     """Check by headers and configs that a model loads whole, and has a row for each of these token ids.
 
-    Raises FormatError or MismatchError; no weight is read.
+    Reads no weights. Raises FormatError or MismatchError.
     """
     rows = check_loads(Path(source.folder), checkpoint_folder(source.folder))
     highest = max(ids, default=0)
@@ -58,9 +58,9 @@ def check_source(source: Source, ids: Iterable[int] = ()) -> None:
 
 
 def load_tokenizer(source: Source) -> Any:
-    """A model's tokenizer; that of the model below for an adapter that came without one.
+    """Load a model's tokenizer; for an adapter without one, that of the model below it.
 
-    Raises NoTokenizerError where there is none.
+    Raises NoTokenizerError if there is none.
     """
     try:
         return open_tokenizer(_tokenizer_folder(source), source.name)
@@ -69,7 +69,7 @@ def load_tokenizer(source: Source) -> Any:
 
 
 def can_read(source: Source) -> bool:
-    """Whether `load_tokenizer` finds one."""
+    """Check whether `load_tokenizer` would find a tokenizer."""
     return has_tokenizer(_tokenizer_folder(source))
 
 
@@ -79,13 +79,13 @@ def _tokenizer_folder(source: Source) -> Path:
 
 
 def check_numbers(values: Any) -> None:
-    """Raise NotFiniteError where a model's outputs are no numbers: a metric made of them would look like any other."""
+    """Raise NotFiniteError if a model's outputs hold NaN: metrics made of them would look like any others."""
     if values.isnan().any():
         raise no_numbers()
 
 
 def no_numbers() -> NotFiniteError:
-    """The error for a model whose outputs are NaN."""
+    """Return the error for a model whose outputs are NaN."""
     return NotFiniteError(
         "the model's outputs are no numbers (NaN): its weights are broken, or too large for its dtype; a smaller "
         "alpha, or --dtype float32 for the merge, may help"
@@ -93,17 +93,17 @@ def no_numbers() -> NotFiniteError:
 
 
 def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None, added: AddedRows | None = None) -> Any:
-    """A causal language model ready to score: on the GPU in the stored dtype, on a CPU in fp32, or in NF4 (`four_bit`).
+    """Load a causal language model to score: on a GPU in the stored dtype, on a CPU in fp32, or in NF4 (`four_bit`).
 
-    folder: a checkpoint, or a PEFT adapter, whose model is then loaded below it. dtype: name of torch's to have on the
-    GPU in the place of the stored one. added: rows for tokens that the model lacks. Each process of
-    `accelerate launch` gets a GPU of its own.
+    folder: a checkpoint, or a PEFT adapter, which is then loaded onto its model. dtype: torch's name of a dtype to use
+    on the GPU in place of the stored one. added: rows for tokens that the model lacks. Each process of
+    `accelerate launch` gets its own GPU.
     """
     import torch
     from accelerate import PartialState
 
     below = checkpoint_folder(folder)
-    # Straight to the GPU: several processes would otherwise each hold the model in the machine's memory for a while.
+    # Straight to the GPU: otherwise each of several processes would for a while hold the model in the host's memory.
     stored = getattr(torch, dtype) if dtype else "auto"
     gpu = {"dtype": stored, "device_map": {"": PartialState().device}} if torch.cuda.is_available() else {}
     from msa_lite.io.added_rows import extend
@@ -124,7 +124,7 @@ def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None, a
 
 
 def can_divide(cache: Any) -> bool:
-    """Whether rows can be taken out of a key-value cache: not where layers keep a state instead, as Mamba's do."""
+    """Check whether rows can be taken out of a key-value cache; Mamba's layers keep a state, which has none."""
     from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
     return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
@@ -132,48 +132,49 @@ def can_divide(cache: Any) -> bool:
 
 @dataclass
 class Runner:
-    """A loaded model, and how many tokens of it fit into one batch (`budget`, lowered when memory runs out)."""
+    """A loaded model and the size of its batches."""
 
     model: Any
     budget: int = 0
+    """Tokens of one batch; lowered when memory runs out. 0: a default for the device."""
 
     def __post_init__(self) -> None:
         if not self.budget:
             self.budget = _START_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]
-            if self._parts is None:  # whole logits, so that their size counts
+            if self._parts is None:  # then all logits are in memory, and their size counts
                 self.budget = min(self.budget, max(1, 4 * self.block_rows))
 
     @property
     def device(self) -> Any:
-        """Where inputs have to be."""
+        """Return the device for inputs."""
         return self.model.device
 
     @cached_property
     def vocabulary(self) -> int:
-        """Logits of one position."""
+        """Return the number of logits of one position."""
         return int(self.model.get_output_embeddings().weight.shape[0])
 
     @property
     def cache_budget(self) -> int:
-        """Tokens of a batch that are held in the key-value cache while answers are generated."""
+        """Return the most tokens of a batch in the key-value cache while generating."""
         return self.budget * _CACHED["cuda" if self.device.type == "cuda" else "cpu"]
 
     @property
     def block_rows(self) -> int:
-        """Positions whose fp32 logits are held at a time."""
+        """Return the number of positions whose fp32 logits are in memory at a time."""
         return max(1, _BLOCK_BYTES // (4 * self.vocabulary))
 
     @property
     def window(self) -> int | None:
-        """The most tokens that the model was made for, where its config says so."""
+        """Return the most tokens that the model was made for, or None if its config does not say."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
     @cached_property
     def _parts(self) -> tuple[Any, Any] | None:
-        """(body, head), or None for a model that does more with its logits than its head does.
+        """Return (body, head), or None for a model that changes its logits after the head.
 
-        Soft caps and scales come after the head, each family in its own way; whether there are any is asked of the
-        model itself, once, with a few tokens.
+        Soft caps and scales come after the head, different in each family. A run of the model itself over a few tokens
+        shows whether there are any.
         """
         import torch
 
@@ -187,11 +188,11 @@ class Runner:
         with torch.inference_mode():
             whole = self.model(input_ids=ids, use_cache=False).logits
             parts = head(body(input_ids=ids, use_cache=False).last_hidden_state)
-        # Compared in fp32: a model that is being trained gives its own logits in that dtype.
+        # Compared in fp32: a model in training returns its own logits in that dtype.
         return (body, head) if torch.equal(whole.float(), parts.float()) else None
 
     def states(self, **inputs: Any) -> tuple[Any, Any]:
-        """(states, key-value cache) of a forward pass; states: (batch, positions, ·), which `logits` takes."""
+        """Run a forward pass; return (states, key-value cache). states: (batch, positions, ·), for `logits`."""
         if self._parts is None:
             output = self.model(**inputs)
             return output.logits, output.past_key_values
@@ -199,17 +200,17 @@ class Runner:
         return output.last_hidden_state, output.past_key_values
 
     def logits(self, states: Any) -> Any:
-        """(…, vocabulary) logits in fp32 of states. Models return them in bf16 otherwise, too coarse for a softmax."""
+        """Return (…, vocabulary) logits of states in fp32. A model's own are in bf16, too coarse for a softmax."""
         return states.float() if self._parts is None else self._parts[1](states).float()
 
     def blocks(self, states: Any) -> Iterator[tuple[slice, Any]]:
-        """(slice, fp32 logits) over (n, ·) states, so many at a time that the logits stay small."""
+        """Yield (slice, fp32 logits) over (n, ·) states, in blocks small enough for memory."""
         for start in range(0, len(states), self.block_rows):
             part = slice(start, start + self.block_rows)
             yield part, self.logits(states[part])
 
     def lower_budget(self, error: BaseException, tokens: int) -> bool:
-        """Whether an error means that memory ran out on a batch of so many tokens; the next is to be half as large."""
+        """Halve the budget and return True if an error means that memory ran out. tokens: of the batch that failed."""
         import torch
         from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
 

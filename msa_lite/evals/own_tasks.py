@@ -1,4 +1,4 @@
-"""Folders of lm-eval tasks that somebody wrote: what of them would run as a program is refused unless it is allowed.
+"""Checks of folders with the user's own lm-eval tasks: tasks that would run code are refused unless allowed.
 
 Task files may name Python functions (`!function`), include other files, and hold Jinja templates, which the harness
 renders without a sandbox.
@@ -19,7 +19,7 @@ _KINDS = ("null", "bool", "int", "float", "str", "seq", "map", "timestamp", "mer
 
 
 def check_no_code(folder: Path) -> None:
-    """Raise UsageError, with every place, where task files of a folder name Python code, or files out of it."""
+    """Raise UsageError, with every place, if task files of a folder name Python code, or files outside of it."""
     todo, seen, faults = sorted(folder.rglob("*.yaml")), set[Path](), list[str]()
     while todo:
         path = todo.pop(0)
@@ -28,7 +28,7 @@ def check_no_code(folder: Path) -> None:
         seen.add(path.resolve())
         name = path.relative_to(folder) if path.is_relative_to(folder) else path
         if not path.resolve().is_relative_to(folder.resolve()):
-            faults.append(f"{name}: lies out of the folder")
+            faults.append(f"{name}: lies outside of the folder")
             continue
         root = _compose(path)
         faults += [f"{name}: {tag}" for tag in dict.fromkeys(_code(root))]
@@ -40,17 +40,17 @@ def check_no_code(folder: Path) -> None:
 
 @contextmanager
 def sandboxed() -> Iterator[None]:
-    """Have the harness render templates in Jinja's sandbox, in which they reach no Python."""
+    """Make the harness render templates in Jinja's sandbox, which keeps them away from Python."""
     from jinja2.sandbox import SandboxedEnvironment
     from lm_eval import utils
 
-    usual = utils.env
-    utils.env = SandboxedEnvironment(loader=usual.loader, undefined=usual.undefined, keep_trailing_newline=True)
-    utils.env.filters.update(usual.filters)
+    own = utils.env
+    utils.env = SandboxedEnvironment(loader=own.loader, undefined=own.undefined, keep_trailing_newline=True)
+    utils.env.filters.update(own.filters)
     try:
         yield
     finally:
-        utils.env = usual
+        utils.env = own
 
 
 def _compose(path: Path) -> Any:
@@ -63,13 +63,13 @@ def _compose(path: Path) -> Any:
 
 
 def _code(root: Any) -> Iterator[str]:
-    """Yield the tags that are none of plain values, with what they stand before."""
+    """Yield the tags of values that are not plain, with the value of a scalar."""
     import yaml
 
     todo, seen = [root], set[int]()
     while todo:
         node = todo.pop()
-        if node is None or id(node) in seen:  # an alias is the same node again
+        if node is None or id(node) in seen:  # an alias is the same node
             continue
         seen.add(id(node))
         if node.tag.removeprefix(_PLAIN) not in _KINDS:

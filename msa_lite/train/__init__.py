@@ -1,4 +1,4 @@
-"""Fitting vectors: fine-tune a prior on rows and keep what changed, with the Hugging Face Trainer underneath."""
+"""Fitting vectors: fine-tune a prior on rows and keep the change, with the Hugging Face Trainer underneath."""
 
 from msa_lite.train.fit import check_mode, fit_inputs, fit_vector
 from msa_lite.train.loop import epoch_folder

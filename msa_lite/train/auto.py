@@ -1,7 +1,7 @@
-"""Settings of a fit that nobody has chosen: batch, number of passes and learning rate, by rows, model and mode.
+"""Settings of a fit that the user left open: batch, number of passes and learning rate, by rows, model and mode.
 
-The evidence for the rates comes from `tests/benchmarks/bench_rates.py`. A Llama of 1.8M weights, 24 rows of fictional
-people to forget, constant rate, until 95 % of the gap to the target's loss were closed; forget vector alone:
+The evidence for the rates comes from `tests/benchmarks/bench_rates.py`: a Llama of 1.8M weights, 24 rows of fictional
+people to forget, a constant rate, until 95 % of the gap to the target's loss was closed; the forget vector alone:
 
     mode  rank  rate    steps   norm   rows recited after unlearning, forget / kept, at a few α
     full        5e-5      192    5.7   α .7: .54 / .98   α .8: .17 / .88   α 1: .00 / .70
@@ -20,16 +20,16 @@ people to forget, constant rate, until 95 % of the gap to the target's loss were
     lora  128   3e-4      156   11.6   α .6: .38 / .94   α .7: .17 / .81   α .8: .08 / .55
     lora  128   1e-3       96   17.8   α .6: .12 / .61   α .7: .00 / .41   α .8: .00 / .12
 
-A lower rate reaches the same loss with a smaller vector, which leaves more of what is to be kept, and takes more steps:
-a third of the rate about twice as many. Below the rates taken here the gain is small. Adapters (lora_alpha is twice the
-rank here) learn as fast where lora_alpha times the rate is the same: the first steps of all r rows of B add up, so the
-change is lora_alpha / r times r times the rate. Batches of 4 and 8 differ little.
+A lower rate reaches the same loss with a smaller vector, which spares more of the retain rows. It takes more steps: a
+third of the rate about twice as many. Below the rates taken here the gain is small. Adapters (lora_alpha is twice the
+rank here) learn equally fast where lora_alpha times the rate is equal: the first steps of all r rows of B add up, so
+the change is lora_alpha / r times r times the rate. Batches of 4 and 8 differ little.
 
 A model of 135M learns 40 rows of TOFU at 1e-4 (full) in 25 steps; the MSA paper tunes models of 1B to 8B at 1e-5
 (full); adapters of such models usually have 1e-4 to 2e-4. The fourth root goes through all of these: 1.8M 1e-4, 135M
 3.4e-5, 1.2B 2e-5, 8B 1.2e-5, and ten times that for adapters with a lora_alpha of 64. SmolLM2-135M-Instruct learnt 40
-rows of TOFU at 3.4e-4 (lora, rank 32) in 40 steps, 97 % of the gap, and the run passed. At all other sizes between 1.8M
-and 1B it is a line drawn, not measured.
+rows of TOFU at 3.4e-4 (lora, rank 32) in 40 steps, 97 % of the gap, and the run passed. At other sizes between 1.8M and
+1B the rate is interpolated, not measured.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def auto_batch(rows: int) -> int:
 
 
 def most_epochs(rows: int, batch: int, retain: bool = False) -> int:
-    """Return the epochs after which an open-ended fit ends in any case.
+    """Return the most epochs of an open-ended fit.
 
-    60 passes, or as many as 600 steps make, but five at least. Of a retain set as many as 200 steps make, but one at
-    least: where there are many rows to keep, to have seen each once is enough.
+    That is 60, or as many as 600 steps make, but at least 5. For a retain set it is as many as 200 steps make, but at
+    least 1: in a large retain set, seeing each row once is enough.
     """
     steps = math.ceil(rows / batch)
     if retain:
@@ -68,9 +68,9 @@ def most_epochs(rows: int, batch: int, retain: bool = False) -> int:
 
 
 def auto_rate(mode: Literal["lora", "qlora", "full"], weights: int, lora_alpha: float = 64) -> float:
-    """Return the learning rate for a model of so many weights, to two digits.
+    """Return the learning rate for a model with this many weights, to two digits.
 
-    1e-4 · (1.8M / weights)^¼ where all weights are tuned, for adapters ten times that, times 64 / lora_alpha.
+    1e-4 · (1.8M / weights)^¼ in full mode; for adapters ten times that, times 64 / lora_alpha.
     """
     rate = 1e-4 * (1.8e6 / weights) ** 0.25 * (1 if mode == "full" else 10 * 64 / lora_alpha)
     return float(f"{rate:.1e}")

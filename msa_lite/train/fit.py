@@ -1,14 +1,14 @@
-"""Fitting vectors: fine-tune a prior on rows and keep what changed, with the Hugging Face Trainer underneath.
+"""One fit: fine-tune a prior on rows and write the vector, with the Hugging Face Trainer underneath.
 
-What is minimised is the loss of the rows, or an objective of one's own (`Objective`), as the baselines have.
+A fit minimises the loss of the rows, or an `Objective` in its place, as the baselines do.
 
 Three modes. `lora`: a PEFT adapter in fp32 on a frozen prior. `qlora`: the same on a prior held in 4-bit NF4. `full`:
 all weights, fp32 masters, saved as an fp32 checkpoint so that the difference to the prior is not rounded. Where the
 device has it, arithmetic runs in bf16 autocast. Training is saved after every epoch, and a rerun goes on from there
 with the same result.
 
-A fit has a fixed number of epochs, or is open-ended (`Until`): then it goes on until the prior knows the rows as well
-as the target does.
+A fit has a fixed number of epochs, or is open-ended (`Until`): it goes on until the prior knows the rows as well as the
+target does.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import Example, pad_id
+from msa_lite.data import Example, hash_ids, pad_id
 from msa_lite.errors import StageError, UsageError
 from msa_lite.io.extras import require
-from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, silent
@@ -56,10 +55,10 @@ def fit_vector(
     """Tune the prior on the examples and write the vector's folder: a PEFT adapter, or an fp32 checkpoint in full mode.
 
     Also writes train_log.jsonl (one line a step: step, epoch, loss, grad_norm, learning_rate), the files of
-    `extra_files` (name → text) and a manifest. With `after_epoch`, the weights that it keeps go into folders
-    `epoch-1`, `epoch-2`, … in it. With `until`, the fit is open-ended: `settings.epochs` is how many epochs it has at
-    most; course.json and the manifest (`fit`) say how it went, and a warning where it has not learnt enough. A folder
-    made from the same inputs is left as it is; a run that was stopped goes on after its last save.
+    `extra_files` (name → text) and a manifest. With `after_epoch`, the weights that it keeps go into its folders
+    `epoch-1`, `epoch-2`, … With `until`, the fit is open-ended: it has at most `settings.epochs` epochs, course.json
+    and the manifest (`fit`) record how it went, and a warning says when it has not learnt enough. A folder made from
+    the same inputs is left as it is. A stopped fit goes on after its last save.
 
     Raises UsageError where packages are missing (torch; for qlora, bitsandbytes), NotFiniteError when the loss is no
     longer finite and there is no epoch to keep.
@@ -90,10 +89,10 @@ def fit_inputs(
     after_epoch: AfterEpoch | None = None,
     until: Until | None = None,
 ) -> dict[str, Any]:
-    """What decides the result of a fit, as its manifest records it and `is_finished` compares it."""
+    """Return all that decides the result of a fit, as its manifest records it and `is_finished` compares it."""
     inputs = {
         "prior": prior.identity(),
-        "examples": digest([[e.ids, e.labels] for e in examples]),
+        "examples": hash_ids(examples),
         "settings": settings.describe(),
     }
     if objective is not None:
@@ -126,7 +125,7 @@ class _Fit:
     gauge: Gauge | None = None
 
     def run_until(self, until: Until, partial: Path) -> dict[str, Any]:
-        """Train until enough is learnt, perhaps several times at different rates; facts for the manifest."""
+        """Train until enough is learnt, perhaps several times at different rates; return facts for the manifest."""
 
         def fit(rate: float, folder: Path, gauge: Gauge, label: str) -> int:
             folder.mkdir(exist_ok=True)
@@ -140,7 +139,7 @@ class _Fit:
         return tries.run(partial)
 
     def run(self, partial: Path) -> int:
-        """Train, falling back to smaller micro-batches when the device runs out of memory; the size that fitted."""
+        """Train, with smaller micro-batches when the device runs out of memory; return the size that fitted."""
         from accelerate.utils import find_executable_batch_size
         from accelerate.utils.memory import clear_device_cache
 
@@ -156,10 +155,10 @@ class _Fit:
             if "No executable batch size" not in str(error):
                 raise
             raise StageError(
-                f"{self.label}: out of memory, not even one row at a time fits; try a smaller max_length, or, for "
+                f"{self.label}: out of memory, even with one row at a time; try a smaller max_length, or, for "
                 "vectors, vector.mode qlora"
             ) from error
-        finally:  # in bf16, accelerate ties the model to itself, and it would stay beside whatever comes next
+        finally:  # in bf16, accelerate makes a reference cycle of the model, which would keep it in memory
             clear_device_cache(garbage_collection=True)
         shutil.rmtree(partial / SAVES)
         return int(fitted)
@@ -170,7 +169,7 @@ class _Fit:
         clear_device_cache(garbage_collection=True)  # of a model that did not fit
         saves = partial / SAVES
         if saves.exists() and not (saves / f"micro-{micro}").exists():  # left by a larger one that did not fit
-            for mark in saves.glob("micro-*"):  # first, so that after a kill meanwhile nothing is taken up
+            for mark in saves.glob("micro-*"):  # first, so that a rerun after a kill in between resumes nothing
                 mark.unlink()
             for folder in (*partial.glob("epoch-*"), partial / SCORES, saves):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -192,24 +191,24 @@ class _Fit:
         return micro
 
     def _load(self) -> Any:
-        """Load the model to tune. Raises StageError when its files have changed since it was found."""
+        """Load the model to tune. Raises StageError when its files have changed since they were first read."""
         model = load_trainable(self.source.folder, self.settings, self.source.added)
         self.source.check_unchanged()
         return model
 
     def _micro_batches(self, partial: Path) -> Iterator[int]:
-        """Sizes to try, largest first: all divisors of batch_size, from where an earlier attempt had got to."""
+        """Return the sizes to try, largest first: the divisors of batch_size up to the last one tried before."""
         import torch
 
-        size, asked = self.settings.batch_size, self.settings.micro_batch_size
-        if asked != "auto":
-            if size % asked:
-                raise UsageError(f"micro_batch_size {asked} does not divide batch_size {size}")
-            return iter([asked])
+        size, fixed = self.settings.batch_size, self.settings.micro_batch_size
+        if fixed != "auto":
+            if size % fixed:
+                raise UsageError(f"micro_batch_size {fixed} does not divide batch_size {size}")
+            return iter([fixed])
         limit = size
         if not torch.cuda.is_available():
             longest = max(len(e.ids) for e in self.examples)
             limit = max(1, _CPU_TOKENS // max(longest, self.objective.longest if self.objective else 0))
-        for tried in (partial / SAVES).glob("micro-*"):
-            limit = min(limit, int(tried.name.removeprefix("micro-")))
+        for mark in (partial / SAVES).glob("micro-*"):
+            limit = min(limit, int(mark.name.removeprefix("micro-")))
         return (part for part in range(size, 0, -1) if size % part == 0 and part <= limit)

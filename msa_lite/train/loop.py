@@ -1,4 +1,4 @@
-"""The training loop: Hugging Face's Trainer with our objective, log, saves and what happens after an epoch."""
+"""The training loop: Hugging Face's Trainer with our objective, log, saves and steps after an epoch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msa_lite.data import Example, make_collator, pad_id
+from msa_lite.data import Example, pad_id, to_batch
 from msa_lite.errors import MsaError, NotFiniteError
 from msa_lite.io.manifest import discarded
 from msa_lite.io.precision import autocast, has_bf16
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAVES = "checkpoints"
-SCORES = "scores"  # what `after_epoch` leaves
+SCORES = "scores"  # the folder that `after_epoch` writes into
 _SAVED_WHOLE = "complete"
 _LOG = "train_log.jsonl"
 SAVE_SECONDS = 60.0  # between saves of an open-ended fit, whose epochs may take seconds, and its saves longer
@@ -35,26 +36,26 @@ SAVE_SECONDS = 60.0  # between saves of an open-ended fit, whose epochs may take
 
 @dataclass(frozen=True)
 class Loop:
-    """One training run into the folder `partial`. save: writes the model's weights as they are into a folder.
-
-    With a gauge the run is open-ended: it ends when the gauge says so, and is saved now and then, not every epoch.
-    """
+    """One training run into the folder `partial`."""
 
     examples: Sequence[Example]
     tokenizer: Any
     settings: FitSettings
     micro: int
+    """Rows of one forward pass."""
     partial: Path
     label: str
     save: Callable[[Any, Path], None]
+    """Writes the model's present weights into a folder."""
     objective: Objective | None
     after_epoch: AfterEpoch | None
     progress: Progress
     gauge: Gauge | None = None
+    """Ends an open-ended run, which is saved about once a minute, not every epoch. None: the run has fixed epochs."""
 
     @property
     def steps_per_epoch(self) -> int:
-        """Optimiser steps of an epoch."""
+        """Return the optimiser steps of an epoch."""
         return math.ceil(len(self.examples) / self.settings.batch_size)
 
     def run(self, model: Any) -> None:
@@ -82,26 +83,26 @@ class Loop:
                 raise self.failure(f"{name} is no number after training")
             self.save(model, self.partial)
 
-    def failure(self, what: str) -> MsaError:
-        """The error for a training that left nothing to keep."""
-        return discarded(NotFiniteError(f"{self.label}: {what}; nothing was kept. Try a lower learning_rate"))
+    def failure(self, fault: str) -> MsaError:
+        """Return the error for a training that left nothing to keep."""
+        return discarded(NotFiniteError(f"{self.label}: {fault}; nothing was kept. Try a lower learning_rate"))
 
     def finish_epoch(self, model: Any, epoch: int, write: bool = True) -> KeptEpochs:
-        """Ask what the epoch was worth; keep its weights, and drop those of epochs that are no longer wanted.
+        """Ask `after_epoch` which epochs to keep; save this one's weights if it is among them, and drop the others.
 
         Raises NotFiniteError where the model's outputs or weights are no numbers.
         """
         assert self.after_epoch is not None
-        if write and (name := broken_weight(model)):  # before it is scored: what is not kept must leave no scores
+        if write and (name := broken_weight(model)):  # before scoring: an epoch that is not kept must leave no scores
             raise NotFiniteError(f"{name} is no number")
         training = model.training
         with autocast(model):  # as the Trainer has it, also for parts of the model that it does not call
-            kept = self.after_epoch(model.eval(), epoch, self.partial / SCORES)
+            choice = self.after_epoch(model.eval(), epoch, self.partial / SCORES)
         model.train(training)
-        if write and epoch in kept.epochs:
+        if write and epoch in choice.epochs:
             self.save(model, epoch_folder(self.partial, epoch))
-        self._drop_epochs(lambda epoch: epoch not in kept.epochs)
-        return kept
+        self._drop_epochs(lambda epoch: epoch not in choice.epochs)
+        return choice
 
     def _drop_epochs(self, unwanted: Callable[[int], bool]) -> None:
         for folder in self.partial.glob("epoch-*"):
@@ -113,13 +114,13 @@ class Loop:
         from transformers import PrinterCallback, Trainer, TrainingArguments
 
         cuda = torch.cuda.is_available()
-        # transformers renamed the option; the older name is what versions for Python 3.10 know.
+        # transformers renamed the option; versions for Python 3.10 know the older name.
         names = ("activation_checkpointing", "gradient_checkpointing")
         checkpointing = next(name for name in names if name in TrainingArguments.__dataclass_fields__)
         settings, own = self.settings, self.objective is not None
         arguments = TrainingArguments(
             output_dir=str(self.partial / SAVES),
-            # An objective divides the rows of a step itself: what it averages over is known for all of them only.
+            # An objective divides the rows of a step itself, since its means are over all of them.
             per_device_train_batch_size=settings.batch_size if own else self.micro,
             gradient_accumulation_steps=1 if own else settings.batch_size // self.micro,
             num_train_epochs=settings.epochs,
@@ -148,19 +149,19 @@ class Loop:
             kind = _objective_trainer(self.objective, self.micro)
             trainer = kind(**common, train_dataset=rows, data_collator=lambda batch: {"rows": list(batch)})
         else:
-            items = [{"input_ids": e.ids, "labels": e.labels} for e in self.examples]
-            trainer = Trainer(**common, train_dataset=items, data_collator=make_collator(pad_id(self.tokenizer)))
+            collate = partial(to_batch, pad=pad_id(self.tokenizer))
+            trainer = Trainer(**common, train_dataset=list(self.examples), data_collator=collate)
         trainer.remove_callback(PrinterCallback)
         return trainer
 
 
 def epoch_folder(folder: Path, epoch: int) -> Path:
-    """Where the weights of an epoch, counted from 1, lie in a vector's folder."""
+    """Return the folder of an epoch's weights, counted from 1, in a vector's folder."""
     return folder / f"epoch-{epoch}"
 
 
 def _objective_trainer(objective: Objective, micro: int) -> Any:
-    """Trainer whose steps are those of an objective."""
+    """Return a Trainer class whose steps are those of an objective."""
     from transformers import Trainer
 
     class ObjectiveTrainer(Trainer):
@@ -171,13 +172,13 @@ def _objective_trainer(objective: Objective, micro: int) -> Any:
                 return objective.step(model, inputs["rows"], epoch, micro, self.accelerator.backward)
 
         def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:
-            return 0  # it would look for token ids
+            return 0  # the Trainer's own looks for token ids, which these inputs lack
 
     return ObjectiveTrainer
 
 
 def _make_callback(loop: Loop) -> Any:
-    """Trainer callback: the log, the progress, the check for a broken loss, epochs' ends, the mark on whole saves."""
+    """Make the Trainer callback: log, progress, the check for a broken loss, epochs' ends, the mark on whole saves."""
     from transformers import TrainerCallback
 
     class Watch(TrainerCallback):
@@ -196,19 +197,19 @@ def _make_callback(loop: Loop) -> Any:
             with open(loop.partial / _LOG, "a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
 
-        def _stop(self, control: Any, what: str) -> None:
-            """End the training; its epochs so far are worth keeping, if there are any."""
+        def _stop(self, control: Any, fault: str) -> None:
+            """End the training and keep its epochs so far. Raises NotFiniteError where there are none."""
             if not list(loop.partial.glob("epoch-*")):
-                raise loop.failure(what)
-            logger.warning("%s: %s; earlier epochs stay", loop.label, what)
+                raise loop.failure(fault)
+            logger.warning("%s: %s; earlier epochs are kept", loop.label, fault)
             self.broken = control.should_training_stop = True
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             likely = loop.gauge.likely_steps(loop.steps_per_epoch) if loop.gauge else state.max_steps
             tell(loop.progress, loop.label, state.global_step, likely, _last_loss(state))
 
-        def _look(self, model: Any, state: Any, control: Any) -> None:
-            """Ask the gauge whether the fit goes on; where it does, save it if the last save is a while ago."""
+        def _measure(self, model: Any, state: Any, control: Any) -> None:
+            """Ask the gauge whether the fit goes on; if so, save it when the last save is over a minute old."""
             assert loop.gauge is not None
             try:
                 control.should_training_stop = not loop.gauge.after_epoch(model, round(state.epoch), state.global_step)
@@ -221,7 +222,7 @@ def _make_callback(loop: Loop) -> Any:
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if loop.gauge is not None:
-                self._look(kwargs["model"], state, control)
+                self._measure(kwargs["model"], state, control)
             if loop.after_epoch is None or self.broken:
                 return
             try:
@@ -237,12 +238,12 @@ def _make_callback(loop: Loop) -> Any:
 
 
 def _last_loss(state: Any) -> str:
-    """The loss of the step before, the last one that is logged, as a note for the progress."""
+    """Return the last logged loss, that of the step before, as a note for the progress."""
     return next((f"loss {line['loss']:.3g}" for line in reversed(state.log_history) if "loss" in line), "")
 
 
 def _last_save(saves: Path) -> Path | None:
-    """The newest save that was written to its end; a kill may have left a half one."""
+    """Return the newest save that was written to its end; a kill may have left a half one."""
     whole = [path.parent for path in saves.glob(f"checkpoint-*/{_SAVED_WHOLE}")]
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None = None) -> Any:
-    """The prior, ready to train in the mode of `settings`; seeds the random numbers that initialise adapters.
+    """Load the prior, ready to train in the mode of `settings`; seed the random numbers that initialise adapters.
 
-    added: rows for tokens of the target that it lacks.
+    added: embedding rows for tokens of the target that the prior lacks.
     """
     import torch
     from transformers import set_seed
@@ -62,7 +62,7 @@ def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None 
 
 
 def broken_weight(model: Any) -> str | None:
-    """The name of a weight that is trained and is no number, if there is one."""
+    """Return the name of a trained weight that holds NaN or infinity, if there is one."""
     import torch
 
     trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
@@ -70,12 +70,12 @@ def broken_weight(model: Any) -> str | None:
 
 
 def save_model(model: Any, source: Source, partial: Path, tokenizer: Any, settings: FitSettings) -> None:
-    """Write the trained weights, as a model or adapter of the prior as it is on the disk."""
+    """Write the trained weights, as a checkpoint or as an adapter of the prior on disk."""
     cached, model.config.use_cache = model.config.use_cache, True  # training may go on, without a cache
     with without_bars():
         if settings.mode == "full":
-            with without_added_rows(model, source.added) as how:
-                model.save_pretrained(partial, **how)
+            with without_added_rows(model, source.added) as options:
+                model.save_pretrained(partial, **options)
         else:  # with added rows, PEFT would save the whole embedding along
             model.save_pretrained(partial, **({"save_embedding_layers": False} if source.added else {}))
     model.config.use_cache = cached

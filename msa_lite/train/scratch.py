@@ -1,4 +1,4 @@
-"""Models from nothing: a tokenizer trained on the texts at hand, a config that transformers knows, random weights."""
+"""Models from scratch: a tokenizer trained on the texts, a config that transformers knows, random weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_LAYERS, _WIDEST = 1000, 1 << 20
 
 
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
-    """A byte-level BPE tokenizer of at most `vocabulary` tokens, with <s>, </s> and <pad>; <s> opens every text."""
+    """Train a byte-level BPE tokenizer of at most `vocabulary` tokens, with <s>, </s>, <pad>; <s> opens each text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -42,16 +42,16 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
 
 
 def texts_of(rows: Sequence[Row], template: Template) -> list[str]:
-    """What a tokenizer is trained on: the texts, and the questions with their answers in the plain template."""
+    """Return the texts to train a tokenizer on: questions stand with their answers in the plain template."""
     whole = template.prompt + template.answer
     return [row.text or whole.format(question=row.question, answer=row.answer) for row in rows]
 
 
 def make_config(values: Mapping[str, Any], tokenizer: Any) -> Any:
-    """The config of a new model: `values` by transformers' names, model_type among them; the rest as usual.
+    """Make the config of a new model. values: by transformers' names, with model_type; others are its defaults.
 
-    The size of the vocabulary and the special tokens' numbers are the tokenizer's where `values` does not say them.
-    Raises UsageError for what transformers does not know or refuses, MismatchError for a vocabulary too small.
+    Vocabulary size and ids of special tokens come from the tokenizer unless `values` gives them. Raises UsageError for
+    values that transformers does not know or refuses, MismatchError for too small a vocabulary.
     """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KINDS
@@ -61,17 +61,17 @@ def make_config(values: Mapping[str, Any], tokenizer: Any) -> Any:
         raise UsageError(
             f"model.config.model_type: transformers has no causal language model '{kind}'{nearest(kind, KINDS)}"
         )
-    usual = AutoConfig.for_model(kind)
-    known = {*usual.to_dict(), *usual.attribute_map}
-    if unknown := [key for key in values if key not in known]:
-        faults = (f"{key}: unknown key{nearest(key, known)}" for key in unknown)
+    default = AutoConfig.for_model(kind)
+    keys = {*default.to_dict(), *default.attribute_map}
+    if unknown := [key for key in values if key not in keys]:
+        faults = (f"{key}: unknown key{nearest(key, keys)}" for key in unknown)
         raise UsageError(join_faults(f"model.config of a {kind}:", faults))
     if sizes := [*too_large(values, _MOST_LAYERS, _WIDEST)]:
         raise UsageError(join_faults("model.config: larger than any model that is trained here:", sizes))
     special = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    given = {"vocab_size": len(tokenizer), **special, **{k: v for k, v in values.items() if k != "model_type"}}
+    settings = {"vocab_size": len(tokenizer), **special, **{k: v for k, v in values.items() if k != "model_type"}}
     try:
-        config = AutoConfig.for_model(kind, **given)
+        config = AutoConfig.for_model(kind, **settings)
     except Exception as error:  # the errors of transformers' own checks have no base of their own
         raise _refused(kind, error) from error
     check_vocabulary(tokenizer, config.vocab_size, "model.config")
@@ -79,7 +79,7 @@ def make_config(values: Mapping[str, Any], tokenizer: Any) -> Any:
 
 
 def count_parameters(config: Any) -> int:
-    """How many weights a model of this config has. Raises UsageError where transformers makes none of it."""
+    """Count the weights of a model with this config. Raises UsageError where transformers cannot make it."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -92,12 +92,12 @@ def count_parameters(config: Any) -> int:
 
 
 def _refused(kind: str, error: Exception) -> UsageError:
-    said = " ".join(str(error).split())
-    return UsageError(f"model.config: transformers makes no {kind} of it ({said})")
+    reason = " ".join(str(error).split())
+    return UsageError(f"model.config: transformers cannot make a {kind} of it ({reason})")
 
 
 def write_start(folder: Path, config: Any, tokenizer: Any, seed: int, inputs: dict[str, Any]) -> None:
-    """Write a checkpoint of random weights in fp32 with its tokenizer. inputs: for the manifest."""
+    """Write a checkpoint of random fp32 weights and its tokenizer. inputs: for the manifest."""
     import torch
     from transformers import AutoModelForCausalLM
 

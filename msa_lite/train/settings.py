@@ -9,12 +9,9 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class FitSettings:
-    """How a prior is tuned. Defaults follow the paper's TOFU runs (App. "Obtaining Forget and Retain Vectors").
+    """The hyper-parameters. Defaults follow the paper's TOFU runs (App. "Obtaining Forget and Retain Vectors").
 
-    batch_size: rows of one optimiser step; micro_batch_size: rows of one forward pass, a divisor of it, or "auto".
-    epochs: those of an open-ended fit at most. warmup_epochs: length of the linear warm-up, in the place of which
-    warmup_steps may say it in steps; afterwards the rate falls linearly to 0, or is constant, as `schedule` says.
-    Gradients are clipped to norm 1; the optimiser is AdamW. lora_targets: "all-linear" or names of modules.
+    The optimiser is AdamW; gradients are clipped to norm 1.
     """
 
     mode: Literal["lora", "qlora", "full"] = "lora"
@@ -22,15 +19,22 @@ class FitSettings:
     lora_alpha: float = 64
     lora_dropout: float = 0.0
     lora_targets: str | tuple[str, ...] = "all-linear"
+    """Names of modules, or all linear layers."""
     epochs: int = 5
+    """The most epochs, in an open-ended fit."""
     learning_rate: float = 2e-4
     weight_decay: float = 0.01
     warmup_epochs: float = 1.0
+    """Length of the linear warm-up."""
     batch_size: int = 32
+    """Rows of one optimiser step."""
     micro_batch_size: int | Literal["auto"] = "auto"
+    """Rows of one forward pass, a divisor of batch_size."""
     schedule: Literal["linear", "constant"] = "linear"
+    """The rate after the warm-up: it falls linearly to 0, or is constant."""
     seed: int = 0
     warmup_steps: int | None = None
+    """Length of the warm-up in steps, in place of warmup_epochs."""
 
     def count_warmup(self, steps_per_epoch: int) -> int:
         """Return the steps of the warm-up."""
@@ -39,9 +43,9 @@ class FitSettings:
         return math.floor(self.warmup_epochs * steps_per_epoch)
 
     def describe(self) -> dict[str, Any]:
-        """What a manifest records: all that decides the result."""
-        said = {k: v for k, v in asdict(self).items() if self.mode != "full" or not k.startswith("lora_")}
-        if self.schedule == "linear":  # what was made before there was a choice stays known
-            del said["schedule"]
-        del said["warmup_epochs" if self.warmup_steps is not None else "warmup_steps"]
-        return said
+        """Return what a manifest records: all that decides the result."""
+        values = {k: v for k, v in asdict(self).items() if self.mode != "full" or not k.startswith("lora_")}
+        if self.schedule == "linear":  # the manifests of older runs have no such key
+            del values["schedule"]
+        del values["warmup_epochs" if self.warmup_steps is not None else "warmup_steps"]
+        return values

@@ -1,7 +1,7 @@
 """An open-ended fit: measure the target, tune the prior until it knows the rows as well, or try again at another rate.
 
-Each try has a folder of its own in the vector's partial folder, and the best so far keeps its weights. What was
-measured lies beside them in course.json, so a rerun after a kill measures nothing twice and decides alike.
+Each try has its own folder in the vector's partial folder; only the best so far keeps its weights. The measured losses
+lie beside them in course.json, so a rerun after a kill measures nothing twice and decides alike.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ _REASONS = {
 
 @dataclass
 class Gauge:
-    """Measures the rows' loss as a fit goes on, and says when it has learnt enough."""
+    """Measure the loss on the rows as a fit goes on, and end the fit when it has learnt enough."""
 
     until: Until
     course: Course
     file: Path
     examples: Sequence[Example]
-    """The rows that are measured."""
+    """The rows to measure."""
     pad: int
     most: int
-    """Epochs at most."""
+    """The most epochs."""
     ended: str = ""
-    """The reason why the fit ended, once it has."""
+    """A key of _REASONS once the fit has ended."""
     micro: int = 1
     """Rows that fit into memory at a time."""
 
     def begin(self, model: Any, epoch: int, steps: int, micro: int) -> None:
-        """Measure the prior, where that is not done; forget what was measured after the epoch to go on from."""
+        """Measure the prior unless that is done; drop losses measured after the epoch that the fit resumes from."""
         now = self.course.tries[-1]
         self.micro = micro
         now.losses, now.steps = now.losses[:epoch], steps
@@ -78,20 +78,17 @@ class Gauge:
             raise NotFiniteError(f"the loss on the rows is {loss} after epoch {epoch}")
         now.losses.append(loss)
         now.steps = steps
-        self._write()  # not why it ended: that counts once the weights are written
+        self._write()  # without the reason of the end, which counts only once the weights are written
         self.ended = why_stop(self.until, self.course, self.most)
-        logger.info("after %d steps the loss is %.3g, the target's is %.3g", steps, loss, self.course.goal)
+        logger.info("loss after %d steps: %.3g; loss of the target: %.3g", steps, loss, self.course.goal)
         return not self.ended
 
-    def likely_steps(self, each: int) -> int:
-        """Return the steps that the fit will likely have, of `each` an epoch, as if the gap closed evenly.
-
-        They are more than those done, as long as the fit goes on.
-        """
-        now, most = self.course.tries[-1], self.most * each
+    def likely_steps(self, per_epoch: int) -> int:
+        """Estimate the steps of the whole fit, as if the gap closed evenly; always more than are done."""
+        now, most = self.course.tries[-1], self.most * per_epoch
         closed = self.course.closed(now.losses[-1]) if now.losses else 0.0
         likely = now.steps / closed if closed > 0 else most
-        return max(now.steps + each + 1, min(most, math.ceil(likely)))
+        return max(now.steps + per_epoch + 1, min(most, math.ceil(likely)))
 
     def _write(self) -> None:
         write_json(self.file, self.course.as_json())
@@ -107,14 +104,14 @@ class Tries:
     rate: float
     """Learning rate of the first try."""
     most: int
-    """Epochs of a try, at most."""
+    """The most epochs of a try."""
     seed: int
     label: str
     fit: Callable[[float, Path, Gauge, str], int]
-    """Tunes at a rate into a folder, called as fit(rate, folder, gauge, label); returns the micro-batch that fitted."""
+    """Called as fit(rate, folder, gauge, label); returns the micro-batch that fitted into memory."""
 
     def run(self, partial: Path) -> dict[str, Any]:
-        """Fit into the folder; return what the manifest says of it. Raises NotFiniteError where every try diverged."""
+        """Fit into the folder; return facts for the manifest. Raises NotFiniteError where every try diverged."""
         sample, file = sample_examples(self.examples, self.seed), partial / COURSE
         if file.exists():
             course = Course.from_json(json.loads(file.read_text("utf-8")))
@@ -131,7 +128,7 @@ class Tries:
                 logger.info("%s", error)
                 now.ended = "diverged"
             write_json(file, course.as_json())
-            for i in set(range(len(course.tries))) - {course.best}:  # in full mode each is a model
+            for i in set(range(len(course.tries))) - {course.best}:  # in full mode each folder holds a whole model
                 shutil.rmtree(_folder(partial, i + 1), ignore_errors=True)
         best = course.tries[course.best]
         if best.loss == math.inf:
@@ -141,7 +138,7 @@ class Tries:
         return {"micro_batch_size": best.micro, "fit": _facts(course, len(sample))}
 
     def _next_try(self, course: Course) -> Try | None:
-        """Return the try that is under way, a new one, or None where there is none to make."""
+        """Return the try to resume, or a new one; None when the fit is done."""
         if course.tries and not course.tries[-1].ended:
             return course.tries[-1]
         rate = next_rate(self.until, course, self.rate)
@@ -162,21 +159,21 @@ class Tries:
         )
 
     def _warn(self, course: Course) -> None:
-        """Warn where the fit has not come near the target's loss, or the target knows no more than the prior does."""
+        """Warn when the fit stays far from the target's loss, or when the target knows no more than the prior."""
         assert course.start is not None
         loss = course.tries[course.best].loss
         if course.goal >= course.start:
             logger.warning(
                 "%s: the target's loss on these rows (%.3g) is no lower than the prior's (%.3g), so the target seems "
-                "not to have learnt them; look at rows, prompt and models",
+                "not to have learnt them; check rows, prompt and models",
                 self.label,
                 course.goal,
                 course.start,
             )
         elif course.closed(loss) < NEAR:
             logger.warning(
-                "%s: the prior has not learnt the rows as well as the target knows them: its loss on them was %.3g, is "
-                "%.3g, and the target's is %.3g. Unlearning may fall short; try %s",
+                "%s: the prior has not learnt the rows as well as the target knows them. Its loss on them was %.3g and "
+                "is %.3g; the target's is %.3g. Unlearning may fall short; try %s",
                 self.label,
                 course.start,
                 loss,
@@ -186,12 +183,12 @@ class Tries:
 
 
 def _folder(partial: Path, number: int) -> Path:
-    """Return where a try works, counted from 1."""
+    """Return the folder of a try, counted from 1."""
     return partial / f"try-{number}"
 
 
 def _move_up(folder: Path, partial: Path) -> None:
-    """Move what a try has made into the vector's folder; after a kill meanwhile, what is left of it."""
+    """Move the files of a try into the vector's folder; after a kill half-way, a rerun moves the rest."""
     if folder.exists():
         for path in folder.iterdir():
             os.replace(path, partial / path.name)
@@ -199,7 +196,7 @@ def _move_up(folder: Path, partial: Path) -> None:
 
 
 def _facts(course: Course, rows: int) -> dict[str, Any]:
-    """Return how the fit went, for the manifest."""
+    """Return a summary of the fit for the manifest."""
     best = course.tries[course.best]
     return {
         "ended": best.ended,

@@ -1,4 +1,4 @@
-"""When an open-ended fit has learnt enough, how that is measured, and at which rate to try again where it has not."""
+"""The rules of an open-ended fit: the loss to reach, when to stop, and at which rate to try again."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.data import IGNORE, Example, make_collator
+from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.hub import Source
 from msa_lite.io.precision import autocast
 
-SAMPLE = 64  # rows that are measured, at most
+SAMPLE = 64  # the most rows to measure
 _FACTOR = 3.0  # between the rates of two tries
-_FAR = 2.0  # times the loss at the start: a fit that came so far has diverged
-_HALF = 0.5  # of the gap that a try has to close
-NEAR = 0.8  # of the gap below which a warning is due
+_FAR = 2.0  # times the loss at the start: a fit above that has diverged
+_HALF = 0.5  # part of the gap that a try must close
+NEAR = 0.8  # part of the gap below which a warning is due
 
 
 @dataclass(frozen=True)
 class Until:
-    """Tune until the prior knows the rows as well as the target does: until its loss on them is down at the target's.
+    """The goal of an open-ended fit: the prior knows the rows as well as the target does.
 
-    A fit with such a rule may take up to `settings.epochs` epochs, and looks at the loss after each.
+    It is reached when the prior's loss on them has fallen to near the target's. The loss is measured after each epoch.
     """
 
     target: Source
-    """The model whose loss is to be reached."""
+    """The model whose loss is the goal."""
     load: Callable[[], Any] = field(compare=False)
-    """Gives the target, ready for a forward pass. Called once; the model is let go before the prior is loaded."""
+    """Loads the target, ready for a forward pass. Called once; the model is freed before the prior is loaded."""
     least_steps: int = 10
-    """Steps before which no fit ends: the loss on a few rows can fall before much is learnt."""
+    """No fit ends before this many steps: the loss on a few rows can fall before much is learnt."""
     closed: float = 0.95
-    """The part of the gap between the losses of prior and target that has to be closed."""
+    """The part of the gap between the losses of prior and target that must close."""
     tries: int = 1
-    """Fits at different rates, at most. With 1 there is no second try."""
+    """The most fits at different rates. With 1 there is no second try."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what decides, for a manifest: the target, not its loss, which other processes have not measured."""
+        """Return what a manifest records: the target, but not its loss, which other processes have not measured."""
         rule = {"least_steps": self.least_steps, "closed": self.closed, "tries": self.tries}
         return {"target": self.target.identity(), "rows": SAMPLE, **rule}
 
 
 def sample_examples(examples: Sequence[Example], seed: int) -> Sequence[Example]:
-    """Return the examples that are measured: all of them, or a seeded sample."""
+    """Return the examples to measure: all of them, or a seeded sample of 64."""
     if len(examples) <= SAMPLE:
         return examples
     chosen = np.random.default_rng(seed).choice(len(examples), SAMPLE, replace=False)
@@ -54,32 +54,31 @@ def sample_examples(examples: Sequence[Example], seed: int) -> Sequence[Example]
 
 
 def measure_loss(model: Any, examples: Sequence[Example], pad: int, rows: int = 4) -> float:
-    """Return the mean loss per label of the examples, as training has it, but in eval mode; NaN where it is no number.
+    """Return the mean loss per label of the examples, as in training but in eval mode; it may be NaN.
 
-    rows: of a batch at most; what fits into memory in training fits here.
+    rows: the most rows of a batch; the micro-batch of training fits here, too.
     """
     import torch
 
-    collate, training, total, labels = make_collator(pad), model.training, 0.0, 0
+    training, total, labels = model.training, 0.0, 0
     model.eval()
     with torch.no_grad(), autocast(model):
         for batch in _batches(examples, rows):
-            inputs = collate([{"input_ids": e.ids, "labels": e.labels} for e in batch])
             count = sum(label != IGNORE for e in batch for label in e.labels[1:])
-            loss = model(**{key: value.to(model.device) for key, value in inputs.items()}, use_cache=False).loss
+            loss = model(**to_batch(batch, pad, model.device), use_cache=False).loss
             total, labels = total + float(loss) * count, labels + count
     model.train(training)
     return total / labels
 
 
 def _batches(examples: Sequence[Example], rows: int) -> Iterator[list[Example]]:
-    """Examples with labels, those of about one length together, so that there is little padding."""
+    """Yield batches of examples with labels, those of similar length together, so that there is little padding."""
     ordered = sorted((e for e in examples if any(x != IGNORE for x in e.labels[1:])), key=lambda e: len(e.ids))
     return (ordered[i : i + rows] for i in range(0, len(ordered), rows))
 
 
 def measure_target(until: Until, examples: Sequence[Example], pad: int) -> float:
-    """Return the loss of the examples under the target."""
+    """Return the target's loss on the examples. Raises NotFiniteError where it is not finite."""
     loss = measure_loss(until.load(), examples, pad)
     if not math.isfinite(loss):
         raise NotFiniteError(f"{until.target.name}: its loss on the rows is no number ({loss}); its weights are broken")
@@ -102,21 +101,23 @@ class Try:
 
     @property
     def loss(self) -> float:
-        """The loss at the end; infinite for a fit that broke."""
+        """Return the loss at the end; infinite for a fit that diverged."""
         return self.losses[-1] if self.losses and self.ended != "diverged" else math.inf
 
 
 @dataclass
 class Course:
-    """The losses of an open-ended fit so far: the one to reach (`goal`), the prior's, and those of all tries."""
+    """The losses of an open-ended fit so far."""
 
     goal: float
+    """The target's."""
     start: float | None = None
+    """The prior's before the fit; None: not yet measured."""
     tries: list[Try] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Course:
-        """Read what `as_json` gave."""
+        """Read what `as_json` returned."""
         return cls(value["goal"], value["start"], [Try(**one) for one in value["tries"]])
 
     def as_json(self) -> dict[str, Any]:
@@ -125,7 +126,7 @@ class Course:
 
     @property
     def best(self) -> int:
-        """The number of the try that came nearest to the goal."""
+        """Return the index of the try that came nearest to the goal."""
         return min(range(len(self.tries)), key=lambda i: max(self.tries[i].loss, self.goal))
 
     def closed(self, loss: float) -> float:
@@ -136,7 +137,7 @@ class Course:
 
 
 def why_stop(until: Until, course: Course, most: int) -> str:
-    """Return why the running try ends after an epoch, or "" where it goes on. most: epochs at most."""
+    """Return why the running try ends after its last epoch, or "" when it goes on. most: the most epochs."""
     now = course.tries[-1]
     epoch, loss = len(now.losses), now.losses[-1]
     if now.steps >= until.least_steps:
@@ -146,16 +147,16 @@ def why_stop(until: Until, course: Course, most: int) -> str:
             return "diverged"
     if epoch >= most:
         return "cap"
-    # At this pace it would not close half of the gap by the end: try another rate now.
+    # At this pace it will not close half of the gap by the end: try another rate now.
     late = len(course.tries) < until.tries and 3 * epoch >= most and now.steps >= until.least_steps
     return "slow" if late and course.closed(loss) < _HALF / 3 else ""
 
 
 def next_rate(until: Until, course: Course, rate: float) -> float | None:
-    """Return the rate of the next try, or None where there is none. rate: that of the first.
+    """Return the rate of the next try, or None when there is none. rate: that of the first.
 
-    A higher one after a try that learnt too little, a lower one after a try that broke or did worse than a slower one,
-    one between the two where both have been seen.
+    It is higher after a try that learnt too little, and lower after a try that diverged or did worse than a slower one.
+    After both kinds of try, it lies between the two.
     """
     tries = course.tries
     if not tries:

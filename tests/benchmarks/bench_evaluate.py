@@ -48,7 +48,7 @@ from msa_lite.data import (
     Template,
     encode_qa,
     load_rows,
-    make_collator,
+    to_batch,
 )
 from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import token_record
@@ -160,11 +160,11 @@ def plain_pass(model: Any, texts: dict[int, Example], reduce: Callable[[Any, Any
     """(index, what `reduce` makes of logits and labels) of every text, 32 at a time, as they come."""
     import torch
 
-    collate, rows = make_collator(0), list(texts.items())
+    rows = list(texts.items())
     found: list[tuple[int, Any]] = []
     for start in range(0, len(rows), ROWS):
         some = rows[start : start + ROWS]
-        batch = collate([{"input_ids": text.ids, "labels": text.labels} for _, text in some])
+        batch = to_batch([text for _, text in some], 0)
         labels = batch.pop("labels")
         with torch.no_grad():
             logits = model(**batch).logits

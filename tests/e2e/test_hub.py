@@ -155,7 +155,7 @@ def test_the_cache_never_stands_in_for_another_commit(data_hub: Hub) -> None:
     second = data_hub.server.commit("datasets/org/data", {"README.md": CARD, "forget.json": qa_json(1, " new")})
     assert data_hub.python(f"{LOAD}result = load(DATA)") == NEW_ROWS
     result = data_hub.python(f"{LOAD}result = load(replace(DATA, revision={first!r}))", offline=True)
-    assert_usage_error(result, f"asked for was commit {first}", second)
+    assert_usage_error(result, f"it is pinned to commit {first}", second)
 
 
 def test_a_data_set_that_is_not_there_is_wrong_usage(data_hub: Hub) -> None:

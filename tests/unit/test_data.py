@@ -13,6 +13,7 @@ from msa_lite.data import (
     DATE_STRING,
     IGNORE,
     DataSource,
+    Example,
     Prompter,
     Row,
     Template,
@@ -20,9 +21,9 @@ from msa_lite.data import (
     encode_qa,
     encode_text,
     load_rows,
-    make_collator,
     sample_rows,
     split_rows,
+    to_batch,
 )
 from msa_lite.errors import DataError, UsageError
 from tests.conftest import tiny_tokenizer
@@ -211,7 +212,7 @@ def test_a_last_chunk_too_short_to_predict_anything_is_dropped() -> None:
 
 
 def test_the_mask_comes_from_lengths_even_where_the_pad_token_is_part_of_the_text() -> None:
-    batch = make_collator(1)([{"input_ids": [5, 1, 6], "labels": [IGNORE, 1, 6]}, {"input_ids": [7], "labels": [7]}])
+    batch = to_batch([Example(0, [5, 1, 6], [IGNORE, 1, 6]), Example(1, [7], [7])], 1)
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
     assert batch["input_ids"].tolist() == [[5, 1, 6], [7, 1, 1]]
     assert batch["labels"].tolist() == [[IGNORE, 1, 6], [7, IGNORE, IGNORE]]

@@ -174,7 +174,7 @@ def test_a_model_that_breaks_at_the_end_of_an_epoch_leaves_those_before(
     assert epochs_in(folder) == ["epoch-1"]
     assert [path.name for path in (folder / "scores").iterdir()] == ["epoch-1.json"]
     assert all(torch.isfinite(value).all() for value in weights(folder / "epoch-1").values())
-    assert told == ["npo: the model's weights or outputs are no numbers after epoch 2; earlier epochs stay"] * 2
+    assert told == ["npo: the model's weights or outputs are no numbers after epoch 2; earlier epochs are kept"] * 2
     assert verify_folder(folder) == []
 
 

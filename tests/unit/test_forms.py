@@ -89,15 +89,15 @@ def test_a_question_without_an_answer_at_the_end_is_left_out(tmp_path: Path, cap
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        (OPENAI[2:], r"message 0: a message of the user is due, this is the assistant's"),
-        ([OPENAI[1], *OPENAI[1:]], r"message 1: a message of the assistant is due, this is the user's"),
+        (OPENAI[2:], r"message 0: expected a message of the user, got one of the assistant"),
+        ([OPENAI[1], *OPENAI[1:]], r"message 1: expected a message of the assistant, got one of the user"),
         ([*OPENAI[1:3], OPENAI[0]], r"message 2: a system message comes first"),
         ([{"role": "tool", "content": "x"}], r"message 0: role 'tool' is not handled, only system,"),
         ([OPENAI[1], {"role": "assistant", "content": " "}], r"message 1: its content is no text but ' '"),
         ([OPENAI[1], {"role": "assistant", "content": None}], r"message 1: its content is no text but None"),
         (OPENAI[:2], "no message of the assistant, so there is nothing to learn"),
-        ([], r"a list of messages is wanted, this is \[\]"),
-        ("Where?", "a list of messages is wanted, this is 'Where\\?'"),
+        ([], r"expected a list of messages, got \[\]"),
+        ("Where?", "expected a list of messages, got 'Where\\?'"),
         (["Where?"], "'Where\\?' is no message with a role and content"),
     ],
 )

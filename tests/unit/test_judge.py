@@ -224,13 +224,13 @@ def test_what_is_answered_is_kept_when_the_server_dies(
     monkeypatch.setattr(openai_judge, "_RETRIES", 1)
     asks, right = tofu_asks(10)
     server.script = [Step()] * 6 + [Step(status=503, headers=RETRY_NOW)] * 2
-    with pytest.raises(StageError, match=r"503.*Of 10 answers 6 are there and kept in .*; a rerun asks only the rest"):
+    with pytest.raises(StageError, match=r"503.*6 of 10 answers are kept in .*; a rerun asks only for the rest"):
         get(asks, concurrency=1)
     assert len(server.calls) == 8
     verdicts, usage = get(asks)
     assert (letters(verdicts), usage.calls, usage.cached, len(server.calls)) == (right, 4, 6, 12)
     server.stop()
-    with pytest.raises(StageError, match=r"out of reach.*Of 1 answers 0"):
+    with pytest.raises(StageError, match=r"out of reach.*0 of 1 answers are kept"):
         get(tofu_asks(11)[0])
 
 
@@ -343,7 +343,7 @@ def test_a_batch_that_ends_early_keeps_its_answers_and_is_not_waited_for_again(
     server.statuses, server.answered = [status], 3
     kept = 0 if status == "failed" else 3
     reason = "batch batch-0 is failed: line 1 is no JSON" if status == "failed" else f"batch batch-0 is {status};"
-    with pytest.raises(StageError, match=f"{reason}.*Of 4 answers {kept} are there"):
+    with pytest.raises(StageError, match=f"{reason}.*{kept} of 4 answers are kept"):
         get(asks, batch=True)
     server.statuses, server.answered = ["completed"], None
     assert letters(get(asks, batch=True)[0]) == right

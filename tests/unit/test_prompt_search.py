@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.data import SYSTEM_PROMPT, Prompter, Row, Template, encode_qa, make_collator
+from msa_lite.data import SYSTEM_PROMPT, Prompter, Row, Template, encode_qa, to_batch
 from msa_lite.evals.prompt_search import (
     PROMPT_ROWS,
     RankedPrompt,
@@ -29,8 +29,7 @@ def tuned(folder: Path, prompter: Prompter) -> Path:
     import torch
 
     model = tiny_model("llama", max_position_embeddings=512).train()
-    examples = [{"input_ids": e.ids, "labels": e.labels} for e in encode_qa(ROWS, prompter)]
-    batch = make_collator(2)(examples)
+    batch = to_batch(encode_qa(ROWS, prompter), 2)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(80):
         loss = model(**batch).loss

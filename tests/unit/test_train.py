@@ -241,5 +241,5 @@ def test_a_single_row_that_does_not_fit_says_so(
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", no_memory)
-    with pytest.raises(StageError, match="not even one row at a time"):
+    with pytest.raises(StageError, match="even with one row at a time"):
         fit_vector(make_checkpoint("llama"), examples, tmp_path / "v", tokenizer=tiny_tokenizer(), settings=SETTINGS)

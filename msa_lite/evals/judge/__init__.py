@@ -38,12 +38,12 @@ __all__ = [
 
 
 def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Judge | None:
-    """The judge of the settings, ready to be asked; None for kind "none".
+    """Make the judge of the settings; return None for kind "none".
 
-    Checks what can be checked before any other work is done; uses no network and loads no model. cache_folder: where
-    replies are kept; None for $MSA_LITE_CACHE, or ~/.cache/msa-lite. Raises UsageError for settings that mean nothing,
-    for a missing key and for a missing `openai` package, OutputError when the cache cannot be written, and as
-    `check_source` for a local model in a folder.
+    Checks all it can before any other work begins, without network and without loading a model. cache_folder: where to
+    keep replies; None for $MSA_LITE_CACHE, or ~/.cache/msa-lite. Raises UsageError for invalid settings, a missing key
+    or a missing `openai` package, OutputError when the cache cannot be written, and as `check_source` for a local model
+    in a folder.
     """
     settings.check()
     if settings.kind == "none":
@@ -60,8 +60,8 @@ def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Jud
     key = api_key()
     if not key:
         raise UsageError(
-            "a judge of kind 'openai' needs a key in the environment: set OPENAI_API_KEY (for a server of your own "
-            "that asks for none, to any word)"
+            "a judge of kind 'openai' needs a key in the environment: set OPENAI_API_KEY (to any word for a server of "
+            "your own that needs none)"
         )
     if not (key.isascii() and key.isprintable() and key == key.strip()):
         raise UsageError("OPENAI_API_KEY: no key has a line break, a letter beyond ASCII, or a space at its ends")

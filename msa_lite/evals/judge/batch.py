@@ -1,6 +1,6 @@
 """OpenAI's Batch API: all calls in one file, at half the price, answered within a day.
 
-The batch's id is kept as soon as there is one, so that a stopped run goes on waiting for the same batch.
+The batch's id goes to the cache at once, so that a stopped run goes on waiting for the same batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msa_lite.io.progress import Progress
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 30.0
-_MOST_POLLS = 2 * 24 * 120  # two days, where a batch takes one at most
+_MOST_POLLS = 2 * 24 * 120  # two days; a batch takes one at most
 _ID = re.compile(r"[A-Za-z0-9][\w.:-]{0,199}", re.ASCII)
 _OVER = ("completed", "failed", "expired", "cancelled")
 
@@ -29,11 +29,11 @@ _OVER = ("completed", "failed", "expired", "cancelled")
 async def run_batch(
     client: Any, cache: Cache, bodies: Mapping[str, Mapping[str, Any]], progress: Progress
 ) -> tuple[dict[str, dict[str, Any]], str | None]:
-    """(completions by key, why the batch failed or None), after as long as the server takes.
+    """Run the calls as one batch; return (completions by key, why the batch failed or None).
 
-    bodies: the calls, by the hash that names them. Of a failed batch too what was answered is returned; calls that the
+    bodies: the calls, by the hash that names them. A failed batch also returns the answers that it has; calls that the
     server could not answer are missing. Raises errors of the openai package, and StageError for replies that are no
-    batches or never end.
+    batches, or for a batch that does not end within two days.
     """
     import openai
 
@@ -49,7 +49,7 @@ async def run_batch(
     completions = await _download(client, batch, bodies)
     if batch["status"] == "completed":
         if len(completions) < len(bodies):
-            logger.warning("%d calls failed in the batch and are made singly", len(bodies) - len(completions))
+            logger.warning("%d calls failed in the batch; making them one by one", len(bodies) - len(completions))
         return completions, None
     cache.forget(name)
     reason = "; ".join(_faults(batch))
@@ -58,7 +58,7 @@ async def run_batch(
 
 
 async def _create(client: Any, bodies: Mapping[str, Mapping[str, Any]]) -> str:
-    """Upload the calls and start the batch; its id."""
+    """Upload the calls and start the batch; return its id."""
     lines = [
         json.dumps({"custom_id": key, "method": "POST", "url": "/v1/chat/completions", "body": body})
         for key, body in bodies.items()
@@ -90,7 +90,7 @@ async def _wait(client: Any, batch_id: str, calls: int, progress: Progress) -> d
 
 
 async def _download(client: Any, batch: Mapping[str, Any], bodies: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The completions of a batch that is over, by key; the file of errors says why others are missing."""
+    """Return the completions of a finished batch by key; log why others are missing, from the file of errors."""
     completions: dict[str, dict[str, Any]] = {}
     for file_id in filter(None, (batch.get("output_file_id"), batch.get("error_file_id"))):
         reply = await client.files.with_raw_response.content(_id(file_id))
@@ -108,7 +108,7 @@ async def _download(client: Any, batch: Mapping[str, Any], bodies: Mapping[str, 
 
 
 def _faults(batch: Mapping[str, Any]) -> list[str]:
-    """Return what the server says of a batch that failed."""
+    """Return the server's error messages for a failed batch."""
     errors = batch.get("errors")
     faults = errors.get("data") if isinstance(errors, dict) else None
     messages = [
@@ -118,7 +118,7 @@ def _faults(batch: Mapping[str, Any]) -> list[str]:
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
-    """Return a JSON object of the server; an empty one for anything else."""
+    """Parse a JSON object of the server; return an empty one for anything else."""
     try:
         value = json.loads(content)
     except (ValueError, RecursionError):
@@ -134,7 +134,7 @@ def _object(content: bytes) -> dict[str, Any]:
 
 
 def _id(value: Any) -> str:
-    """Return an id of the server. Raises StageError for one that no address can hold, or that holds the key."""
+    """Return an id of the server. Raises StageError for one that does not fit into an address, or contains the key."""
     if not isinstance(value, str) or not _ID.fullmatch(value) or masked(value) != value:
         raise _no_batch()
     return value

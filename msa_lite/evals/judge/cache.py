@@ -1,6 +1,6 @@
-"""Replies of judges on disk, so that no question is paid for twice: hash of the ask → letter.
+"""Replies of judges on disk, so that nobody pays for a question twice: hash of the ask → letter.
 
-A hash is all that is kept of prompts and answers, since they may be what is to be forgotten.
+The file holds only hashes of prompts and answers, since these may be the data to forget.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _PATIENCE = 60.0  # seconds to wait while another process writes
 
 
 class Cache:
-    """Keys and values in one SQLite file; threads and processes may share it, each call is a transaction of its own.
+    """Keys and values in one SQLite file; threads and processes may share it, since each call is one transaction.
 
-    Keys are hashes of asks, with a letter as value ("" for an invalid reply), or hashes of whole batches, with the id
-    under which the server works on them. Raises OutputError where the file cannot be made, read or written.
+    Keys are hashes of asks, with a letter as value ("" for an invalid reply), or hashes of whole batches, with the
+    server's id as value. Raises OutputError when the file cannot be made, read or written.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """folder: where the file is; None for $MSA_LITE_CACHE, or ~/.cache/msa-lite."""
+        """Open or make the file. folder: None for $MSA_LITE_CACHE, or ~/.cache/msa-lite."""
         folder = folder or Path(os.environ.get("MSA_LITE_CACHE") or "~/.cache/msa-lite").expanduser()
         self.path = folder / _FILE
         try:
@@ -51,25 +51,25 @@ class Cache:
             raise OutputError(message) from error
 
     def read(self, keys: Iterable[str]) -> dict[str, str]:
-        """The values of those keys that are there."""
+        """Return the values of those keys that exist."""
         query = "SELECT key, value FROM kept WHERE key = ?"
         with self._open() as database:
             return dict(row for key in keys for row in database.execute(query, (key,)))
 
     def keep(self, values: Mapping[str, str]) -> None:
-        """Write values, all of them or none; they are on disk when this returns."""
+        """Write all values or none; they are on disk when this returns."""
         with self._open() as database:
             database.executemany("INSERT OR REPLACE INTO kept VALUES (?, ?)", values.items())
 
     def forget(self, key: str) -> None:
-        """Remove a key, if it is there."""
+        """Remove a key, if it exists."""
         with self._open() as database:
             database.execute("DELETE FROM kept WHERE key = ?", (key,))
 
 
 @dataclass
 class Spent:
-    """What calls took so far; the fields are those of `Usage`."""
+    """Calls, tokens and cost so far; the fields are those of `Usage`."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -84,13 +84,13 @@ def answer(
     progress: Progress,
     send: Callable[[Mapping[str, Ask], Progress], Spent],
 ) -> tuple[list[Ruling], Usage]:
-    """Verdicts from the cache, after `send` has put into it what was missing; equal asks are sent once.
+    """Return verdicts from the cache, after `send` has added the missing ones; equal asks are sent once.
 
-    keys: the hash of each ask. send: takes the asks that are missing, by key, keeps each letter as it comes, and
-    returns what that took.
+    keys: the hash of each ask. send: takes the missing asks by key, adds each letter to the cache as it comes, and
+    returns the calls, tokens and cost.
     """
-    known = cache.read(keys)
-    todo = {key: ask for key, ask in zip(keys, asks, strict=True) if key not in known}
+    letters = cache.read(keys)
+    todo = {key: ask for key, ask in zip(keys, asks, strict=True) if key not in letters}
     total = len(set(keys))
     spent = send(todo, part_of(progress, "judge", total - len(todo), total)) if todo else Spent()
     progress("judge", total, total)

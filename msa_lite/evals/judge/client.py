@@ -1,7 +1,7 @@
-"""The HTTP client below the openai package: limits on what a server may do with a call.
+"""The HTTP client below the openai package: limits on the size and duration of a server's reply.
 
-A reply of three tokens is small and comes at once, so one that is large, or never ends, is an error and not a reply.
-Redirects are not followed, since the texts to judge would go where they point to.
+A reply of three tokens is small and comes at once, so one that is large, or never ends, is an error. The client does
+not follow redirects, since the texts to judge would go to wherever they point.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ import openai
 from msa_lite.errors import StageError
 from msa_lite.evals.judge.limits import RateLimit
 
-# What the openai package acts upon. Other headers of a hostile server (charset) can only do harm.
+# The headers that the openai package uses. Others of a hostile server (charset) can only do harm.
 _HEADERS = (b"location", b"retry-after", b"retry-after-ms", b"x-should-retry")
 _GZIP = 16 + zlib.MAX_WBITS
 
 
 class Client(openai.DefaultAsyncHttpxClient):
-    """Sends one call at a time as the server's rate limits have it, and reads the whole reply within the limits."""
+    """Wait for the server's rate limits before each call, and read its reply whole and within limits."""
 
     def __init__(self, limit: int, seconds: float) -> None:
-        """limit: bytes that a reply may have, unpacked. seconds: that a call may take, up to the reply's last byte."""
+        """Set the limits: the most bytes of an unpacked reply, and the most seconds until its last byte."""
         super().__init__(follow_redirects=False)
         self._limit = limit
         self._seconds = seconds
         self._rates = RateLimit()
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
-        """Return the reply, read to its end. Raises StageError for one beyond the limits."""
+        """Send a call and read its reply to the end. Raises StageError for a reply beyond the limits."""
         request.headers["accept-encoding"] = "gzip"
         early = await self._rates.before(request)
         try:
@@ -61,7 +61,7 @@ class Client(openai.DefaultAsyncHttpxClient):
         if packing in ("identity", ""):
             return bytes(body)
         if packing != "gzip":
-            raise StageError(f"{_server(response.request)} packs its reply in a way that it was not asked for")
+            raise StageError(f"{_server(response.request)} compresses its reply in another way than gzip")
         try:
             plain = zlib.decompressobj(_GZIP).decompress(bytes(body), self._limit + 1)
         except zlib.error as error:

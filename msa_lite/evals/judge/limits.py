@@ -1,4 +1,8 @@
-"""Keeping to a server's rate limits by what its headers say, before it has to refuse a call."""
+"""Waiting for a server's rate limits as its headers announce them, before it refuses a call.
+
+The openai package only reacts to refusals (Retry-After, back-off), gives up after a few, and OpenAI counts refused
+calls against the limit.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,16 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-_LONGEST_WAIT = 20.0  # seconds; a reset further off is left to the server's refusal and its Retry-After
-_LONGEST_TEXT = 30  # characters of a header that is read
+_LONGEST_WAIT = 20.0  # seconds; later than that, we rely on the server's refusal and its Retry-After
+_LONGEST_TEXT = 30  # characters of a header to read
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 
 
 class RateLimit:
-    """`after` a call reads what is left, `before` a call waits where that is too little.
+    """Read after each call what is left of the server's limit, and wait before a call that does not fit into it.
 
-    All calls wait then, rather than each of them learning it by a refusal. Some servers name the time until the whole
-    limit is back, and serve calls long before: once one did, no call waits until the server refuses one.
+    Some servers name the time until the whole limit is back, and serve calls long before. Once a server did, no call
+    waits any more, until the server refuses one.
     """
 
     def __init__(self) -> None:
@@ -27,13 +31,13 @@ class RateLimit:
         self._serves_early = False
 
     async def before(self, request: Any) -> bool:
-        """Wait until there is room for a request, its body counted as a token for 4 bytes.
+        """Wait until there is room for a request, counting 4 bytes of its body as a token.
 
-        Returns True where the request goes before the reset that the server named.
+        Return True if the request goes before the reset that the server named.
         """
-        wanted = {"requests": 1, "tokens": int(request.headers.get("content-length") or 0) // 4}
+        needs = {"requests": 1, "tokens": int(request.headers.get("content-length") or 0) // 4}
         now = time.monotonic()
-        waits = [reset - now for kind, (left, reset) in self._left.items() if left < wanted[kind]]
+        waits = [reset - now for kind, (left, reset) in self._left.items() if left < needs[kind]]
         reset_in = max(waits, default=0.0)
         if reset_in > 0 and not self._serves_early:
             seconds = min(reset_in, _LONGEST_WAIT)
@@ -42,10 +46,7 @@ class RateLimit:
         return reset_in > _LONGEST_WAIT
 
     def after(self, response: Any, early: bool) -> None:
-        """Read x-ratelimit-remaining-* and x-ratelimit-reset-*; what a response does not say stays as it was.
-
-        early: what `before` returned for the call.
-        """
+        """Read x-ratelimit-remaining-* and x-ratelimit-reset-*. early: what `before` returned for the call."""
         self._serves_early = response.status_code != 429 and (self._serves_early or early)
         for kind in ("requests", "tokens"):
             left = response.headers.get(f"x-ratelimit-remaining-{kind}", "")
@@ -55,7 +56,7 @@ class RateLimit:
 
 
 def read_duration(text: str) -> float | None:
-    """Seconds of "6m0s", "1.5s", "20ms" or "3" (seconds); None for anything else."""
+    """Read the seconds of "6m0s", "1.5s", "20ms" or "3"; return None for anything else."""
     parts = re.findall(r"(\d+(?:\.\d+)?)(ms|[smhd]|$)", text[: _LONGEST_TEXT + 1])
     if not parts or "".join(number + unit for number, unit in parts) != text:
         return None

@@ -1,4 +1,4 @@
-"""A judge on this machine: the same prompts to a Hugging Face model, greedy, with its own chat template."""
+"""A judge on this machine: a Hugging Face model that answers the same prompts greedily, with its own chat template."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from msa_lite.io.progress import Progress, silent
 
 
 class LocalJudge:
-    """Asks a model in batches; it is loaded when the first reply is missing.
+    """Ask a local model in batches; load it when the first reply is missing from the cache.
 
-    An invalid reply is not asked again, since greedy answers stay the same.
+    Nothing is asked again after an invalid reply, since greedy answers stay the same.
     """
 
     def __init__(self, settings: JudgeSettings, cache: Cache) -> None:
@@ -25,7 +25,7 @@ class LocalJudge:
         self.cache = cache
 
     def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Ruling], Usage]:
-        """Verdicts in the order of the asks, and what they took. Raises UsageError when there is no such model."""
+        """Return (verdicts in the order of the asks, usage). Raises UsageError when there is no such model."""
         source = fetch(self.settings.model_name, by_content=False)
         keys = [digest(["local", source.revision, ask.system, ask.user, REPLY_TOKENS]) for ask in asks]
         return answer(self.cache, keys, asks, progress, lambda todo, part: self._send(source, todo, part))
@@ -46,16 +46,16 @@ class LocalJudge:
 
 
 def encode_ask(tokenizer: Any, ask: Ask) -> list[int]:
-    """Token ids of an ask: by the chat template, or as plain text where the tokenizer has none.
+    """Return the token ids of an ask: by the chat template, or as plain text if the tokenizer has none.
 
-    A template that knows no system role gets system and user text as one message.
+    A template without a system role gets system and user text as one message.
     """
     whole = f"{ask.system}\n\n{ask.user}"
     if not tokenizer.chat_template:
         return list(tokenizer(whole)["input_ids"])
     try:
         return _chat(tokenizer, [{"role": "system", "content": ask.system}, {"role": "user", "content": ask.user}])
-    except Exception:  # templates that know no system role raise an error of their own (Gemma)
+    except Exception:  # templates without a system role raise an error of their own (Gemma)
         return _chat(tokenizer, [{"role": "user", "content": whole}])
 
 

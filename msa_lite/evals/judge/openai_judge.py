@@ -1,8 +1,7 @@
 """A judge behind a server with OpenAI's interface: OpenAI itself, vLLM, llama.cpp, and the like.
 
-The openai package does the retries: 408, 409, 429, 5xx, time-outs and dropped connections, with exponential back-off
-and jitter, or after as long as Retry-After or retry-after-ms say. Whatever else goes wrong ends the run; each reply is
-on disk by then.
+The openai package retries after 408, 409, 429, 5xx, time-outs and dropped connections, with exponential back-off and
+jitter, or after the time in Retry-After or retry-after-ms. Any other fault ends the run; each reply is on disk by then.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ logger = logging.getLogger(__name__)
 
 _PRICES = {"gpt-4o": (2.50, 10.00), "gpt-4o-mini": (0.15, 0.60)}  # USD per million tokens, OpenAI's list of 2025
 _BATCH_SHARE = 0.5  # of the list price
-_TRIES = 3  # until a reply opens with a valid letter
-_RETRIES = 6  # of a call that the server or the network failed; with back-off about half a minute in all
+_TRIES = 3  # replies to one ask until one opens with a valid letter
+_RETRIES = 6  # of a call after a fault of server or network; with back-off about half a minute in all
 _LIMIT = 1 << 20  # bytes of a reply
 _ROW_LIMIT = 16 << 10  # bytes of a reply in a batch, on average
-_DEADLINE = 10.0  # times judge.timeout, which is for each sign of the server: how long a call may take in all
-_MOST_TOKENS = 10**9  # that one reply can have taken
+_DEADLINE = 10.0  # times judge.timeout (the wait for each sign of the server): the longest time of a call
+_MOST_TOKENS = 10**9  # of one reply; a server that counts more is wrong
 _HINTS = {
     401: "check OPENAI_API_KEY",
     403: "check what the key of OPENAI_API_KEY may use",
-    404: "check judge.model and judge.base_url, which mostly ends in /v1",
+    404: "check judge.model and judge.base_url, which usually ends in /v1",
     429: "the quota or rate limit is used up; wait, or lower judge.concurrency",
 }
 
 
 class OpenAIJudge:
-    """Asks a server, `concurrency` calls at a time or in one batch, and keeps each reply as it comes."""
+    """Ask a server, with `concurrency` calls at a time or in one batch, and keep each reply as it comes."""
 
     def __init__(self, settings: JudgeSettings, cache: Cache) -> None:
         self.settings = settings
@@ -50,13 +49,13 @@ class OpenAIJudge:
         self._price = settings.price or listed
 
     def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Ruling], Usage]:
-        """Verdicts in the order of the asks, and what they took. Raises StageError when the server fails for good."""
+        """Return (verdicts in the order of the asks, usage). Raises StageError when the server fails for good."""
         keys = [digest(["openai", self.settings.address, self._body(ask)]) for ask in asks]
         return answer(self.cache, keys, asks, progress, self._send)
 
     def _body(self, ask: Ask, seed: int = 0) -> dict[str, Any]:
-        # OpenAI's newer models know only max_completion_tokens; of other servers not all know it, and one that passes
-        # over it would write an essay, so these get the older name, which all of them know.
+        # OpenAI's newer models know only max_completion_tokens. Some other servers do not, would ignore it and write an
+        # essay; so these get the older name, which all of them know.
         limit = "max_tokens" if self.settings.address else "max_completion_tokens"
         messages = [{"role": "system", "content": ask.system}, {"role": "user", "content": ask.user}]
         name = self.settings.model_name
@@ -69,15 +68,15 @@ class OpenAIJudge:
         self._estimate(todo)
         spent = Spent(cost=0.0 if self._price else None)
         try:
-            # In a thread with a loop of its own: works in a notebook, whose loop runs already, and Ctrl-C cancels it.
+            # A thread with its own loop also works in a notebook, whose loop runs already, and Ctrl-C cancels it.
             with start_blocking_portal() as portal:
                 portal.call(self._work, todo, spent, progress)
         except (openai.OpenAIError, StageError) as error:
-            kept = len(self.cache.read(todo))
+            count = len(self.cache.read(todo))
             raise StageError(
-                f"the judge failed: {self._explain(error)}. Of {len(todo)} answers {kept} are there and kept in "
-                f"{self.cache.path}; a rerun asks only the rest"
-            ) from None  # the cause holds the server's own words, in which there may be the key
+                f"the judge failed: {self._explain(error)}. {count} of {len(todo)} answers are kept in "
+                f"{self.cache.path}; a rerun asks only for the rest"
+            ) from None  # the cause holds the server's own words, which may contain the key
         return spent
 
     async def _work(self, todo: Mapping[str, Ask], spent: Spent, progress: Progress) -> None:
@@ -94,9 +93,9 @@ class OpenAIJudge:
         ) as client:
             if self.settings.batch:
                 await self._ask_batch(client, todo, spent, progress)
-            known = self.cache.read(todo)
-            queue = iter([(key, ask) for key, ask in todo.items() if key not in known])
-            answered = len(known)
+            letters = self.cache.read(todo)
+            queue = iter([(key, ask) for key, ask in todo.items() if key not in letters])
+            answered = len(letters)
 
             async def work() -> None:
                 nonlocal answered
@@ -114,39 +113,39 @@ class OpenAIJudge:
                 await asyncio.gather(*workers, return_exceptions=True)
 
     async def _ask_batch(self, client: Any, todo: Mapping[str, Ask], spent: Spent, progress: Progress) -> None:
-        """Keep what a batch answers validly; the rest is left to be asked singly. Raises StageError when it fails."""
+        """Keep the valid answers of a batch; the caller asks for the rest. Raises StageError when the batch fails."""
         bodies = {key: self._body(ask) for key, ask in todo.items()}
         completions, failure = await run_batch(client, self.cache, bodies, progress)
-        letters = {key: self._read(said, todo[key], spent, _BATCH_SHARE) for key, said in completions.items()}
-        # All at once: what is left decides which batch a rerun looks for.
+        letters = {key: self._read(reply, todo[key], spent, _BATCH_SHARE) for key, reply in completions.items()}
+        # All at once: the hash of the rest is the name of the batch that a rerun looks for.
         self.cache.keep({key: letter for key, letter in letters.items() if letter})
         if failure:
             raise StageError(failure)
 
     async def _ask_one(self, client: Any, ask: Ask, spent: Spent) -> str:
-        """The letter; "" where none of _TRIES replies, each with a seed of its own, opened with a valid one."""
+        """Return the letter, or "" if none of _TRIES replies, each with its own seed, opens with a valid one."""
         for seed in range(_TRIES):
-            said = await self._complete(client, self._body(ask, seed))
-            letter = self._read(said, ask, spent) if said else None
+            completion = await self._complete(client, self._body(ask, seed))
+            letter = self._read(completion, ask, spent) if completion else None
             if letter:
                 return letter
-        if said is None:
+        if completion is None:
             address = self.settings.address or "the server"
             raise StageError(f"{address} answers with something that is no chat completion; {_HINTS[404]}")
         return ""
 
     @staticmethod
     async def _complete(client: Any, body: Mapping[str, Any]) -> dict[str, Any] | None:
-        """One call's completion; None for a reply that is none: broken JSON, or some web page."""
+        """Make one call and return its completion; None for any other reply, such as broken JSON or a web page."""
         reply = await client.chat.completions.with_raw_response.create(**body)
         try:
-            said = json.loads(reply.content)  # of which a letter and two numbers are used, so nothing else is checked
+            completion = json.loads(reply.content)  # not checked further: we use one letter and two numbers of it
         except (ValueError, RecursionError):
             return None
-        return said if isinstance(said, dict) and "choices" in said else None
+        return completion if isinstance(completion, dict) and "choices" in completion else None
 
     def _read(self, completion: Mapping[str, Any], ask: Ask, spent: Spent, share: float = 1.0) -> str | None:
-        """The letter of a completion, if it has a valid one; its tokens are added to `spent`."""
+        """Return the letter of a completion, or None if it is not valid; add its tokens to `spent`."""
         tokens = _tokens(completion, "prompt_tokens"), _tokens(completion, "completion_tokens")
         spent.calls += 1
         spent.prompt_tokens += tokens[0]
@@ -168,7 +167,7 @@ class OpenAIJudge:
         logger.warning("%s: about %.2f USD", text, usd)  # a warning, since it costs money
 
     def _explain(self, error: Exception) -> str:
-        """What went wrong and what to try, without the key, which servers like to repeat."""
+        """Say what went wrong and what to try, without the key, which servers like to repeat."""
         import openai
 
         text = str(error)
@@ -176,12 +175,12 @@ class OpenAIJudge:
             if 300 <= error.status_code < 400:
                 place = masked(error.response.headers.get("location", ""))
                 return (
-                    f"the server said {error.status_code}: it points to '{place}'. Nothing was sent there, since the "
-                    "texts to judge would go along; set judge.base_url to the server that is meant"
+                    f"the server said {error.status_code}: it points to '{place}'. msa-lite sent nothing there, since "
+                    "it would get the texts to judge; set judge.base_url to the right server"
                 )
-            hint = _HINTS.get(error.status_code, "see what the server says of it, or try another judge.model")
+            hint = _HINTS.get(error.status_code, "see what the server says, or try another judge.model")
             hint += ", or try without judge.batch" if self.settings.batch else ""
-            text = f"the server said {error.status_code}: {_said(error)}; {hint}"
+            text = f"the server said {error.status_code}: {_message(error)}; {hint}"
         elif isinstance(error, openai.APITimeoutError):
             text = f"no reply within {self.settings.timeout:g} s, {_RETRIES + 1} times in a row; raise judge.timeout"
         elif isinstance(error, openai.APIConnectionError):
@@ -194,7 +193,7 @@ def _usd(tokens: tuple[int, int], price: tuple[float, float]) -> float:
 
 
 def _content(completion: Mapping[str, Any]) -> str:
-    """Return the text of a completion; "" where any part of it is of another kind than it should be."""
+    """Return the text of a completion; "" if any part of it has an unexpected type."""
     choices = completion.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
     message = first.get("message") if isinstance(first, dict) else None
@@ -203,13 +202,13 @@ def _content(completion: Mapping[str, Any]) -> str:
 
 
 def _tokens(completion: Mapping[str, Any], name: str) -> int:
-    """Return a count of tokens as the server says it; 0 for what is none."""
+    """Return the server's count of tokens; 0 if that is no count."""
     used = completion.get("usage")
     count = used.get(name) if isinstance(used, dict) else None
     return count if type(count) is int and 0 < count < _MOST_TOKENS else 0
 
 
-def _said(error: Any) -> str:
-    """The server's own words, on one line and not endless."""
+def _message(error: Any) -> str:
+    """Return the server's own words, on one line, cut and masked."""
     words = error.body.get("message") if isinstance(error.body, dict) else None
     return masked(words if isinstance(words, str) and words else str(error.message))

@@ -1,8 +1,8 @@
-"""What the judge is asked, how its reply is read, and what a winning candidate is worth.
+"""The prompts of the judge, the reading of its reply, and the score of the winning candidate.
 
-A judge says which candidate a generated answer agrees with in its facts. The rules are those of the MSA paper
-(appendix on judging TOFU): gibberish is told apart first, then the candidate that fits best wins, the earlier letter on
-a tie, and "none" is for answers that have to do with no candidate. The wording is our own.
+A judge says which candidate a generated answer agrees with in its facts. The rules are those of the MSA paper (appendix
+on judging TOFU): gibberish is sorted out first; then the best candidate wins, the earlier letter on a tie; "none" is
+for answers that concern no candidate. The wording is our own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from msa_lite.evals.scoring import normalise
 from msa_lite.io.files import digest
 
 NONE = "Z"  # the reply for "no candidate"; every judge may give it
-REPLY_TOKENS = 3  # that a judge may reply with
+REPLY_TOKENS = 3  # the most tokens of a reply
 
 _LETTERS = string.ascii_uppercase.replace(NONE, "")
 _WORDS = {"YES": "Y", "NO": "N"}
@@ -64,35 +64,37 @@ Y or N:"""
 
 @dataclass(frozen=True)
 class Ask:
-    """One call to the judge. letters: the valid replies besides NONE, such as "ABCDEFG"."""
+    """One call to the judge."""
 
     system: str
     user: str
     letters: str
+    """The valid replies besides NONE, such as "ABCDEFG"."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One TOFU question to be judged.
-
-    generated: the answer under test. truth: the right answer. ideal: what the ideal model answers. perturbed: wrong
-    answers. seed: the question's own, so that its candidates stand in the same order whenever it is asked.
-    """
+    """One TOFU question to judge."""
 
     question: str
     generated: str
+    """The answer under test."""
     truth: str
+    """The right answer."""
     ideal: str
+    """The ideal model's answer."""
     perturbed: tuple[str, ...]
+    """Wrong answers."""
     seed: int
+    """The question's own seed, so that its candidates always stand in the same order."""
 
 
 def tofu_ask(question: Question, with_ideal: bool = True) -> tuple[Ask, tuple[frozenset[str], ...]]:
-    """(ask, tags of each lettered candidate): truth, ideal's answer and perturbed answers, shuffled by the seed.
+    """Make (ask, tags of each lettered candidate) of truth, ideal's answer and perturbed answers, shuffled by the seed.
 
-    Tags are "truth", "ideal" and "perturbed". Texts that are the same once normalised are one candidate that carries
-    all their tags: otherwise the order of the shuffle would decide between them. with_ideal: False leaves the ideal's
-    answer out (acc_forget from a call of its own). Raises DataError for more candidates than letters.
+    Tags are "truth", "ideal" and "perturbed". Texts that are equal once normalised are one candidate with all their
+    tags: otherwise the order of the shuffle would decide between them. with_ideal: False leaves out the ideal's answer
+    (for acc_forget from a separate call). Raises DataError for more candidates than letters.
     """
     tagged = [(question.truth, "truth"), *([(question.ideal, "ideal")] if with_ideal else [])]
     tagged += [(text, "perturbed") for text in question.perturbed]
@@ -115,50 +117,50 @@ def tofu_ask(question: Question, with_ideal: bool = True) -> tuple[Ask, tuple[fr
 
 
 def restor_ask(question: str, answers: Sequence[str], generated: str) -> Ask:
-    """Whether a generated answer means one of the acceptable ones: "Y", "N", or NONE."""
+    """Ask whether a generated answer means one of the acceptable ones: "Y", "N", or NONE."""
     lines = "\n".join(f"- {_line(answer)}" for answer in answers)
     user = _RESTOR_USER.format(question=_line(question), answers=lines, generated=_line(generated))
     return Ask(_RESTOR_SYSTEM, user, "YN")
 
 
 def _line(text: str) -> str:
-    """A text on one line, so that a generated one cannot pass for further candidates."""
+    """Put a text on one line, so that a generated one cannot pass for further candidates."""
     return " ".join(text.split()) or "(empty)"
 
 
 def read_letter(reply: str, letters: str) -> str | None:
-    """The letter that a reply opens with, in upper case; None where it opens with no valid one.
+    """Return the letter that a reply opens with, in upper case; None if it is not valid.
 
-    Signs before it are passed over ("(b)", "**B**"). A longer word is no letter ("Answer: B" is not an A), apart from
-    yes and no.
+    Signs before it do not count ("(b)", "**B**"). A longer word is no letter ("Answer: B" is not an A), except yes and
+    no.
     """
-    found = re.match(r"\W*([A-Z]+)(?!\w)", reply.upper())
-    letter = _WORDS.get(found[1], found[1]) if found else None
+    match = re.match(r"\W*([A-Z]+)(?!\w)", reply.upper())
+    letter = _WORDS.get(match[1], match[1]) if match else None
     return letter if letter and len(letter) == 1 and letter in letters + NONE else None
 
 
 def prompt_version() -> str:
-    """A short hash that changes with any word of the prompts."""
+    """Return a short hash that changes with any word of the prompts."""
     return digest([_TOFU_SYSTEM, _TOFU_USER, _RESTOR_SYSTEM, _RESTOR_USER])[:12]
 
 
 def acc_forget(winner: frozenset[str] | None) -> float:
-    """1 unless the right answer won, otherwise 0; higher is better on the forget set.
+    """Return 0 if the right answer won, otherwise 1; higher is better on the forget set.
 
-    winner: the tags of the candidate that the judge chose; None for NONE or an invalid reply, which counts as forgotten
-    here. Gibberish scores 1 therefore: read it beside `acc_recover`.
+    winner: the tags of the candidate that the judge chose; None for NONE or an invalid reply, which here counts as
+    forgotten. So gibberish scores 1: read it together with `acc_recover`.
     """
     return float(winner is None or "truth" not in winner)
 
 
 def acc_recover(winner: frozenset[str] | None) -> float:
-    """1 where the ideal's answer won, otherwise 0; higher is better on the forget set.
+    """Return 1 if the ideal's answer won, otherwise 0; higher is better on the forget set.
 
-    From the same call as `acc_forget` it is never above it, but where truth and ideal are one candidate (then 1 and 0).
+    From the same call it is never above `acc_forget`, unless truth and ideal are one candidate (then 1 and 0).
     """
     return float(winner is not None and "ideal" in winner)
 
 
 def acc_retain(winner: frozenset[str] | None) -> float:
-    """1 where the right answer or the ideal's won, otherwise 0; higher is better on the retain set."""
+    """Return 1 if the right answer or the ideal's won, otherwise 0; higher is better on the retain set."""
     return float(winner is not None and not winner.isdisjoint({"truth", "ideal"}))

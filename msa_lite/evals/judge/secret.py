@@ -1,4 +1,4 @@
-"""Taking the key of a server out of what the server says: some repeat it, whole, in part or in another spelling."""
+"""Masking of the key in a server's messages: some repeat it, whole, in part or in another spelling."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import string
 from collections.abc import Iterator
 from urllib.parse import unquote
 
-_PART = 8  # characters of the key in a row that are too many to show
-_READ = 4000  # characters of a text that are looked at
-_SHOWN = 500  # characters of it that are shown
+_PART = 8  # characters in a row of the key that are too many to show
+_READ = 4000  # characters of a text to read
+_SHOWN = 500  # characters of it to show
 _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
 
 def api_key() -> str:
-    """Return the key in the environment, "" where there is none."""
+    """Return the key in the environment, or ""."""
     return os.environ.get("OPENAI_API_KEY") or ""
 
 
 def masked(text: str) -> str:
-    """Return a text on one line, of at most 500 characters, with *** for each part of the key.
+    """Return a text on one line, of at most 500 characters, with *** in place of each part of the key.
 
     A text that spells the key in a way that cannot be cut out (escapes, letters apart) is left out as a whole. A key
-    of fewer than 8 characters, as for servers that ask for none, is masked only where it stands whole.
+    of fewer than 8 characters, as for servers that need none, is masked only as a whole.
     """
     text = " ".join("".join(sign if sign.isprintable() else " " for sign in text[:_READ]).split())
     key = api_key()
@@ -45,7 +45,7 @@ def masked(text: str) -> str:
 
 
 def _spellings(key: str) -> Iterator[str]:
-    """Return the key in lower case: as it is, without signs, backwards, in hexadecimal, in base64 at each offset."""
+    """Yield the key in lower case: as it is, without signs, backwards, in hexadecimal, in base64 at each offset."""
     raw = key.encode()
     for spelling in (key, re.sub(r"[\W_]", "", key)):
         yield spelling.translate(_LOWER)
@@ -59,9 +59,9 @@ def _spellings(key: str) -> Iterator[str]:
 
 
 def _views(text: str) -> Iterator[str]:
-    """Return a text with escapes of URLs, HTML and JSON resolved, and with letters and digits alone."""
+    """Yield a text with escapes of URLs, HTML and JSON resolved, and the same with letters and digits alone."""
     resolved = html.unescape(unquote(unquote(text)))
-    resolved = re.sub(r"\\(?:u|x|U)\{?0*([0-9a-fA-F]{2})\}?", lambda found: chr(int(found[1], 16)), resolved)
+    resolved = re.sub(r"\\(?:u|x|U)\{?0*([0-9a-fA-F]{2})\}?", lambda match: chr(int(match[1], 16)), resolved)
     resolved = resolved.replace("\\", "").translate(_LOWER)
     yield resolved
     yield re.sub(r"[\W_]", "", resolved)

@@ -1,4 +1,4 @@
-"""Which judge to ask and how, and what comes back, for every kind of judge."""
+"""The settings of every kind of judge, and the results that it returns."""
 
 from __future__ import annotations
 
@@ -19,39 +19,40 @@ _OPENAI_MODEL = "gpt-4o"
 
 @dataclass(frozen=True)
 class JudgeSettings:
-    """kind: "none", "local" (a Hugging Face model on this machine) or "openai" (any server with OpenAI's interface).
-
-    model: a model of the server, or a folder or `repo[@revision]`, which a local judge needs. base_url: the server's;
-    None for OPENAI_BASE_URL, or OpenAI itself. separate: whether acc_forget comes from a call of its own, in which the
-    ideal's answer is no candidate. batch: whether calls go through the Batch API (half the price, up to 24 hours).
-    concurrency: calls under way at a time. timeout: seconds without a sign from the server after which a call is
-    tried again; a reply that is not at its end after ten times as many ends the run. price: USD per million prompt and
-    completion tokens; None for the list price, where it is known.
-    """
+    """A choice of judge."""
 
     kind: Literal["none", "local", "openai"] = "none"
+    """local: a Hugging Face model on this machine. openai: any server with OpenAI's interface."""
     model: str | None = None
+    """A model of the server; or a folder or `repo[@revision]`, which a local judge needs."""
     base_url: str | None = None
+    """The server's; None for OPENAI_BASE_URL, or OpenAI itself."""
     separate: bool = False
+    """True to take acc_forget from a separate call, in which the ideal's answer is no candidate."""
     batch: bool = False
+    """True to use the Batch API (half the price, up to 24 hours)."""
     concurrency: int = 8
+    """Calls under way at a time."""
     timeout: float = 60.0
+    """Seconds without a sign from the server after which to retry a call; a call that takes ten times as long in all
+    ends the run."""
     price: tuple[float, float] | None = None
+    """USD per million prompt and completion tokens; None for the list price, if we know it."""
 
     @property
     def model_name(self) -> str:
-        """The model to ask; "" where a local judge has none."""
+        """Return the model to ask; "" if a local judge has none."""
         return self.model or (_OPENAI_MODEL if self.kind == "openai" else "")
 
     @property
     def address(self) -> str | None:
-        """The server's address; None for OpenAI's own, and for a judge without server."""
+        """Return the server's address; None for OpenAI's own, and for a judge without a server."""
         if self.kind != "openai":
             return None
         return (self.base_url or os.environ.get("OPENAI_BASE_URL") or "").rstrip("/") or None
 
     def describe(self) -> dict[str, Any]:
-        """What a manifest records: what decides the verdicts, not how fast or at what price they come."""
+        """Return what a manifest records: all that decides the verdicts, not their speed or price."""
         if self.kind == "none":
             return {"kind": "none"}
         return {
@@ -60,22 +61,22 @@ class JudgeSettings:
             "base_url": self.address,
             "separate": self.separate,
             "prompts": prompt_version(),
-            # Raises UsageError where there is no such model: it is needed, and a changed one gives other verdicts.
+            # Raises UsageError if there is no such model. A changed model gives other verdicts.
             **({"revision": fetch(self.model_name, by_content=False).revision} if self.kind == "local" else {}),
         }
 
     def check(self) -> None:
-        """Raise UsageError for values that mean nothing."""
+        """Raise UsageError for invalid values."""
         if self.kind not in KINDS:
             raise UsageError(f"judge.kind: '{self.kind}'; choose from {', '.join(KINDS)}{nearest(self.kind, KINDS)}")
         if self.kind == "none" and (self.model or self.base_url or self.separate or self.batch):
-            raise UsageError("judge.kind is 'none', but something else of a judge is given; choose openai or local")
+            raise UsageError("judge.kind is 'none', but other keys of judge are set; choose openai or local")
         if self.concurrency < 1:
-            raise UsageError(f"judge.concurrency: {self.concurrency}; it has to be at least 1")
+            raise UsageError(f"judge.concurrency: {self.concurrency}; it must be at least 1")
         if not self.timeout > 0:
-            raise UsageError(f"judge.timeout: {self.timeout}; it has to be above 0 seconds")
+            raise UsageError(f"judge.timeout: {self.timeout}; it must be above 0 seconds")
         if self.price is not None and (len(self.price) != 2 or not all(usd >= 0 for usd in self.price)):
-            raise UsageError(f"judge.price: {self.price}; it has to be two numbers ≥ 0, USD per million tokens")
+            raise UsageError(f"judge.price: {self.price}; it must be two numbers ≥ 0, USD per million tokens")
         if self.kind == "local" and not self.model:
             raise UsageError("judge.model: a local judge needs one, a folder or repo[@revision]")
         if self.kind == "local" and (self.base_url or self.batch):
@@ -90,33 +91,37 @@ class JudgeSettings:
 
 @dataclass(frozen=True)
 class Ruling:
-    """What the judge chose: one of the ask's letters, or "Z". valid: False where no reply opened with one of these."""
+    """The judge's choice."""
 
     letter: str
+    """One of the ask's letters, or "Z"."""
     valid: bool
+    """False if no reply opened with one of these."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """What verdicts took. calls: replies got in this run. cached: asks that needed none. invalid: verdicts not valid.
-
-    prompt_tokens, completion_tokens: as the server counted them in this run; 0 for a local judge. cost: USD of them,
-    None where the price is not known.
-    """
+    """Calls, tokens and cost of the verdicts of one run."""
 
     calls: int
+    """Replies that came in this run."""
     cached: int
+    """Asks that needed no reply."""
     prompt_tokens: int
+    """As the server counted them; 0 for a local judge."""
     completion_tokens: int
+    """As the server counted them; 0 for a local judge."""
     invalid: int
+    """Verdicts that are not valid."""
     cost: float | None
+    """USD; None if the price is not known."""
 
 
 class Judge(Protocol):
-    """Whatever answers asks."""
+    """Answer asks, with a model or through a server."""
 
     def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Ruling], Usage]:
-        """(verdicts in the order of the asks, what they took). Raises StageError when the judge fails.
+        """Return (verdicts in the order of the asks, usage). Raises StageError when the judge fails.
 
-        What was answered until then is kept, and asked no more by a rerun.
+        The replies so far stay in the cache, and a rerun does not ask for them again.
         """
