@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.choose.candidates import TARGET, Candidates, SharedWork, Values, candidate_name
-from msa_lite.choose.doubts import few_rows, strength_advice
+from msa_lite.choose.doubts import doubts_of
 from msa_lite.choose.grid import refined
 from msa_lite.choose.pictures import DRAWN, draw_missing, draw_pictures
-from msa_lite.choose.rules import Exposure, Metrics, Rank, exposure
+from msa_lite.choose.rules import FORMER_NAME, LeastExtraction, Rank
 from msa_lite.choose.search import gentleness
 from msa_lite.choose.table import Candidate, Sweep, points_csv, points_markdown
 from msa_lite.choose.validation import Validation
@@ -24,7 +24,7 @@ from msa_lite.io.files import canonical_json, write_json, write_text
 from msa_lite.io.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.report import REPORT_FILE, Report, load_report
+from msa_lite.report import REPORT_FILE, load_report
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
@@ -37,18 +37,21 @@ _PATIENCE = 60.0  # seconds; disks that machines share show what others write on
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen candidate with its score, what was chosen by, the score of each in the order tried, reasons to doubt.
-
-    met: whether the chosen meets the rule's conditions. scores: of each its values, "score" (None: broken) and "met",
-    and where it is broken or does not meet the conditions, "note" with the reason.
-    """
+    """The chosen candidate, and what led to it."""
 
     values: Values
+    """The strengths of the chosen point, or its epoch."""
     score: float
+    """What the rule ranks it by; higher is better."""
     met: bool
+    """True if it meets the rule's conditions."""
     rule: str
+    """The rule's name."""
     scores: Sequence[Mapping[str, Any]]
+    """One entry a candidate, in the order tried: its values, "score" (None: broken) and "met"; "note" says why it is
+    broken or which condition it misses."""
     doubts: Sequence[str]
+    """Reasons to doubt the choice."""
 
 
 def choose(
@@ -56,13 +59,12 @@ def choose(
 ) -> Choice:
     """Score every candidate on validation rows and choose the best by the rule (ties: the smallest α and β, the first).
 
-    Holdout rows, if any, say what unseen data scores, and are asked of the target alone unless the rule goes by them.
-    Writes records and a report per candidate, tables, pictures and choice.json into `out`. Candidates that were scored
-    before a stop, or for a choice by another rule or from another grid, are not scored again. What is broken (outputs
-    that are no numbers, nothing left of what is to be kept) is recorded and never chosen. Other processes may help
-    (`help_choose`).
+    Holdout rows show what unseen data scores; only the target is scored on them, unless the rule looks at them. Writes
+    records and a report per candidate, tables, pictures and choice.json into `out`. Reports of a stopped choice, of
+    another rule or of another grid are used again. A broken candidate (outputs that are no numbers, no retain
+    performance left) is recorded and never chosen. Other processes may help (`help_choose`).
 
-    Raises StageError when every candidate is broken, DataError where the target lacks what the rule goes by.
+    Raises StageError if every candidate is broken, DataError if the target lacks a metric that the rule needs.
     """
     inputs, scored_by = candidates.inputs(validation), candidates.scored_by(validation)
     if is_finished(out, inputs):
@@ -77,7 +79,7 @@ def choose(
 
 
 def _scored_before(out: Path, scored_by: Mapping[str, Any]) -> dict[str, Path]:
-    """Folders of candidates by name that an earlier choice has scored alike."""
+    """Return folders by name of the candidates that an earlier choice has scored alike."""
     inputs = (load_manifest(out) or {}).get("inputs", {})
     if any(inputs.get(key) != value for key, value in json.loads(canonical_json(scored_by)).items()):
         return {}
@@ -85,54 +87,76 @@ def _scored_before(out: Path, scored_by: Mapping[str, Any]) -> dict[str, Path]:
 
 
 def _choose(work: SharedWork, label: str, progress: Progress) -> None:
+    """Score and rank all candidates, and write down the best."""
     folder, validation = work.folder, work.validation
     if validation.ideal:
-        shutil.copytree(validation.ideal, folder / IDEAL, ignore=_all_but_report, dirs_exist_ok=True)
-    search = work.candidates.search
-    asked: list[Values] = [point.values for point in search.next_points({})] if search else [*work.candidates.values]
-    left = work.candidates.refine
-    while True:
-        work.open(asked)
-        _score_all(work, asked, label, progress)
-        new = _searched(work, asked) if left == work.candidates.refine else []
-        if not new and left:
-            left -= 1
-            best = _rank_all(folder, validation, asked).best
-            new = refined(asked, best)
-            logger.info("refining around %s: %d points more", candidate_name(best), len(new))
-        if not new:
-            break
-        asked = [*asked, *new]
-    progress(label, len(asked) + 1, len(asked) + 1)  # a search may end before its most points
-    ranked = _rank_all(folder, validation, asked)
-    work.open(asked, done=True)
-    work.close({TARGET, IDEAL, *map(candidate_name, asked)})
-    write_json(folder / CHOICE_FILE, _as_json(ranked.choice()))
+        (folder / IDEAL).mkdir(exist_ok=True)
+        shutil.copy2(validation.ideal / REPORT_FILE, folder / IDEAL / REPORT_FILE)
+    candidates, ranks = _try_all(work, label, progress)
+    best = _best(candidates, ranks)
+    rank = ranks[best]
+    assert isinstance(rank, Rank), "a broken candidate is never chosen"
+    work.close({TARGET, IDEAL, *map(candidate_name, candidates)})
+    scores = [{**values, **_entry(rank)} for values, rank in zip(candidates, ranks, strict=True)]
+    doubts = doubts_of(validation, load_report(folder / TARGET).values(), candidates, ranks, best)
+    choice = Choice(candidates[best], rank.value, rank.met, validation.rule.name, scores, doubts)
+    write_json(folder / CHOICE_FILE, _as_json(choice))
     table = load_sweep(folder)
     write_text(folder / "table.md", points_markdown(table))
     write_text(folder / "table.csv", points_csv(table))
 
 
-def _searched(work: SharedWork, asked: Sequence[Values]) -> list[Values]:
-    """Return the points that a search tries next, given the ranks so far; none where it has ended, or there is none."""
-    search = work.candidates.search
-    if search is None:
-        return []
-    ranks = _ranks(work.folder, work.validation, asked)
-    scored = {Strengths.of(values): rank for values, rank in zip(asked, ranks, strict=True)}
-    return [point.values for point in search.next_points(scored)]
+def _try_all(work: SharedWork, label: str, progress: Progress) -> tuple[list[Values], list[Rank | str]]:
+    """Score and rank candidates until search and refinement add none; return them with their ranks."""
+    search, refine = work.candidates.search, work.candidates.refine
+    first = [point.values for point in search.next_points({})] if search else work.candidates.values
+    candidates: list[Values] = [*first]
+    while True:
+        work.open(candidates)
+        _score_all(work, candidates, label, progress)
+        ranks = [work.validation.rank(work.folder / candidate_name(v), work.folder / TARGET) for v in candidates]
+        new: list[Values] = []
+        if search and refine == work.candidates.refine:
+            scored = dict(zip(map(Strengths.of, candidates), ranks, strict=True))
+            new = [point.values for point in search.next_points(scored)]
+        if not new and refine:
+            refine -= 1
+            around = candidates[_best(candidates, ranks)]
+            new = refined(candidates, around)
+            logger.info("%d more points around the best so far, %s", len(new), candidate_name(around))
+        if not new:
+            progress(label, len(candidates) + 1, len(candidates) + 1)  # a search may end before its most points
+            return candidates, ranks
+        candidates = [*candidates, *new]
 
 
-def _all_but_report(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if name != "report.json"]
+def _best(candidates: Sequence[Values], ranks: Sequence[Rank | str]) -> int:
+    """Return the number of the highest rank: of equals the gentlest, then the first.
+
+    Raises StageError if every candidate is broken.
+    """
+    whole = {number: rank for number, rank in enumerate(ranks) if isinstance(rank, Rank)}
+    if not whole:
+        faults = [f"{candidate_name(values)}: {reason}" for values, reason in zip(candidates, ranks, strict=True)]
+        raise StageError(
+            join_faults("every candidate is broken, so there is none to choose; try gentler ones:", faults)
+        )
+    return max(whole, key=lambda number: (whole[number], gentleness(Strengths.of(candidates[number]))))
 
 
-def _score_all(work: SharedWork, asked: Sequence[Values], label: str, progress: Progress) -> None:
+def _entry(rank: Rank | str) -> dict[str, Any]:
+    """Return the entry of a candidate in choice.json, without its values."""
+    if isinstance(rank, str):
+        return {"score": None, "met": False, "note": rank}
+    return {"score": rank.value, "met": rank.met, **({"note": rank.note} if rank.note else {})}
+
+
+def _score_all(work: SharedWork, candidates: Sequence[Values], label: str, progress: Progress) -> None:
     """Score the target and all candidates; wait for those that helpers have claimed.
 
-    The target comes first: what it lacks, candidates could not be held against.
+    The target comes first, since a metric that it lacks cannot rank candidates.
     """
-    todo: dict[str, Values | None] = {TARGET: None} | {candidate_name(values): values for values in asked}
+    todo: dict[str, Values | None] = {TARGET: None} | {candidate_name(values): values for values in candidates}
 
     search = work.candidates.search
     likely = max(len(todo), 1 + search.most if search and search.alphas is None else 0)
@@ -151,28 +175,26 @@ def _score_all(work: SharedWork, asked: Sequence[Values], label: str, progress: 
 
 
 def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path) -> None:
-    """Score candidates of a choice that another process makes (`choose` into `out`), until it is made.
+    """Score candidates of a choice that another process makes (`choose` into `out`), until that is made.
 
-    make: computes what that process computes, once its inputs are there. If work with other inputs lies open for a
-    minute, one warning says so. It may be an earlier choice that was stopped, so the helper waits on.
+    make: computes the inputs of the choice as the other process does. If work with other inputs lies open for a minute,
+    a warning says so once. It may be an earlier choice that was stopped, so the helper waits on.
     """
-    warned, known = False, time.monotonic()
+    warned, last_match = False, time.monotonic()
     while True:
         candidates, validation = make()
         work = SharedWork(partial_folder(out), candidates, validation)
-        while state := work.state():
-            if state.done:
-                return
+        while todo := work.todo():
             try:
-                work.score(state.asked)
-            except OSError:  # all was done meanwhile, and the folder has got its name
+                work.score(todo)
+            except OSError:  # the choice was finished meanwhile, and its folder renamed
                 if work.folder.exists():
                     raise
             time.sleep(_POLL)
-            known = time.monotonic()
+            last_match = time.monotonic()
         if is_finished(out, work.inputs):
             return
-        if not warned and work.is_open and time.monotonic() - known > _PATIENCE:
+        if not warned and work.is_open and time.monotonic() - last_match > _PATIENCE:
             logger.warning(
                 "%s: this process computes other inputs than the process that chooses. Are package versions, and files "
                 "at these paths, the same on all machines? It waits on, for this may be an earlier choice that was "
@@ -183,99 +205,28 @@ def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path) ->
         time.sleep(_POLL)
 
 
-@dataclass(frozen=True)
-class _Ranked:
-    """Candidates with their ranks, or, where they are broken, the reasons; best: the number of the one to choose."""
-
-    asked: Sequence[Values]
-    ranks: Sequence[Rank | str]
-    number: int
-    validation: Validation
-    reference: Metrics
-
-    @property
-    def best(self) -> Values:
-        """The values of the best."""
-        return self.asked[self.number]
-
-    def choice(self) -> Choice:
-        """What is written down."""
-        best = self.ranks[self.number]
-        assert isinstance(best, Rank), "what is broken is never chosen"
-        scores = [{**values, **_line(rank)} for values, rank in zip(self.asked, self.ranks, strict=True)]
-        rule = self.validation.rule
-        advice = strength_advice(self.asked, self.ranks, self.number)
-        doubts = [*self._doubts(best), *advice, *rule.notes(self.reference)]
-        return Choice(self.best, best.value, best.met, rule.name, scores, doubts)
-
-    def _doubts(self, best: Rank) -> list[str]:
-        """Why the choice may mean little; empty when there is no reason."""
-        rule, benchmark = self.validation.rule, self.validation.benchmark
-        doubts = [] if best.met else [rule.unmet(best)]
-        if not {"rouge_l_r", "probability_r", *benchmark.vital} & self.reference.keys():
-            doubts.append(
-                "there are no retain rows, so nothing says what was lost beside the forget set; give some that have to "
-                "stay (retain.data, or evaluate.retain)"
-            )
-        prior = load_report(self.validation.prior).values() if self.validation.prior else {}
-        if isinstance(rule, Exposure) and exposure(self.reference, self.reference, prior) == 0:
-            doubts.append(
-                "the target knows no more of the forget set than "
-                + ("the prior, or than of rows it never saw" if prior else "of rows it never saw")
-                + ", so there is nothing to choose by"
-            )
-        if coarse := benchmark.resolution(rule.needs()):
-            doubts.append(coarse)
-        return [*doubts, *few_rows(benchmark)]
-
-
-def _line(rank: Rank | str) -> dict[str, Any]:
-    """Return the entry of a candidate in choice.json."""
-    if isinstance(rank, str):
-        return {"score": None, "met": False, "note": rank}
-    return {"score": rank.value, "met": rank.met, **({"note": rank.note} if rank.note else {})}
-
-
-def _ranks(folder: Path, validation: Validation, asked: Sequence[Values]) -> list[Rank | str]:
-    """The ranks of all that is scored, or the reasons why it is broken."""
-    return [validation.rank(folder / candidate_name(values), folder / TARGET) for values in asked]
-
-
-def _rank_all(folder: Path, validation: Validation, asked: Sequence[Values]) -> _Ranked:
-    """The ranks of all that is scored, and the best. Raises StageError where everything is broken."""
-    ranks = _ranks(folder, validation, asked)
-    whole = {number: rank for number, rank in enumerate(ranks) if isinstance(rank, Rank)}
-    if not whole:
-        faults = [f"{candidate_name(values)}: {reason}" for values, reason in zip(asked, ranks, strict=True)]
-        raise StageError(
-            join_faults("every candidate is broken, so there is none to choose; try gentler ones:", faults)
-        )
-    best = max(
-        whole, key=lambda number: (whole[number], gentleness(Strengths.of(asked[number])))
-    )  # the first of equals
-    return _Ranked(asked, ranks, best, validation, load_report(folder / TARGET).values())
-
-
 def _as_json(choice: Choice) -> dict[str, Any]:
     others = asdict(choice)
     return {**others.pop("values"), **others}
 
 
 def load_choice(out: Path) -> Choice:
-    """The choice that `choose` wrote into its folder."""
-    found = json.loads((out / CHOICE_FILE).read_text("utf-8"))
-    others = {key: found.pop(key) for key in ("score", "met", "rule", "scores", "doubts")}
-    return Choice(found, **others)
+    """Load the choice that `choose` wrote into its folder."""
+    values = json.loads((out / CHOICE_FILE).read_text("utf-8"))
+    others = {key: values.pop(key) for key in ("score", "met", "rule", "scores", "doubts")}
+    if others["rule"] == FORMER_NAME:
+        others["rule"] = LeastExtraction.name
+    return Choice(values, **others)
 
 
 def load_sweep(out: Path) -> Sweep:
-    """All candidates of a choice with their metrics, for tables and pictures."""
+    """Load all candidates of a choice with their metrics, for tables and pictures."""
     choice = load_choice(out)
     ideal = load_report(out / IDEAL).metrics if (out / IDEAL).is_dir() else None
     target = load_report(out / TARGET)
     rows = []
     for line in choice.scores:
         values = {key: value for key, value in line.items() if key not in ("score", "met", "note")}
-        report: Report = load_report(out / candidate_name(values))
+        report = load_report(out / candidate_name(values))
         rows.append(Candidate(values, report.metrics, line["score"], line["met"], line.get("note")))
     return Sweep(rows, target.metrics, ideal, choice.values, choice.rule, target.split, target.benchmark)

@@ -1,4 +1,4 @@
-"""Rows divided in two: some to choose by, the others for the scores."""
+"""The division of rows into a validation part, for the choice, and a test part, for the final scores."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from msa_lite.data import Row, sample_rows, split_rows
 
 logger = logging.getLogger(__name__)
 
-ENOUGH = 30  # rows of a set to choose by
-FEWEST = 12  # of which half is not too few to choose by; of fewer, a division costs more than it gives
-PASSAGE = 120  # words of a long text that are one row, where there are few texts
+ENOUGH = 30  # validation rows of a set
+FEWEST = 12  # rows of a set that can be halved; with fewer, a division costs more than it gives
+PASSAGE = 120  # words of a passage, into which long texts are cut if there are few
 MOST_PASSAGES = 120  # of a set
 
 RowsBySet = Mapping[str, list[Row]]
@@ -33,12 +33,12 @@ class Parts:
 
 
 def divide_rows(rows: RowsBySet, share: float | None, seed: int, limit: int | None = None) -> Parts:
-    """Divide the forget and retain set, each by itself; holdout rows are in both parts, whole.
+    """Divide the forget and retain set, each by itself; all holdout rows are in both parts.
 
-    share: of the questions (texts) of a set that the choice is made on. None: `ENOUGH`, or half of a set that has no
-    more than twice as many, and a retain set of fewer than `FEWEST` is in both parts, whole. Where the forget set has
-    so few, nothing is divided: the scores are on all rows, and the choice is made on all of the forget set. Long texts
-    of a set that has few are cut into passages first, at most `limit` of them.
+    share: the validation part of a set's questions (texts). None: `ENOUGH` rows, or half of a set that has no more than
+    twice as many. Then a retain set of fewer than `FEWEST` is in both parts, whole. A forget set of so few is not
+    divided either: the choice sees all of it, and the final scores are on all rows. Long texts of a set that has few
+    are first cut into passages, at most `limit` of them.
     """
     if share is None:
         rows = _as_passages(rows, limit or MOST_PASSAGES, seed)
@@ -54,33 +54,32 @@ def divide_rows(rows: RowsBySet, share: float | None, seed: int, limit: int | No
     if not whole:
         return Parts(validation, test)
     logger.warning(
-        "%d forget rows are too few to divide: alpha, beta or epochs are chosen on the same rows that are scored",
+        "%d forget rows are too few to divide: the choice and the final scores are on the same rows",
         counts["forget"],
     )
     return Parts(validation, test, ("all" if validation == test else "validation", "all"))
 
 
 def _units(rows: Sequence[Row]) -> list[str]:
-    """Return what can be drawn: questions, conversations or texts; rows that ask the same stay together."""
+    """Return the units to draw from: questions, conversations or texts. Rows with the same question stay together."""
     return list(dict.fromkeys(row.subject for row in rows))
 
 
 def _as_passages(rows: Mapping[str, list[Row]], most: int, seed: int) -> dict[str, list[Row]]:
-    """Texts cut into passages in sets that hold few of them, so that one long text is more than one row.
+    """Cut texts into passages in sets that hold few of them, so that one long text is more than one row.
 
-    Holdout texts are cut where the forget texts are, as the two are held against each other. most: of a set that is
-    cut, a seeded sample of so many passages.
+    Holdout texts are cut if the forget texts are, since the two are compared. most: passages of a set; of more, a
+    seeded sample is taken.
     """
     cut = {
-        name: bool(found) and all(row.text for row in found) and len(_units(found)) < FEWEST
-        for name, found in rows.items()
+        name: bool(part) and all(row.text for row in part) and len(_units(part)) < FEWEST for name, part in rows.items()
     }
     cut["holdout"] = cut["forget"] and all(row.text for row in rows.get("holdout", ()))
-    return {name: sample_rows(_passages(found), most, seed) if cut[name] else found for name, found in rows.items()}
+    return {name: sample_rows(_passages(part), most, seed) if cut[name] else part for name, part in rows.items()}
 
 
 def _passages(rows: Sequence[Row]) -> list[Row]:
-    """The passages of texts, of about equal length, numbered through."""
+    """Return the passages of texts, of about equal length, numbered through."""
     passages = []
     for row in rows:
         words = re.findall(r"\s*\S+", row.text)

@@ -1,7 +1,7 @@
-"""What a rule may look at besides the metrics of a candidate: the prior's level, and the scores row by row.
+"""What a rule holds a candidate against besides the target's metrics: ideal, prior, and the scores row by row.
 
-A metric of 16 rows is a rough thing: two answers more or less are an eighth of it. Rows that both models were asked
-tell how rough, since each is held against itself.
+A metric of 16 rows is rough: two answers more or less are an eighth of it. Rows that candidate and target both answer
+show how rough, since each row is compared with itself.
 """
 
 from __future__ import annotations
@@ -26,21 +26,24 @@ CONFIDENCE = 0.95  # of the one-sided interval beyond which a difference is no n
 
 @dataclass(frozen=True)
 class Evidence:
-    """Evidence beside the metrics of a candidate."""
+    """Evidence beside the metrics of a candidate and the target, all on the same rows."""
 
+    ideal: Metrics | None = None
+    """The ideal's scores; None without an ideal."""
     prior: Metrics = field(default_factory=dict)
-    """The prior's scores on the forget rows, which it never saw; empty where it was not scored."""
+    """The prior's scores on the forget rows, which it never saw; empty if it was not scored."""
     pairs: Pairs = field(default_factory=dict)
     """Scores row by row, of the metrics that are means of rows."""
 
 
-def read_pairs(benchmark: type[Benchmark], folder: Path, reference: Path, metrics: Metrics) -> Pairs:
-    """Return the scores that a candidate and the target (`reference`) have on the same rows, from their records.
+def read_pairs(benchmark: type[Benchmark], folder: Path, target_folder: Path, target: Metrics) -> Pairs:
+    """Return the scores that a candidate and the target have on the same rows, from the records in their folders.
 
-    metrics: the target's. Left out is what is no plain mean of the rows' scores, and sets that one of the two lacks.
+    target: the target's metrics. A metric that is no plain mean of its rows' scores is left out, and so is a set that
+    one of the two models lacks.
     """
     pairs: dict[str, Sequence[tuple[float, float]]] = {}
-    for path in sorted(reference.glob("*.jsonl")):
+    for path in sorted(target_folder.glob("*.jsonl")):
         if not (folder / path.name).is_file():
             continue
         known = {record["index"]: record for record in read_records(path)}
@@ -48,10 +51,10 @@ def read_pairs(benchmark: type[Benchmark], folder: Path, reference: Path, metric
         shared = [index for index in known if index in own]
         for key in {key for record in known.values() for key in record}:
             scores = [(_score(own[index], key), _score(known[index], key)) for index in shared]
-            found = [(one, other) for one, other in scores if one is not None and other is not None]
+            numbers = [(one, other) for one, other in scores if one is not None and other is not None]
             for name in benchmark.mean_names(path.stem, key):
-                if found and _is_mean(metrics.get(name), [other for _, other in found]):
-                    pairs[name] = found
+                if numbers and _is_mean(target.get(name), [other for _, other in numbers]):
+                    pairs[name] = numbers
     return pairs
 
 
@@ -65,10 +68,10 @@ def _is_mean(value: float | None, scores: Sequence[float]) -> bool:
 
 
 def surely_misses(pairs: Sequence[tuple[float, float]], factor: float, at_least: bool) -> bool:
-    """Check whether rows say, beyond their noise, that a candidate is below (above) `factor` times the target.
+    """Check whether a candidate is below (above) `factor` times the target by more than the noise of the rows.
 
-    The differences m − factor · t of the rows are taken as drawn at random: the candidate misses where the one-sided
-    95 % interval of their mean (Student's t) lies beyond 0. A single row says nothing.
+    The differences m − factor · t of the rows are treated as a random sample. The candidate misses if the one-sided
+    95 % interval of their mean (Student's t) lies beyond 0. A single row tells nothing.
     """
     if len(pairs) < 2:
         return False

@@ -48,7 +48,7 @@ class Sweep:
     chosen: Values
     """The values of the chosen candidate."""
     score_name: str
-    """The name of the rule: "tofu", "exposure", "minimise rouge_l_f"."""
+    """The name of the rule: "tofu", "extraction", "minimise rouge_l_f"."""
     part: str
     """The rows that all were scored on: "forget10 validation"."""
     benchmark: str
@@ -74,14 +74,14 @@ _MAXIMISE, _MINIMISE = "maximise ", "minimise "
 def score_heading(rule: str) -> str:
     """Return the name of a rule's score, with the arrow of its direction.
 
-    The rule "exposure" ranks by 1 − exposure, which is what was forgotten. Rules that name a metric rank by it, or by
-    its negative.
+    The rule "extraction" ranks by the share that was forgotten. Rules that name a metric rank by it, or by its
+    negative.
     """
     if rule.startswith(_MINIMISE):
         return f"{rule.removeprefix(_MINIMISE)} ↓"
     if rule.startswith(_MAXIMISE):
         return f"{rule.removeprefix(_MAXIMISE)} ↑"
-    return "forgotten ↑" if rule == "exposure" else f"score ({rule}) ↑"
+    return "forgotten ↑" if rule == "extraction" else f"score ({rule}) ↑"
 
 
 def shown_score(rule: str, score: float | None, met: bool = True) -> float | None:
@@ -215,5 +215,5 @@ def _notes(sweep: Sweep) -> list[str]:
             why = f"{state}: {' '.join(candidate.note.split())}"
             reasons.setdefault(why, []).append(values_text(candidate.values))
     met = all(candidate.met or candidate.score is None for candidate in sweep.candidates)
-    score = [_FORGOTTEN] if sweep.score_name == "exposure" else []
+    score = [_FORGOTTEN] if sweep.score_name == "extraction" else []
     return [*score, *([] if met else [_NOT_MET]), *(f"{'; '.join(who)}: {why}" for why, who in reasons.items())]

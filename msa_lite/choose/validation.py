@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.evidence import Evidence, read_pairs
-from msa_lite.choose.rules import Metrics, Rank, Rule, broken
+from msa_lite.choose.evidence import Evidence, Metrics, read_pairs
+from msa_lite.choose.rules import Rank, Rule
+from msa_lite.choose.shares import why_broken
 from msa_lite.errors import NotFiniteError
 from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.evaluation import NO_JUDGE, ideal_identity, read_sets, write_scores
@@ -70,12 +71,12 @@ class Validation:
         """
         report, known = load_report(folder), load_report(reference).values()
         metrics = report.values()
-        reason = report.settings.get(BROKEN) or broken(metrics, known, self.benchmark.vital)
+        reason = report.settings.get(BROKEN) or why_broken(metrics, known, self.benchmark.vital)
         if reason:
             return str(reason)
         prior = load_report(self.prior).values() if self.prior else {}
-        evidence = Evidence(prior, read_pairs(type(self.benchmark), folder, reference, known))
-        return self.rule.rank(metrics, known, self.ideal_metrics, evidence)
+        evidence = Evidence(self.ideal_metrics, prior, read_pairs(type(self.benchmark), folder, reference, known))
+        return self.rule.rank(metrics, known, evidence)
 
     def score_into(
         self, folder: Path, load: Callable[[], Any], about: Mapping[str, Any] | None = None, whole: bool = False

@@ -40,5 +40,5 @@ def command(invocation: Invocation) -> None:
         table.add_row(finding.name, *finding.cells(), finding.verdict)
     Console().print(table)
     for finding in result.findings:
-        click.echo(f"{finding.name} ({result.models[finding.name]}): {finding.said}")
+        click.echo(f"{finding.name} ({result.models[finding.name]}): {finding.explanation}")
     click.echo(f"report: {result.folder / 'report.md'}")

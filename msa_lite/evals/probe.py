@@ -1,12 +1,12 @@
-"""Has a model already seen the forget set? What it makes of forget rows beside rows that it cannot have seen.
+"""Membership inference: check whether a model has already seen the forget set, by rows that it cannot have seen.
 
-MSA fails where the prior has seen what is to be forgotten. Two scores of each row, its loss and Min-K%++ (Zhang et al.,
-2024), are compared by an AUC: the chance that a forget row looks better known than a comparison row. ½ is what a model
-shows that has seen neither, 1 what one shows that has learnt the forget set by heart.
+MSA fails if the prior has seen the forget set. Two scores of each row, its loss and Min-K%++ (Zhang et al., 2024), are
+compared by an AUC: the chance that a forget row looks better known than a comparison row. A model that has seen neither
+set scores ½; one that has learnt the forget set by heart scores 1.
 
-Two controls say whether the comparison can tell anything: the target, which has seen the forget set, and the ideal,
-where there is one, which has not. Tests of this kind see what was learnt, not what was read: of a text that stood once
-in a large corpus they see next to nothing (Duan et al., 2024).
+Two controls show whether the comparison works: the target, which has seen the forget set, and the ideal, if there is
+one, which has not. Tests of this kind detect what was learnt, not what was read: they detect next to nothing of a text
+that stood once in a large corpus (Duan et al., 2024).
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from msa_lite.report import Metric, Report, load_report, write_report
 from msa_lite.report.metrics import metric_kind
 
 PROBE_KIND = "probe"
-# Forget and comparison rows may differ in more than exposure, which moves the AUC of a model that has seen neither. Of
-# TOFU's rows and a small Llama: to 0.61 against paraphrases, and against other authors from one draw of authors to the
-# next by 0.05 (20 authors a side) to 0.1 (5), of which an interval over rows sees less than half. So an AUC is a sign
-# only where its whole interval lies above this.
+# If the two sets differ in other ways, the AUC moves even for a model that has seen neither. With TOFU's rows and a
+# small Llama it rose to 0.61 against paraphrases. Against other authors it varied by 0.05 (20 authors a side) to 0.1
+# (5) from one draw of authors to the next, of which an interval over rows shows less than half. So an AUC is a sign
+# only if its whole interval lies above this.
 SIGN = 0.65
-LEAST_ROWS = 20  # on a side; of fewer, an interval out of resampling is too narrow to be believed
+LEAST_ROWS = 20  # on a side; with fewer, the interval from resampling is too narrow
 PROBE_ROWS = 1000  # on a side; they bring the standard error at chance down to 0.013
 ROUNDS = 2000  # of resampling
 
@@ -48,20 +48,22 @@ _PARAPHRASED, _HOLDOUT = "paraphrased", "holdout"
 
 @dataclass(frozen=True)
 class Probe(Benchmark):
-    """Forget rows, and comparison rows in a set named for what they are: "paraphrased" (item by item of the same
-    forget rows) or "holdout". The text of an item goes by the name "text".
+    """Forget rows and comparison rows.
+
+    The set of comparison rows is called "paraphrased" (item by item, of the same forget rows) or "holdout". The text of
+    an item is called "text".
     """
 
     name = "probe"
 
     @property
     def against(self) -> str:
-        """The name of the comparison set."""
+        """Return the name of the comparison set."""
         return next(name for name in self.sets if name != "forget")
 
     @property
     def suffices(self) -> bool:
-        """Whether both sides have rows enough for an interval to be believed."""
+        """Check whether both sides have enough rows for a sound interval."""
         return all(len(part.items) >= LEAST_ROWS for part in self.sets.values())
 
     def complete(self, set_name: str, record: Record) -> Record:
@@ -74,7 +76,7 @@ class Probe(Benchmark):
         return {name: auc.metric() for name, auc in _aucs(records).items()}
 
     def sampled(self, most: int, seed: int, with_z: bool = True) -> Probe:
-        """At most so many rows of each set, paraphrases with their forget rows. with_z: whether Min-K%++ is wanted."""
+        """Return at most so many rows of each set, paraphrases with their forget rows; with_z: measure Min-K%++ too."""
         sets = {
             name: replace(part, items=sample_rows(part.items, most, seed), with_z=with_z)
             for name, part in self.sets.items()
@@ -85,14 +87,14 @@ class Probe(Benchmark):
 def against_rows(
     forget: Sequence[Row], comparison: Sequence[Row], prompter: Prompter, paired: bool, max_length: int
 ) -> Probe:
-    """The comparison of forget rows with others of their format.
+    """Compare forget rows with other rows of the same format.
 
-    paired: these are paraphrases of the forget rows, one each in the same order. Answers to questions are scored whole;
-    a text in chunks of at most max_length tokens, each a row of its own, or, of paired texts, the first of them.
-    Raises UsageError where the two do not go together.
+    paired: the other rows are paraphrases of the forget rows, one each, in the same order. Answers to questions are
+    scored whole. Texts are cut into chunks of at most max_length tokens, each a row of its own; of paired texts, only
+    the first chunk counts. Raises UsageError if the two sets do not fit each other.
     """
     if bool(forget[0].text) != bool(comparison[0].text):
-        raise UsageError("probe.against.format: forget and comparison rows are to be both questions, or both texts")
+        raise UsageError("probe.against.format: forget and comparison rows have to be both questions, or both texts")
     if paired and len(forget) != len(comparison):
         raise UsageError(
             f"probe.paired: {len(comparison)} paraphrases for {len(forget)} forget rows; one each, in the same order"
@@ -106,15 +108,15 @@ def against_rows(
 
     sides = {"forget": texts(forget), _PARAPHRASED if paired else _HOLDOUT: texts(comparison)}
     ends = not forget[0].text
-    return Probe("all", {name: _items(found, ends) for name, found in sides.items()}, prompter)
+    return Probe("all", {name: _items(side, ends) for name, side in sides.items()}, prompter)
 
 
 def against_own(benchmark: Benchmark) -> Probe | None:
-    """The comparison that a benchmark's own sets allow, holdout rows before paraphrases; None where they allow none.
+    """Return the comparison that a benchmark's own sets allow, or None: with holdout rows, else with paraphrases.
 
-    Holdout rows come first, because what was learnt shows more beside them (AUC 0.92, where paraphrases gave 0.80, of
-    TOFU rows read once), and because a paraphrase is written in another manner, which a model may know or not: without
-    having seen either, 0.61 for TOFU's, and 1.0 for sentences of a form that the model had never met.
+    Holdout rows come first for two reasons. Learnt rows stand out more beside them (TOFU rows read once: AUC 0.92, and
+    0.80 beside paraphrases). And a paraphrase differs in style, which a model may know or not: a model that had seen
+    neither scored 0.61 on TOFU's, and 1.0 on sentences of a form that it had never met.
     """
     sets = benchmark.sets
 
@@ -124,25 +126,26 @@ def against_own(benchmark: Benchmark) -> Probe | None:
     if benchmark.sides and set(benchmark.sides) <= sets.keys():
         forget, holdout = benchmark.sides
         text = "answer" if any("answer" in item.texts for item in sets[forget].items) else "text"
-        found = {"forget": side(forget, text), _HOLDOUT: side(holdout, text)}
+        sides = {"forget": side(forget, text), _HOLDOUT: side(holdout, text)}
     elif "forget" in sets and any(item.texts.get("paraphrased") for item in sets["forget"].items):
-        found = {"forget": side("forget", "answer"), _PARAPHRASED: side("forget", "paraphrased")}
+        sides = {"forget": side("forget", "answer"), _PARAPHRASED: side("forget", "paraphrased")}
     else:
         return None
-    return Probe(benchmark.split, found, benchmark.prompter)
+    return Probe(benchmark.split, sides, benchmark.prompter)
 
 
 def _items(texts: Sequence[tuple[Example, ...]], ends: bool) -> ItemSet:
-    """Items that repeat nothing of what is to be forgotten but a hash of its token ids."""
-    items = [Item(i, {"sha256": digest([t.ids for t in found])}, {"text": found}) for i, found in enumerate(texts)]
+    """Return the items of a set, whose records hold only a hash of their token ids and nothing of the text."""
+    items = [Item(i, {"sha256": digest([t.ids for t in text])}, {"text": text}) for i, text in enumerate(texts)]
     return ItemSet(items, with_z=True, ends=ends)
 
 
 def probe_model(source: Source, sides: Probe, out: Path, label: str = "probe", progress: Progress = silent) -> Report:
-    """Score a model's rows; writes them (`SET.jsonl`: index, hash, loss, min_k_pp), report.json and a manifest.
+    """Score a model on the rows of a probe; write records (`SET.jsonl`), report.json and a manifest into `out`.
 
-    The report has loss_auc and min_k_pp_auc, in its settings their 95 % `intervals` and the `rows` of each set. A
-    folder made from the same inputs is read instead, and after a stop, rows that were done are not run again.
+    A record has index, hash, loss and min_k_pp. The report has loss_auc and min_k_pp_auc; its settings have their 95 %
+    `intervals` and the `rows` of each set. A folder made from the same inputs is loaded instead, and after a stop the
+    rows that were done are not run again.
     """
     inputs = {"model": model_identity(source), "questions": sides.describe()}
     if is_finished(out, inputs):
@@ -161,29 +164,29 @@ def probe_model(source: Source, sides: Probe, out: Path, label: str = "probe", p
 
 
 class Auc(NamedTuple):
-    """P(a forget row looks better known than a comparison row) with its 95 % interval; None where a side is empty.
-
-    rows: those of each side that have the score; skipped: those that have none.
-    """
+    """P(a forget row looks better known than a comparison row) with its 95 % interval."""
 
     value: float | None
+    """None if a side has no rows."""
     low: float
     high: float
     stderr: float | None
     rows: tuple[int, int]
+    """Rows of each side that have the score."""
     skipped: int
+    """Rows that have no score."""
 
     def metric(self) -> Metric:
-        """For a report. Neither way is better: ½ is right for a prior, and 1 for the target."""
+        """Return the AUC for a report. Neither direction is better: ½ is right for a prior, 1 for the target."""
         note = "one of the two sides has no rows" if self.value is None else None
         return Metric(self.value, sum(self.rows), self.stderr, None, self.skipped, note)
 
 
 def compute_auc(forget: Sequence[float | None], comparison: Sequence[float | None], paired: bool) -> Auc:
-    """The AUC of scores of which low ones mean "well known", with a seeded percentile bootstrap over rows.
+    """Return the AUC of two sides' scores, with a seeded percentile bootstrap over rows; a low score means well known.
 
-    paired: the rows of the two sides belong together one by one, and are redrawn, or left out where one has no score,
-    together. Of fewer than two rows on a side the interval is [0, 1].
+    paired: the rows of the two sides belong together one by one. A pair is redrawn together, and left out if one row
+    has no score. With fewer than two rows on a side the interval is [0, 1].
     """
     sides = [np.array(values, np.float64) for values in (forget, comparison)]  # None becomes NaN
     known = [~np.isnan(side) for side in sides]
@@ -212,21 +215,23 @@ def _aucs(records: Records) -> dict[str, Auc]:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a probe says of one model. name: "target", "ideal", or a candidate's; said: a sentence about it."""
+    """The verdict of a probe on one model."""
 
     name: str
+    """"target", "ideal", or a candidate's name."""
     report: Report
     verdict: ProbeVerdict
-    said: str
+    explanation: str
+    """The verdict in a sentence without its subject: "shows signs of …"."""
 
     def measured(self) -> Iterator[tuple[str, Metric, tuple[float, float]]]:
-        """(name, metric, 95 % interval) of each AUC."""
+        """Yield (name, metric, 95 % interval) of each AUC."""
         for name, metric in self.report.metrics.items():
             low, high = self.report.settings["intervals"][name]
             yield name, metric, (low, high)
 
     def cells(self) -> list[str]:
-        """Each AUC with its interval, as tables show it."""
+        """Return each AUC with its interval, as tables show it."""
         return [
             "–" if metric.value is None else f"{metric.value:.3f} [{low:.3f}, {high:.3f}]"
             for _, metric, (low, high) in self.measured()
@@ -234,36 +239,36 @@ class Finding:
 
 
 def read_verdicts(reports: Mapping[str, Report]) -> list[Finding]:
-    """What to think of each model, in the light of the controls "target" and "ideal" where these are among them.
+    """Return the finding on each model, in the light of the controls "target" and "ideal" if these are among them.
 
-    Nothing found means nothing where the target, which has seen the forget set, shows no signs either; and signs mean
-    nothing where the ideal, which has not, shows them too.
+    "No signs" means nothing if the target, which has seen the forget set, shows none either. "Signs" mean nothing if
+    the ideal, which has not seen it, shows them too.
     """
     own = {name: _own_verdict(report) for name, report in reports.items()}
     blind = "target" in own and own["target"][0] != "signs"
     biased = "ideal" in own and own["ideal"][0] == "signs"
     findings = []
     for name, report in reports.items():
-        verdict, said = own[name]
+        verdict, text = own[name]
         if name in _CONTROLS:
-            said = _CONTROLS[name].get(verdict, said)
+            text = _CONTROLS[name].get(verdict, text)
         elif verdict == "no signs" and blind:
-            verdict, said = "cannot tell", "shows no signs, but neither does the target, which has seen the forget set"
+            verdict, text = "cannot tell", "shows no signs, but neither does the target, which has seen the forget set"
         elif verdict == "signs" and biased:
-            verdict, said = "cannot tell", f"{said}; but so does the ideal, which has not seen it"
+            verdict, text = "cannot tell", f"{text}; but so does the ideal, which has not seen it"
         elif verdict == "signs" and "ideal" not in own:
-            said += " (unless the rows differ in more than exposure, which an ideal model would show)"
-        findings.append(Finding(name, report, verdict, said))
+            text += " (unless the rows differ in other ways, which only an ideal model would reveal)"
+        findings.append(Finding(name, report, verdict, text))
     return findings
 
 
 _CONTROLS: dict[str, dict[ProbeVerdict, str]] = {
     "target": {
         "signs": "shows signs, as it should: it has seen the forget set",
-        "no signs": "shows no signs although it has seen the forget set: nothing can be told in this way",
+        "no signs": "shows no signs although it has seen the forget set: this probe can tell nothing",
     },
     "ideal": {
-        "signs": "shows signs although it has not seen the forget set: the rows differ in more than exposure",
+        "signs": "shows signs although it has not seen the forget set: the rows differ in other ways",
         "no signs": "shows no signs, as it should: it has not seen the forget set",
     },
 }
@@ -280,7 +285,7 @@ def _own_verdict(report: Report) -> tuple[ProbeVerdict, str]:
     if reaching:
         return "cannot tell", f"{_figures(report, reaching)}, and a sign lies above {SIGN}"
     if any(high < 0.5 for _, high in intervals.values()):
-        limit = "the comparison rows look better known, so only much exposure would show"
+        limit = "the comparison rows look better known, so only rows learnt well would show"
     else:
         limit = "what was read once, or long before, may leave none"
     return "no signs", f"shows no signs of having seen the forget set; {limit}"

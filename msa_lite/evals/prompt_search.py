@@ -1,6 +1,6 @@
-"""Which prompt does a model know its rows in? A few plausible forms, ranked by the probability of the rows' answers.
+"""The search for the prompt that a model was tuned with: a few plausible forms, ranked by the answers' probability.
 
-A model that was tuned with one prompt may look as if it did not know its rows when it is asked with another.
+A model that was tuned with one prompt may seem ignorant of its rows under another.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from msa_lite.evals.models import Runner, load_model
 from msa_lite.io.hub import Source
 
 PROMPT_ROWS = 16
-BAD = 0.5  # a mean probability below which the best form is doubted: what was learnt as an answer has more
-_ALIKE = 0.01  # forms whose mean probabilities differ by no more are as good as each other
-_LONGEST = 2048  # tokens of a row that are looked at
+BAD = 0.5  # a mean probability below which the best form is doubted: learnt answers have a higher one
+_ALIKE = 0.01  # forms whose mean probabilities differ by no more are equally good
+_LONGEST = 2048  # tokens of a row that are scored
 
 _PLAIN: Mapping[str, Template] = {
     "plain": Template(),
@@ -43,19 +43,19 @@ class RankedPrompt:
     prompter: Prompter
     """The prompter of the form; `prompter.settings()` is the recipe's `prompt` that stands for it."""
     probabilities: tuple[float, ...]
-    """Of each row's answer: the geometric mean of its tokens' probabilities."""
+    """For each row, the geometric mean of the probabilities of its answer's tokens."""
 
     @property
     def probability(self) -> float:
-        """The mean over the rows."""
+        """Return the mean over the rows."""
         return fmean(self.probabilities)
 
 
 def prompt_forms(base: Prompter) -> dict[str, Prompter]:
-    """Return the forms to try by name: chat template with and without a system message, and plain ones.
+    """Return the forms to try, by name: chat template with and without a system message, and plain ones.
 
-    base: the prompt that would be taken otherwise. Its system message and plain template are among them. Simple forms
-    come first.
+    base: the prompt to fall back on; the forms include its system message and its plain template. Simple forms come
+    first.
     """
     common: dict[str, Any] = {"published": False, "system": None}
     forms: dict[str, Prompter] = {}
@@ -76,10 +76,10 @@ def prompt_forms(base: Prompter) -> dict[str, Prompter]:
 def rank_prompts(
     source: Source, tokenizer: Any, rows: Sequence[Row], base: Prompter, seed: int = 0
 ) -> list[RankedPrompt]:
-    """Return the forms, the one under which the model gives the rows the highest probability first.
+    """Return the forms by the mean probability of the rows' answers, the highest first; of equals, the simpler first.
 
-    rows: questions; of more than `PROMPT_ROWS`, a seeded sample is asked. base: see `prompt_forms`. Of equals, the
-    simpler one comes first. The model is loaded for it, and let go.
+    rows: questions; of more than `PROMPT_ROWS`, a seeded sample is scored. base: see `prompt_forms`. The model is
+    loaded for this, and freed again.
     """
     from accelerate.utils.memory import clear_device_cache
 
@@ -96,47 +96,50 @@ def rank_prompts(
 
 
 def _examples(rows: Sequence[Row], prompter: Prompter) -> list[Example]:
-    """The rows in one form; a system message that a template does not take is left out, and the form does worse."""
-    found = []
+    """Return the rows in one form, without a system message if the template takes none (the form then does worse)."""
+    examples = []
     for row in rows:
         system = row.system if prompter.takes_system else ""
         whole = prompter.example(row.index, row.question, row.answer, row.earlier, system)
-        found.append(Example(row.index, whole.ids[:_LONGEST], whole.labels[:_LONGEST]))
-    return found
+        examples.append(Example(row.index, whole.ids[:_LONGEST], whole.labels[:_LONGEST]))
+    return examples
 
 
 def _score(runner: Runner, examples: Sequence[Example]) -> list[float]:
-    """Probabilities of the examples' answers; 0 where there is nothing to score."""
+    """Return the probabilities of the examples' answers; 0 if there is nothing to score."""
     window = (runner.window or _LONGEST) + 1  # the last token is only predicted
     cut = [Example(e.index, e.ids[:window], e.labels[:window]) for e in examples]
-    found: dict[int, float] = {}
+    probabilities: dict[int, float] = {}
     for batch in score_bundles(runner, [(example,) for example in cut]):
-        found |= {at: scoring.probability(scores[0].log_probs) or 0.0 for at, scores in batch}
-    return [found[at] for at in range(len(cut))]
+        probabilities |= {at: scoring.probability(scores[0].log_probs) or 0.0 for at, scores in batch}
+    return [probabilities[at] for at in range(len(cut))]
 
 
 @dataclass(frozen=True)
 class PromptChoice:
-    """The form that `prompt: auto` takes, with what is to be said of it."""
+    """The form that `prompt: auto` chooses."""
 
     chosen: RankedPrompt
     why: str
+    """Its mean probability, and that of the next best form, in words."""
     doubts: tuple[str, ...]
+    """Reasons to doubt it."""
 
 
 def choose_prompt(ranked: Sequence[RankedPrompt], order: Sequence[str]) -> PromptChoice:
-    """Take the best form; of those that are as good, the first in `order`.
+    """Choose the best form; of equally good ones, the first in `order`.
 
-    Doubted is a form that another one equals within the noise of the rows, and one in which the model knows them badly.
+    The choice is doubtful if another form is as good within the noise of the rows, or if the model knows them badly in
+    all forms.
     """
     best = ranked[0]
     alike = [item for item in ranked if best.probability - item.probability <= _ALIKE]
     chosen = min(alike, key=lambda item: order.index(item.name))
     others = [item for item in ranked if item is not chosen]
     rows = len(best.probabilities)
-    said = f"{chosen.name}: answers have a mean probability of {chosen.probability:.3f} in it, over {rows} rows"
+    why = f"{chosen.name}: answers have a mean probability of {chosen.probability:.3f} in it, over {rows} rows"
     if others:
-        said += f"; in the next best form ({others[0].name}) {others[0].probability:.3f}"
+        why += f"; in the next best form ({others[0].name}) {others[0].probability:.3f}"
     doubts = []
     if tied := [f"{item.name} ({item.probability:.3f})" for item in others if _ties(best, item)]:
         doubts.append(
@@ -148,7 +151,7 @@ def choose_prompt(ranked: Sequence[RankedPrompt], order: Sequence[str]) -> Promp
             f"prompt: auto found no form in which the model knows the rows: the best one is {chosen.name}, with a mean "
             f"probability of {chosen.probability:.3f}. It was tuned with another prompt, or has not learnt them"
         )
-    return PromptChoice(chosen, said, tuple(doubts))
+    return PromptChoice(chosen, why, tuple(doubts))
 
 
 def _ties(best: RankedPrompt, other: RankedPrompt) -> bool:
@@ -158,9 +161,9 @@ def _ties(best: RankedPrompt, other: RankedPrompt) -> bool:
 
 
 def better_prompt(source: Source, rows: Sequence[Row], used: Prompter, seed: int = 0) -> str | None:
-    """Return what to put into a recipe where the model knows the rows in another form than the one used, in words.
+    """Say which `prompt` to write into the recipe, if the model knows the rows better in another form than in `used`.
 
-    None where it knows them in no form, or in the used one as well as in the best.
+    None if it knows them in no form, or in the used one as well as in the best.
     """
     ranked = rank_prompts(source, used.tokenizer, rows, used, seed)
     best = ranked[0]

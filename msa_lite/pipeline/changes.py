@@ -1,4 +1,4 @@
-"""What has changed in a recipe since the last run into the same folder, told before it replaces anything."""
+"""Changes of a recipe since the last run into the same folder, reported before the run replaces anything."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _NOTE = re.compile(r"^# ([\w ,]+): (\S+)$", re.MULTILINE)  # revisions of models
 
 
 def warn_of_changes(folder: Path, recipe: str) -> None:
-    """Warn where a run with this recipe (the text of recipe.yaml) may replace the model that lies in its folder."""
+    """Warn if a run with this recipe (the text of recipe.yaml) may replace the model in its folder."""
     made = [name for name in ("model", "adapter") if (folder / name / MANIFEST).is_file()]
     if not made or not (folder / "recipe.yaml").is_file():
         return
     try:
         changes = list(_changes(read_text(folder / "recipe.yaml"), recipe))
     except MsaError as error:
-        logger.warning("%s; what has changed since then cannot be told", error)
+        logger.warning("%s; so the changes since the last run are unknown", error)
         return
     if changes:
         more = [f"… and {len(changes) - _MOST} more"] if len(changes) > _MOST else []
         logger.warning(
-            "%s: changed since the last run: %s. What depends on it is made anew, and %s/ is replaced where that "
-            "changes its weights; the former stays until the new one is verified",
+            "%s: changed since the last run: %s. The run makes anew what depends on it, and replaces %s/ if its "
+            "weights change; the former one stays until the new one is verified",
             folder,
             ", ".join([*changes[:_MOST], *more]),
             made[0],
@@ -40,7 +40,8 @@ def warn_of_changes(folder: Path, recipe: str) -> None:
 
 
 def _changes(before: str, after: str) -> Iterator[str]:
-    """`forget.alpha: 1.0 → 1.25` for each key of two recipes; of contents, that they have changed."""
+    """Yield `forget.alpha: 1.0 → 1.25` for each key that two recipes differ in, and the data whose content changed."""
+    before = before.replace("score: exposure", "score: extraction")  # the rule's former name
     old, new = (dict(_leaves(parse_yaml(text, "recipe.yaml"))) for text in (before, after))
     for key in dict.fromkeys([*old, *new]):
         if old.get(key) != new.get(key):

@@ -1,4 +1,4 @@
-"""What becomes of the weights of a baseline's epochs."""
+"""The epochs of a baseline: which of them keep their weights."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BestEpoch:
-    """After each epoch: scores the model on validation rows; the best so far is kept, a broken one ends the training.
-
-    reference: the folder of what the target scores; first: the first epoch that is a candidate.
-    """
+    """Scores the model after each epoch on validation rows and keeps the best so far; a broken one ends training."""
 
     validation: Validation
     reference: Path
+    """The folder of the target's scores."""
     first: int = 1
+    """The first epoch that is a candidate."""
 
     def describe(self) -> dict[str, Any]:
-        """What decides."""
+        """Return all that decides which epochs are kept, for a manifest."""
         target = load_report(self.reference).values()
         return {**self.validation.describe(), **self.validation.describe_rule(), "target": target, "first": self.first}
 
@@ -49,12 +48,12 @@ class BestEpoch:
 
 @dataclass(frozen=True)
 class EveryEpoch:
-    """After each epoch from the `first` on: kept, to be added to the target and scored later."""
+    """Keeps each epoch from the `first` on, to be added to the target and scored later."""
 
     first: int = 1
 
     def describe(self) -> str:
-        """What decides: nothing."""
+        """Return all that decides which epochs are kept, for a manifest."""
         return f"every epoch from {self.first}"
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:

@@ -23,18 +23,19 @@ from msa_lite.report.examples import SideBySide, examples_text
 
 logger = logging.getLogger(__name__)
 
-ROWS = 32  # of each set that are looked at where there are no validation rows
-SHOWN = 2  # rows that a message shows with the target's answers
+ROWS = 32  # of each set, if there are no validation rows to use
+SHOWN = 2  # rows with the target's answers in a message
 KNOWLEDGE_FOLDER = "knowledge"
 _TRACES = {"recipe.yaml", ".lock", "evaluation", "probe"}
 GO_ON = "to go on all the same: `msa-lite run --accept`, or `verdict: off` in the recipe"
 
 
 def check_knowledge(run: Run, accept: bool = False, progress: Progress = silent) -> None:
-    """Raise MismatchError where the target does not know the rows to forget, or the prior knows them already.
+    """Raise MismatchError if the target does not know the rows to forget, or the prior knows them already.
 
-    accept: warn instead. Where the choice is made on questions of the user's own, these are looked at, whose scores the
-    run needs anyway; else at most 32 rows of each set. Baselines on the target alone have no prior to compare with.
+    accept: warn instead. If the choice is made on the user's own questions, the check uses their scores, which the run
+    needs anyway; otherwise it scores at most 32 rows of each set. Baselines on the target alone are not checked: they
+    have no prior to compare with.
     """
     if run.plan.start != "prior":
         return
@@ -51,20 +52,20 @@ def check_knowledge(run: Run, accept: bool = False, progress: Progress = silent)
 
 
 def _remove_traces(folder: Path) -> None:
-    """Remove a run's folder that holds no more than these checks have left: nothing else was done yet."""
+    """Remove a run's folder if it holds nothing but what these checks have left."""
     if {path.name for path in folder.iterdir()} <= _TRACES:
         shutil.rmtree(folder)
 
 
 def checks_validation(run: Run) -> bool:
-    """Check whether the check uses the validation rows: it does where they are the user's own questions or texts."""
+    """Return True if the check uses the validation rows: they are the user's own questions or texts."""
     return isinstance(run.validation, Qa) and "forget" in run.validation.sets
 
 
 def _score(run: Run, progress: Progress) -> tuple[Path, Path]:
-    """Folders with the records of target and prior."""
+    """Score target and prior, and return the folders with their records."""
     if checks_validation(run):
-        evaluate_references(run, progress)  # what the target is reported beside
+        evaluate_references(run, progress)  # first, since the target's report needs the ideal's
         target, prior = evaluate_target(run, progress), evaluate_prior(run, "validation", progress)
         assert prior is not None, "the run starts from the prior"
         return target, prior
@@ -72,14 +73,14 @@ def _score(run: Run, progress: Progress) -> tuple[Path, Path]:
     folders = []
     for name in ("target", "prior"):
         folder = run.folder / "evaluation" / KNOWLEDGE_FOLDER / name
-        asked = questions if name == "target" else questions.only({"forget"})
-        evaluate_benchmark(run.sources[name], asked, folder, label=f"check: {name}", progress=progress)
+        part = questions if name == "target" else questions.only({"forget"})
+        evaluate_benchmark(run.sources[name], part, folder, label=f"check: {name}", progress=progress)
         folders.append(folder)
     return folders[0], folders[1]
 
 
 def _sampled(run: Run) -> Qa:
-    """A few rows of each set: of those that are scored, or of what the vectors learn."""
+    """Return a few rows of each set: of the rows that are scored, or else of those that the vectors learn."""
     seed = run.recipe.seed
     if isinstance(run.test, Qa) and "forget" in run.test.sets:
         sets = {name: _few(part, seed) for name, part in run.test.sets.items()}
@@ -118,9 +119,9 @@ def _message(run: Run, fault: Fault, forget: Sequence[Record]) -> str:
 
 
 def _prompt_advice(run: Run) -> str:
-    """Say under which prompt the target does know the rows, if one of a few plausible forms is such."""
+    """Say which of a few plausible prompts lets the target answer, or which other causes there may be."""
     questions = [row for row in run.rows["forget"] if not row.text]
-    if not questions:  # texts are read as they are
+    if not questions:  # texts have no prompt
         return ""
     if better := better_prompt(run.sources["target"], questions, run.prompter, run.recipe.seed):
         return f"wrong prompt: {better}"
@@ -131,7 +132,7 @@ def _prompt_advice(run: Run) -> str:
 
 
 def _shown(forget: Sequence[Record]) -> list[SideBySide]:
-    """The questions that the target knows least of."""
-    asked = [record for record in forget if record.get("generated") is not None]
-    worst = sorted(asked, key=known)[:SHOWN]
+    """Return the questions that the target knows least about."""
+    answered = [record for record in forget if record.get("generated") is not None]
+    worst = sorted(answered, key=known)[:SHOWN]
     return [SideBySide("question", r["question"], r["answer"], {"target": r["generated"]}) for r in worst]

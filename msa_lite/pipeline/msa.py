@@ -16,11 +16,11 @@ from msa_lite.evals.records import stand_alone
 from msa_lite.io.progress import Progress, announce, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Merged, MergedAdapter
-from msa_lite.pipeline.exposure import cheap_probe
 from msa_lite.pipeline.folder import claimed, run_folder
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import whole_target
+from msa_lite.pipeline.probe_rows import cheap_probe
 from msa_lite.pipeline.stages import Summary, evaluate_all, write_summary
 from msa_lite.pipeline.steps import fit_steps, run_steps
 from msa_lite.pipeline.strengths import (

@@ -9,7 +9,7 @@ from typing import Literal
 
 from msa_lite.benchmarks import OWN
 from msa_lite.choose.division import Parts, divide_rows
-from msa_lite.choose.rules import Exposure, Rule, check_rule, make_rule
+from msa_lite.choose.rules import LeastExtraction, Rule, check_rule, make_rule
 from msa_lite.data import DataSource, Prompter, Row, load_rows, sample_rows
 from msa_lite.errors import UsageError, join_faults
 from msa_lite.evals.benchmark import Benchmark, benchmark_class
@@ -48,7 +48,7 @@ def load_questions(
 ) -> Questions:
     """Return the questions of a recipe, in two parts where there is a choice to make.
 
-    If a benchmark's own metrics decide the choice, its questions are divided. By exposure, the user's questions about
+    If a benchmark's own metrics decide the choice, its questions are divided. By extraction, the user's questions about
     the forget and retain set decide, and the benchmark's scores leave these out. The user's holdout rows are in both
     parts, whole. Raises UsageError where a rule lacks a metric, or there are no rows to choose by.
     """
@@ -70,7 +70,7 @@ def load_questions(
         seed=recipe.seed,
         compat=resolve_compat(settings.compat, settings.benchmark),
     )
-    if isinstance(rule, Exposure):
+    if isinstance(rule, LeastExtraction):
         own = _own_parts(recipe, rule, rows, choice, prompter)
         seen = _questions(own.validation) - _questions(own.test) if own.validation else set()
         return Questions(rule, own.validation, benchmark.without(seen) if seen else benchmark)

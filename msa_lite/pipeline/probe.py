@@ -1,4 +1,4 @@
-"""Which prior? Each candidate is asked whether it has already seen the forget set, beside target and ideal."""
+"""The probe: check which candidates for the prior have already seen the forget set."""
 
 from __future__ import annotations
 
@@ -12,39 +12,41 @@ from msa_lite.evals.probe import PROBE_ROWS, SIGN, Finding, probe_model, read_ve
 from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
-from msa_lite.pipeline.exposure import PROBE_FOLDER, WHAT, compare_sides
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.msa import RecipeLike, msa_plan
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_models import fit_prior
+from msa_lite.pipeline.probe_rows import COMPARED_WITH, PROBE_FOLDER, probe_rows
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report.metrics import metric_kind
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a probe found: its folder, what the forget rows were compared with ("holdout", "paraphrased"), names of the
-    models, and a finding for each of them.
-    """
+    """The result of a probe."""
 
     folder: Path
+    """The folder of the scores and report.md."""
     against: str
+    """The kind of rows that the forget rows were compared with: "holdout" or "paraphrased"."""
     models: Mapping[str, str]
+    """The models by the name of their finding: repository or folder, with revision."""
     findings: list[Finding]
+    """A finding for each model."""
 
     @property
     def title(self) -> str:
-        """What was compared with what, for a table."""
+        """Return which rows were compared, as the title of a table."""
         forget, other = self.findings[0].report.settings["rows"].values()
-        return f"{forget} forget rows against {other} {WHAT[self.against]}"
+        return f"{forget} forget rows against {other} {COMPARED_WITH[self.against]}"
 
     @property
     def labels(self) -> list[str]:
-        """Headings of what `Finding.cells` gives."""
+        """Return the headings of `Finding.cells`."""
         return [metric_kind(name).label for name in self.findings[0].report.metrics]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form, for `--json`."""
+        """Return the result for `--json`."""
         return {
             "output": str(self.folder),
             "against": self.against,
@@ -53,7 +55,7 @@ class ProbeResult:
                 finding.name: {
                     "model": self.models[finding.name],
                     "verdict": finding.verdict,
-                    "said": finding.said,
+                    "said": finding.explanation,
                     **{
                         name: {"value": metric.value, "interval": interval, "stderr": metric.stderr, "n": metric.n}
                         for name, metric, interval in finding.measured()
@@ -65,40 +67,40 @@ class ProbeResult:
 
 
 def probe(recipe: RecipeLike, overrides: Iterable[str] = (), progress: Progress = silent) -> ProbeResult:
-    """Test the candidates for the prior, and target and ideal as controls, for signs of having seen the forget set.
+    """Check the candidates for the prior, and target and ideal as controls, for signs of having seen the forget set.
 
     Candidates are all checkpoints of the recipe's history, or its prior. Writes a folder for each model and report.md
-    into OUTPUT/probe; models that are there already are not asked again. Raises UsageError where there is nothing to
-    compare the forget rows with, MismatchError for a candidate of another shape, before anything is scored.
+    into OUTPUT/probe; models that were scored before are not scored again. Before any scoring, raises UsageError if
+    there is nothing to compare the forget rows with, MismatchError for a candidate of another shape.
     """
     recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
-    plan = replace(msa_plan(recipe), choice=False, vectors=())  # there is nothing to choose, so all rows are asked
+    plan = replace(msa_plan(recipe), choice=False, vectors=())  # nothing is chosen, so no rows are set apart for it
     with claimed(recipe, plan, progress, _check) as run:
-        sides, sources, folder = compare_sides(run), _models(run), run.folder / PROBE_FOLDER
-        assert sides is not None, "checked"
-        sides = sides.sampled(PROBE_ROWS, recipe.seed)
+        rows, sources, folder = probe_rows(run), _models(run), run.folder / PROBE_FOLDER
+        assert rows is not None, "checked"
+        rows = rows.sampled(PROBE_ROWS, recipe.seed)
         reports = {
-            name: probe_model(source, sides, folder / name, f"probe: {name}", progress)
+            name: probe_model(source, rows, folder / name, f"probe: {name}", progress)
             for name, source in sources.items()
         }
         models = {name: source.pinned() for name, source in sources.items()}
-        result = ProbeResult(folder, sides.against, models, read_verdicts(reports))
+        result = ProbeResult(folder, rows.against, models, read_verdicts(reports))
         write_text(folder / "report.md", _summary(result))
     return result
 
 
 def _check(run: Run) -> None:
-    if compare_sides(run) is None:
+    if probe_rows(run) is None:
         raise UsageError(
-            "there is nothing to compare the forget rows with: give probe.against, rows of the same kind that no "
-            "candidate has seen, or (with probe.paired) a paraphrase of each forget row"
+            "there is nothing to compare the forget rows with: set probe.against to rows of the same kind that no "
+            "candidate has seen, or (with probe.paired) to a paraphrase of each forget row"
         )
 
 
 def _models(run: Run) -> dict[str, Source]:
-    """The models by the names of their folders: candidates in the order of the history, then the controls.
+    """Return the models by the names of their folders: candidates in the order of the history, then the controls.
 
-    Raises MismatchError for a checkpoint that the target could not be edited with.
+    Raises MismatchError for a checkpoint that does not fit the target.
     """
     history, prior = run.recipe.history, run.recipe.prior_checkpoint
     names = [item.checkpoint for item in history.checkpoints] if history else [prior]
@@ -116,7 +118,7 @@ def _models(run: Run) -> dict[str, Source]:
 
 
 def _summary(result: ProbeResult) -> str:
-    """report.md: the table, a line for each model, and what the figures are."""
+    """Return the text of report.md: the table, a line for each model, and the meaning of the figures."""
     rows = [" | ".join([f.name, result.models[f.name], *f.cells(), f.verdict]) for f in result.findings]
     return "\n".join(
         [
@@ -125,11 +127,11 @@ def _summary(result: ProbeResult) -> str:
             f"|---|---|{'---:|' * len(result.labels)}---|",
             *(f"| {row} |" for row in rows),
             "",
-            *(f"- {finding.name}: {finding.said}." for finding in result.findings),
+            *(f"- {finding.name}: {finding.explanation}." for finding in result.findings),
             "",
-            "AUC [95 % interval over rows]: the chance that a forget row looks better known than a comparison row; ½ "
-            f"is what a model shows that has seen neither. A sign is an interval above {SIGN}, not above ½: the rows "
-            "may differ in more than exposure, which moves the AUC of a model that has seen neither.",
+            "AUC [95 % interval over rows]: the chance that a forget row looks better known than a comparison row. A "
+            f"model that has seen neither set scores ½. A sign is an interval above {SIGN}, not above ½: the two sets "
+            "may differ in other ways, which raises the AUC of every model.",
             "",
         ]
     )

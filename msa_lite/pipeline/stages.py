@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from msa_lite.choose.candidates import Candidates
 from msa_lite.choose.choice import Choice, choose
-from msa_lite.choose.rules import Exposure
+from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Row
 from msa_lite.evals.benchmark import Benchmark
@@ -95,18 +95,18 @@ def validation_of(run: Run) -> Validation:
     ideal = _validation_folder(run, "ideal") if "ideal" in run.sources else None
     prior = _validation_folder(run, "prior") if _has_prior_level(run, run.validation) else None
     rule, judge = run.questions.rule, run.judge if run.questions.judged else NO_JUDGE
-    return Validation(run.validation, rule, ideal, judge, prior if isinstance(rule, Exposure) else None)
+    return Validation(run.validation, rule, ideal, judge, prior if isinstance(rule, LeastExtraction) else None)
 
 
 def evaluate_references(run: Run, progress: Progress) -> None:
     """Score the models that candidates are compared with on the validation rows, besides the target.
 
     The ideal, where there is one, serves rules that need it and the tables. The prior is scored on the forget rows, for
-    a rule that goes by exposure.
+    the rule extraction.
     """
     if "ideal" in run.sources:
         _evaluate_validation(run, "ideal", run.sources["ideal"], progress)
-    if isinstance(run.questions.rule, Exposure):
+    if isinstance(run.questions.rule, LeastExtraction):
         evaluate_prior(run, "validation", progress)
 
 

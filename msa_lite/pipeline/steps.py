@@ -1,6 +1,6 @@
-"""The steps of a run, announced at its start so that a user sees which of how many it is at.
+"""The steps of a run, announced at its start so that a user sees "step 3 of 8".
 
-Steps of one kind take about as long for each unit of their amount: rows that are tuned on, questions that are scored.
+Steps of one kind take about the same time for each unit of their amount: a row to tune on, a question to score.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from msa_lite.io.progress import Step
 from msa_lite.pipeline.knowledge import checks_validation
 from msa_lite.pipeline.prepare import Run
 
-_SEARCHED = 10  # points that are scored where the recipe lists none
+_SEARCHED = 10  # points to score if the recipe lists none
 
 
 def run_steps(run: Run) -> list[Step]:
-    """The steps of a run of MSA."""
+    """Return the steps of a run of MSA."""
     return [*merged_steps(run), *score_steps(run), *_prior_steps(run)]
 
 
 def merged_steps(run: Run) -> list[Step]:
-    """The steps up to a merged model: checks, fits, the choice, the merge. Nobody is asked the same twice."""
+    """Return the steps up to a merged model: checks, fits, the choice, the merge; each scoring appears once."""
     steps = [*check_steps(run), *fit_steps(run, run.vector_names), *sweep_steps(run)]
     return list({step.label: step for step in steps}.values())
 
 
 def check_steps(run: Run) -> list[Step]:
-    """Return the steps that ask target and prior before anything is fitted."""
+    """Return the steps that score target and prior before anything is fitted."""
     if run.plan.start != "prior":
         return []
     if not checks_validation(run):
@@ -40,17 +40,18 @@ def check_steps(run: Run) -> list[Step]:
 
 def _prior_steps(run: Run) -> list[Step]:
     """Return the step that scores the prior for the verdict; none with an ideal, which never saw the rows either."""
-    wanted = isinstance(run.test, Qa) and "forget" in run.test.sets and run.plan.start == "prior"
-    return [Step("test: prior", "score", _items(run.test, "prior"))] if wanted and "ideal" not in run.sources else []
+    if not (isinstance(run.test, Qa) and "forget" in run.test.sets and run.plan.start == "prior"):
+        return []
+    return [] if "ideal" in run.sources else [Step("test: prior", "score", _items(run.test, "prior"))]
 
 
 def fit_steps(run: Run, names: Iterable[str]) -> list[Step]:
-    """The fits of vectors."""
+    """Return the fits of vectors."""
     return [Step(f"{name} vector", "fit", len(run.examples[name])) for name in names]
 
 
 def sweep_steps(run: Run, what: str = "alpha and beta", candidates: int | None = None) -> list[Step]:
-    """The choice, if there is one to make, and the merge; candidates: how many there are to choose from."""
+    """Return the choice, if there is one to make, and the merge; candidates: their number, if it is known."""
     merge = Step("merge", "merge")
     if run.validation is None:
         return [merge]
@@ -62,7 +63,7 @@ def sweep_steps(run: Run, what: str = "alpha and beta", candidates: int | None =
 
 
 def score_steps(run: Run) -> list[Step]:
-    """The final scores."""
+    """Return the final scores."""
     if run.test is None:
         return []
     names = [name for name in ("ideal", "target") if name in run.sources] + ["unlearned"]
@@ -70,6 +71,6 @@ def score_steps(run: Run) -> list[Step]:
 
 
 def _items(benchmark: Benchmark | None, model: str) -> int:
-    """Questions that a model is asked; the prior is asked about the forget rows alone."""
+    """Return the number of questions that a model is scored on; for the prior, of the forget rows alone."""
     sets = benchmark.sets if benchmark else {}
     return sum(len(part.items) for name, part in sets.items() if model != "prior" or name == "forget")

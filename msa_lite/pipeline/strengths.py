@@ -24,12 +24,12 @@ from msa_lite.io.manifest import is_finished, partial_folder
 from msa_lite.io.progress import Progress, announce, silent
 from msa_lite.io.seal import MANIFEST, load_manifest
 from msa_lite.merger import Merged, MergedAdapter, Term
-from msa_lite.pipeline.exposure import compare_sides
 from msa_lite.pipeline.fits import check_learns, fit_settings, fit_until
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
+from msa_lite.pipeline.probe_rows import probe_rows
 from msa_lite.pipeline.stages import (
     choose_candidate,
     evaluate_merged,
@@ -175,7 +175,7 @@ def check_strengths(run: Run) -> None:
     """Raise UsageError, before any work, where a vector would learn nothing or the probe or 4-bit trial cannot work."""
     check_learns(run, run.vector_names)
     if run.recipe.probe.against:  # the one comparison that can be at fault
-        compare_sides(run)
+        probe_rows(run)
     if run.recipe.select.four_bit and run.recipe.vector.mode == "full":
         raise UsageError("select.four_bit: only adapters can be tried on a 4-bit target, not vector.mode full")
 

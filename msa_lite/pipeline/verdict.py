@@ -1,4 +1,4 @@
-"""The verdict on a run, from the records of all rows that its models were asked: validation and test part."""
+"""The verdict on a run, from the records of all rows that its models were scored on: validation and test part."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from msa_lite.report.examples import SideBySide
 from msa_lite.report.verdict import Verdict, judge, write_verdict
 
 NOTHING_SCORED = "nothing was scored (evaluate: null)"
-_NEAR = 0.8  # of the way from the prior's loss to the target's; a fit that ends before is told of
+_NEAR = 0.8  # of the way from the prior's loss to the target's; a fit that ends before is doubted
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The outcome of a run's scores: the verdict, or the reason why there is none, and some questions to look at."""
+    """The outcome of a run's scores."""
 
     verdict: Verdict | str
+    """The verdict, or the reason why there is none."""
     examples: Sequence[SideBySide]
+    """Some questions with the models' answers."""
 
 
 def judge_run(run: Run, progress: Progress) -> Findings:
-    """Return the verdict on a scored run and ten questions side by side; writes verdict.json into its folder.
+    """Return the verdict on a scored run and ten questions side by side; write verdict.json into its folder.
 
-    Without an ideal, the prior is asked the forget rows, too: it says what a model knows that never saw them.
+    Without an ideal, the prior is scored on the forget rows, too: it shows what a model knows that never saw them.
     """
     findings = _judge(run, progress)
     write_verdict(findings.verdict, run.folder)
@@ -55,7 +57,7 @@ def _judge(run: Run, progress: Progress) -> Findings:
 
 
 def _parts(run: Run) -> list[str]:
-    """Endings of the folders of what the run's models were asked: both parts where they are of the same benchmark."""
+    """Return the endings of the evaluation folders to read: of both parts if they are of the same benchmark."""
     folder = run.folder / "evaluation"
     both = run.validation is not None and run.test is not None and run.validation.name == run.test.name
     whole = all((folder / f"{name}_validation").is_dir() for name in ("target", "unlearned"))
@@ -63,13 +65,13 @@ def _parts(run: Run) -> list[str]:
 
 
 def _records(run: Run, name: str, parts: Sequence[str]) -> dict[str, list[Record]]:
-    """A model's records by set, each row once; empty for one that was not asked all parts."""
+    """Return a model's records by set, each row once; empty if it was not scored on all parts."""
     folders = [run.folder / "evaluation" / f"{name}{part}" for part in parts]
     return _merged(folders) if all(folder.is_dir() for folder in folders) else {}
 
 
 def _prior(run: Run, parts: Sequence[str]) -> dict[str, list[Record]]:
-    """The prior's records of forget rows: of the parts, of the recipe's other runs, or of the check before the fits."""
+    """Return the prior's records: of these parts, of the recipe's other runs, or of the check before the fits."""
     names = [f"prior{part}" for part in parts]
     own = [run.folder / "evaluation" / name for name in names]
     beside = [folder for name in names for folder in evaluations_beside(run, name)]
@@ -78,11 +80,11 @@ def _prior(run: Run, parts: Sequence[str]) -> dict[str, list[Record]]:
 
 
 def _merged(folders: Sequence[Path]) -> dict[str, list[Record]]:
-    found: dict[str, dict[int, Record]] = {}
+    sets: dict[str, dict[int, Record]] = {}
     for folder in folders:
         for path in sorted(folder.glob("*.jsonl")):
-            found.setdefault(path.stem, {}).update({record["index"]: record for record in read_records(path)})
-    return {name: [records[index] for index in sorted(records)] for name, records in found.items()}
+            sets.setdefault(path.stem, {}).update({record["index"]: record for record in read_records(path)})
+    return {name: [records[index] for index in sorted(records)] for name, records in sets.items()}
 
 
 def _doubts_of_fits(run: Run) -> list[str]:

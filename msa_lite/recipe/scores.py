@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Annotated, Literal
 
@@ -11,6 +12,8 @@ from msa_lite.benchmarks import BENCHMARKS, OWN, paper_scores, published, splits
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import nearest
 from msa_lite.recipe.inputs import Closed, Data
+
+logger = logging.getLogger(__name__)
 
 Price = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -27,7 +30,7 @@ def _check_name(what: str, names: Callable[[], Iterable[str]]) -> BeforeValidato
 
 
 def _score_names() -> list[str]:
-    return ["exposure", *paper_scores()]
+    return ["extraction", *paper_scores()]
 
 
 BenchmarkName = Annotated[
@@ -111,6 +114,14 @@ Share = Annotated[
 """auto, which recipes of earlier versions have as null, or a share between 0 and 1."""
 
 
+def _present_name(score: object) -> object:
+    """Return "extraction" for "exposure", its name in recipes of earlier versions, and tell the user."""
+    if score != "exposure":
+        return score
+    logger.warning("select.score: 'exposure' is now called 'extraction'; write that, it means the same")
+    return "extraction"
+
+
 class Select(Closed):
     """The choice among points (α, β), or among a baseline's epochs, on validation rows."""
 
@@ -120,13 +131,13 @@ class Select(Closed):
     and 0.1 for restor, as in the paper."""
     by: Literal["question", "author"] = "question"
     """The unit that is drawn for validation: questions, or, by a score of tofu or restor, whole authors or people."""
-    score: ScoreName | None = None
-    """exposure: what can still be drawn out of the forget set, of the points that `keep` enough of the retain set.
-    tofu, muse, restor: the paper's scores; muse-gap: with the distance of the AUCs to the ideal's; -printed: in the
-    form in which the paper prints them. Default: exposure; of muse and restor, where no questions are given, their own.
-    """
+    score: Annotated[ScoreName | None, BeforeValidator(_present_name)] = None
+    """extraction: of the points that `keep` enough of the retain set, the one with the least left to extract of the
+    forget set. tofu, muse, restor: the paper's scores; muse-gap: with the distance of the AUCs to the ideal's;
+    -printed: in the form in which the paper prints them. Default: extraction; of muse and restor, where no questions
+    are given, their own."""
     keep: float = Field(0.9, gt=0, le=1)
-    """For exposure: the share of the target's retain scores that a point has to leave, within the noise of the rows."""
+    """For extraction: the share of the target's retain scores that a point has to keep, within the noise of rows."""
     maximise: str | None = None
     """Instead of a score: the metric to be highest …"""
     minimise: str | None = None

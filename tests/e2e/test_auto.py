@@ -180,7 +180,7 @@ def test_few_rows_are_scored_whole_and_the_report_says_so(
     text = (tmp_path / "run/report.md").read_text()
     assert "Scores on all rows" in text
     assert "How the choice was made, on all rows" in text
-    assert "so the choice saw the rows that the final scores are on" in text
+    assert "so the final scores are on the same rows as the choice" in text
 
 
 @pytest.mark.parametrize(("documents", "retain"), [(1, True), (3, False)])
@@ -203,9 +203,9 @@ def test_a_request_about_a_text_ends_in_a_choice_on_that_text(
     result = msa_lite.run(auto)
     assert result is not None
     choice = choice_of(tmp_path / "run")
-    assert choice["rule"] == "exposure"
+    assert choice["rule"] == "extraction"
     assert all(line["score"] is not None or line["note"] for line in choice["scores"])
-    watched = not any("nothing says what was lost" in doubt for doubt in choice["doubts"])
+    watched = not any("nothing shows what was lost" in doubt for doubt in choice["doubts"])
     assert watched == retain
     target = json.loads((tmp_path / "run/sweep/target/report.json").read_text())["metrics"]
     assert "probability_f" in target

@@ -366,7 +366,7 @@ def test_a_choice_that_means_little_says_so(recipe: dict[str, Any], caplog: pyte
     del recipe["retain"]
     with caplog.at_level("WARNING", logger="msa_lite"):
         folder = msa_lite.run(recipe, ["forget.alpha=[0.5,1.0]"]).folder
-    assert "nothing says what was lost beside the forget set" in caplog.text
+    assert "nothing shows what was lost beside the forget set" in caplog.text
     assert "Doubt: there are no retain rows" in (folder / "report.md").read_text()
 
 

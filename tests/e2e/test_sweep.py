@@ -289,7 +289,7 @@ def test_a_recipe_without_a_retain_set_is_swept_over_alpha(grid: dict[str, Any],
     result = msa_lite.sweep(grid)
     assert result is not None
     assert [line["beta"] for line in result.choice.scores] == [0, 0]
-    assert any("nothing says what was lost beside the forget set" in doubt for doubt in result.choice.doubts)
+    assert any("nothing shows what was lost beside the forget set" in doubt for doubt in result.choice.doubts)
     grid["retain"] = {"beta": [0, 1]}
     with pytest.raises(UsageError, match=r"retain\.data"):
         msa_lite.sweep(grid)

@@ -120,9 +120,12 @@ def test_a_changed_alpha_is_told_before_it_replaces_the_model(
     before = (model / "manifest.json").read_text()
 
     def stop(label: str, done: int, total: int) -> None:
-        (record,) = [record for record in caplog.records if "is replaced" in record.message]
+        (record,) = [record for record in caplog.records if "changed since" in record.message]
         assert record.levelname == "WARNING"
-        assert "changed since the last run: forget.alpha: 1.0 → 0.5. What depends on it is made anew" in record.message
+        assert (
+            "changed since the last run: forget.alpha: 1.0 → 0.5. The run makes anew what depends on it"
+            in record.message
+        )
         assert (model / "manifest.json").read_text() == before
         assert label == "merge"
         raise KeyboardInterrupt

@@ -17,9 +17,9 @@ from msa_lite.cli.probe import command
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.seal import load_manifest, verify_folder
-from msa_lite.pipeline.exposure import CHEAP_ROWS, cheap_probe
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import prepare
+from msa_lite.pipeline.probe_rows import CHEAP_ROWS, cheap_probe
 from msa_lite.recipe import load_recipe
 from tests.forks import fork_cli
 
@@ -65,7 +65,7 @@ def test_signs_are_found_after_the_exposure_and_not_before(asked: dict[str, Any]
             assert low <= metric.value <= high
             assert metric.n == 6 * (PEOPLE["forget"] + PEOPLE["holdout"])
     written = (result.folder / "report.md").read_text()
-    assert all(finding.said in written for finding in result.findings)
+    assert all(finding.explanation in written for finding in result.findings)
 
 
 def test_the_command_prints_a_table_and_a_line_for_each_model(asked: dict[str, Any], tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_paraphrases_of_ones_own_are_paired_with_the_forget_rows(asked: dict[str
 def test_without_anything_to_compare_with_nothing_is_written(asked: dict[str, Any], tmp_path: Path) -> None:
     asked["evaluate"] = None
     asked["forget"]["alpha"] = 1.0
-    with pytest.raises(UsageError, match=r"give probe\.against"):
+    with pytest.raises(UsageError, match=r"set probe\.against"):
         msa_lite.probe(asked)
     assert not (tmp_path / "run").exists()
     recipe = load_recipe(asked)

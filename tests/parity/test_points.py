@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from msa_lite import merge
 from msa_lite.choose.four_bit import Points, load_with_adapters, set_weights
-from msa_lite.choose.rules import Exposure
+from msa_lite.choose.rules import LeastExtraction
 from msa_lite.data import Prompter, Template
 from msa_lite.evals.models import load_model
 from msa_lite.io.hub import fetch
@@ -45,7 +45,7 @@ def make_job(target: Path, prior: Path, folder: Path, **merge_options: Any) -> R
         prompter=Prompter.build(tiny_tokenizer(), "plain", Template()),
         rows={},
         examples={},
-        questions=Questions(Exposure(0.95)),
+        questions=Questions(LeastExtraction(0.95)),
         alternatives=[],
     )
 

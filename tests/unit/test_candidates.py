@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from msa_lite.choose.candidates import TARGET, WORK, Candidates, SharedWork, State, Values, candidate_name
+from msa_lite.choose.candidates import TARGET, WORK, Candidates, SharedWork, Values, candidate_name
 from msa_lite.choose.choice import choose, help_choose
-from msa_lite.choose.rules import Exposure
+from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import BROKEN, Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import NotFiniteError, StageError
@@ -60,7 +60,7 @@ def strength(values: Values | None) -> float:
 
 @pytest.fixture
 def validation() -> Counted:
-    return Counted(Qa("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template())), Exposure(0.95))
+    return Counted(Qa("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template())), LeastExtraction(0.95))
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_broken_candidate_is_put_down_once_and_a_broken_target_is_an_error(
 def test_work_is_known_by_all_that_decides_it(work: SharedWork) -> None:
     changes: list[dict[str, Any]] = [{"values": POINTS[1:]}, {"made_of": "other vectors"}, {"refine": 1}]
     keys = {replace(work, candidates=replace(work.candidates, **change)).key for change in changes}
-    keys.add(replace(work, validation=replace(work.validation, rule=Exposure(0.5))).key)
+    keys.add(replace(work, validation=replace(work.validation, rule=LeastExtraction(0.5))).key)
     assert len(keys | {work.key}) == 5
     same = Candidates([dict(values) for values in POINTS], lambda values: None, "of nothing")
     assert replace(work, candidates=same).key == work.key
@@ -138,7 +138,7 @@ def test_the_rows_are_hashed_once_however_often_somebody_looks(
 
     monkeypatch.setattr(Validation, "describe", describe)
     work.open(POINTS)
-    assert [work.state() for _ in range(3)] == [State(todo(), done=False)] * 3
+    assert [work.todo() for _ in range(3)] == [todo()] * 3
     assert len(hashed) == 1
 
 

@@ -16,7 +16,7 @@ from msa_lite.choose import candidates as module
 from msa_lite.choose import pictures
 from msa_lite.choose.candidates import TARGET, Candidates, Values, candidate_name
 from msa_lite.choose.choice import choose, load_choice
-from msa_lite.choose.rules import Condition, Constrained, Exposure, PaperScore, Rule
+from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, PaperScore, Rule
 from msa_lite.choose.validation import BROKEN, Validation
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import DataError, MsaError, NotFiniteError, StageError, UsageError
@@ -24,7 +24,7 @@ from msa_lite.evals.benchmark import Item, ItemSet
 from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.qa import Qa
 from msa_lite.io.manifest import stage_folder
-from msa_lite.io.seal import verify_folder
+from msa_lite.io.seal import add_files, load_manifest, verify_folder
 from msa_lite.pipeline import merge_arguments
 from msa_lite.recipe import load_recipe
 from msa_lite.report import Metric, Report, load_report, write_report
@@ -61,14 +61,16 @@ def candidates(tmp_path: Path) -> Candidates:
 
 @pytest.fixture
 def questions() -> Validation:
-    return Validation(Qa("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template())), Exposure(0.95))
+    return Validation(
+        Qa("validation", {}, Prompter.build(tiny_tokenizer(), "plain", Template())), LeastExtraction(0.95)
+    )
 
 
 def test_of_what_forgets_alike_what_keeps_most_is_taken_and_nothing_that_is_known_is_scored_again(
     candidates: Candidates, questions: Validation, tmp_path: Path
 ) -> None:
     choice = choose(candidates, questions, tmp_path / "sweep", "choosing")
-    # 1 − exposure where enough is kept, kept − 1 where it is not.
+    # 1 − what can be extracted where enough is kept, kept − 1 where it is not.
     assert [row["score"] for row in choice.scores] == pytest.approx([0.2, 0.7, 0.7, -0.5])
     assert (choice.values, choice.score, choice.doubts) == ({"epoch": 3}, pytest.approx(0.7), [])
     assert [row.get("note") for row in choice.scores] == [None] * 3 + [
@@ -121,13 +123,30 @@ def test_a_sweep_from_before_its_manifest_told_of_pictures_keeps_those_it_has(
     assert (out / "forget_retain.png").stat() == drawn
 
 
+def test_a_choice_from_before_the_rule_was_called_extraction_is_taken_up(
+    candidates: Candidates, questions: Validation, tmp_path: Path
+) -> None:
+    out = tmp_path / "sweep"
+    first = choose(candidates, questions, out, "choosing")
+    former = {"score": "exposure", "keep": 0.95, "forgotten": 0.05, "confidence": 0.95, "far": 0.1}
+    assert (load_manifest(out) or {})["inputs"]["rule"] == former  # as manifests have always had it
+    text = (out / "choice.json").read_text()
+    (out / "choice.json").write_text(text.replace('"rule": "extraction"', '"rule": "exposure"'))
+    add_files(out, ["choice.json"], {})
+    made = (out / "manifest.json").stat()
+    assert choose(candidates, questions, out, "choosing") == first
+    assert first.rule == "extraction"
+    assert (out / "manifest.json").stat() == made
+    assert verify_folder(out) == []
+
+
 def test_where_none_keeps_enough_the_gentlest_is_taken_and_doubted(
     candidates: Candidates, questions: Validation, tmp_path: Path
 ) -> None:
     strong = Candidates(candidates.values[3:], refuse, None, candidates.known)
     choice = choose(strong, questions, tmp_path / "sweep", "choosing")
     assert choice.values == {"epoch": 4}
-    assert "no candidate left 95% of the target's retain scores, so the one that left most (50%)" in choice.doubts[0]
+    assert "no candidate keeps 95% of the target's retain scores, so the one that keeps most (50%)" in choice.doubts[0]
 
 
 def breaking(*broken: Values | None, error: type[MsaError] = NotFiniteError) -> Callable[[Values | None], Any]:
@@ -197,7 +216,7 @@ def test_scores_are_looked_at_by_another_rule_without_scoring_again(
 ) -> None:
     assert choose(candidates, questions, tmp_path / "sweep", "choosing").values == {"epoch": 3}
     nothing = without(candidates, *NAMES)
-    choice = choose(nothing, replace(questions, rule=Exposure(0.5)), tmp_path / "sweep", "choosing")
+    choice = choose(nothing, replace(questions, rule=LeastExtraction(0.5)), tmp_path / "sweep", "choosing")
     assert (choice.values, choice.score) == ({"epoch": 4}, 1.0)  # half is enough, and nothing is left to forget
     assert folders(tmp_path / "sweep") == {*NAMES}
     assert verify_folder(tmp_path / "sweep") == []
@@ -230,7 +249,7 @@ def test_after_a_stop_another_rule_and_grid_go_on_with_what_is_scored(
             without(candidates, "epoch-4", load=breaking({"epoch": 4}, error=StageError)), questions, out, "choosing"
         )
     rest = without(candidates, *NAMES[:-1], values=candidates.values[2:])
-    assert choose(rest, replace(questions, rule=Exposure(0.5)), out, "choosing").values == {"epoch": 4}
+    assert choose(rest, replace(questions, rule=LeastExtraction(0.5)), out, "choosing").values == {"epoch": 4}
     assert folders(out) == {TARGET, "epoch-3", "epoch-4"}  # of the stopped grid none is left
 
 

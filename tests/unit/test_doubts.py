@@ -30,21 +30,21 @@ def test_a_point_that_forgets_and_keeps_is_not_doubted_at_any_edge() -> None:
 
 def test_what_is_still_exposed_at_the_largest_asks_for_a_larger_one() -> None:
     (said,) = advice({(0.5, 0.0): weak(0.8), (1.0, 0.0): weak(0.4)}, (1.0, 0.0))
-    assert said == "the chosen point leaves 40% of what can be drawn out; an alpha larger than 1 may forget more"
+    assert said == "the chosen point leaves 40% of what can be extracted; an alpha larger than 1 may forget more"
     (said,) = advice({(1.0, 0.0): LOST, (1.0, 0.5): weak(0.4)}, (1.0, 0.5))  # of the same alpha another lost too much
     assert "an alpha larger than 1 may forget more" in said
 
 
 def test_where_all_keeps_and_nothing_forgets_the_fit_is_named() -> None:
     (said,) = advice({(1.0, 0.0): weak(1.0), (8.0, 0.0): weak(1.0)}, (1.0, 0.0))  # of equals the gentlest was taken
-    assert said.startswith("nothing that was tried forgets, up to alpha 8, and all of it keeps enough")
+    assert said.startswith("no point forgets, up to alpha 8, and all of them keep enough")
     assert "vector.epochs" in said
 
 
 @pytest.mark.parametrize("beyond", [LOST, "no numbers"])
 def test_where_stronger_ones_lose_too_much_neither_direction_is_advised(beyond: Rank | str) -> None:
     (said,) = advice({(0.5, 0.0): weak(0.3), (1.0, 0.0): beyond}, (0.5, 0.0))
-    assert said.startswith("the chosen point leaves 30% of what can be drawn out, and stronger ones lose too much")
+    assert said.startswith("the chosen point leaves 30% of what can be extracted, and stronger ones lose too much")
     said, more = advice({(0.5, 0.0): LOST, (0.5, 0.5): weak(0.3), (1.0, 0.5): beyond}, (0.5, 0.5))
     assert more == "beta 0.5 is the largest tried; a larger one may keep more"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from msa_lite.choose.evidence import Evidence, Metrics, read_pairs, surely_misses
-from msa_lite.choose.kept import kept_share, lost_too_much
-from msa_lite.choose.rules import Condition, Constrained, Exposure, Rank, exposure
+from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, Rank
+from msa_lite.choose.shares import extractable_share, kept_share, lost_too_much
 from msa_lite.evals.qa import Qa
 from msa_lite.evals.records import write_records
 
@@ -66,7 +66,7 @@ def test_too_much_is_lost_where_the_rows_say_so(pairs: dict[str, Scores], why: s
     metrics, target = means(pairs)
     found = lost_too_much(metrics, target, 0.95, pairs)
     assert found == why
-    rank = Exposure(0.95).rank(metrics, target, evidence=Evidence(pairs=pairs))
+    rank = LeastExtraction(0.95).rank(metrics, target, evidence=Evidence(pairs=pairs))
     assert (rank.met, rank.note) == (why is None, why)
 
 
@@ -108,11 +108,12 @@ def test_the_interval_is_of_95_percent_on_one_side(miss: float, surely: bool) ->
 @pytest.mark.parametrize(("beyond", "wanted"), [(0.0, 0.0), (1e-12, 0.0), (1e-10, 0.0), (1e-7, 1e-7), (0.5, 0.5)])
 def test_a_billionth_of_a_bound_is_forgiven_and_no_more(text: str, beyond: float, wanted: float) -> None:
     condition, bound = Condition.parse("accuracy_r", text), 300.0 if "300" in text else 0.3
+    beside = Evidence(ideal={"accuracy_r": 0.5})
     value = bound * (1 - beyond if condition.at_least else 1 + beyond)
-    found = condition.shortfall({"accuracy_r": value}, {"accuracy_r": 0.5}, {"accuracy_r": 0.5})
+    found = condition.shortfall({"accuracy_r": value}, {"accuracy_r": 0.5}, beside)
     assert found == pytest.approx(wanted, rel=1e-4)
     better = bound * (1 + beyond if condition.at_least else 1 - beyond)
-    assert condition.shortfall({"accuracy_r": better}, {"accuracy_r": 0.5}, {"accuracy_r": 0.5}) == 0
+    assert condition.shortfall({"accuracy_r": better}, {"accuracy_r": 0.5}, beside) == 0
 
 
 def test_conditions_beside_the_target_know_the_noise_too() -> None:
@@ -133,18 +134,18 @@ def test_the_prior_says_what_a_model_scores_that_never_saw_the_rows() -> None:
     target = {"rouge_l_f": 0.9, "rouge_l_h": 0.2, "accuracy_f": 1.0, "extraction_strength": 0.8}
     prior = {"rouge_l_f": 0.4, "accuracy_f": 0.0, "extraction_strength": 0.1}
     at_prior = {"rouge_l_f": 0.4, "accuracy_f": 0.0, "extraction_strength": 0.1}
-    assert exposure(at_prior, target, prior) == 0
-    assert exposure(at_prior, target) == pytest.approx((0.2 / 0.7 + 0 + 0.1 / 0.8) / 3)
-    assert exposure(at_prior | {"rouge_l_f": 0.65}, target, prior) == pytest.approx(0.5 / 3)
-    assert exposure(target, target, target) == 0  # a prior that knows them, too
-    rank = Exposure(0.95).rank(at_prior, target, evidence=Evidence(prior=prior))
+    assert extractable_share(at_prior, target, prior) == 0
+    assert extractable_share(at_prior, target) == pytest.approx((0.2 / 0.7 + 0 + 0.1 / 0.8) / 3)
+    assert extractable_share(at_prior | {"rouge_l_f": 0.65}, target, prior) == pytest.approx(0.5 / 3)
+    assert extractable_share(target, target, target) == 0  # a prior that knows them, too
+    rank = LeastExtraction(0.95).rank(at_prior, target, evidence=Evidence(prior=prior))
     assert rank == Rank(True, 1.0)
     assert rank.aim == "enough"
 
 
 def test_what_is_all_but_forgotten_is_forgotten_and_keeping_decides() -> None:
     target = {"rouge_l_f": 1.0, "rouge_l_r": 1.0}
-    rule = Exposure(0.9)
+    rule = LeastExtraction(0.9)
     clean, gentle = ({"rouge_l_f": 0.0, "rouge_l_r": 0.92}, {"rouge_l_f": 0.05, "rouge_l_r": 0.99})
     assert rule.rank(gentle, target) > rule.rank(clean, target)
     assert rule.rank({"rouge_l_f": 0.06, "rouge_l_r": 1.0}, target) < rule.rank(clean, target)

@@ -18,7 +18,7 @@ from msa_lite.baselines.methods import settings_grid
 from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.baselines.passes import make_batch
 from msa_lite.baselines.reference import ReferenceCache
-from msa_lite.choose.rules import Exposure
+from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Example, Prompter, Row, Template
 from msa_lite.evals import models
@@ -184,7 +184,7 @@ def test_in_half_precision_an_epoch_is_scored_as_its_weights_are_later(
     rows = [Row(i, f"Where is {i}?", f"At {i * 7}.") for i in range(4)]
     sets = {"forget": rows, "retain": rows[:2]}
     questions = load_qa(sets, Prompter.build(tiny_tokenizer(), "plain", Template()), max_new_tokens=4)
-    validation = Validation(questions, Exposure(0.95))
+    validation = Validation(questions, LeastExtraction(0.95))
     say, settings = Scores(validation), replace(SETTINGS, mode=mode, epochs=2)
     prior = make_checkpoint("llama", dtype="bfloat16", initializer_range=0.3)
     folder = fit(prior, tmp_path / "v", settings, objective=CrossEntropy(), after_epoch=say)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from msa_lite.choose.candidates import Candidates
-from msa_lite.choose.rules import Exposure, PaperScore
+from msa_lite.choose.rules import LeastExtraction, PaperScore
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.data import DataSource
@@ -125,7 +125,7 @@ def test_a_choice_is_known_by_candidates_rows_and_rule(tmp_path: Path) -> None:
     tofu = make_tofu(tmp_path / "tofu")
     ideals = {name: finished_evaluation(tmp_path / name, name) for name in ("one", "two")}
     base = Candidates([{"alpha": 1.0}], load=list, made_of={"seed": 0})
-    rows = Validation(tofu, Exposure(0.9), ideals["one"], prior=ideals["one"])
+    rows = Validation(tofu, LeastExtraction(0.9), ideals["one"], prior=ideals["one"])
     changes = {
         "values": [{"alpha": 2.0}],
         "made_of": {"seed": 1},
@@ -143,7 +143,7 @@ def test_a_choice_is_known_by_candidates_rows_and_rule(tmp_path: Path) -> None:
     }
     assert_all_named(Validation, validation, [])
     assert_told_apart(lambda change: base.inputs(replace(rows, **change)), one_each(validation))
-    kept = {"keep": {"rule": Exposure(0.8)}}
+    kept = {"keep": {"rule": LeastExtraction(0.8)}}
     assert_told_apart(lambda change: base.inputs(replace(rows, **change)), kept)
     # What is scored already holds for other grids and rules, but not for other models or questions.
     grids = {name: {name: changes[name]} for name in ("values", "refine", "search")}

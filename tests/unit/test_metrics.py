@@ -119,8 +119,8 @@ NAMING = {
     "report/metrics.py": "the table",
     "benchmarks.py": "what a benchmark shows, and the weights of its selection scores",
     "choose/rules.py": "what a rule measures on the forget set",
-    "choose/kept.py": "weights of what is kept of the retain set",
-    "choose/choice.py": "metrics that show that there are retain rows",
+    "choose/shares.py": "weights of what is left of the forget set and kept of the retain set",
+    "choose/doubts.py": "metrics that show that there are retain rows",
 }
 
 

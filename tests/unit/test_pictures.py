@@ -32,7 +32,7 @@ def sweep(points: Iterable[tuple[float, float]], broken: Any = (), unmet: Any = 
         for a, b in points
     ]
     chosen = candidates[-1].values
-    return Sweep(candidates, metrics(0.95, 0.93), metrics(0.3, 0.9), chosen, "exposure", "forget10 validation", "qa")
+    return Sweep(candidates, metrics(0.95, 0.93), metrics(0.3, 0.9), chosen, "extraction", "forget10 validation", "qa")
 
 
 def drawn(figure: Any) -> Any:
@@ -237,7 +237,7 @@ from msa_lite.report import Metric
 early = sorted({{"matplotlib", "rich"}} & set(sys.modules))
 metrics = {{"rouge_l_f": Metric(0.5, 9, 0.1, False), "rouge_l_r": Metric(0.5, 9, 0.1, True)}}
 found = [Candidate({{"alpha": a, "beta": b}}, metrics, a + b) for a in (0, 1) for b in (0, 1)]
-sweep = Sweep(found, metrics, None, found[-1].values, "exposure", "rows", "qa")
+sweep = Sweep(found, metrics, None, found[-1].values, "extraction", "rows", "qa")
 import matplotlib
 before = list(dict.items(matplotlib.rcParams))  # as they are stored: asking for the backend loads pyplot
 paths = write_pictures(sweep, __import__("pathlib").Path({str(tmp_path)!r}))

@@ -35,7 +35,7 @@ SWEEP = Sweep(
     target=metrics(0.96, 0.95),
     ideal=metrics(0.35, 0.94),
     chosen={"alpha": 1, "beta": 0.0},  # as it may come back from JSON
-    score_name="exposure",
+    score_name="extraction",
     part="forget10 validation",
     benchmark="qa",
 )
@@ -79,7 +79,7 @@ def test_a_terminal_has_room_for_some_notes_and_the_file_has_all() -> None:
 @pytest.mark.parametrize(
     ("rule", "heading", "scores"),
     [
-        ("exposure", "forgotten ↑", ["0.375", "0.750"]),
+        ("extraction", "forgotten ↑", ["0.375", "0.750"]),
         ("tofu", "score (tofu) ↑", ["0.375", "0.750"]),
         ("maximise rouge_l_r", "rouge_l_r ↑", ["0.375", "0.750"]),
         ("minimise rouge_l_f", "rouge_l_f ↓", ["-0.375", "-0.750"]),  # ranked by the negative of the metric
@@ -196,7 +196,12 @@ def test_the_csv_reads_back_equal(given: list[Candidate]) -> None:
         ),
         ("tofu", "model_utility rouge_l_f truth_ratio_f rouge_l_r", "tofu", "rouge_l_f model_utility rouge_l_r"),
         ("qa", "rouge_l_f accuracy_f probability_r", "probability_r", "accuracy_f rouge_l_f probability_r"),
-        ("qa", "exact_memorization extraction_strength probability_r", "exposure", "extraction_strength probability_r"),
+        (
+            "qa",
+            "exact_memorization extraction_strength probability_r",
+            "extraction",
+            "extraction_strength probability_r",
+        ),
         ("lm-eval", "hellaswag/acc arc/acc", "arc/acc", "hellaswag/acc arc/acc"),
     ],
 )

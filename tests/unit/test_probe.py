@@ -1,4 +1,4 @@
-"""The probe for exposure: AUCs with intervals, what is compared with what, verdicts that claim no more than is so."""
+"""The probe: AUCs with intervals, what is compared with what, verdicts that claim no more than is so."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ SEEN, UNSEEN, WIDE = report(0.9, 0.95), report(0.45, 0.55), report(0.4, 0.7)
     [
         ({"prior": SEEN}, "signs", "0.90 to 0.95"),
         ({"prior": UNSEEN}, "no signs", "may leave none"),
-        ({"prior": report(0.2, 0.4)}, "no signs", "only much exposure would show"),
+        ({"prior": report(0.2, 0.4)}, "no signs", "only rows learnt well would show"),
         ({"prior": WIDE}, "cannot tell", "0.70"),
         ({"prior": report(0.58, 0.64)}, "no signs", "may leave none"),  # above ½, but so are models that saw neither
         ({"prior": report(1.0, 1.0, LEAST_ROWS - 1)}, "cannot tell", "too few"),
@@ -91,21 +91,21 @@ SEEN, UNSEEN, WIDE = report(0.9, 0.95), report(0.45, 0.55), report(0.4, 0.7)
         ({"prior": SEEN, "target": UNSEEN}, "signs", "0.90"),
         ({"prior": SEEN, "ideal": SEEN}, "cannot tell", "the ideal"),
         ({"prior": SEEN, "ideal": UNSEEN}, "signs", "0.90"),
-        ({"prior": SEEN, "target": SEEN}, "signs", "which an ideal model would show"),
+        ({"prior": SEEN, "target": SEEN}, "signs", "which only an ideal model would reveal"),
     ],
 )
 def test_a_verdict_claims_no_more_than_it_can(reports: Mapping[str, Report], verdict: ProbeVerdict, word: str) -> None:
     prior = read_verdicts(reports)[0]
     assert prior.verdict == verdict
-    assert word in prior.said
+    assert word in prior.explanation
 
 
 def test_controls_say_whether_anything_can_be_told() -> None:
     right = read_verdicts({"prior": UNSEEN, "target": SEEN, "ideal": UNSEEN})
     wrong = read_verdicts({"prior": UNSEEN, "target": UNSEEN, "ideal": SEEN})
-    assert [finding.said.count("as it should") for finding in right] == [0, 1, 1]
-    assert "nothing can be told" in wrong[1].said
-    assert "differ in more than exposure" in wrong[2].said
+    assert [finding.explanation.count("as it should") for finding in right] == [0, 1, 1]
+    assert "can tell nothing" in wrong[1].explanation
+    assert "differ in other ways" in wrong[2].explanation
 
 
 def test_a_benchmark_is_compared_with_its_holdout_rows_before_paraphrases(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.choose.rules import Constrained, Exposure, PaperScore
+from msa_lite.choose.rules import Constrained, LeastExtraction, PaperScore
 from msa_lite.data import DataSource
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.benchmark import Benchmark
@@ -76,7 +76,7 @@ def test_questions_of_ones_own_are_divided_and_holdout_rows_are_in_both_parts(da
     assert found.validation is not None
     assert found.test is not None
     assert (found.validation.split, found.test.split) == ("validation", "test")
-    assert found.rule == Exposure(0.9)
+    assert found.rule == LeastExtraction(0.9)
     assert (
         found.validation.describe()
         == ask(  # type: ignore[union-attr]
@@ -151,7 +151,7 @@ def test_null_evaluation_asks_nothing_and_no_rows_are_warned_of(
         ({}, {"validation": 0.99}, {}, "forget: 8 rows\n  retain: 12 rows"),
         ({}, {}, {"forget": ""}, "forget: no questions; give evaluate.forget"),
         ({}, {"by": "author"}, {}, "select.by author: your own rows have no authors"),
-        ({}, {"score": "tofu"}, {}, "benchmark qa: it does not give what is chosen by (tofu):\n  model_utility\n"),
+        ({}, {"score": "tofu"}, {}, "benchmark qa: does not measure what the choice needs (tofu):\n  model_utility\n"),
         ({}, {"score": "muse-gap"}, {}, "'muse-gap' is held against the ideal model; give evaluate.ideal"),
         ({}, {"maximise": "rouge_l_q"}, {}, "rouge_l_q (did you mean 'rouge_l_r'?)"),
         ({}, {"minimise": "rouge_l_f", "subject_to": {"acuracy_r": ">= 0.5"}}, {}, "did you mean 'accuracy_r'?"),
@@ -232,7 +232,7 @@ def test_a_benchmarks_own_score_divides_the_benchmark(data: dict[str, DataSource
     assert {len(rows) for name, rows in indices(ask(data, tofu, choice=False).test).items() if name == "forget"} == {40}
 
 
-def test_by_exposure_the_benchmark_leaves_out_what_was_chosen_by(
+def test_by_extraction_the_benchmark_leaves_out_what_was_chosen_by(
     data: dict[str, DataSource], tofu: dict[str, Any]
 ) -> None:
     found = ask(data, tofu, {"validation": 0.5})
@@ -255,7 +255,7 @@ def test_a_judge_is_asked_of_validation_rows_where_the_score_wants_it(
     assert not ask(data, judged, {"score": "tofu", "judge": False}).judged
     local = tofu | {"judge": {"kind": "local", "model": "m"}}
     assert not ask(data, local, {"score": "tofu"}).judged  # it would be in memory beside the target
-    assert not ask(data, judged).judged  # by exposure, one's own questions decide
+    assert not ask(data, judged).judged  # by extraction, one's own questions decide
     wanting = {"maximise": "acc_forget"}
     with pytest.raises(UsageError, match="held against the ideal model"):
         ask(data, judged, wanting)

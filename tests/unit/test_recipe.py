@@ -14,6 +14,7 @@ import yaml
 from msa_lite.baselines.methods import check_grids
 from msa_lite.choose.rules import Condition
 from msa_lite.errors import RecipeError, UsageError
+from msa_lite.pipeline.changes import warn_of_changes
 from msa_lite.recipe import (
     Recipe,
     TrainingRecipe,
@@ -205,6 +206,23 @@ def test_recipe_and_rule_agree_on_what_is_a_condition(text: str, read: tuple[boo
         load_recipe(SMALLEST | {"select": select})
     with pytest.raises(UsageError, match="is no condition; write one as"):
         Condition.parse("rouge_l_r", text)
+
+
+def test_the_former_name_of_a_score_is_read_with_a_notice_and_is_no_change(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = load_recipe(SMALLEST, ["select.score=exposure"])
+    assert recipe == load_recipe(SMALLEST, ["select.score=extraction"])
+    (notice,) = caplog.messages
+    assert notice.startswith("select.score: 'exposure' is now called 'extraction'")
+    caplog.clear()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/manifest.json").write_text("{}")
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe).replace("score: extraction", "score: exposure"))
+    warn_of_changes(tmp_path, dump_recipe(recipe))
+    assert caplog.messages == []
+    warn_of_changes(tmp_path, dump_recipe(load_recipe(SMALLEST)))
+    assert "changed since the last run: select.score: extraction → none" in caplog.text
 
 
 def test_overrides_reach_into_the_recipe_and_are_checked_like_it() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.choose import search as searches
-from msa_lite.choose.rules import Condition, Constrained, Exposure, Metrics, PaperScore, Rank, Rule
+from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, Metrics, PaperScore, Rank, Rule
 from msa_lite.choose.search import LARGEST, SMALLEST, StrengthSearch
 from msa_lite.strengths import Strengths
 
@@ -37,7 +37,7 @@ def responds(forgets: float, keeps: float, helps: float = 0.0, noise: float = 0.
             return "nothing is left"
         left = min(1.0, max(0.0, left + chance.gauss(0, noise)))
         metrics: Metrics = {"rouge_l_f": left, "extraction_strength": left, "rouge_l_r": kept, "model_utility": kept}
-        return Exposure(KEEP).rank(metrics, TARGET)
+        return LeastExtraction(KEEP).rank(metrics, TARGET)
 
     return rank
 

@@ -7,18 +7,18 @@ import math
 import pytest
 
 from msa_lite.benchmarks import BENCHMARKS, paper_scores
-from msa_lite.choose import rules as selection
+from msa_lite.choose.evidence import Evidence
 from msa_lite.choose.rules import (
     Condition,
-    Exposure,
+    LeastExtraction,
     Metrics,
     PaperScore,
     Rank,
     Rule,
-    broken,
     check_rule,
     make_rule,
 )
+from msa_lite.choose.shares import extractable_share, kept_share, why_broken
 from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.benchmark import benchmark_class
 
@@ -29,26 +29,26 @@ TARGET = {
 }  # fmt: skip
 
 
-def test_exposure_is_what_is_left_above_unseen_rows() -> None:
+def test_what_can_be_extracted_is_what_is_left_above_unseen_rows() -> None:
     # (0.8 − 0.6)/0.4 = 0.5, (0.3 − 0.1)/0.8 = 0.25, and 0.1 is below the 0.2 of unseen rows: 0. Mean 0.25.
     point = {"rouge_l_f": 0.8, "accuracy_f": 0.3, "extraction_strength": 0.1}
-    assert selection.exposure(point, TARGET) == pytest.approx(0.25)
-    assert selection.exposure(TARGET, TARGET) == 1.0
+    assert extractable_share(point, TARGET) == pytest.approx(0.25)
+    assert extractable_share(TARGET, TARGET) == 1.0
     # Without a holdout set the level is 0: (0.8/1 + 0.3/0.9 + 0.1/1) / 3
     alone = {name: value for name, value in TARGET.items() if not name.endswith("_h")}
-    assert selection.exposure(point, alone) == pytest.approx((0.8 + 1 / 3 + 0.1) / 3)
+    assert extractable_share(point, alone) == pytest.approx((0.8 + 1 / 3 + 0.1) / 3)
 
 
 def test_selection_forgets_most_among_points_that_keep_enough() -> None:
     forgotten = {"rouge_l_f": 0.6, "accuracy_f": 0.1, "extraction_strength": 0.2}
     keeps = TARGET | forgotten | {"rouge_l_r": 0.96, "extraction_strength_r": 0.1}
-    assert selection.kept_share(keeps, TARGET) == pytest.approx(0.98)  # (0.96 + 0.8/0.8) / 2
-    assert selection.Exposure(0.95).rank(keeps, TARGET) == selection.Rank(True, 1.0, 0.98)
+    assert kept_share(keeps, TARGET) == pytest.approx(0.98)  # (0.96 + 0.8/0.8) / 2
+    assert LeastExtraction(0.95).rank(keeps, TARGET) == Rank(True, 1.0, 0.98)
     # accuracy falls from 0.8 to 0.6, so 0.75 is kept: below 0.95, the score is the loss of (0.96 + 0.75) / 2
-    lost = selection.Exposure(0.95).rank(keeps | {"accuracy_r": 0.6}, TARGET)
+    lost = LeastExtraction(0.95).rank(keeps | {"accuracy_r": 0.6}, TARGET)
     assert (lost.value, lost.note) == (pytest.approx(-0.145), "keeps 86% (ROUGE-L 96%, accuracy 75%), 95% wanted")
     # without retain rows there is nothing to keep
-    assert selection.Exposure(0.95).rank(forgotten, {"rouge_l_f": 1.2}).value == pytest.approx(0.5)
+    assert LeastExtraction(0.95).rank(forgotten, {"rouge_l_f": 1.2}).value == pytest.approx(0.5)
 
 
 TOFU = {"model_utility": 0.5, "acc_forget": 0.8, "acc_recover": 0.4, "acc_retain": 0.7, "extraction_strength": 0.1}
@@ -115,19 +115,19 @@ def constrained(**conditions: str) -> Rule:
 
 def test_a_constraint_takes_the_lowest_of_what_meets_all_conditions() -> None:
     rule = constrained(rouge_l_r=">= 0.95 * target", accuracy_f="<= 0.4", min_k="<=1.1*IDEAL")
-    target, ideal = {"rouge_l_r": 0.8, "min_k": 1.0}, {"min_k": 0.5}
+    target, beside = {"rouge_l_r": 0.8, "min_k": 1.0}, Evidence(ideal={"min_k": 0.5})
     point = {"extraction_strength": 0.2, "rouge_l_r": 0.76, "accuracy_f": 0.4, "min_k": 0.55}
     assert rule.needs_ideal
     assert rule.name == "minimise extraction_strength"
     # 0.95 · 0.8 = 0.76 and 1.1 · 0.5 = 0.55: bounds themselves are within.
-    assert rule.rank(point, target, ideal) == Rank(True, -0.2)
-    assert rule.rank(point | {"extraction_strength": 0.1}, target, ideal) > rule.rank(point, target, ideal)
+    assert rule.rank(point, target, beside) == Rank(True, -0.2)
+    assert rule.rank(point | {"extraction_strength": 0.1}, target, beside) > rule.rank(point, target, beside)
     # Short by 0.38/0.76 of what is to be kept and by 0.1/0.4 of what is to be forgotten: −(0.5 + 0.25).
     far = point | {"rouge_l_r": 0.38, "accuracy_f": 0.5, "extraction_strength": 0.0}
-    assert rule.rank(far, target, ideal) == Rank(False, pytest.approx(-0.75))
+    assert rule.rank(far, target, beside) == Rank(False, pytest.approx(-0.75))
     # What a candidate lacks counts as 1, in a condition and as what is to be lowest.
     lacking = point | {"accuracy_f": None, "extraction_strength": None}
-    assert rule.rank(lacking, target, ideal) == Rank(False, pytest.approx(-2.0))
+    assert rule.rank(lacking, target, beside) == Rank(False, pytest.approx(-2.0))
     highest = make_rule(None, 0.95, "rouge_l_r", None, {})
     assert highest.rank(point, target) == Rank(True, 0.76)
     assert not highest.needs_ideal
@@ -152,10 +152,10 @@ def test_what_is_no_condition_is_refused(text: str) -> None:
 
 
 def test_rules_are_made_of_what_a_recipe_says_and_recorded() -> None:
-    assert make_rule(None, 0.9, None, None, {}) == make_rule("exposure", 0.9, None, None, {}) == Exposure(0.9)
+    assert make_rule(None, 0.9, None, None, {}) == make_rule("extraction", 0.9, None, None, {}) == LeastExtraction(0.9)
     assert make_rule("muse-gap", 0.9, None, None, {}) == PaperScore("muse-gap")
     assert [score for score in paper_scores() if PaperScore(score).needs_ideal] == ["muse-gap"]
-    rules = [Exposure(0.9), PaperScore("restor"), constrained(rouge_l_r=">=0.950*target", accuracy_f="<= 0.4")]
+    rules = [LeastExtraction(0.9), PaperScore("restor"), constrained(rouge_l_r=">=0.950*target", accuracy_f="<= 0.4")]
     assert [rule.describe() for rule in rules] == [
         {"score": "exposure", "keep": 0.9, "forgotten": 0.05, "confidence": 0.95, "far": 0.1},
         {"score": "restor", "weights": {"accuracy": 1}},
@@ -165,24 +165,24 @@ def test_rules_are_made_of_what_a_recipe_says_and_recorded() -> None:
         },
     ]
     with pytest.raises(
-        UsageError, match=r"no score 'musegap' \(did you mean 'muse-gap'\?\); choose from exposure, tofu"
+        UsageError, match=r"no score 'musegap' \(did you mean 'muse-gap'\?\); choose from extraction, tofu"
     ):
         make_rule("musegap", 0.9, None, None, {})
 
 
 def test_a_rule_is_refused_where_its_metrics_are_not_measured() -> None:
     there = ["extraction_strength", "rouge_l_r", "rouge_l_f"]
-    check_rule(Exposure(0.95), there, "benchmark qa")
+    check_rule(LeastExtraction(0.95), there, "benchmark qa")
     check_rule(constrained(rouge_l_r=">= 0.5"), there, "benchmark qa")
     check_rule(PaperScore("tofu"), ["model_utility", "extraction_strength"], "without a judge")
     with pytest.raises(UsageError) as error:
         check_rule(constrained(rougel_r=">= 0.5"), there, "benchmark qa")
     assert str(error.value).splitlines() == [
-        "benchmark qa: it does not give what is chosen by (minimise extraction_strength):",
+        "benchmark qa: does not measure what the choice needs (minimise extraction_strength):",
         "  rougel_r (did you mean 'rouge_l_r'?)",
         "  there are extraction_strength, rouge_l_r, rouge_l_f",
     ]
-    with pytest.raises(UsageError, match=r"chosen by \(tofu\):\n  model_utility\n"):
+    with pytest.raises(UsageError, match=r"choice needs \(tofu\):\n  model_utility\n"):
         check_rule(PaperScore("tofu"), there, "benchmark qa")
 
 
@@ -202,7 +202,7 @@ def test_a_rule_is_refused_where_its_metrics_are_not_measured() -> None:
 )
 def test_what_keeps_nothing_is_broken(metrics: Metrics, reference: Metrics, why: str | None) -> None:
     vital = {name for kind in map(benchmark_class, BENCHMARKS) for name in kind.vital}
-    found = broken(metrics, reference, vital)
+    found = why_broken(metrics, reference, vital)
     assert found is None if why is None else found is not None and found.startswith(why)
 
 
@@ -216,25 +216,26 @@ def test_texts_are_chosen_by_what_is_measured_on_texts() -> None:
     }  # fmt: skip
     # 0.1 / 0.5 = 0.2 and (0.5 − 0.4) / (0.9 − 0.4) = 0.2 are left; 0.76 / 0.8 = 0.95 of the probability is
     # kept, which counts twice, and all of exact memorization.
-    assert selection.exposure(point, target) == pytest.approx(0.2)
-    assert selection.kept_share(point, target) == pytest.approx((2 * 0.95 + 1) / 3)
+    assert extractable_share(point, target) == pytest.approx(0.2)
+    assert kept_share(point, target) == pytest.approx((2 * 0.95 + 1) / 3)
     # Beside questions exact_memorization does not count.
     both = {"rouge_l_r": 1.0, "rouge_l_f": 1.0}
-    assert selection.kept_share(point | both, target | both) == pytest.approx((2 * 0.95 + 1) / 3)
-    assert selection.exposure(point | both, target | both) == pytest.approx(0.6)
+    assert kept_share(point | both, target | both) == pytest.approx((2 * 0.95 + 1) / 3)
+    assert extractable_share(point | both, target | both) == pytest.approx(0.6)
 
 
 def test_of_muse_what_is_kept_is_what_the_model_still_knows() -> None:
-    assert selection.kept_share(MUSE | {"knowmem_r": 0.3}, MUSE) == pytest.approx(0.5)
+    assert kept_share(MUSE | {"knowmem_r": 0.3}, MUSE) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("text", ["0.4", "0.8 * target", "2 * ideal"])
 @pytest.mark.parametrize("sign", [">=", "<="])
 def test_a_condition_forgives_rounding_and_no_more(sign: str, text: str) -> None:
     condition = Condition.parse("rouge_l_r", f"{sign} {text}")
+    beside = Evidence(ideal={"rouge_l_r": 0.2})
     away = -1 if sign == ">=" else 1
     for part, met in ((-0.5, True), (0.0, True), (1e-10, True), (1e-8, False), (1e-3, False), (0.5, False)):
         value = 0.4 * (1 + away * part)
-        short = condition.shortfall({"rouge_l_r": value}, {"rouge_l_r": 0.5}, {"rouge_l_r": 0.2})
+        short = condition.shortfall({"rouge_l_r": value}, {"rouge_l_r": 0.5}, beside)
         assert short == (0.0 if met else pytest.approx(part, rel=1e-6))
-    assert condition.shortfall({}, {"rouge_l_r": 0.5}, {"rouge_l_r": 0.2}) == 1.0
+    assert condition.shortfall({}, {"rouge_l_r": 0.5}, beside) == 1.0

@@ -13,7 +13,7 @@ import torch
 from msa_lite.choose import validation as module
 from msa_lite.choose.candidates import TARGET, Candidates, Values, candidate_name
 from msa_lite.choose.choice import choose
-from msa_lite.choose.rules import Condition, Constrained, Exposure, Rule
+from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, Rule
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Row, Template
 from msa_lite.evals.models import load_model
@@ -34,7 +34,7 @@ def validation() -> Validation:
     """Two questions a set."""
     rows = {name: [Row(i, f"Where is {name} {i}?", f"At {i}.") for i in range(2)] for name in SETS}
     prompter = Prompter.build(tiny_tokenizer(), "plain", Template())
-    return Validation(load_qa(rows, prompter, max_new_tokens=3, split="validation"), Exposure(0.95))
+    return Validation(load_qa(rows, prompter, max_new_tokens=3, split="validation"), LeastExtraction(0.95))
 
 
 @pytest.fixture
@@ -54,13 +54,13 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(
     ("rule", "asked"),
     [
-        (Exposure(0.95), SETS[:2]),
+        (LeastExtraction(0.95), SETS[:2]),
         (Constrained("rouge_l_f", False), SETS[:2]),
         (Constrained("rouge_l_h", True), SETS),
         (Constrained("rouge_l_f", False, (Condition.parse("probability_h", ">= 0.9 * target"),)), SETS),
         (Constrained("min_k", False), SETS),
     ],
-    ids=["exposure", "forget", "holdout", "holdout condition", "auc"],
+    ids=["extraction", "forget", "holdout", "holdout condition", "auc"],
 )
 def test_candidates_are_asked_holdout_rows_where_the_rule_goes_by_them(
     rule: Rule, asked: tuple[str, ...], validation: Validation, model: Any, ran: list[str], tmp_path: Path
