@@ -16,6 +16,9 @@ _RESUME = "finished stages stay, the same command resumes"
 
 def report_error(error: BaseException, verbose: bool) -> int:
     """Print what a command raised on stderr; return the exit status."""
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):  # its message is the whole help
+        error.show()
+        return error.exit_code
     if isinstance(error, click.ClickException):
         _print_usage(error)
         return _say(error.format_message(), 2)

@@ -28,6 +28,8 @@ def command(recipe: str | None, overrides: tuple[str, ...], dtype: str, **option
     from msa_lite.merger import mergekit_recipe
 
     if recipe is None:
+        if options["target"] is None:
+            raise UsageError("give a recipe, or --target with the other options of `merge`")
         click.echo(mergekit_recipe(**read_strengths(options), dtype=dtype), nl=False)
         return
     clash = [f"--{name}" for name, value in options.items() if value is not None]

@@ -66,9 +66,10 @@ def show(recipe: str) -> None:
 def validate(recipe: str, overrides: tuple[str, ...], show_prompt: bool, as_json: bool) -> None:
     """Check RECIPE and print it with all defaults filled in.
 
-    RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys.
+    RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys. Only the keys and
+    values are checked; the run checks models and data before it fits anything.
 
-    --show-prompt reads the forget set and the target's tokenizer, and prints one row in the place of the recipe: with
+    --show-prompt reads the forget set and the target's tokenizer, and prints one row in place of the recipe: with
     special tokens, and with ⟦marks⟧ around the text that is learnt.
 
     \b

@@ -11,9 +11,9 @@ from msa_lite.comparison.published import PublishedTable
 from msa_lite.report.table import heading, notes
 
 _RULE = (
-    "beside a value, as in the MSA paper: +100% where it matches or exceeds the ideal's, otherwise its ratio to the "
-    "ideal's if some method reaches that, else to the best method's (↑ value / reference, ↓ reference / value); in "
-    "bold, the best of the methods"
+    "in brackets: the ratio to the ideal's value, as in the MSA paper (↑ value / ideal, ↓ ideal / value); +100% means "
+    "as good as the ideal, or better. If no method is as good as that, the ratio is to the best method's value. In "
+    "bold: the best of the methods"
 )
 _OVER = "where ↓ is better, a value below the ideal's is over-unlearning"
 _OVER_RULE = f"{_OVER}, though the rule calls it +100%"

@@ -250,4 +250,8 @@ def make_prompter(tokenizer: Any, settings: PromptSettings, published: bool = Fa
 def check_vocabulary(tokenizer: Any, size: int | None, name: str) -> None:
     """Raise MismatchError when a tokenizer has more tokens than a model's vocabulary. size: None if not known."""
     if size is not None and len(tokenizer) > size:
-        raise MismatchError(f"{name}: the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size}")
+        first = tokenizer.convert_ids_to_tokens(list(range(size, len(tokenizer)))[:3])
+        raise MismatchError(
+            f"{name}: the tokenizer has {len(tokenizer)} tokens, the model's vocabulary {size}; "
+            f"the model has no row for {', '.join(map(repr, first))}"
+        )

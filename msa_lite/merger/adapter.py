@@ -27,7 +27,7 @@ from msa_lite.io.disk import check_space, disk_faults
 from msa_lite.io.files import write_json
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import stage_folder
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.progress import Progress, readable, silent
 from msa_lite.io.reading import read_object
 from msa_lite.io.sink import Sink
 from msa_lite.io.writer import file_header
@@ -234,11 +234,11 @@ def _check_memory(modules: list[_Module], max_memory: str | int) -> None:
     needed = RESERVED + largest.memory
     if needed > parse_size(max_memory):
         raise UsageError(
-            f"{max_memory} of memory are too little: this adapter needs at least {math.ceil(needed / 1e6)}MB "
+            f"{max_memory} of memory is too little: this adapter needs at least {math.ceil(needed / 1e6)}MB "
             f"({largest.stacked} ranks of {largest.name})"
         )
     written = sum(module.nbytes for module in modules)
-    logger.info("%.2f GB to write, up to %.0f MB of memory, one thread", written / 1e9, needed / 1e6)
+    logger.info("%s to write, up to %s of memory, one thread", readable(written), readable(needed))
 
 
 def _write(

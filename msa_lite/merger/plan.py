@@ -266,7 +266,7 @@ def make_budget(plan: MergePlan, max_memory: str | int, threads: int | None) -> 
         if fixed + 3 * factors <= limit:
             return Budget(count, depth, limit - fixed - 2 * factors, fixed + 3 * factors)
     least = reserved + worker + 7 * output + 3 * factors
-    raise UsageError(f"{max_memory} of memory are too little: this merge needs at least {math.ceil(least / 1e6)}MB")
+    raise UsageError(f"{max_memory} of memory is too little: this merge needs at least {math.ceil(least / 1e6)}MB")
 
 
 def _block_size(entry: TensorEntry) -> int:

@@ -109,7 +109,7 @@ def checkpoint_vector(tuned: Checkpoint, target: Checkpoint, prior: Checkpoint |
     """Return the vector of a full checkpoint. Raise as `load_vector`."""
     folder = tuned.folder
     if prior is None:
-        raise UsageError(f"{folder}: is a full checkpoint, so its prior is needed to take the difference (--prior)")
+        raise UsageError(f"{folder}: this is a full checkpoint; name the model that it was tuned from (--prior)")
     faults = compare_checkpoints(target, tuned, ("target", "tuned checkpoint"))
     faults += compare_checkpoints(target, prior, ("target", "prior"))
     faults += [

@@ -26,7 +26,8 @@ def find_recipe(name: str) -> Path:
     key = name.removeprefix("recipes/").removesuffix(".yaml")
     if key in shipped:
         return shipped[key]
-    raise UsageError(f"{name}: no such recipe{nearest(key, shipped)}; shipped are {', '.join(shipped) or 'none'}")
+    choices = ", ".join(shipped) or "none"
+    raise UsageError(f"{name}: neither a file nor a shipped recipe{nearest(key, shipped)}; shipped are {choices}")
 
 
 def title_of(path: Path) -> str:

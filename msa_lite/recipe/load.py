@@ -61,7 +61,8 @@ def _read(source: RecipeSource, overrides: Iterable[str]) -> tuple[str, dict[str
         name = str(path)
         values = read_yaml(path, RecipeError)
         if not isinstance(values, dict):
-            raise RecipeError(f"{path}: a recipe is a mapping of keys to values, this is {type(values).__name__}")
+            kind = "is empty" if values is None else f"is a {type(values).__name__}"
+            raise RecipeError(f"{path}: a recipe is a mapping of keys to values; this file {kind}")
         _check_paths(values, name)
         if local_path(str(source)).is_file():  # what a shipped one names does not lie beside it
             values = resolve_paths(values, path.parent)

@@ -93,7 +93,9 @@ def _judged(name: str, label: str, group: str, winner: str) -> MetricKind:
 
 
 def _right_answers(name: str, label: str, entities: str, source: str, partner: str | None = None) -> MetricKind:
-    formula = f"share of right answers about {entities}: by the judge, or without one, that hold an acceptable answer"
+    formula = (
+        f"share of right answers about {entities}: the judge decides; without one, the text has to contain an answer"
+    )
     return MetricKind(name, label, _QUESTIONS, True, formula, source, judge="optional", partner=partner)
 
 
@@ -112,7 +114,7 @@ _KINDS: Sequence[MetricKind] = (
     ),
     *_on_sets(
         "f r h", "accuracy", "accuracy",
-        "share of questions whose right answer stands whole in the generated one, but for case and punctuation", _OWN,
+        "share of generated answers that contain the whole right answer; case and punctuation do not count", _OWN,
     ),
     *_on_sets(
         "f r h", "extraction_strength", "extraction strength",

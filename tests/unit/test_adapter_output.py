@@ -118,7 +118,7 @@ def test_a_bound_that_is_too_low_is_told_with_one_that_is_enough(
     enough = int(re.findall(r"needs at least (\d+)MB", str(caught.value))[0])
     made = measure(given, tmp_path / "out", max_rank=max_rank, max_memory=f"{enough}MB")
     assert made["peak"] < enough * MB
-    with pytest.raises(UsageError, match="are too little"):
+    with pytest.raises(UsageError, match="is too little"):
         merge_adapters(given["target"], tmp_path / "less", **vectors, max_memory=(enough - 1) * MB)
     shutil.rmtree(tmp_path)
 
@@ -235,7 +235,7 @@ def test_options_that_ask_for_nothing_are_no_fault(small: dict[str, str], tmp_pa
 
 @pytest.mark.parametrize(
     ("bound", "says"),
-    [("1", "1 of memory are too little: this adapter needs at least 105MB"), ("much", "'much' is no size")],
+    [("1", "1 of memory is too little: this adapter needs at least 105MB"), ("much", "'much' is no size")],
 )
 def test_the_bound_is_passed_on_and_checked(small: dict[str, str], tmp_path: Path, bound: str, says: str) -> None:
     done = run_cli(*command_of(small, tmp_path / "out"), "--max-memory", bound)

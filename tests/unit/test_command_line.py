@@ -122,6 +122,13 @@ def test_errors_have_one_form_whoever_finds_them(arguments: list[str], usage: st
     assert ("--help' for help." in err) is bool(usage)
 
 
+@pytest.mark.parametrize("arguments", [[], ["recipes"]])
+def test_without_a_command_the_help_is_printed_and_no_error(arguments: list[str], call: Call) -> None:
+    status, out, err = call(*arguments)
+    assert (status, out) == (2, "")
+    assert err == call(*arguments, "--help")[1]
+
+
 def wrapped(error: BaseException, cause: BaseException, explicit: bool) -> BaseException:
     """An error as it is raised from another one, or while that is handled."""
     try:

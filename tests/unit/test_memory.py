@@ -157,7 +157,7 @@ def test_a_bound_that_is_too_low_is_told_with_one_that_is_enough(
 ) -> None:
     folder = models[SIZES[0]]
     options = {"target": str(folder / "target"), "forget": str(folder / "adapter"), "exact": exact, "threads": 8}
-    with pytest.raises(UsageError, match=r"105MB of memory are too little") as caught:
+    with pytest.raises(UsageError, match=r"105MB of memory is too little") as caught:
         merge(**options, out=tmp_path / "out", max_memory="105MB")
     assert list(tmp_path.iterdir()) == []
     enough = re.findall(r"needs at least (\d+MB)", str(caught.value))

@@ -176,7 +176,7 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_written(
         ({"threads": 0}, "threads is 0; at least 1 is needed"),
         ({"max_memory": "plenty"}, "'plenty' is no size; write it as 512MB"),
         ({"max_memory": "-1"}, "'-1' is no size"),
-        ({"max_memory": "1MB"}, r"1MB of memory are too little: this merge needs at least \d+MB"),
+        ({"max_memory": "1MB"}, r"1MB of memory is too little: this merge needs at least \d+MB"),
         ({"alpha": -1, "beta": 2.0, "dtype": "x"}, r"(?s)wrong arguments:.*alpha is -1.*beta is 2.*dtype 'x'"),
         ({"forget": "not/there/at/all"}, "no such folder"),
         ({"dtype": "bfloat61"}, "did you mean 'bfloat16'"),
@@ -254,7 +254,11 @@ def test_an_adapter_for_another_model_is_refused(make_checkpoint: Make, make_ada
 def test_a_full_checkpoint_needs_its_prior(make_checkpoint: Make, tmp_path: Path) -> None:
     options = {"forget": str(make_checkpoint("llama", 2))}
     assert_refused(
-        tmp_path / "out", UsageError, r"its prior is needed .*\(--prior\)", str(make_checkpoint("llama")), **options
+        tmp_path / "out",
+        UsageError,
+        r"name the model that it was tuned from \(--prior\)",
+        str(make_checkpoint("llama")),
+        **options,
     )
     merge(str(make_checkpoint("llama")), tmp_path / "out", **options, prior=str(make_checkpoint("llama", 1)))
     assert verify_folder(tmp_path / "out") == []
