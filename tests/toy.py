@@ -6,7 +6,7 @@ With its entry in `msa_lite.benchmarks.BENCHMARKS` it takes part in every comman
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 
@@ -72,5 +72,5 @@ class Toy(Benchmark):
         }
 
 
-def _mean(records: list[Record]) -> tuple[float | None, int, float | None]:
+def _mean(records: Sequence[Record]) -> tuple[float | None, int, float | None]:
     return scoring.mean_and_error(column(records, "likeness"))
