@@ -21,24 +21,17 @@ def command(invocation: Invocation) -> None:
     msa-lite probe my.yaml probe.against.path=holdout.jsonl
     msa-lite probe my.yaml probe.against.path=paraphrased.jsonl probe.paired=true
     """
-    from msa_lite.cli.output import print_json
+    from msa_lite.cli.output import print_json, print_table
     from msa_lite.pipeline import probe
+    from msa_lite.report.formats import Cell, Section, TextTable
 
     result = invocation.call(probe)
     if invocation.as_json:
         print_json(result.as_dict())
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=result.title, title_justify="left", caption="AUC [95 % interval]: ½ not seen, 1 seen")
-    table.add_column("model", no_wrap=True)
-    for label in result.labels:
-        table.add_column(label, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for finding in result.findings:
-        table.add_row(finding.name, *finding.cells(), finding.verdict)
-    Console().print(table)
+    rows = [[*map(Cell, [finding.name, *finding.cells(), finding.verdict])] for finding in result.findings]
+    notes = ["AUC [95 % interval]: ½ not seen, 1 seen"]
+    print_table(TextTable(["model", *result.labels, "verdict"], [Section(rows)], result.title, notes))
     for finding in result.findings:
         click.echo(f"{finding.name} ({result.models[finding.name]}): {finding.explanation}")
     click.echo(f"report: {result.folder / 'report.md'}")

@@ -99,16 +99,21 @@ def _read(folder: Path, name: str) -> list[Record]:
     return read_records(path) if path.is_file() else []
 
 
+_CAUSES = (
+    "Wrong rows? Wrong model, or target and prior exchanged? Was it trained on them too little to recite any of them?"
+)
+
+
 def _message(run: Run, fault: Fault, forget: Sequence[Record]) -> str:
     target, prior = run.sources["target"].name, run.sources["prior"].name
     headlines = {
-        "unknown": f"the target {target} does not know the rows to forget: it scores like the prior on them",
+        "unknown": f"the target {target} does not know the rows to forget: it does no better on them than the prior",
         "other rows": f"the target {target} does not know the rows to forget: it scores as on rows never trained on",
         "seen": f"the prior {prior} has already seen the rows to forget, so their vector would miss them",
     }
     prompt = _prompt_advice(run) if fault.kind == "unknown" else ""
     advice = {
-        "unknown": prompt or "Wrong rows? Wrong model? Or was it trained on them too little to recite any?",
+        "unknown": prompt or _CAUSES,
         "other rows": "are these the rows that it was trained on? If so, is the prompt that of the training?",
         "seen": "take an earlier checkpoint as the prior, from before they came in (`msa-lite probe` compares some)",
     }
@@ -125,10 +130,7 @@ def _prompt_advice(run: Run) -> str:
         return ""
     if better := better_prompt(run.sources["target"], questions, run.prompter, run.recipe.seed):
         return f"wrong prompt: {better}"
-    return (
-        "Wrong prompt? Ask as the rows were asked in training (`prompt:` in the recipe). Wrong rows? Wrong model? "
-        "Or was it trained on them too little to recite any?"
-    )
+    return f"Wrong prompt? Ask as the rows were asked in training (`prompt:` in the recipe). {_CAUSES}"
 
 
 def _shown(forget: Sequence[Record]) -> list[SideBySide]:

@@ -162,9 +162,9 @@ def check_apart(target: Source, prior: Source) -> None:
     else:
         return
     raise MismatchError(
-        f"target {target.name} and prior {prior.name} {what}. The prior is to be from before the target saw the forget "
-        "set: its vector is what that set teaches, and a model that knows it already has nothing to learn. Give the "
-        "model that you fine-tuned as `prior`. (To try it with the target's own vector all the same: msa-lite baseline "
+        f"target {target.name} and prior {prior.name} {what}. The prior must not have seen the forget set: a model "
+        "that knows the rows already learns nothing from them, so there is no vector to subtract. Give the model from "
+        "before your fine-tuning as `prior`. (To try it with the target's own vector all the same: msa-lite baseline "
         "task_vector)"
     )
 
