@@ -85,6 +85,21 @@ class ItemSet:
 
 
 @dataclass(frozen=True)
+class BenchmarkSettings:
+    """The part of a published benchmark to load."""
+
+    data: str | None = None
+    """A folder, or Hub id[@revision]; None for the benchmark's `home`."""
+    split: str | None = None
+    """None for the benchmark's default one."""
+    limit: int | None = None
+    """The most items of each set, a seeded sample; None for all."""
+    seed: int = 0
+    compat: frozenset[str] = frozenset()
+    """The deviations of published code to repeat (`evals.compat`)."""
+
+
+@dataclass(frozen=True)
 class Benchmark(ABC):
     """A data set with its metrics, loaded. Each benchmark adds its records' own scores, and the aggregates."""
 
@@ -119,21 +134,8 @@ class Benchmark(ABC):
     """The switches that its name stands for in `compat`: what its authors' code does."""
 
     @classmethod
-    def load(
-        cls,
-        prompter: Prompter,
-        data: str | None = None,
-        split: str | None = None,
-        *,
-        limit: int | None = None,
-        seed: int = 0,
-        compat: frozenset[str] = frozenset(),
-    ) -> Benchmark:
-        """Load a published benchmark.
-
-        data: a folder, or Hub id[@revision]; None for `home`. split: None for the default one. limit: the most items of
-        each set, a seeded sample. Raises UsageError for an unknown split, DataError with all that the data lacks.
-        """
+    def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
+        """Load the benchmark. Raises UsageError for an unknown split, DataError with all that the data lacks."""
         raise NotImplementedError(f"{cls.name} has no data of its own")
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 from msa_lite.data import DataSource, load_table, pin_source, sample_rows
 from msa_lite.errors import DataError, MsaError, join_faults
+from msa_lite.evals.benchmark import BenchmarkSettings
 from msa_lite.io.reading import local_path
 
 Table = list[dict[str, Any]]
@@ -90,6 +91,6 @@ def _configurations(source: DataSource) -> list[str]:
     return names if names != ["default"] or local_path(source.path).exists() else []
 
 
-def sampled(table: Table, limit: int | None, seed: int) -> list[tuple[int, dict[str, Any]]]:
+def sampled(table: Table, settings: BenchmarkSettings) -> list[tuple[int, dict[str, Any]]]:
     """Return (row number, row) of all rows, or of a seeded sample of `limit`, in the table's order."""
-    return sample_rows([*enumerate(table)], limit or len(table), seed)
+    return sample_rows([*enumerate(table)], settings.limit or len(table), settings.seed)

@@ -21,7 +21,17 @@ from msa_lite.data import Prompter, sample_rows
 from msa_lite.errors import DataError, UsageError, join_faults
 from msa_lite.evals import scoring
 from msa_lite.evals.aggregates import mean_metric
-from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, JudgeCall, Models, Record, Records, Weighed
+from msa_lite.evals.benchmark import (
+    Benchmark,
+    BenchmarkSettings,
+    Item,
+    ItemSet,
+    JudgeCall,
+    Models,
+    Record,
+    Records,
+    Weighed,
+)
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import restor_ask
 from msa_lite.evals.judge.prompts import NONE
@@ -58,16 +68,7 @@ class Restor(Benchmark):
     preset = ("sampling",)
 
     @classmethod
-    def load(
-        cls,
-        prompter: Prompter,
-        data: str | None = None,
-        split: str | None = None,
-        *,
-        limit: int | None = None,
-        seed: int = 0,
-        compat: frozenset[str] = frozenset(),
-    ) -> Restor:
+    def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Restor:
         """Load the 1051 questions; answers end at the first newline.
 
         data: the folder `datasets` of a clone of github.com/k1rezaei/restor, with facts.json, entities.json and
@@ -77,12 +78,12 @@ class Restor(Benchmark):
         a folder and for an unknown split, DataError that names every file that is missing, or everybody who has no
         facts.
         """
-        split = "a0" if split is None else split
-        if data is None:
+        split = "a0" if settings.split is None else settings.split
+        if settings.data is None:
             raise UsageError(
                 f"restor is not on the Hub: clone {_REPOSITORY} and give its folder 'datasets' as the data (--data)"
             )
-        folder = local_path(data)
+        folder = local_path(settings.data)
         facts, entities, documents = (_read(path) for path in _find_files(folder, split))
         try:
             corrupted = described_entities(entities, [document["text"] for document in documents])
@@ -92,9 +93,9 @@ class Restor(Benchmark):
             items = _items(prompter, facts, entities, corrupted)
         except (AttributeError, KeyError, TypeError) as error:
             raise DataError(f"{folder}: not in RESTOR's layout ({type(error).__name__}: {error})") from error
-        decoding = SAMPLED if "sampling" in compat else GREEDY
-        chosen = sample_rows(items, limit or len(items), seed)
-        return cls(split, {QUESTIONS: ItemSet(chosen, decoding)}, prompter, compat)
+        decoding = SAMPLED if "sampling" in settings.compat else GREEDY
+        items = sample_rows(items, settings.limit or len(items), settings.seed)
+        return cls(split, {QUESTIONS: ItemSet(items, decoding)}, prompter, settings.compat)
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"prompt": {"kind": "examples", "count": EXAMPLES}}

@@ -20,7 +20,7 @@ from msa_lite.data import (
     sample_rows,
 )
 from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, nearest
-from msa_lite.evals.benchmark import Benchmark, benchmark_class
+from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, benchmark_class
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings, open_judge
@@ -47,23 +47,11 @@ HARNESS = "lm-eval"
 _TRAILING_BLANK = Template("Question: {question}\nAnswer: ", "{answer}")
 
 
-def load_benchmark(
-    name: str,
-    prompter: Prompter,
-    *,
-    split: str | None = None,
-    data: str | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    compat: frozenset[str] = frozenset(),
-) -> Benchmark:
-    """Load one of the published benchmarks, ready to be asked; see `Benchmark.load`.
-
-    compat: switches of `evals.compat`.
-    """
-    if "trailing_blank" in compat:
+def load_benchmark(name: str, prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
+    """Load a published benchmark; see `Benchmark.load`."""
+    if "trailing_blank" in settings.compat:
         prompter = replace(prompter, template=_TRAILING_BLANK)
-    return benchmark_class(name).load(prompter, data, split, limit=limit, seed=seed, compat=compat)
+    return benchmark_class(name).load(prompter, settings)
 
 
 def evaluate(
@@ -112,20 +100,22 @@ def evaluate(
     }  # fmt: skip
     _check_arguments(benchmark, {name for name, value in used.items() if value})
     _check_kind(wanted)
-    drawn: dict[str, Any] = {"limit": limit, "seed": seed}
     folder = output_path(out)
     if benchmark == HARNESS:
         from msa_lite.evals.harness import evaluate_harness
 
-        common = {"task_folder": local_path(data) if data else None, "progress": progress, **drawn}
-        return {"model": evaluate_harness(_fetch(model, tokenizer), tasks, folder, allow_code=allow_code, **common)}
+        report = evaluate_harness(
+            _fetch(model, tokenizer), tasks, folder, limit=limit, task_folder=local_path(data) if data else None,
+            seed=seed, allow_code=allow_code, progress=progress,
+        )  # fmt: skip
+        return {"model": report}
     switches, source = resolve_compat(compat, benchmark), _fetch(model, tokenizer)
     if benchmark == OWN:
         load_checkpoint(checkpoint_folder(source.folder))  # refuses broken headers before torch is loaded
-        questions = _load_own(source, sets, wanted, max_new_tokens or 200, **drawn)
+        questions = _load_own(source, sets, wanted, max_new_tokens or 200, limit, seed)
     else:
         prompter = make_prompter(load_tokenizer(source), wanted, published=True)
-        questions = load_benchmark(benchmark, prompter, split=split, data=data, compat=switches, **drawn)
+        questions = load_benchmark(benchmark, prompter, BenchmarkSettings(data, split, limit, seed, switches))
     return _score(source, questions, _find_ideal(ideal), folder, judge, progress)
 
 

@@ -12,7 +12,7 @@ from msa_lite.choose.division import Parts, divide_rows
 from msa_lite.choose.rules import LeastExtraction, Rule, check_rule, make_rule
 from msa_lite.data import DataSource, Prompter, Row, load_rows, sample_rows
 from msa_lite.errors import UsageError, join_faults
-from msa_lite.evals.benchmark import Benchmark, benchmark_class
+from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, benchmark_class
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.qa import load_qa
 from msa_lite.evals.suite import load_benchmark
@@ -61,15 +61,9 @@ def load_questions(
         raise UsageError(f"select: '{rule.name}' is held against the ideal model; give evaluate.ideal")
     if settings.benchmark == OWN:
         return _own_parts(recipe, rule, rows, choice, prompter)
-    benchmark = load_benchmark(
-        settings.benchmark,
-        prompter,
-        split=settings.split,
-        data=settings.data,
-        limit=settings.limit,
-        seed=recipe.seed,
-        compat=resolve_compat(settings.compat, settings.benchmark),
-    )
+    compat = resolve_compat(settings.compat, settings.benchmark)
+    part = BenchmarkSettings(settings.data, settings.split, settings.limit, recipe.seed, compat)
+    benchmark = load_benchmark(settings.benchmark, prompter, part)
     if isinstance(rule, LeastExtraction):
         own = _own_parts(recipe, rule, rows, choice, prompter)
         seen = _questions(own.validation) - _questions(own.test) if own.validation else set()
