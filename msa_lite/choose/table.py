@@ -16,7 +16,7 @@ _NOT_MET = "not met: does not meet the conditions that the choice is made under,
 _MOST_NOTES = 8  # in the terminal; the other forms of the table have all
 _FORGOTTEN = (
     "forgotten: of what the target knows of the forget set beyond what unseen rows show, the share that can no longer "
-    "be drawn out"
+    "be extracted"
 )
 
 

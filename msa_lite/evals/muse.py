@@ -55,10 +55,10 @@ def _is_recited(record: Record) -> bool:
 
 _YARDSTICK = Yardstick(
     noun="passages",
-    forget="verbmem",
-    exposed=(("verbmem", "rouge_l_f1"), ("verbmem", "extraction_strength"), ("knowmem_forget", "rouge_l_f1")),
-    retain="knowmem_retain",
-    kept=("rouge_l_f1",),
+    forget_set="verbmem",
+    forget_scores=(("verbmem", "rouge_l_f1"), ("verbmem", "extraction_strength"), ("knowmem_forget", "rouge_l_f1")),
+    retain_set="knowmem_retain",
+    retain_scores=("rouge_l_f1",),
     what="what it answered before",
     is_recited=_is_recited,
 )
