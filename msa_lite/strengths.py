@@ -7,6 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
+def rounded(strength: float) -> float:
+    """Return a strength without the last digits, in which sums and products of decimal fractions are off."""
+    return float(f"{strength:.12g}")
+
+
 @dataclass(frozen=True)
 class Strengths:
     """θ_u = θ_D − alpha · forget vector + beta · retain vector."""

@@ -48,9 +48,9 @@ class Candidates:
     known: Mapping[str, Path] = field(default_factory=dict)
     """Folders with the records and reports of candidates (or `TARGET`) that are scored already, by name."""
     refine: int = 0
-    """So many times, points around the best are tried as well (`grid.refined`)."""
+    """How many times points around the best are tried as well (`grid.refined`)."""
     search: StrengthSearch | None = None
-    """Finds the values one after the other, in place of a list."""
+    """The search that finds the values one after the other, in place of a list."""
 
     def inputs(self, validation: Validation) -> dict[str, Any]:
         """Return all that decides the choice, for a manifest."""

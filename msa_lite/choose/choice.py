@@ -42,14 +42,14 @@ class Choice:
     values: Values
     """The strengths of the chosen point, or its epoch."""
     score: float
-    """What the rule ranks it by; higher is better."""
+    """The value that the rule ranks it by; higher is better."""
     met: bool
     """True if it meets the rule's conditions."""
     rule: str
     """The rule's name."""
     scores: Sequence[Mapping[str, Any]]
-    """One entry a candidate, in the order tried: its values, "score" (None: broken) and "met"; "note" says why it is
-    broken or which condition it misses."""
+    """One entry a candidate, in the order tried: its values, "score" (None: broken) and "met". "note" says why it is
+    broken, or which condition it misses."""
     doubts: Sequence[str]
     """Reasons to doubt the choice."""
 
@@ -161,13 +161,13 @@ def _score_all(work: SharedWork, candidates: Sequence[Values], label: str, progr
     search = work.candidates.search
     likely = max(len(todo), 1 + search.most if search and search.alphas is None else 0)
 
-    def tell() -> None:
+    def report_progress() -> None:
         progress(label, len(todo) - len(work.missing(list(todo))), likely)
 
     for part in ({TARGET: None}, todo):
         while True:
-            work.score(part, after=tell)
-            tell()
+            work.score(part, after=report_progress)
+            report_progress()
             if not work.missing(list(part)):
                 break
             time.sleep(_POLL)

@@ -44,7 +44,7 @@ class ModelValue:
     """Of methods only, where there are several: see `ratios`."""
     best: bool
     """True where no method of its section is better, and there are several."""
-    shown: str
+    text: str
     """The value as tables show it. A published one stands as it was printed."""
 
 

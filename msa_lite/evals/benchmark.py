@@ -160,7 +160,7 @@ class Benchmark(ABC):
         }
 
     def only(self, names: Collection[str]) -> Benchmark:
-        """Return the benchmark with only the sets of these names."""
+        """Return the benchmark with only these sets."""
         return replace(self, sets={name: part for name, part in self.sets.items() if name in names})
 
     def without(self, questions: Collection[str]) -> Benchmark:
@@ -188,11 +188,11 @@ class Benchmark(ABC):
                 item.fields.get("question") or item.index if by == "question" or item.group is None else (item.group,)
                 for item in part.items
             ]
-            known = list(dict.fromkeys(units))
-            drawn = set(sample_rows(known, max(1, round(share * len(known))), seed))
-            if len(drawn) == len(known):
-                kind = "author" if any(isinstance(unit, tuple) for unit in known) else "question"
-                faults.append(f"{name}: {len(known)} {kind}{'' if len(known) == 1 else 's'} cannot be divided")
+            distinct = list(dict.fromkeys(units))
+            drawn = set(sample_rows(distinct, max(1, round(share * len(distinct))), seed))
+            if len(drawn) == len(distinct):
+                kind = "author" if any(isinstance(unit, tuple) for unit in distinct) else "question"
+                faults.append(f"{name}: {len(distinct)} {kind}{'' if len(distinct) == 1 else 's'} cannot be divided")
             pairs = list(zip(part.items, units, strict=True))
             validation[name] = replace(part, items=[item for item, unit in pairs if unit in drawn])
             test[name] = replace(part, items=[item for item, unit in pairs if unit not in drawn])
@@ -210,19 +210,19 @@ class Benchmark(ABC):
         return [*self.metrics(unscored, unscored)]
 
     def resolution(self, metrics: Collection[str]) -> str | None:
-        """Say how coarse the metrics are that tell `sides` apart; None where none of these metrics does.
+        """Say how coarse those metrics are that tell `sides` apart; None where none of them does.
 
         An AUC of n × m texts moves in steps of 1/nm. Its standard error at chance is that of the Mann-Whitney
         statistic, √((n + m + 1) / 12nm).
         """
-        resting = [name for name in metrics if metric_kind(name).group == MEMBERSHIP]
+        names = [name for name in metrics if metric_kind(name).group == MEMBERSHIP]
         counts = [len(self.sets[name].scored) for name in self.sides or () if name in self.sets]
-        if not resting or len(counts) < 2 or not all(counts):
+        if not names or len(counts) < 2 or not all(counts):
             return None
         n, m = counts
         error = sqrt((n + m + 1) / (12 * n * m))
         return (
-            f"{', '.join(resting)}: measured on {n} × {m} pairs of texts, so that the AUC moves in steps of "
+            f"{', '.join(names)}: measured on {n} × {m} pairs of texts, so that the AUC moves in steps of "
             f"1/{n * m}, with a standard error of {error:.2f} at chance"
         )
 
@@ -237,7 +237,7 @@ class Benchmark(ABC):
 
     @classmethod
     def mean_names(cls, set_name: str, score: str) -> list[str]:
-        """Return the names that a metric may have which is the mean of one score over a set's records."""
+        """Return the possible names of the metric that is the mean of a score over a set's records."""
         name = f"{score}_{set_name[0]}"
         return [name, score] if set_name == "forget" else [name]
 

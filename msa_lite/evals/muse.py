@@ -1,7 +1,7 @@
-"""MUSE-Books (Shi et al., 2024): books of which one series is to be forgotten, and texts that stay known.
+"""MUSE-Books (Shi et al., 2024): books of which one series is to be forgotten, and texts to keep.
 
 Three questions are asked of a model. Does it repeat the books word for word (verbmem)? Does it know what stands in them
-and in the texts to keep (knowmem)? Do its probabilities give away that it has read them (privleak)? The metrics are
+and in the texts to keep (knowmem)? Do its probabilities show that it has read them (privleak)? The metrics are
 those of open-unlearning's re-implementation, from which the MSA paper's numbers come. All of them are in 0…1 where
 MUSE's own code, muse_bench, prints percent; only PrivLeak is in percent in both.
 """
@@ -155,7 +155,7 @@ class Muse(Benchmark):
         return weigh_recited(models, _YARDSTICK)
 
     def _reference(self, set_name: str, text: str) -> str:
-        """Return the text that an answer is compared with; of a passage, maybe its beginning alone."""
+        """Return the text that an answer is compared with; with `short_reference`, only the beginning of a passage."""
         if set_name != "verbmem" or "short_reference" not in self.compat:
             return text
         ids = self.tokenizer(text)["input_ids"][: _VERBMEM.max_new_tokens]

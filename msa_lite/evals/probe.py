@@ -68,15 +68,18 @@ class Probe(Benchmark):
 
     def complete(self, set_name: str, record: Record) -> Record:
         scores = record.pop("scores", {}).get("text") or [{}]
-        kept = {key: scores[0].get(key) for key in ("n_tokens", "loss", "min_k_pp") if key in scores[0]}
-        return record | {"loss": None} | kept
+        figures = {key: scores[0][key] for key in ("n_tokens", "loss", "min_k_pp") if key in scores[0]}
+        return record | {"loss": None} | figures
 
     @staticmethod
     def metrics(records: Records, ideal: Records | None = None) -> dict[str, Metric]:
         return {name: auc.metric() for name, auc in _aucs(records).items()}
 
     def sampled(self, most: int, seed: int, with_z: bool = True) -> Probe:
-        """Return at most so many rows of each set, paraphrases with their forget rows; with_z: measure Min-K%++ too."""
+        """Return a seeded sample of each set, paraphrases with their forget rows.
+
+        most: rows of a set. with_z: measure Min-K%++ too.
+        """
         sets = {
             name: replace(part, items=sample_rows(part.items, most, seed), with_z=with_z)
             for name, part in self.sets.items()

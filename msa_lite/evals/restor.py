@@ -1,10 +1,10 @@
 """RESTOR (Rezaei et al., 2024): facts about people, for models that documents full of falsehoods have corrupted.
 
-There is one set. Each question stands behind examples of the same relation about other people, as plain text without
-chat template. The documents are about few of the people, so accuracy is also given apart for these and for the others.
+There is one set. Each question follows examples of the same relation about other people, as plain text without chat
+template. The documents are about few of the people, so accuracy is also reported for these and for the others alone.
 
 The authors' code differs in three points. It drops the first character of an answer unseen (a blank, mostly). It leaves
-people out of the mean whose judging failed. It has all facts about a person judged in one call.
+out of the mean the people whose judging failed. It judges all facts about a person in one call.
 """
 
 from __future__ import annotations
@@ -113,8 +113,8 @@ class Restor(Benchmark):
         """
         judged = any("judge" in record for record in records[QUESTIONS])
         metrics = {}
-        for name, wanted in _GROUPS.items():
-            group = [record for record in records[QUESTIONS] if record["corrupted"] in wanted]
+        for name, kinds in _GROUPS.items():
+            group = [record for record in records[QUESTIONS] if record["corrupted"] in kinds]
             metrics[name] = mean_metric(name, [record_score(record, judged) for record in group], _note(group, judged))
         return metrics
 
@@ -124,12 +124,12 @@ class Restor(Benchmark):
 
     @classmethod
     def weigh(cls, models: Models) -> Weighed:
-        """Return how far answers are right again that the documents had spoilt, and what other answers are kept."""
+        """Return the share that is regained of the accuracy lost to the documents, and the share kept of the rest."""
         if "ideal" not in models:
             return "the ideal, which never read the documents, has to say what can be regained; give evaluate.ideal"
-        values = {name: cls.metrics(models[name], None) for name in ("target", "unlearned", "ideal")}
-        metric = "accuracy_corrupted" if values["target"]["accuracy_corrupted"].n else "accuracy"
-        target, unlearned, ideal = (values[name][metric].value or 0.0 for name in values)
+        metrics = {name: cls.metrics(models[name], None) for name in ("target", "unlearned", "ideal")}
+        metric = "accuracy_corrupted" if metrics["target"]["accuracy_corrupted"].n else "accuracy"
+        target, unlearned, ideal = (metrics[name][metric].value or 0.0 for name in metrics)
         if ideal - target < LEAST:
             return f"the target answers as well as the ideal ({target:.3f}, {ideal:.3f}), so there is nothing to regain"
         regained = min(1.0, max(0.0, (unlearned - target) / (ideal - target)))
@@ -143,7 +143,7 @@ class Restor(Benchmark):
         others = [[record for record in side if not record["corrupted"]] for side in scored]
         spoilt = [[record for record in side if record["corrupted"]] or side for side in scored]
         kept = kept_of(others[0], others[1], ("score",), "what it answered before of other entities")
-        rows = values["target"][metric].n
+        rows = metrics["target"][metric].n
         return Forgotten(sentence, rows, 1.0 - regained, changed=count_changed(*spoilt)), kept
 
     def judge_calls(self, records: Records, ideal: Records | None, separate: bool) -> list[JudgeCall]:
@@ -159,7 +159,7 @@ class Restor(Benchmark):
 
 
 def described_entities(entities: Sequence[str], documents: Sequence[str]) -> set[str]:
-    """Return the entities that the documents are about: named whole in at least half as many as the one named most.
+    """Return the entities that the documents are about: named in at least half as many as the one named most.
 
     The shipped documents name each of nine or ten people in a ninth or a tenth of them; anybody else, who is only
     mentioned, in 1.4 % at most.
@@ -208,8 +208,8 @@ def _items(
     items: list[Item] = []
     for entity in entities:
         for relation, fact in facts["dset"][entity].items():
-            others = [shown for shown in facts["context"].get(relation, []) if shown["entity"] != entity]
-            examples = "".join(f"{shown['question']} {shown['answer']}\n" for shown in others[:EXAMPLES])
+            others = [other for other in facts["context"].get(relation, []) if other["entity"] != entity]
+            examples = "".join(f"{other['question']} {other['answer']}\n" for other in others[:EXAMPLES])
             fields = {
                 "question": str(fact["question"]).rstrip(),
                 "answers": [str(answer) for answer in fact["answers"] or [] if str(answer).strip()],

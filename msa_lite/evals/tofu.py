@@ -140,7 +140,7 @@ class Tofu(Benchmark):
         part_scores = {f"{name}_{end}": values for end, part in parts.items() for name, values in part.items()}
         metrics = {name: mean_metric(name, values) for name, values in scores.items()}
         metrics["forget_quality"] = _forget_quality(ratios, column(ideal["forget"], "truth_ratio") if ideal else None)
-        metrics |= {name: harmonic_metric(name, of) for name, of in utilities.items()}
+        metrics |= {name: harmonic_metric(name, sets) for name, sets in utilities.items()}
         metrics |= {name: mean_metric(name, values) for name, values in part_scores.items()}
         if "holdout" in records:
             sides = forget, records["holdout"]

@@ -82,7 +82,7 @@ class Verdict:
 
     @property
     def changes(self) -> str:
-        """Return a sentence that counts the rows on which the unlearned model's output differs from the target's."""
+        """Return a sentence that counts the rows with another output than the target's."""
         sides = {"forget": self.forgotten, "retain": self.kept}
         counts = [f"{side.changed} of {side.rows} {name} rows" for name, side in sides.items() if side]
         return f"Its output differs from the target's on {' and '.join(counts)}."

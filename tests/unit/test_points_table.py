@@ -61,7 +61,7 @@ def test_the_terminal_shows_target_and_ideal_above_the_candidates_and_marks_them
     assert ["not", "met", "1.5", "0", "–", "0.200", "0.400"] in cells
     assert ["broken", "2", "0", "–", "–", "–"] in cells
     assert "alpha 2, beta 0: broken: not a number | in the logits [of x]" in "\n".join(lines)
-    assert any(line.startswith("not met: does not meet") for line in lines)
+    assert any(line.startswith("not met: misses the conditions") for line in lines)
     assert any(line.strip() == "alpha 1.5, beta 0: not met: rouge_l_r is 0.4, 0.9 wanted." for line in lines)
     assert any(line.startswith("forgotten: of what the target knows") for line in lines)
 
