@@ -163,11 +163,11 @@ def _ideal_of(evaluation: Evaluation, evaluations: Sequence[Evaluation]) -> Eval
     identity = evaluation.inputs.get("ideal")
     if identity in (None, "itself"):
         return evaluation if identity else None
-    known = {other.folder: other for other in evaluations}
-    for place in (evaluation.folder / "ideal", evaluation.folder.parent / "ideal", *known):
+    by_folder = {other.folder: other for other in evaluations}
+    for place in (evaluation.folder / "ideal", evaluation.folder.parent / "ideal", *by_folder):
         model = (load_manifest(place) or {}).get("inputs", {}).get("model")
         if identity in (ideal_identity(place), model):
-            ideal = known.get(place) or _read(place / REPORT_FILE)
+            ideal = by_folder.get(place) or _read(place / REPORT_FILE)
             if all(ideal.records.get(name, {}).keys() >= rows.keys() for name, rows in evaluation.records.items()):
                 return ideal
     return None

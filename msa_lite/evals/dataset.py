@@ -36,17 +36,17 @@ def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
     """
     path, revision = split_revision(data)
     source = pin_source(DataSource(path, revision=revision))
-    known = _configurations(source)
+    configurations = _configurations(source)
     tables, faults = {}, []
     for name, part in parts.items():
-        if known and part.configuration not in known:
+        if configurations and part.configuration not in configurations:
             if not part.optional:
                 faults.append(f"no configuration '{part.configuration}'")
             continue
         try:
             table = load_table(DataSource(path, name=part.configuration, split=part.split, revision=source.revision))
         except MsaError as error:
-            if not known:
+            if not configurations:
                 if part.optional:
                     continue
                 raise
@@ -59,7 +59,7 @@ def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
             faults.append(f"configuration '{part.configuration}': no rows")
         tables[name] = table.to_list()
     if faults:
-        there = f"; there are {', '.join(known)}" if known else ""
+        there = f"; there are {', '.join(configurations)}" if configurations else ""
         raise DataError(join_faults(f"{path}: not the data set that is needed{there}", dict.fromkeys(faults), limit=20))
     return tables
 

@@ -23,7 +23,7 @@ from msa_lite.io.vocabulary import AddedRows
 
 _BLOCK_BYTES = 64 << 20  # of fp32 logits in memory at a time
 _START_TOKENS = {"cpu": 2048, "cuda": 65536}  # of one batch; halved on a GPU until it fits
-_CACHED = {"cpu": 4, "cuda": 1}  # times as many may be in a cache; on a CPU, a step costs little less for few rows
+_CACHED = {"cpu": 4, "cuda": 1}  # times the budget may be in a cache; on a CPU, a step of few rows costs nearly as much
 
 
 def _model_below(folder: Path) -> Source | None:
