@@ -1,4 +1,4 @@
-"""Numbers of tokens and steps, as people and the names of checkpoints write them."""
+"""Read and write numbers of tokens and steps, as people and the names of checkpoints write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two strengths of MSA, one value from the recipe to the report."""
+"""Hold the two strengths of MSA, as one value from the recipe to the report."""
 
 from __future__ import annotations
 

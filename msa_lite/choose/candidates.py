@@ -1,4 +1,4 @@
-"""Candidates to choose from, scored by one process or by several that share a folder.
+"""Score the candidates of a choice, in one process or in several that share a folder.
 
 The process that chooses opens the work: it lists the candidates to score, with the inputs of the choice. Any process
 that computes the same inputs may help. A process claims a candidate by a lock, which the system releases if the process

@@ -1,4 +1,4 @@
-"""The choice among candidates (strengths of vectors, epochs of a baseline) by their scores on validation rows."""
+"""Choose among candidates (strengths of vectors, epochs of a baseline) by their scores on validation rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence for a rule besides the metrics of candidate and target: the ideal's, the prior's, and scores row by row.
+"""Gather evidence for a rule: the ideal's metrics, the prior's, and scores of candidate and target row by row.
 
 A metric of 16 rows is rough: two answers more or less are an eighth of it. Rows that candidate and target both answer
 show how rough, since each row is compared with itself.

@@ -1,4 +1,4 @@
-"""The pictures of a sweep: its score over alpha and beta, and what is forgotten against what is kept.
+"""Draw the pictures of a sweep: its score over alpha and beta, and what is forgotten against what is kept.
 
 They are drawn with the choice, or by the next run where matplotlib was missing. Figures are made without pyplot, so
 that the caller's own matplotlib stays as it is. Colours run in viridis, which is as clear in grey and to colour-blind

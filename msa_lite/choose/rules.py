@@ -1,4 +1,4 @@
-"""The rules that rank candidates (strengths of vectors, epochs of a baseline); the highest rank is chosen.
+"""Rank candidates (strengths of vectors, epochs of a baseline) by a rule; the highest rank is chosen.
 
 A rule ranks the metrics of one candidate beside those of the target, and of the ideal if there is one. Rules are pure
 functions of reports: nothing here runs a model.

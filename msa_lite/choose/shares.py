@@ -1,4 +1,4 @@
-"""The shares of the target's knowledge that a candidate has: of the forget set, to be low, and the retain set, high."""
+"""Compute the shares of the target's knowledge that a candidate has: of the forget set (low) and retain set (high)."""
 
 from __future__ import annotations
 

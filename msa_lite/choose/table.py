@@ -1,4 +1,4 @@
-"""The tables of a sweep: one row a candidate, its metrics and its score, below the target and the ideal."""
+"""Write the tables of a sweep: one row a candidate, its metrics and its score, below the target and the ideal."""
 
 from __future__ import annotations
 

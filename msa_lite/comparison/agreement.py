@@ -1,4 +1,4 @@
-"""Checks that reports can stand side by side: the same questions, asked in the same way, of one target and ideal."""
+"""Check that reports can stand side by side: the same questions, asked in the same way, of one target and ideal."""
 
 from __future__ import annotations
 

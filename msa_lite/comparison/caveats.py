@@ -1,4 +1,4 @@
-"""Notes for readers of a comparison: on its rule, its rows, its judges, and missing numbers."""
+"""Write notes for readers of a comparison: on its rule, its rows, its judges, and missing numbers."""
 
 from __future__ import annotations
 

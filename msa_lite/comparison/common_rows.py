@@ -1,4 +1,4 @@
-"""Models side by side on the rows that all of them were scored on.
+"""Compare models on the rows that all of them were scored on.
 
 A run that chooses between points or epochs is scored on the rows that it did not choose by. A run with nothing to
 choose is scored on all rows, and an evaluation may be limited to a sample. The records beside each report hold what

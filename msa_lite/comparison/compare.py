@@ -1,4 +1,4 @@
-"""Models side by side in the MSA paper's form: one row a model, the metrics as columns, ratios beside the values."""
+"""Put models side by side in the MSA paper's form: one row a model, metrics as columns, ratios beside the values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reports of a comparison, found in folders and labelled as in the MSA paper."""
+"""Find the reports of a comparison in folders, and label them as in the MSA paper."""
 
 from __future__ import annotations
 

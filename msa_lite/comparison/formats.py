@@ -1,4 +1,4 @@
-"""A comparison as a table, and as text in each format."""
+"""Make a table of a comparison, and text in each format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of the MSA paper's tables as data: one csv file a table below `paper/`, with the figures as printed.
+"""Load the figures of the MSA paper's tables: one csv file a table below `paper/`, with the figures as printed.
 
 Each file opens with `# key: value` lines: `source` (paper and label of the table), `benchmark`, `split` where the paper
 names it, `model`, `percent` (a metric printed in percent), and `note`s on oddities.

@@ -1,4 +1,4 @@
-"""Models ready to score: loaded, and split into a body that makes hidden states and a head that makes logits.
+"""Load models to score, and split them into a body that makes hidden states and a head that makes logits.
 
 With a vocabulary of 128k, logits are far larger than everything else. So they are made block by block, and only from
 the hidden states of the positions to score.

@@ -1,4 +1,4 @@
-"""Membership inference: check whether a model has already seen the forget set, by rows that it cannot have seen.
+"""Check by membership inference whether a model has seen the forget set, beside rows that it cannot have seen.
 
 MSA fails if the prior has seen the forget set. Two scores of each row, its loss and Min-K%++ (Zhang et al., 2024), are
 compared by an AUC: the chance that a forget row looks better known than a comparison row. A model that has seen neither

@@ -1,4 +1,4 @@
-"""A table as data, and one writer for each format: terminal, Markdown, LaTeX, HTML and CSV."""
+"""Write a table in each format: terminal, Markdown, LaTeX, HTML and CSV."""
 
 from __future__ import annotations
 

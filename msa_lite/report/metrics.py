@@ -1,4 +1,4 @@
-"""The table of metrics: one entry a metric, with its label, its direction, its meaning and its source.
+"""List the metrics: one entry a metric, with its label, its direction, its meaning and its source.
 
 Other modules look a metric up here by its name. Its values, with their errors, are in `reports`.
 """

@@ -1,4 +1,4 @@
-"""report.json: one benchmark's aggregates for one model, each with its n, standard error and direction."""
+"""Read and write report.json: one benchmark's metrics for one model, each with n, standard error and direction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models side by side: one row a metric, one column a model, in the terminal and as Markdown."""
+"""Show models side by side: one row a metric, one column a model, in the terminal and as Markdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The verdict on a run: PASS, PARTLY or FAIL, by what is left of the forget set and what is kept of the retain set."""
+"""Give the verdict on a run, PASS, PARTLY or FAIL, by what is left of the forget set and kept of the retain set."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge: a language model that says which candidate a generated answer agrees with."""
+"""Open the judge: a language model that says which candidate a generated answer agrees with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replies of judges on disk, so that nobody pays for a question twice: hash of the ask → letter.
+"""Keep replies of judges on disk, so that nobody pays for a question twice: hash of the ask → letter.
 
 The file holds only hashes of prompts and answers, since these may be the data to forget.
 """

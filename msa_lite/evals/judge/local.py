@@ -1,4 +1,4 @@
-"""A judge on this machine: a Hugging Face model that answers the same prompts greedily, with its own chat template."""
+"""Run a judge on this machine: a Hugging Face model that answers the same prompts greedily, in its chat template."""
 
 from __future__ import annotations
 

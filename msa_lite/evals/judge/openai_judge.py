@@ -1,4 +1,4 @@
-"""A judge behind a server with OpenAI's interface: OpenAI itself, vLLM, llama.cpp, and the like.
+"""Ask a judge behind a server with OpenAI's interface: OpenAI itself, vLLM, llama.cpp, and the like.
 
 The openai package retries after 408, 409, 429, 5xx, time-outs and dropped connections, with exponential back-off and
 jitter, or after the time in Retry-After or retry-after-ms. Any other fault ends the run; each reply is on disk by then.

@@ -1,4 +1,4 @@
-"""The prompts of the judge, the reading of its reply, and the score of the winning candidate.
+"""Write the prompts of the judge, read its reply, and score the winning candidate.
 
 A judge says which candidate a generated answer agrees with in its facts. The rules are those of the MSA paper (appendix
 on judging TOFU): gibberish is sorted out first; then the best candidate wins, the earlier letter on a tie; "none" is

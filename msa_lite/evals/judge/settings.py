@@ -1,4 +1,4 @@
-"""The settings of every kind of judge, and the results that it returns."""
+"""Define the settings of every kind of judge, and the results that it returns."""
 
 from __future__ import annotations
 
