@@ -9,8 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from msa_lite.report.formats import Cell, Section, TextTable, markdown
-
 HOLDOUT = "holdout set"
 MEMBERSHIP = "forget against holdout set"
 _FORGET, _RETAIN, _UTILITY, _QUESTIONS, _TASKS = "forget set", "retain set", "utility", "questions", "tasks"
@@ -202,10 +200,3 @@ def metric_kind(name: str) -> MetricKind:
     stem, _, ending = name.rpartition("_")
     group = _SETS.get(ending) if stem else None
     return MetricKind(name, (stem if group else name).replace("_", " "), group or _FORGET, None)
-
-
-def metrics_markdown() -> str:
-    """Return the table of metrics as Markdown."""
-    rows = [(kind.group, kind.name, kind.best, kind.formula, kind.source) for kind in METRICS.values()]
-    headings = ["group", "metric", "best", "meaning", "source"]
-    return markdown(TextTable(headings, [Section([[*map(Cell, row)] for row in rows])], left=5))

@@ -22,7 +22,7 @@ from tests.arrows import (
     sources,
     without_detours,
 )
-from tests.pages import CONTRIBUTING, METRICS, contributing_page, metrics_page
+from tests.pages import CONTRIBUTING, METRICS_PAGE, contributing_page, metrics_page
 
 # Room of the package → the rooms that it imports from, wherever the import stands. Exactly these: an arrow that nobody
 # needs any more has to go.
@@ -89,7 +89,7 @@ def test_an_arrow_that_a_longer_way_says_is_not_drawn() -> None:
 @pytest.mark.skipif(not CONTRIBUTING.is_file(), reason="not the whole repository")
 def test_the_pages_that_are_made_from_the_code_are_up_to_date() -> None:
     assert contributing_page() == CONTRIBUTING.read_text(), "python -m tests.pages writes it anew"
-    assert metrics_page() == METRICS.read_text(), "python -m tests.pages writes it anew"
+    assert metrics_page() == METRICS_PAGE.read_text(), "python -m tests.pages writes it anew"
 
 
 @pytest.mark.parametrize("name", PURE)
