@@ -23,10 +23,9 @@ from threadpoolctl import threadpool_limits
 from msa_lite.errors import MismatchError, UsageError, join_faults
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, unwrapped
 from msa_lite.io.blocks import Files, read_whole
-from msa_lite.io.disk import check_space, disk_faults
+from msa_lite.io.disk import check_space
 from msa_lite.io.files import write_json
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.reading import read_object
 from msa_lite.io.sink import Sink
@@ -45,7 +44,7 @@ _KINDS: dict[type[Delta], str] = {
     Shift: "a bias of LoRA's own",
     TokenRows: "new token rows",
 }
-_KEYS = {False: "base_model.model.{}.lora_{}.weight", True: "base_model.model.{}.lora_embedding_{}"}
+_FACTOR_KEYS = {False: "base_model.model.{}.lora_{}.weight", True: "base_model.model.{}.lora_embedding_{}"}
 
 
 @dataclass(frozen=True)
@@ -127,13 +126,8 @@ def merge_terms_to_adapter(
     needed = sum(module.nbytes for module in modules)
     check_space(inputs.out, needed)
     plan.check_factors()
-    facts, hashes = inputs.facts(), dict[str, str]()
-    with (
-        disk_faults(inputs.out, needed),
-        stage_folder(inputs.out, "adapter", inputs.record, facts, hashes=hashes, check=inputs.check_output) as partial,
-        inputs.unchanged(),
-    ):
-        hashes[ADAPTER_FILE], merged = _write(plan, modules, inputs.out, partial / ADAPTER_FILE, progress)
+    with inputs.stage(needed) as (partial, facts, hashes):
+        hashes[ADAPTER_FILE], merged = _write_factors(plan, modules, inputs.out, partial / ADAPTER_FILE, progress)
         write_json(partial / ADAPTER_CONFIG, _config(plan, inputs.target, modules))
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
     if merged.truncation_loss > 0.01:
@@ -205,7 +199,7 @@ class _Module:
     @property
     def tensors(self) -> list[tuple[str, str, tuple[int, int], int]]:
         """Return name, dtype, shape and bytes of A and B in the output."""
-        (out, into), key = self.shape, _KEYS[self.low.is_embedding]
+        (out, into), key = self.shape, _FACTOR_KEYS[self.low.is_embedding]
         shapes = {"A": (self.rank, into), "B": (out, self.rank)}
         return [(key.format(self.name, half), "F32", shape, 4 * math.prod(shape)) for half, shape in shapes.items()]
 
@@ -241,7 +235,7 @@ def _check_memory(modules: list[_Module], max_memory: str | int) -> None:
     logger.info("%.2f GB to write, up to %.0f MB of memory, one thread", written / 1e9, needed / 1e6)
 
 
-def _write(
+def _write_factors(
     plan: MergePlan, modules: list[_Module], out: Path, path: Path, progress: Progress
 ) -> tuple[str, MergedAdapter]:
     """Write the factors, module by module. Return the file's hash, and the result for `out`."""
@@ -268,7 +262,7 @@ def _write(
 def _append(sink: Sink, files: Files, module: _Module) -> tuple[float, float, float]:
     """Write A and B of a module. Return the squared norms of its update, of its terms (summed), and of the part cut."""
     b, a, parts = _combined(files, module)
-    whole, lost = _square(b, a), 0.0
+    whole, lost = _squared_norm(b, a), 0.0
     if module.is_cut:
         b, a, lost = truncate(b, a, module.rank)
     for factor in (a, b):
@@ -282,7 +276,7 @@ def _append(sink: Sink, files: Files, module: _Module) -> tuple[float, float, fl
 def _combined(files: Files, module: _Module) -> tuple[np.ndarray, np.ndarray, float]:
     """Return B and A of the update in fp64, and the squared norms of its terms, summed."""
     terms = [term.with_vector(_factors(files, term.vector, module.low.transposed)) for term in module.terms]
-    parts = sum(term.weight * term.weight * _square(*term.vector) for term in terms)
+    parts = sum(term.weight * term.weight * _squared_norm(*term.vector) for term in terms)
     return *combine_factors(terms), parts
 
 
@@ -292,7 +286,7 @@ def _factors(files: Files, low: LowRank, transposed: bool) -> Factors:
     return (b, a) if low.transposed == transposed else (a.T, b.T)
 
 
-def _square(b: np.ndarray, a: np.ndarray) -> float:
+def _squared_norm(b: np.ndarray, a: np.ndarray) -> float:
     """Return ‖B A‖², without the product."""
     return float(np.sum((b.T @ b) * (a @ a.T)))
 

@@ -18,9 +18,9 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from msa_lite.errors import FormatError, MismatchError, MsaError
-from msa_lite.io.disk import check_space, disk_faults
+from msa_lite.io.disk import check_space
 from msa_lite.io.files import digest, hash_file, write_text
-from msa_lite.io.manifest import discarded, partial_folder, stage_folder
+from msa_lite.io.manifest import discarded, partial_folder
 from msa_lite.io.progress import Progress, readable, silent
 from msa_lite.io.reading import parse_json, read_bytes
 from msa_lite.io.seal import JOURNAL
@@ -141,13 +141,15 @@ def merge_terms(
     if (change := inputs.finished) is not None:
         return Merged(folder=inputs.out, **{**change, "notes": tuple(change.get("notes", ()))})
     plan = make_plan(inputs.target, inputs.terms, inputs.prior, precision)
-    merged = _write(plan, inputs, make_budget(plan, max_memory, threads), recipe_beside(plan, inputs.sources), progress)
+    merged = _write_model(
+        plan, inputs, make_budget(plan, max_memory, threads), recipe_beside(plan, inputs.sources), progress
+    )
     for note in merged.notes:
         logger.warning("%s", note)
     return merged
 
 
-def _write(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, progress: Progress) -> Merged:
+def _write_model(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, progress: Progress) -> Merged:
     """Write the output's folder."""
     out, dtype = inputs.out, plan.precision.dtype
     needed = output_bytes(plan.target.tensors.values(), dtype)
@@ -158,12 +160,7 @@ def _write(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, progres
         readable(forecast["bytes_written"]), readable(forecast["memory"]), forecast["threads"], forecast["seconds"],
     )  # fmt: skip
     plan.check_factors()
-    facts, hashes = inputs.facts(), dict[str, str]()
-    with (
-        disk_faults(out, needed),
-        stage_folder(out, "model", inputs.record, facts, True, hashes, inputs.check_output) as partial,
-        inputs.unchanged(),
-    ):
+    with inputs.stage(needed, resumable=True) as (partial, facts, hashes):
         changes = _write_shards(plan, budget, partial, hashes, progress)
         merged = _summary(plan, out, changes)
         write_companions(plan.target, partial, dtype)
