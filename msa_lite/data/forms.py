@@ -65,7 +65,7 @@ def find_form(source: DataSource, columns: Collection[str]) -> Form | None:
     return None
 
 
-def wanted_columns(source: DataSource) -> tuple[str, ...]:
+def needed_columns(source: DataSource) -> tuple[str, ...]:
     """Return the columns that a source of questions must have when it has no known form."""
     return (source.messages,) if source.messages else (source.question, source.answer)
 

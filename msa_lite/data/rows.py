@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from msa_lite.data.forms import Form, Unreadable, find_form, wanted_columns
+from msa_lite.data.forms import Form, Unreadable, find_form, needed_columns
 from msa_lite.data.sources import DataSource, load_table, stream_table
 from msa_lite.errors import DataError, join_faults, nearest
 from msa_lite.io.files import digest
@@ -92,7 +92,7 @@ def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
     """Return the form of a source of questions, None for texts. Raises DataError for missing columns."""
     if source.format == "qa" and (form := find_form(source, columns)):
         return form
-    needed = wanted_columns(source) if source.format == "qa" else (source.text,)
+    needed = needed_columns(source) if source.format == "qa" else (source.text,)
     missing = [column for column in needed if column not in columns]
     if not missing:
         return None

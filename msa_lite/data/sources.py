@@ -21,24 +21,25 @@ _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parq
 
 @dataclass(frozen=True)
 class DataSource:
-    """A source of rows.
-
-    question, answer, text and messages are names of columns. With the defaults of the first two, other forms of
-    questions are recognised by their columns (`msa_lite.data.forms`).
-    """
+    """A source of rows."""
 
     path: str
     """A Hub id, folder or file."""
     format: Literal["qa", "text"] = "qa"
     name: str | None = None
-    """As in `datasets.load_dataset`."""
+    """The configuration, as in `datasets.load_dataset`."""
     split: str | None = None
     """As in `datasets.load_dataset`."""
     question: str = "question"
+    """The column of questions. With the defaults here and below, other forms are recognised (`msa_lite.data.forms`)."""
     answer: str = "answer"
+    """The column of answers."""
     text: str = "text"
+    """The column of texts."""
     revision: str | None = None
+    """A revision of a repository of the Hub."""
     messages: str | None = None
+    """The column of conversations."""
 
 
 def load_table(source: DataSource) -> Any:
@@ -182,6 +183,6 @@ def pin_source(source: DataSource) -> DataSource:
         if isinstance(error, RevisionResolutionError) and source.revision is None:
             return source
         raise UsageError(
-            f"{source.path}: no such file or folder, and not to be had from the Hub ({explain(error)})"
+            f"{source.path}: no such file or folder, and it could not be fetched from the Hub ({explain(error)})"
         ) from error
     return replace(source, revision=revision.resolved)
