@@ -41,12 +41,12 @@ class ReferenceCache:
 
     def check(self) -> None:
         """Raise MismatchError where the folder holds values of another model."""
-        kept = (load_manifest(self.folder) or {}).get("inputs", {})
+        inputs = (load_manifest(self.folder) or {}).get("inputs", {})
         theirs, ours = (
-            f"{(inputs.get('model') or {}).get('revision')}{', in 4 bits' if inputs.get('quantised') else ''}"
-            for inputs in (kept, self.inputs)
+            f"{(item.get('model') or {}).get('revision')}{', in 4 bits' if item.get('quantised') else ''}"
+            for item in (inputs, self.inputs)
         )
-        if kept and theirs != ours:
+        if inputs and theirs != ours:
             raise MismatchError(
                 f"{self.folder} holds log-probabilities of another reference model ({theirs}) than {self.model.name} "
                 f"({ours}); remove that folder, or choose another output"

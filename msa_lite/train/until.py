@@ -138,9 +138,9 @@ class Course:
 
 def why_stop(until: Until, course: Course, most: int) -> str:
     """Return why the running try ends after its last epoch, or "" when it goes on. most: the most epochs."""
-    now = course.tries[-1]
-    epoch, loss = len(now.losses), now.losses[-1]
-    if now.steps >= until.least_steps:
+    attempt = course.tries[-1]
+    epoch, loss = len(attempt.losses), attempt.losses[-1]
+    if attempt.steps >= until.least_steps:
         if course.closed(loss) >= until.closed:
             return "known"
         if course.start is not None and loss > _FAR * max(course.start, course.goal):
@@ -148,7 +148,7 @@ def why_stop(until: Until, course: Course, most: int) -> str:
     if epoch >= most:
         return "cap"
     # At this pace it will not close half of the gap by the end: try another rate now.
-    late = len(course.tries) < until.tries and 3 * epoch >= most and now.steps >= until.least_steps
+    late = len(course.tries) < until.tries and 3 * epoch >= most and attempt.steps >= until.least_steps
     return "slow" if late and course.closed(loss) < _HALF / 3 else ""
 
 
