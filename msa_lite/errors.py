@@ -68,8 +68,6 @@ class OutputError(MsaError):
 class StageError(MsaError):
     """A stage failed while it worked; finished stages stay, and a rerun resumes."""
 
-    exit_code = 4
-
 
 class NotFiniteError(StageError):
     """A model's loss, weights or outputs are NaN or infinite: it was driven too far."""

@@ -115,7 +115,7 @@ def load_adapter(folder: Path) -> Adapter:
     tensor is not accounted for, or when a rank contradicts the config.
     """
     folder = Path(folder)
-    config = _load_config(folder)
+    config = _load_adapter_config(folder)
     tensors = _sort_tensors(folder, trains_biases=config.get("bias", "none") != "none")
     patterns = Patterns(config.get("rank_pattern")), Patterns(config.get("alpha_pattern"))
     modules: dict[str, LowRank] = {}
@@ -197,7 +197,7 @@ def _sort_tensors(folder: Path, trains_biases: bool) -> dict[str, dict[str, Any]
     return entries
 
 
-def _load_config(folder: Path) -> dict[str, Any]:
+def _load_adapter_config(folder: Path) -> dict[str, Any]:
     """Read an adapter's config. Raises as `load_adapter`."""
     if not os.path.lexists(folder / ADAPTER_CONFIG):
         raise UsageError(f"{folder}: no {ADAPTER_CONFIG}: not a PEFT adapter folder")

@@ -21,13 +21,13 @@ from msa_lite.io.disk import check_space
 from msa_lite.io.files import digest, hash_file
 from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.revisions import find_branch, is_number
-from msa_lite.io.unchanged import Marks, check_unchanged, look
+from msa_lite.io.unchanged import Marks, check_unchanged, take_marks
 from msa_lite.io.vocabulary import AddedRows
 
 logger = logging.getLogger(__name__)
 
 _BIG = 256 << 20  # bytes; adapters are hashed, checkpoints are not
-_REPO = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./=+-]+)?")
+_REPO_AT_REVISION = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./=+-]+)?")
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,11 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
         raise UsageError(f"{name!a}: the name is no UTF-8; rename the folder")
     folder, patterns = local_path(name), list(patterns)
     if os.path.isdir(folder):
-        seen = look(folder, patterns)
+        seen = take_marks(folder, patterns)
         return Source(name, folder, pin(folder), seen=seen)
     if os.path.exists(folder):
         raise UsageError(f"{name}: is a file; a checkpoint or adapter is a folder or a Hub repository")
-    if not _REPO.fullmatch(name) or name.startswith("."):
+    if not _REPO_AT_REVISION.fullmatch(name) or name.startswith("."):
         raise UsageError(f"{name}: no such folder")
     from huggingface_hub import snapshot_download
 
@@ -109,7 +109,7 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
         reason = explain(error)
         raise UsageError(f"{name}: no such folder, and it could not be fetched from the Hub ({reason})") from error
-    return Source(name, path, path.name, seen=look(path, patterns))  # a snapshot's folder is named by its commit
+    return Source(name, path, path.name, seen=take_marks(path, patterns))  # a snapshot's folder is named by its commit
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -153,7 +153,7 @@ def _cached_branches(repo: str) -> list[str]:
 
 def is_remote(name: str) -> bool:
     """Check whether a name is no path on this machine but could be a Hub repository."""
-    return not local_path(name).exists() and bool(_REPO.fullmatch(name)) and not name.startswith(".")
+    return not local_path(name).exists() and bool(_REPO_AT_REVISION.fullmatch(name)) and not name.startswith(".")
 
 
 def is_remote_adapter(name: str) -> bool:

@@ -41,7 +41,7 @@ from msa_lite.io.seal import (
     WORKING,
     describe_file,
     entries,
-    is_left,
+    holds_leftovers,
     list_files,
     load_manifest,
     strange_files,
@@ -172,7 +172,7 @@ def stage_folder(
             if [path.name for path in partial.iterdir()] == [LOCK]:  # made just now
                 shutil.rmtree(partial)
             raise
-        seen = _look(folder)
+        seen = _own_manifest(folder)
         _claim(partial, fingerprint, resumable)
         try:
             yield partial
@@ -223,12 +223,12 @@ def _claim(partial: Path, fingerprint: dict[str, str], resumable: bool) -> None:
         same = resumable and read_object(marker).items() >= fingerprint.items()
     except FormatError:
         same = False
-    kept = (LOCK, MARKER)  # without these, a kill would leave the folder unknown
+    signs = (LOCK, MARKER)  # without these, a kill would leave the folder unknown
     for path in partial.iterdir():
         if path.is_dir() and not path.is_symlink():
             if path.name in WORKING or not same:
                 shutil.rmtree(path)
-        elif path.name == MANIFEST or not (same or path.name in kept):
+        elif path.name == MANIFEST or not (same or path.name in signs):
             path.unlink()
     for name, path in entries(partial).items():
         if name.endswith(".tmp") or not stat.S_ISREG(path.lstat().st_mode):
@@ -236,7 +236,7 @@ def _claim(partial: Path, fingerprint: dict[str, str], resumable: bool) -> None:
     write_json(marker, fingerprint)
 
 
-def _look(folder: Path) -> bytes | None:
+def _own_manifest(folder: Path) -> bytes | None:
     """Return the manifest of a folder of ours as it is now; None for one that is not there, or empty."""
     return read_bytes(folder / MANIFEST) if load_manifest(folder) else None
 
@@ -368,7 +368,7 @@ def _remove_ours(folder: Path) -> bool:
 
 def _sweep(folder: Path) -> None:
     """Remove the working files of a stage from its finished folder."""
-    if is_left(folder):
+    if holds_leftovers(folder):
         with suppress(OSError):  # no permission, or a disk that cannot be written to: they do no harm there
             for name in WORKING:
                 (folder / name).unlink(missing_ok=True)

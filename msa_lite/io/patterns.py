@@ -53,8 +53,8 @@ class Patterns:
         try:
             self._expressions.append((number, _compile(pattern)))
         except ValueError as error:
-            shown = pattern if len(pattern) < 80 else f"{pattern[:80]}…"
-            self.faults.append(f"{shown!r} is no regular expression that can be matched ({error})")
+            start = pattern if len(pattern) < 80 else f"{pattern[:80]}…"
+            self.faults.append(f"{start!r} is no regular expression that can be matched ({error})")
 
     def first(self, names: Iterable[str], default: Any) -> Any:
         """Return the value of the first pattern that fits one of the names, else the default.

@@ -37,8 +37,8 @@ def local_path(name: str | Path, kind: ErrorKind = UsageError) -> Path:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return path
     except (OSError, ValueError, RuntimeError) as error:  # of `stat`, of encodings, of `expanduser`
-        shown = printable(name)[:80].replace("\0", "\\0")
-        raise kind(f"{shown}: can be no path ({getattr(error, 'strerror', None) or error})") from error
+        start = printable(name)[:80].replace("\0", "\\0")
+        raise kind(f"{start}: can be no path ({getattr(error, 'strerror', None) or error})") from error
     return path
 
 

@@ -118,8 +118,8 @@ def entries(folder: Path) -> dict[str, Path]:
     return dict(sorted(paths.items()))
 
 
-def is_left(folder: Path) -> bool:
-    """Check whether a kill came after a folder got its name and before its working files were removed."""
+def holds_leftovers(folder: Path) -> bool:
+    """Check whether a finished folder still holds its working files, because a kill came before they were removed."""
     try:
         return read_object(folder / MARKER).get("done") == hash_file(folder / MANIFEST)
     except FormatError:
@@ -128,7 +128,7 @@ def is_left(folder: Path) -> bool:
 
 def strange_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
     """Return files that the manifest does not name, without working files that a kill left. Raises OSError."""
-    known = {MANIFEST, *manifest["files"]} | (set(WORKING) if is_left(folder) else set())
+    known = {MANIFEST, *manifest["files"]} | (set(WORKING) if holds_leftovers(folder) else set())
     # Earlier versions left out the manifests of inner folders, and whatever has the name of a working file.
     blind = frozenset() if is_sealed(manifest) else frozenset({MANIFEST, *WORKING, ".replaced"})
     return {

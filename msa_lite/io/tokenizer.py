@@ -34,7 +34,7 @@ def fetch_tokenizer(name: str) -> Source:
 
     Raises UsageError when there is none.
     """
-    source = fetch_files(name, (*_PATTERNS, "config.json"), lambda folder: hash_tokenizer(folder))
+    source = fetch_files(name, (*_PATTERNS, "config.json"), hash_tokenizer)
     if not has_tokenizer(source.folder):
         raise UsageError(f"{name}: holds no tokenizer (tokenizer.json or tokenizer_config.json)")
     return source
