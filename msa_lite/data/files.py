@@ -46,7 +46,7 @@ def check_file(path: Path) -> None:
 def csv_columns(path: Path) -> list[str]:
     """Return the names in the first row of a CSV file.
 
-    Raises DataError where the row after it has more cells, as with a comma in a text without quotes: pandas would take
+    Raise DataError where the row after it has more cells, as with a comma in a text without quotes: pandas would take
     the first cell for a row number and shift the others by a column.
     """
     csv.field_size_limit(_LINE)

@@ -101,7 +101,7 @@ def _cell(record: RawRow, column: str) -> str:
 
 
 def _conversation(messages: Any, where: str) -> Conversation:
-    """Read messages of either kind. Raises Unreadable unless user and assistant take turns."""
+    """Read messages of either kind. Raise Unreadable unless user and assistant take turns."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise Unreadable(f"{where}: expected a list of messages, got {_short(messages)}")
     system, question, turns = "", None, []

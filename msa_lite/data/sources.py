@@ -43,7 +43,7 @@ class DataSource:
 
 
 def load_table(source: DataSource) -> Any:
-    """Load the table of a source with `datasets`. Raises UsageError or DataError if that fails."""
+    """Load the table of a source with `datasets`. Raise UsageError or DataError if that fails."""
     import datasets
 
     source, where = _locate(source)
@@ -59,7 +59,7 @@ def load_table(source: DataSource) -> Any:
 
 
 def stream_table(source: DataSource) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a source in its order, fetching no more than the caller takes. Raises as `load_table`."""
+    """Yield the rows of a source in its order, fetching no more than the caller takes. Raise as `load_table`."""
     import datasets
 
     source, where = _locate(source)
@@ -169,7 +169,7 @@ def is_remote_data(source: DataSource) -> bool:
 def pin_source(source: DataSource) -> DataSource:
     """Resolve a source's Hub revision to a commit (from the cache when the Hub is out of reach).
 
-    A local source stays as it is; so does one without revision that cannot be resolved offline. Raises UsageError when
+    A local source stays as it is; so does one without revision that cannot be resolved offline. Raise UsageError when
     the Hub has no such data set or revision.
     """
     if not is_remote_data(source):

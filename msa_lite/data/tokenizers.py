@@ -25,7 +25,7 @@ _SHOWN = 48  # characters of a row to show in a message
 def open_tokenizer(folder: Path, name: str) -> Any:
     """Load a model's tokenizer. name: of the model, for messages.
 
-    Raises NoTokenizerError if there is none, FormatError if it cannot be loaded.
+    Raise NoTokenizerError if there is none, FormatError if it cannot be loaded.
     """
     if not has_tokenizer(folder):
         raise NoTokenizerError(f"{name}: was saved without a tokenizer")
@@ -35,7 +35,7 @@ def open_tokenizer(folder: Path, name: str) -> Any:
 def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
     """Render messages as text with the tokenizer's chat template, a program by whoever made the model.
 
-    Raises whatever the template raises, OverrunError if it runs too long, and MemoryError or ValueError if it makes far
+    Raise whatever the template raises, OverrunError if it runs too long, and MemoryError or ValueError if it makes far
     more text than it gets.
     """
     with limited():

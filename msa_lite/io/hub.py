@@ -84,13 +84,13 @@ def fetch(name: str, by_content: bool = True) -> Source:
     """Find a folder, or fetch `repo[@revision]` from the Hub (or its cache, when offline).
 
     by_content: hash big files of a folder; else only their size and time of change count, for hashing a checkpoint
-    takes as long as merging it. Raises UsageError when it is neither, with the Hub's answer.
+    takes as long as merging it. Raise UsageError when it is neither, with the Hub's answer.
     """
     return fetch_files(name, ("*.safetensors", *PATTERNS), lambda folder: hash_content(folder, by_content))
 
 
 def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) -> Source:
-    """Find a folder, or fetch the files of these patterns. pin: makes the revision of a folder. Raises as `fetch`."""
+    """Find a folder, or fetch the files of these patterns. pin: makes the revision of a folder. Raise as `fetch`."""
     if not is_text(name):
         raise UsageError(f"{name!a}: the name is no UTF-8; rename the folder")
     folder, patterns = local_path(name), list(patterns)
@@ -115,7 +115,7 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
 def split_name(name: str) -> tuple[str, str | None]:
     """Split `repo[@revision]` into (repository, revision); a revision by number becomes the branch that has it.
 
-    Raises UsageError when no branch has the number, or several have, or the branches cannot be listed.
+    Raise UsageError when no branch has the number, or several have, or the branches cannot be listed.
     """
     repo, _, revision = name.partition("@")
     return repo, _branch_by_number(repo, revision) if is_number(revision) else revision or None
@@ -123,7 +123,7 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 @functools.cache  # one merge asks several times, and the list of branches may be long
 def _branch_by_number(repo: str, revision: str) -> str:
-    """Return the branch of a repository that a number of tokens or steps names. Raises as `split_name`."""
+    """Return the branch of a repository that a number of tokens or steps names. Raise as `split_name`."""
     from huggingface_hub import HfApi
 
     caveat = ""
@@ -182,7 +182,7 @@ def commit_of(name: str) -> str | None:
 def fetch_headers(name: str) -> Checkpoint | None:
     """Fetch config, names, shapes and dtypes of a checkpoint on the Hub, some kilobytes; None where the Hub gives none.
 
-    Raises FormatError for a repository without safetensors.
+    Raise FormatError for a repository without safetensors.
     """
     from huggingface_hub import get_safetensors_metadata, hf_hub_download
     from huggingface_hub.errors import NotASafetensorsRepoError

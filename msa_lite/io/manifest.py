@@ -156,7 +156,7 @@ def stage_folder(
 
     When the block raises, the partial folder is removed. That of a resumable stage is kept, unless the error was marked
     by `discarded`; the same inputs get it again with its content. resume_key: what has to be equal for that, where not
-    all inputs decide the costly work. Raises OutputError when another process is building the same folder, StageError
+    all inputs decide the costly work. Raise OutputError when another process is building the same folder, StageError
     in the place of a library's error of a full disk.
     """
     check_free(folder, kind)
@@ -245,7 +245,7 @@ def _put_in_place(partial: Path, folder: Path, seen: bytes | None) -> None:
     """Write everything through to the disk, then rename; check what takes the place of something before that goes.
 
     seen: the manifest that the folder had when the work began. The marker goes with the folder, so that the next run
-    knows as its own whatever a kill leaves. Raises OutputError where somebody else has written the folder meanwhile.
+    knows as its own whatever a kill leaves. Raise OutputError where somebody else has written the folder meanwhile.
     """
     for path in [*entries(partial).values(), *(path for path in partial.rglob("*") if path.is_dir()), partial]:
         if not path.is_symlink():
@@ -272,7 +272,7 @@ def _put_in_place(partial: Path, folder: Path, seen: bytes | None) -> None:
 def _move_away(folder: Path, partial: Path, seen: bytes) -> None:
     """Rename a folder of ours to make room for the new one, and note in the new one which it replaces.
 
-    Raises OutputError where something else has that name. Where the folder is another by now, it gets its name back,
+    Raise OutputError where something else has that name. Where the folder is another by now, it gets its name back,
     and OutputError is raised too.
     """
     previous = previous_folder(folder)
@@ -311,7 +311,7 @@ def _is_former(previous: Path, place: Path) -> bool:
 
 
 def recover(folder: Path) -> None:
-    """Put a former folder back that a kill left aside. Raises OutputError when a process is replacing it now."""
+    """Put a former folder back that a kill left aside. Raise OutputError when a process is replacing it now."""
     if not os.path.lexists(folder) and _is_former(previous_folder(folder), partial_folder(folder)):
         with locked(partial_folder(folder)):
             _settle_previous(folder)
@@ -320,7 +320,7 @@ def recover(folder: Path) -> None:
 def _settle_previous(folder: Path) -> list[str]:
     """End a replacement: remove the former folder where the new one is as it was written, else put it back.
 
-    Returns what is wrong with the new one. Raises OutputError where something of the user's is in the way.
+    Return what is wrong with the new one. Raise OutputError where something of the user's is in the way.
     """
     previous = previous_folder(folder)
     if not os.path.lexists(previous):

@@ -41,7 +41,7 @@ def match_names(adapter: Adapter, target: Mapping[str, TensorEntry], by_token: C
     saves the setting of the last one. Where all are square, the config decides. by_token: names of the target's tensors
     with a row for each token, of which an adapter may have more or fewer.
 
-    Raises MismatchError with the first ten parts that have no tensor of their shape in the target. Warns of modules
+    Raise MismatchError with the first ten parts that have no tensor of their shape in the target. Warn of modules
     that the config names but the file does not hold.
     """
     faults: list[str] = []

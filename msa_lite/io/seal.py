@@ -105,7 +105,7 @@ def list_files(folder: Path) -> list[Path]:
 def entries(folder: Path) -> dict[str, Path]:
     """Return all that is below a folder, except folders, by the name in a manifest: files, links, pipes, …
 
-    Links are not followed. Raises OSError where a folder cannot be read.
+    Links are not followed. Raise OSError where a folder cannot be read.
     """
     paths, places = {}, [folder]
     while places:
@@ -127,7 +127,7 @@ def holds_leftovers(folder: Path) -> bool:
 
 
 def strange_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
-    """Return files that the manifest does not name, without working files that a kill left. Raises OSError."""
+    """Return files that the manifest does not name, without working files that a kill left. Raise OSError."""
     known = {MANIFEST, *manifest["files"]} | (set(WORKING) if holds_leftovers(folder) else set())
     # Earlier versions left out the manifests of inner folders, and whatever has the name of a working file.
     blind = frozenset() if is_sealed(manifest) else frozenset({MANIFEST, *WORKING, ".replaced"})
@@ -140,7 +140,7 @@ def verify_folder(folder: Path) -> list[str]:
     """Check a folder against its manifest; return the faults, none when all is as it was written.
 
     Every file is hashed. Anything else in the folder is a fault, links and pipes too. Empty folders are no fault:
-    copies often leave them out. Raises OutputError when the folder has no manifest.
+    copies often leave them out. Raise OutputError when the folder has no manifest.
     """
     if not os.path.lexists(folder / MANIFEST):
         raise OutputError(f"{printable(folder)}: no {MANIFEST} of msa-lite in there")

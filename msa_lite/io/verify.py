@@ -15,7 +15,7 @@ _UNFINISHED = (".partial", ".previous")
 def verify_stages(folder: Path) -> dict[Path, list[str]]:
     """Re-hash a stage's folder, or all finished stages below a run's; return the faults of each (`verify_folder`).
 
-    Raises OutputError where there is no stage.
+    Raise OutputError where there is no stage.
     """
     alone = os.path.lexists(folder / MANIFEST)
     places = [folder] if alone else sorted(path.parent for path in folder.rglob(MANIFEST))

@@ -148,7 +148,7 @@ def clone_file(source: int, target: int) -> bool:
 
 
 def reserve(handle: int, nbytes: int) -> None:
-    """Reserve disk blocks, so that a full disk shows now, not halfway. Raises OSError (ENOSPC) when it is full.
+    """Reserve disk blocks, so that a full disk shows now, not halfway. Raise OSError (ENOSPC) when it is full.
 
     The free space is read first: the kernel takes all there is before it finds that it is too little.
     """

@@ -1,10 +1,10 @@
 """Write the update as one PEFT adapter on the target: factors side by side, so nothing is rounded and ranks add up.
 
-Model plus adapter is as good as the merged model, in a hundredth of the space, and can be switched off again. It is a
-way to deliver and to try the update; it removes nothing from the model.
+Target and adapter together are as good as the merged model. The adapter takes a hundredth of the space and can be
+switched off again. It is a way to deliver and to try the update; it removes nothing from the model.
 
-Dtype policy: fp64 arithmetic, rounded once to fp32 on storing. All shapes are known from headers, so factors are
-computed and written module by module. Memory is that of the largest module, whatever their number.
+Dtype policy: fp64 arithmetic, rounded once to fp32 on storing. Headers tell all shapes, so factors are
+computed and written module by module. Memory is that of the largest module, however many there are.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def merge_terms_to_adapter(
     if max_rank is not None and max_rank < 1:
         raise UsageError(f"max_rank is {max_rank}; at least 1 is needed")
     if not any(term.weight for term in terms):
-        raise UsageError("an adapter that changes nothing is no use: give a vector and a strength above 0")
+        raise UsageError("this adapter would change nothing; give a vector and a strength above 0")
     inputs = find_inputs(out, "adapter", target, terms, prior, {"max_rank": max_rank}, replace)
     if (change := inputs.finished) is not None:
         return MergedAdapter(folder=inputs.out, **change)
@@ -142,7 +142,7 @@ def _kind(delta: Delta) -> str:
 
 
 def _check_products(plan: MergePlan) -> None:
-    """Raise MismatchError for deltas that are no product of factors, and that no LoRA adapter can hold."""
+    """Raise MismatchError for deltas that are no product of factors: no LoRA adapter can hold them."""
 
     def faults(term: Term[Vector]) -> list[str]:
         if not term.vector.is_adapter:
@@ -154,9 +154,7 @@ def _check_products(plan: MergePlan) -> None:
         ]
 
     if others := [fault for term in plan.terms for fault in faults(term)]:
-        raise MismatchError(
-            join_faults("what is no product of factors makes no LoRA adapter; merge to a model:", others)
-        )
+        raise MismatchError(join_faults("only products of factors fit into a LoRA adapter; merge to a model:", others))
 
 
 @dataclass(frozen=True)

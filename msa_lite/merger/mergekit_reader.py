@@ -192,8 +192,8 @@ _KNOWN_KEYS = [
 def read_recipe(path: Path) -> MergeRequest:
     """Return the merge in a mergekit recipe.
 
-    Where several namings of the parts compute the same, a base that is not the target is the prior, otherwise the last
-    model listed that fits. An `msa` block is ignored. Raise UsageError with the faults, each with its key: unknown
+    Several choices of the prior may compute the same. Then a base that is not the target is the prior, otherwise the
+    last model listed that fits. An `msa` block is ignored. Raise UsageError with the faults, each with its key: unknown
     keys, and everything that only mergekit-yaml can do.
     """
     document = read_yaml(path, UsageError)

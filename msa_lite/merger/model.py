@@ -71,11 +71,11 @@ class Merged:
         """Say in a few lines how the weights changed."""
         if not self.weights_touched:
             return "the target as it is, no weight changed"
-        size = "of no known part" if self.relative_size is None else f"{self.relative_size:.2e}"
+        size = "" if self.relative_size is None else f"{self.relative_size:.2e} of the weights' norm; "
         lines = [
             f"{self.weights_changed / self.weights_touched:.2%} of {self.weights_touched} weights in "
             f"{self.tensors_touched} tensors changed",
-            f"update: {size} of the weights' norm; rounding lost {self.rounding_loss:.2%} of it",
+            f"update: {size}rounding lost {self.rounding_loss:.2%} of it",
         ]
         if self.update_cosine is not None:
             lines[-1] += f" (cosine of stored and wanted update {self.update_cosine:.4f})"
@@ -203,7 +203,7 @@ def _write_shards(
                 else:
                     path.unlink(missing_ok=True)
                     journal.record(path.name, *stream.write(shard, path, report))
-    except MsaError as error:  # the inputs are at fault, so that a rerun would end the same way
+    except MsaError as error:  # the inputs are at fault, so a rerun would end the same way
         raise discarded(error) from None
     progress("merge", amount, amount)
     hashes.update(journal.hashes)
@@ -234,7 +234,7 @@ class _Journal:
                         yield item
 
     def has(self, path: Path) -> bool:
-        """Check by its hash whether a shard is there as it was finished."""
+        """Check by its hash whether a finished shard is still there unchanged."""
         known = self.hashes.get(path.name)
         return known is not None and path.is_file() and hash_file(path) == known
 

@@ -22,7 +22,7 @@ def mergekit_recipe(
     prior: str | None = None,
     dtype: str = "same",
 ) -> str:
-    """Return the merge of these arguments (as for `merge`) as YAML for mergekit, its command line in comments.
+    """Return YAML with which mergekit does the merge of these arguments (as for `merge`), its command in comments.
 
     Headers and adapters are read to find the right form. Raise UsageError where mergekit has no form for the merge, and
     as `merge` does for inputs that do not fit.

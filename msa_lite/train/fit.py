@@ -60,7 +60,7 @@ def fit_vector(
     and the manifest (`fit`) record how it went, and a warning says when it has not learnt enough. A folder made from
     the same inputs is left as it is. A stopped fit goes on after its last save.
 
-    Raises UsageError where packages are missing (torch; for qlora, bitsandbytes), NotFiniteError when the loss is no
+    Raise UsageError where packages are missing (torch; for qlora, bitsandbytes), NotFiniteError when the loss is no
     longer finite and there is no epoch to keep.
     """
     require("train")
@@ -191,7 +191,7 @@ class _Fit:
         return micro
 
     def _load(self) -> Any:
-        """Load the model to tune. Raises StageError when its files have changed since they were first read."""
+        """Load the model to tune. Raise StageError when its files have changed since they were first read."""
         model = load_trainable(self.source.folder, self.settings, self.source.added)
         self.source.check_unchanged()
         return model

@@ -90,7 +90,7 @@ class Loop:
     def finish_epoch(self, model: Any, epoch: int, write: bool = True) -> KeptEpochs:
         """Ask `after_epoch` which epochs to keep; save this one's weights if it is among them, and drop the others.
 
-        Raises NotFiniteError where the model's outputs or weights are no numbers.
+        Raise NotFiniteError where the model's outputs or weights are no numbers.
         """
         assert self.after_epoch is not None
         if write and (name := broken_weight(model)):  # before scoring: an epoch that is not kept must leave no scores
@@ -198,7 +198,7 @@ def _make_callback(loop: Loop) -> Any:
                 stream.write(json.dumps(line) + "\n")
 
         def _stop(self, control: Any, fault: str) -> None:
-            """End the training and keep its epochs so far. Raises NotFiniteError where there are none."""
+            """End the training and keep its epochs so far. Raise NotFiniteError where there are none."""
             if not list(loop.partial.glob("epoch-*")):
                 raise loop.failure(fault)
             logger.warning("%s: %s; earlier epochs are kept", loop.label, fault)

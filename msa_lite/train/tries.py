@@ -71,7 +71,7 @@ class Gauge:
         self._write()
 
     def after_epoch(self, model: Any, epoch: int, steps: int) -> bool:
-        """Measure the model; return whether the fit goes on. Raises NotFiniteError where the loss is no number."""
+        """Measure the model; return whether the fit goes on. Raise NotFiniteError where the loss is no number."""
         attempt = self.course.tries[-1]
         loss = measure_loss(model, self.examples, self.pad, self.micro)
         if not math.isfinite(loss):
@@ -111,7 +111,7 @@ class Tries:
     """Called as fit(rate, folder, gauge, label); returns the micro-batch that fitted into memory."""
 
     def run(self, partial: Path) -> dict[str, Any]:
-        """Fit into the folder; return facts for the manifest. Raises NotFiniteError where every try diverged."""
+        """Fit into the folder; return facts for the manifest. Raise NotFiniteError where every try diverged."""
         sample, file = sample_examples(self.examples, self.seed), partial / COURSE
         if file.exists():
             course = Course.from_json(json.loads(file.read_text("utf-8")))
