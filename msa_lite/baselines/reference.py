@@ -64,8 +64,7 @@ class ReferenceCache:
                     scores = {name: _score(model, examples, pad) for name, examples in self.sets.items()}
                 model.train(training)
                 write_json(partial / _FILE, scores)
-        values: dict[str, list[float]] = json.loads((self.folder / _FILE).read_text("utf-8"))
-        return values
+        return json.loads((self.folder / _FILE).read_text("utf-8"))
 
 
 def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
@@ -84,6 +83,4 @@ def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
         return values
 
     sizes = iter((8, 4, 2, 1, 0))
-    run_fitting = find_executable_batch_size(run, next(sizes), reduce_batch_size_fn=lambda: next(sizes))
-    scores: list[float] = run_fitting()
-    return scores
+    return find_executable_batch_size(run, next(sizes), reduce_batch_size_fn=lambda: next(sizes))()

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from msa_lite.errors import DataError
+from msa_lite.errors import DataError, clip
 from msa_lite.io.reading import open_file, parse_json, read_bytes, read_text
 
 _LINE = 256 << 20  # bytes of a row
@@ -141,8 +141,7 @@ def read_raw_rows(path: Path) -> list[dict[str, Any]] | None:
 
 
 def _no_row(path: Path, row: int, text: str) -> DataError:
-    text = text.strip()
-    start = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    start = clip(text.strip(), _SHOWN)
     return DataError(f'{path}: row {row}: {start} is no row; a row is an object, as in {{"question": …, "answer": …}}')
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from msa_lite.errors import FormatError
+from msa_lite.errors import FormatError, clip
 
 _ENDING = r"(.*\.)?({})$"  # how PEFT uses a pattern
 _NAME = re.compile(r"(?:[\w-]|\\[^\w\s])*", re.ASCII)
@@ -53,8 +53,7 @@ class Patterns:
         try:
             self._expressions.append((number, _compile(pattern)))
         except ValueError as error:
-            start = pattern if len(pattern) < 80 else f"{pattern[:80]}…"
-            self.faults.append(f"{start!r} is no regular expression that can be matched ({error})")
+            self.faults.append(f"{clip(pattern, 80)!r} is no regular expression that can be matched ({error})")
 
     def first(self, names: Iterable[str], default: Any) -> Any:
         """Return the value of the first pattern that fits one of the names, else the default.

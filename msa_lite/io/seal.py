@@ -50,8 +50,7 @@ def load_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     if not _has_form(value) or (is_sealed(value) and not _is_whole(raw)):
         return None
-    manifest: dict[str, Any] = value
-    return manifest
+    return value
 
 
 def is_sealed(manifest: Mapping[str, Any]) -> bool:

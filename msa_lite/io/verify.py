@@ -32,4 +32,4 @@ def verify_stages(folder: Path) -> dict[Path, list[str]]:
 
 def unsealed(stages: Iterable[Path]) -> list[Path]:
     """Return the folders whose manifest would not show a change of itself: earlier versions made them."""
-    return [stage for stage in stages if not is_sealed(load_manifest(stage) or {"format": None})]
+    return [stage for stage in stages if (manifest := load_manifest(stage)) and not is_sealed(manifest)]

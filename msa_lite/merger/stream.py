@@ -186,8 +186,7 @@ class Stream:
         if not hasattr(self._own, "scratch"):
             common = Scratch()
             self._own.scratch = [common, *(Scratch(common) for _ in self._plan.terms)]
-        own: list[Scratch] = self._own.scratch
-        return own
+        return self._own.scratch
 
 
 @dataclass(frozen=True)
