@@ -285,12 +285,8 @@ def _assign(total: _Sum, target: Reference, prior: Reference) -> MergeRequest | 
     if abs(sum(c for m, c in rest.items() if not m.adapter)) > tolerance or ListedModel(target) in moved:
         return None
     places = {model.checkpoint for model in deltas}
-    if not moved and places <= {target}:
-        needed = None
-    elif places <= {prior}:
-        needed = prior
-    else:
-        return None
+    on_target = not moved and places <= {target}
     parts = sorted((moved | deltas).items(), key=lambda part: part[1])  # the one that is subtracted first
     terms = [Term("forget" if c < 0 else "retain", m.adapter or m.checkpoint, c) for m, c in parts]
-    return MergeRequest(target, tuple(terms), needed) if len({term.name for term in terms}) == len(terms) else None
+    fits = (on_target or places <= {prior}) and len({term.name for term in terms}) == len(terms)
+    return MergeRequest(target, tuple(terms), None if on_target else prior) if fits else None
