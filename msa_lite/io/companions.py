@@ -11,7 +11,7 @@ from msa_lite.io.checkpoint import INDEX_FILE
 from msa_lite.io.progress import readable
 
 PATTERNS = ("*.json", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*")
-_OTHERS = {"manifest.json", INDEX_FILE}  # written anew for each output
+_OTHERS = {"manifest.json", INDEX_FILE}  # handled apart from the companions
 _LARGEST = 256 << 20  # bytes; tokenizers of large vocabularies take about 30 MB
 
 
