@@ -36,7 +36,7 @@ class Questions:
     test: Benchmark | None = None
     """The rows that models are scored on; None where nothing is scored."""
     judged: bool = False
-    """True where a judge is asked about the validation rows."""
+    """True if a judge is asked about the validation rows."""
 
 
 def load_questions(
@@ -50,7 +50,7 @@ def load_questions(
 
     If a benchmark's own metrics decide the choice, its questions are divided. By extraction, the user's questions about
     the forget and retain set decide, and the benchmark's scores leave these out. The user's holdout rows are in both
-    parts, whole. Raises UsageError where a rule lacks a metric, or there are no rows to choose by.
+    parts, whole. Raise UsageError where a rule lacks a metric, or there are no rows to choose by.
     """
     settings = recipe.evaluate
     if settings is None:
@@ -109,7 +109,7 @@ def _rows(recipe: Recipe, data: Mapping[str, DataSource], loaded: Mapping[str, l
     Only the qa benchmark takes texts; the published ones have their own.
     """
     assert recipe.evaluate is not None
-    chosen = {}
+    sets = {}
     for name in SETS:
         named = data.get(f"evaluate.{name}")
         place = f"evaluate.{name}" if named else name
@@ -122,8 +122,8 @@ def _rows(recipe: Recipe, data: Mapping[str, DataSource], loaded: Mapping[str, l
                 )
             continue
         rows = loaded[place] if place in loaded else load_rows(source)
-        chosen[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
-    return chosen
+        sets[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
+    return sets
 
 
 def _own_parts(
@@ -154,7 +154,7 @@ def _questions(benchmark: Benchmark | None) -> set[str]:
 
 
 def _divide(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
-    """Return the rows to choose by and the rows to score, by set. Raises UsageError where there are not enough."""
+    """Return the rows to choose by and the rows to score, by set. Raise UsageError where there are not enough."""
     assert recipe.evaluate is not None
     if "forget" not in rows:
         own = recipe.evaluate.benchmark

@@ -119,7 +119,7 @@ class TrainingRun:
 def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
     """Find the model, then read and encode the rows. `folder`/data keeps texts of the Hub whose tokens are counted.
 
-    Raises all faults of the model and of the stages' data in one error.
+    Raise all faults of the model and of the stages' data in one error.
     """
     faults, data = Faults(), []
     for number, stage in enumerate(recipe.stages):

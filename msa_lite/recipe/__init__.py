@@ -8,6 +8,7 @@ from msa_lite.recipe.files import shipped_recipes as shipped_recipes
 from msa_lite.recipe.files import title_of as title_of
 from msa_lite.recipe.inputs import Columns as Columns
 from msa_lite.recipe.inputs import Prompt as Prompt
+from msa_lite.recipe.load import RecipeSource as RecipeSource
 from msa_lite.recipe.load import dump_recipe as dump_recipe
 from msa_lite.recipe.load import load_any as load_any
 from msa_lite.recipe.load import load_recipe as load_recipe
@@ -22,6 +23,7 @@ __all__ = [
     "Data",
     "Prompt",
     "Recipe",
+    "RecipeSource",
     "TrainingRecipe",
     "absolute_paths",
     "dump_recipe",
