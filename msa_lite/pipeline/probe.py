@@ -36,7 +36,7 @@ class ProbeResult:
 
     @property
     def title(self) -> str:
-        """Return which rows were compared, as the title of a table."""
+        """Return the title of a table: the rows that were compared."""
         forget, other = self.findings[0].report.settings["rows"].values()
         return f"{forget} forget rows against {other} {COMPARED_WITH[self.against]}"
 
@@ -104,15 +104,12 @@ def _models(run: Run) -> dict[str, Source]:
     """
     history, prior = run.recipe.history, run.recipe.prior_checkpoint
     names = [item.checkpoint for item in history.checkpoints] if history else [prior]
-    candidates = {
-        "prior" if name == prior else f"checkpoint-{place}": run.sources["prior"] if name == prior else fetch(name)
-        for place, name in enumerate(names, start=1)
-    }
-    target = run.sources["target"]
-    candidates = {
-        name: source if name == "prior" else fit_prior(target, source, "checkpoint")
-        for name, source in candidates.items()
-    }
+    candidates = {}
+    for place, name in enumerate(names, start=1):
+        if name == prior:
+            candidates["prior"] = run.sources["prior"]
+        else:
+            candidates[f"checkpoint-{place}"] = fit_prior(run.sources["target"], fetch(name), "checkpoint")
     controls = {name: run.sources[name] for name in ("target", "ideal") if name in run.sources}
     return candidates | controls
 
