@@ -112,8 +112,7 @@ def evaluate_references(run: Run, progress: Progress) -> None:
 
 def evaluate_target(run: Run, progress: Progress) -> Path:
     """Score the target on the validation rows. Return the folder with its report."""
-    _evaluate_validation(run, "target", run.sources["target"], progress)
-    return _validation_folder(run, "target")
+    return _evaluate_validation(run, "target", run.sources["target"], progress)
 
 
 def evaluate_prior(run: Run, part: Literal["validation", "test"], progress: Progress) -> Path | None:
@@ -142,14 +141,14 @@ def _has_prior_level(run: Run, benchmark: Benchmark) -> bool:
     return isinstance(benchmark, Qa) and "forget" in benchmark.sets and run.plan.start == "prior"
 
 
-def evaluate_merged(run: Run, merged: Merged | MergedAdapter, progress: Progress) -> Report:
-    """Score the unlearned model, as it is written, on the validation rows."""
+def evaluate_merged(run: Run, merged: Merged | MergedAdapter, progress: Progress) -> Path:
+    """Score the unlearned model, as it is written, on the validation rows. Return the folder with its report."""
     return _evaluate_validation(run, "unlearned", fetch(str(merged.folder)), progress)
 
 
-def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress) -> Report:
+def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress) -> Path:
     validation, folder = validation_of(run), _validation_folder(run, name)
-    report = evaluate_benchmark(
+    evaluate_benchmark(
         source,
         validation.benchmark,
         folder,
@@ -159,8 +158,7 @@ def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress
         label=f"validation: {name}",
         progress=progress,
     )
-    assert report is not None, "a recipe runs in one process"
-    return report
+    return folder
 
 
 def _validation_folder(run: Run, name: str) -> Path:

@@ -207,9 +207,8 @@ def rescore(run: Run, swept: Swept, merged: Merged | MergedAdapter, progress: Pr
     """Score the chosen point again, merged, on the validation rows. Return a sentence on the two figures."""
     if swept.choice is None:
         return []
-    evaluate_merged(run, merged, progress)
-    merged_scores = run.folder / "evaluation" / "unlearned_validation"
-    before, rank = swept.choice, validation_of(run).rank(merged_scores, run.folder / "sweep" / TARGET)
+    scores = evaluate_merged(run, merged, progress)
+    before, rank = swept.choice, validation_of(run).rank(scores, run.folder / "sweep" / TARGET)
     in_memory = _scored(before.rule, before.score, before.met)
     after = f"broken ({rank})" if isinstance(rank, str) else _scored(before.rule, rank.value, rank.met)
     name = score_heading(before.rule)[:-2]
