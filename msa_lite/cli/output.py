@@ -26,6 +26,8 @@ _notices = Notices()  # of this process's command
 
 def set_up_logging(verbose: bool) -> None:
     """Send the warnings of msa-lite to stderr, and with --verbose all it logs. Other packages log errors alone."""
+    global _notices
+    _notices = Notices()  # the warnings of another command, if one was called in this process, are not of this one
     log_to(_notices, verbose)
 
 
