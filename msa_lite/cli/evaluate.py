@@ -49,7 +49,7 @@ from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(context: click.Context, model: str, out: str, as_json: bool, **options: Any) -> None:
-    """Score MODEL on a benchmark: a folder or repo[@revision] with a model or a LoRA adapter.
+    """Score MODEL on a benchmark. MODEL is a folder or repo[@revision] with a model or a LoRA adapter.
 
     \b
     msa-lite evaluate runs/mine/model --benchmark tofu --split forget10 --ideal IDEAL --out scores
@@ -106,7 +106,7 @@ def _from_recipe(context: click.Context, options: dict[str, Any]) -> dict[str, A
 
     explicit = [name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
     if twice := [f"--{name.replace('_', '-')}" for name in _IN_RECIPES if name in explicit]:
-        raise UsageError(f"{', '.join(twice)}: the recipe says it; leave it out, or do without --recipe")
+        raise UsageError(f"{', '.join(twice)}: the recipe sets this already; leave it out, or leave out --recipe")
     arguments = evaluation_arguments(load_recipe(options["recipe"]))
     return options | {name: value for name, value in arguments.items() if name not in explicit}
 

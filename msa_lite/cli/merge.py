@@ -70,7 +70,7 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
 def command(
     recipe: Path | None, out: str, dtype: str | None, form: str, max_rank: int | None, as_json: bool, **options: Any
 ) -> None:
-    """Write target − alpha · forget + beta · retain to DIR, streamed, in the target's own layout.
+    """Write target − alpha · forget + beta · retain to the folder --out, in the target's own layout.
 
     The merge needs no torch, and memory does not grow with the model. After a kill, the same command goes on where it
     was.

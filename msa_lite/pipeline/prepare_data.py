@@ -41,7 +41,7 @@ def load_data(recipe: Recipe, method: str = "msa") -> tuple[dict[str, DataSource
             continue
         with faults.gathered(f"{name if '.' in name else f'{name}.data'}: "):
             if name == ALTERNATIVES and data.format != "text":
-                raise UsageError("format: 'text' is wanted, one answer a line")
+                raise UsageError("format: must be 'text', with one answer a line")
             sources[name], rows[name] = load_set(data, recipe.columns)
     faults.check()
     return sources, rows

@@ -58,7 +58,9 @@ def resolve_prompt(
     sets = [rows.get(name, ()) for name in ("forget", "evaluate.forget")]
     questions = next((one for one in sets if one and not one[0].text), None)
     if questions is None:
-        logger.warning("prompt: auto: there are no questions about the forget set to try forms on; default is taken")
+        logger.warning(
+            "prompt: auto: there are no questions about the forget set to try prompts on, so the default one is used"
+        )
         default = recipe.prompt.model_copy(update={"kind": "default"})
         return recipe.model_copy(update={"prompt": default}), prompter, None
     few = sample_rows(questions, PROMPT_ROWS, recipe.seed)

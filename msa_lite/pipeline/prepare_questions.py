@@ -58,7 +58,7 @@ def load_questions(
     rows = _rows(recipe, data, loaded or {})
     rule = _rule(recipe, rows)
     if choice is not False and rule.needs_ideal and not settings.ideal:
-        raise UsageError(f"select: '{rule.name}' is held against the ideal model; give evaluate.ideal")
+        raise UsageError(f"select: '{rule.name}' compares with the ideal model; give evaluate.ideal")
     if settings.benchmark == OWN:
         return _own_parts(recipe, rule, rows, choice, prompter)
     benchmark = load_benchmark(
@@ -99,7 +99,7 @@ def _check(rule: Rule, benchmark: Benchmark, judged: bool) -> None:
     wanting = [name for name in rule.needs() if metric_kind(name).judge == "required"]
     if wanting and not judged:
         raise UsageError(
-            f"select: {', '.join(wanting)} is a judge's; give evaluate.judge of kind openai, and select.judge true"
+            f"select: {', '.join(wanting)} needs a judge; give evaluate.judge of kind openai, and select.judge true"
         )
 
 
@@ -117,8 +117,7 @@ def _rows(recipe: Recipe, data: Mapping[str, DataSource], loaded: Mapping[str, l
         if source is None or (source.format != "qa" and recipe.evaluate.benchmark != OWN):
             if named:
                 raise UsageError(
-                    f"evaluate.{name}.format is '{named.format}'; beside {recipe.evaluate.benchmark}, questions are "
-                    "wanted (format qa)"
+                    f"evaluate.{name}.format is '{named.format}', but with {recipe.evaluate.benchmark} it must be qa"
                 )
             continue
         rows = loaded[place] if place in loaded else load_rows(source)

@@ -214,7 +214,7 @@ def _encode(stage: Stage, data: StageData, prompter: Prompter) -> list[Example]:
         raise DataError(f"{data.sources[0].path}: nothing to learn in {stage.tokens} tokens; ask for more")
     tokens = sum(len(example.ids) for example in examples)
     if tokens < stage.tokens - 1:  # a last one alone is no row
-        logger.warning("%s: the recipe wants %d tokens, it has %d", data.sources[0].path, stage.tokens, tokens)
+        logger.warning("%s: the recipe asks for %d tokens, the data has %d", data.sources[0].path, stage.tokens, tokens)
     return examples
 
 
