@@ -21,6 +21,9 @@ class Strengths:
     beta: float = 0.0
     """The retain vector is added this many times, ≥ 0; 0 without a retain set."""
 
+    def __str__(self) -> str:
+        return f"α = {self.alpha:g}, β = {self.beta:g}"
+
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Strengths:
         """Return the strengths among a candidate's values; those that are not there are 0."""

@@ -49,10 +49,10 @@ def _judge(run: Run, progress: Progress) -> Findings:
         evaluate_prior(run, "test", progress)
     parts = _parts(run)
     models = {name: _records(run, name, parts) for name in ("target", "unlearned", "ideal")}
-    known = {name: records for name, records in models.items() if records}
+    scored = {name: records for name, records in models.items() if records}
     prior = _prior(run, parts)
-    weighed = run.test.weigh(known | ({"prior": prior} if prior else {}))
-    examples = pick_examples(type(run.test), known, run.recipe.seed)
+    weighed = run.test.weigh(scored | ({"prior": prior} if prior else {}))
+    examples = pick_examples(type(run.test), scored, run.recipe.seed)
     return Findings(weighed if isinstance(weighed, str) else make_verdict(*weighed, _doubts_of_fits(run)), examples)
 
 

@@ -265,7 +265,7 @@ def test_too_few_tokens_are_warned_of(recipe: dict[str, Any], caplog: pytest.Log
     logger.propagate = True  # a command that ran before keeps the log to itself
     with caplog.at_level(logging.WARNING, logger="msa_lite"):
         found = msa_lite.train_stages(recipe, ["stages.0.tokens=20M", "stages.0.epochs=1"]).models[-1].tokens
-    assert f"the recipe wants 20000000 tokens, it has {found}" in caplog.text
+    assert f"the recipe asks for 20000000 tokens, the data has {found}" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_too_few_tokens_are_warned_of(recipe: dict[str, Any], caplog: pytest.Log
         ({"model": {"config": LLAMA, "tokenizer": "./none"}}, ["./none: no such"]),
         (new_model(model_type="lama"), ["'llama'?"]),
         (new_model(hiden_size=8), ["'hidden_size'?"]),
-        (new_model(hidden_size=33), ["makes no llama of it", "33"]),
+        (new_model(hidden_size=33), ["cannot make a llama of it", "33"]),
         (new_model(vocab_size=256), ["tokens, the model's vocabulary 256"]),
         (new_model(max_position_embeddings=8), ["stages.0: its rows have up to", "the model takes 8"]),
         ({"training": {"batch_size": 8, "epochs": 1}}, ["stages.0: 1-tofu: its 6 rows are one step", "stages.2: "]),
