@@ -64,7 +64,7 @@ def choose(
     another rule or of another grid are used again. A broken candidate (outputs that are no numbers, no retain
     performance left) is recorded and never chosen. Other processes may help (`help_choose`).
 
-    Raises StageError if every candidate is broken, DataError if the target lacks a metric that the rule needs.
+    Raise StageError if every candidate is broken, DataError if the target lacks a metric that the rule needs.
     """
     inputs, scored_by = candidates.inputs(validation), candidates.scored_by(validation)
     if is_finished(out, inputs):
@@ -133,7 +133,7 @@ def _try_all(work: SharedWork, label: str, progress: Progress) -> tuple[list[Val
 def _best(candidates: Sequence[Values], ranks: Sequence[Rank | str]) -> int:
     """Return the number of the highest rank: of equals the gentlest, then the first.
 
-    Raises StageError if every candidate is broken.
+    Raise StageError if every candidate is broken.
     """
     whole = {number: rank for number, rank in enumerate(ranks) if isinstance(rank, Rank)}
     if not whole:

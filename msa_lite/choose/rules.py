@@ -57,7 +57,7 @@ class Rule(ABC):
     def rank(self, metrics: Metrics, target: Metrics, evidence: Evidence = NO_EVIDENCE) -> Rank:
         """Rank a candidate by its metrics beside the target's, on the same rows.
 
-        Raises DataError if the target or the ideal has no value that all candidates are compared with.
+        Raise DataError if the target or the ideal has no value that all candidates are compared with.
         """
 
     @abstractmethod
@@ -199,7 +199,7 @@ class Condition:
 
     @classmethod
     def parse(cls, metric: str, text: str) -> Condition:
-        """Parse ">= 0.95 * target", "<= 0.4" or "<= 1.1 * ideal". Raises UsageError for anything else."""
+        """Parse ">= 0.95 * target", "<= 0.4" or "<= 1.1 * ideal". Raise UsageError for anything else."""
         try:
             return cls(metric, *parse_condition(text))
         except ValueError as error:
@@ -209,7 +209,7 @@ class Condition:
         return f"{'>=' if self.at_least else '<='} {self.factor:g}{f' * {self.of}' if self.of else ''}"
 
     def bound(self, target: Metrics, ideal: Metrics | None) -> float:
-        """Return the bound as a number. Raises DataError if the model that it refers to lacks the metric."""
+        """Return the bound as a number. Raise DataError if the model that it refers to lacks the metric."""
         if self.of is None:
             return self.factor
         value = (target if self.of == "target" else ideal or {}).get(self.metric)
@@ -288,7 +288,7 @@ def make_rule(
 ) -> Rule:
     """Make the rule of a recipe's `select`: a metric to be highest or lowest, or a score, by default extraction.
 
-    Raises UsageError for an unknown score, and for a text that is no condition.
+    Raise UsageError for an unknown score, and for a text that is no condition.
     """
     if metric := maximise or minimise:
         conditions = tuple(Condition.parse(name, text) for name, text in subject_to.items())

@@ -66,7 +66,7 @@ class Validation:
     def rank(self, folder: Path, target_folder: Path) -> Rank | str:
         """Return the rank of a candidate beside the target, or the reason why it is broken.
 
-        Both folders hold a report, and records where the rule compares row by row. Raises DataError where the target
+        Both folders hold a report, and records where the rule compares row by row. Raise DataError where the target
         or the ideal lacks a value that candidates are held against.
         """
         report, target = load_report(folder), load_report(target_folder).values()
@@ -84,7 +84,7 @@ class Validation:
         """Return the report of a model's scores in a folder. The model is only scored where there is no report yet.
 
         about: the model, for the report. whole: score it on all sets, not only on those of candidates. Sets whose
-        records a stop has left are not run again. Raises NotFiniteError for a model whose outputs are no numbers.
+        records a stop has left are not run again. Raise NotFiniteError for a model whose outputs are no numbers.
         """
         if (folder / REPORT_FILE).is_file():
             report = load_report(folder)

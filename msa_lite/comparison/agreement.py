@@ -86,7 +86,7 @@ def _table_fault(report: Report, table: PublishedTable) -> str | None:
 def merge_references(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries with at most one target and one ideal, each with the values of all its reports.
 
-    Raises MismatchError where two reports of it disagree. Judged values of different judges may differ. Where the
+    Raise MismatchError where two reports of it disagree. Judged values of different judges may differ. Where the
     settings say that the model is the same, the first report's values are taken.
     """
     faults: list[str] = []

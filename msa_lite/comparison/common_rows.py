@@ -50,7 +50,7 @@ def on_common_rows(paths: Sequence[Path]) -> list[Report]:
     its metrics. The judge's verdicts are in the records and are kept. Each evaluation keeps its own ideal. Where the
     ideal's records cannot be found, the metrics that need it are None with the reason.
 
-    paths: of their report.json files. Raises MismatchError, with all faults: records are missing or changed, a set has
+    paths: of their report.json files. Raise MismatchError, with all faults: records are missing or changed, a set has
     no common row, or two evaluations asked different things about one row.
     """
     evaluations, faults = [], []

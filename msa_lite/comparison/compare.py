@@ -131,7 +131,7 @@ def compare(
     prints, or else by the same rule beside its own ideal. metrics: the columns, by name; None for those of the paper.
     Columns without any value are left out, and the notes say why.
 
-    Raises UsageError for what is missing or unknown, FormatError for broken reports, MismatchError for reports that
+    Raise UsageError for what is missing or unknown, FormatError for broken reports, MismatchError for reports that
     cannot stand side by side, each with all faults.
     """
     table = load_published(published) if published else None
@@ -179,7 +179,7 @@ def _published_entries(table: PublishedTable) -> list[Entry]:
 def _choose_columns(entries: Sequence[Entry], names: Sequence[str] | None) -> list[Column]:
     """Return the columns of these names, or those of the benchmark that some report has.
 
-    Raises UsageError for names that no report has.
+    Raise UsageError for names that no report has.
     """
     directions = {name: metric.higher_is_better for entry in entries for name, metric in entry.report.metrics.items()}
     if names is not None:

@@ -68,7 +68,7 @@ def read_entries(paths: str | Path | Iterable[str | Path]) -> tuple[list[Entry],
 
     A path is a run's folder (target, ideal and unlearned below evaluation/, runs of baselines below baselines/), an
     evaluation's folder, or a report.json, each also as LABEL=PATH. A model is the target or the ideal where the folder
-    of a run or an evaluation says so, or its label, or the name of its folder if no method made it. Raises UsageError
+    of a run or an evaluation says so, or its label, or the name of its folder if no method made it. Raise UsageError
     or FormatError with every path that cannot be read.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
@@ -152,7 +152,7 @@ def _read(place: Path, role: Role | None, label: str | None) -> Entry:
 
 
 def _checked(report: Report, place: Path) -> Report:
-    """Return the report without values that are not finite. Raises FormatError for values that are no numbers."""
+    """Return the report without values that are not finite. Raise FormatError for values that are no numbers."""
     kinds = (int, float, type(None))
     faults = [
         name

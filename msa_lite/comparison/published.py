@@ -53,7 +53,7 @@ def published_tables() -> list[str]:
 
 
 def load_published(name: str) -> PublishedTable:
-    """Load a table by its name. Raises UsageError for an unknown one, with the nearest name and the list."""
+    """Load a table by its name. Raise UsageError for an unknown one, with the nearest name and the list."""
     names = published_tables()
     if name not in names:
         raise UsageError(f"published: no table '{name}'{nearest(name.lower(), names)}; choose from {', '.join(names)}")

@@ -135,7 +135,7 @@ class Benchmark(ABC):
 
     @classmethod
     def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
-        """Load the benchmark. Raises UsageError for an unknown split, DataError with all that the data lacks."""
+        """Load the benchmark. Raise UsageError for an unknown split, DataError with all that the data lacks."""
         raise NotImplementedError(f"{cls.name} has no data of its own")
 
     @property
@@ -178,7 +178,7 @@ class Benchmark(ABC):
 
         share: the part of a set's questions, or of its authors, that goes to validation; at least one does. by: the
         unit that is drawn. With "author", all items of a group stay together, and sets without groups are divided by
-        question. Raises UsageError where no set has groups, DataError where a part of a set would be empty.
+        question. Raise UsageError where no set has groups, DataError where a part of a set would be empty.
         """
         if by == "author" and all(item.group is None for part in self.sets.values() for item in part.items):
             raise UsageError(f"select.by author: {self.name} has no authors; leave it at question")

@@ -42,7 +42,7 @@ def switches_of(benchmark: str) -> set[str]:
 def resolve_compat(names: Iterable[str], benchmark: str) -> frozenset[str]:
     """Return the switches of a benchmark that names of switches and presets stand for.
 
-    Raises UsageError for an unknown name, and for one that changes nothing in the benchmark.
+    Raise UsageError for an unknown name, and for one that changes nothing in the benchmark.
     """
     switches: set[str] = set()
     presets, choices = known_presets(), [*known_presets(), *known_switches()]

@@ -31,7 +31,7 @@ class Part:
 def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
     """Return the rows of each part by name, without the optional parts that are absent.
 
-    data: a folder in Hub layout, or Hub id[@revision]. Raises DataError that names everything that is missing,
+    data: a folder in Hub layout, or Hub id[@revision]. Raise DataError that names everything that is missing,
     UsageError when there is no such data set.
     """
     path, revision = split_revision(data)

@@ -53,7 +53,7 @@ def evaluate_benchmark(
     After a stop, finished items are not run again. method: what made the model, for the report. known: folders whose
     records are copied where they come from the same model and questions.
 
-    Returns None in the processes of `accelerate launch` that only help. Raises what `check_comparable` and the judge
+    Returns None in the processes of `accelerate launch` that only help. Raise what `check_comparable` and the judge
     raise.
     """
     ranks = Ranks.current()
@@ -135,7 +135,7 @@ def _enter_verdicts(records: Records, calls: Sequence[JudgeCall], verdicts: Sequ
 def check_comparable(folder: Path, benchmark: Benchmark, out: Path) -> None:
     """Raise MismatchError unless the evaluation in `folder` asked the same questions in the same way and is whole.
 
-    Raises UsageError where it lies in `out`, whose content is about to be replaced.
+    Raise UsageError where it lies in `out`, whose content is about to be replaced.
     """
     if folder.resolve().is_relative_to(out.resolve()):
         raise UsageError(
@@ -154,7 +154,7 @@ def check_comparable(folder: Path, benchmark: Benchmark, out: Path) -> None:
 def finished_inputs(folder: Path) -> dict[str, Any]:
     """Return what a finished evaluation was made of: model, questions, ideal, judge.
 
-    Raises MismatchError for another folder, and where its records are not as they were written.
+    Raise MismatchError for another folder, and where its records are not as they were written.
     """
     manifest = load_manifest(folder) or {}
     if manifest.get("kind") != EVALUATION_KIND:

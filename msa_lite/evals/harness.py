@@ -77,7 +77,7 @@ def evaluate_harness(
 
     Metrics are named TASK/METRIC, or TASK/METRIC,FILTER for answers that a filter extracted from the text; groups come
     before their members. A folder made from the same inputs is read instead; changes of data outside `task_folder` are
-    not noticed. Raises UsageError as `check_tasks` does, DataError when a task's data cannot be loaded and StageError
+    not noticed. Raise UsageError as `check_tasks` does, DataError when a task's data cannot be loaded and StageError
     when the harness itself fails.
     """
     if Ranks.current().count > 1:
@@ -200,7 +200,7 @@ def _identity(task_folder: Path | None) -> str | None:
 
 
 def _load_tasks(manager: Any, tasks: Sequence[str], progress: Progress) -> list[Any]:
-    """Load tasks and groups of the harness with their data. Raises DataError when that fails."""
+    """Load tasks and groups of the harness with their data. Raise DataError when that fails."""
     loaded: list[Any] = []
     for number, name in enumerate(tasks):
         progress("lm-eval: tasks", number, len(tasks))
@@ -223,7 +223,7 @@ def _load_tasks(manager: Any, tasks: Sequence[str], progress: Progress) -> list[
 def _run(
     source: Source, manager: Any, loaded: list[Any], settings: Mapping[str, Any], progress: Progress
 ) -> Mapping[str, Any]:
-    """Run `lm_eval.simple_evaluate` on a model. Raises StageError when it fails."""
+    """Run `lm_eval.simple_evaluate` on a model. Raise StageError when it fails."""
     model = _wrap(source, progress)
     from lm_eval import simple_evaluate
 

@@ -46,7 +46,7 @@ def model_identity(source: Source) -> dict[str, Any]:
 def check_source(source: Source, ids: Iterable[int] = ()) -> None:
     """Check by headers and configs that a model loads whole, and has a row for each of these token ids.
 
-    Reads no weights. Raises FormatError or MismatchError.
+    Reads no weights. Raise FormatError or MismatchError.
     """
     rows = check_loads(Path(source.folder), checkpoint_folder(source.folder))
     highest = max(ids, default=0)
@@ -60,7 +60,7 @@ def check_source(source: Source, ids: Iterable[int] = ()) -> None:
 def load_tokenizer(source: Source) -> Any:
     """Load a model's tokenizer; for an adapter without one, that of the model below it.
 
-    Raises NoTokenizerError if there is none.
+    Raise NoTokenizerError if there is none.
     """
     try:
         return open_tokenizer(_tokenizer_folder(source), source.name)

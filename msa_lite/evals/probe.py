@@ -94,7 +94,7 @@ def against_rows(
 
     paired: the other rows are paraphrases of the forget rows, one each, in the same order. Answers to questions are
     scored whole. Texts are cut into chunks of at most max_length tokens, each a row of its own; of paired texts, only
-    the first chunk counts. Raises UsageError if the two sets do not fit each other.
+    the first chunk counts. Raise UsageError if the two sets do not fit each other.
     """
     if bool(forget[0].text) != bool(comparison[0].text):
         raise UsageError("probe.against.format: forget and comparison rows have to be both questions, or both texts")

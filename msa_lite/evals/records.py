@@ -47,7 +47,7 @@ class Ranks:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Wait until every process is here. Raises UsageError where they do not know of one another."""
+        """Wait until every process is here. Raise UsageError where they do not know of one another."""
         if self.count == 1:
             return
         import torch

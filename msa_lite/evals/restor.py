@@ -74,7 +74,7 @@ class Restor(Benchmark):
         data: the folder `datasets` of a clone of github.com/k1rezaei/restor, with facts.json, entities.json and
         wikidata/v0/mix_SPLIT.json (or .jsonl.gz). split: the documents that corrupted the target, a0 by default. They
         decide which questions count as corrupted (`described_entities`). A prompt is the question behind the first five
-        examples of the relation that are about somebody else, fewer where there are no more. Raises UsageError without
+        examples of the relation that are about somebody else, fewer where there are no more. Raise UsageError without
         a folder and for an unknown split, DataError that names every file that is missing, or everybody who has no
         facts.
         """

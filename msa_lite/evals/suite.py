@@ -86,7 +86,7 @@ def evaluate(
     tokenizer: a folder or repo[@revision] with the tokenizer to use instead of the model's own, which may have none.
 
     Writes records and report.json into `out`, those of an ideal that is scored into `out`/ideal. Each process of
-    `accelerate launch` calls it; all but the first get no reports. Raises UsageError for arguments that do not go
+    `accelerate launch` calls it; all but the first get no reports. Raise UsageError for arguments that do not go
     together, before a model is loaded.
     """
     require("train")
@@ -186,7 +186,7 @@ def _check_kind(prompt: PromptSettings) -> None:
 
 
 def _load_sets(sets: Mapping[str, DataSource], limit: int | None, seed: int) -> dict[str, list[Row]]:
-    """Return the rows of each set, or a sample. Raises all faults of the sets in one error."""
+    """Return the rows of each set, or a sample. Raise all faults of the sets in one error."""
     faults, rows = Faults(), {}
     for name, place in sets.items():
         with faults.gathered(f"{name}: "):

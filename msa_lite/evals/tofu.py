@@ -78,7 +78,7 @@ class Tofu(Benchmark):
     def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Tofu:
         """Load the questions about a forget set: forget01, forget05 or, by default, forget10.
 
-        Raises UsageError for an unknown split, DataError that names every configuration and column that the data set
+        Raise UsageError for an unknown split, DataError that names every configuration and column that the data set
         lacks. Empty questions are not asked and empty answers not scored. Empty wrong answers are left out, so a
         question's list may be of any length.
         """

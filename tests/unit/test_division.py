@@ -62,7 +62,7 @@ def write_restor(folder: Path) -> Path:
 group_lists = st.lists(st.none() | st.integers(0, 4) | st.sampled_from("ab"), min_size=2, max_size=30)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(group_lists, min_size=1, max_size=3),
     st.floats(0.05, 0.5),

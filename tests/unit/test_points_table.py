@@ -170,7 +170,7 @@ def read_metrics(row: Mapping[str, str], known: Mapping[str, Metric]) -> dict[st
 
 
 @given(st.lists(candidates, min_size=1, max_size=4))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_csv_reads_back_equal(given: list[Candidate]) -> None:
     sweep = Sweep(given, {"rouge_l_f": metric(1 / 3)}, None, given[0].values, "tofu", "test", "tofu")
     rows = list(csv.DictReader(io.StringIO(points_csv(sweep), newline="")))

@@ -32,7 +32,7 @@ class Client(openai.DefaultAsyncHttpxClient):
         self._rates = RateLimit()
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
-        """Send a call and read its reply to the end. Raises StageError for a reply beyond the limits."""
+        """Send a call and read its reply to the end. Raise StageError for a reply beyond the limits."""
         request.headers["accept-encoding"] = "gzip"
         early = await self._rates.before(request)
         try:

@@ -94,7 +94,7 @@ def tofu_ask(question: Question, with_ideal: bool = True) -> tuple[Ask, tuple[fr
 
     Tags are "truth", "ideal" and "perturbed". Texts that are equal once normalised are one candidate with all their
     tags: otherwise the order of the shuffle would decide between them. with_ideal: False leaves out the ideal's answer
-    (for acc_forget from a separate call). Raises DataError for more candidates than letters.
+    (for acc_forget from a separate call). Raise DataError for more candidates than letters.
     """
     tagged = [(question.truth, "truth"), *([(question.ideal, "ideal")] if with_ideal else [])]
     tagged += [(text, "perturbed") for text in question.perturbed]
