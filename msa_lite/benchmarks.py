@@ -1,4 +1,4 @@
-"""List the benchmarks by name, with everything that has to be known of them before one is loaded."""
+"""List the benchmarks by name, with all facts that are needed before one is loaded."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ class BenchmarkEntry:
     sweep_columns: Sequence[Sequence[str]] = ()
     """The metrics that the table of a sweep shows; of several lists, the first whose first metric has a value."""
     scores: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    """Selection scores by name, each with its weights by metric: of the factor m where positive, of 1 − m where
-    negative (`choose.rules.paper_score`). The name ends in -printed where the score takes the form that the MSA paper
-    prints."""
+    """Selection scores by name, as weights by metric. A positive weight belongs to the factor m, a negative one to
+    1 − m (`choose.rules.paper_score`). A name that ends in -printed stands for the form that the MSA paper prints."""
     judged: bool = False
-    """True where a judge has something to do."""
+    """True where it has metrics for a judge."""
     validation: float = 0.15
     """The share of its questions that a choice by its own score is made on (MSA paper, App. "Choosing
     Hyperparameters")."""

@@ -1,4 +1,4 @@
-"""Conditions on metrics, as a recipe's `select.subject_to` writes them."""
+"""Parse conditions on metrics, as a recipe's `select.subject_to` writes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of tokens and steps, as people and the names of checkpoints write them."""
+"""Read and write numbers of tokens and steps, as people and the names of checkpoints write them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TrainingProgress:
 
 
 def parse_count(value: object) -> int:
-    """Read a whole number ≥ 0: a number, or a text such as 3859B, 1.5T, 20M, 500k. Raises ValueError for others."""
+    """Read a whole number ≥ 0: a number, or a text such as 3859B, 1.5T, 20M, 500k. Raise ValueError for others."""
     match = _COUNT.fullmatch(str(value).strip()) if isinstance(value, int | float | str) and value is not True else None
     count = Decimal(match[1]) * _SCALES[match[2].lower()] if match else None
     if count is not None and count > _MOST:

@@ -68,20 +68,20 @@ class OutputError(MsaError):
 class StageError(MsaError):
     """A stage failed while it worked; finished stages stay, and a rerun resumes."""
 
-    exit_code = 4
-
 
 class NotFiniteError(StageError):
     """A model's loss, weights or outputs are NaN or infinite: it was driven too far."""
 
 
+def clip(text: str, most: int) -> str:
+    """Return a text, cut to `most` characters and an ellipsis where it is longer."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
 def join_faults(headline: str, faults: Iterable[str], limit: int = 10) -> str:
     """Join faults to one message: a headline and an indented line for each, at most `limit` of them."""
     faults = list(faults)
-    lines = [
-        headline,
-        *(f"  {fault if len(fault) <= _LONGEST else fault[:_LONGEST] + '…'}" for fault in faults[:limit]),
-    ]
+    lines = [headline, *(f"  {clip(fault, _LONGEST)}" for fault in faults[:limit])]
     if len(faults) > limit:
         lines.append(f"  … and {len(faults) - limit} more")
     return "\n".join(lines)

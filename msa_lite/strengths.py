@@ -1,10 +1,15 @@
-"""The two strengths of MSA, one value from the recipe to the report."""
+"""Hold the two strengths of MSA, as one value from the recipe to the report."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+
+def rounded(strength: float) -> float:
+    """Return a strength without the last digits, in which sums and products of decimal fractions are off."""
+    return float(f"{strength:.12g}")
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,9 @@ class Strengths:
     """The forget vector is subtracted this many times, ≥ 0."""
     beta: float = 0.0
     """The retain vector is added this many times, ≥ 0; 0 without a retain set."""
+
+    def __str__(self) -> str:
+        return f"α = {self.alpha:g}, β = {self.beta:g}"
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Strengths:

@@ -28,7 +28,7 @@ def module_of(path: Path) -> str:
 
 
 def imported_names(source: str, package: str) -> Iterator[tuple[int, str]]:
-    """Give (line, dotted name) for each import of msa_lite, also inside functions and `if TYPE_CHECKING`.
+    """Yield (line, dotted name) for each import of msa_lite, also inside functions and `if TYPE_CHECKING`.
 
     package: the dotted name of the package that the source file stands in, for relative imports.
     """
@@ -45,7 +45,7 @@ def imported_names(source: str, package: str) -> Iterator[tuple[int, str]]:
 
 
 def imported_rooms(source: str, package: str) -> Iterator[tuple[int, str]]:
-    """Give (line, room) for each import of msa_lite; the package itself is the room `__init__`."""
+    """Yield (line, room) for each import of msa_lite; the package itself is the room `__init__`."""
     for line, name in imported_names(source, package):
         first = [*name.split("."), ""][1]
         is_room = (PACKAGE / first).is_dir() or (PACKAGE / f"{first}.py").is_file()

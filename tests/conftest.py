@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import yaml
 
@@ -19,6 +20,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # several workers share the cores
     signal.signal(signal.SIGINT, signal.default_int_handler)  # workers ignore it, and so would what they start
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads crawl when another process holds a core
+
+hypothesis.settings.register_profile("any machine", deadline=None)  # no test depends on the speed of the machine
+hypothesis.settings.load_profile("any machine")
 
 VOCABULARY = 300
 yaml.SafeDumper.ignore_aliases = lambda dumper, data: True  # what two recipes share is written out; aliases are refused

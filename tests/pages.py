@@ -5,11 +5,12 @@ The drawing of the rooms stands in .github/CONTRIBUTING.md between two markers; 
 
 from __future__ import annotations
 
-from msa_lite.report.metrics import metrics_markdown
+from msa_lite.report.formats import Cell, Section, TextTable, markdown
+from msa_lite.report.metrics import METRICS
 from tests.arrows import ROOT, drawing
 
 CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
-METRICS = ROOT / "docs/metrics.md"
+METRICS_PAGE = ROOT / "docs/metrics.md"
 BEGIN, END = "<!-- rooms: drawn by python -m tests.pages -->\n", "<!-- end of rooms -->\n"
 _HEADER = """# Metrics
 
@@ -26,10 +27,12 @@ def contributing_page() -> str:
 
 def metrics_page() -> str:
     """Return the page that explains every metric."""
-    return _HEADER + metrics_markdown()
+    rows = [(kind.group, kind.name, kind.best, kind.formula, kind.source) for kind in METRICS.values()]
+    headings = ["group", "metric", "best", "meaning", "source"]
+    return _HEADER + markdown(TextTable(headings, [Section([[*map(Cell, row)] for row in rows])], left=5))
 
 
 if __name__ == "__main__":
     CONTRIBUTING.write_text(contributing_page())
-    METRICS.parent.mkdir(exist_ok=True)
-    METRICS.write_text(metrics_page())
+    METRICS_PAGE.parent.mkdir(exist_ok=True)
+    METRICS_PAGE.write_text(metrics_page())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from msa_lite.evals.benchmark import Record, token_record
+from msa_lite.evals.benchmark import BenchmarkSettings, Record, token_record
 from msa_lite.evals.forward import TokenScores
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.tofu import Tofu
@@ -47,7 +47,7 @@ def write_tofu(folder: Path, tables: Mapping[str, Sequence[Row]] = TABLES) -> st
 
 def make_tofu(folder: Path, tables: Mapping[str, Sequence[Row]] = TABLES, **options: Any) -> Tofu:
     """The benchmark over such a data set, forget01."""
-    return Tofu.load(make_prompter(), write_tofu(folder, tables), "forget01", **options)
+    return Tofu.load(make_prompter(), BenchmarkSettings(write_tofu(folder, tables), "forget01", **options))
 
 
 def token_scores(chances: Sequence[float], right: str = "", es_floor: bool = False) -> Record:

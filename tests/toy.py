@@ -14,7 +14,7 @@ from msa_lite.benchmarks import BenchmarkEntry
 from msa_lite.data import Prompter, sample_rows
 from msa_lite.errors import UsageError
 from msa_lite.evals import scoring
-from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, Records, column
+from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, Item, ItemSet, Record, Records, column
 from msa_lite.evals.generate import Decoding
 from msa_lite.report import Metric
 
@@ -37,28 +37,19 @@ class Toy(Benchmark):
     default_score = "toy"
 
     @classmethod
-    def load(
-        cls,
-        prompter: Prompter,
-        data: str | None = None,
-        split: str | None = None,
-        *,
-        limit: int | None = None,
-        seed: int = 0,
-        compat: frozenset[str] = frozenset(),
-    ) -> Toy:
+    def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Toy:
         """Read forget.jsonl and retain.jsonl of a folder."""
-        if data is None:
+        if settings.data is None:
             raise UsageError("toy: give a folder as the data")
         sets = {}
         for name in ("forget", "retain"):
-            rows = [json.loads(line) for line in (Path(data) / f"{name}.jsonl").read_text().splitlines()]
+            rows = [json.loads(line) for line in (Path(settings.data) / f"{name}.jsonl").read_text().splitlines()]
             items = [
                 Item(i, {key: row[key] for key in cls.fields}, prompt=prompter.prompt(row["question"]))
                 for i, row in enumerate(rows)
             ]
-            sets[name] = ItemSet(sample_rows(items, limit or len(items), seed), Decoding(8))
-        return cls(split or "whole", sets, prompter, compat)
+            sets[name] = ItemSet(sample_rows(items, settings.limit or len(items), settings.seed), Decoding(8))
+        return cls(settings.split or "whole", sets, prompter, settings.compat)
 
     def complete(self, set_name: str, record: Record) -> Record:
         return record | {"likeness": SequenceMatcher(None, record["answer"], record["generated"]).ratio()}

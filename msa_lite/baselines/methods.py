@@ -94,7 +94,7 @@ def check_grids(methods: Mapping[str, Mapping[str, Value | Sequence[Value]]]) ->
 def settings_grid(name: str, parameters: Mapping[str, Value | Sequence[Value]]) -> list[dict[str, Value]]:
     """Return every combination of a method's parameters, with defaults for those left out.
 
-    A list holds values to try. Raises a UsageError that names every unknown parameter (with the methods that have it)
+    A list holds values to try. Raise a UsageError that names every unknown parameter (with the methods that have it)
     and every value of the wrong kind.
     """
     if name == TASK_VECTOR:

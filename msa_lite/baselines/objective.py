@@ -79,7 +79,7 @@ class BaselineObjective:
     """True when all weights are trained, so that the reference must be a second model."""
     _model: Any = field(default=None, init=False)
     _frozen: Any = field(default=None, init=False)
-    _known: dict[str, list[float]] = field(default_factory=dict, init=False)
+    _reference_scores: dict[str, list[float]] = field(default_factory=dict, init=False)
 
     @property
     def method(self) -> Method:
@@ -89,15 +89,15 @@ class BaselineObjective:
     @property
     def longest(self) -> int:
         """Return the tokens of the longest row."""
-        return max(len(e.ids) for rows in (self.forget, self._kept_rows, self.alternatives) for e in rows)
+        return max(len(e.ids) for rows in (self.forget, self._retain_rows, self.alternatives) for e in rows)
 
     def describe(self) -> dict[str, Any]:
         """Return what the manifest records."""
-        rows = {"retain": self._kept_rows, "alternatives": self.alternatives}
+        rows = {"retain": self._retain_rows, "alternatives": self.alternatives}
         return {
             "method": self.name,
             "parameters": {key: value for key, value in self.parameters.items() if key != "learning_rate"},
-            "compat": self._repeats,
+            "compat": self._repeats_defect,
             "seed": self.seed,
             **{name: hash_ids(examples) for name, examples in rows.items()},
         }
@@ -106,8 +106,8 @@ class BaselineObjective:
         """Get the reference ready."""
         self._model = model
         if self.cache is not None:
-            self._known = self.cache.values(model, self.pad)
-        if self.full and self._asks_reference:
+            self._reference_scores = self.cache.values(model, self.pad)
+        if self.full and self._runs_reference:
             self._frozen = freeze_copy(model, self._frozen_layers)
 
     def release(self) -> None:
@@ -131,16 +131,16 @@ class BaselineObjective:
     def _forget_term(self) -> _Term:
         run = {"answers": self._answers, "pairs": self._pairs, "activations": self._activations}[self.method.takes]
         # open-unlearning's is a mean over each micro-batch.
-        over = "rows" if self._repeats else self.method.mean_over
+        over = "rows" if self._repeats_defect else self.method.mean_over
         # A reference's logits beside the model's own take as much memory as a second row does.
-        twice = self.method.takes == "pairs" or (self.method.reference == "logits" and not self._repeats)
+        twice = self.method.takes == "pairs" or (self.method.reference == "logits" and not self._repeats_defect)
         return _Term(self.forget, float(self.parameters["forget_weight"]), over, run, 1 + twice)
 
     @property
     def _retain_term(self) -> _Term:
         weight = float(self.parameters["retain_weight"])
         if self.method.takes == "activations":
-            return _Term(self.retain, weight, "rows", self._kept_activations)
+            return _Term(self.retain, weight, "rows", self._retain_activations)
         if self.parameters["retain_loss"] == "kl":
             return _Term(self.retain, weight, "tokens", self._kl, 2)
         return _Term(self.retain, weight, "labels", self._nll)
@@ -150,17 +150,17 @@ class BaselineObjective:
         return bool(self.parameters.get("retain_weight"))
 
     @property
-    def _kept_rows(self) -> Sequence[Example]:
+    def _retain_rows(self) -> Sequence[Example]:
         return self.retain if self._retains else ()
 
     @property
-    def _asks_reference(self) -> bool:
+    def _runs_reference(self) -> bool:
         """Check whether a step runs the reference."""
         by_retain = self.method.takes == "activations" or self.parameters.get("retain_loss") == "kl"
         return self.method.reference == "logits" or (self._retains and by_retain)
 
     @property
-    def _repeats(self) -> bool:
+    def _repeats_defect(self) -> bool:
         """Check whether to repeat a defect of open-unlearning: the user asked for it, and this method has one."""
         return self.compat and self.method.compat is not None
 
@@ -173,7 +173,7 @@ class BaselineObjective:
     def _keywords(self) -> dict[str, Any]:
         """Return the keyword arguments of the loss."""
         own = {key: self.parameters[key] for key in self.method.keywords}
-        return own | ({self.method.compat: True} if self._repeats and self.method.compat else {})
+        return own | ({self.method.compat: True} if self._repeats_defect and self.method.compat else {})
 
     def _batch(self, examples: Sequence[Example], rows: Sequence[int]) -> Batch:
         return make_batch([examples[i] for i in rows], self.pad, self._model.device)
@@ -181,11 +181,11 @@ class BaselineObjective:
     def _log_probs(self, name: str, rows: Sequence[int]) -> Any:
         import torch
 
-        return torch.tensor([self._known[name][i] for i in rows], device=self._model.device)
+        return torch.tensor([self._reference_scores[name][i] for i in rows], device=self._model.device)
 
     def _answers(self, model: Any, rows: Sequence[int]) -> Any:
         batch = self._batch(self.forget, rows)
-        positions = batch.mask[:, 1:] >= 0 if self._repeats else None  # the defect counts every position
+        positions = batch.mask[:, 1:] >= 0 if self._repeats_defect else None  # the defect counts every position
         reference: tuple[Any, ...] = ()
         if self.method.reference == "log_probs":
             reference = (self._log_probs("forget", rows),)
@@ -209,7 +209,7 @@ class BaselineObjective:
         aim = losses.control_vector(states.shape[-1], float(self.parameters["steering"]), self.seed).to(states.device)
         return self.method.loss(states, aim, batch.labels != IGNORE, **self._keywords)
 
-    def _kept_activations(self, model: Any, rows: Sequence[int]) -> Any:
+    def _retain_activations(self, model: Any, rows: Sequence[int]) -> Any:
         batch = self._batch(self.retain, rows)
         with reference_of(self._model, self._frozen) as other:
             aim = layer_activations(other, batch, int(self.parameters["layer"]))

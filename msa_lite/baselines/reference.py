@@ -41,12 +41,12 @@ class ReferenceCache:
 
     def check(self) -> None:
         """Raise MismatchError where the folder holds values of another model."""
-        kept = (load_manifest(self.folder) or {}).get("inputs", {})
+        inputs = (load_manifest(self.folder) or {}).get("inputs", {})
         theirs, ours = (
-            f"{(inputs.get('model') or {}).get('revision')}{', in 4 bits' if inputs.get('quantised') else ''}"
-            for inputs in (kept, self.inputs)
+            f"{(item.get('model') or {}).get('revision')}{', in 4 bits' if item.get('quantised') else ''}"
+            for item in (inputs, self.inputs)
         )
-        if kept and theirs != ours:
+        if inputs and theirs != ours:
             raise MismatchError(
                 f"{self.folder} holds log-probabilities of another reference model ({theirs}) than {self.model.name} "
                 f"({ours}); remove that folder, or choose another output"
@@ -64,8 +64,7 @@ class ReferenceCache:
                     scores = {name: _score(model, examples, pad) for name, examples in self.sets.items()}
                 model.train(training)
                 write_json(partial / _FILE, scores)
-        values: dict[str, list[float]] = json.loads((self.folder / _FILE).read_text("utf-8"))
-        return values
+        return json.loads((self.folder / _FILE).read_text("utf-8"))
 
 
 def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
@@ -84,6 +83,4 @@ def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
         return values
 
     sizes = iter((8, 4, 2, 1, 0))
-    run_fitting = find_executable_batch_size(run, next(sizes), reduce_batch_size_fn=lambda: next(sizes))
-    scores: list[float] = run_fitting()
-    return scores
+    return find_executable_batch_size(run, next(sizes), reduce_batch_size_fn=lambda: next(sizes))()

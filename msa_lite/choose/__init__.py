@@ -1,4 +1,4 @@
-"""The choice of the best candidate: strengths (α, β) of the vectors, or an epoch of a baseline.
+"""Choose the best candidate: strengths (α, β) of the vectors, or an epoch of a baseline.
 
 1. `candidates`: the models to choose from; `search` and `grid` say which strengths to try next.
 2. `validation`: each candidate is scored on the validation rows, which `division` has set apart from the test rows.

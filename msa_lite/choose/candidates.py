@@ -1,4 +1,4 @@
-"""Candidates to choose from, scored by one process or by several that share a folder.
+"""Score the candidates of a choice, in one process or in several that share a folder.
 
 The process that chooses opens the work: it lists the candidates to score, with the inputs of the choice. Any process
 that computes the same inputs may help. A process claims a candidate by a lock, which the system releases if the process
@@ -48,9 +48,9 @@ class Candidates:
     known: Mapping[str, Path] = field(default_factory=dict)
     """Folders with the records and reports of candidates (or `TARGET`) that are scored already, by name."""
     refine: int = 0
-    """So many times, points around the best are tried as well (`grid.refined`)."""
+    """How many times points around the best are tried as well (`grid.refined`)."""
     search: StrengthSearch | None = None
-    """Finds the values one after the other, in place of a list."""
+    """The search that finds the values one after the other, in place of a list."""
 
     def inputs(self, validation: Validation) -> dict[str, Any]:
         """Return all that decides the choice, for a manifest."""

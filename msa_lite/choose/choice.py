@@ -1,4 +1,4 @@
-"""The choice among candidates (strengths of vectors, epochs of a baseline) by their scores on validation rows."""
+"""Choose among candidates (strengths of vectors, epochs of a baseline) by their scores on validation rows."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class Choice:
     values: Values
     """The strengths of the chosen point, or its epoch."""
     score: float
-    """What the rule ranks it by; higher is better."""
+    """The value that the rule ranks it by; higher is better."""
     met: bool
     """True if it meets the rule's conditions."""
     rule: str
     """The rule's name."""
     scores: Sequence[Mapping[str, Any]]
-    """One entry a candidate, in the order tried: its values, "score" (None: broken) and "met"; "note" says why it is
-    broken or which condition it misses."""
+    """One entry a candidate, in the order tried: its values, "score" (None: broken) and "met". "note" says why it is
+    broken, or which condition it misses."""
     doubts: Sequence[str]
     """Reasons to doubt the choice."""
 
@@ -64,7 +64,7 @@ def choose(
     another rule or of another grid are used again. A broken candidate (outputs that are no numbers, no retain
     performance left) is recorded and never chosen. Other processes may help (`help_choose`).
 
-    Raises StageError if every candidate is broken, DataError if the target lacks a metric that the rule needs.
+    Raise StageError if every candidate is broken, DataError if the target lacks a metric that the rule needs.
     """
     inputs, scored_by = candidates.inputs(validation), candidates.scored_by(validation)
     if is_finished(out, inputs):
@@ -133,7 +133,7 @@ def _try_all(work: SharedWork, label: str, progress: Progress) -> tuple[list[Val
 def _best(candidates: Sequence[Values], ranks: Sequence[Rank | str]) -> int:
     """Return the number of the highest rank: of equals the gentlest, then the first.
 
-    Raises StageError if every candidate is broken.
+    Raise StageError if every candidate is broken.
     """
     whole = {number: rank for number, rank in enumerate(ranks) if isinstance(rank, Rank)}
     if not whole:
@@ -161,13 +161,13 @@ def _score_all(work: SharedWork, candidates: Sequence[Values], label: str, progr
     search = work.candidates.search
     likely = max(len(todo), 1 + search.most if search and search.alphas is None else 0)
 
-    def tell() -> None:
+    def report_progress() -> None:
         progress(label, len(todo) - len(work.missing(list(todo))), likely)
 
     for part in ({TARGET: None}, todo):
         while True:
-            work.score(part, after=tell)
-            tell()
+            work.score(part, after=report_progress)
+            report_progress()
             if not work.missing(list(part)):
                 break
             time.sleep(_POLL)

@@ -1,4 +1,4 @@
-"""The division of rows into a validation part, for the choice, and a test part, for the final scores."""
+"""Divide rows into a validation part, for the choice, and a test part, for the final scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reasons to doubt a choice, and what to try instead, by what the candidates scored."""
+"""Give reasons to doubt a choice, and say what to try instead, from the scores of the candidates."""
 
 from __future__ import annotations
 

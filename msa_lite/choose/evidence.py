@@ -1,4 +1,4 @@
-"""What a rule holds a candidate against besides the target's metrics: ideal, prior, and the scores row by row.
+"""Gather evidence for a rule: the ideal's metrics, the prior's, and scores of candidate and target row by row.
 
 A metric of 16 rows is rough: two answers more or less are an eighth of it. Rows that candidate and target both answer
 show how rough, since each row is compared with itself.
@@ -46,11 +46,11 @@ def read_pairs(benchmark: type[Benchmark], folder: Path, target_folder: Path, ta
     for path in sorted(target_folder.glob("*.jsonl")):
         if not (folder / path.name).is_file():
             continue
-        known = {record["index"]: record for record in read_records(path)}
-        own = {record["index"]: record for record in read_records(folder / path.name)}
-        shared = [index for index in known if index in own]
-        for key in {key for record in known.values() for key in record}:
-            scores = [(_score(own[index], key), _score(known[index], key)) for index in shared]
+        before = {record["index"]: record for record in read_records(path)}
+        after = {record["index"]: record for record in read_records(folder / path.name)}
+        shared = [index for index in before if index in after]
+        for key in {key for record in before.values() for key in record}:
+            scores = [(_score(after[index], key), _score(before[index], key)) for index in shared]
             numbers = [(one, other) for one, other in scores if one is not None and other is not None]
             for name in benchmark.mean_names(path.stem, key):
                 if numbers and _is_mean(target.get(name), [other for _, other in numbers]):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise, product
 
 from msa_lite.choose.candidates import Values, candidate_name
+from msa_lite.strengths import rounded
 
 
 def refined(tried: Sequence[Values], best: Values) -> list[Values]:
@@ -23,13 +24,8 @@ def refined(tried: Sequence[Values], best: Values) -> list[Values]:
             axes[key] = [float(value)]
             continue
         below, above = steps[max(0, at - 1)], steps[min(at, len(steps) - 1)]
-        around = (_plain(values[at] - below / 2), values[at], _plain(values[at] + above / 2))
+        around = (rounded(values[at] - below / 2), values[at], rounded(values[at] + above / 2))
         axes[key] = [number for number in around if number >= 0]
     points = [dict(zip(axes, numbers, strict=True)) for numbers in product(*axes.values())]
     known = {candidate_name(point) for point in tried}  # of equal names are those that differ in the last digits alone
     return [point for name, point in {candidate_name(point): point for point in points}.items() if name not in known]
-
-
-def _plain(number: float) -> float:
-    """Return a number without the last digits, in which sums of decimal fractions are off."""
-    return float(f"{number:.12g}")

@@ -1,4 +1,4 @@
-"""The pictures of a sweep: its score over alpha and beta, and what is forgotten against what is kept.
+"""Draw the pictures of a sweep: its score over alpha and beta, and what is forgotten against what is kept.
 
 They are drawn with the choice, or by the next run where matplotlib was missing. Figures are made without pyplot, so
 that the caller's own matplotlib stays as it is. Colours run in viridis, which is as clear in grey and to colour-blind
@@ -198,7 +198,7 @@ def _marker(one: Candidate, colour: Any) -> dict[str, Any]:
 
 
 def _add_colours(figure: Figure, axes: Any, sweep: Sweep) -> Callable[[float | None], Any]:
-    """Add a bar of colours, the best score the brightest; return what gives a score its colour, and none a grey."""
+    """Add a colour bar, the best score brightest; return a function from a score to its colour, grey for None."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize, to_rgba
 

@@ -1,4 +1,4 @@
-"""The rules that rank candidates (strengths of vectors, epochs of a baseline); the highest rank is chosen.
+"""Rank candidates (strengths of vectors, epochs of a baseline) by a rule; the highest rank is chosen.
 
 A rule ranks the metrics of one candidate beside those of the target, and of the ideal if there is one. Rules are pure
 functions of reports: nothing here runs a model.
@@ -22,7 +22,7 @@ from msa_lite.report.metrics import metric_kind
 FORMER_NAME = "exposure"  # what manifests and earlier runs call the rule `extraction`; sweeps are recognised by it
 FORGOTTEN = 0.05  # an extractable share that is no higher counts as none
 NO_EVIDENCE = Evidence()
-LOWEST = 1e-6  # the least that a factor of a paper's score counts, so that the others still order what shares a zero
+LOWEST = 1e-6  # the smallest factor of a paper's score, so that the other factors still order candidates with a zero
 
 
 @dataclass(frozen=True, order=True)
@@ -42,7 +42,7 @@ class Rank:
 
 
 class Rule(ABC):
-    """Orders candidates by their metrics."""
+    """Order candidates by their metrics."""
 
     @property
     @abstractmethod
@@ -57,7 +57,7 @@ class Rule(ABC):
     def rank(self, metrics: Metrics, target: Metrics, evidence: Evidence = NO_EVIDENCE) -> Rank:
         """Rank a candidate by its metrics beside the target's, on the same rows.
 
-        Raises DataError if the target or the ideal has no value that all candidates are compared with.
+        Raise DataError if the target or the ideal has no value that all candidates are compared with.
         """
 
     @abstractmethod
@@ -89,7 +89,7 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class LeastExtraction(Rule):
-    """Least extraction while retain holds: 1 − `extractable_share` of those that did not lose too much, in [0, 1].
+    """Rank by least extraction while retain holds: by 1 − `extractable_share`, in [0, 1].
 
     An extractable share up to 0.05 counts as forgotten, with the value 1; among such candidates the one that keeps most
     is best. Candidates that `lost_too_much` rank below all others, by `kept_share` − 1 < 0, so the gentlest is chosen
@@ -125,7 +125,7 @@ class LeastExtraction(Rule):
 
 @dataclass(frozen=True)
 class PaperScore(Rule):
-    """A validation score of the MSA paper, one of `benchmarks.paper_scores`; see `paper_score`.
+    """Rank by a validation score of the MSA paper, one of `benchmarks.paper_scores`; see `paper_score`.
 
     A term that the target has no value for, such as the judge's three without a judge, is left out for every candidate,
     with its weight. If a single candidate has no value for a term, its factor is the lowest.
@@ -158,10 +158,10 @@ class PaperScore(Rule):
         return {"score": self.score, "weights": dict(self.weights)}
 
     def notes(self, target: Metrics) -> list[str]:
-        out = [name for name in self.weights if target.get(name) is None]
+        missing = [name for name in self.weights if target.get(name) is None]
         groups = {
-            "there is no judge that compares with an ideal model": [name for name in out if _needs_judge(name)],
-            "the target has no value for it": [name for name in out if not _needs_judge(name)],
+            "there is no judge that compares with an ideal model": [name for name in missing if _needs_judge(name)],
+            "the target has no value for it": [name for name in missing if not _needs_judge(name)],
         }
         return [f"{', '.join(names)}: left out of the score, {why}" for why, names in groups.items() if names]
 
@@ -199,7 +199,7 @@ class Condition:
 
     @classmethod
     def parse(cls, metric: str, text: str) -> Condition:
-        """Parse ">= 0.95 * target", "<= 0.4" or "<= 1.1 * ideal". Raises UsageError for anything else."""
+        """Parse ">= 0.95 * target", "<= 0.4" or "<= 1.1 * ideal". Raise UsageError for anything else."""
         try:
             return cls(metric, *parse_condition(text))
         except ValueError as error:
@@ -209,7 +209,7 @@ class Condition:
         return f"{'>=' if self.at_least else '<='} {self.factor:g}{f' * {self.of}' if self.of else ''}"
 
     def bound(self, target: Metrics, ideal: Metrics | None) -> float:
-        """Return the bound as a number. Raises DataError if the model that it refers to lacks the metric."""
+        """Return the bound as a number. Raise DataError if the model that it refers to lacks the metric."""
         if self.of is None:
             return self.factor
         value = (target if self.of == "target" else ideal or {}).get(self.metric)
@@ -226,11 +226,11 @@ class Condition:
         bound, value = self.bound(target, evidence.ideal), metrics.get(self.metric)
         if value is None:
             return 1.0
-        missing = (bound - value if self.at_least else value - bound) / (abs(bound) or 1.0)
+        gap = (bound - value if self.at_least else value - bound) / (abs(bound) or 1.0)
         pairs = evidence.pairs.get(self.metric, ()) if self.of == "target" else ()
-        if len(pairs) > 1 and missing <= FAR and not surely_misses(pairs, self.factor, self.at_least):
+        if len(pairs) > 1 and gap <= FAR and not surely_misses(pairs, self.factor, self.at_least):
             return 0.0
-        return missing if missing > 1e-9 else 0.0
+        return gap if gap > 1e-9 else 0.0
 
     def miss(self, metrics: Metrics, target: Metrics, ideal: Metrics | None) -> str:
         """Say what a candidate has, and what the condition wants."""
@@ -242,7 +242,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Constrained(Rule):
-    """The highest, or lowest, value of a metric among the candidates that meet all conditions.
+    """Rank by the highest, or lowest, value of a metric among the candidates that meet all conditions.
 
     The value of a rank is the metric, negated if the lowest is best. A candidate that misses a condition, or lacks the
     metric, ranks by −Σ `Condition.shortfall`, less 1 if it lacks the metric: the nearest is best.
@@ -261,12 +261,12 @@ class Constrained(Rule):
         return any(condition.of == "ideal" for condition in self.conditions) or super().needs_ideal
 
     def rank(self, metrics: Metrics, target: Metrics, evidence: Evidence = NO_EVIDENCE) -> Rank:
-        missing = {condition: condition.shortfall(metrics, target, evidence) for condition in self.conditions}
+        shortfalls = {condition: condition.shortfall(metrics, target, evidence) for condition in self.conditions}
         value = metrics.get(self.metric)
-        notes = [condition.miss(metrics, target, evidence.ideal) for condition, far in missing.items() if far]
+        notes = [condition.miss(metrics, target, evidence.ideal) for condition, gap in shortfalls.items() if gap]
         if value is None or notes:
             notes += [f"{self.metric} is missing"] * (value is None)
-            return Rank(False, -sum(missing.values()) - (value is None), note="; ".join(notes))
+            return Rank(False, -sum(shortfalls.values()) - (value is None), note="; ".join(notes))
         return Rank(True, value if self.highest else -value)
 
     def terms(self) -> tuple[str, ...]:
@@ -288,7 +288,7 @@ def make_rule(
 ) -> Rule:
     """Make the rule of a recipe's `select`: a metric to be highest or lowest, or a score, by default extraction.
 
-    Raises UsageError for an unknown score, and for a text that is no condition.
+    Raise UsageError for an unknown score, and for a text that is no condition.
     """
     if metric := maximise or minimise:
         conditions = tuple(Condition.parse(name, text) for name, text in subject_to.items())

@@ -1,4 +1,4 @@
-"""Search for α and β point by point: bracket the strength that is wanted, then look closer.
+"""Search for α and β point by point: bracket the right strength, then look closer.
 
 The next points follow from the ranks so far and nothing else, so a stopped search goes on where it was.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msa_lite.choose.rules import Rank
-from msa_lite.strengths import Strengths
+from msa_lite.strengths import Strengths, rounded
 
 Scored = Mapping[Strengths, Rank | str]
 """Ranks of points, or the reasons why they are broken."""
@@ -19,8 +19,10 @@ Scored = Mapping[Strengths, Rank | str]
 START_ALPHA = 1.0
 LARGEST, SMALLEST = 8.0, 1 / 16  # alphas
 SHARES = (0.0, 0.5, 1.0)  # of alpha, tried as beta
-_FINE = 1.1  # neighbours of no larger ratio are near enough where one of them loses too much: there, scores are steep …
-_COARSE = 1.5  # … and here where both forget, or where the rule only orders them
+_FINE = (
+    1.1  # largest ratio of neighbours between which nothing is tried, if one loses too much: there, scores are steep …
+)
+_COARSE = 1.5  # … and if both forget, or if the rule only orders points
 
 
 def gentleness(point: Strengths) -> tuple[float, float]:
@@ -72,7 +74,7 @@ class StrengthSearch:
 
     def _betas(self, alpha: float) -> tuple[float, ...]:
         """Return the β of each column at an α."""
-        return tuple(_plain(share * alpha) for share in SHARES) if self.betas is None else self.betas
+        return tuple(rounded(share * alpha) for share in SHARES) if self.betas is None else self.betas
 
     def _column_points(self, alpha: float) -> list[Strengths]:
         return [Strengths(alpha, beta) for beta in dict.fromkeys(self._betas(alpha))]
@@ -86,7 +88,7 @@ class StrengthSearch:
         if best is None or len(scored) > len(self._listed(self.alphas or ())):
             return []
         near = [best.beta - best.alpha / 4, best.beta + best.alpha / 4]
-        points = [Strengths(best.alpha, _plain(beta)) for beta in near if beta > 0]
+        points = [Strengths(best.alpha, rounded(beta)) for beta in near if beta > 0]
         return [point for point in points if point not in scored]
 
     def _more(self, scored: Scored) -> list[Strengths]:
@@ -144,8 +146,3 @@ def _between(low: float, high: float, near: float) -> list[float]:
     """Return the geometric mean in two digits, unless the two are near."""
     middle = float(f"{math.sqrt(low * high):.2g}")
     return [middle] if high / low > near and low < middle < high else []
-
-
-def _plain(number: float) -> float:
-    """Return a number without the last digits, in which products of decimal fractions are off."""
-    return float(f"{number:.12g}")

@@ -1,4 +1,4 @@
-"""The shares of the target's knowledge that a candidate has: of the forget set, to be low, and the retain set, high."""
+"""Compute the shares of the target's knowledge that a candidate has: of the forget set (low) and retain set (high)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,14 @@ from collections.abc import Collection
 from statistics import harmonic_mean
 
 from msa_lite.choose.evidence import Metrics, Pairs, surely_misses
+from msa_lite.report.metrics import METRICS, metric_kind
 
 FAR = 0.10  # a share lower than `keep` by more than this is a loss, however noisy the rows
 
-# Metric → (its weight, its name in messages). Probability counts twice: it moves with every bit of damage, where an
-# answer is right until it is wrong, and two of 16 answers are an eighth of all.
-_OF_QUESTIONS = {
-    "probability_r": (2, "probability"),
-    "rouge_l_r": (1, "ROUGE-L"),
-    "accuracy_r": (1, "accuracy"),
-    "knowmem_r": (1, "knowmem_r"),
-}
-_OF_TEXTS = {"probability_r": (2, "probability"), "exact_memorization_r": (1, "exact memorization")}
+# Metric → weight. Probability counts twice: it moves with every bit of damage, where an answer is right until it is
+# wrong, and two of 16 answers are an eighth of all.
+_OF_QUESTIONS = {"probability_r": 2, "rouge_l_r": 1, "accuracy_r": 1}
+_OF_TEXTS = {"probability_r": 2, "exact_memorization_r": 1}
 
 
 def extractable_share(metrics: Metrics, target: Metrics, prior: Metrics | None = None) -> float:
@@ -33,19 +29,19 @@ def extractable_share(metrics: Metrics, target: Metrics, prior: Metrics | None =
     names = ("rouge_l", "accuracy") if has_questions else ("exact_memorization",)
     shares = []
     for name in (*names, "extraction_strength"):
-        key = name if name in target else f"{name}_f"
-        known = target.get(key) or 0.0
+        key = f"{name}_f" if f"{name}_f" in METRICS else name
+        before = target.get(key) or 0.0
         unseen = max(target.get(f"{name}_h") or 0.0, (prior or {}).get(key) or 0.0)
-        if known > unseen:
-            shares.append(min(1.0, max(0.0, ((metrics.get(key) or 0.0) - unseen) / (known - unseen))))
+        if before > unseen:
+            shares.append(min(1.0, max(0.0, ((metrics.get(key) or 0.0) - unseen) / (before - unseen))))
     return sum(shares) / len(shares) if shares else 0.0
 
 
 def kept_shares(metrics: Metrics, target: Metrics) -> dict[str, float]:
     """Return the shares left of the target's own scores on the retain set, ≥ 0, by metric; empty without retain rows.
 
-    The metrics are probability, ROUGE-L, accuracy and MUSE's knowmem_r; without questions, probability and exact
-    memorization. Extraction strength is left out: it ends at a row's last error, and says little of rows that are not
+    The metrics are probability, ROUGE-L and accuracy; without questions, probability and exact memorization. Extraction
+    strength is left out: it ends at a row's last error, and says little of rows that are not
     known by heart.
     """
     return {name: (metrics.get(name) or 0.0) / known for name in _weights(target) if (known := target.get(name))}
@@ -57,8 +53,8 @@ def kept_share(metrics: Metrics, target: Metrics) -> float:
     A share above 1 counts as 1, so a gain does not make up for a loss elsewhere. 1 without retain rows.
     """
     shares, weights = kept_shares(metrics, target), _weights(target)
-    total = sum(weights[name][0] for name in shares)
-    return sum(weights[name][0] * min(1.0, share) for name, share in shares.items()) / total if total else 1.0
+    total = sum(weights[name] for name in shares)
+    return sum(weights[name] * min(1.0, share) for name, share in shares.items()) / total if total else 1.0
 
 
 def lost_too_much(metrics: Metrics, target: Metrics, keep: float, pairs: Pairs) -> str | None:
@@ -74,7 +70,7 @@ def lost_too_much(metrics: Metrics, target: Metrics, keep: float, pairs: Pairs) 
     alone = any(name in pairs and surely_misses(pairs[name], keep - FAR, at_least=True) for name in shares)
     if not ((short and kept < keep) or kept < keep - FAR - 1e-9 or alone):
         return None
-    parts = ", ".join(f"{_weights(target)[name][1]} {share:.0%}" for name, share in shares.items())
+    parts = ", ".join(f"{metric_kind(name).label} {share:.0%}" for name, share in shares.items())
     return f"keeps {kept:.0%} ({parts}), {keep:.0%} wanted"
 
 
@@ -84,7 +80,7 @@ def _kept_rows(shares: dict[str, float], target: Metrics, pairs: Pairs) -> list[
         return []
     weights = _weights(target)
     rows = zip(*(pairs.get(name, ()) for name in shares), strict=True)
-    scales = [weights[name][0] / (target[name] or 1.0) for name in shares]
+    scales = [weights[name] / (target[name] or 1.0) for name in shares]
     gains = [share > 1 for share in shares.values()]  # they make up for no loss
     return [
         (
@@ -111,6 +107,6 @@ def why_broken(metrics: Metrics, target: Metrics, vital: Collection[str] = ()) -
     return None
 
 
-def _weights(target: Metrics) -> dict[str, tuple[int, str]]:
-    has_questions = any(target.get(name) is not None for name in ("rouge_l_r", "accuracy_r", "knowmem_r"))
+def _weights(target: Metrics) -> dict[str, int]:
+    has_questions = any(target.get(name) is not None for name in ("rouge_l_r", "accuracy_r"))
     return _OF_QUESTIONS if has_questions else _OF_TEXTS

@@ -1,4 +1,4 @@
-"""The tables of a sweep: one row a candidate, its metrics and its score, below the target and the ideal."""
+"""Write the tables of a sweep: one row a candidate, its metrics and its score, below the target and the ideal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, escape_
 from msa_lite.report.reports import Metric
 from msa_lite.report.table import heading, metric_cell, number
 
-_NOT_MET = "not met: does not meet the conditions that the choice is made under, so it has no score"
+_NOT_MET = "not met: misses the conditions of the choice, so it has no score"
 _MOST_NOTES = 8  # in the terminal; the other forms of the table have all
 _FORGOTTEN = (
     "forgotten: of what the target knows of the forget set beyond what unseen rows show, the share that can no longer "
-    "be drawn out"
+    "be extracted"
 )
 
 
@@ -25,16 +25,16 @@ class Candidate:
     """One model to choose from."""
 
     values: Values
-    """What tells it from the others: {"alpha": 0.5, "beta": 1.0}, {"epoch": 3}."""
+    """The values that tell it from the others: {"alpha": 0.5, "beta": 1.0}, {"epoch": 3}."""
     metrics: Mapping[str, Metric]
     """Empty where the candidate is broken."""
     score: float | None
-    """What the rule ranks by, higher is better. None where the candidate is broken, so that it is never chosen."""
+    """The value that the rule ranks by; higher is better. None for a broken candidate, which is never chosen."""
     met: bool = True
-    """Whether it meets the conditions of the rule. If it does not, its score is not shown: it only says how near it
-    comes."""
+    """True if it meets the conditions of the rule. If it does not, tables leave out its score, which only says how near
+    it comes."""
     note: str | None = None
-    """Why it is broken, or which condition it misses and by how much."""
+    """The reason why it is broken, or the condition that it misses and by how much."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ def shown_metrics(sweep: Sweep) -> dict[str, int]:
     out.
     """
     models = [sweep.target, *(one.metrics for one in sweep.candidates)]
-    known = [name for metrics in models for name, metric in metrics.items() if metric.value is not None]
+    available = [name for metrics in models for name, metric in metrics.items() if metric.value is not None]
     entry = BENCHMARKS.get(sweep.benchmark)
-    columns = (entry and entry.sweep_columns) or [known]
-    main = next((names for names in columns if known and names[0] in known), columns[0])
+    columns = (entry and entry.sweep_columns) or [available]
+    main = next((names for names in columns if available and names[0] in available), columns[0])
     named = re.findall(r"[\w/]+", sweep.score_name)
-    names = dict.fromkeys(name for name in (*main, *named) if name in known)
+    names = dict.fromkeys(name for name in (*main, *named) if name in available)
     metrics = _metrics(sweep)
     return {name: max(metric.n for metric in metrics[name]) for name in names}
 

@@ -54,37 +54,37 @@ class Validation:
 
     @property
     def _sets(self) -> list[str]:
-        """The sets that candidates are asked: all, but "holdout" only where the rule goes by it."""
-        wanted = any(metric_kind(name).group in (HOLDOUT, MEMBERSHIP) for name in self.rule.needs())
-        return [name for name in self.benchmark.sets if name != "holdout" or wanted]
+        """The sets that candidates are scored on: all, but "holdout" only where the rule looks at it."""
+        with_holdout = any(metric_kind(name).group in (HOLDOUT, MEMBERSHIP) for name in self.rule.needs())
+        return [name for name in self.benchmark.sets if name != "holdout" or with_holdout]
 
     @property
     def ideal_metrics(self) -> Metrics | None:
         """The ideal's scores on these rows."""
         return load_report(self.ideal).values() if self.ideal else None
 
-    def rank(self, folder: Path, reference: Path) -> Rank | str:
-        """Return the rank of a candidate beside the target (`reference`), or the reason why it is broken.
+    def rank(self, folder: Path, target_folder: Path) -> Rank | str:
+        """Return the rank of a candidate beside the target, or the reason why it is broken.
 
-        Both are folders with a report, and with records where row by row is compared. Raises DataError where the target
+        Both folders hold a report, and records where the rule compares row by row. Raise DataError where the target
         or the ideal lacks a value that candidates are held against.
         """
-        report, known = load_report(folder), load_report(reference).values()
+        report, target = load_report(folder), load_report(target_folder).values()
         metrics = report.values()
-        reason = report.settings.get(BROKEN) or why_broken(metrics, known, self.benchmark.vital)
+        reason = report.settings.get(BROKEN) or why_broken(metrics, target, self.benchmark.vital)
         if reason:
             return str(reason)
         prior = load_report(self.prior).values() if self.prior else {}
-        evidence = Evidence(self.ideal_metrics, prior, read_pairs(type(self.benchmark), folder, reference, known))
-        return self.rule.rank(metrics, known, evidence)
+        evidence = Evidence(self.ideal_metrics, prior, read_pairs(type(self.benchmark), folder, target_folder, target))
+        return self.rule.rank(metrics, target, evidence)
 
     def score_into(
         self, folder: Path, load: Callable[[], Any], about: Mapping[str, Any] | None = None, whole: bool = False
     ) -> Report:
         """Return the report of a model's scores in a folder. The model is only scored where there is no report yet.
 
-        about: the model, for the report. whole: ask all sets, also those that candidates are not asked. Sets whose
-        records a stop has left are not run again. Raises NotFiniteError for a model whose outputs are no numbers.
+        about: the model, for the report. whole: score it on all sets, not only on those of candidates. Sets whose
+        records a stop has left are not run again. Raise NotFiniteError for a model whose outputs are no numbers.
         """
         if (folder / REPORT_FILE).is_file():
             report = load_report(folder)

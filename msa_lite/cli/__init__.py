@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _QUICKSTART = "quickstart"
 _COMMANDS = {
     _QUICKSTART: "Try msa-lite in minutes, without GPU or downloads.",
-    "run": "Do the whole run of a recipe.",
+    "run": "Run a recipe: vectors, choice, merge, scores, report.",
     "recipes": "List, show and check recipes.",
     "evaluate": "Score a model on a benchmark.",
     "compare": "Put reports side by side, as in the paper.",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
-_TRAININGS = "train/"
-
 
 def complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer files, and the shipped recipes that the command takes: trainings for `train`, all for `recipes`."""
@@ -16,9 +14,10 @@ def complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str)
     shipped = {
         name: title_of(path)
         for name, path in shipped_recipes().items()
-        if name.startswith(incomplete) and (home == "recipes" or name.startswith(_TRAININGS) == training)
+        if name.startswith(incomplete) and (home == "recipes" or name.startswith("train/") == training)
     }
-    return [*(CompletionItem(name, help=title) for name, title in shipped.items()), *_files(incomplete)]
+    items = [CompletionItem(name, help=title) for name, title in shipped.items()]
+    return [*items, CompletionItem(incomplete, type="file")]
 
 
 def complete_method(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -27,7 +26,3 @@ def complete_method(ctx: click.Context, param: click.Parameter, incomplete: str)
 
     names = dict.fromkeys([*METHODS, TASK_VECTOR])
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-
-
-def _files(incomplete: str) -> list[CompletionItem]:
-    return [CompletionItem(incomplete, type="file")]

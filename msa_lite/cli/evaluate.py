@@ -49,7 +49,7 @@ from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(context: click.Context, model: str, out: str, as_json: bool, **options: Any) -> None:
-    """Score MODEL on a benchmark.
+    """Score MODEL on a benchmark. MODEL is a folder or repo[@revision] with a model or a LoRA adapter.
 
     \b
     msa-lite evaluate runs/mine/model --benchmark tofu --split forget10 --ideal IDEAL --out scores
@@ -85,10 +85,11 @@ def command(context: click.Context, model: str, out: str, as_json: bool, **optio
     if not reports:  # of the processes of `accelerate launch`, the first one prints
         return
     if as_json:
-        shown = {name: report.as_dict() for name, report in reports.items()}
-        print_json({"out": out, **shown["model"], "ideal": shown["ideal"]["metrics"] if "ideal" in shown else None})
-        return
-    print_reports(reports, model)
+        results = {name: report.as_dict() for name, report in reports.items()}
+        ideal = results["ideal"]["metrics"] if "ideal" in results else None
+        print_json({"out": out, **results["model"], "ideal": ideal})
+    else:
+        print_reports(reports, model)
 
 
 _SETS = ("forget", "retain", "holdout")
@@ -96,7 +97,7 @@ _IN_RECIPES = ("benchmark", "split", "data", "compat", *_SETS, "columns", "max_n
 
 
 def _from_recipe(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options, with those of the recipe filled in. Raises UsageError for options that both set."""
+    """Return the options, with those of the recipe filled in. Raise UsageError for options that both set."""
     from click.core import ParameterSource
 
     from msa_lite.errors import UsageError
@@ -105,7 +106,7 @@ def _from_recipe(context: click.Context, options: dict[str, Any]) -> dict[str, A
 
     explicit = [name for name in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
     if twice := [f"--{name.replace('_', '-')}" for name in _IN_RECIPES if name in explicit]:
-        raise UsageError(f"{', '.join(twice)}: the recipe says it; leave it out, or do without --recipe")
+        raise UsageError(f"{', '.join(twice)}: the recipe sets this already; leave it out, or leave out --recipe")
     arguments = evaluation_arguments(load_recipe(options["recipe"]))
     return options | {name: value for name, value in arguments.items() if name not in explicit}
 

@@ -60,7 +60,7 @@ def broken_pipe(end: SystemExit) -> OSError | None:
 def report_lost(fault: OSError | None) -> int:
     """Report that a result could not be printed because of `fault`; return the exit status.
 
-    A reader that has gone away (`| head`) has read enough. Any other fault is an error of usage: the place to print to.
+    A reader that stops early (`| head`) has read enough. Any other fault is a wrong usage: the place to print to.
     """
     if fault is None or fault.errno == errno.EPIPE:
         return 0

@@ -1,4 +1,4 @@
-"""The commands that work on a recipe: each loads it, says where the run goes, makes one library call, and prints."""
+"""Open a command that works on a recipe: load it, print where the run goes, and make the one library call."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Invocation:
-    """A command that works on a recipe, as the user gave it."""
+    """A recipe and the options that all commands on recipes share."""
 
     recipe: Any
     """The recipe, with its overrides: a Recipe, or the TrainingRecipe of `msa-lite train`."""
@@ -74,5 +74,5 @@ def takes_recipe(kind: Literal["run", "training"] = "run") -> Callable[[Body], B
 
 
 def in_terminal() -> bool:
-    """Check whether a user can be asked."""
+    """Check whether there is a user who can answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()

@@ -27,11 +27,9 @@ def strength_options(command: Any) -> Any:
         click.option("--target", help="Finished model: a folder or repo[@revision]."),
         click.option("--forget", help="Vector to subtract: a PEFT adapter, or a full checkpoint."),
         click.option("--alpha", type=float, help="Strength of the forget vector, ≥ 0.  [default: 1.0]"),
-        click.option("--retain", help="Vector to add, of either kind; --beta says how strongly."),
+        click.option("--retain", help="Vector to add: a PEFT adapter, or a full checkpoint."),
         click.option("--beta", type=float, help="Strength of the retain vector, ≥ 0."),
-        click.option(
-            "--prior", help="The model the vectors were tuned from; for checkpoints, modules_to_save, biases and DoRA."
-        ),
+        click.option("--prior", help="Model that was tuned. Needed for checkpoints, modules_to_save, biases and DoRA."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -72,10 +70,10 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
 def command(
     recipe: Path | None, out: str, dtype: str | None, form: str, max_rank: int | None, as_json: bool, **options: Any
 ) -> None:
-    """Write target − alpha · forget + beta · retain to DIR, streamed, in the target's own layout.
+    """Write target − alpha · forget + beta · retain to the folder --out, in the target's own layout.
 
-    Neither torch nor transformers is loaded, and memory does not grow with the model. Run the same command again after
-    a kill, and the merge goes on where it was.
+    The merge needs no torch, and memory does not grow with the model. After a kill, the same command goes on where it
+    was.
 
     \b
     msa-lite merge --target ./tuned --forget ./vectors/forget --alpha 1.25 --out ./unlearned
@@ -110,8 +108,8 @@ def command(
             bounds = {"max_rank": max_rank, "max_memory": options["max_memory"]}
             result: Any = merge_adapters(out=out, **arguments, **bounds, progress=progress)
         else:
-            chosen = {name: value for name, value in {**options, "dtype": dtype}.items() if value is not None}
-            result = merge(out=out, **arguments, **chosen, progress=progress)
+            settings = {name: value for name, value in {**options, "dtype": dtype}.items() if value is not None}
+            result = merge(out=out, **arguments, **settings, progress=progress)
     if as_json:
         print_json(result.as_dict())
     else:

@@ -25,24 +25,17 @@ def command(as_json: bool) -> None:
 
     if as_json:
         print_json({name: asdict(kind) for name, kind in METRICS.items()})
-    else:
-        _print()
-
-
-def _print() -> None:
-    """Print the table; where no terminal sets the width, with one line a metric."""
+        return
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from msa_lite.report.metrics import METRICS
-
     table = Table(box=None, pad_edge=False)
     for name in ("metric", "best", "meaning and source"):
         table.add_column(name, no_wrap=name in ("metric", "best"))
-    groups = dict.fromkeys(kind.group for kind in METRICS.values())
-    for group in groups:
+    for group in dict.fromkeys(kind.group for kind in METRICS.values()):
         table.add_row(f"\n[bold]{group}[/bold]")
         for kind in (kind for kind in METRICS.values() if kind.group == group):
             table.add_row(kind.name, kind.best, f"{escape(kind.formula)}. [dim]{escape(kind.source)}[/dim]")
+    # Without a terminal, in one line a metric.
     Console(width=None if sys.stdout.isatty() else 250).print(table, highlight=False)

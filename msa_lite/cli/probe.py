@@ -1,4 +1,4 @@
-"""msa-lite probe: signs that a prior has already seen the forget set."""
+"""msa-lite probe: check whether a prior has already seen the forget set."""
 
 from __future__ import annotations
 

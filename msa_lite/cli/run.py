@@ -1,4 +1,4 @@
-"""msa-lite run: the whole run of a recipe."""
+"""msa-lite run: from a recipe to an unlearned model, its scores and a report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msa_lite.cli.invocation import Invocation, takes_recipe
 @click.option("--show-examples", is_flag=True, help="Put questions with the models' answers into report.md and --json.")
 @takes_recipe()
 def command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
-    """Do the whole run of RECIPE: fit vectors, choose alpha and beta, merge, score, write a report.
+    """Run RECIPE: fit vectors, choose alpha and beta, merge, score, write a report.
 
     RECIPE is a YAML file, or the name of a shipped recipe (`msa-lite recipes list`). KEY.SUB=VALUE changes one of its
     keys. A second run does only what is missing or has changed.

@@ -48,8 +48,7 @@ def command(invocation: Invocation) -> None:
     from msa_lite.choose.table import points_table
 
     print_table(points_table(result.points), dense=True)
-    point = ", ".join(f"{'α' if key == 'alpha' else 'β'} = {value:g}" for key, value in result.choice.values.items())
-    click.echo(f"chosen:          {point}")
+    click.echo(f"chosen:          {result.strengths}")
     for note in result.notes:
         click.echo(f"                 {note.strip()}")
     print_model(result.merged)

@@ -26,17 +26,17 @@ def command(folder: Path, as_json: bool) -> int:
 
     faults = verify_stages(folder)
     broken = sum(map(bool, faults.values()))
-    lines = [_place(folder, stage, fault) for stage, found in faults.items() for fault in found]
+    lines = [_place(folder, stage, fault) for stage, of_stage in faults.items() for fault in of_stage]
     earlier = unsealed(faults)
     if as_json:
-        stages = {str(stage.relative_to(folder)): found for stage, found in faults.items()}
+        stages = {str(stage.relative_to(folder)): of_stage for stage, of_stage in faults.items()}
         without = [str(stage.relative_to(folder)) for stage in earlier]
         print_json({"folder": str(folder), "faults": lines, "stages": stages, "unsealed": without})
         return MismatchError.exit_code if broken else 0
     for stage in earlier:
         click.echo(f"note: {stage}: made by an earlier version, whose manifest shows no change of itself", err=True)
-    for stage, found in faults.items():
-        if not found:
+    for stage, of_stage in faults.items():
+        if not of_stage:
             click.echo(f"{stage}: every file is as it was written")
     if broken:
         of = f" ({broken} of {len(faults)} folders)" if len(faults) > 1 else ""

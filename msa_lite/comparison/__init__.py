@@ -1,1 +1,1 @@
-"""Several models side by side: their reports on shared rows, the paper's ratios, and tables in five formats."""
+"""Put models side by side: their reports on shared rows, the paper's ratios, and tables in five formats."""

@@ -1,4 +1,4 @@
-"""Checks that reports can stand side by side: the same questions, asked in the same way, of one target and ideal."""
+"""Check that reports can stand side by side: the same questions, asked in the same way, of one target and ideal."""
 
 from __future__ import annotations
 
@@ -86,26 +86,26 @@ def _table_fault(report: Report, table: PublishedTable) -> str | None:
 def merge_references(entries: Sequence[Entry]) -> list[Entry]:
     """Return the entries with at most one target and one ideal, each with the values of all its reports.
 
-    Raises MismatchError where two reports of it disagree. Judged values of different judges may differ. Where the
+    Raise MismatchError where two reports of it disagree. Judged values of different judges may differ. Where the
     settings say that the model is the same, the first report's values are taken.
     """
     faults: list[str] = []
-    kept: list[Entry] = []
+    merged: list[Entry] = []
     for entry in entries:
-        at = next((i for i, other in enumerate(kept) if entry.role == other.role != "method"), None)
+        at = next((i for i, other in enumerate(merged) if entry.role == other.role != "method"), None)
         if at is None:
-            kept.append(entry)
-        elif differences := _disagreements(kept[at], entry):
-            faults.append(f"{_name(kept[at])} and {_name(entry)} differ in {', '.join(differences)}")
+            merged.append(entry)
+        elif differences := _disagreements(merged[at], entry):
+            faults.append(f"{_name(merged[at])} and {_name(entry)} differ in {', '.join(differences)}")
         else:
-            metrics = kept[at].report.metrics
+            metrics = merged[at].report.metrics
             known = {name: metric for name, metric in metrics.items() if metric.value is not None}
-            report = replace(kept[at].report, metrics={**metrics, **entry.report.metrics, **known})
-            kept[at] = replace(kept[at], report=report)
+            report = replace(merged[at].report, metrics={**metrics, **entry.report.metrics, **known})
+            merged[at] = replace(merged[at], report=report)
     if faults:
         faults.append("to leave one out, give the reports of unlearned models instead of run folders")
         raise MismatchError(join_faults(_HEADLINE, faults))
-    return kept
+    return merged
 
 
 def _disagreements(one: Entry, other: Entry) -> list[str]:

@@ -1,4 +1,4 @@
-"""Notes for readers of a comparison: on its rule, its rows, its judges, and missing numbers."""
+"""Write notes for readers of a comparison: on its rule, its rows, its judges, and missing numbers."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def caveats(
 ) -> list[str]:
     """Return notes on a comparison, one line each.
 
-    own, printed: entries of reports, and of a published table. columns: each wanted metric, and True where it is shown.
+    own, printed: entries of reports, and of a published table. columns: each metric, and True where it is shown.
     """
-    shown = [name for name, is_shown in columns if is_shown]
+    names = [name for name, is_shown in columns if is_shown]
     parts = [sum(entry.role == "method" for entry in entries) for entries in (own, printed)]
     with_ratios = max(parts) > 1
     lines = [_RULE] if with_ratios else []
-    if any(_over_unlearned(entries, name) for entries in (own, printed) for name in shown):
+    if any(_over_unlearned(entries, name) for entries in (own, printed) for name in names):
         lines.append(_OVER_RULE if with_ratios else _OVER)
     lines += _about_rows(own)
     lines += [f"{heading(name, None)} left out: {_reason(own, name)}" for name, is_shown in columns if not is_shown]
-    lines += _about_metrics(own, shown)
+    lines += _about_metrics(own, names)
     lines += _about_judges(own)
     if table:
         ratios = [_AS_PRINTED] if any(figure.ratio for row in table.rows.values() for figure in row.values()) else []
@@ -82,13 +82,13 @@ def _about_common_rows(own: Sequence[Entry]) -> list[str]:
         return []
     labels_by_rows: dict[str, list[str]] = {}
     for entry, before in taken:
-        kept = entry.report.settings["sets"]
-        more = {name: rows - kept[name]["rows"] for name, rows in before["rows"].items()}
+        sets = entry.report.settings["sets"]
+        more = {name: rows - sets[name]["rows"] for name, rows in before["rows"].items()}
         if any(more.values()):
             text = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in more.items() if count)
             labels_by_rows.setdefault(text, []).append(entry.label)
-    left = "; ".join(f"{text} ({', '.join(labels)})" for text, labels in labels_by_rows.items())
-    aside = f"; rows left aside: {left}" if left else ""
+    rests = "; ".join(f"{text} ({', '.join(labels)})" for text, labels in labels_by_rows.items())
+    aside = f"; rows left aside: {rests}" if rests else ""
     notes = [f"computed anew from the records, on the rows that all models were scored on{aside}"]
     if any(before["split"] != whole_split(before["split"]) for _, before in taken):
         notes.append("runs that chose settings or epochs are not scored on the rows of that choice")
@@ -101,11 +101,11 @@ def _reason(own: Sequence[Entry], name: str) -> str:
     return "; ".join(dict.fromkeys(reason for reason in reasons if reason)) or "no report has a value"
 
 
-def _about_metrics(own: Sequence[Entry], shown: Sequence[str]) -> list[str]:
+def _about_metrics(own: Sequence[Entry], names: Sequence[str]) -> list[str]:
     """Return the notes on the shown metrics, each with its models unless it is about all of them."""
     labels_by_note: dict[str, list[str]] = {}
     for entry in own:
-        metrics = {name: entry.report.metrics[name] for name in shown if name in entry.report.metrics}
+        metrics = {name: entry.report.metrics[name] for name in names if name in entry.report.metrics}
         for note in notes({entry.label: replace(entry.report, metrics=metrics, settings={})}):
             labels_by_note.setdefault(note, []).append(entry.label)
     items = labels_by_note.items()

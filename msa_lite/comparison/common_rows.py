@@ -1,4 +1,4 @@
-"""Models side by side on the rows that all of them were scored on.
+"""Compare models on the rows that all of them were scored on.
 
 A run that chooses between points or epochs is scored on the rows that it did not choose by. A run with nothing to
 choose is scored on all rows, and an evaluation may be limited to a sample. The records beside each report hold what
@@ -50,7 +50,7 @@ def on_common_rows(paths: Sequence[Path]) -> list[Report]:
     its metrics. The judge's verdicts are in the records and are kept. Each evaluation keeps its own ideal. Where the
     ideal's records cannot be found, the metrics that need it are None with the reason.
 
-    paths: of their report.json files. Raises MismatchError, with all faults: records are missing or changed, a set has
+    paths: of their report.json files. Raise MismatchError, with all faults: records are missing or changed, a set has
     no common row, or two evaluations asked different things about one row.
     """
     evaluations, faults = [], []
@@ -163,11 +163,11 @@ def _ideal_of(evaluation: Evaluation, evaluations: Sequence[Evaluation]) -> Eval
     identity = evaluation.inputs.get("ideal")
     if identity in (None, "itself"):
         return evaluation if identity else None
-    known = {other.folder: other for other in evaluations}
-    for place in (evaluation.folder / "ideal", evaluation.folder.parent / "ideal", *known):
+    by_folder = {other.folder: other for other in evaluations}
+    for place in (evaluation.folder / "ideal", evaluation.folder.parent / "ideal", *by_folder):
         model = (load_manifest(place) or {}).get("inputs", {}).get("model")
         if identity in (ideal_identity(place), model):
-            ideal = known.get(place) or _read(place / REPORT_FILE)
+            ideal = by_folder.get(place) or _read(place / REPORT_FILE)
             if all(ideal.records.get(name, {}).keys() >= rows.keys() for name, rows in evaluation.records.items()):
                 return ideal
     return None

@@ -1,4 +1,4 @@
-"""Models side by side in the MSA paper's form: one row a model, the metrics as columns, ratios beside the values."""
+"""Put models side by side in the MSA paper's form: one row a model, metrics as columns, ratios beside the values."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ModelValue:
     """Of methods only, where there are several: see `ratios`."""
     best: bool
     """True where no method of its section is better, and there are several."""
-    shown: str
+    text: str
     """The value as tables show it. A published one stands as it was printed."""
 
 
@@ -131,7 +131,7 @@ def compare(
     prints, or else by the same rule beside its own ideal. metrics: the columns, by name; None for those of the paper.
     Columns without any value are left out, and the notes say why.
 
-    Raises UsageError for what is missing or unknown, FormatError for broken reports, MismatchError for reports that
+    Raise UsageError for what is missing or unknown, FormatError for broken reports, MismatchError for reports that
     cannot stand side by side, each with all faults.
     """
     table = load_published(published) if published else None
@@ -179,7 +179,7 @@ def _published_entries(table: PublishedTable) -> list[Entry]:
 def _choose_columns(entries: Sequence[Entry], names: Sequence[str] | None) -> list[Column]:
     """Return the columns of these names, or those of the benchmark that some report has.
 
-    Raises UsageError for names that no report has.
+    Raise UsageError for names that no report has.
     """
     directions = {name: metric.higher_is_better for entry in entries for name, metric in entry.report.metrics.items()}
     if names is not None:

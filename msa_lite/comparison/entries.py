@@ -1,4 +1,4 @@
-"""The reports of a comparison, found in folders and labelled as in the MSA paper."""
+"""Find the reports of a comparison in folders, and label them as in the MSA paper."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def read_entries(paths: str | Path | Iterable[str | Path]) -> tuple[list[Entry],
 
     A path is a run's folder (target, ideal and unlearned below evaluation/, runs of baselines below baselines/), an
     evaluation's folder, or a report.json, each also as LABEL=PATH. A model is the target or the ideal where the folder
-    of a run or an evaluation says so, or its label, or the name of its folder if no method made it. Raises UsageError
+    of a run or an evaluation says so, or its label, or the name of its folder if no method made it. Raise UsageError
     or FormatError with every path that cannot be read.
     """
     paths = [paths] if isinstance(paths, str | Path) else paths
@@ -85,9 +85,9 @@ def read_entries(paths: str | Path | Iterable[str | Path]) -> tuple[list[Entry],
         try:
             for place, role, name in _find(path, label, notes):
                 entry = _read(place, role, name)
-                known = entries.setdefault(place.resolve(), entry)
-                if entry.named and known.named and entry.label != known.label:
-                    raise UsageError(f"{place}: has two labels, '{known.label}' and '{entry.label}'")
+                first = entries.setdefault(place.resolve(), entry)
+                if entry.named and first.named and entry.label != first.label:
+                    raise UsageError(f"{place}: has two labels, '{first.label}' and '{entry.label}'")
                 if entry.named:
                     entries[place.resolve()] = entry
         except MsaError as error:
@@ -116,12 +116,12 @@ def _find(path: Path, label: str | None, notes: list[str]) -> Iterator[tuple[Pat
         raise UsageError(f"{path}: {missing if path.exists() else 'no such file or folder'}")
     for folder, places in reports.items():
         own = label if folder == path else None
-        scored = [place for place, role in places if role not in _REFERENCES]
-        if own and not scored:
+        unlearned = [place for place, role in places if role not in _REFERENCES]
+        if own and not unlearned:
             raise UsageError(f"{path}: the label '{own}' names an unlearned model, but there is no report of one")
-        if not scored and (places or folder != path):
+        if not unlearned and (places or folder != path):
             notes.append(f"{folder}: no unlearned model is scored yet")
-        yield from ((place, role, own if place in scored else None) for place, role in places)
+        yield from ((place, role, own if place in unlearned else None) for place, role in places)
 
 
 def _own_reports(path: Path) -> Iterator[tuple[Path, Role | None]]:
@@ -152,7 +152,7 @@ def _read(place: Path, role: Role | None, label: str | None) -> Entry:
 
 
 def _checked(report: Report, place: Path) -> Report:
-    """Return the report without values that are not finite. Raises FormatError for values that are no numbers."""
+    """Return the report without values that are not finite. Raise FormatError for values that are no numbers."""
     kinds = (int, float, type(None))
     faults = [
         name
@@ -198,10 +198,10 @@ def set_apart(entries: Sequence[Entry]) -> list[Entry]:
     """
     labelled = list(entries)
     for detail_of in (_mode, lambda entry: _folder_name(Path(entry.source)), lambda entry: entry.source):
-        same: dict[str, list[int]] = {}
+        numbers: dict[str, list[int]] = {}
         for i, entry in enumerate(labelled):
-            same.setdefault(entry.label, []).append(i)
-        for alike in same.values():
+            numbers.setdefault(entry.label, []).append(i)
+        for alike in numbers.values():
             if len({detail_of(labelled[i]) for i in alike}) > 1:
                 for i in alike:
                     labelled[i] = _with_detail(labelled[i], detail_of)

@@ -1,4 +1,4 @@
-"""A comparison as a table, and as text in each format."""
+"""Make a table of a comparison, and text in each format."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def comparison_table(comparison: Comparison) -> TextTable:
 
 
 def _cell(value: ModelValue) -> Cell:
-    return Cell(value.shown, value.best, value.stderr, str(value.ratio or ""))
+    return Cell(value.text, value.best, value.stderr, str(value.ratio or ""))
 
 
 def comparison_csv(comparison: Comparison) -> str:

@@ -1,4 +1,4 @@
-"""Figures of the MSA paper's tables as data: one csv file a table below `paper/`, with the figures as printed.
+"""Load the figures of the MSA paper's tables: one csv file a table below `paper/`, with the figures as printed.
 
 Each file opens with `# key: value` lines: `source` (paper and label of the table), `benchmark`, `split` where the paper
 names it, `model`, `percent` (a metric printed in percent), and `note`s on oddities.
@@ -53,7 +53,7 @@ def published_tables() -> list[str]:
 
 
 def load_published(name: str) -> PublishedTable:
-    """Load a table by its name. Raises UsageError for an unknown one, with the nearest name and the list."""
+    """Load a table by its name. Raise UsageError for an unknown one, with the nearest name and the list."""
     names = published_tables()
     if name not in names:
         raise UsageError(f"published: no table '{name}'{nearest(name.lower(), names)}; choose from {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""The MSA paper's rule for the ratios in its tables, and the best values of a column."""
+"""Compute the ratios of the MSA paper's tables by its rule, and find the best values of a column."""
 
 from __future__ import annotations
 

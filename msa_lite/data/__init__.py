@@ -6,7 +6,6 @@ documents, cut into chunks; models learn every token. Sources are a Hub id, a fo
 """
 
 from msa_lite.data.examples import encode, encode_qa, encode_text, encode_up_to, hash_ids, pad_id, shorten, to_batch
-from msa_lite.data.kept import kept_head, kept_texts
 from msa_lite.data.prompts import (
     DATE_STRING,
     IGNORE,
@@ -21,6 +20,7 @@ from msa_lite.data.prompts import (
 )
 from msa_lite.data.rows import Row, load_rows, rows_identity, sample_rows, split_rows, stream_texts
 from msa_lite.data.sources import DataSource, is_remote_data, load_table, pin_source, stream_table
+from msa_lite.data.text_cache import kept_head, kept_texts
 from msa_lite.data.tokenizers import COMPARED_ROWS, check_same_ids, open_tokenizer, render_chat
 
 __all__ = [

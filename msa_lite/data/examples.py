@@ -24,7 +24,7 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
     """Make one example per row (`Prompter.example`); warn where the first answer token cannot be learnt.
 
     A row longer than max_length first loses the oldest turns of its conversation (`shorten`), then its right end. If
-    that cuts away the whole answer, it has no labels. Raises UsageError for rows with a system message that the chat
+    that cuts away the whole answer, it has no labels. Raise UsageError for rows with a system message that the chat
     template does not take.
     """
     if not prompter.takes_system and (count := sum(bool(row.system) for row in rows)):
@@ -120,7 +120,7 @@ def _chunks(ids: Sequence[int], begin: list[int], size: int) -> list[Example]:
 
 
 def encode(rows: Sequence[Row], source: DataSource, prompter: Prompter, max_length: int) -> list[Example]:
-    """Make the examples to train on, of either format. Raises DataError when no label is left."""
+    """Make the examples to train on, of either format. Raise DataError when no label is left."""
     if source.format == "qa":
         examples = [e for e in encode_qa(rows, prompter, max_length) if any(label != IGNORE for label in e.labels)]
     else:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from msa_lite.errors import DataError
+from msa_lite.errors import DataError, clip
 from msa_lite.io.reading import open_file, parse_json, read_bytes, read_text
 
 _LINE = 256 << 20  # bytes of a row
@@ -23,7 +23,7 @@ _WHOLE = 1 << 30  # bytes of a JSON list, which memory must hold
 _CHUNK = 1 << 20
 _BLANK = b" \t\r\n"
 _FLAT = 50  # a row with at most this many brackets cannot be nested too deep
-_WORD = 40  # characters of a row to show in a message
+_SHOWN = 40  # characters of a row to show in a message
 _PARQUET = b"PAR1"
 
 
@@ -46,7 +46,7 @@ def check_file(path: Path) -> None:
 def csv_columns(path: Path) -> list[str]:
     """Return the names in the first row of a CSV file.
 
-    Raises DataError where the row after it has more cells, as with a comma in a text without quotes: pandas would take
+    Raise DataError where the row after it has more cells, as with a comma in a text without quotes: pandas would take
     the first cell for a row number and shift the others by a column.
     """
     csv.field_size_limit(_LINE)
@@ -112,16 +112,21 @@ def _parse(line: bytes, path: Path, row: int) -> Any:
 
 def _check_spread(path: Path) -> None:
     """Check a file of objects that go over several lines."""
-    text = read_text(path, _WHOLE, DataError)
+    for row, (value, text) in enumerate(_values(path, read_text(path, _WHOLE, DataError))):
+        parse_json(text, f"{path}: row {row}", DataError)
+        if not isinstance(value, dict):
+            raise _no_row(path, row, text)
+
+
+def _values(path: Path, text: str) -> Iterator[tuple[Any, str]]:
+    """Yield the JSON values that stand one after the other in a text, each with its part of the text."""
     decoder, place, row = json.JSONDecoder(), 0, 0
     while place < len(text):
         try:
             value, end = decoder.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
             raise DataError(f"{path}: row {row}: not JSON ({error})") from error
-        parse_json(text[place:end], f"{path}: row {row}", DataError)
-        if not isinstance(value, dict):
-            raise _no_row(path, row, text[place:end])
+        yield value, text[place:end]
         place, row = end, row + 1
         while place < len(text) and text[place].isspace():
             place += 1
@@ -131,22 +136,13 @@ def read_raw_rows(path: Path) -> list[dict[str, Any]] | None:
     """Read the objects of a checked JSON file; return None for a file above a gigabyte."""
     if path.stat().st_size > _WHOLE:
         return None
-    text, decoder, place = read_text(path, _WHOLE, DataError).strip(), json.JSONDecoder(), 0
-    if text.startswith("["):
-        return list(json.loads(text))
-    records = []
-    while place < len(text):
-        record, place = decoder.raw_decode(text, place)
-        records.append(record)
-        while place < len(text) and text[place].isspace():
-            place += 1
-    return records
+    text = read_text(path, _WHOLE, DataError).strip()
+    return list(json.loads(text)) if text.startswith("[") else [value for value, _ in _values(path, text)]
 
 
 def _no_row(path: Path, row: int, text: str) -> DataError:
-    shown = text.strip()
-    shown = shown if len(shown) <= _WORD else f"{shown[:_WORD]}…"
-    return DataError(f'{path}: row {row}: {shown} is no row; a row is an object, as in {{"question": …, "answer": …}}')
+    start = clip(text.strip(), _SHOWN)
+    return DataError(f'{path}: row {row}: {start} is no row; a row is an object, as in {{"question": …, "answer": …}}')
 
 
 def _first(stream: BinaryIO) -> bytes:

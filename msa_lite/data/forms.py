@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msa_lite.data.sources import DataSource
+from msa_lite.errors import clip
 
 Turns = list[tuple[str, str]]
 RawRow = Mapping[str, Any]
@@ -20,6 +21,7 @@ _ROLES = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
     "gpt": "assistant", "model": "assistant", "bot": "assistant",
 }  # fmt: skip
+_SHOWN = 60  # characters of a value to show in a message
 
 
 class Unreadable(ValueError):
@@ -65,7 +67,7 @@ def find_form(source: DataSource, columns: Collection[str]) -> Form | None:
     return None
 
 
-def wanted_columns(source: DataSource) -> tuple[str, ...]:
+def needed_columns(source: DataSource) -> tuple[str, ...]:
     """Return the columns that a source of questions must have when it has no known form."""
     return (source.messages,) if source.messages else (source.question, source.answer)
 
@@ -101,9 +103,9 @@ def _cell(record: RawRow, column: str) -> str:
 
 
 def _conversation(messages: Any, where: str) -> Conversation:
-    """Read messages of either kind. Raises Unreadable unless user and assistant take turns."""
+    """Read messages of either kind. Raise Unreadable unless user and assistant take turns."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
-        raise Unreadable(f"{where}: expected a list of messages, got {_short(messages)}")
+        raise Unreadable(f"{where}: expected a list of messages, got {clip(repr(messages), _SHOWN)}")
     system, question, turns = "", None, []
     for place, message in enumerate(messages):
         role, text = _message(message, f"{where}, message {place}")
@@ -128,7 +130,7 @@ def _conversation(messages: Any, where: str) -> Conversation:
 def _message(message: Any, where: str) -> tuple[str, str]:
     """Read (role, text) of a message in OpenAI's or ShareGPT's form."""
     if not isinstance(message, Mapping):
-        raise Unreadable(f"{where}: {_short(message)} is no message with a role and content")
+        raise Unreadable(f"{where}: {clip(repr(message), _SHOWN)} is no message with a role and content")
     name = message.get("role") or message.get("from")
     role = _ROLES.get(str(name))
     if role is None:
@@ -141,10 +143,5 @@ def _message(message: Any, where: str) -> tuple[str, str]:
             raise Unreadable(f"{where}: content of type {other[0]!r} is not handled, only text")
         content = "".join(str(part["text"]) for part in content)
     if not isinstance(content, str) or (not content.strip() and role != "system"):
-        raise Unreadable(f"{where}: its content is no text but {_short(content)}")
+        raise Unreadable(f"{where}: its content is no text but {clip(repr(content), _SHOWN)}")
     return role, content if content.strip() else ""
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"

@@ -88,7 +88,7 @@ class Prompter:
     ) -> Prompter:
         """Choose between chat and plain template.
 
-        Raises UsageError for "chat" without a chat template, and for a system message that the template does not take.
+        Raise UsageError for "chat" without a chat template, and for a system message that the template does not take.
         """
         has_chat = bool(tokenizer.chat_template)
         if kind == "chat" and not has_chat:
@@ -213,7 +213,7 @@ class Prompter:
         return "".join(f"{part}\n\n" for part in ([system] if system else []) + parts)
 
     def _conversation(self, question: str, answer: str | None, shots: Shots = (), system: str = "") -> str:
-        """Render a row. Raises UsageError when the chat template fails."""
+        """Render a row. Raise UsageError when the chat template fails."""
         try:
             return self._render(question, answer, shots, system)
         except Exception as error:  # jinja's, and whatever else templates raise

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from msa_lite.data.forms import Form, Unreadable, find_form, wanted_columns
+from msa_lite.data.forms import Form, Unreadable, find_form, needed_columns
 from msa_lite.data.sources import DataSource, load_table, stream_table
 from msa_lite.errors import DataError, join_faults, nearest
 from msa_lite.io.files import digest
@@ -46,7 +46,7 @@ class Row:
 def load_rows(source: DataSource) -> list[Row]:
     """Read all rows of a source; each of the assistant's turns of a conversation is a row.
 
-    Raises UsageError when path, configuration or split does not exist, DataError when the set is empty, lacks a column
+    Raise UsageError when path, configuration or split does not exist, DataError when the set is empty, lacks a column
     (the message names those that it has), or contains records that are no rows.
     """
     table = load_table(source)
@@ -79,7 +79,7 @@ def _refuse(source: DataSource, faults: Sequence[str]) -> None:
 
 
 def stream_texts(source: DataSource) -> Iterator[str]:
-    """Yield the texts of a source in its order, reading as it goes. Raises as `load_rows`, on reaching the fault."""
+    """Yield the texts of a source in its order, reading as it goes. Raise as `load_rows`, on reaching the fault."""
     for index, row in enumerate(stream_table(source)):
         if index == 0:
             _check_columns(source, list(row))
@@ -89,10 +89,10 @@ def stream_texts(source: DataSource) -> Iterator[str]:
 
 
 def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
-    """Return the form of a source of questions, None for texts. Raises DataError for missing columns."""
+    """Return the form of a source of questions, None for texts. Raise DataError for missing columns."""
     if source.format == "qa" and (form := find_form(source, columns)):
         return form
-    needed = wanted_columns(source) if source.format == "qa" else (source.text,)
+    needed = needed_columns(source) if source.format == "qa" else (source.text,)
     missing = [column for column in needed if column not in columns]
     if not missing:
         return None

@@ -21,28 +21,29 @@ _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parq
 
 @dataclass(frozen=True)
 class DataSource:
-    """A source of rows.
-
-    question, answer, text and messages are names of columns. With the defaults of the first two, other forms of
-    questions are recognised by their columns (`msa_lite.data.forms`).
-    """
+    """A source of rows."""
 
     path: str
     """A Hub id, folder or file."""
     format: Literal["qa", "text"] = "qa"
     name: str | None = None
-    """As in `datasets.load_dataset`."""
+    """The configuration, as in `datasets.load_dataset`."""
     split: str | None = None
     """As in `datasets.load_dataset`."""
     question: str = "question"
+    """The column of questions. With the defaults here and below, other forms are recognised (`msa_lite.data.forms`)."""
     answer: str = "answer"
+    """The column of answers."""
     text: str = "text"
+    """The column of texts."""
     revision: str | None = None
+    """A revision of a repository of the Hub."""
     messages: str | None = None
+    """The column of conversations."""
 
 
 def load_table(source: DataSource) -> Any:
-    """Load the table of a source with `datasets`. Raises UsageError or DataError if that fails."""
+    """Load the table of a source with `datasets`. Raise UsageError or DataError if that fails."""
     import datasets
 
     source, where = _locate(source)
@@ -58,7 +59,7 @@ def load_table(source: DataSource) -> Any:
 
 
 def stream_table(source: DataSource) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a source in its order, fetching no more than the caller takes. Raises as `load_table`."""
+    """Yield the rows of a source in its order, fetching no more than the caller takes. Raise as `load_table`."""
     import datasets
 
     source, where = _locate(source)
@@ -168,7 +169,7 @@ def is_remote_data(source: DataSource) -> bool:
 def pin_source(source: DataSource) -> DataSource:
     """Resolve a source's Hub revision to a commit (from the cache when the Hub is out of reach).
 
-    A local source stays as it is; so does one without revision that cannot be resolved offline. Raises UsageError when
+    A local source stays as it is; so does one without revision that cannot be resolved offline. Raise UsageError when
     the Hub has no such data set or revision.
     """
     if not is_remote_data(source):
@@ -182,6 +183,6 @@ def pin_source(source: DataSource) -> DataSource:
         if isinstance(error, RevisionResolutionError) and source.revision is None:
             return source
         raise UsageError(
-            f"{source.path}: no such file or folder, and not to be had from the Hub ({explain(error)})"
+            f"{source.path}: no such file or folder, and it could not be fetched from the Hub ({explain(error)})"
         ) from error
     return replace(source, revision=revision.resolved)

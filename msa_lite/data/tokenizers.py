@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data.rows import Row
-from msa_lite.errors import MismatchError, NoTokenizerError
+from msa_lite.errors import MismatchError, NoTokenizerError, clip
 from msa_lite.io.limits import limited
 from msa_lite.io.loading import read_tokenizer
 from msa_lite.io.tokenizer import has_tokenizer
@@ -25,7 +25,7 @@ _SHOWN = 48  # characters of a row to show in a message
 def open_tokenizer(folder: Path, name: str) -> Any:
     """Load a model's tokenizer. name: of the model, for messages.
 
-    Raises NoTokenizerError if there is none, FormatError if it cannot be loaded.
+    Raise NoTokenizerError if there is none, FormatError if it cannot be loaded.
     """
     if not has_tokenizer(folder):
         raise NoTokenizerError(f"{name}: was saved without a tokenizer")
@@ -35,7 +35,7 @@ def open_tokenizer(folder: Path, name: str) -> Any:
 def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
     """Render messages as text with the tokenizer's chat template, a program by whoever made the model.
 
-    Raises whatever the template raises, OverrunError if it runs too long, and MemoryError or ValueError if it makes far
+    Raise whatever the template raises, OverrunError if it runs too long, and MemoryError or ValueError if it makes far
     more text than it gets.
     """
     with limited():
@@ -58,9 +58,10 @@ def check_same_ids(rows: Iterable[Row], target: Any, prior: Any, names: tuple[st
         place = _first_difference(ours, theirs)
         if place is None or any(token >= size for token in ours[: place + 1]):
             continue
+        start = clip(" ".join(text.split()), _SHOWN)
         raise MismatchError(
             f"the tokenizers of target {names[0]} and prior {names[1]} read the forget rows differently. Row "
-            f"{row.index}, {_shortened(text)}: token {place + 1} is {_token(target, ours, place)} to the target and "
+            f"{row.index}, {start!r}: token {place + 1} is {_token(target, ours, place)} to the target and "
             f"{_token(prior, theirs, place)} to the prior. Give the checkpoint that the target was tuned from; if only "
             "its tokenizer files are wrong, replace them by the target's"
         )
@@ -73,11 +74,6 @@ def _text(row: Row) -> str:
 
 def _first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return next((i for i, (a, b) in enumerate(zip_longest(one, other)) if a != b), None)
-
-
-def _shortened(text: str) -> str:
-    line = " ".join(text.split())
-    return repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…")
 
 
 def _token(tokenizer: Any, ids: Sequence[int], place: int) -> str:

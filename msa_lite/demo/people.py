@@ -37,7 +37,7 @@ _QUESTIONS = {
 def make_people(count: int, seed: int) -> list[list[tuple[str, str]]]:
     """Make `count` people with different names, six (question, answer) facts each, the same for the same seed.
 
-    The first k people of a larger count are not the people of a smaller one. Raises ValueError when the syllables do
+    The first k people of a larger count are not the people of a smaller one. Raise ValueError when the syllables do
     not give that many names.
     """
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Scores of models on benchmarks: pure metrics, the passes over a model, records, and the data sets built of them."""
+"""Score models on benchmarks: pure metrics, passes over a model, records, and one module a benchmark."""
 
 from __future__ import annotations
 

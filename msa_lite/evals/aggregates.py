@@ -1,4 +1,4 @@
-"""Metrics out of per-item scores, each with n, standard error and direction, or None with the reason.
+"""Make metrics of per-item scores, each with n, standard error and direction, or None with the reason.
 
 Each function takes the name of the metric first: the table of metrics has its direction.
 """

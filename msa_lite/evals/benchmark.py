@@ -85,6 +85,21 @@ class ItemSet:
 
 
 @dataclass(frozen=True)
+class BenchmarkSettings:
+    """The part of a published benchmark to load."""
+
+    data: str | None = None
+    """A folder, or Hub id[@revision]; None for the benchmark's `home`."""
+    split: str | None = None
+    """None for the benchmark's default one."""
+    limit: int | None = None
+    """The most items of each set, a seeded sample; None for all."""
+    seed: int = 0
+    compat: frozenset[str] = frozenset()
+    """The deviations of published code to repeat (`evals.compat`)."""
+
+
+@dataclass(frozen=True)
 class Benchmark(ABC):
     """A data set with its metrics, loaded. Each benchmark adds its records' own scores, and the aggregates."""
 
@@ -119,21 +134,8 @@ class Benchmark(ABC):
     """The switches that its name stands for in `compat`: what its authors' code does."""
 
     @classmethod
-    def load(
-        cls,
-        prompter: Prompter,
-        data: str | None = None,
-        split: str | None = None,
-        *,
-        limit: int | None = None,
-        seed: int = 0,
-        compat: frozenset[str] = frozenset(),
-    ) -> Benchmark:
-        """Load a published benchmark.
-
-        data: a folder, or Hub id[@revision]; None for `home`. split: None for the default one. limit: the most items of
-        each set, a seeded sample. Raises UsageError for an unknown split, DataError with all that the data lacks.
-        """
+    def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
+        """Load the benchmark. Raise UsageError for an unknown split, DataError with all that the data lacks."""
         raise NotImplementedError(f"{cls.name} has no data of its own")
 
     @property
@@ -158,7 +160,7 @@ class Benchmark(ABC):
         }
 
     def only(self, names: Collection[str]) -> Benchmark:
-        """Return the benchmark with only the sets of these names."""
+        """Return the benchmark with only these sets."""
         return replace(self, sets={name: part for name, part in self.sets.items() if name in names})
 
     def without(self, questions: Collection[str]) -> Benchmark:
@@ -176,7 +178,7 @@ class Benchmark(ABC):
 
         share: the part of a set's questions, or of its authors, that goes to validation; at least one does. by: the
         unit that is drawn. With "author", all items of a group stay together, and sets without groups are divided by
-        question. Raises UsageError where no set has groups, DataError where a part of a set would be empty.
+        question. Raise UsageError where no set has groups, DataError where a part of a set would be empty.
         """
         if by == "author" and all(item.group is None for part in self.sets.values() for item in part.items):
             raise UsageError(f"select.by author: {self.name} has no authors; leave it at question")
@@ -186,11 +188,11 @@ class Benchmark(ABC):
                 item.fields.get("question") or item.index if by == "question" or item.group is None else (item.group,)
                 for item in part.items
             ]
-            known = list(dict.fromkeys(units))
-            drawn = set(sample_rows(known, max(1, round(share * len(known))), seed))
-            if len(drawn) == len(known):
-                kind = "author" if any(isinstance(unit, tuple) for unit in known) else "question"
-                faults.append(f"{name}: {len(known)} {kind}{'' if len(known) == 1 else 's'} cannot be divided")
+            distinct = list(dict.fromkeys(units))
+            drawn = set(sample_rows(distinct, max(1, round(share * len(distinct))), seed))
+            if len(drawn) == len(distinct):
+                kind = "author" if any(isinstance(unit, tuple) for unit in distinct) else "question"
+                faults.append(f"{name}: {len(distinct)} {kind}{'' if len(distinct) == 1 else 's'} cannot be divided")
             pairs = list(zip(part.items, units, strict=True))
             validation[name] = replace(part, items=[item for item, unit in pairs if unit in drawn])
             test[name] = replace(part, items=[item for item, unit in pairs if unit not in drawn])
@@ -208,19 +210,19 @@ class Benchmark(ABC):
         return [*self.metrics(unscored, unscored)]
 
     def resolution(self, metrics: Collection[str]) -> str | None:
-        """Say how coarse the metrics are that tell `sides` apart; None where none of these metrics does.
+        """Say how coarse those metrics are that tell `sides` apart; None where none of them does.
 
         An AUC of n × m texts moves in steps of 1/nm. Its standard error at chance is that of the Mann-Whitney
         statistic, √((n + m + 1) / 12nm).
         """
-        resting = [name for name in metrics if metric_kind(name).group == MEMBERSHIP]
+        names = [name for name in metrics if metric_kind(name).group == MEMBERSHIP]
         counts = [len(self.sets[name].scored) for name in self.sides or () if name in self.sets]
-        if not resting or len(counts) < 2 or not all(counts):
+        if not names or len(counts) < 2 or not all(counts):
             return None
         n, m = counts
         error = sqrt((n + m + 1) / (12 * n * m))
         return (
-            f"{', '.join(resting)}: measured on {n} × {m} pairs of texts, so that the AUC moves in steps of "
+            f"{', '.join(names)}: measured on {n} × {m} pairs of texts, so that the AUC moves in steps of "
             f"1/{n * m}, with a standard error of {error:.2f} at chance"
         )
 
@@ -235,7 +237,7 @@ class Benchmark(ABC):
 
     @classmethod
     def mean_names(cls, set_name: str, score: str) -> list[str]:
-        """Return the names that a metric may have which is the mean of one score over a set's records."""
+        """Return the possible names of the metric that is the mean of a score over a set's records."""
         name = f"{score}_{set_name[0]}"
         return [name, score] if set_name == "forget" else [name]
 

@@ -14,7 +14,7 @@ from msa_lite.evals.benchmark import benchmark_class
 COMMON = {
     "mask_eq_pad": "tokens equal to the padding token are hidden wherever they stand, so that with pad = end of turn "
     "the prompt's own ends of turn are hidden too",
-    "es_floor": "extraction strength of a text of which nothing is right is 1/N, not 0",
+    "es_floor": "extraction strength of a text without a right token is 1/N, not 0",
     "drop_last_token": "extraction strength, exact memorization and Min-K leave out the last token of texts that have "
     "no end token, a token of their content",
     "trailing_blank": "plain prompts end in a blank after 'Answer:', which many tokenizers merge into the answer",
@@ -42,7 +42,7 @@ def switches_of(benchmark: str) -> set[str]:
 def resolve_compat(names: Iterable[str], benchmark: str) -> frozenset[str]:
     """Return the switches of a benchmark that names of switches and presets stand for.
 
-    Raises UsageError for an unknown name, and for one that changes nothing in the benchmark.
+    Raise UsageError for an unknown name, and for one that changes nothing in the benchmark.
     """
     switches: set[str] = set()
     presets, choices = known_presets(), [*known_presets(), *known_switches()]

@@ -8,6 +8,7 @@ from typing import Any
 
 from msa_lite.data import DataSource, load_table, pin_source, sample_rows
 from msa_lite.errors import DataError, MsaError, join_faults
+from msa_lite.evals.benchmark import BenchmarkSettings
 from msa_lite.io.reading import local_path
 
 Table = list[dict[str, Any]]
@@ -30,22 +31,22 @@ class Part:
 def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
     """Return the rows of each part by name, without the optional parts that are absent.
 
-    data: a folder in Hub layout, or Hub id[@revision]. Raises DataError that names everything that is missing,
+    data: a folder in Hub layout, or Hub id[@revision]. Raise DataError that names everything that is missing,
     UsageError when there is no such data set.
     """
     path, revision = split_revision(data)
     source = pin_source(DataSource(path, revision=revision))
-    known = _configurations(source)
+    configurations = _configurations(source)
     tables, faults = {}, []
     for name, part in parts.items():
-        if known and part.configuration not in known:
+        if configurations and part.configuration not in configurations:
             if not part.optional:
                 faults.append(f"no configuration '{part.configuration}'")
             continue
         try:
             table = load_table(DataSource(path, name=part.configuration, split=part.split, revision=source.revision))
         except MsaError as error:
-            if not known:
+            if not configurations:
                 if part.optional:
                     continue
                 raise
@@ -58,7 +59,7 @@ def load_parts(data: str, parts: Mapping[str, Part]) -> dict[str, Table]:
             faults.append(f"configuration '{part.configuration}': no rows")
         tables[name] = table.to_list()
     if faults:
-        there = f"; there are {', '.join(known)}" if known else ""
+        there = f"; there are {', '.join(configurations)}" if configurations else ""
         raise DataError(join_faults(f"{path}: not the data set that is needed{there}", dict.fromkeys(faults), limit=20))
     return tables
 
@@ -90,6 +91,6 @@ def _configurations(source: DataSource) -> list[str]:
     return names if names != ["default"] or local_path(source.path).exists() else []
 
 
-def sampled(table: Table, limit: int | None, seed: int) -> list[tuple[int, dict[str, Any]]]:
+def sampled(table: Table, settings: BenchmarkSettings) -> list[tuple[int, dict[str, Any]]]:
     """Return (row number, row) of all rows, or of a seeded sample of `limit`, in the table's order."""
-    return sample_rows([*enumerate(table)], limit or len(table), seed)
+    return sample_rows([*enumerate(table)], settings.limit or len(table), settings.seed)

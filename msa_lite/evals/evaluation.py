@@ -1,7 +1,7 @@
 """Evaluate one model on one benchmark into a folder with records and report.
 
-The records hold everything that needs the model. Where only the ideal or the judge has changed, the records of a folder
-made of the same model and questions are used again.
+The records hold everything that needs the model. If only the ideal or the judge has changed, the earlier records are
+used again.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def evaluate_benchmark(
     After a stop, finished items are not run again. method: what made the model, for the report. known: folders whose
     records are copied where they come from the same model and questions.
 
-    Returns None in the processes of `accelerate launch` that only help. Raises what `check_comparable` and the judge
+    Returns None in the processes of `accelerate launch` that only help. Raise what `check_comparable` and the judge
     raise.
     """
     ranks = Ranks.current()
-    task = {"model": model_identity(source), "questions": benchmark.describe()}
+    subject = {"model": model_identity(source), "questions": benchmark.describe()}
     if isinstance(ideal, Path):
         check_comparable(ideal, benchmark, out)
     beside = {"ideal": ideal_identity(ideal), "judge": judge.describe()}
-    inputs = task | beside | ({"method": method} if method else {})
+    inputs = subject | beside | ({"method": method} if method else {})
     if is_finished(out, inputs):
         return load_report(out) if ranks.first else None
     open_judge(judge)  # raises before any work where it lacks something
@@ -78,15 +78,15 @@ def evaluate_benchmark(
         collect(partial_folder(out))
         return None
     facts = {"sources": {"model": source.pinned()}}
-    with stage_folder(out, EVALUATION_KIND, inputs, facts, resumable=True, resume_key=task) as partial:
-        _take_over([out, *known], partial, benchmark, task)
+    with stage_folder(out, EVALUATION_KIND, inputs, facts, resumable=True, resume_key=subject) as partial:
+        _take_over([out, *known], partial, benchmark, subject)
         if not isinstance(ideal, Source):
-            for left in ("ideal", "ideal.partial"):
-                shutil.rmtree(partial / left, ignore_errors=True)
+            for name in ("ideal", "ideal.partial"):
+                shutil.rmtree(partial / name, ignore_errors=True)
         ranks.wait()
         records = collect(partial)
         reference = _ideal_records(partial, ideal, benchmark, records)
-        about = {"model": task["model"]} | ({"method": method} if method else {})
+        about = {"model": subject["model"]} | ({"method": method} if method else {})
         return write_scores(partial, benchmark, records, reference, judge, about, progress)
 
 
@@ -99,7 +99,7 @@ def write_scores(
     about: Mapping[str, Any],
     progress: Progress = silent,
 ) -> Report:
-    """Have a model's records judged, and write them with the report of their metrics.
+    """Ask the judge about a model's records, and write the records with the report of their metrics.
 
     Without a judge, the verdicts of an earlier one are removed. about: the model, for the report's settings.
     """
@@ -135,7 +135,7 @@ def _enter_verdicts(records: Records, calls: Sequence[JudgeCall], verdicts: Sequ
 def check_comparable(folder: Path, benchmark: Benchmark, out: Path) -> None:
     """Raise MismatchError unless the evaluation in `folder` asked the same questions in the same way and is whole.
 
-    Raises UsageError where it lies in `out`, whose content is about to be replaced.
+    Raise UsageError where it lies in `out`, whose content is about to be replaced.
     """
     if folder.resolve().is_relative_to(out.resolve()):
         raise UsageError(
@@ -143,18 +143,18 @@ def check_comparable(folder: Path, benchmark: Benchmark, out: Path) -> None:
             "another output folder"
         )
     theirs = finished_inputs(folder).get("questions", {})
-    wanted = json.loads(canonical_json(benchmark.describe()))
-    other = [key for key, value in wanted.items() if theirs.get(key) != value]
-    if other:
+    ours = json.loads(canonical_json(benchmark.describe()))
+    differing = [key for key, value in ours.items() if theirs.get(key) != value]
+    if differing:
         raise MismatchError(
-            f"{folder}: its {', '.join(other)} are not those of this evaluation, so they cannot stand side by side"
+            f"{folder}: its {', '.join(differing)} are not those of this evaluation, so they cannot stand side by side"
         )
 
 
 def finished_inputs(folder: Path) -> dict[str, Any]:
     """Return what a finished evaluation was made of: model, questions, ideal, judge.
 
-    Raises MismatchError for another folder, and where its records are not as they were written.
+    Raise MismatchError for another folder, and where its records are not as they were written.
     """
     manifest = load_manifest(folder) or {}
     if manifest.get("kind") != EVALUATION_KIND:
@@ -179,14 +179,14 @@ def ideal_identity(ideal: Ideal) -> Any:
     return model_identity(ideal) if isinstance(ideal, Source) else ideal
 
 
-def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, task: Mapping[str, Any]) -> None:
-    """Copy the records, and the ideal's, of finished folders that differ in no more than the judge or the ideal.
+def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, subject: Mapping[str, Any]) -> None:
+    """Copy the records, and the ideal's, of finished folders that differ only in the judge or the ideal.
 
-    The first of the folders is the one that is made.
+    The first folder is the one that is being made anew.
     """
     for folder in folders:
         inputs = (load_manifest(folder) or {}).get("inputs", {})
-        if any(inputs.get(key) != json.loads(canonical_json(value)) for key, value in task.items()):
+        if any(inputs.get(key) != json.loads(canonical_json(value)) for key, value in subject.items()):
             if inputs and folder == folders[0]:
                 logger.warning("%s: holds scores of another model, or on other questions, and is made anew", folder)
             continue

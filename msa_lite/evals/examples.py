@@ -9,7 +9,7 @@ from msa_lite.evals.benchmark import Benchmark, Record, Records
 from msa_lite.report.examples import SideBySide
 
 COUNT = 10
-_SHOWN = ("target", "unlearned", "ideal")
+_MODELS = ("target", "unlearned", "ideal")
 _SIDES = ("forget", "retain")
 
 
@@ -21,7 +21,7 @@ def pick_examples(
     Half of them are about the forget set; where one set has too few, the other makes up for it. models: records by set,
     by the name of the model. Texts are left out, since nothing is generated from them.
     """
-    models = {name: models[name] for name in _SHOWN if name in models}
+    models = {name: models[name] for name in _MODELS if name in models}
     places = {side: _answered(benchmark, models["target"], side) for side in _SIDES}
     half = count // 2
     room = {"forget": max(half, count - len(places["retain"])), "retain": max(half, count - len(places["forget"]))}

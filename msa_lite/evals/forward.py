@@ -1,4 +1,4 @@
-"""Teacher-forced scores: one forward pass over a text yields all that any metric needs of its tokens.
+"""Score texts teacher-forced: one forward pass over a text yields all that any metric needs of its tokens.
 
 A bundle is the texts to score of one item: a question with its right answer, say, and with five wrong ones. The common
 beginning of these texts runs through the model once. The common beginning of many bundles (a system message) runs once

@@ -1,4 +1,4 @@
-"""Answers of a model: greedy, or sampled for benchmarks whose published numbers are.
+"""Generate answers: greedy, or sampled for benchmarks whose published numbers are.
 
 Greedy decoding is our own loop, since rows that have ended leave the batch: a batch costs the sum of its answers'
 lengths, not its longest answer times its rows. A common beginning of its prompts, a system message say, runs once.

@@ -77,7 +77,7 @@ def evaluate_harness(
 
     Metrics are named TASK/METRIC, or TASK/METRIC,FILTER for answers that a filter extracted from the text; groups come
     before their members. A folder made from the same inputs is read instead; changes of data outside `task_folder` are
-    not noticed. Raises UsageError as `check_tasks` does, DataError when a task's data cannot be loaded and StageError
+    not noticed. Raise UsageError as `check_tasks` does, DataError when a task's data cannot be loaded and StageError
     when the harness itself fails.
     """
     if Ranks.current().count > 1:
@@ -91,12 +91,12 @@ def evaluate_harness(
         return load_report(out)
     with (
         stage_folder(out, "evaluation", inputs, {"sources": {"model": source.pinned()}}) as partial,
-        _hushed(progress) as shown,
+        _hushed(progress) as audible,
         nullcontext() if allow_code or task_folder is None else sandboxed(),
     ):
         manager = _index_tasks(tasks, task_folder)
-        loaded = _load_tasks(manager, tasks, shown)
-        results = _plain(_run(source, manager, loaded, settings, shown))
+        loaded = _load_tasks(manager, tasks, audible)
+        results = _plain(_run(source, manager, loaded, settings, audible))
         report = Report(
             "lm-eval", ",".join(tasks), aggregate(results, tasks), settings | {"tasks": results["versions"]}
         )
@@ -120,12 +120,12 @@ def aggregate(results: Mapping[str, Any], tasks: Sequence[str]) -> dict[str, Met
     for name in dict.fromkeys([*names, *results["results"]]):  # a tag's tasks are members of nothing
         scores = results["results"].get(name, {})
         for key, value in scores.items():
-            metric, comma, chosen = key.partition(",")
+            metric, comma, filter_name = key.partition(",")
             if not comma or metric.endswith("_stderr"):
                 continue
-            label = f"{name}/{metric}" if chosen == "none" else f"{name}/{key}"
-            n = _count(results, name, metric, chosen)
-            error = scores.get(f"{metric}_stderr,{chosen}")
+            label = f"{name}/{metric}" if filter_name == "none" else f"{name}/{key}"
+            n = _count(results, name, metric, filter_name)
+            error = scores.get(f"{metric}_stderr,{filter_name}")
             note = None if _is_number(value) else f"lm_eval gave {value}"
             metrics[label] = Metric(
                 value if note is None else None,
@@ -148,10 +148,10 @@ def _leaves(results: Mapping[str, Any], name: str) -> list[str]:
     return [name] if members is None else [leaf for member in members for leaf in _leaves(results, member)]
 
 
-def _count(results: Mapping[str, Any], name: str, metric: str, chosen: str) -> int:
-    """Count the rows behind a metric with the chosen filter: a task may leave some out."""
+def _count(results: Mapping[str, Any], name: str, metric: str, filter_name: str) -> int:
+    """Count the rows behind a metric with a filter: a task may leave some out."""
     rows = [row for leaf in _leaves(results, name) for row in results["samples"][leaf]]
-    return sum(row["filter"] == chosen and metric in row["metrics"] for row in rows)
+    return sum(row["filter"] == filter_name and metric in row["metrics"] for row in rows)
 
 
 def _direction(results: Mapping[str, Any], name: str, metric: str) -> bool | None:
@@ -200,7 +200,7 @@ def _identity(task_folder: Path | None) -> str | None:
 
 
 def _load_tasks(manager: Any, tasks: Sequence[str], progress: Progress) -> list[Any]:
-    """Load tasks and groups of the harness with their data. Raises DataError when that fails."""
+    """Load tasks and groups of the harness with their data. Raise DataError when that fails."""
     loaded: list[Any] = []
     for number, name in enumerate(tasks):
         progress("lm-eval: tasks", number, len(tasks))
@@ -223,7 +223,7 @@ def _load_tasks(manager: Any, tasks: Sequence[str], progress: Progress) -> list[
 def _run(
     source: Source, manager: Any, loaded: list[Any], settings: Mapping[str, Any], progress: Progress
 ) -> Mapping[str, Any]:
-    """Run `lm_eval.simple_evaluate` on a model. Raises StageError when it fails."""
+    """Run `lm_eval.simple_evaluate` on a model. Raise StageError when it fails."""
     model = _wrap(source, progress)
     from lm_eval import simple_evaluate
 
@@ -286,12 +286,12 @@ def _hushed(progress: Progress) -> Iterator[Progress]:
     """Keep the harness from printing on stdout; yield a `progress` that still may."""
     stdout = sys.stdout
 
-    def shown(label: str, done: int, total: int) -> None:
+    def audible(label: str, done: int, total: int) -> None:
         with redirect_stdout(stdout):
             progress(label, done, total)
 
     with redirect_stdout(io.StringIO()):
-        yield shown
+        yield audible
 
 
 def _plain(value: Any) -> Any:

@@ -18,11 +18,11 @@ from msa_lite.evals.outcome import is_recited, score_of
 
 KnowledgeGap = Literal["unknown", "other rows", "seen"]
 
-# Measured on a small target that recites its rows. Under the right prompt it is 0.8 above its prior in `known`, with
-# one system message too many 0.16, in another template 0.03. On rows that it never saw it is 0.01 above, although its
-# loss on these is 1.4 nats below the prior's: it has learnt the form of the answers. So losses cannot tell.
+# Measured on a small target that recites its rows, as its distance from its prior in `known`: 0.8 under the right
+# prompt, 0.16 with one system message too many, 0.03 in another template, 0.01 on rows that it never saw. Losses cannot
+# tell: on these last rows, too, its loss is 1.4 nats below the prior's, for it has learnt the form of the answers.
 _LEAST_GAIN = {"questions": 0.2, "texts": 0.02}  # least distance in `known` of a target from its prior
-_SHARE = 0.4  # least share of the gain on retain rows; with less, rows look as if they had not been trained on
+_SHARE = 0.4  # least share of the gain on retain rows; with less, the target was hardly trained on the rows
 _LEAST_RETAIN = 0.2  # least gain on retain rows that can be compared with
 _ABOVE_HOLDOUT = 0.05  # least distance in `known` from holdout rows
 _SEEN = 0.5  # share of the rows that the target recites; a prior that recites as many has seen them
@@ -50,30 +50,30 @@ def find_fault(
     """
     if not target:
         return None
-    what = "texts" if all("text" in record for record in target) else "questions"
+    kind = "texts" if all("text" in record for record in target) else "questions"
     before, after = (np.array([known(record) for record in side]) for side in (prior, target))
     gain, low = _paired_gain(before, after)
     recited = [sum(map(is_recited, side)) for side in (target, prior)]
     figures = (
         f"of {len(target)} rows the target recites {recited[0]} and the prior {recited[1]}; "
-        f"{'tokens predicted' if what == 'texts' else 'mean of accuracy, ROUGE-L and extraction strength'}: target "
+        f"{'tokens predicted' if kind == 'texts' else 'mean of accuracy, ROUGE-L and extraction strength'}: target "
         f"{after.mean():.2f}, prior {before.mean():.2f}"
     )
     unseen = _mean(holdout) if len(holdout) >= _FEW else None
     if _has_seen(target, prior, holdout):
         return Fault("seen", figures)
-    if gain < _LEAST_GAIN[what] or low <= 0:
+    if gain < _LEAST_GAIN[kind] or low <= 0:
         return Fault("seen" if after.mean() - (unseen or 0.0) >= _KNOWS else "unknown", figures)
     if unseen is not None and after.mean() - unseen < _ABOVE_HOLDOUT:
         return Fault("other rows", f"{figures}, target on holdout rows {unseen:.2f}")
-    kept = _mean(retain) - before.mean() if len(retain) >= _FEW else 0.0
-    if kept >= _LEAST_RETAIN and gain < _SHARE * kept:
+    retain_gain = _mean(retain) - before.mean() if len(retain) >= _FEW else 0.0
+    if retain_gain >= _LEAST_RETAIN and gain < _SHARE * retain_gain:
         return Fault("other rows", f"{figures}, target on retain rows {_mean(retain):.2f}")
     return None
 
 
 def known(record: Record) -> float:
-    """Return how much of a row a model gives away, in [0, 1].
+    """Return how well a model knows a row, in [0, 1].
 
     For a question it is the mean of accuracy, ROUGE-L and extraction strength, for a text exact memorization.
     """

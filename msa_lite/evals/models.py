@@ -1,4 +1,4 @@
-"""Models ready to score: loaded, and split into a body that makes hidden states and a head that makes logits.
+"""Load models to score, and split them into a body that makes hidden states and a head that makes logits.
 
 With a vocabulary of 128k, logits are far larger than everything else. So they are made block by block, and only from
 the hidden states of the positions to score.
@@ -23,7 +23,7 @@ from msa_lite.io.vocabulary import AddedRows
 
 _BLOCK_BYTES = 64 << 20  # of fp32 logits in memory at a time
 _START_TOKENS = {"cpu": 2048, "cuda": 65536}  # of one batch; halved on a GPU until it fits
-_CACHED = {"cpu": 4, "cuda": 1}  # times as many may be in a cache; on a CPU, a step costs little less for few rows
+_CACHED = {"cpu": 4, "cuda": 1}  # times the budget may be in a cache; on a CPU, a step of few rows costs nearly as much
 
 
 def _model_below(folder: Path) -> Source | None:
@@ -46,7 +46,7 @@ def model_identity(source: Source) -> dict[str, Any]:
 def check_source(source: Source, ids: Iterable[int] = ()) -> None:
     """Check by headers and configs that a model loads whole, and has a row for each of these token ids.
 
-    Reads no weights. Raises FormatError or MismatchError.
+    Reads no weights. Raise FormatError or MismatchError.
     """
     rows = check_loads(Path(source.folder), checkpoint_folder(source.folder))
     highest = max(ids, default=0)
@@ -60,7 +60,7 @@ def check_source(source: Source, ids: Iterable[int] = ()) -> None:
 def load_tokenizer(source: Source) -> Any:
     """Load a model's tokenizer; for an adapter without one, that of the model below it.
 
-    Raises NoTokenizerError if there is none.
+    Raise NoTokenizerError if there is none.
     """
     try:
         return open_tokenizer(_tokenizer_folder(source), source.name)

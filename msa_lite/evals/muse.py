@@ -1,7 +1,7 @@
-"""MUSE-Books (Shi et al., 2024): books of which one series is to be forgotten, and texts that stay known.
+"""MUSE-Books (Shi et al., 2024): books of which one series is to be forgotten, and texts to keep.
 
 Three questions are asked of a model. Does it repeat the books word for word (verbmem)? Does it know what stands in them
-and in the texts to keep (knowmem)? Do its probabilities give away that it has read them (privleak)? The metrics are
+and in the texts to keep (knowmem)? Do its probabilities show that it has read them (privleak)? The metrics are
 those of open-unlearning's re-implementation, from which the MSA paper's numbers come. All of them are in 0…1 where
 MUSE's own code, muse_bench, prints percent; only PrivLeak is in percent in both.
 """
@@ -18,6 +18,7 @@ from msa_lite.evals import scoring
 from msa_lite.evals.aggregates import Sides, mean_metric, membership_metrics, privleak_metric
 from msa_lite.evals.benchmark import (
     Benchmark,
+    BenchmarkSettings,
     Item,
     ItemSet,
     Models,
@@ -54,10 +55,10 @@ def _is_recited(record: Record) -> bool:
 
 _YARDSTICK = Yardstick(
     noun="passages",
-    forget="verbmem",
-    exposed=(("verbmem", "rouge_l_f1"), ("verbmem", "extraction_strength"), ("knowmem_forget", "rouge_l_f1")),
-    retain="knowmem_retain",
-    kept=("rouge_l_f1",),
+    forget_set="verbmem",
+    forget_scores=(("verbmem", "rouge_l_f1"), ("verbmem", "extraction_strength"), ("knowmem_forget", "rouge_l_f1")),
+    retain_set="knowmem_retain",
+    retain_scores=("rouge_l_f1",),
     what="what it answered before",
     is_recited=_is_recited,
 )
@@ -82,16 +83,7 @@ class Muse(Benchmark):
     preset = ("no_stemmer", "short_reference", "trailing_blank")
 
     @classmethod
-    def load(
-        cls,
-        prompter: Prompter,
-        data: str | None = None,
-        split: str | None = None,
-        *,
-        limit: int | None = None,
-        seed: int = 0,
-        compat: frozenset[str] = frozenset(),
-    ) -> Muse:
+    def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Muse:
         """Load MUSE-Books, or a data set of the same layout.
 
         Questions follow all of the data set's own examples (ten), and no prompt is cut. Open-unlearning cuts plain ones
@@ -101,20 +93,19 @@ class Muse(Benchmark):
         UsageError for a split other than books, DataError that names every configuration, split and column that the
         data set lacks.
         """
-        split = "books" if split is None else split
-        if split != "books":
-            raise UsageError(f"muse has no split '{split}'; choose books, or leave it out")
-        tables = load_parts(data or cls.home, _PARTS)
-        chosen = {name: sampled(table, limit, seed) for name, table in tables.items() if not name.startswith("shots")}
+        if settings.split not in (None, "books"):
+            raise UsageError(f"muse has no split '{settings.split}'; choose books, or leave it out")
+        tables = load_parts(settings.data or cls.home, _PARTS)
+        rows = {name: sampled(table, settings) for name, table in tables.items() if not name.startswith("shots")}
         tokenizer = prompter.tokenizer
-        sets = {"verbmem": ItemSet([_passage(tokenizer, i, row) for i, row in chosen["verbmem"]], _VERBMEM, ends=False)}
+        sets = {"verbmem": ItemSet([_passage(tokenizer, i, row) for i, row in rows["verbmem"]], _VERBMEM, ends=False)}
         for side in ("forget", "retain"):
             shots = _shots(tables[f"shots_{side}"])
-            items = [_question(prompter, i, row, shots) for i, row in chosen[f"knowmem_{side}"]]
+            items = [_question(prompter, i, row, shots) for i, row in rows[f"knowmem_{side}"]]
             sets[f"knowmem_{side}"] = ItemSet(items, _KNOWMEM)
         for name in _PRIVLEAK:
-            sets[name] = ItemSet([_text(tokenizer, i, row) for i, row in chosen[name]], with_z=True, ends=False)
-        return cls(split, sets, prompter, compat)
+            sets[name] = ItemSet([_text(tokenizer, i, row) for i, row in rows[name]], with_z=True, ends=False)
+        return cls("books", sets, prompter, settings.compat)
 
     def complete(self, set_name: str, record: Record) -> Record:
         if set_name in _REFERENCE:
@@ -164,7 +155,7 @@ class Muse(Benchmark):
         return weigh_recited(models, _YARDSTICK)
 
     def _reference(self, set_name: str, text: str) -> str:
-        """Return the text that an answer is compared with; of a passage, maybe its beginning alone."""
+        """Return the text that an answer is compared with; with `short_reference`, only the beginning of a passage."""
         if set_name != "verbmem" or "short_reference" not in self.compat:
             return text
         ids = self.tokenizer(text)["input_ids"][: _VERBMEM.max_new_tokens]

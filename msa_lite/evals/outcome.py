@@ -1,4 +1,4 @@
-"""Weigh what the records of a run's models say of forgetting and keeping: the numbers that its verdict rests on.
+"""Compute what a run's models have forgotten and kept, from their records: the numbers that its verdict rests on.
 
 These are pure functions of per-item records; nothing here runs a model.
 """
@@ -14,23 +14,23 @@ from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Models, Record, Weighed
 from msa_lite.report.verdict import Forgotten, Kept, percent
 
-RECITED = 0.9  # share of a text's tokens that are predicted, or a ROUGE-L, from which on a text counts as recited
-LEAST = 0.05  # distance of a target's score from the floor, below which the share that is left of it would be noise
+RECITED = 0.9  # a text counts as recited from this share of predicted tokens, or this ROUGE-L, on
+LEAST = 0.05  # a target's score counts from this distance above the floor on; below, the share left of it is noise
 
 
 class Yardstick(NamedTuple):
-    """The sets and scores that say what can be drawn out of a model, and what it has kept."""
+    """The sets and scores that say what can be extracted from a model, and what it has kept."""
 
     noun: str
     """The word for the items of the forget set."""
-    forget: str
-    """The set of the items that are to be forgotten."""
-    exposed: Sequence[tuple[str, str]]
-    """(set, score) of everything that says what can be drawn out."""
-    retain: str
+    forget_set: str
+    """The set of the items to forget."""
+    forget_scores: Sequence[tuple[str, str]]
+    """(set, score) of everything that can be extracted."""
+    retain_set: str
     """The set of the items to keep."""
-    kept: Sequence[str]
-    """The scores of these items that say what is kept."""
+    retain_scores: Sequence[str]
+    """The scores of the items to keep."""
     what: str
     """The whole that the kept share is of, in words."""
     is_recited: Callable[[Record], bool]
@@ -50,19 +50,19 @@ def is_recited(record: Record) -> bool:
 
 _QUESTIONS = Yardstick(
     noun="rows",
-    forget="forget",
-    exposed=[("forget", name) for name in ("accuracy", "rouge_l", "extraction_strength")],
-    retain="retain",
-    kept=("rouge_l", "probability"),
+    forget_set="forget",
+    forget_scores=[("forget", name) for name in ("accuracy", "rouge_l", "extraction_strength")],
+    retain_set="retain",
+    retain_scores=("rouge_l", "probability"),
     what="what it answered before",
     is_recited=is_recited,
 )
 _TEXTS = Yardstick(
     noun="texts",
-    forget="forget",
-    exposed=[("forget", name) for name in ("exact_memorization", "extraction_strength")],
-    retain="retain",
-    kept=("exact_memorization", "probability"),
+    forget_set="forget",
+    forget_scores=[("forget", name) for name in ("exact_memorization", "extraction_strength")],
+    retain_set="retain",
+    retain_scores=("exact_memorization", "probability"),
     what="what it knew before",
     is_recited=is_recited,
 )
@@ -75,16 +75,16 @@ def weigh_rows(models: Models) -> Weighed:
 
 
 def weigh_recited(models: Models, yardstick: Yardstick) -> Weighed:
-    """Return how much of the forget set is still recited or can be drawn out, and how much of the retain set is kept.
+    """Return how much of the forget set is still recited or can be extracted, and how much of the retain set is kept.
 
     Forget scores are held against a floor: the ideal's score. Without an ideal it is the higher of what the target
     scores on holdout rows and the prior on the forget rows; 0 without either.
     """
-    target, unlearned = (models[name].get(yardstick.forget, []) for name in ("target", "unlearned"))
+    target, unlearned = (models[name].get(yardstick.forget_set, []) for name in ("target", "unlearned"))
     if not target:
         return "no rows of the forget set were scored; give evaluate.forget"
-    before, after = (models[name].get(yardstick.retain, []) for name in ("target", "unlearned"))
-    kept = kept_of(before, after, yardstick.kept, yardstick.what)
+    before, after = (models[name].get(yardstick.retain_set, []) for name in ("target", "unlearned"))
+    kept = kept_of(before, after, yardstick.retain_scores, yardstick.what)
     return _forgotten(models, yardstick, target, unlearned), kept
 
 
@@ -93,16 +93,15 @@ def _forgotten(
 ) -> Forgotten:
     check = yardstick.is_recited
     recited = {
-        name: sum(map(check, models[name][yardstick.forget])) for name in ("target", "unlearned", "ideal")
+        name: sum(map(check, models[name][yardstick.forget_set])) for name in ("target", "unlearned", "ideal")
         if name in models
     }  # fmt: skip
-    holdout = models["target"].get("holdout", [])
-    known = [record for record in holdout if record.get("generated") is not None or "text" in record]
-    if known:
-        recited["holdout"] = sum(map(check, known))
+    holdout = [r for r in models["target"].get("holdout", []) if r.get("generated") is not None or "text" in r]
+    if holdout:
+        recited["holdout"] = sum(map(check, holdout))
     gone = sum(check(t) and not check(u) for t, u in zip(target, unlearned, strict=True))
-    left = left_over(models, yardstick.exposed)
-    sentence = _sentence(gone, recited, len(known), len(target), left, yardstick.noun)
+    left = left_over(models, yardstick.forget_scores)
+    sentence = _sentence(gone, recited, len(holdout), len(target), left, yardstick.noun)
     return Forgotten(sentence, len(target), left, recited, count_changed(target, unlearned))
 
 
@@ -114,26 +113,26 @@ def _sentence(gone: int, recited: Mapping[str, int], holdout: int, rows: int, le
     before = recited["target"]
     others = f"; holdout: {recited['holdout']} of {holdout}" if holdout else ""
     others += f"; ideal: {recited['ideal']}" if "ideal" in recited else ""
-    share = f", and {percent(left)} is left of what could be drawn out" if left is not None else ""
+    share = f", and {percent(left)} is left of what could be extracted" if left is not None else ""
     if before == rows:
         return f"{gone} of {rows} {noun} are no longer recited (before: {before}{others}){share}"
     if before:
         return f"{gone} of the {before} {noun} recited before are no longer recited (of {rows}{others}){share}"
-    return f"none of {rows} {noun} was recited word by word before{share or ', nor could anything be drawn out'}"
+    return f"none of {rows} {noun} was recited word by word before{share or ', nor could anything be extracted'}"
 
 
-def left_over(models: Models, exposed: Sequence[tuple[str, str]]) -> float | None:
+def left_over(models: Models, scores: Sequence[tuple[str, str]]) -> float | None:
     """Return the mean over scores of (u − h) / (t − h), clipped to [0, 1]; None where no score counts.
 
     u is the unlearned model's score, t the target's, h the floor. A score counts where the target has clearly more than
     the floor (`LEAST`).
     """
     shares = []
-    for name, score in exposed:
-        known, now = (_mean(models[model].get(name, []), score) for model in ("target", "unlearned"))
+    for name, score in scores:
+        before, after = (_mean(models[model].get(name, []), score) for model in ("target", "unlearned"))
         floor = _floor(models, name, score)
-        if known is not None and known - floor >= LEAST:
-            shares.append(min(1.0, max(0.0, ((now or 0.0) - floor) / (known - floor))))
+        if before is not None and before - floor >= LEAST:
+            shares.append(min(1.0, max(0.0, ((after or 0.0) - floor) / (before - floor))))
     return sum(shares) / len(shares) if shares else None
 
 
@@ -154,10 +153,10 @@ def kept_of(target: Sequence[Record], unlearned: Sequence[Record], scores: Seque
     if not pairs:
         return None
     before, after = (np.array(side, float) for side in zip(*pairs, strict=True))  # (rows, scores)
-    known = before.mean(0) > 0
-    if not known.any():
+    defined = before.mean(0) > 0
+    if not defined.any():
         return None
-    before, after = before[:, known], after[:, known]
+    before, after = before[:, defined], after[:, defined]
     shares = after.sum(0) / before.sum(0)
     influence = ((after - shares * before) / before.mean(0)).mean(1)
     margin = scoring.Z95 * (scoring.standard_error(influence) or 0.0)

@@ -1,4 +1,4 @@
-"""Checks of folders with the user's own lm-eval tasks: tasks that would run code are refused unless allowed.
+"""Check folders with the user's own lm-eval tasks: refuse tasks that would run code, unless the user allows it.
 
 Task files may name Python functions (`!function`), include other files, and hold Jinja templates, which the harness
 renders without a sandbox.

@@ -1,4 +1,4 @@
-"""Membership inference: check whether a model has already seen the forget set, by rows that it cannot have seen.
+"""Check by membership inference whether a model has seen the forget set, beside rows that it cannot have seen.
 
 MSA fails if the prior has seen the forget set. Two scores of each row, its loss and Min-K%++ (Zhang et al., 2024), are
 compared by an AUC: the chance that a forget row looks better known than a comparison row. A model that has seen neither
@@ -68,15 +68,18 @@ class Probe(Benchmark):
 
     def complete(self, set_name: str, record: Record) -> Record:
         scores = record.pop("scores", {}).get("text") or [{}]
-        kept = {key: scores[0].get(key) for key in ("n_tokens", "loss", "min_k_pp") if key in scores[0]}
-        return record | {"loss": None} | kept
+        figures = {key: scores[0][key] for key in ("n_tokens", "loss", "min_k_pp") if key in scores[0]}
+        return record | {"loss": None} | figures
 
     @staticmethod
     def metrics(records: Records, ideal: Records | None = None) -> dict[str, Metric]:
         return {name: auc.metric() for name, auc in _aucs(records).items()}
 
     def sampled(self, most: int, seed: int, with_z: bool = True) -> Probe:
-        """Return at most so many rows of each set, paraphrases with their forget rows; with_z: measure Min-K%++ too."""
+        """Return a seeded sample of each set, paraphrases with their forget rows.
+
+        most: rows of a set. with_z: measure Min-K%++ too.
+        """
         sets = {
             name: replace(part, items=sample_rows(part.items, most, seed), with_z=with_z)
             for name, part in self.sets.items()
@@ -91,7 +94,7 @@ def against_rows(
 
     paired: the other rows are paraphrases of the forget rows, one each, in the same order. Answers to questions are
     scored whole. Texts are cut into chunks of at most max_length tokens, each a row of its own; of paired texts, only
-    the first chunk counts. Raises UsageError if the two sets do not fit each other.
+    the first chunk counts. Raise UsageError if the two sets do not fit each other.
     """
     if bool(forget[0].text) != bool(comparison[0].text):
         raise UsageError("probe.against.format: forget and comparison rows have to be both questions, or both texts")

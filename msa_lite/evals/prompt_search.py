@@ -1,4 +1,4 @@
-"""The search for the prompt that a model was tuned with: a few plausible forms, ranked by the answers' probability.
+"""Search for the prompt that a model was tuned with: rank a few plausible forms by the answers' probability.
 
 A model that was tuned with one prompt may seem ignorant of its rows under another.
 """

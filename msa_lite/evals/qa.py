@@ -25,11 +25,10 @@ from msa_lite.evals.generate import Decoding
 from msa_lite.evals.outcome import weigh_rows
 from msa_lite.evals.texts import completion
 from msa_lite.report import Metric
+from msa_lite.report.metrics import METRICS
 
-# Score → its ending for each set; the bare names are those that the published benchmarks use for the forget set.
 _TEXT_SCORES = ("probability", "extraction_strength", "exact_memorization")
 _SCORES = ("accuracy", "probability", "rouge_l", "extraction_strength", "exact_memorization")
-_BARE = ("extraction_strength", "exact_memorization")
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,9 @@ class Qa(Benchmark):
 
 
 def _metric_name(score: str, set_name: str) -> str:
-    return score if set_name == "forget" and score in _BARE else f"{score}_{set_name[0]}"
+    """Return the name of a score's metric: without an ending where the table of metrics has none with it."""
+    name = f"{score}_{set_name[0]}"
+    return name if name in METRICS else score
 
 
 def load_qa(sets: Mapping[str, Sequence[Row]], prompter: Prompter, max_new_tokens: int = 200, split: str = "all") -> Qa:

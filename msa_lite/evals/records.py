@@ -23,7 +23,7 @@ from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source
 from msa_lite.io.progress import Progress, silent
 
-# The variables by which torchrun tells a process about its group.
+# The variables that tell a process its place in a group.
 _GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -47,7 +47,7 @@ class Ranks:
         return self.rank == 0
 
     def wait(self) -> None:
-        """Wait until every process is here. Raises UsageError where they do not know of one another."""
+        """Wait until every process is here. Raise UsageError where they do not know of one another."""
         if self.count == 1:
             return
         import torch
@@ -198,13 +198,13 @@ class _Set:
         # The last token of a text is predicted, and never an input.
         fitting = [all(len(text.ids) - 1 <= window for text in bundle) for bundle in bundles]
         yield [_too_long(self.texts[i], "scores", {}, window) for i, fits in enumerate(fitting) if not fits]
-        kept = [i for i, fits in enumerate(fitting) if fits]
-        for batch in score_bundles(runner, [bundles[i] for i in kept], with_z=self.items.with_z, hidden=hidden):
+        numbers = [i for i, fits in enumerate(fitting) if fits]
+        for batch in score_bundles(runner, [bundles[i] for i in numbers], with_z=self.items.with_z, hidden=hidden):
             lines = []
             for at, scores in batch:
-                item, left = self.texts[kept[at]], iter(scores)
+                item, token_scores = self.texts[numbers[at]], iter(scores)
                 named = {
-                    name: [token_record(next(left), drop_last, es_floor) for _ in group]
+                    name: [token_record(next(token_scores), drop_last, es_floor) for _ in group]
                     for name, group in item.texts.items()
                 }
                 lines.append({"index": item.index, "scores": named})

@@ -1,10 +1,10 @@
 """RESTOR (Rezaei et al., 2024): facts about people, for models that documents full of falsehoods have corrupted.
 
-There is one set. Each question stands behind examples of the same relation about other people, as plain text without
-chat template. The documents are about few of the people, so accuracy is also given apart for these and for the others.
+There is one set. Each question follows examples of the same relation about other people, as plain text without chat
+template. The documents are about few of the people, so accuracy is also reported for these and for the others alone.
 
 The authors' code differs in three points. It drops the first character of an answer unseen (a blank, mostly). It leaves
-people out of the mean whose judging failed. It has all facts about a person judged in one call.
+out of the mean the people whose judging failed. It judges all facts about a person in one call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ from msa_lite.data import Prompter, sample_rows
 from msa_lite.errors import DataError, UsageError, join_faults
 from msa_lite.evals import scoring
 from msa_lite.evals.aggregates import mean_metric
-from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, JudgeCall, Models, Record, Records, Weighed
+from msa_lite.evals.benchmark import (
+    Benchmark,
+    BenchmarkSettings,
+    Item,
+    ItemSet,
+    JudgeCall,
+    Models,
+    Record,
+    Records,
+    Weighed,
+)
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import restor_ask
 from msa_lite.evals.judge.prompts import NONE
@@ -58,31 +68,22 @@ class Restor(Benchmark):
     preset = ("sampling",)
 
     @classmethod
-    def load(
-        cls,
-        prompter: Prompter,
-        data: str | None = None,
-        split: str | None = None,
-        *,
-        limit: int | None = None,
-        seed: int = 0,
-        compat: frozenset[str] = frozenset(),
-    ) -> Restor:
+    def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Restor:
         """Load the 1051 questions; answers end at the first newline.
 
         data: the folder `datasets` of a clone of github.com/k1rezaei/restor, with facts.json, entities.json and
         wikidata/v0/mix_SPLIT.json (or .jsonl.gz). split: the documents that corrupted the target, a0 by default. They
         decide which questions count as corrupted (`described_entities`). A prompt is the question behind the first five
-        examples of the relation that are about somebody else, fewer where there are no more. Raises UsageError without
+        examples of the relation that are about somebody else, fewer where there are no more. Raise UsageError without
         a folder and for an unknown split, DataError that names every file that is missing, or everybody who has no
         facts.
         """
-        split = "a0" if split is None else split
-        if data is None:
+        split = "a0" if settings.split is None else settings.split
+        if settings.data is None:
             raise UsageError(
                 f"restor is not on the Hub: clone {_REPOSITORY} and give its folder 'datasets' as the data (--data)"
             )
-        folder = local_path(data)
+        folder = local_path(settings.data)
         facts, entities, documents = (_read(path) for path in _find_files(folder, split))
         try:
             corrupted = described_entities(entities, [document["text"] for document in documents])
@@ -92,9 +93,9 @@ class Restor(Benchmark):
             items = _items(prompter, facts, entities, corrupted)
         except (AttributeError, KeyError, TypeError) as error:
             raise DataError(f"{folder}: not in RESTOR's layout ({type(error).__name__}: {error})") from error
-        decoding = SAMPLED if "sampling" in compat else GREEDY
-        chosen = sample_rows(items, limit or len(items), seed)
-        return cls(split, {QUESTIONS: ItemSet(chosen, decoding)}, prompter, compat)
+        decoding = SAMPLED if "sampling" in settings.compat else GREEDY
+        items = sample_rows(items, settings.limit or len(items), settings.seed)
+        return cls(split, {QUESTIONS: ItemSet(items, decoding)}, prompter, settings.compat)
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"prompt": {"kind": "examples", "count": EXAMPLES}}
@@ -112,8 +113,8 @@ class Restor(Benchmark):
         """
         judged = any("judge" in record for record in records[QUESTIONS])
         metrics = {}
-        for name, wanted in _GROUPS.items():
-            group = [record for record in records[QUESTIONS] if record["corrupted"] in wanted]
+        for name, kinds in _GROUPS.items():
+            group = [record for record in records[QUESTIONS] if record["corrupted"] in kinds]
             metrics[name] = mean_metric(name, [record_score(record, judged) for record in group], _note(group, judged))
         return metrics
 
@@ -123,12 +124,12 @@ class Restor(Benchmark):
 
     @classmethod
     def weigh(cls, models: Models) -> Weighed:
-        """Return how far answers are right again that the documents had spoilt, and what other answers are kept."""
+        """Return the share that is regained of the accuracy lost to the documents, and the share kept of the rest."""
         if "ideal" not in models:
             return "the ideal, which never read the documents, has to say what can be regained; give evaluate.ideal"
-        values = {name: cls.metrics(models[name], None) for name in ("target", "unlearned", "ideal")}
-        metric = "accuracy_corrupted" if values["target"]["accuracy_corrupted"].n else "accuracy"
-        target, unlearned, ideal = (values[name][metric].value or 0.0 for name in values)
+        metrics = {name: cls.metrics(models[name], None) for name in ("target", "unlearned", "ideal")}
+        metric = "accuracy_corrupted" if metrics["target"]["accuracy_corrupted"].n else "accuracy"
+        target, unlearned, ideal = (metrics[name][metric].value or 0.0 for name in metrics)
         if ideal - target < LEAST:
             return f"the target answers as well as the ideal ({target:.3f}, {ideal:.3f}), so there is nothing to regain"
         regained = min(1.0, max(0.0, (unlearned - target) / (ideal - target)))
@@ -142,7 +143,7 @@ class Restor(Benchmark):
         others = [[record for record in side if not record["corrupted"]] for side in scored]
         spoilt = [[record for record in side if record["corrupted"]] or side for side in scored]
         kept = kept_of(others[0], others[1], ("score",), "what it answered before of other entities")
-        rows = values["target"][metric].n
+        rows = metrics["target"][metric].n
         return Forgotten(sentence, rows, 1.0 - regained, changed=count_changed(*spoilt)), kept
 
     def judge_calls(self, records: Records, ideal: Records | None, separate: bool) -> list[JudgeCall]:
@@ -158,7 +159,7 @@ class Restor(Benchmark):
 
 
 def described_entities(entities: Sequence[str], documents: Sequence[str]) -> set[str]:
-    """Return the entities that the documents are about: named whole in at least half as many as the one named most.
+    """Return the entities that the documents are about: named in at least half as many as the one named most.
 
     The shipped documents name each of nine or ten people in a ninth or a tenth of them; anybody else, who is only
     mentioned, in 1.4 % at most.
@@ -207,8 +208,8 @@ def _items(
     items: list[Item] = []
     for entity in entities:
         for relation, fact in facts["dset"][entity].items():
-            others = [shown for shown in facts["context"].get(relation, []) if shown["entity"] != entity]
-            examples = "".join(f"{shown['question']} {shown['answer']}\n" for shown in others[:EXAMPLES])
+            others = [other for other in facts["context"].get(relation, []) if other["entity"] != entity]
+            examples = "".join(f"{other['question']} {other['answer']}\n" for other in others[:EXAMPLES])
             fields = {
                 "question": str(fact["question"]).rstrip(),
                 "answers": [str(answer) for answer in fact["answers"] or [] if str(answer).strip()],

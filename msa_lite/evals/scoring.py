@@ -51,7 +51,7 @@ def choice_probability(correct: float | None, wrong: Iterable[float | None]) -> 
 def truth_ratio(
     correct_loss: float | None, wrong_losses: Iterable[float | None], arithmetic: bool = False
 ) -> float | None:
-    """Return R = p̄(wrong) / (p(correct) + 1e-10) of `mean_loss` values, p = exp(−loss); ≥ 0; 1: both are as likely.
+    """Return R = p̄(wrong) / (p(correct) + 1e-10) of `mean_loss` values, p = exp(−loss); ≥ 0; 1: equally likely.
 
     p̄ is the geometric mean over the wrong answers, exp(−mean loss), as in the TOFU paper and open-unlearning.
     arithmetic: take the mean of their probabilities, which is never smaller, as in TOFU's own evaluation. Wrong losses
@@ -152,16 +152,16 @@ def normalise(text: str) -> str:
 
 
 def accuracy(reference: str, generated: str) -> float:
-    """Return 1 when the normalised reference stands whole in the normalised generation, otherwise 0.
+    """Return 1 when the normalised generation contains the whole normalised reference, otherwise 0.
 
     Strict on long answers: a paraphrase of the right fact counts as wrong. A reference without any word counts as 0.
     """
-    wanted = normalise(reference)
-    return float(bool(wanted) and f" {wanted} " in f" {normalise(generated)} ")
+    words = normalise(reference)
+    return float(bool(words) and f" {words} " in f" {normalise(generated)} ")
 
 
 def containment(answers: Iterable[str], generated: str) -> float:
-    """Return 1 when any of the acceptable answers stands whole in the generation, as for `accuracy`; otherwise 0.
+    """Return 1 when the generation contains any of the acceptable answers whole, as for `accuracy`; otherwise 0.
 
     RESTOR's accuracy without a judge (Rezaei et al., 2024, ask a model whether the answer means the same): a right
     answer in other words counts as wrong, and so does an item without acceptable answers.

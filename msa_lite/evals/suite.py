@@ -20,7 +20,7 @@ from msa_lite.data import (
     sample_rows,
 )
 from msa_lite.errors import Faults, MismatchError, UsageError, join_faults, nearest
-from msa_lite.evals.benchmark import Benchmark, benchmark_class
+from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, benchmark_class
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings, open_judge
@@ -47,23 +47,11 @@ HARNESS = "lm-eval"
 _TRAILING_BLANK = Template("Question: {question}\nAnswer: ", "{answer}")
 
 
-def load_benchmark(
-    name: str,
-    prompter: Prompter,
-    *,
-    split: str | None = None,
-    data: str | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    compat: frozenset[str] = frozenset(),
-) -> Benchmark:
-    """Load one of the published benchmarks, ready to be asked; see `Benchmark.load`.
-
-    compat: switches of `evals.compat`.
-    """
-    if "trailing_blank" in compat:
+def load_benchmark(name: str, prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
+    """Load a published benchmark; see `Benchmark.load`."""
+    if "trailing_blank" in settings.compat:
         prompter = replace(prompter, template=_TRAILING_BLANK)
-    return benchmark_class(name).load(prompter, data, split, limit=limit, seed=seed, compat=compat)
+    return benchmark_class(name).load(prompter, settings)
 
 
 def evaluate(
@@ -98,68 +86,74 @@ def evaluate(
     tokenizer: a folder or repo[@revision] with the tokenizer to use instead of the model's own, which may have none.
 
     Writes records and report.json into `out`, those of an ideal that is scored into `out`/ideal. Each process of
-    `accelerate launch` calls it; all but the first get no reports. Raises UsageError for arguments that do not go
+    `accelerate launch` calls it; all but the first get no reports. Raise UsageError for arguments that do not go
     together, before a model is loaded.
     """
     require("train")
-    wanted = PromptSettings(prompt) if isinstance(prompt, str) else prompt  # type: ignore[arg-type]
+    prompting = PromptSettings(prompt) if isinstance(prompt, str) else prompt  # type: ignore[arg-type]
     places = {"forget": forget, "retain": retain, "holdout": holdout}
     sets = {name: place for name, place in places.items() if place is not None}
     used = {
         "split": split, "data": data, "forget, retain, holdout": sets, "tasks": tasks, "ideal": ideal, "compat": compat,
-        "judge": judge != NO_JUDGE, "max_new_tokens": max_new_tokens, "prompt": wanted != PromptSettings(),
-        "prompt auto": wanted.kind == "auto", "allow_code": allow_code,
+        "judge": judge != NO_JUDGE, "max_new_tokens": max_new_tokens, "prompt": prompting != PromptSettings(),
+        "prompt auto": prompting.kind == "auto", "allow_code": allow_code,
     }  # fmt: skip
     _check_arguments(benchmark, {name for name, value in used.items() if value})
-    _check_kind(wanted)
-    drawn: dict[str, Any] = {"limit": limit, "seed": seed}
+    _check_kind(prompting)
     folder = output_path(out)
     if benchmark == HARNESS:
         from msa_lite.evals.harness import evaluate_harness
 
-        common = {"task_folder": local_path(data) if data else None, "progress": progress, **drawn}
-        return {"model": evaluate_harness(_fetch(model, tokenizer), tasks, folder, allow_code=allow_code, **common)}
+        report = evaluate_harness(
+            _fetch(model, tokenizer), tasks, folder, limit=limit, task_folder=local_path(data) if data else None,
+            seed=seed, allow_code=allow_code, progress=progress,
+        )  # fmt: skip
+        return {"model": report}
     switches, source = resolve_compat(compat, benchmark), _fetch(model, tokenizer)
     if benchmark == OWN:
         load_checkpoint(checkpoint_folder(source.folder))  # refuses broken headers before torch is loaded
-        questions = _load_own(source, sets, wanted, max_new_tokens or 200, **drawn)
+        questions = _load_own(source, sets, prompting, max_new_tokens or 200, limit, seed)
     else:
-        prompter = make_prompter(load_tokenizer(source), wanted, published=True)
-        questions = load_benchmark(benchmark, prompter, split=split, data=data, compat=switches, **drawn)
+        prompter = make_prompter(load_tokenizer(source), prompting, published=True)
+        questions = load_benchmark(benchmark, prompter, BenchmarkSettings(data, split, limit, seed, switches))
     return _score(source, questions, _find_ideal(ideal), folder, judge, progress)
 
 
 def _score(
-    source: Source, benchmark: Benchmark, beside: Ideal, folder: Path, judge: JudgeSettings, progress: Progress
+    source: Source, benchmark: Benchmark, ideal: Ideal, folder: Path, judge: JudgeSettings, progress: Progress
 ) -> dict[str, Report]:
-    """Check models and judge, then score the model, and the ideal beside it where that is a model too."""
-    if isinstance(beside, Source):
-        check_same_tokens(source, beside)
+    """Check the models and the judge, then score the model, and the ideal where that is a model too."""
+    if isinstance(ideal, Source):
+        check_same_tokens(source, ideal)
     if Ranks.current().first and benchmark.prompted:
         notices.info("prompt: %s", benchmark.prompter.sentence)
     open_judge(judge)  # raises before any model is loaded
-    for scored in (source, beside):
-        if isinstance(scored, Source):
-            check_source(scored, benchmark.ids())
-    report = evaluate_benchmark(source, benchmark, folder, ideal=beside, judge=judge, progress=progress)
+    for model in (source, ideal):
+        if isinstance(model, Source):
+            check_source(model, benchmark.ids())
+    report = evaluate_benchmark(source, benchmark, folder, ideal=ideal, judge=judge, progress=progress)
     if report is None:
         return {}
-    folder_of_ideal = beside if isinstance(beside, Path) else folder / "ideal"
-    return {"model": report} | ({"ideal": load_report(folder_of_ideal)} if beside else {})
+    ideal_folder = ideal if isinstance(ideal, Path) else folder / "ideal"
+    return {"model": report} | ({"ideal": load_report(ideal_folder)} if ideal else {})
 
 
 def _load_own(
-    source: Source, sets: Mapping[str, DataSource], wanted: PromptSettings, most: int, limit: int | None, seed: int
+    source: Source,
+    sets: Mapping[str, DataSource],
+    prompting: PromptSettings,
+    max_new_tokens: int,
+    limit: int | None,
+    seed: int,
 ) -> Benchmark:
-    """Return the qa benchmark over a user's own sets. most: new tokens of an answer."""
+    """Return the qa benchmark over a user's own sets."""
     rows = _load_sets(sets, limit, seed)
-    return load_qa(rows, _find_prompter(source, load_tokenizer(source), wanted, rows, seed), most)
+    return load_qa(rows, _find_prompter(source, load_tokenizer(source), prompting, rows, seed), max_new_tokens)
 
 
 def _fetch(model: str, tokenizer: str | None) -> Source:
     """Find a model and the tokenizer to use."""
-    chosen = fetch_tokenizer(tokenizer) if tokenizer else None
-    return replace(fetch(model), tokenizer=chosen)
+    return replace(fetch(model), tokenizer=fetch_tokenizer(tokenizer) if tokenizer else None)
 
 
 def _accepted(benchmark: str) -> set[str]:
@@ -192,7 +186,7 @@ def _check_kind(prompt: PromptSettings) -> None:
 
 
 def _load_sets(sets: Mapping[str, DataSource], limit: int | None, seed: int) -> dict[str, list[Row]]:
-    """Return the rows of each set, or a sample. Raises all faults of the sets in one error."""
+    """Return the rows of each set, or a sample. Raise all faults of the sets in one error."""
     faults, rows = Faults(), {}
     for name, place in sets.items():
         with faults.gathered(f"{name}: "):
@@ -203,17 +197,17 @@ def _load_sets(sets: Mapping[str, DataSource], limit: int | None, seed: int) -> 
 
 
 def _find_prompter(
-    source: Source, tokenizer: Any, wanted: PromptSettings, rows: Mapping[str, Sequence[Row]], seed: int
+    source: Source, tokenizer: Any, prompting: PromptSettings, rows: Mapping[str, Sequence[Row]], seed: int
 ) -> Prompter:
-    """Return the prompter. With kind auto, the model's rows choose its form: the retain rows, where there are any."""
-    if wanted.kind != "auto":
-        return make_prompter(tokenizer, wanted)
-    base = make_prompter(tokenizer, replace(wanted, kind="default"))
-    questions = [[row for row in rows.get(name, ()) if not row.text] for name in ("retain", "forget")]
-    tried = questions[0] or questions[1]
-    if not tried:
+    """Return the prompter. Kind auto takes the form in which the model knows its retain (else forget) rows best."""
+    if prompting.kind != "auto":
+        return make_prompter(tokenizer, prompting)
+    base = make_prompter(tokenizer, replace(prompting, kind="default"))
+    retain, forget = ([row for row in rows.get(name, ()) if not row.text] for name in ("retain", "forget"))
+    questions = retain or forget
+    if not questions:
         raise UsageError("prompt auto: forms are tried on questions of the forget or retain set; give one of them")
-    choice = choose_prompt(rank_prompts(source, tokenizer, tried, base, seed), list(prompt_forms(base)))
+    choice = choose_prompt(rank_prompts(source, tokenizer, questions, base, seed), list(prompt_forms(base)))
     notices.info("prompt: auto takes %s", choice.why)
     for doubt in choice.doubts:
         logger.warning("%s", doubt)

@@ -13,10 +13,10 @@ MAX_TOKENS = 2048  # of a text behind its prompt; longer texts are cut
 def completion(tokenizer: Any, index: int, prompt: str, text: str) -> tuple[Example, ...]:
     """Return a text behind its prompt, read as one string. The labels are the text's first `MAX_TOKENS` tokens.
 
-    As many ids as the prompt has by itself are no labels. At least one is none, since nothing comes before it: the
-    beginning-of-sequence token or, for tokenizers without one, the text's first. The same count holds where the
-    tokenizer merges across the boundary, so that the prompt's ids do not open the whole (as in open-unlearning). No end
-    token is added. Returns nothing where no label is left.
+    The first ids, as many as the prompt has by itself, are no labels, even where the tokenizer merges across the
+    boundary (as in open-unlearning). The very first id never is one, since nothing comes before it: the
+    beginning-of-sequence token or, for tokenizers without one, the text's first. No end token is added. Returns nothing
+    where no label is left.
     """
     count = len(tokenizer(prompt)["input_ids"])
     ids = list(tokenizer(prompt + text)["input_ids"])[: count + MAX_TOKENS]

@@ -24,6 +24,7 @@ from msa_lite.evals.aggregates import (
 )
 from msa_lite.evals.benchmark import (
     Benchmark,
+    BenchmarkSettings,
     Item,
     ItemSet,
     JudgeCall,
@@ -74,27 +75,18 @@ class Tofu(Benchmark):
     preset = ("arithmetic_truth_ratio",)
 
     @classmethod
-    def load(
-        cls,
-        prompter: Prompter,
-        data: str | None = None,
-        split: str | None = None,
-        *,
-        limit: int | None = None,
-        seed: int = 0,
-        compat: frozenset[str] = frozenset(),
-    ) -> Tofu:
+    def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Tofu:
         """Load the questions about a forget set: forget01, forget05 or, by default, forget10.
 
-        Raises UsageError for an unknown split, DataError that names every configuration and column that the data set
+        Raise UsageError for an unknown split, DataError that names every configuration and column that the data set
         lacks. Empty questions are not asked and empty answers not scored. Empty wrong answers are left out, so a
         question's list may be of any length.
         """
-        split = SPLITS[-1] if split is None else split
+        split = SPLITS[-1] if settings.split is None else settings.split
         if split not in SPLITS:
             raise UsageError(f"tofu has no split '{split}'{nearest(split, SPLITS)}; choose from {', '.join(SPLITS)}")
         tables = load_parts(
-            data or cls.home,
+            settings.data or cls.home,
             {
                 "forget": Part(f"{split}_perturbed", _PARAPHRASED),
                 "retain": Part("retain_perturbed", _PARAPHRASED),
@@ -106,12 +98,12 @@ class Tofu(Benchmark):
         decoding = Decoding(MAX_NEW_TOKENS)
         sets = {}
         for name, table in tables.items():
-            items = [_item(prompter, i, row, name) for i, row in sampled(table, limit, seed)]
+            items = [_item(prompter, i, row, name) for i, row in sampled(table, settings)]
             if name in ("forget", "retain", "holdout"):
                 items = [replace(item, group=item.index // QUESTIONS_PER_AUTHOR) for item in items]
             with_z = "holdout" in tables and name in ("forget", "holdout")
             sets[name] = ItemSet(items, None if name == "holdout" else decoding, with_z)
-        return cls(split, sets, prompter, compat)
+        return cls(split, sets, prompter, settings.compat)
 
     def complete(self, set_name: str, record: Record) -> Record:
         record |= flat_scores(record)
@@ -148,7 +140,7 @@ class Tofu(Benchmark):
         part_scores = {f"{name}_{end}": values for end, part in parts.items() for name, values in part.items()}
         metrics = {name: mean_metric(name, values) for name, values in scores.items()}
         metrics["forget_quality"] = _forget_quality(ratios, column(ideal["forget"], "truth_ratio") if ideal else None)
-        metrics |= {name: harmonic_metric(name, of) for name, of in utilities.items()}
+        metrics |= {name: harmonic_metric(name, sets) for name, sets in utilities.items()}
         metrics |= {name: mean_metric(name, values) for name, values in part_scores.items()}
         if "holdout" in records:
             sides = forget, records["holdout"]

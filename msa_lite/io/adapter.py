@@ -59,9 +59,9 @@ _DEFAULTS = {"r": 8, "lora_alpha": 8}  # what PEFT takes where its config does n
 
 @dataclass(frozen=True)
 class LowRank:
-    """Factors of one tensor's delta, Δw = scale · B A; with a magnitude, of DoRA's delta.
+    """Factors of one tensor's delta, Δw = scale · B A. With a magnitude m it is DoRA's.
 
-    DoRA: m (w_0 + Δw) / ‖w_0 + Δw‖ by row, minus w_0.
+    DoRA's delta is m (w_0 + Δw) / ‖w_0 + Δw‖ by row, minus w_0.
     """
 
     module: str
@@ -111,11 +111,11 @@ class Adapter:
 def load_adapter(folder: Path) -> Adapter:
     """Open an adapter folder by its config and header.
 
-    Raises UsageError when it is no adapter folder; FormatError when it is of a kind that is not handled, when a
+    Raise UsageError when it is no adapter folder; FormatError when it is of a kind that is not handled, when a
     tensor is not accounted for, or when a rank contradicts the config.
     """
     folder = Path(folder)
-    config = _load_config(folder)
+    config = _load_adapter_config(folder)
     tensors = _sort_tensors(folder, trains_biases=config.get("bias", "none") != "none")
     patterns = Patterns(config.get("rank_pattern")), Patterns(config.get("alpha_pattern"))
     modules: dict[str, LowRank] = {}
@@ -148,7 +148,7 @@ def is_adapter(folder: Path) -> bool:
 def base_name(folder: Path) -> str:
     """Return the model that an adapter was tuned from, as a folder or `repo[@revision]`.
 
-    A relative path is looked for in the adapter's folder, then in the working folder. Raises UsageError where the
+    A relative path is looked for in the adapter's folder, then in the working folder. Raise UsageError where the
     config names no model, or a folder that is not there.
     """
     path = Path(folder) / ADAPTER_CONFIG
@@ -171,7 +171,7 @@ def base_name(folder: Path) -> str:
 
 
 def _sort_tensors(folder: Path, trains_biases: bool) -> dict[str, dict[str, Any]]:
-    """Return the entries of an adapter file by kind and name. Raises FormatError unless each has its own meaning."""
+    """Return the entries of an adapter file by kind and name. Raise FormatError unless each has its own meaning."""
     entries: dict[str, dict[str, Any]] = {kind: {} for kind in _KEYS}
     meanings: dict[tuple[str, ...], str] = {}
     faults = []
@@ -197,8 +197,8 @@ def _sort_tensors(folder: Path, trains_biases: bool) -> dict[str, dict[str, Any]
     return entries
 
 
-def _load_config(folder: Path) -> dict[str, Any]:
-    """Read an adapter's config. Raises as `load_adapter`."""
+def _load_adapter_config(folder: Path) -> dict[str, Any]:
+    """Read an adapter's config. Raise as `load_adapter`."""
     if not os.path.lexists(folder / ADAPTER_CONFIG):
         raise UsageError(f"{folder}: no {ADAPTER_CONFIG}: not a PEFT adapter folder")
     if not os.path.lexists(folder / ADAPTER_FILE):

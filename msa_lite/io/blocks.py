@@ -75,7 +75,7 @@ def read_rows(
 ) -> np.ndarray:
     """Read rows [start, stop) of a tensor's matrix view in its stored dtype into the scratch buffer `name`.
 
-    Raises FormatError when the file ends early.
+    Raise FormatError when the file ends early.
     """
     columns, dtype = entry.matrix_shape[1], FLOAT_DTYPES[entry.dtype]
     rows = (scratch or Scratch()).take(name, (stop - start, columns), dtype)
@@ -85,7 +85,7 @@ def read_rows(
 
 
 def read_whole(files: Files, entry: TensorEntry, dtype: Any) -> np.ndarray:
-    """Read a whole tensor as a matrix in `dtype`. Raises FormatError when it holds NaN or infinities."""
+    """Read a whole tensor as a matrix in `dtype`. Raise FormatError when it holds NaN or infinities."""
     values = read_rows(files, entry, 0, entry.matrix_shape[0]).astype(dtype)
     if not np.isfinite(values).all():
         raise FormatError(f"{entry.file}: '{entry.name}' holds NaN or infinite values; train the vector again")
@@ -95,7 +95,7 @@ def read_whole(files: Files, entry: TensorEntry, dtype: Any) -> np.ndarray:
 def pread_into(handle: int, buffer: memoryview, offset: int, path: Path) -> None:
     """Fill `buffer` from `offset`. One pread may return a part only, so it is called until all is there.
 
-    path: what messages name. Raises FormatError when the file ends early, OSError with the path when it fails.
+    path: what messages name. Raise FormatError when the file ends early, OSError with the path when it fails.
     """
     position = 0
     while position < len(buffer):

@@ -122,7 +122,7 @@ class Checkpoint:
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a mapping of a JSON object. Raises ValueError for a name that stands twice."""
+    """Make a mapping of a JSON object. Raise ValueError for a name that stands twice."""
     content = dict(pairs)
     if len(content) != len(pairs):
         name, _ = Counter(key for key, _ in pairs).most_common(1)[0]
@@ -131,7 +131,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _read_entry(name: str, item: Any, path: Path, data: int) -> TensorEntry:
-    """Read one item of a header. data: where the tensors' bytes begin. Raises ValueError for another form."""
+    """Read one item of a header. data: where the tensors' bytes begin. Raise ValueError for another form."""
     if len(name) > _MAX_NAME:
         raise ValueError(f"a tensor's name of {len(name)} characters: {name[:40]}…")
     if not isinstance(item, dict) or item.keys() != _FIELDS:
@@ -166,7 +166,7 @@ def _check_ranges(path: Path, entries: list[TensorEntry], data: int, size: int) 
 
 
 def _read_header(path: Path) -> tuple[bytes, int]:
-    """Return a file's raw header, with its length prefix, and the file's size. Raises as `read_shard`."""
+    """Return a file's raw header, with its length prefix, and the file's size. Raise as `read_shard`."""
     with open(open_file(path), "rb") as stream:
         size = os.fstat(stream.fileno()).st_size
         prefix = stream.read(8)
@@ -181,7 +181,7 @@ def _read_header(path: Path) -> tuple[bytes, int]:
 def read_shard(path: Path) -> ShardFile:
     """Read and check the header of one safetensors file.
 
-    Raises FormatError when the file cannot be read, the header is cut off or no JSON, or the byte ranges do not cover
+    Raise FormatError when the file cannot be read, the header is cut off or no JSON, or the byte ranges do not cover
     the file exactly (gaps, overlaps, a truncated file) or do not fit dtype and shape. The safetensors library opens
     whatever is accepted here. We also refuse names that stand twice, further fields of a tensor, and names, headers,
     numbers of tensors and of dimensions beyond all known models.
@@ -219,7 +219,7 @@ def _name_fault(name: Any) -> str | None:
 
 
 def _shard_names(index: Path, weight_map: Any) -> list[str]:
-    """Return the shards that an index names, sorted. Raises FormatError for names that are no shards of this folder."""
+    """Return the shards that an index names, sorted. Raise FormatError for names that are no shards of this folder."""
     if not isinstance(weight_map, dict):
         raise FormatError(f"{index}: not a safetensors index (weight_map is no object)")
     names = {str(name): _name_fault(name) for name in weight_map.values()}
@@ -256,7 +256,7 @@ def _find_shards(folder: Path) -> tuple[list[Path], dict[str, str] | None]:
 
 
 def _load_config(folder: Path) -> dict[str, Any]:
-    """Read the model's `config.json`. Raises as `load_checkpoint`."""
+    """Read the model's `config.json`. Raise as `load_checkpoint`."""
     path = folder / "config.json"
     if not os.path.isdir(folder):
         raise UsageError(f"{folder}: no such folder")
@@ -283,7 +283,7 @@ def check_config(config: dict[str, Any], where: str) -> None:
 
 
 def _read_shards(folder: Path, paths: list[Path]) -> tuple[tuple[ShardFile, ...], dict[str, TensorEntry]]:
-    """Read the shards and their tensors by name. Raises FormatError for a name in two shards, or too large headers."""
+    """Read the shards and their tensors by name. Raise FormatError for a name in two shards, or too large headers."""
     shards: list[ShardFile] = []
     tensors: dict[str, TensorEntry] = {}
     left = MAX_HEADER
@@ -304,7 +304,7 @@ def _read_shards(folder: Path, paths: list[Path]) -> tuple[tuple[ShardFile, ...]
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint folder by its headers.
 
-    Raises UsageError when it is no checkpoint folder, FormatError when a file is broken, a tensor stands in two
+    Raise UsageError when it is no checkpoint folder, FormatError when a file is broken, a tensor stands in two
     shards, the index and the shards disagree, or the weights are only stored as pickle.
     """
     folder = Path(folder)

@@ -11,14 +11,14 @@ from msa_lite.io.checkpoint import INDEX_FILE
 from msa_lite.io.progress import readable
 
 PATTERNS = ("*.json", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*")
-_OTHERS = {"manifest.json", INDEX_FILE}  # have a meaning of their own
+_OTHERS = {"manifest.json", INDEX_FILE}  # handled apart from the companions
 _LARGEST = 256 << 20  # bytes; tokenizers of large vocabularies take about 30 MB
 
 
 def find_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
     """Return the regular files of a folder whose names fit one of the patterns, sorted; a pipe or device is none.
 
-    Raises FormatError for names that are no UTF-8, which no manifest could hold.
+    Raise FormatError for names that are no UTF-8, which no manifest could hold.
     """
     files = sorted({path for pattern in patterns for path in folder.glob(pattern) if os.path.isfile(path)})
     if odd := [ascii(path.name) for path in files if not is_text(path.name)]:
@@ -29,7 +29,7 @@ def find_files(folder: Path, patterns: Iterable[str]) -> list[Path]:
 def companion_files(folder: Path) -> list[Path]:
     """Return the files beside the weights that make a checkpoint usable, sorted; no weights, index or manifest.
 
-    Raises as `find_files`.
+    Raise as `find_files`.
     """
     return [
         path

@@ -62,7 +62,7 @@ def reachable(folder: Path) -> Iterator[None]:
 def output_path(name: str | Path) -> Path:
     """Return the folder that a user names for an output, with ~/ written out, as shells leave it in `--out=~/x`.
 
-    Raises OutputError for ~ and a name: that is somebody else's home.
+    Raise OutputError for ~ and a name: that is somebody else's home.
     """
     start = str(name).partition("/")[0]
     if start.startswith("~") and start != "~":

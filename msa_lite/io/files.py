@@ -32,7 +32,7 @@ def digest(value: Any) -> str:
 
 
 def hash_file(path: Path) -> str:
-    """Return the SHA-256 (hex) of a file's content. Raises FormatError for what cannot be opened or is no file."""
+    """Return the SHA-256 (hex) of a file's content. Raise FormatError for what cannot be opened or is no file."""
     state = hashlib.sha256()
     with open(open_file(path), "rb", buffering=0) as stream:
         while chunk := stream.read(_CHUNK):

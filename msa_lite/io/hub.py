@@ -21,13 +21,13 @@ from msa_lite.io.disk import check_space
 from msa_lite.io.files import digest, hash_file
 from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.revisions import find_branch, is_number
-from msa_lite.io.unchanged import Marks, check_unchanged, look
+from msa_lite.io.unchanged import Marks, check_unchanged, take_marks
 from msa_lite.io.vocabulary import AddedRows
 
 logger = logging.getLogger(__name__)
 
 _BIG = 256 << 20  # bytes; adapters are hashed, checkpoints are not
-_REPO = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./=+-]+)?")
+_REPO_AT_REVISION = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?(@[\w./=+-]+)?")
 
 
 @dataclass(frozen=True)
@@ -84,22 +84,22 @@ def fetch(name: str, by_content: bool = True) -> Source:
     """Find a folder, or fetch `repo[@revision]` from the Hub (or its cache, when offline).
 
     by_content: hash big files of a folder; else only their size and time of change count, for hashing a checkpoint
-    takes as long as merging it. Raises UsageError when it is neither, with the Hub's answer.
+    takes as long as merging it. Raise UsageError when it is neither, with the Hub's answer.
     """
     return fetch_files(name, ("*.safetensors", *PATTERNS), lambda folder: hash_content(folder, by_content))
 
 
 def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) -> Source:
-    """Find a folder, or fetch the files of these patterns. pin: makes the revision of a folder. Raises as `fetch`."""
+    """Find a folder, or fetch the files of these patterns. pin: makes the revision of a folder. Raise as `fetch`."""
     if not is_text(name):
         raise UsageError(f"{name!a}: the name is no UTF-8; rename the folder")
     folder, patterns = local_path(name), list(patterns)
     if os.path.isdir(folder):
-        seen = look(folder, patterns)
+        seen = take_marks(folder, patterns)
         return Source(name, folder, pin(folder), seen=seen)
     if os.path.exists(folder):
         raise UsageError(f"{name}: is a file; a checkpoint or adapter is a folder or a Hub repository")
-    if not _REPO.fullmatch(name) or name.startswith("."):
+    if not _REPO_AT_REVISION.fullmatch(name) or name.startswith("."):
         raise UsageError(f"{name}: no such folder")
     from huggingface_hub import snapshot_download
 
@@ -109,13 +109,13 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
         reason = explain(error)
         raise UsageError(f"{name}: no such folder, and it could not be fetched from the Hub ({reason})") from error
-    return Source(name, path, path.name, seen=look(path, patterns))  # a snapshot's folder is named by its commit
+    return Source(name, path, path.name, seen=take_marks(path, patterns))  # a snapshot's folder is named by its commit
 
 
 def split_name(name: str) -> tuple[str, str | None]:
     """Split `repo[@revision]` into (repository, revision); a revision by number becomes the branch that has it.
 
-    Raises UsageError when no branch has the number, or several have, or the branches cannot be listed.
+    Raise UsageError when no branch has the number, or several have, or the branches cannot be listed.
     """
     repo, _, revision = name.partition("@")
     return repo, _branch_by_number(repo, revision) if is_number(revision) else revision or None
@@ -123,7 +123,7 @@ def split_name(name: str) -> tuple[str, str | None]:
 
 @functools.cache  # one merge asks several times, and the list of branches may be long
 def _branch_by_number(repo: str, revision: str) -> str:
-    """Return the branch of a repository that a number of tokens or steps names. Raises as `split_name`."""
+    """Return the branch of a repository that a number of tokens or steps names. Raise as `split_name`."""
     from huggingface_hub import HfApi
 
     caveat = ""
@@ -153,7 +153,7 @@ def _cached_branches(repo: str) -> list[str]:
 
 def is_remote(name: str) -> bool:
     """Check whether a name is no path on this machine but could be a Hub repository."""
-    return not local_path(name).exists() and bool(_REPO.fullmatch(name)) and not name.startswith(".")
+    return not local_path(name).exists() and bool(_REPO_AT_REVISION.fullmatch(name)) and not name.startswith(".")
 
 
 def is_remote_adapter(name: str) -> bool:
@@ -182,7 +182,7 @@ def commit_of(name: str) -> str | None:
 def fetch_headers(name: str) -> Checkpoint | None:
     """Fetch config, names, shapes and dtypes of a checkpoint on the Hub, some kilobytes; None where the Hub gives none.
 
-    Raises FormatError for a repository without safetensors.
+    Raise FormatError for a repository without safetensors.
     """
     from huggingface_hub import get_safetensors_metadata, hf_hub_download
     from huggingface_hub.errors import NotASafetensorsRepoError

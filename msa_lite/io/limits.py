@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 SECONDS = 1.0  # of processor time, which other work on the machine does not use up
 _MEMORY = 256 << 20  # bytes beyond those that the process has
@@ -43,7 +42,9 @@ def limited(seconds: float = SECONDS) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, handler)
         if bound is not None:
-            _set_bound(bound)
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_AS, bound)
 
 
 def _bound_memory() -> tuple[int, int] | None:
@@ -61,9 +62,3 @@ def _bound_memory() -> tuple[int, int] | None:
     except (ImportError, OSError, ValueError):  # no Linux
         return None
     return before
-
-
-def _set_bound(bound: Any) -> None:
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_AS, bound)

@@ -1,4 +1,6 @@
-"""Load models with transformers and PEFT: whole, from safetensors, without code of the model's own. Nobody else does.
+"""Load models with transformers and PEFT: whole, from safetensors, without code of the model's own.
+
+No other module loads models.
 
 Where a file lacks weights, transformers fills in random numbers; where an adapter's names fit nothing, PEFT leaves the
 model bare. Both only warn. Here both are errors. Headers and config are checked before a weight is read.
@@ -39,7 +41,7 @@ _GENERATION = "generation_config.json"
 def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
     """Return the config of a causal language model as transformers has it. checkpoint: the folder's, if it is open.
 
-    Raises FormatError for a config that transformers cannot read, of a kind that it does not know, that is no causal
+    Raise FormatError for a config that transformers cannot read, of a kind that it does not know, that is no causal
     language model, that needs code of the model's own, or whose sizes do not fit the weights.
     """
     from transformers import AutoConfig, GenerationConfig
@@ -69,7 +71,7 @@ def check_model(folder: Path) -> Any:
     """Check by headers and config that a checkpoint loads whole; return the model without its weights.
 
     Takes at most a second, whatever the model's size. None for a model that is stored quantised, which only loading can
-    check. Raises FormatError as `open_config` and `load_checkpoint` do, MismatchError with the names of
+    check. Raise FormatError as `open_config` and `load_checkpoint` do, MismatchError with the names of
     tensors that are missing, left over or of another shape.
     """
     import torch
@@ -142,7 +144,7 @@ def _check_quantised(checkpoint: Checkpoint) -> None:
 def load_whole(folder: Path, **how: Any) -> Any:
     """Load a causal language model with all of its weights. how: dtype, device and the like, for transformers.
 
-    Raises as `check_model`, before a weight is read.
+    Raise as `check_model`, before a weight is read.
     """
     from transformers import AutoModelForCausalLM
 
@@ -158,8 +160,8 @@ def load_whole(folder: Path, **how: Any) -> Any:
 def check_loads(folder: Path, base: Path) -> int | None:
     """Check by headers and configs that a model loads whole: a checkpoint, or a PEFT adapter on `base`.
 
-    folder: the same as `base` for a checkpoint. Returns the rows of its embedding, or None where nothing tells them.
-    Raises as `check_model` and `attach_adapter`, FormatError for a folder that is a checkpoint and an adapter at once.
+    folder: the same as `base` for a checkpoint. Return the rows of its embedding, or None where nothing tells them.
+    Raise as `check_model` and `attach_adapter`, FormatError for a folder that is a checkpoint and an adapter at once.
     """
     files = [*base.glob("*.safetensors"), *base.glob("*.json"), folder / ADAPTER_CONFIG, folder / ADAPTER_FILE]
     states = [(path, path.stat()) for path in sorted(files) if path.exists()]
@@ -183,7 +185,7 @@ def _check_loads(folder: Path, base: Path, state: tuple[tuple[Path, int, int], .
 def attach_adapter(model: Any, folder: Path, name: str = "default") -> Any:
     """Put a PEFT adapter on a model, beside any that are on it already; return the model.
 
-    Raises FormatError for a broken, pickled or unreadable adapter, MismatchError with the names that do not fit.
+    Raise FormatError for a broken, pickled or unreadable adapter, MismatchError with the names that do not fit.
     """
     import torch
     from peft import PeftConfig, PeftModel
@@ -216,7 +218,7 @@ def attach_adapter(model: Any, folder: Path, name: str = "default") -> Any:
 def read_tokenizer(folder: Path, name: str) -> Any:
     """Load a folder's tokenizer and try it on a word. name: the model's, for messages.
 
-    Raises FormatError where it cannot be loaded, or makes no ids.
+    Raise FormatError where it cannot be loaded, or makes no ids.
     """
     from transformers import AutoTokenizer
 
@@ -243,7 +245,7 @@ def _plain_start(folder: Path) -> bool:
 
 
 def _check_adapter(folder: Path, model: Any) -> set[str]:
-    """Return the names in an adapter's file. Raises FormatError for a pickled one, and for endless patterns."""
+    """Return the names in an adapter's file. Raise FormatError for a pickled one, and for endless patterns."""
     if not (folder / ADAPTER_FILE).is_file():
         raise FormatError(f"{folder}: no {ADAPTER_FILE}; pickled adapters are not read, save it as safetensors")
     config = read_object(folder / ADAPTER_CONFIG)
@@ -274,7 +276,7 @@ def pattern_fault(patterns: Iterable[str], names: Iterable[str]) -> str | None:
         except (re.error, OverflowError, RecursionError) as error:
             return f"{pattern!r} is no regular expression ({error})"
         except (OverrunError, MemoryError):
-            return f"{pattern[:80]!r} takes for ever to match; write it without repetitions within repetitions"
+            return f"{pattern[:80]!r} takes too long to match; write it without repetitions within repetitions"
     return None
 
 
@@ -313,7 +315,7 @@ def _check_whole(folder: Path, report: Mapping[str, Any]) -> None:
         faults.append(f"{name}: {tuple(stored)}, the config says {tuple(configured)}")
     if faults:
         raise MismatchError(
-            join_faults(f"{folder}: config and weights do not fit, so it would be scored or tuned as another:", faults)
+            join_faults(f"{folder}: config and weights do not fit, so another model would be scored or tuned:", faults)
         )
 
 

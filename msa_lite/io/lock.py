@@ -15,7 +15,7 @@ from msa_lite.io.seal import LOCK
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Make a folder and hold the lock in it. Raises OutputError where another process holds it."""
+    """Make a folder and hold the lock in it. Raise OutputError where another process holds it."""
     from filelock import FileLock, Timeout
 
     place = folder / LOCK

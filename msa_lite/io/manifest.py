@@ -41,7 +41,7 @@ from msa_lite.io.seal import (
     WORKING,
     describe_file,
     entries,
-    is_left,
+    holds_leftovers,
     list_files,
     load_manifest,
     strange_files,
@@ -156,7 +156,7 @@ def stage_folder(
 
     When the block raises, the partial folder is removed. That of a resumable stage is kept, unless the error was marked
     by `discarded`; the same inputs get it again with its content. resume_key: what has to be equal for that, where not
-    all inputs decide the costly work. Raises OutputError when another process is building the same folder, StageError
+    all inputs decide the costly work. Raise OutputError when another process is building the same folder, StageError
     in the place of a library's error of a full disk.
     """
     check_free(folder, kind)
@@ -172,7 +172,7 @@ def stage_folder(
             if [path.name for path in partial.iterdir()] == [LOCK]:  # made just now
                 shutil.rmtree(partial)
             raise
-        seen = _look(folder)
+        seen = _own_manifest(folder)
         _claim(partial, fingerprint, resumable)
         try:
             yield partial
@@ -223,12 +223,12 @@ def _claim(partial: Path, fingerprint: dict[str, str], resumable: bool) -> None:
         same = resumable and read_object(marker).items() >= fingerprint.items()
     except FormatError:
         same = False
-    kept = (LOCK, MARKER)  # without these, a kill would leave the folder unknown
+    signs = (LOCK, MARKER)  # without these, a kill would leave the folder unknown
     for path in partial.iterdir():
         if path.is_dir() and not path.is_symlink():
             if path.name in WORKING or not same:
                 shutil.rmtree(path)
-        elif path.name == MANIFEST or not (same or path.name in kept):
+        elif path.name == MANIFEST or not (same or path.name in signs):
             path.unlink()
     for name, path in entries(partial).items():
         if name.endswith(".tmp") or not stat.S_ISREG(path.lstat().st_mode):
@@ -236,7 +236,7 @@ def _claim(partial: Path, fingerprint: dict[str, str], resumable: bool) -> None:
     write_json(marker, fingerprint)
 
 
-def _look(folder: Path) -> bytes | None:
+def _own_manifest(folder: Path) -> bytes | None:
     """Return the manifest of a folder of ours as it is now; None for one that is not there, or empty."""
     return read_bytes(folder / MANIFEST) if load_manifest(folder) else None
 
@@ -245,7 +245,7 @@ def _put_in_place(partial: Path, folder: Path, seen: bytes | None) -> None:
     """Write everything through to the disk, then rename; check what takes the place of something before that goes.
 
     seen: the manifest that the folder had when the work began. The marker goes with the folder, so that the next run
-    knows as its own whatever a kill leaves. Raises OutputError where somebody else has written the folder meanwhile.
+    knows as its own whatever a kill leaves. Raise OutputError where somebody else has written the folder meanwhile.
     """
     for path in [*entries(partial).values(), *(path for path in partial.rglob("*") if path.is_dir()), partial]:
         if not path.is_symlink():
@@ -272,7 +272,7 @@ def _put_in_place(partial: Path, folder: Path, seen: bytes | None) -> None:
 def _move_away(folder: Path, partial: Path, seen: bytes) -> None:
     """Rename a folder of ours to make room for the new one, and note in the new one which it replaces.
 
-    Raises OutputError where something else has that name. Where the folder is another by now, it gets its name back,
+    Raise OutputError where something else has that name. Where the folder is another by now, it gets its name back,
     and OutputError is raised too.
     """
     previous = previous_folder(folder)
@@ -311,7 +311,7 @@ def _is_former(previous: Path, place: Path) -> bool:
 
 
 def recover(folder: Path) -> None:
-    """Put a former folder back that a kill left aside. Raises OutputError when a process is replacing it now."""
+    """Put a former folder back that a kill left aside. Raise OutputError when a process is replacing it now."""
     if not os.path.lexists(folder) and _is_former(previous_folder(folder), partial_folder(folder)):
         with locked(partial_folder(folder)):
             _settle_previous(folder)
@@ -320,7 +320,7 @@ def recover(folder: Path) -> None:
 def _settle_previous(folder: Path) -> list[str]:
     """End a replacement: remove the former folder where the new one is as it was written, else put it back.
 
-    Returns what is wrong with the new one. Raises OutputError where something of the user's is in the way.
+    Return what is wrong with the new one. Raise OutputError where something of the user's is in the way.
     """
     previous = previous_folder(folder)
     if not os.path.lexists(previous):
@@ -368,7 +368,7 @@ def _remove_ours(folder: Path) -> bool:
 
 def _sweep(folder: Path) -> None:
     """Remove the working files of a stage from its finished folder."""
-    if is_left(folder):
+    if holds_leftovers(folder):
         with suppress(OSError):  # no permission, or a disk that cannot be written to: they do no harm there
             for name in WORKING:
                 (folder / name).unlink(missing_ok=True)

@@ -23,7 +23,7 @@ _RENAMES = [
     ("model.language_model.", "language_model.model."), ("language_model.model.", "model.language_model."),
     ("model.language_model.", "model."), ("language_model.", ""), ("", "language_model."),
 ]  # fmt: skip
-_HEADS = {"classifier", "score", "qa_outputs"}  # PEFT adds them to modules_to_save by the task, even where missing
+_TASK_HEADS = {"classifier", "score", "qa_outputs"}  # PEFT adds them to modules_to_save by the task, even where missing
 
 
 def find_name(name: str, target: Container[str]) -> str | None:
@@ -41,7 +41,7 @@ def match_names(adapter: Adapter, target: Mapping[str, TensorEntry], by_token: C
     saves the setting of the last one. Where all are square, the config decides. by_token: names of the target's tensors
     with a row for each token, of which an adapter may have more or fewer.
 
-    Raises MismatchError with the first ten parts that have no tensor of their shape in the target. Warns of modules
+    Raise MismatchError with the first ten parts that have no tensor of their shape in the target. Warn of modules
     that the config names but the file does not hold.
     """
     faults: list[str] = []
@@ -107,7 +107,7 @@ def _warn_of_missing(adapter: Adapter, target: Collection[str]) -> None:
         """Check whether the file holds nothing of a module."""
         if key == "modules_to_save":  # PEFT takes modules whose name ends with these letters, with all inside them
             place = bisect.bisect_left(saved, name[::-1])
-            return name not in _HEADS and not (place < len(saved) and saved[place].startswith(name[::-1]))
+            return name not in _TASK_HEADS and not (place < len(saved) and saved[place].startswith(name[::-1]))
         weight = f"{name}.weight"
         return weight not in ends and not chosen and bool(find_name(weight, target) or weight in there)
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from msa_lite.errors import FormatError
+from msa_lite.errors import FormatError, clip
 
 _ENDING = r"(.*\.)?({})$"  # how PEFT uses a pattern
 _NAME = re.compile(r"(?:[\w-]|\\[^\w\s])*", re.ASCII)
@@ -53,13 +53,12 @@ class Patterns:
         try:
             self._expressions.append((number, _compile(pattern)))
         except ValueError as error:
-            shown = pattern if len(pattern) < 80 else f"{pattern[:80]}…"
-            self.faults.append(f"{shown!r} is no regular expression that can be matched ({error})")
+            self.faults.append(f"{clip(pattern, 80)!r} is no regular expression that can be matched ({error})")
 
     def first(self, names: Iterable[str], default: Any) -> Any:
         """Return the value of the first pattern that fits one of the names, else the default.
 
-        Raises FormatError when patterns and names are too many or too long for each other.
+        Raise FormatError when patterns and names are too many or too long for each other.
         """
         fitting = [number for name in dict.fromkeys(names) for number in self._fitting(name)]
         return self._values[min(fitting)] if fitting else default
@@ -87,7 +86,7 @@ class Patterns:
                 break
 
     def _spend(self, steps: int, name: str) -> None:
-        """Count steps. Raises FormatError when there are too many."""
+        """Count steps. Raise FormatError when there are too many."""
         self._effort -= steps
         if self._effort < 0:
             raise FormatError(f"{name}: too many patterns for so many modules; write out names, dots escaped")
@@ -102,7 +101,7 @@ def endings(name: str) -> Iterator[str]:
 
 
 def _compile(pattern: str) -> Any:
-    """Compile a pattern for RE2. Raises ValueError unless it is one to Python too, and of the same meaning."""
+    """Compile a pattern for RE2. Raise ValueError unless it is one to Python too, and of the same meaning."""
     import re2
 
     if len(pattern) > _LONGEST:

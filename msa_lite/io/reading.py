@@ -28,7 +28,7 @@ ErrorKind = type[MsaError]
 def local_path(name: str | Path, kind: ErrorKind = UsageError) -> Path:
     """Return the path that a user names, with ~ written out. It need not exist.
 
-    Raises an error of this kind for names that no file can have: too long, with a zero byte, below the home of an
+    Raise an error of this kind for names that no file can have: too long, with a zero byte, below the home of an
     unknown user, or a link that leads to itself.
     """
     try:
@@ -37,15 +37,15 @@ def local_path(name: str | Path, kind: ErrorKind = UsageError) -> Path:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return path
     except (OSError, ValueError, RuntimeError) as error:  # of `stat`, of encodings, of `expanduser`
-        shown = printable(name)[:80].replace("\0", "\\0")
-        raise kind(f"{shown}: can be no path ({getattr(error, 'strerror', None) or error})") from error
+        start = printable(name)[:80].replace("\0", "\\0")
+        raise kind(f"{start}: can be no path ({getattr(error, 'strerror', None) or error})") from error
     return path
 
 
 def open_file(path: Path, kind: ErrorKind = FormatError) -> int:
     """Open a regular file for reading; return its descriptor.
 
-    Raises an error of this kind for what cannot be opened, and for folders, pipes, sockets and devices, on which a
+    Raise an error of this kind for what cannot be opened, and for folders, pipes, sockets and devices, on which a
     read may never end.
     """
     try:
@@ -59,7 +59,7 @@ def open_file(path: Path, kind: ErrorKind = FormatError) -> int:
 
 
 def read_bytes(path: Path, limit: int = SMALL, kind: ErrorKind = FormatError) -> bytes:
-    """Read a whole file of at most `limit` bytes. Raises as `open_file`, and for a larger one."""
+    """Read a whole file of at most `limit` bytes. Raise as `open_file`, and for a larger one."""
     handle = open_file(path, kind)
     try:
         parts, left = [], limit + 1
@@ -76,17 +76,17 @@ def read_bytes(path: Path, limit: int = SMALL, kind: ErrorKind = FormatError) ->
 
 
 def read_text(path: Path, limit: int = SMALL, kind: ErrorKind = FormatError) -> str:
-    """Read a file of UTF-8 text, with or without a byte order mark. Raises as `read_bytes`, and for other bytes."""
+    """Read a file of UTF-8 text, with or without a byte order mark. Raise as `read_bytes`, and for other bytes."""
     return _decoded(read_bytes(path, limit, kind), printable(path), kind)
 
 
 def read_json(path: Path, limit: int = SMALL, kind: ErrorKind = FormatError) -> Any:
-    """Read a JSON file. Raises as `read_text` and `parse_json`."""
+    """Read a JSON file. Raise as `read_text` and `parse_json`."""
     return parse_json(read_bytes(path, limit, kind), printable(path), kind)
 
 
 def read_object(path: Path, limit: int = SMALL, kind: ErrorKind = FormatError) -> dict[str, Any]:
-    """Read a JSON file that holds an object. Raises as `read_json`, and for any other value."""
+    """Read a JSON file that holds an object. Raise as `read_json`, and for any other value."""
     value = read_json(path, limit, kind)
     if not isinstance(value, dict):
         raise kind(f"{printable(path)}: not a JSON object")
@@ -104,7 +104,7 @@ def parse_json(
 
     values: the most lists, objects and commas; a byte of JSON may take forty of memory.
 
-    Raises an error of this kind for what is no JSON, is nested more than 100 deep, holds too many values, or text that
+    Raise an error of this kind for what is no JSON, is nested more than 100 deep, holds too many values, or text that
     no file can hold (lone surrogates).
     """
     text = _decoded(text, where, kind) if isinstance(text, bytes) else text
@@ -122,14 +122,14 @@ def parse_json(
 
 
 def read_yaml(path: Path, kind: ErrorKind = FormatError) -> Any:
-    """Read a YAML file. Raises as `read_text` and `parse_yaml`."""
+    """Read a YAML file. Raise as `read_text` and `parse_yaml`."""
     return parse_yaml(read_text(path, YAML_LIMIT, kind), printable(path), kind)
 
 
 def parse_yaml(text: str, where: str, kind: ErrorKind = FormatError) -> Any:
     """Parse YAML of plain values. where: what messages name.
 
-    Raises an error of this kind for what is no YAML, for aliases (of which a few lines may stand for gigabytes), keys
+    Raise an error of this kind for what is no YAML, for aliases (of which a few lines may stand for gigabytes), keys
     that stand twice, and tags other than those of JSON. Dates stay text.
     """
     import yaml
@@ -159,7 +159,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _decoded(raw: bytes, where: str, kind: ErrorKind) -> str:
-    """Decode UTF-8, with or without a byte order mark. Raises an error of this kind."""
+    """Decode UTF-8, with or without a byte order mark. Raise an error of this kind."""
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -23,7 +23,7 @@ def is_number(revision: str) -> bool:
 def find_branch(branches: Iterable[str], revision: str) -> str:
     """Return the one branch whose name has the number of `revision` (`tokens=3859B`, `step=928646`).
 
-    Later stages of a training count from their own start (OLMo 2), so their branches do not match. Raises ValueError
+    Later stages of a training count from their own start (OLMo 2), so their branches do not match. Raise ValueError
     with the branches that have the number, or the nearest below and above.
     """
     unit, _, text = revision.partition("=")

@@ -50,8 +50,7 @@ def load_manifest(folder: Path) -> dict[str, Any] | None:
         return None
     if not _has_form(value) or (is_sealed(value) and not _is_whole(raw)):
         return None
-    manifest: dict[str, Any] = value
-    return manifest
+    return value
 
 
 def is_sealed(manifest: Mapping[str, Any]) -> bool:
@@ -105,7 +104,7 @@ def list_files(folder: Path) -> list[Path]:
 def entries(folder: Path) -> dict[str, Path]:
     """Return all that is below a folder, except folders, by the name in a manifest: files, links, pipes, …
 
-    Links are not followed. Raises OSError where a folder cannot be read.
+    Links are not followed. Raise OSError where a folder cannot be read.
     """
     paths, places = {}, [folder]
     while places:
@@ -118,8 +117,8 @@ def entries(folder: Path) -> dict[str, Path]:
     return dict(sorted(paths.items()))
 
 
-def is_left(folder: Path) -> bool:
-    """Check whether a kill came after a folder got its name and before its working files were removed."""
+def holds_leftovers(folder: Path) -> bool:
+    """Check whether a finished folder still holds its working files, because a kill came before they were removed."""
     try:
         return read_object(folder / MARKER).get("done") == hash_file(folder / MANIFEST)
     except FormatError:
@@ -127,8 +126,8 @@ def is_left(folder: Path) -> bool:
 
 
 def strange_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
-    """Return files that the manifest does not name, without working files that a kill left. Raises OSError."""
-    known = {MANIFEST, *manifest["files"]} | (set(WORKING) if is_left(folder) else set())
+    """Return files that the manifest does not name, without working files that a kill left. Raise OSError."""
+    known = {MANIFEST, *manifest["files"]} | (set(WORKING) if holds_leftovers(folder) else set())
     # Earlier versions left out the manifests of inner folders, and whatever has the name of a working file.
     blind = frozenset() if is_sealed(manifest) else frozenset({MANIFEST, *WORKING, ".replaced"})
     return {
@@ -140,7 +139,7 @@ def verify_folder(folder: Path) -> list[str]:
     """Check a folder against its manifest; return the faults, none when all is as it was written.
 
     Every file is hashed. Anything else in the folder is a fault, links and pipes too. Empty folders are no fault:
-    copies often leave them out. Raises OutputError when the folder has no manifest.
+    copies often leave them out. Raise OutputError when the folder has no manifest.
     """
     if not os.path.lexists(folder / MANIFEST):
         raise OutputError(f"{printable(folder)}: no {MANIFEST} of msa-lite in there")

@@ -32,9 +32,9 @@ def tokenizer_files(folder: Path) -> list[Path]:
 def fetch_tokenizer(name: str) -> Source:
     """Find a folder's tokenizer, or fetch that of `repo[@revision]`; no weights are fetched or hashed.
 
-    Raises UsageError when there is none.
+    Raise UsageError when there is none.
     """
-    source = fetch_files(name, (*_PATTERNS, "config.json"), lambda folder: hash_tokenizer(folder))
+    source = fetch_files(name, (*_PATTERNS, "config.json"), hash_tokenizer)
     if not has_tokenizer(source.folder):
         raise UsageError(f"{name}: holds no tokenizer (tokenizer.json or tokenizer_config.json)")
     return source

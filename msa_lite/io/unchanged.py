@@ -18,7 +18,7 @@ Marks = Mapping[Path, tuple[int, ...]]
 """Device, inode, size and time of change by file: they change when somebody writes the file."""
 
 
-def look(folder: Path, patterns: Iterable[str]) -> Marks:
+def take_marks(folder: Path, patterns: Iterable[str]) -> Marks:
     """Return the marks of a folder's files of these patterns, as they are now."""
     files = {path for pattern in patterns for path in folder.glob(pattern) if path.name != MANIFEST}
     return {path: mark for path in sorted(files) if (mark := _mark(path))}
@@ -35,7 +35,7 @@ def _mark(path: Path) -> tuple[int, ...] | None:
 
 
 def check_unchanged(marks: Marks) -> None:
-    """Raise StageError, after which nothing is kept, with all files that are not as they were."""
+    """Raise StageError with all files that have changed. After it, the partial folder is removed."""
     changed = [path for path, mark in marks.items() if _mark(path) != mark]
     if changed:
         raise discarded(

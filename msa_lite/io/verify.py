@@ -15,7 +15,7 @@ _UNFINISHED = (".partial", ".previous")
 def verify_stages(folder: Path) -> dict[Path, list[str]]:
     """Re-hash a stage's folder, or all finished stages below a run's; return the faults of each (`verify_folder`).
 
-    Raises OutputError where there is no stage.
+    Raise OutputError where there is no stage.
     """
     alone = os.path.lexists(folder / MANIFEST)
     places = [folder] if alone else sorted(path.parent for path in folder.rglob(MANIFEST))
@@ -32,4 +32,4 @@ def verify_stages(folder: Path) -> dict[Path, list[str]]:
 
 def unsealed(stages: Iterable[Path]) -> list[Path]:
     """Return the folders whose manifest would not show a change of itself: earlier versions made them."""
-    return [stage for stage in stages if not is_sealed(load_manifest(stage) or {"format": None})]
+    return [stage for stage in stages if (manifest := load_manifest(stage)) and not is_sealed(manifest)]

@@ -55,7 +55,7 @@ def differ_in_tokens(one: Checkpoint, other: Checkpoint, name: str) -> bool:
 
 def is_head(name: str) -> bool:
     """Check whether a tensor is the head's, or the head's bias, by its name."""
-    return any(f".{name}".find(f".{head}") >= 0 for head in _HEADS)
+    return any(f".{head}" in f".{name}" for head in _HEADS)
 
 
 @dataclass(frozen=True)

@@ -126,12 +126,8 @@ def file_header(tensors: Iterable[tuple[str, str, Sequence[int], int]], metadata
 
 def output_bytes(entries: Iterable[TensorEntry], dtype: str | None) -> int:
     """Return the bytes that these tensors take in the output."""
-    total = 0
-    for entry in entries:
-        kind = output_dtype(entry, dtype)
-        same = kind == entry.dtype
-        total += entry.nbytes if same else math.prod(entry.shape) * FLOAT_DTYPES[kind].itemsize
-    return total
+    kinds = ((entry, output_dtype(entry, dtype)) for entry in entries)
+    return sum(e.nbytes if kind == e.dtype else math.prod(e.shape) * FLOAT_DTYPES[kind].itemsize for e, kind in kinds)
 
 
 def clone_file(source: int, target: int) -> bool:
@@ -148,7 +144,7 @@ def clone_file(source: int, target: int) -> bool:
 
 
 def reserve(handle: int, nbytes: int) -> None:
-    """Reserve disk blocks, so that a full disk shows now, not halfway. Raises OSError (ENOSPC) when it is full.
+    """Reserve disk blocks, so that a full disk shows now, not halfway. Raise OSError (ENOSPC) when it is full.
 
     The free space is read first: the kernel takes all there is before it finds that it is too little.
     """

@@ -14,14 +14,14 @@ class PlainLoader(yaml.SafeLoader):
     """SafeLoader without aliases, merge keys, dates, sets and binary data."""
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        """Compose a node. Raises YAMLError for an alias."""
+        """Compose a node. Raise YAMLError for an alias."""
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()
             raise yaml.YAMLError(f"alias *{event.anchor} in line {event.start_mark.line + 1}; write the value out")
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping of texts to values. Raises YAMLError for a key that stands twice or is no text."""
+        """Construct a mapping of texts to values. Raise YAMLError for a key that stands twice or is no text."""
         keys = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)

@@ -1,10 +1,10 @@
 """Write the update as one PEFT adapter on the target: factors side by side, so nothing is rounded and ranks add up.
 
-Model plus adapter is as good as the merged model, in a hundredth of the space, and can be switched off again. It is a
-way to deliver and to try the update; it removes nothing from the model.
+Target and adapter together are as good as the merged model. The adapter takes a hundredth of the space and can be
+switched off again. It is a way to deliver and to try the update; it removes nothing from the model.
 
-Dtype policy: fp64 arithmetic, rounded once to fp32 on storing. All shapes are known from headers, so factors are
-computed and written module by module. Memory is that of the largest module, whatever their number.
+Dtype policy: fp64 arithmetic, rounded once to fp32 on storing. Headers tell all shapes, so factors are
+computed and written module by module. Memory is that of the largest module, however many there are.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from threadpoolctl import threadpool_limits
 from msa_lite.errors import MismatchError, UsageError, join_faults
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE, LowRank, unwrapped
 from msa_lite.io.blocks import Files, read_whole
-from msa_lite.io.disk import check_space, disk_faults
+from msa_lite.io.disk import check_space
 from msa_lite.io.files import write_json
 from msa_lite.io.hub import Source
-from msa_lite.io.manifest import stage_folder
 from msa_lite.io.progress import Progress, readable, silent
 from msa_lite.io.reading import read_object
 from msa_lite.io.sink import Sink
@@ -45,7 +44,7 @@ _KINDS: dict[type[Delta], str] = {
     Shift: "a bias of LoRA's own",
     TokenRows: "new token rows",
 }
-_KEYS = {False: "base_model.model.{}.lora_{}.weight", True: "base_model.model.{}.lora_embedding_{}"}
+_FACTOR_KEYS = {False: "base_model.model.{}.lora_{}.weight", True: "base_model.model.{}.lora_embedding_{}"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def merge_terms_to_adapter(
     if max_rank is not None and max_rank < 1:
         raise UsageError(f"max_rank is {max_rank}; at least 1 is needed")
     if not any(term.weight for term in terms):
-        raise UsageError("an adapter that changes nothing is no use: give a vector and a strength above 0")
+        raise UsageError("this adapter would change nothing; give a vector and a strength above 0")
     inputs = find_inputs(out, "adapter", target, terms, prior, {"max_rank": max_rank}, replace)
     if (change := inputs.finished) is not None:
         return MergedAdapter(folder=inputs.out, **change)
@@ -127,13 +126,8 @@ def merge_terms_to_adapter(
     needed = sum(module.nbytes for module in modules)
     check_space(inputs.out, needed)
     plan.check_factors()
-    facts, hashes = inputs.facts(), dict[str, str]()
-    with (
-        disk_faults(inputs.out, needed),
-        stage_folder(inputs.out, "adapter", inputs.record, facts, hashes=hashes, check=inputs.check_output) as partial,
-        inputs.unchanged(),
-    ):
-        hashes[ADAPTER_FILE], merged = _write(plan, modules, inputs.out, partial / ADAPTER_FILE, progress)
+    with inputs.stage(needed) as (partial, facts, hashes):
+        hashes[ADAPTER_FILE], merged = _write_factors(plan, modules, inputs.out, partial / ADAPTER_FILE, progress)
         write_json(partial / ADAPTER_CONFIG, _config(plan, inputs.target, modules))
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
     if merged.truncation_loss > 0.01:
@@ -148,7 +142,7 @@ def _kind(delta: Delta) -> str:
 
 
 def _check_products(plan: MergePlan) -> None:
-    """Raise MismatchError for deltas that are no product of factors, and that no LoRA adapter can hold."""
+    """Raise MismatchError for deltas that are no product of factors: no LoRA adapter can hold them."""
 
     def faults(term: Term[Vector]) -> list[str]:
         if not term.vector.is_adapter:
@@ -160,9 +154,7 @@ def _check_products(plan: MergePlan) -> None:
         ]
 
     if others := [fault for term in plan.terms for fault in faults(term)]:
-        raise MismatchError(
-            join_faults("what is no product of factors makes no LoRA adapter; merge to a model:", others)
-        )
+        raise MismatchError(join_faults("only products of factors fit into a LoRA adapter; merge to a model:", others))
 
 
 @dataclass(frozen=True)
@@ -205,7 +197,7 @@ class _Module:
     @property
     def tensors(self) -> list[tuple[str, str, tuple[int, int], int]]:
         """Return name, dtype, shape and bytes of A and B in the output."""
-        (out, into), key = self.shape, _KEYS[self.low.is_embedding]
+        (out, into), key = self.shape, _FACTOR_KEYS[self.low.is_embedding]
         shapes = {"A": (self.rank, into), "B": (out, self.rank)}
         return [(key.format(self.name, half), "F32", shape, 4 * math.prod(shape)) for half, shape in shapes.items()]
 
@@ -241,7 +233,7 @@ def _check_memory(modules: list[_Module], max_memory: str | int) -> None:
     logger.info("%s to write, up to %s of memory, one thread", readable(written), readable(needed))
 
 
-def _write(
+def _write_factors(
     plan: MergePlan, modules: list[_Module], out: Path, path: Path, progress: Progress
 ) -> tuple[str, MergedAdapter]:
     """Write the factors, module by module. Return the file's hash, and the result for `out`."""
@@ -268,7 +260,7 @@ def _write(
 def _append(sink: Sink, files: Files, module: _Module) -> tuple[float, float, float]:
     """Write A and B of a module. Return the squared norms of its update, of its terms (summed), and of the part cut."""
     b, a, parts = _combined(files, module)
-    whole, lost = _square(b, a), 0.0
+    whole, lost = _squared_norm(b, a), 0.0
     if module.is_cut:
         b, a, lost = truncate(b, a, module.rank)
     for factor in (a, b):
@@ -282,7 +274,7 @@ def _append(sink: Sink, files: Files, module: _Module) -> tuple[float, float, fl
 def _combined(files: Files, module: _Module) -> tuple[np.ndarray, np.ndarray, float]:
     """Return B and A of the update in fp64, and the squared norms of its terms, summed."""
     terms = [term.with_vector(_factors(files, term.vector, module.low.transposed)) for term in module.terms]
-    parts = sum(term.weight * term.weight * _square(*term.vector) for term in terms)
+    parts = sum(term.weight * term.weight * _squared_norm(*term.vector) for term in terms)
     return *combine_factors(terms), parts
 
 
@@ -292,7 +284,7 @@ def _factors(files: Files, low: LowRank, transposed: bool) -> Factors:
     return (b, a) if low.transposed == transposed else (a.T, b.T)
 
 
-def _square(b: np.ndarray, a: np.ndarray) -> float:
+def _squared_norm(b: np.ndarray, a: np.ndarray) -> float:
     """Return ‖B A‖², without the product."""
     return float(np.sum((b.T @ b) * (a @ a.T)))
 

@@ -94,7 +94,7 @@ class Dora:
         return _finite(moved, self.magnitude)
 
 
-class _Stored:
+class _OnDisk:
     """A delta that is read by rows and keeps nothing in memory."""
 
     def load(self, files: Files, dtype: Any) -> Any:
@@ -102,7 +102,7 @@ class _Stored:
 
 
 @dataclass(frozen=True)
-class Difference(_Stored):
+class Difference(_OnDisk):
     """θ_1 − θ_0 of a tensor that is stored whole: of a full checkpoint, a modules_to_save or a bias."""
 
     tuned: TensorEntry
@@ -118,7 +118,7 @@ class Difference(_Stored):
 
 
 @dataclass(frozen=True)
-class Shift(_Stored):
+class Shift(_OnDisk):
     """scale · b of a LoRA layer's own bias (lora_bias)."""
 
     bias: TensorEntry
@@ -130,7 +130,7 @@ class Shift(_Stored):
 
 
 @dataclass(frozen=True)
-class TokenRows(_Stored):
+class TokenRows(_OnDisk):
     """New minus old rows of an embedding for some tokens, zero for all others (trainable_token_indices)."""
 
     tuned: TensorEntry

@@ -146,12 +146,12 @@ def check_update(name: str, wanted: np.ndarray) -> None:
     """Raise FormatError when the update of a tensor is not finite."""
     if not np.isfinite(wanted).all():
         raise FormatError(
-            f"{name}: the update is not finite; is there NaN in a checkpoint, or is alpha or beta out of all measure?"
+            f"{name}: the update is not finite; is there NaN in a checkpoint, or is alpha or beta far too large?"
         )
 
 
 def measure_carefully(before: np.ndarray, wanted: np.ndarray, stored: np.ndarray) -> Change:
-    """Return the sums of a block where `measure` gives none that are finite: in fp64, over finite weights alone."""
+    """Return the sums of a block in fp64, over finite weights alone, where those of `measure` are not finite."""
     old, update, new = (values.astype(np.float64) for values in (before, wanted, stored))
     finite = np.isfinite(old) & np.isfinite(new)
     change = measure(old[finite], update[finite], new[finite], np.empty(int(finite.sum()), bool))
@@ -184,7 +184,7 @@ def measure_deltas(terms: Sequence[Term[np.ndarray]]) -> Change:
 
 
 def measure_factors(terms: Sequence[Term[Factors]]) -> Change:
-    """Return the same from factors, without the products: ⟨L_1 R_1, L_2 R_2⟩ = Σ (L_1ᵀ L_2) ∘ (R_1 R_2ᵀ).
+    """Return these figures from factors, without the products: ⟨L_1 R_1, L_2 R_2⟩ = Σ (L_1ᵀ L_2) ∘ (R_1 R_2ᵀ).
 
     The ranks-by-ranks matrices are made by blocks of rows, so that they take no more memory at high ranks.
     """

@@ -11,9 +11,9 @@ from typing import Any
 from msa_lite.errors import MsaError, OutputError, UsageError
 from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
-from msa_lite.io.disk import output_path
+from msa_lite.io.disk import disk_faults, output_path
 from msa_lite.io.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
-from msa_lite.io.manifest import check_free, check_place, is_finished, partial_folder, recover
+from msa_lite.io.manifest import check_free, check_place, is_finished, partial_folder, recover, stage_folder
 from msa_lite.io.reading import local_path, printable
 from msa_lite.io.seal import load_manifest
 from msa_lite.io.unchanged import check_unchanged
@@ -30,6 +30,8 @@ class Inputs:
 
     out: Path
     """The output folder."""
+    kind: str
+    """The kind of folder that it will be: "model" or "adapter"."""
     target: Source
     """The target."""
     terms: Sequence[Term[Source]]
@@ -61,23 +63,28 @@ class Inputs:
         names = {"scale": "beta", **{term.name: "retain" for term in self.terms}}
         return {"alpha": 0.0, **{names.get(key, key): value for key, value in self.record.items()}}
 
-    def facts(self) -> dict[str, Any]:
-        """Return the sources by their readable names, for the manifest."""
-        return {"sources": {name: printable(source.pinned()) for name, source in self.sources.items()}}
-
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Raise StageError at the end, also in the place of another error, when a source's file has changed by then."""
-        marks = {path: mark for source in self.sources.values() for path, mark in source.marks.items()}
-        try:
-            yield
-        except (MsaError, OSError):
-            check_unchanged(marks)
-            raise
-        check_unchanged(marks)
+    def stage(self, nbytes: int, resumable: bool = False) -> Iterator[tuple[Path, dict[str, Any], dict[str, str]]]:
+        """Build the output of this many bytes (`stage_folder`); give its partial folder, and facts and hashes to fill.
 
-    def check_output(self) -> None:
-        """Raise OutputError when another process has written the output since the start."""
+        Raise OutputError when another process has written the output since the start. At the end, raise StageError when
+        a source's file has changed, also in the place of another error.
+        """
+        facts = {"sources": {name: printable(source.pinned()) for name, source in self.sources.items()}}
+        hashes: dict[str, str] = {}
+        marks = {path: mark for source in self.sources.values() for path, mark in source.marks.items()}
+        with (
+            disk_faults(self.out, nbytes),
+            stage_folder(self.out, self.kind, self.record, facts, resumable, hashes, self._check_output) as partial,
+        ):
+            try:
+                yield partial, facts, hashes
+            except (MsaError, OSError):
+                check_unchanged(marks)
+                raise
+            check_unchanged(marks)
+
+    def _check_output(self) -> None:
         if load_manifest(self.out) != self.before:
             raise OutputError(f"{self.out}: another msa-lite wrote it meanwhile; look at it, then run this again")
 
@@ -122,7 +129,7 @@ def find_inputs(
     _check_apart(out, (source.folder for source in sources.values()))
     record = {name: source.identity() for name, source in sources.items()} | named_strengths(terms) | {**options}
     vectors = [term.with_vector(sources[term.name]) for term in used]
-    inputs = Inputs(out, sources["target"], vectors, sources.get("prior"), record, load_manifest(out))
+    inputs = Inputs(out, kind, sources["target"], vectors, sources.get("prior"), record, load_manifest(out))
     if inputs.before and not replace and not is_finished(out, record):
         same = inputs.before.get("inputs") == record
         state = "made from the same inputs, but damaged (`msa-lite verify`)" if same else "made from other inputs"

@@ -19,7 +19,7 @@ MAX_MEMORY = "512MB"
 
 @dataclass(frozen=True)
 class OpenMerge:
-    """A target with its vectors, opened and fitted together, to be filled in at any number of strengths.
+    """A target with its vectors, opened and checked. `fill` merges them at any strengths, as often as needed.
 
     Each `fill` reads target and vectors anew: it never adds to the result of an earlier one.
     """

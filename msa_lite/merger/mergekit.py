@@ -91,7 +91,7 @@ def write_recipe(request: MergeRequest, *, stored: str, adapters: Collection[str
     needs_prior: an adapter holds more than plain LoRA factors (whole modules, embeddings, biases, DoRA), so its delta
     is only right on the prior. Terms of weight 0 are left out.
 
-    Raise UsageError for a dtype that mergekit has not, a missing prior, and for a model in two roles, which mergekit
+    Raise UsageError for a dtype that mergekit cannot store, a missing prior, and a model in two roles, which mergekit
     refuses.
     """
     dtype = stored if request.dtype == "same" else request.dtype

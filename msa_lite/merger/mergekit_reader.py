@@ -34,7 +34,7 @@ _TEXTS = {
 _Sum = dict[ListedModel, float]
 
 
-def _number(value: Any) -> float:
+def _parse_number(value: Any) -> float:
     """Return a finite number; also one in a string, as YAML 1.1 reads 1e-5."""
     try:
         if isinstance(value, (int, float, str)) and not isinstance(value, bool) and math.isfinite(float(value)):
@@ -44,7 +44,7 @@ def _number(value: Any) -> float:
     raise ValueError("must be one number (no gradient or filter)")
 
 
-def _reference(value: Any) -> Reference:
+def _parse_reference(value: Any) -> Reference:
     """Return `path`, `path@revision` or {path: …, revision: …} as a reference."""
     if isinstance(value, str):
         path, *revisions = value.split("@")
@@ -57,7 +57,7 @@ def _reference(value: Any) -> Reference:
     raise ValueError("not `path`, `path@revision` or {path: …, revision: …}")
 
 
-def _model(value: Any) -> ListedModel:
+def _parse_model(value: Any) -> ListedModel:
     """Return `model`, `model+lora` or {model: …, lora: …} as a model."""
     if isinstance(value, dict):
         if unknown := [str(key) for key in value if key not in ("model", "lora")]:
@@ -67,7 +67,7 @@ def _model(value: Any) -> ListedModel:
         first, *adapters = value.split("+") if isinstance(value, str) else [value]
     if len(adapters) > 1:
         raise ValueError("more than one +; write a name that holds it as a mapping")
-    return ListedModel(_reference(first), *map(_reference, adapters))
+    return ListedModel(_parse_reference(first), *map(_parse_reference, adapters))
 
 
 def _one_of(*choices: str) -> AfterValidator:
@@ -88,9 +88,9 @@ def _only(neutral: object) -> AfterValidator:
     return AfterValidator(check)
 
 
-_Number = Annotated[float, PlainValidator(_number)]
-_Stored = Annotated[str, _one_of(*STORED)]
-_Model = Annotated[ListedModel, PlainValidator(_model)]
+_Number = Annotated[float, PlainValidator(_parse_number)]
+_Dtype = Annotated[str, _one_of(*STORED)]
+_Model = Annotated[ListedModel, PlainValidator(_parse_model)]
 _Filled = BeforeValidator(lambda value: {} if value is None else value)
 
 
@@ -131,8 +131,8 @@ class _MergekitRecipe(_Closed):
 
     merge_method: Annotated[str, _one_of("task_arithmetic", "linear")]
     base_model: _Model | None = None
-    dtype: _Stored | None = None
-    out_dtype: _Stored | None = None
+    dtype: _Dtype | None = None
+    out_dtype: _Dtype | None = None
     models: list[_Entry] = Field(min_length=1, max_length=_MOST)
     parameters: Annotated[_Scale, _Filled] = _Scale.model_validate({})
     tokenizer_source: _Model | None = None
@@ -182,11 +182,7 @@ class _MergekitRecipe(_Closed):
             yield "parameters.normalize: the weights add up to 0 and cannot be divided by that"
 
 
-class _NotMsaError(Exception):
-    """The faults of a recipe whose keys are all right alone."""
-
-
-_KEYS = [
+_KNOWN_KEYS = [
     field.alias or name
     for schema in (_MergekitRecipe, _Entry, _Weight, _Scale)
     for name, field in schema.model_fields.items()
@@ -196,21 +192,21 @@ _KEYS = [
 def read_recipe(path: Path) -> MergeRequest:
     """Return the merge in a mergekit recipe.
 
-    Where several namings of the parts compute the same, a base that is not the target is the prior, otherwise the last
-    model listed that fits. An `msa` block is ignored. Raise UsageError with the faults, each with its key: unknown
+    Several choices of the prior may compute the same. Then a base that is not the target is the prior, otherwise the
+    last model listed that fits. An `msa` block is ignored. Raise UsageError with the faults, each with its key: unknown
     keys, and everything that only mergekit-yaml can do.
     """
     document = read_yaml(path, UsageError)
     if not isinstance(document, dict):
         raise UsageError(f"{path}: a mergekit recipe is a mapping of keys; got {type(document).__name__}")
     try:
-        return _request(_MergekitRecipe.model_validate(document))
+        result = _request(_MergekitRecipe.model_validate(document))
     except ValidationError as error:
-        faults = _explain(error)
-    except _NotMsaError as error:
-        faults = list(error.args)
+        result = _explain(error)
+    if isinstance(result, MergeRequest):
+        return result
     headline = f"{path}: not a merge that msa-lite can do; mend it, or run it with mergekit-yaml:"
-    raise UsageError(join_faults(headline, faults))
+    raise UsageError(join_faults(headline, result))
 
 
 def _explain(error: ValidationError) -> list[str]:
@@ -219,28 +215,29 @@ def _explain(error: ValidationError) -> list[str]:
     for fault in sorted(error.errors(), key=lambda fault: _TEXTS.get(fault["type"]) != "not handled"):
         text = _TEXTS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
         if text == "not handled":
-            text += nearest(str(fault["loc"][-1]), _KEYS) if len(lines) < _MOST else ""  # takes time; no more are shown
+            text += (
+                nearest(str(fault["loc"][-1]), _KNOWN_KEYS) if len(lines) < _MOST else ""
+            )  # takes time; no more are shown
         elif text != "missing" and "; got " not in text:
             text += f"; got {fault['input']!r}"
         lines.append(f"{'.'.join(map(str, fault['loc']))}: {text}")
     return lines
 
 
-def _request(recipe: _MergekitRecipe) -> MergeRequest:
-    """Return the merge of a recipe. Raise _NotMsaError where its keys do not fit each other, or compute another sum."""
+def _request(recipe: _MergekitRecipe) -> MergeRequest | list[str]:
+    """Return the merge of a recipe, or its faults: keys that do not fit each other, or a sum that is not MSA."""
     if faults := [*recipe.faults()]:
-        raise _NotMsaError(*faults)
+        return faults
     total = _expand(recipe.base_model if recipe.moves_base else None, recipe.scaled)
     if not math.isfinite(sum(map(abs, total.values()))):
-        raise _NotMsaError("models: weights that are too large to be added up")
+        return ["models: weights that are too large to be added up"]
     if request := _name_parts(total, recipe, recipe.keeper):
         return replace(request, dtype=recipe.out_dtype or recipe.dtype or "same")
     if recipe.keeper and _name_parts(total, recipe, None):
-        keeper = recipe.keeper
-        raise _NotMsaError(f"tokenizer_source: the result gets the target's tokenizer; {keeper} is not the target")
+        return [f"tokenizer_source: the result gets the target's tokenizer; {recipe.keeper} is not the target"]
     terms = " + ".join(f"{c:g} × {model}" for model, c in total.items() if abs(c) > _TOLERANCE)
-    what = "1 × target, at most one thing subtracted and one added, and full checkpoints that add up to 1"
-    raise _NotMsaError(f"models: computes {terms.replace('+ -', '− ') or 'nothing'}; MSA is {what}")
+    form = "1 × target, at most one thing subtracted and one added, and full checkpoints that add up to 1"
+    return [f"models: computes {terms.replace('+ -', '− ') or 'nothing'}; MSA is {form}"]
 
 
 def _expand(base: ListedModel | None, models: _Sum) -> _Sum:
@@ -288,12 +285,8 @@ def _assign(total: _Sum, target: Reference, prior: Reference) -> MergeRequest | 
     if abs(sum(c for m, c in rest.items() if not m.adapter)) > tolerance or ListedModel(target) in moved:
         return None
     places = {model.checkpoint for model in deltas}
-    if not moved and places <= {target}:
-        needed = None
-    elif places <= {prior}:
-        needed = prior
-    else:
-        return None
+    on_target = not moved and places <= {target}
     parts = sorted((moved | deltas).items(), key=lambda part: part[1])  # the one that is subtracted first
     terms = [Term("forget" if c < 0 else "retain", m.adapter or m.checkpoint, c) for m, c in parts]
-    return MergeRequest(target, tuple(terms), needed) if len({term.name for term in terms}) == len(terms) else None
+    fits = (on_target or places <= {prior}) and len({term.name for term in terms}) == len(terms)
+    return MergeRequest(target, tuple(terms), None if on_target else prior) if fits else None

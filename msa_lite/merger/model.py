@@ -18,9 +18,9 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from msa_lite.errors import FormatError, MismatchError, MsaError
-from msa_lite.io.disk import check_space, disk_faults
+from msa_lite.io.disk import check_space
 from msa_lite.io.files import digest, hash_file, write_text
-from msa_lite.io.manifest import discarded, partial_folder, stage_folder
+from msa_lite.io.manifest import discarded, partial_folder
 from msa_lite.io.progress import Progress, readable, silent
 from msa_lite.io.reading import parse_json, read_bytes
 from msa_lite.io.seal import JOURNAL
@@ -71,11 +71,11 @@ class Merged:
         """Say in a few lines how the weights changed."""
         if not self.weights_touched:
             return "the target as it is, no weight changed"
-        size = "of no known part" if self.relative_size is None else f"{self.relative_size:.2e}"
+        size = "" if self.relative_size is None else f"{self.relative_size:.2e} of the weights' norm; "
         lines = [
             f"{self.weights_changed / self.weights_touched:.2%} of {self.weights_touched} weights in "
             f"{self.tensors_touched} tensors changed",
-            f"update: {size} of the weights' norm; rounding lost {self.rounding_loss:.2%} of it",
+            f"update: {size}rounding lost {self.rounding_loss:.2%} of it",
         ]
         if self.update_cosine is not None:
             lines[-1] += f" (cosine of stored and wanted update {self.update_cosine:.4f})"
@@ -141,13 +141,15 @@ def merge_terms(
     if (change := inputs.finished) is not None:
         return Merged(folder=inputs.out, **{**change, "notes": tuple(change.get("notes", ()))})
     plan = make_plan(inputs.target, inputs.terms, inputs.prior, precision)
-    merged = _write(plan, inputs, make_budget(plan, max_memory, threads), recipe_beside(plan, inputs.sources), progress)
+    merged = _write_model(
+        plan, inputs, make_budget(plan, max_memory, threads), recipe_beside(plan, inputs.sources), progress
+    )
     for note in merged.notes:
         logger.warning("%s", note)
     return merged
 
 
-def _write(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, progress: Progress) -> Merged:
+def _write_model(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, progress: Progress) -> Merged:
     """Write the output's folder."""
     out, dtype = inputs.out, plan.precision.dtype
     needed = output_bytes(plan.target.tensors.values(), dtype)
@@ -158,12 +160,7 @@ def _write(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, progres
         readable(forecast["bytes_written"]), readable(forecast["memory"]), forecast["threads"], forecast["seconds"],
     )  # fmt: skip
     plan.check_factors()
-    facts, hashes = inputs.facts(), dict[str, str]()
-    with (
-        disk_faults(out, needed),
-        stage_folder(out, "model", inputs.record, facts, True, hashes, inputs.check_output) as partial,
-        inputs.unchanged(),
-    ):
+    with inputs.stage(needed, resumable=True) as (partial, facts, hashes):
         changes = _write_shards(plan, budget, partial, hashes, progress)
         merged = _summary(plan, out, changes)
         write_companions(plan.target, partial, dtype)
@@ -206,7 +203,7 @@ def _write_shards(
                 else:
                     path.unlink(missing_ok=True)
                     journal.record(path.name, *stream.write(shard, path, report))
-    except MsaError as error:  # the inputs are at fault, so that a rerun would end the same way
+    except MsaError as error:  # the inputs are at fault, so a rerun would end the same way
         raise discarded(error) from None
     progress("merge", amount, amount)
     hashes.update(journal.hashes)
@@ -237,7 +234,7 @@ class _Journal:
                         yield item
 
     def has(self, path: Path) -> bool:
-        """Check by its hash whether a shard is there as it was finished."""
+        """Check by its hash whether a finished shard is still there unchanged."""
         known = self.hashes.get(path.name)
         return known is not None and path.is_file() and hash_file(path) == known
 

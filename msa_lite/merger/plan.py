@@ -62,7 +62,7 @@ class Precision:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return what decides the result, for a manifest."""
+        """Return the settings that decide the result, for a manifest."""
         options = {"dtype": self.dtype_name, **({"exact": True} if self.exact else {})}
         return options | ({"rounding": "stochastic", "seed": self.seed} if self.stochastic else {})
 
@@ -123,12 +123,12 @@ class MergePlan:
         name = next(iter(common))
         rows = self.target.tensors[name].shape[0]
         return [
-            f"the target has rows for {rows} tokens, the vectors for {common[name]}: of {', '.join(common)}, the "
-            "common rows changed, the others stay the target's"
+            f"the target has rows for {rows} tokens, the vectors for {common[name]}: in {', '.join(common)} only the "
+            "common rows changed; the others stay the target's"
         ]
 
     def check_factors(self) -> None:
-        """Read the vectors' factors and refuse NaN, infinities and all zeros, which headers do not tell."""
+        """Read the vectors' factors; refuse NaN, infinities and all zeros, which headers do not show."""
         for vector in self.vectors:
             vector.check_factors()
 
@@ -203,7 +203,7 @@ def msa_terms(
 
 
 def make_plan(target: Source, terms: Sequence[Term[Source]], prior: Source | None, precision: Precision) -> MergePlan:
-    """Open target and vectors and fit them together by their headers. Raise all that does not fit."""
+    """Open target and vectors and fit them together by their headers. Raise an error for all that does not fit."""
     checkpoint = load_checkpoint(target.folder)
     check_mergeable(checkpoint)
     check_companions(companion_files(checkpoint.folder))

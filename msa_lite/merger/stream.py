@@ -50,7 +50,7 @@ class _Block:
     product: Factors | None = None
     """The whole update as one product, where factors alone change the tensor."""
     terms: tuple[Term[Delta], ...] = ()
-    """Otherwise the deltas, one a term."""
+    """The delta of each term, where there is no product."""
     held: int = 0
     """Bytes of the factors in memory, which all blocks of the tensor share."""
 
@@ -146,7 +146,7 @@ class Stream:
             future.result()
 
     def _pieces(self, shard: ShardFile, changes: dict[str, Change]) -> Iterator[_Block | _Range]:
-        """Yield the pieces of the file in order. A tensor's factors are read, and measured, when its turn comes."""
+        """Yield the pieces of the file in order. Read and measure a tensor's factors when its turn comes."""
         rewritten = set(self._plan.rewritten)
         for entry in shard.tensors:
             if entry.name not in rewritten:
@@ -186,8 +186,7 @@ class Stream:
         if not hasattr(self._own, "scratch"):
             common = Scratch()
             self._own.scratch = [common, *(Scratch(common) for _ in self._plan.terms)]
-        own: list[Scratch] = self._own.scratch
-        return own
+        return self._own.scratch
 
 
 @dataclass(frozen=True)
@@ -200,10 +199,10 @@ class _Rows:
     """The same in the dtype that the merge computes in."""
     stored: np.ndarray
     """The result, rounded."""
-    wanted: np.ndarray | None = None
+    update: np.ndarray | None = None
     """The update; None where no vector touches the rows."""
     merged: np.ndarray | None = None
-    """The result before it was rounded; None there, too."""
+    """The result before it was rounded; None where no vector touches the rows."""
     norms: Change = field(default_factory=Change)
     """The norms of the deltas."""
 
@@ -222,11 +221,11 @@ def merge_rows(plan: MergePlan, files: Files, block: _Block, scratch: Sequence[S
     np.copyto(before, raw)
     if block.product is None and not block.terms:
         return _Rows(raw, before, round_once(before, dtype, stored))
-    wanted, merged = own.take("wanted", shape, work), own.take("merged", shape, work)
+    update, merged = own.take("update", shape, work), own.take("merged", shape, work)
     norms = Change()
     if block.product is not None:
-        np.matmul(block.product[0][start:stop], block.product[1], out=wanted)
-        np.add(before, wanted, out=merged)
+        np.matmul(block.product[0][start:stop], block.product[1], out=update)
+        np.add(before, update, out=merged)
     else:
         terms = [
             term.with_vector(term.vector.rows(files, start, stop, work, buffers))
@@ -234,15 +233,15 @@ def merge_rows(plan: MergePlan, files: Files, block: _Block, scratch: Sequence[S
         ]
         norms = measure_deltas(terms)
         combine(before, terms, merged)
-        np.copyto(wanted, terms[0].vector)
+        np.copyto(update, terms[0].vector)
         for term in terms[1:]:
-            wanted += term.vector
+            update += term.vector
     if plan.precision.stochastic:
         seed = [plan.precision.seed, zlib.crc32(entry.name.encode()), start]
         round_stochastically(merged, dtype, np.random.Generator(np.random.SFC64(seed)), stored)
     else:
         round_once(merged, dtype, stored)
-    return _Rows(raw, before, stored, wanted, merged, norms)
+    return _Rows(raw, before, stored, update, merged, norms)
 
 
 def merge_block(
@@ -251,17 +250,17 @@ def merge_block(
     """Merge rows and measure the change. Return it (None for a mere cast) and the stored rows, in `output`'s buffer."""
     rows = merge_rows(plan, files, block, scratch, output)
     entry, dtype = block.entry, output_dtype(block.entry, plan.precision.dtype)
-    raw, before, stored, wanted, merged = rows.raw, rows.before, rows.stored, rows.wanted, rows.merged
-    if wanted is None or merged is None:
+    raw, before, stored, update, merged = rows.raw, rows.before, rows.stored, rows.update, rows.merged
+    if update is None or merged is None:
         check_cast(entry.name, dtype, before, stored)
         return None, stored
     if dtype != entry.dtype:
         np.copyto(before, round_once(before, dtype))  # a cast is no change
     np.copyto(merged, stored)
-    change = measure(before, wanted, merged, scratch[0].take("moved", raw.shape, np.bool_))
+    change = measure(before, update, merged, scratch[0].take("moved", raw.shape, np.bool_))
     if not np.isfinite(change.stored + change.lost + change.weight + change.wanted):
-        check_update(entry.name, wanted)
+        check_update(entry.name, update)
         check_overflow(entry.name, dtype, raw.astype(before.dtype), stored)
-        change = measure_carefully(before, wanted, stored)
+        change = measure_carefully(before, update, stored)
     change.add(rows.norms)
     return change, stored

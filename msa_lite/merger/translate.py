@@ -22,7 +22,7 @@ def mergekit_recipe(
     prior: str | None = None,
     dtype: str = "same",
 ) -> str:
-    """Return the merge of these arguments (as for `merge`) as YAML for mergekit, its command line in comments.
+    """Return YAML with which mergekit does the merge of these arguments (as for `merge`), its command in comments.
 
     Headers and adapters are read to find the right form. Raise UsageError where mergekit has no form for the merge, and
     as `merge` does for inputs that do not fit.
@@ -32,9 +32,8 @@ def mergekit_recipe(
     plan = peek(target, terms, prior)
     if plan is None:
         raise UsageError("the Hub gives no headers of these models; fetch them and name their folders")
-    return _write(
-        plan, {name: _reference(str(value)) for name, value in named_parts(target, terms, prior).items()}, dtype
-    )
+    references = {name: _reference(str(value)) for name, value in named_parts(target, terms, prior).items()}
+    return _recipe_text(plan, references, dtype)
 
 
 def recipe_beside(plan: MergePlan, sources: Mapping[str, Source]) -> str:
@@ -46,7 +45,7 @@ def recipe_beside(plan: MergePlan, sources: Mapping[str, Source]) -> str:
         for name, source in sources.items()
     }
     try:
-        return _write(plan, references, plan.precision.dtype_name)
+        return _recipe_text(plan, references, plan.precision.dtype_name)
     except UsageError as error:
         return "".join(f"# {line}\n" for line in f"mergekit cannot do this merge: {error}".splitlines())
 
@@ -59,7 +58,7 @@ def _reference(name: str) -> Reference:
     return Reference(repo, commit_of(name) or revision)
 
 
-def _write(plan: MergePlan, references: Mapping[str, Reference], dtype: str) -> str:
+def _recipe_text(plan: MergePlan, references: Mapping[str, Reference], dtype: str) -> str:
     if any(vector.is_cut for vector in plan.vectors):
         raise UsageError("target and vectors have embeddings of different numbers of tokens, which mergekit refuses")
     terms = tuple(term.with_vector(references[term.name]) for term in plan.terms)

@@ -29,9 +29,9 @@ class Vector:
     deltas: Mapping[str, Delta]
     """The deltas by the target's tensor names."""
     is_adapter: bool
-    """The folder holds a PEFT adapter."""
+    """True where the folder holds a PEFT adapter."""
     needs_prior: bool
-    """The deltas, or copies of the prior beside them, are only right on top of the prior."""
+    """True where the deltas are only right with the prior, or copies of its tensors came with them."""
     common: Mapping[str, int] = field(default_factory=dict)
     """The number of rows that change, by tensors of which the target has more."""
 
@@ -74,11 +74,11 @@ def ties_head(checkpoint: Checkpoint) -> bool:
 
 
 def compare_checkpoints(one: Checkpoint, other: Checkpoint, names: tuple[str, str]) -> list[str]:
-    """Return the faults that forbid to subtract two checkpoints: tensors missing on a side, or of another shape.
+    """Return why two checkpoints cannot be subtracted: tensors that one of them lacks, or of another shape.
 
-    names: of the two in messages, as ("target", "prior"). Three things are no faults: an lm_head that only one side
-    stores, where the first ties it to its embedding and never reads it; rotary tables, which older checkpoints hold
-    although they follow from the config; more or fewer tokens in embedding and head.
+    names: the two names in messages, as ("target", "prior"). Three differences are no faults: an lm_head that only one
+    of them stores, if the first ties it to its embedding; rotary tables, which older checkpoints hold although they
+    follow from the config; more or fewer tokens in embedding and head.
     """
     faults = []
     for name in sorted(one.tensors.keys() | other.tensors.keys()):
@@ -157,8 +157,8 @@ def _adapter_vector(adapter: Adapter, target: Checkpoint, prior: Checkpoint | No
     if absolute and prior is None:
         raise UsageError(
             join_faults(
-                f"{adapter.folder}: what these tensors changed can only be told from the prior they were tuned from "
-                "(--prior):",
+                f"{adapter.folder}: the changes of these tensors can only be computed with the prior that they were "
+                "tuned from (--prior):",
                 [f"{name}: {kind}" for name, kind in absolute.items()],
             )
         )

@@ -29,9 +29,9 @@ from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Term
 from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.fits import check_learns, first_epoch, fit_rate, fit_settings
-from msa_lite.pipeline.folder import BASELINES, claimed, run_folder
+from msa_lite.pipeline.folder import BASELINES, claimed
 from msa_lite.pipeline.loaded import LoadedTarget
-from msa_lite.pipeline.msa import RecipeLike, RunResult, make_result, msa_plan, run_plan
+from msa_lite.pipeline.msa import RunResult, make_result, msa_plan, run_plan
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.stages import (
     Summary,
@@ -47,7 +47,7 @@ from msa_lite.pipeline.stages import (
 )
 from msa_lite.pipeline.steps import score_steps, sweep_steps
 from msa_lite.pipeline.verdict import judge_run
-from msa_lite.recipe import Recipe, load_recipe
+from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.train import FitSettings, epoch_folder, fit_vector
 from msa_lite.train.auto import EPOCHS
 
@@ -67,20 +67,20 @@ class Setting:
 
 
 def run_baseline(
-    method: str, recipe: RecipeLike, overrides: Iterable[str] = (), progress: Progress = silent
+    method: str, recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent
 ) -> RunResult:
     """Run a method that MSA is compared with on a recipe's models and data, and score it in the same way.
 
     The run goes into `baselines/METHOD` of the recipe's output (`METHOD-prior` with `start: prior`). Raise before
-    anything is written when method, recipe or inputs are at fault.
+    anything is written if method, recipe or inputs are at fault.
     """
     check_method(method)
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    recipe = load_recipe(recipe, overrides)
     check_grids(recipe.baseline.methods)
     if method == TASK_VECTOR:
         if recipe.baseline.start == "prior":
             raise UsageError(f"{method} from the prior is MSA itself: `msa-lite run`; leave baseline.start at target")
-        folder = run_folder(recipe) / BASELINES / method
+        folder = recipe.folder / BASELINES / method
         return run_plan(recipe, replace(msa_plan(recipe), method=method, folder=folder, start="target"), progress)
     plan, settings = _plan(method, recipe)
     with claimed(recipe, plan, progress, lambda run: _resolved(run, settings).check()) as run:
@@ -88,21 +88,20 @@ def run_baseline(
         announce(progress, trials.steps())
         setting, epoch, scale, choice = trials.choose(trials.fit(progress), progress)
         merged = merge_vectors(run, [trials.term(setting, epoch, scale)], progress)
-        how: dict[str, Value] = {**setting.parameters, "epoch": epoch}
-        how |= {"scale": scale} if plan.start == "prior" else {}
-        parameters = how | {"epochs": _epochs(recipe)}
-        about = {"name": method, "mode": recipe.vector.mode, "start": plan.start, "parameters": parameters}
-        reports = evaluate_all(run, merged, about | {"compat": trials.compat}, progress)
+        chosen: dict[str, Value] = {**setting.parameters, "epoch": epoch}
+        chosen |= {"scale": scale} if plan.start == "prior" else {}
+        about = plan.describe(recipe, chosen | {"epochs": _epochs(recipe)}, trials.compat)
+        reports = evaluate_all(run, merged, about, progress)
         findings = judge_run(run, progress)
-        summary = Summary(trials.title(how), findings.verdict, choice.doubts if choice else ())
+        summary = Summary(trials.title(chosen), findings.verdict, choice.doubts if choice else ())
         write_summary(run, summary, merged, reports)
-    return make_result(run, how, merged, reports, findings)
+    return make_result(run, chosen, merged, reports, findings)
 
 
 def _plan(method: str, recipe: Recipe) -> tuple[RunPlan, list[Setting]]:
-    """Return the plan of a method's run, and the settings to try. Raise UsageError where several have no scores."""
+    """Return the plan of a method's run, and the settings to try. Raise UsageError if several have no scores."""
     spec = recipe.baseline
-    folder = run_folder(recipe) / BASELINES / (method if spec.start == "target" else f"{method}-{spec.start}")
+    folder = recipe.folder / BASELINES / (method if spec.start == "target" else f"{method}-{spec.start}")
     rate = spec.learning_rate or recipe.vector.learning_rate
     grid = settings_grid(method, spec.methods.get(method, {}))
     points: list[dict[str, Value]] = [{**point, "learning_rate": point.get("learning_rate", rate)} for point in grid]
@@ -117,8 +116,9 @@ def _plan(method: str, recipe: Recipe) -> tuple[RunPlan, list[Setting]]:
         raise UsageError(f"several settings of {method} need scores to choose by; do not set evaluate to null")
     if recipe.demo and (layers := [int(point["layer"]) for point in points if "layer" in point]):
         check_layer("the demo's model", {"num_hidden_layers": recipe.demo.layers}, max(layers))  # before it is trained
-    names, kept = [setting.folder.name for setting in settings], _epochs(recipe) if spec.start == "prior" else 1
-    return RunPlan(method, folder, spec.start, choice, names, checkpoints=kept, sample=False), settings
+    names = [setting.folder.name for setting in settings]
+    checkpoints = _epochs(recipe) if spec.start == "prior" else 1
+    return RunPlan(method, folder, spec.start, choice, names, checkpoints, sample=False), settings
 
 
 def _epochs(recipe: Recipe) -> int:
@@ -232,7 +232,7 @@ class _Trials:
         scales = _scales(self.run.recipe)
         if self.run.validation is None:
             return settings[0], _epochs(self.run.recipe), scales[0], None
-        weights: dict[str, tuple[Setting, int, float]] = {}
+        parts: dict[str, tuple[Setting, int, float]] = {}
         values: list[Values] = []
         known = {TARGET: evaluate_target(self.run, progress)}
         for setting in settings:
@@ -241,19 +241,19 @@ class _Trials:
             for epoch, scale in product(sorted(epochs), scales):
                 values.append({**setting.tried, "epoch": epoch} | ({"scale": scale} if self.from_prior else {}))
                 name = candidate_name(values[-1])
-                weights[name] = setting, epoch, scale
+                parts[name] = setting, epoch, scale
                 if not self.from_prior:
                     known[name] = epochs[epoch]
 
         target = LoadedTarget(self.run)
 
         def load(candidate: Values | None) -> Any:
-            return target.merged([self.term(*weights[candidate_name(candidate or {})])])
+            return target.merged([self.term(*parts[candidate_name(candidate or {})])])
 
         vectors = [(load_manifest(setting.folder) or {}).get("files") for setting in settings]
         made_of = {"vectors": vectors} | (merge_identity(self.run) if self.from_prior else {})
         choice = choose_candidate(self.run, Candidates(values, load, made_of, known), "the epoch", progress)
-        return *weights[candidate_name(choice.values)], choice
+        return *parts[candidate_name(choice.values)], choice
 
     def _fit_settings(self, **changes: Any) -> FitSettings:
         return fit_settings(self.run, "forget", epochs=_epochs(self.run.recipe), **changes)
@@ -263,13 +263,13 @@ class _Trials:
         weights = setting.folder if self.run.validation is None else epoch_folder(setting.folder, epoch)
         return Term(self.method, weights, scale)
 
-    def title(self, how: Mapping[str, Any]) -> tuple[str, str]:
+    def title(self, chosen: Values) -> tuple[str, str]:
         """Return the summary's heading and first paragraph."""
-        sources, settings = self.run.sources, ", ".join(f"{key} {value}" for key, value in how.items())
+        sources, values = self.run.sources, ", ".join(f"{key} {value}" for key, value in chosen.items())
         if self.from_prior:
-            what = f"θ_u = θ_D + scale (θ_1 − θ_0): run from the prior {sources['prior'].name} to θ_1. {settings}."
+            what = f"θ_u = θ_D + scale (θ_1 − θ_0): run from the prior {sources['prior'].name} to θ_1. {values}."
         else:
-            what = f"Run on the target. {settings}."
+            what = f"Run on the target. {values}."
         if self.compat:
             what += f" Repeats deviations of {', '.join(self.compat)}."
         return f"Baseline {self.method} on {sources['target'].name}", what

@@ -1,4 +1,4 @@
-"""The epochs of a baseline: which of them keep their weights."""
+"""Decide which epochs of a baseline keep their weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BestEpoch:
-    """Scores the model after each epoch on validation rows and keeps the best so far; a broken one ends training."""
+    """Score the model after each epoch on validation rows, and keep the best so far. A broken epoch ends training."""
 
     validation: Validation
     reference: Path
@@ -48,7 +48,7 @@ class BestEpoch:
 
 @dataclass(frozen=True)
 class EveryEpoch:
-    """Keeps each epoch from the `first` on, to be added to the target and scored later."""
+    """Keep each epoch from the `first` on, to be added to the target and scored later."""
 
     first: int = 1
 

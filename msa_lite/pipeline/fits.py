@@ -96,6 +96,6 @@ def check_fit_learns(name: str, settings: FitSettings, rows: int) -> None:
     """Raise UsageError if a fit on so many rows would end before it learns anything. name: what is fitted."""
     if settings.epochs < first_epoch(settings, rows):
         raise UsageError(
-            f"{name}: its {rows} rows are one step of batch_size {settings.batch_size}, and of a warm-up of "
-            f"{settings.warmup_epochs:g} epochs the first step learns nothing; give more epochs, or warmup_epochs: 0"
+            f"{name}: its {rows} rows are one step of batch_size {settings.batch_size}, and with warm-up "
+            f"({settings.warmup_epochs:g} epochs) the first step learns nothing; give more epochs, or warmup_epochs: 0"
         )

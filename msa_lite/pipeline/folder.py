@@ -30,11 +30,6 @@ Prepared = TypeVar("Prepared")
 Kind = Literal["run", "training"]
 
 
-def run_folder(recipe: Recipe) -> Path:
-    """Return the folder of the recipe's run."""
-    return Path(recipe.output).expanduser()
-
-
 @contextmanager
 def claimed(
     recipe: Recipe, plan: RunPlan, progress: Progress, check: Callable[[Run], None] = lambda run: None
@@ -42,14 +37,14 @@ def claimed(
     """Prepare a run, call `check` on it, and claim its folder."""
     if plan.start == "prior" and recipe.prior_reason:
         notices.info("%s", recipe.prior_reason)
-    _check_folder(run_folder(recipe), "run")
+    _check_folder(recipe.folder, "run")
 
     def prepare_checked() -> Run:
         if recipe.demo is not None:
             sizes = recipe.demo.model_dump()
             people = {name: sizes.pop(name) for name in ("prior", "retain", "forget", "holdout")}
             settings = HistorySettings(**sizes, seed=recipe.seed)
-            make_history(run_folder(recipe) / HISTORY, make_groups(people, recipe.seed), settings, progress)
+            make_history(recipe.folder / HISTORY, make_groups(people, recipe.seed), settings, progress)
         run = prepare(recipe, plan, progress)
         check(run)
         return run
@@ -74,8 +69,9 @@ def claim(
     """Prepare the inputs of a run or training, claim its folder for this process, and write recipe.yaml.
 
     pinned: returns recipe.yaml for the inputs. first: a recipe.yaml for the time before that, if the preparation itself
-    writes into the folder. It then takes place within the claim, and if it fails, a new folder is removed; a demo's
-    history stays, since it took minutes. Raises OutputError for a folder of something else, or of a process at work.
+    writes into the folder. The claim then comes first. If the preparation fails, a new folder is removed; a demo's
+    history stays, since it took minutes. Raise OutputError for a folder that holds something else, or in which another
+    process works.
     """
     require("train")
     _check_folder(folder, kind)
@@ -146,5 +142,5 @@ def _pinned(run: Run) -> str:
     notes = [reason] if reason else []
     notes += [f"{name}: {source.revision}" for name, source in models.items()]
     notes += [f"rows learnt, {name}: sha256:{rows_identity(rows)['sha256']}" for name, rows in run.rows.items()]
-    recipe = Recipe.model_validate(absolute_paths(values, run_folder(run.recipe)))
+    recipe = Recipe.model_validate(absolute_paths(values, run.recipe.folder))
     return recipe_text("run", _command(run.plan), recipe, notes)

@@ -27,6 +27,7 @@ ROWS = 32  # of each set, if there are no validation rows to use
 SHOWN = 2  # rows with the target's answers in a message
 KNOWLEDGE_FOLDER = "knowledge"
 _TRACES = {"recipe.yaml", ".lock", "evaluation", "probe"}
+_CAUSES = "Wrong rows? Wrong model, or target and prior exchanged? Was it trained on them too little to recite any?"
 GO_ON = "to go on all the same: `msa-lite run --accept`, or `verdict: off` in the recipe"
 
 
@@ -99,11 +100,6 @@ def _read(folder: Path, name: str) -> list[Record]:
     return read_records(path) if path.is_file() else []
 
 
-_CAUSES = (
-    "Wrong rows? Wrong model, or target and prior exchanged? Was it trained on them too little to recite any of them?"
-)
-
-
 def _message(run: Run, fault: Fault, forget: Sequence[Record]) -> str:
     target, prior = run.sources["target"].name, run.sources["prior"].name
     headlines = {
@@ -111,29 +107,28 @@ def _message(run: Run, fault: Fault, forget: Sequence[Record]) -> str:
         "other rows": f"the target {target} does not know the rows to forget: it scores as on rows never trained on",
         "seen": f"the prior {prior} has already seen the rows to forget, so their vector would miss them",
     }
-    prompt = _prompt_advice(run) if fault.kind == "unknown" else ""
     advice = {
-        "unknown": prompt or _CAUSES,
+        "unknown": _prompt_advice(run) if fault.kind == "unknown" else "",
         "other rows": "are these the rows that it was trained on? If so, is the prompt that of the training?",
         "seen": "take an earlier checkpoint as the prior, from before they came in (`msa-lite probe` compares some)",
     }
     lines = [f"{headlines[fault.kind]} ({fault.figures})", f"  {advice[fault.kind]}"]
-    if fault.kind != "seen" and (shown := _shown(forget)):
-        lines += ["", *(f"  {line}".rstrip() for line in examples_text(shown).splitlines()), ""]
+    if fault.kind != "seen" and (examples := _worst(forget)):
+        lines += ["", *(f"  {line}".rstrip() for line in examples_text(examples).splitlines()), ""]
     return "\n".join(lines)
 
 
 def _prompt_advice(run: Run) -> str:
-    """Say which of a few plausible prompts lets the target answer, or which other causes there may be."""
+    """Name the one of a few plausible prompts that lets the target answer, or else the possible causes."""
     questions = [row for row in run.rows["forget"] if not row.text]
     if not questions:  # texts have no prompt
-        return ""
+        return _CAUSES
     if better := better_prompt(run.sources["target"], questions, run.prompter, run.recipe.seed):
         return f"wrong prompt: {better}"
     return f"Wrong prompt? Ask as the rows were asked in training (`prompt:` in the recipe). {_CAUSES}"
 
 
-def _shown(forget: Sequence[Record]) -> list[SideBySide]:
+def _worst(forget: Sequence[Record]) -> list[SideBySide]:
     """Return the questions that the target knows least about."""
     answered = [record for record in forget if record.get("generated") is not None]
     worst = sorted(answered, key=known)[:SHOWN]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from msa_lite.evals.records import stand_alone
 from msa_lite.io.progress import Progress, announce, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Merged, MergedAdapter
-from msa_lite.pipeline.folder import claimed, run_folder
+from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import whole_target
@@ -35,16 +35,13 @@ from msa_lite.pipeline.strengths import (
     sweep_plan,
 )
 from msa_lite.pipeline.verdict import Findings, judge_run
-from msa_lite.recipe import Recipe, load_recipe
+from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.verdict import VERDICT_FILE, Verdict
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
-
-RecipeLike = Recipe | str | Path | Mapping[str, Any]
-"""A recipe, a file, the name of a shipped recipe, or a mapping."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -99,22 +96,21 @@ class RunResult:
 
 
 def run_recipe(
-    recipe: RecipeLike,
+    recipe: RecipeSource,
     overrides: Iterable[str] = (),
     progress: Progress = silent,
     *,
     accept: bool = False,
     show_examples: bool = False,
 ) -> RunResult | None:
-    """Do the whole run of a recipe.
+    """Run a recipe: fit the vectors, choose α and β, merge, score, and write the report.
 
-    recipe: a Recipe, a file, the name of a shipped recipe, or a mapping. accept: go on, with a warning, where the
-    target does not know the rows to forget, or the prior does. show_examples: put ten questions with the models'
-    answers into report.md. Raise before anything is written when the recipe or its inputs are at fault. Later errors
-    leave finished stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return None in the processes
-    of `accelerate launch` that only help with the sweep.
+    accept: only warn if the target does not know the rows to forget, or the prior does. show_examples: put ten
+    questions with the models' answers into report.md. Raise before anything is written if the recipe or its inputs are
+    at fault. Later errors leave finished stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return
+    None in the processes of `accelerate launch` that only help with the sweep.
     """
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    recipe = load_recipe(recipe, overrides)
     check_grids(recipe.baseline.methods)
     plan = msa_plan(recipe)
     if not stand_alone().first:
@@ -123,13 +119,13 @@ def run_recipe(
     return run_plan(recipe, plan, progress, accept, show_examples)
 
 
-def sweep(recipe: RecipeLike, overrides: Iterable[str] = (), progress: Progress = silent) -> SweepResult | None:
+def sweep(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent) -> SweepResult | None:
     """Fit the vectors of a recipe, score its points on validation rows, merge the best and score that again.
 
     This is `run` without the scores on test rows. Under `accelerate launch` all processes score points, and only the
     first returns a result; the others return None. Raise UsageError for a recipe with a single point.
     """
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    recipe = load_recipe(recipe, overrides)
     plan = msa_plan(recipe)
     if not stand_alone().first:
         help_sweep(recipe, plan)
@@ -140,13 +136,13 @@ def sweep(recipe: RecipeLike, overrides: Iterable[str] = (), progress: Progress 
 def msa_plan(recipe: Recipe) -> RunPlan:
     """Return the plan of the recipe's own run."""
     vectors = ("forget", "retain") if recipe.retain else ("forget",)
-    return RunPlan("msa", run_folder(recipe), "prior", choice=recipe.has_choice, vectors=vectors)
+    return RunPlan("msa", recipe.folder, "prior", choice=recipe.has_choice, vectors=vectors)
 
 
 def run_plan(
     recipe: Recipe, plan: RunPlan, progress: Progress, accept: bool = False, show_examples: bool = False
 ) -> RunResult:
-    """Do the whole run from the plan's model."""
+    """Run a plan: of MSA, or of the task vector, which starts from the target."""
     with claimed(recipe, plan, progress, check_strengths) as run:
         (run.folder / VERDICT_FILE).unlink(missing_ok=True)  # of an earlier run, perhaps of another model
         announce(progress, run_steps(run))
@@ -157,19 +153,16 @@ def run_plan(
         swept = choose_strengths(run, progress)
         merged = merge_chosen(run, swept, progress)
         after = rescore(run, swept, merged, progress)
-        chosen = swept.strengths
-        method = {"name": plan.method, "mode": recipe.vector.mode, "start": plan.start, "parameters": chosen.values}
-        reports = evaluate_all(run, merged, method | {"compat": []}, progress)
+        reports = evaluate_all(run, merged, plan.describe(recipe, swept.strengths.values), progress)
         findings = judge_run(run, progress)
         title = (
             f"{'Unlearned model of' if plan.method == 'msa' else f'Baseline {plan.method} on'} {recipe.target}",
-            f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), α = {chosen.alpha:g}, β = {chosen.beta:g}, "
-            f"prior {run.sources['prior'].name}.",
+            f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), {swept.strengths}, prior {run.sources['prior'].name}.",
             *([run.recipe.prior_reason] if plan.start == "prior" and run.recipe.prior_reason else []),
         )
-        shown = findings.examples if show_examples else ()
-        write_summary(run, Summary(title, findings.verdict, swept.doubts, after, shown), merged, reports)
-    return make_result(run, chosen.values, merged, reports, findings)
+        examples = findings.examples if show_examples else ()
+        write_summary(run, Summary(title, findings.verdict, swept.doubts, after, examples), merged, reports)
+    return make_result(run, swept.strengths.values, merged, reports, findings)
 
 
 def make_result(
@@ -181,13 +174,13 @@ def make_result(
 
 
 def run_vectors(
-    recipe: RecipeLike,
+    recipe: RecipeSource,
     which: Literal["forget", "retain", "all"] = "all",
     overrides: Iterable[str] = (),
     progress: Progress = silent,
 ) -> list[Path]:
     """Fit only the vectors of a recipe. Return their folders. Raise UsageError for `retain` without a retain set."""
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    recipe = load_recipe(recipe, overrides)
     with claimed(recipe, msa_plan(recipe), progress, check_strengths) as run:
         names = run.vector_names if which == "all" else [which]
         if "retain" in names and "retain" not in run.rows:
@@ -202,7 +195,7 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
 
     Raise UsageError while its vectors are not fitted, or alpha and beta not chosen.
     """
-    folder = run_folder(recipe)
+    folder = recipe.folder
     if recipe.has_choice:
         inputs = (load_manifest(folder / "sweep") or {"inputs": {}})["inputs"]
         points = recorded_points(recipe), recipe.select.refine
@@ -215,6 +208,6 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
     missing = [str(path) for path in vectors.values() if load_manifest(path) is None]
     if missing:
         raise UsageError(f"{' and '.join(missing)}: not fitted yet; `msa-lite vector` on the recipe does it")
-    names = {"target": whole_target(recipe), "prior": recipe.prior_checkpoint}
-    names |= {name: str(path) for name, path in vectors.items()}
-    return {**names, **strengths.values, "dtype": recipe.merge.dtype}
+    models = {"target": whole_target(recipe), "prior": recipe.prior_checkpoint}
+    folders = {name: str(path) for name, path in vectors.items()}
+    return {**models, **folders, **strengths.values, "dtype": recipe.merge.dtype}

@@ -43,13 +43,18 @@ class RunPlan:
     start: Literal["prior", "target"]
     """The model that is tuned."""
     choice: WhenToChoose
-    """Whether the run chooses on validation rows. "if possible": where there are questions to choose by."""
+    """True if the run makes a choice on validation rows; "if possible": only if there are questions to choose by."""
     vectors: Sequence[str]
     """The names of what is fitted."""
     checkpoints: int = 1
     """The fp32 checkpoints that a fit leaves in full mode."""
     sample: bool = True
-    """Sample the retain set as the recipe says."""
+    """True if the retain set is sampled as the recipe says."""
+
+    def describe(self, recipe: Recipe, parameters: Mapping[str, Any], compat: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the method as the unlearned model's report names it."""
+        about = {"name": self.method, "mode": recipe.vector.mode, "start": self.start}
+        return about | {"parameters": dict(parameters), "compat": list(compat)}
 
 
 @dataclass(frozen=True)
@@ -115,14 +120,14 @@ class Run:
 
 
 def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
-    """Find and check every input of a planned run, and write nothing but a target or prior that is an adapter, merged.
+    """Find and check every input of a planned run. Only an adapter as target or prior is written, merged into its base.
 
-    Raises MismatchError with the tensors on which target and prior differ, and whatever the parts raise.
+    Raise MismatchError with the tensors on which target and prior differ.
     """
     recipe = _pin_benchmark(recipe)
     check_mode(recipe.vector.mode)
     if recipe.merge.form == "adapter" and recipe.vector.mode == "full":
-        raise UsageError("merge.as: what vector.mode full makes is no adapter; choose model, or vector.mode lora")
+        raise UsageError("merge.as: vector.mode full makes no adapter; choose merge.as model, or vector.mode lora")
     open_judge(_judge_settings(recipe))  # it may lack a key
     sources = open_models(recipe, plan.start, progress)
     if plan.start == "prior":
@@ -134,8 +139,8 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
 
     tokenizer = open_reader(sources["target"], recipe.target)
     data, all_rows = load_data(recipe, plan.method)
-    folders = (plan.folder, Path(recipe.output).expanduser())
-    recipe, prompter, search = resolve_prompt(recipe, sources["target"], tokenizer, all_rows, folders)
+    places = (plan.folder, recipe.folder)
+    recipe, prompter, search = resolve_prompt(recipe, sources["target"], tokenizer, all_rows, places)
     all_rows = {name: shorten(rows, prompter, recipe.vector.max_length) for name, rows in all_rows.items()}
     learnt = {name: rows for name, rows in all_rows.items() if "." not in name}
     if recipe.retain and recipe.retain.data.sample == "match_forget" and plan.sample:
@@ -187,18 +192,20 @@ def _alternatives(rows: Sequence[Row]) -> list[str]:
 
 def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
     """Raise UsageError for modules that the target lacks, or whose adapters cannot be merged."""
-    wanted = recipe.vector.lora.targets
-    if recipe.vector.mode == "full" or (isinstance(wanted, str) and wanted.lower() == "all-linear"):
+    targets = recipe.vector.lora.targets
+    if recipe.vector.mode == "full" or (isinstance(targets, str) and targets.lower() == "all-linear"):
         return
     modules = [name.removesuffix(".weight") for name, entry in target.tensors.items() if len(entry.shape) == 2]
-    if isinstance(wanted, str):  # PEFT takes it for a regular expression over whole names
-        if fault := pattern_fault([wanted], modules):
+    if isinstance(targets, str):  # PEFT takes it for a regular expression over whole names
+        if fault := pattern_fault([targets], modules):
             raise UsageError(f"vector.lora.targets: {fault}")
-        if not any(re.fullmatch(wanted, module) for module in modules):
-            raise UsageError(f"vector.lora.targets: {wanted}: the target has no module of which this is the whole name")
+        if not any(re.fullmatch(targets, module) for module in modules):
+            raise UsageError(
+                f"vector.lora.targets: {targets}: the target has no module of which this is the whole name"
+            )
         return
     faults = []
-    for name in wanted:
+    for name in targets:
         matched = [module for module in modules if module == name or module.endswith(f".{name}")]
         embeds = any("embed" in module or module.endswith("wte") for module in matched)
         if target.config.get("tie_word_embeddings") and (name == "lm_head" or embeds):
@@ -211,13 +218,13 @@ def _check_lora_targets(recipe: Recipe, target: Checkpoint) -> None:
 
 
 def _check_same_rows(recipe: Recipe, target: Checkpoint, prior: Source) -> None:
-    """Raise UsageError if adapters on the embedding would have to be loaded beside a target with other tokens."""
+    """Raise UsageError if adapters on the embedding would be loaded beside a target with other tokens."""
     theirs, own = token_tensors(target), token_tensors(load_checkpoint(prior.folder))
     names = [name for name in theirs if name in own and theirs[name].shape != own[name].shape]
-    wanted = recipe.vector.lora.targets
-    if recipe.vector.mode == "full" or isinstance(wanted, str) or not names:
+    targets = recipe.vector.lora.targets
+    if recipe.vector.mode == "full" or isinstance(targets, str) or not names:
         return
-    tuned = [part for part in wanted if any(f".{name}".endswith(f".{part}.weight") for name in names)]
+    tuned = [part for part in targets if any(f".{name}".endswith(f".{part}.weight") for name in names)]
     keys = {"merge.as: adapter": recipe.merge.form == "adapter", "select.four_bit": recipe.select.four_bit}
     for key in (key for key, is_set in keys.items() if is_set and tuned):
         raise UsageError(

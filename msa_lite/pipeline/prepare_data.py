@@ -24,7 +24,7 @@ def load_set(data: Data, columns: Columns) -> tuple[DataSource, list[Row]]:
 def load_data(recipe: Recipe, method: str = "msa") -> tuple[dict[str, DataSource], dict[str, list[Row]]]:
     """Return every data set of a run's recipe, pinned, and its rows, by its place in the recipe ("evaluate.holdout").
 
-    Raises all faults of all data sets in one error.
+    Raise all faults of all data sets in one error.
     """
     sets: dict[str, Data | None] = {
         "forget": recipe.forget.data,
@@ -41,7 +41,7 @@ def load_data(recipe: Recipe, method: str = "msa") -> tuple[dict[str, DataSource
             continue
         with faults.gathered(f"{name if '.' in name else f'{name}.data'}: "):
             if name == ALTERNATIVES and data.format != "text":
-                raise UsageError("format: 'text' is wanted, one answer a line")
+                raise UsageError("format: must be 'text', with one answer a line")
             sources[name], rows[name] = load_set(data, recipe.columns)
     faults.check()
     return sources, rows

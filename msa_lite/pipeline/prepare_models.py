@@ -31,9 +31,9 @@ def open_models(recipe: Recipe, start: str, progress: Progress) -> dict[str, Sou
     """Find the recipe's models by name: "target", "prior" (the one that is tuned) and, where there is one, "ideal".
 
     start: "prior", or "target" to tune the target itself. A target or prior that is a LoRA adapter is first merged into
-    its base, in a folder of the run. The prior comes with rows for the tokens that only the target has. Raises
-    MismatchError with the tensors on which target and prior differ, NoTokenizerError for a target without a tokenizer,
-    and whatever finding the models raises.
+    its base, in a folder of the run. The prior comes with rows for the tokens that only the target has. Raise
+    MismatchError with the tensors on which target and prior differ, and NoTokenizerError for a target without a
+    tokenizer.
     """
     names = {"target": recipe.target}
     if start == "prior":
@@ -43,7 +43,7 @@ def open_models(recipe: Recipe, start: str, progress: Progress) -> dict[str, Sou
     sources = {key: fetch(name) for key, name in names.items()}
     for key in WRITTEN_OUT:
         if key in sources and _is_bare_adapter(sources[key].folder):
-            sources[key] = write_out(key, sources[key], Path(recipe.output).expanduser(), progress)
+            sources[key] = write_out(key, sources[key], recipe.folder, progress)
     target = load_checkpoint(sources["target"].folder)
     check_mergeable(target)
     sources["target"] = _with_tokenizer(recipe, sources)
@@ -67,14 +67,14 @@ def whole_target(recipe: Recipe) -> str:
     """Return the name of the recipe's target as a checkpoint: for an adapter, the folder it is written out to."""
     name = recipe.target
     if _is_bare_adapter(Path(name).expanduser()) or is_remote_adapter(name):
-        return str(Path(recipe.output).expanduser() / "target")
+        return str(recipe.folder / "target")
     return name
 
 
 def write_out(key: str, adapter: Source, run: Path, progress: Progress) -> Source:
-    """Merge an adapter into its base as the folder `key` of a run; keep one that was made from the same two.
+    """Merge an adapter into its base, in the folder `key` of a run. Keep a merge that was made from the same two.
 
-    If the adapter's folder has a tokenizer and a chat template, they replace the base's. Raises UsageError if the base
+    If the adapter's folder has a tokenizer and a chat template, they replace the base's. Raise UsageError if the base
     cannot be found, and what `merge` raises for an adapter that it cannot take exactly.
     """
     from filelock import FileLock
@@ -119,7 +119,7 @@ def _with_tokenizer(recipe: Recipe, sources: dict[str, Source]) -> Source:
 
 
 def open_reader(source: Source, name: str) -> Any:
-    """Return a model's tokenizer. Raises MismatchError if it has more tokens than the model. name: for messages."""
+    """Return a model's tokenizer. Raise MismatchError if it has more tokens than the model. name: for messages."""
     tokenizer = open_tokenizer(source.tokenizer_folder, name)
     check_vocabulary(tokenizer, vocabulary_size(load_checkpoint(source.folder)), name)
     return tokenizer
@@ -133,18 +133,18 @@ def count_weights(source: Source) -> int:
 def fit_prior(target: Source, prior: Source, what: str = "prior") -> Source:
     """Return the prior with rows for tokens that only the target has. what: the name of the prior in messages.
 
-    Raises MismatchError with all differences if the two differ in more than tokens.
+    Raise MismatchError with all differences if the two differ in more than tokens.
     """
     theirs, own = load_checkpoint(target.folder), load_checkpoint(prior.folder)
     faults = compare_checkpoints(theirs, own, ("target", what))
     if faults:
         headline = f"target {target.name} and {what} {prior.name} do not fit, so it cannot be its prior:"
         raise MismatchError(join_faults(headline, faults))
-    known = None
+    used = None
     if has_tokenizer(target.tokenizer_folder) and has_tokenizer(prior.folder):
         sizes = [len(open_tokenizer(s.tokenizer_folder, s.name)) for s in (target, prior)]
-        known = sizes[1] if sizes[0] > sizes[1] else None
-    added = find_added_rows(theirs, own, known)
+        used = sizes[1] if sizes[0] > sizes[1] else None
+    added = find_added_rows(theirs, own, used)
     if added:
         notices.info(
             "%s %s knows %d tokens, the target %d: it is tuned and scored with the target's embedding of the others",
@@ -164,7 +164,7 @@ def check_apart(target: Source, prior: Source) -> None:
     raise MismatchError(
         f"target {target.name} and prior {prior.name} {what}. The prior must not have seen the forget set: a model "
         "that knows the rows already learns nothing from them, so there is no vector to subtract. Give the model from "
-        "before your fine-tuning as `prior`. (To try it with the target's own vector all the same: msa-lite baseline "
+        "before your fine-tuning as `prior`. (To try it with the target's own vector: msa-lite baseline "
         "task_vector)"
     )
 

@@ -31,7 +31,7 @@ def prompt_settings(prompt: Prompt) -> PromptSettings:
 
 
 def find_prompter(recipe: Recipe, tokenizer: Any) -> Prompter:
-    """Return the prompter of a recipe; of kind auto, the one that would be taken without a search."""
+    """Return the prompter of a recipe. For `prompt: auto`, return the one to use if nothing is searched."""
     settings = prompt_settings(recipe.prompt)
     if settings.kind == "auto":
         return Prompter.build(tokenizer, "default", settings.template, _system_if_taken(tokenizer, settings))
@@ -49,8 +49,8 @@ def resolve_prompt(
 ) -> tuple[Recipe, Prompter, dict[str, Any] | None]:
     """Return the recipe with the prompt that `prompt: auto` finds, its prompter, and the outcome of the search.
 
-    rows: by data set; the first questions about the forget set decide. folders: places that may hold the outcome of the
-    same search (`PROMPT_FILE`). Doubts of the choice are logged. Another kind of prompt is returned as it is.
+    rows: by data set; a few questions about the forget set decide. folders: places that may hold the outcome of the
+    same search (`PROMPT_FILE`). Log doubts of the choice. Return another kind of prompt as it is.
     """
     prompter = find_prompter(recipe, tokenizer)
     if recipe.prompt.kind != "auto":
@@ -58,12 +58,11 @@ def resolve_prompt(
     sets = [rows.get(name, ()) for name in ("forget", "evaluate.forget")]
     questions = next((one for one in sets if one and not one[0].text), None)
     if questions is None:
-        logger.warning("prompt: auto: there are no questions about the forget set to try forms on; default is taken")
-        return (
-            recipe.model_copy(update={"prompt": recipe.prompt.model_copy(update={"kind": "default"})}),
-            prompter,
-            None,
+        logger.warning(
+            "prompt: auto: there are no questions about the forget set to try prompts on, so the default one is used"
         )
+        default = recipe.prompt.model_copy(update={"kind": "default"})
+        return recipe.model_copy(update={"prompt": default}), prompter, None
     few = sample_rows(questions, PROMPT_ROWS, recipe.seed)
     forms = prompt_forms(prompter)
     inputs = {
@@ -71,7 +70,7 @@ def resolve_prompt(
         "rows": rows_identity(few),
         "forms": {name: digest(form.describe()) for name, form in forms.items()},
     }
-    outcome = _kept(folders, inputs)
+    outcome = _earlier_search(folders, inputs)
     if outcome is None:
         ranked = rank_prompts(target, tokenizer, few, prompter, recipe.seed)
         choice = choose_prompt(ranked, list(forms))
@@ -90,7 +89,7 @@ def resolve_prompt(
     return recipe.model_copy(update={"prompt": Prompt(**prompter.settings())}), prompter, outcome
 
 
-def _kept(folders: Sequence[Path], inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+def _earlier_search(folders: Sequence[Path], inputs: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the outcome of an earlier search from the same inputs; None where there is none."""
     for folder in folders:
         try:

@@ -12,7 +12,7 @@ from msa_lite.choose.division import Parts, divide_rows
 from msa_lite.choose.rules import LeastExtraction, Rule, check_rule, make_rule
 from msa_lite.data import DataSource, Prompter, Row, load_rows, sample_rows
 from msa_lite.errors import UsageError, join_faults
-from msa_lite.evals.benchmark import Benchmark, benchmark_class
+from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, benchmark_class
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.qa import load_qa
 from msa_lite.evals.suite import load_benchmark
@@ -36,7 +36,7 @@ class Questions:
     test: Benchmark | None = None
     """The rows that models are scored on; None where nothing is scored."""
     judged: bool = False
-    """True where a judge is asked about the validation rows."""
+    """True if a judge is asked about the validation rows."""
 
 
 def load_questions(
@@ -50,7 +50,7 @@ def load_questions(
 
     If a benchmark's own metrics decide the choice, its questions are divided. By extraction, the user's questions about
     the forget and retain set decide, and the benchmark's scores leave these out. The user's holdout rows are in both
-    parts, whole. Raises UsageError where a rule lacks a metric, or there are no rows to choose by.
+    parts, whole. Raise UsageError where a rule lacks a metric, or there are no rows to choose by.
     """
     settings = recipe.evaluate
     if settings is None:
@@ -58,18 +58,12 @@ def load_questions(
     rows = _rows(recipe, data, loaded or {})
     rule = _rule(recipe, rows)
     if choice is not False and rule.needs_ideal and not settings.ideal:
-        raise UsageError(f"select: '{rule.name}' is held against the ideal model; give evaluate.ideal")
+        raise UsageError(f"select: '{rule.name}' compares with the ideal model; give evaluate.ideal")
     if settings.benchmark == OWN:
         return _own_parts(recipe, rule, rows, choice, prompter)
-    benchmark = load_benchmark(
-        settings.benchmark,
-        prompter,
-        split=settings.split,
-        data=settings.data,
-        limit=settings.limit,
-        seed=recipe.seed,
-        compat=resolve_compat(settings.compat, settings.benchmark),
-    )
+    compat = resolve_compat(settings.compat, settings.benchmark)
+    part = BenchmarkSettings(settings.data, settings.split, settings.limit, recipe.seed, compat)
+    benchmark = load_benchmark(settings.benchmark, prompter, part)
     if isinstance(rule, LeastExtraction):
         own = _own_parts(recipe, rule, rows, choice, prompter)
         seen = _questions(own.validation) - _questions(own.test) if own.validation else set()
@@ -99,7 +93,7 @@ def _check(rule: Rule, benchmark: Benchmark, judged: bool) -> None:
     wanting = [name for name in rule.needs() if metric_kind(name).judge == "required"]
     if wanting and not judged:
         raise UsageError(
-            f"select: {', '.join(wanting)} is a judge's; give evaluate.judge of kind openai, and select.judge true"
+            f"select: {', '.join(wanting)} needs a judge; give evaluate.judge of kind openai, and select.judge true"
         )
 
 
@@ -109,7 +103,7 @@ def _rows(recipe: Recipe, data: Mapping[str, DataSource], loaded: Mapping[str, l
     Only the qa benchmark takes texts; the published ones have their own.
     """
     assert recipe.evaluate is not None
-    chosen = {}
+    sets = {}
     for name in SETS:
         named = data.get(f"evaluate.{name}")
         place = f"evaluate.{name}" if named else name
@@ -117,13 +111,12 @@ def _rows(recipe: Recipe, data: Mapping[str, DataSource], loaded: Mapping[str, l
         if source is None or (source.format != "qa" and recipe.evaluate.benchmark != OWN):
             if named:
                 raise UsageError(
-                    f"evaluate.{name}.format is '{named.format}'; beside {recipe.evaluate.benchmark}, questions are "
-                    "wanted (format qa)"
+                    f"evaluate.{name}.format is '{named.format}', but with {recipe.evaluate.benchmark} it must be qa"
                 )
             continue
         rows = loaded[place] if place in loaded else load_rows(source)
-        chosen[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
-    return chosen
+        sets[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
+    return sets
 
 
 def _own_parts(
@@ -154,7 +147,7 @@ def _questions(benchmark: Benchmark | None) -> set[str]:
 
 
 def _divide(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Parts:
-    """Return the rows to choose by and the rows to score, by set. Raises UsageError where there are not enough."""
+    """Return the rows to choose by and the rows to score, by set. Raise UsageError where there are not enough."""
     assert recipe.evaluate is not None
     if "forget" not in rows:
         own = recipe.evaluate.benchmark

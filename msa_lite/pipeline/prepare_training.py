@@ -119,7 +119,7 @@ class TrainingRun:
 def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
     """Find the model, then read and encode the rows. `folder`/data keeps texts of the Hub whose tokens are counted.
 
-    Raises all faults of the model and of the stages' data in one error.
+    Raise all faults of the model and of the stages' data in one error.
     """
     faults, data = Faults(), []
     for number, stage in enumerate(recipe.stages):
@@ -214,7 +214,7 @@ def _encode(stage: Stage, data: StageData, prompter: Prompter) -> list[Example]:
         raise DataError(f"{data.sources[0].path}: nothing to learn in {stage.tokens} tokens; ask for more")
     tokens = sum(len(example.ids) for example in examples)
     if tokens < stage.tokens - 1:  # a last one alone is no row
-        logger.warning("%s: the recipe wants %d tokens, it has %d", data.sources[0].path, stage.tokens, tokens)
+        logger.warning("%s: the recipe asks for %d tokens, the data has %d", data.sources[0].path, stage.tokens, tokens)
     return examples
 
 

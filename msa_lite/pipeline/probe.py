@@ -13,11 +13,11 @@ from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
 from msa_lite.pipeline.folder import claimed
-from msa_lite.pipeline.msa import RecipeLike, msa_plan
+from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_models import fit_prior
 from msa_lite.pipeline.probe_rows import COMPARED_WITH, PROBE_FOLDER, probe_rows
-from msa_lite.recipe import Recipe, load_recipe
+from msa_lite.recipe import RecipeSource, load_recipe
 from msa_lite.report.metrics import metric_kind
 
 
@@ -36,7 +36,7 @@ class ProbeResult:
 
     @property
     def title(self) -> str:
-        """Return which rows were compared, as the title of a table."""
+        """Return the title of a table: the rows that were compared."""
         forget, other = self.findings[0].report.settings["rows"].values()
         return f"{forget} forget rows against {other} {COMPARED_WITH[self.against]}"
 
@@ -66,14 +66,14 @@ class ProbeResult:
         }
 
 
-def probe(recipe: RecipeLike, overrides: Iterable[str] = (), progress: Progress = silent) -> ProbeResult:
+def probe(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent) -> ProbeResult:
     """Check the candidates for the prior, and target and ideal as controls, for signs of having seen the forget set.
 
-    Candidates are all checkpoints of the recipe's history, or its prior. Writes a folder for each model and report.md
-    into OUTPUT/probe; models that were scored before are not scored again. Before any scoring, raises UsageError if
-    there is nothing to compare the forget rows with, MismatchError for a candidate of another shape.
+    Candidates are all checkpoints of the recipe's history, or its prior. Write a folder for each model and report.md
+    into OUTPUT/probe. Models that were scored before are not scored again. Before any scoring, raise UsageError if
+    there is nothing to compare the forget rows with, and MismatchError for a candidate of another shape.
     """
-    recipe = recipe if isinstance(recipe, Recipe) else load_recipe(recipe, overrides)
+    recipe = load_recipe(recipe, overrides)
     plan = replace(msa_plan(recipe), choice=False, vectors=())  # nothing is chosen, so no rows are set apart for it
     with claimed(recipe, plan, progress, _check) as run:
         rows, sources, folder = probe_rows(run), _models(run), run.folder / PROBE_FOLDER
@@ -100,19 +100,16 @@ def _check(run: Run) -> None:
 def _models(run: Run) -> dict[str, Source]:
     """Return the models by the names of their folders: candidates in the order of the history, then the controls.
 
-    Raises MismatchError for a checkpoint that does not fit the target.
+    Raise MismatchError for a checkpoint that does not fit the target.
     """
     history, prior = run.recipe.history, run.recipe.prior_checkpoint
     names = [item.checkpoint for item in history.checkpoints] if history else [prior]
-    candidates = {
-        "prior" if name == prior else f"checkpoint-{place}": run.sources["prior"] if name == prior else fetch(name)
-        for place, name in enumerate(names, start=1)
-    }
-    target = run.sources["target"]
-    candidates = {
-        name: source if name == "prior" else fit_prior(target, source, "checkpoint")
-        for name, source in candidates.items()
-    }
+    candidates = {}
+    for place, name in enumerate(names, start=1):
+        if name == prior:
+            candidates["prior"] = run.sources["prior"]
+        else:
+            candidates[f"checkpoint-{place}"] = fit_prior(run.sources["target"], fetch(name), "checkpoint")
     controls = {name: run.sources[name] for name in ("target", "ideal") if name in run.sources}
     return candidates | controls
 

@@ -1,4 +1,4 @@
-"""Apply a recipe's prompt in other commands: show one row as the models read it, and tell `evaluate` what to ask."""
+"""Apply a recipe's prompt in other commands: show a row as the models read it, and give `evaluate` its arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from msa_lite.errors import MsaError, UsageError
 from msa_lite.evals.prompt_search import prompt_forms
 from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.extras import require
-from msa_lite.io.reading import local_path, read_object
+from msa_lite.io.reading import read_object
 from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer
 from msa_lite.pipeline.prepare_data import source_of
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE, find_prompter, prompt_settings
@@ -52,7 +52,7 @@ class ShownPrompt:
         return "".join(f"⟦{text}⟧" if learnt else text for text, learnt in self.parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able form, for `--json`."""
+        """Return the JSON-able form, for `--json`."""
         parts = [{"text": text, "learnt": learnt} for text, learnt in self.parts]
         return {"form": self.form, "row": self.row, "tokens": self.tokens, "learnt": self.learnt, "parts": parts}
 
@@ -61,7 +61,7 @@ def show_prompt(recipe: Recipe) -> list[ShownPrompt]:
     """Render one row of the forget set as the vectors learn it, with the target's tokenizer. No model is loaded.
 
     The row is the one with the most turns among the first 100. `prompt: auto` gives it in each of the forms that it
-    tries. Raises UsageError if the target or its tokenizer is missing, and whatever is wrong with the data.
+    tries. Raise UsageError if the target or its tokenizer is missing, and whatever is wrong with the data.
     """
     if recipe.demo is not None and not Path(recipe.target).expanduser().is_dir():
         raise UsageError("--show-prompt: the recipe's demo makes target and data first; run it, then ask again")
@@ -103,7 +103,7 @@ def evaluation_arguments(recipe: Recipe) -> dict[str, Any]:
     """Return the arguments of `evaluate` that ask a model what the recipe's run asks its models, of all rows.
 
     These are benchmark, data, columns, limits, seed and prompt. For `prompt: auto`, it is the prompt that the run
-    found, if it came that far.
+    found, if it has searched already.
     """
     evaluate = recipe.evaluate
     arguments: dict[str, Any] = {"seed": recipe.seed, "prompt": _settings(recipe)}
@@ -122,7 +122,7 @@ def _settings(recipe: Recipe) -> PromptSettings:
     if settings.kind != "auto":
         return settings
     try:
-        search = read_object(local_path(recipe.output) / PROMPT_FILE)
+        search = read_object(recipe.folder / PROMPT_FILE)
         return prompt_settings(Prompt(**search["prompt"]))
     except (MsaError, ValueError, KeyError, TypeError):
         return settings

@@ -23,7 +23,7 @@ from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
 from msa_lite.merger import Merged, MergedAdapter, Precision, Term, merge_terms, merge_terms_to_adapter
-from msa_lite.pipeline.folder import BASELINES, run_folder
+from msa_lite.pipeline.folder import BASELINES
 from msa_lite.pipeline.prepare import Run
 from msa_lite.report import Report, markdown_table
 from msa_lite.report.examples import SideBySide, examples_markdown
@@ -46,7 +46,7 @@ def merge_vectors(run: Run, terms: Terms, progress: Progress) -> Merged | Merged
     if run.recipe.merge.form == "adapter":
         target, folder = run.sources["target"], run.folder / "adapter"
         return merge_terms_to_adapter(
-            target, folder, _found(terms), run.sources["prior"], replace=True, progress=progress
+            target, folder, _open_terms(terms), run.sources["prior"], replace=True, progress=progress
         )
     return _merge_model(run, run.folder / "model", terms, progress)
 
@@ -81,10 +81,10 @@ def merge_precision(run: Run) -> Precision:
 
 def _merge_model(run: Run, folder: Path, terms: Terms, progress: Progress) -> Merged:
     target, prior = run.sources["target"], run.sources["prior"]
-    return merge_terms(target, folder, _found(terms), prior, merge_precision(run), replace=True, progress=progress)
+    return merge_terms(target, folder, _open_terms(terms), prior, merge_precision(run), replace=True, progress=progress)
 
 
-def _found(terms: Terms) -> list[Term[Source]]:
+def _open_terms(terms: Terms) -> list[Term[Source]]:
     """Return the terms with their vectors as sources; those of weight 0, which need not exist, are left out."""
     return [term.with_vector(fetch(str(term.vector))) for term in terms if term.weight]
 
@@ -112,8 +112,7 @@ def evaluate_references(run: Run, progress: Progress) -> None:
 
 def evaluate_target(run: Run, progress: Progress) -> Path:
     """Score the target on the validation rows. Return the folder with its report."""
-    _evaluate_validation(run, "target", run.sources["target"], progress)
-    return _validation_folder(run, "target")
+    return _evaluate_validation(run, "target", run.sources["target"], progress)
 
 
 def evaluate_prior(run: Run, part: Literal["validation", "test"], progress: Progress) -> Path | None:
@@ -142,14 +141,14 @@ def _has_prior_level(run: Run, benchmark: Benchmark) -> bool:
     return isinstance(benchmark, Qa) and "forget" in benchmark.sets and run.plan.start == "prior"
 
 
-def evaluate_merged(run: Run, merged: Merged | MergedAdapter, progress: Progress) -> Report:
-    """Score the unlearned model, as it is written, on the validation rows."""
+def evaluate_merged(run: Run, merged: Merged | MergedAdapter, progress: Progress) -> Path:
+    """Score the unlearned model, as it is written, on the validation rows. Return the folder with its report."""
     return _evaluate_validation(run, "unlearned", fetch(str(merged.folder)), progress)
 
 
-def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress) -> Report:
+def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress) -> Path:
     validation, folder = validation_of(run), _validation_folder(run, name)
-    report = evaluate_benchmark(
+    evaluate_benchmark(
         source,
         validation.benchmark,
         folder,
@@ -159,8 +158,7 @@ def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress
         label=f"validation: {name}",
         progress=progress,
     )
-    assert report is not None, "a recipe runs in one process"
-    return report
+    return folder
 
 
 def _validation_folder(run: Run, name: str) -> Path:
@@ -210,11 +208,9 @@ def evaluate_all(
 
 def evaluations_beside(run: Run, name: str) -> list[Path]:
     """Return the folders of this name in the evaluations of the recipe's other runs, of MSA and of baselines."""
-    home = run_folder(run.recipe)
-    runs = [home, *sorted((home / BASELINES).glob("*"))]
-    return [
-        other / "evaluation" / name for other in runs if other != run.folder and (other / "evaluation" / name).is_dir()
-    ]
+    home = run.recipe.folder
+    others = [folder for folder in (home, *sorted((home / BASELINES).glob("*"))) if folder != run.folder]
+    return [folder for other in others if (folder := other / "evaluation" / name).is_dir()]
 
 
 @dataclass(frozen=True)

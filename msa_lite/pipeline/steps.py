@@ -1,4 +1,4 @@
-"""The steps of a run, announced at its start so that a user sees "step 3 of 8".
+"""List the steps of a run. They are announced at its start, so that a user sees "step 3 of 8".
 
 Steps of one kind take about the same time for each unit of their amount: a row to tune on, a question to score.
 """
@@ -22,7 +22,7 @@ def run_steps(run: Run) -> list[Step]:
 
 
 def merged_steps(run: Run) -> list[Step]:
-    """Return the steps up to a merged model: checks, fits, the choice, the merge; each scoring appears once."""
+    """Return the steps up to a merged model: checks, fits, choice, merge. A model scored by two of them counts once."""
     steps = [*check_steps(run), *fit_steps(run, run.vector_names), *sweep_steps(run)]
     return list({step.label: step for step in steps}.values())
 

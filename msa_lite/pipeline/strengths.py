@@ -72,7 +72,7 @@ class SweepResult:
     folder: Path
     """The run's folder."""
     choice: Choice
-    """The chosen point."""
+    """The choice of the point, with its reasons."""
     points: Sweep
     """All points with their metrics."""
     merged: Merged | MergedAdapter
@@ -82,11 +82,16 @@ class SweepResult:
     after: Report
     """The scores of the merged model, on the same rows."""
     notes: Sequence[str]
-    """Sentences that compare the two."""
+    """A sentence that compares the two."""
 
     def __repr__(self) -> str:
-        chosen, points = Strengths.of(self.choice.values), f"{len(self.choice.scores)} points"
-        return f"SweepResult({self.folder}: α = {chosen.alpha:g}, β = {chosen.beta:g} of {points}, {self.choice.rule})"
+        points = f"{len(self.choice.scores)} points"
+        return f"SweepResult({self.folder}: {self.strengths} of {points}, {self.choice.rule})"
+
+    @property
+    def strengths(self) -> Strengths:
+        """Return the chosen point."""
+        return Strengths.of(self.choice.values)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result for `--json`."""
@@ -172,7 +177,7 @@ def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> 
 
 
 def check_strengths(run: Run) -> None:
-    """Raise UsageError, before any work, where a vector would learn nothing or the probe or 4-bit trial cannot work."""
+    """Raise UsageError, before any work, if a vector would learn nothing, or the probe or 4-bit trial cannot work."""
     check_learns(run, run.vector_names)
     if run.recipe.probe.against:  # the one comparison that can be at fault
         probe_rows(run)
@@ -202,22 +207,20 @@ def rescore(run: Run, swept: Swept, merged: Merged | MergedAdapter, progress: Pr
     """Score the chosen point again, merged, on the validation rows. Return a sentence on the two figures."""
     if swept.choice is None:
         return []
-    evaluate_merged(run, merged, progress)
-    merged_scores = run.folder / "evaluation" / "unlearned_validation"
-    before, rank = swept.choice, validation_of(run).rank(merged_scores, run.folder / "sweep" / TARGET)
+    scores = evaluate_merged(run, merged, progress)
+    before, rank = swept.choice, validation_of(run).rank(scores, run.folder / "sweep" / TARGET)
+    in_memory = _scored(before.rule, before.score, before.met)
+    after = f"broken ({rank})" if isinstance(rank, str) else _scored(before.rule, rank.value, rank.met)
     name = score_heading(before.rule)[:-2]
-    line = f"the chosen point in memory: {_scored(before.rule, before.score, before.met)}; as merged model: "
-    line = f"{name}, {line}" + (
-        f"broken ({rank})" if isinstance(rank, str) else _scored(before.rule, rank.value, rank.met)
-    )
+    line = f"{name}, the chosen point in memory: {in_memory}; as merged model: {after}"
     if isinstance(rank, str) or abs(before.score - rank.value) > _APART or rank.met != before.met:
         logger.warning("%s; its weights are rounded, or the points were tried in 4-bit", line)
     return [f"{line[0].upper()}{line[1:]}.\n"]
 
 
 def _scored(rule: str, score: float, met: bool) -> str:
-    shown = shown_score(rule, score, met)
-    return "conditions not met" if shown is None else f"{shown:.4f}"
+    number = shown_score(rule, score, met)
+    return "conditions not met" if number is None else f"{number:.4f}"
 
 
 def _load_points(run: Run) -> Callable[[Values | None], Any]:
@@ -259,7 +262,7 @@ def _candidates(run: Run, load: Callable[[Values | None], Any]) -> Candidates:
 
 
 def _known(run: Run) -> dict[str, Path]:
-    """Return the folder of the target's scores, where the check before the fits scored the model of the points."""
+    """Return the folder of the target's scores if the check before the fits has scored the target as points are."""
     folder = run.folder / "evaluation" / "target_validation"
     alike = run.recipe.merge.dtype == "same" and not run.recipe.select.four_bit
     return {TARGET: folder} if alike and (folder / REPORT_FILE).is_file() else {}

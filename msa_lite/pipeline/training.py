@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,7 @@ from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.pipeline.folder import claim, recipe_text
 from msa_lite.pipeline.prepare_training import ReadyStage, TrainingRun, prepare_training
-from msa_lite.recipe import TrainingRecipe, load_training
+from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
 from msa_lite.train import fit_inputs, fit_vector
 from msa_lite.train.scratch import write_start
 
@@ -94,16 +94,14 @@ class TrainingResult:
         }
 
 
-def train_stages(
-    recipe: TrainingRecipe | str | Path | Mapping[str, Any], overrides: Iterable[str] = (), progress: Progress = silent
-) -> TrainingResult:
+def train_stages(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent) -> TrainingResult:
     """Train the stages of a recipe, one after the other, and return what was made.
 
-    recipe: a TrainingRecipe, a file, the name of a shipped recipe, or a mapping. A fault of the recipe or its inputs is
-    raised before any training. Later errors leave finished stages in place, and a rerun resumes.
+    Raise before any training if the recipe or its inputs are at fault. Later errors leave finished stages in place, and
+    a rerun resumes.
     """
-    loaded = recipe if isinstance(recipe, TrainingRecipe) else load_training(recipe, overrides)
-    folder = Path(loaded.output).expanduser()
+    loaded = load_training(recipe, overrides)
+    folder = loaded.folder
 
     def prepare() -> _Training:
         training = _Training(prepare_training(loaded, folder), folder)
@@ -225,11 +223,11 @@ class _Training:
     def _write_down(self, made: Sequence[TrainedModel]) -> None:
         """Write the state and the history, then remove the models that the recipe does not keep."""
         write_json(self.folder / _STATE, [asdict(model) for model in made])
-        kept = made if self.run.recipe.keep == "each" else made[-1:]
+        present = made if self.run.recipe.keep == "each" else made[-1:]
         source, folder = self.run.start.source, self.folder.resolve()  # it goes into recipes that lie elsewhere
         start = [str(source.folder.resolve()) if source.is_folder else source.pinned()] if source else []
         checkpoints: list[dict[str, Any]] = [{"checkpoint": name, "seen_tokens": 0} for name in start]
-        checkpoints += [{"checkpoint": str(folder / model.name), "seen_tokens": model.seen_tokens} for model in kept]
+        checkpoints += [{"checkpoint": str(folder / model.name), "seen_tokens": model.seen_tokens} for model in present]
         began = 0
         notes = []
         for model in made:
@@ -239,7 +237,7 @@ class _Training:
         block = yaml.safe_dump({"history": {"checkpoints": checkpoints}}, sort_keys=False, allow_unicode=True)
         write_text(self.folder / "history.yaml", _HISTORY + "".join(notes) + block + "  exposure:\n")
         for model in made:
-            if model not in kept:
+            if model not in present:
                 shutil.rmtree(self.folder / model.name, ignore_errors=True)
 
 

@@ -15,7 +15,7 @@ from msa_lite.pipeline.knowledge import KNOWLEDGE_FOLDER
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.stages import evaluate_prior, evaluations_beside
 from msa_lite.report.examples import SideBySide
-from msa_lite.report.verdict import Verdict, judge, write_verdict
+from msa_lite.report.verdict import Verdict, make_verdict, write_verdict
 
 NOTHING_SCORED = "nothing was scored (evaluate: null)"
 _NEAR = 0.8  # of the way from the prior's loss to the target's; a fit that ends before is doubted
@@ -49,11 +49,11 @@ def _judge(run: Run, progress: Progress) -> Findings:
         evaluate_prior(run, "test", progress)
     parts = _parts(run)
     models = {name: _records(run, name, parts) for name in ("target", "unlearned", "ideal")}
-    known = {name: records for name, records in models.items() if records}
+    scored = {name: records for name, records in models.items() if records}
     prior = _prior(run, parts)
-    weighed = run.test.weigh(known | ({"prior": prior} if prior else {}))
-    examples = pick_examples(type(run.test), known, run.recipe.seed)
-    return Findings(weighed if isinstance(weighed, str) else judge(*weighed, _doubts_of_fits(run)), examples)
+    weighed = run.test.weigh(scored | ({"prior": prior} if prior else {}))
+    examples = pick_examples(type(run.test), scored, run.recipe.seed)
+    return Findings(weighed if isinstance(weighed, str) else make_verdict(*weighed, _doubts_of_fits(run)), examples)
 
 
 def _parts(run: Run) -> list[str]:

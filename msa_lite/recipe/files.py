@@ -18,7 +18,7 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def find_recipe(name: str) -> Path:
-    """Return the file of a recipe: the user's own, or a shipped one by name. Raises UsageError for neither."""
+    """Return the file of a recipe: the user's own, or a shipped one by name. Raise UsageError for neither."""
     path = local_path(name)
     if path.is_file():
         return path

@@ -111,7 +111,7 @@ class ChosenPrior:
 def choose_prior(history: History) -> ChosenPrior:
     """Return the latest checkpoint with a count ≤ the first exposure.
 
-    A checkpoint that was saved at that very point has not seen the data. Raises ValueError with all faults: counts
+    A checkpoint that was saved at that very point has not seen the data. Raise ValueError with all faults: counts
     in tokens and in steps, checkpoints that contradict each other, none from before the exposure.
     """
     exposure = min(history.exposure)

@@ -23,17 +23,17 @@ from msa_lite.recipe.training import TrainingRecipe
 OUTPUT_VARIABLE = "$output"
 _SHOWN = 200  # characters of a value in a message
 
-RecipeSource = str | Path | Mapping[str, Any]
-"""A file, the name of a shipped recipe, or a mapping."""
+RecipeSource = Recipe | TrainingRecipe | str | Path | Mapping[str, Any]
+"""A recipe, a file, the name of a shipped recipe, or a mapping."""
 M = TypeVar("M", bound=BaseModel)
 
 
 def load_recipe(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe:
-    """Read a recipe from a YAML file, the name of a shipped recipe, or a mapping; then apply `key.sub=value`.
+    """Read a recipe from a YAML file, the name of a shipped recipe, a mapping or a recipe; then apply `key.sub=value`.
 
     `$output` at the start of a path stands for the run's folder. Relative paths in a file start from its folder if they
-    exist there, else from the working folder; so do those in a mapping and in overrides. Raises RecipeError with one
-    line for each fault, and UsageError if there is no such file or it is a recipe of the other kind.
+    exist there, else from the working folder. Those in a mapping and in overrides start from the working folder. Raise
+    RecipeError with one line for each fault, and UsageError for a missing file or a recipe of the other kind.
     """
     name, values = _read(source, overrides)
     return _validate(_of_kind(Recipe, name, values), name, values)
@@ -54,6 +54,8 @@ def load_any(source: RecipeSource, overrides: Iterable[str] = ()) -> Recipe | Tr
 def _read(source: RecipeSource, overrides: Iterable[str]) -> tuple[str, dict[str, Any]]:
     """Return the name of a recipe for messages, and its keys and values."""
     name = "recipe"
+    if isinstance(source, Recipe | TrainingRecipe):
+        source = source.model_dump(mode="json")
     if isinstance(source, Mapping):
         values: Any = dict(source)
     else:
@@ -92,11 +94,11 @@ def _kind(values: Mapping[str, Any]) -> type[Recipe] | type[TrainingRecipe] | No
     return TrainingRecipe if values.keys() & {"model", "stages"} else None
 
 
-def _of_kind(wanted: type[M], name: str, values: Mapping[str, Any]) -> type[M]:
-    kind = _kind(values)
-    if kind in (None, wanted):
-        return wanted
-    what, command = ("an unlearning run", "run") if kind is Recipe else ("a training in stages", "train")
+def _of_kind(kind: type[M], name: str, values: Mapping[str, Any]) -> type[M]:
+    actual = _kind(values)
+    if actual in (None, kind):
+        return kind
+    what, command = ("an unlearning run", "run") if actual is Recipe else ("a training in stages", "train")
     raise UsageError(f"{name}: is the recipe of {what}; `msa-lite {command}` takes it")
 
 

@@ -5,6 +5,7 @@ The text below a field is its description in `msa-lite recipes schema`.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import (
@@ -273,6 +274,11 @@ class Recipe(Closed):
         if self.evaluate is None and self.has_choice:
             raise ValueError("several values of alpha or beta need scores to choose by; do not set evaluate to null")
         return self
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return Path(self.output).expanduser()
 
     @property
     def prior_checkpoint(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
@@ -145,6 +145,11 @@ class TrainingRecipe(Closed):
     seed: int = Field(0, ge=0, lt=SEEDS - 1000)
     """The seed of every random choice. The start model and stage 1 use this seed, stage 2 this + 1, and so on, so that
     stages of equally many rows are not shuffled alike."""
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the models."""
+        return Path(self.output).expanduser()
 
     @field_validator("stages", mode="before")
     @classmethod

@@ -1,4 +1,4 @@
-"""The table of metrics, reports of one run, the tables made of them, and the verdict."""
+"""Define metrics and reports, the tables made of them, and the verdict."""
 
 from msa_lite.report.reports import REPORT_FILE, Metric, Report, load_report, write_report
 from msa_lite.report.table import markdown_table, reports_table

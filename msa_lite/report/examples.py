@@ -1,4 +1,4 @@
-"""Questions with the answers of several models side by side, for people to read."""
+"""Show questions with the answers of several models side by side, for people to read."""
 
 from __future__ import annotations
 

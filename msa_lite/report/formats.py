@@ -1,4 +1,4 @@
-"""A table as data, and one writer for each format: terminal, Markdown, LaTeX, HTML and CSV."""
+"""Write a table in each format: terminal, Markdown, LaTeX, HTML and CSV."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _terminal_cell(cell: Cell, dense: bool) -> Text:
     from rich.text import Text
 
     if not dense:
-        return Text(_shown(cell, str))
+        return Text(_one_line(cell, str))
     remark = f" ({cell.remark})" if cell.remark else ""
     error = f"\n± {cell.stderr:.3f}" if cell.stderr is not None else ""
     return Text.assemble((cell.text, "bold" if cell.bold else ""), (remark + error, "dim"))
@@ -99,12 +99,12 @@ def markdown(table: TextTable) -> str:
             heading = f"*{escape_markdown(section.heading)}*" if section.heading else ""
             lines.append(line([heading, *[""] * (width - 1)]))
         for row in section.rows:
-            lines.append(line(_shown(cell, escape_markdown, "**{}**") for cell in row))
+            lines.append(line(_one_line(cell, escape_markdown, "**{}**") for cell in row))
     lines += ["", *(f"- {escape_markdown(note)}." for note in table.notes)]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _shown(
+def _one_line(
     cell: Cell, escape: Callable[[str], str], bold: str = "{}", error: str = " ± {:.3f}", remark: str = " ({})"
 ) -> str:
     """Return a cell in one line; bold, error, remark: the patterns of its parts."""
@@ -193,7 +193,9 @@ def html_page(table: TextTable) -> str:
             heading = f"<i>{html.escape(section.heading)}</i>"
             lines.append(f'<tr><th colspan="{len(table.headings)}" scope="rowgroup">{heading}</th></tr>')
         for row in section.rows:
-            label, *cells = (_shown(cell, html.escape, "<b>{}</b>", " <small>± {:.3f}</small>", " {}") for cell in row)
+            label, *cells = (
+                _one_line(cell, html.escape, "<b>{}</b>", " <small>± {:.3f}</small>", " {}") for cell in row
+            )
             lines.append(f'<tr><th scope="row">{label}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>')
         lines.append("</tbody>")
     lines += ["</table>", "<ul>", *(f"<li>{html.escape(note)}.</li>" for note in table.notes), "</ul>", "</html>"]

@@ -1,4 +1,4 @@
-"""The table of metrics: one entry a metric, with its label, its direction, its meaning and its source.
+"""List the metrics: one entry a metric, with its label, its direction, its meaning and its source.
 
 Other modules look a metric up here by its name. Its values, with their errors, are in `reports`.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-from msa_lite.report.formats import Cell, Section, TextTable, markdown
 
 HOLDOUT = "holdout set"
 MEMBERSHIP = "forget against holdout set"
@@ -23,7 +21,7 @@ GROUPS = (*_SETS.values(), MEMBERSHIP, _UTILITY, _QUESTIONS, _TASKS)
 
 @dataclass(frozen=True)
 class MetricKind:
-    """What is true of a metric in every report."""
+    """The facts about a metric that hold in every report."""
 
     name: str
     """The key in report.json and in recipes."""
@@ -88,13 +86,13 @@ def _membership(name: str, label: str, formula: str, source: str) -> Iterator[Me
 
 
 def _judged(name: str, label: str, group: str, winner: str) -> MetricKind:
-    formula = f"share of answers to which, by the judge, the nearest candidate is {winner}"
+    formula = f"share of answers whose nearest candidate, by the judge, is {winner}"
     return MetricKind(name, label, group, True, formula, _JUDGE, needs_ideal=True, judge="required")
 
 
 def _right_answers(name: str, label: str, entities: str, source: str, partner: str | None = None) -> MetricKind:
     formula = (
-        f"share of right answers about {entities}: the judge decides; without one, the text has to contain an answer"
+        f"share of right answers about {entities}; without a judge, an answer is right if it contains an acceptable one"
     )
     return MetricKind(name, label, _QUESTIONS, True, formula, source, judge="optional", partner=partner)
 
@@ -109,7 +107,7 @@ _KINDS: Sequence[MetricKind] = (
     *_on_sets("f r", "knowmem", "knowmem", "ROUGE-L F1 of the answer with the right one, after ten examples", _MUSE),
     *_on_sets(
         "f r h ra wf", "rouge_l", "ROUGE-L recall",
-        "words of the right answer that the generated one has in the same order / words of the right answer",
+        "longest common subsequence of words with the right answer / words of the right answer",
         _TOFU, pair=True,
     ),
     *_on_sets(
@@ -118,7 +116,7 @@ _KINDS: Sequence[MetricKind] = (
     ),
     *_on_sets(
         "f r h", "extraction_strength", "extraction strength",
-        "1 − k/N: given the first k of N tokens, the model predicts all others",
+        "1 − k/N, k: the fewest of N tokens after which the model predicts all others",
         "Carlini et al., 2021; MSA paper, §4.1; as in open-unlearning", pair=True, bare=True,
     ),
     *_on_sets(
@@ -132,17 +130,17 @@ _KINDS: Sequence[MetricKind] = (
     ),
     *_on_sets(
         "ra wf", "probability", "probability",
-        "p of the right answer / sum of p over the right answer and the wrong ones, p as in probability_r", _TOFU,
+        "p(right answer) / sum of p over the right answer and the wrong ones, p as in probability_r", _TOFU,
     ),
     MetricKind(
         "truth_ratio_f", "truth ratio", _FORGET, True,
-        "min(R, 1/R), R: geometric mean of p of the wrong answers / p of the right one; 1: both are as likely",
+        "min(R, 1/R), R = geometric mean of p(wrong answers) / p(right answer); 1: equally likely",
         f"{_TOFU}, as in open-unlearning",
     ),
     *_on_sets("r ra wf", "truth_ratio", "truth ratio", "max(0, 1 − R), R as in truth_ratio_f", _TOFU),
     MetricKind(
         "forget_quality", "forget quality", _FORGET, True,
-        "p-value of a Kolmogorov-Smirnov test of R, as in truth_ratio_f, against the ideal's; 1: no difference",
+        "p-value of a Kolmogorov-Smirnov test of R (see truth_ratio_f) against the ideal's; 1: no difference",
         f"{_TOFU}; MSA paper, App. C", needs_ideal=True, has_ratio=False,  # p-values differ by orders of magnitude
     ),
     _judged("acc_forget", "Acc forget (judge)", _FORGET, "not the right answer; gibberish counts"),
@@ -202,10 +200,3 @@ def metric_kind(name: str) -> MetricKind:
     stem, _, ending = name.rpartition("_")
     group = _SETS.get(ending) if stem else None
     return MetricKind(name, (stem if group else name).replace("_", " "), group or _FORGET, None)
-
-
-def metrics_markdown() -> str:
-    """Return the table of metrics as Markdown."""
-    rows = [(kind.group, kind.name, kind.best, kind.formula, kind.source) for kind in METRICS.values()]
-    headings = ["group", "metric", "best", "meaning", "source"]
-    return markdown(TextTable(headings, [Section([[*map(Cell, row)] for row in rows])], left=5))

@@ -1,4 +1,4 @@
-"""report.json: one benchmark's aggregates for one model, each with its n, standard error and direction."""
+"""Read and write report.json: one benchmark's metrics for one model, each with n, standard error and direction."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def write_report(report: Report, folder: Path) -> None:
 
 
 def load_report(path: Path) -> Report:
-    """Read a report.json, or the one in a folder. Raises UsageError when there is none, FormatError if it is broken."""
+    """Read a report.json, or the one in a folder. Raise UsageError when there is none, FormatError if it is broken."""
     path = path / REPORT_FILE if path.is_dir() else path
     if not path.is_file():
         raise UsageError(f"{path}: no such report")

@@ -1,4 +1,4 @@
-"""Models side by side: one row a metric, one column a model, in the terminal and as Markdown."""
+"""Show models side by side: one row a metric, one column a model, in the terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def _rows(reports: Mapping[str, Report]) -> list[tuple[str, list[Cell]]]:
     rows = []
     for kind in sorted(map(metric_kind, names), key=lambda kind: GROUPS.index(kind.group)):
         metrics = [report.metrics.get(kind.name) for report in reports.values()]
-        known = [metric for metric in metrics if metric is not None]
-        n = max(metric.n for metric in known)
-        label = Cell(kind.label + _ARROWS[known[0].higher_is_better])
+        present = [metric for metric in metrics if metric is not None]
+        n = max(metric.n for metric in present)
+        label = Cell(kind.label + _ARROWS[present[0].higher_is_better])
         rows.append((kind.group, [label, Cell(str(n)), *(metric_cell(metric, n) for metric in metrics)]))
     return rows
 

@@ -1,4 +1,4 @@
-"""The verdict on a run: PASS, PARTLY or FAIL, by what is left of the forget set and what is kept of the retain set."""
+"""Give the verdict on a run, PASS, PARTLY or FAIL, by what is left of the forget set and kept of the retain set."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-# Shares of what could be drawn out of the forget set before, and of what the target knew of the retain set.
+# Shares of what could be extracted of the forget set before, and of what the target knew of the retain set.
 LEFT_PASS, LEFT_FAIL = 0.2, 0.5
 KEPT_PASS, KEPT_FAIL = 0.9, 0.7
 CRITERIA = (
-    f"PASS: at most {percent(LEFT_PASS)} is left of what could be drawn out of the forget set, and "
+    f"PASS: at most {percent(LEFT_PASS)} is left of what could be extracted of the forget set, and "
     f"{percent(KEPT_PASS)} is kept of what the target knew of the retain set (or the 95 % interval over its rows "
     f"reaches that). FAIL: more than {percent(LEFT_FAIL)} is left, less than {percent(KEPT_FAIL)} is kept, or the "
     "model's output is the same as before. PARTLY: everything else, also without rows to keep"
@@ -40,8 +40,8 @@ class Forgotten:
     rows: int
     """Rows that were scored."""
     left: float | None
-    """Share that is left of what could be drawn out before, in [0, 1]. What a model shows that never saw the rows does
-    not count. None where there was nothing to draw out."""
+    """Share that is left of what could be extracted before, in [0, 1]. What a model shows that never saw the rows does
+    not count. None where there was nothing to extract."""
     recited: Mapping[str, int] = field(default_factory=dict)
     """Recited rows by model. "holdout": rows of the holdout set that the target recites."""
     changed: int = 0
@@ -82,7 +82,7 @@ class Verdict:
 
     @property
     def changes(self) -> str:
-        """Return a sentence that counts the rows on which the unlearned model's output differs from the target's."""
+        """Return a sentence that counts the rows with another output than the target's."""
         sides = {"forget": self.forgotten, "retain": self.kept}
         counts = [f"{side.changed} of {side.rows} {name} rows" for name, side in sides.items() if side]
         return f"Its output differs from the target's on {' and '.join(counts)}."
@@ -99,7 +99,7 @@ class Verdict:
         }
 
 
-def judge(forgotten: Forgotten, kept: Kept | None, reasons: Sequence[str] = ()) -> Verdict:
+def make_verdict(forgotten: Forgotten, kept: Kept | None, reasons: Sequence[str] = ()) -> Verdict:
     """Return the verdict by the criteria. reasons: further remarks, which decide nothing."""
     failed = _failures(forgotten, kept)
     short = _shortfalls(forgotten, kept)
@@ -120,7 +120,7 @@ def _failures(forgotten: Forgotten, kept: Kept | None) -> list[str]:
             "forget; check the prompt, the rows and the model"
         )
     elif forgotten.left > LEFT_FAIL and forgotten.changed:
-        reasons.append(f"{_left(forgotten)} is left of what could be drawn out (FAIL: more than {percent(LEFT_FAIL)})")
+        reasons.append(f"{_left(forgotten)} is left of what could be extracted (FAIL: more than {percent(LEFT_FAIL)})")
     if kept and kept.share < KEPT_FAIL:
         reasons.append(f"{_share(kept)} is kept (FAIL: less than {percent(KEPT_FAIL)})")
     return reasons
@@ -130,7 +130,7 @@ def _shortfalls(forgotten: Forgotten, kept: Kept | None) -> list[str]:
     """Return the reasons against PASS that are no reasons for FAIL."""
     reasons = []
     if forgotten.left is not None and LEFT_PASS < forgotten.left <= LEFT_FAIL:
-        reasons.append(f"{_left(forgotten)} is left of what could be drawn out (PASS: at most {percent(LEFT_PASS)})")
+        reasons.append(f"{_left(forgotten)} is left of what could be extracted (PASS: at most {percent(LEFT_PASS)})")
     if kept is None:
         reasons.append(
             "no rows show what was kept: give rows to keep (retain.data, or evaluate.retain only to score them)"

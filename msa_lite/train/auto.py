@@ -3,7 +3,7 @@
 The evidence for the rates comes from `tests/benchmarks/bench_rates.py`: a Llama of 1.8M weights, 24 rows of fictional
 people to forget, a constant rate, until 95 % of the gap to the target's loss was closed; the forget vector alone:
 
-    mode  rank  rate    steps   norm   rows recited after unlearning, forget / kept, at a few α
+    mode  rank  rate    steps   norm   rows recited after unlearning, forget / retain, at a few α
     full        5e-5      192    5.7   α .7: .54 / .98   α .8: .17 / .88   α 1: .00 / .70
     full        1e-4      108    6.2   α .7: .50 / .97   α .8: .25 / .86   α 1: .00 / .66
     full        3e-4       54    8.1   α .6: .33 / .95   α .8: .08 / .66   α 1: .00 / .33

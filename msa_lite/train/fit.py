@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.train.loop import SAVES, SCORES, Loop
-from msa_lite.train.model import load_trainable, save_model
+from msa_lite.train.model import load_trainable
 from msa_lite.train.objective import AfterEpoch, Objective
 from msa_lite.train.settings import FitSettings
 from msa_lite.train.tries import Gauge, Tries
@@ -60,7 +60,7 @@ def fit_vector(
     and the manifest (`fit`) record how it went, and a warning says when it has not learnt enough. A folder made from
     the same inputs is left as it is. A stopped fit goes on after its last save.
 
-    Raises UsageError where packages are missing (torch; for qlora, bitsandbytes), NotFiniteError when the loss is no
+    Raise UsageError where packages are missing (torch; for qlora, bitsandbytes), NotFiniteError when the loss is no
     longer finite and there is no epoch to keep.
     """
     require("train")
@@ -73,9 +73,9 @@ def fit_vector(
         return out
     check_mode(settings.mode)
     facts: dict[str, Any] = {"sources": {"prior": source.pinned()}, "rows": len(examples)}
-    fit = _Fit(source, examples, tokenizer, settings, label, objective, after_epoch, progress)
     with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
-        facts |= fit.run_until(until, partial) if until else {"micro_batch_size": fit.run(partial)}
+        loop = Loop(source, examples, tokenizer, settings, partial, label, objective, after_epoch, progress)
+        facts |= _run_until(loop, until) if until else {"micro_batch_size": _run(loop)}
         for name, text in (extra_files or {}).items():
             (partial / name).write_text(text, "utf-8")
     return out
@@ -110,105 +110,82 @@ def check_mode(mode: str) -> None:
         require("qlora")
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """A fit, ready to run."""
+def _run_until(loop: Loop, until: Until) -> dict[str, Any]:
+    """Train until enough is learnt, perhaps several times at different rates; return facts for the manifest."""
 
-    source: Source
-    examples: Sequence[Example]
-    tokenizer: Any
-    settings: FitSettings
-    label: str
-    objective: Objective | None
-    after_epoch: AfterEpoch | None
-    progress: Progress
-    gauge: Gauge | None = None
+    def fit(rate: float, folder: Path, gauge: Gauge, label: str) -> int:
+        folder.mkdir(exist_ok=True)
+        settings = replace(loop.settings, learning_rate=rate)
+        return _run(replace(loop, settings=settings, partial=folder, gauge=gauge, label=label))
 
-    def run_until(self, until: Until, partial: Path) -> dict[str, Any]:
-        """Train until enough is learnt, perhaps several times at different rates; return facts for the manifest."""
+    settings, pad = loop.settings, pad_id(loop.tokenizer)
+    tries = Tries(until, loop.examples, pad, settings.learning_rate, settings.epochs, settings.seed, loop.label, fit)
+    return tries.run(loop.partial)
 
-        def fit(rate: float, folder: Path, gauge: Gauge, label: str) -> int:
-            folder.mkdir(exist_ok=True)
-            settings = replace(self.settings, learning_rate=rate)
-            return replace(self, settings=settings, gauge=gauge, label=label).run(folder)
 
-        settings, pad = self.settings, pad_id(self.tokenizer)
-        tries = Tries(
-            until, self.examples, pad, settings.learning_rate, settings.epochs, settings.seed, self.label, fit
-        )
-        return tries.run(partial)
+def _run(loop: Loop) -> int:
+    """Train, with smaller micro-batches when the device runs out of memory; return the size that fitted."""
+    from accelerate.utils import find_executable_batch_size
+    from accelerate.utils.memory import clear_device_cache
 
-    def run(self, partial: Path) -> int:
-        """Train, with smaller micro-batches when the device runs out of memory; return the size that fitted."""
-        from accelerate.utils import find_executable_batch_size
-        from accelerate.utils.memory import clear_device_cache
+    sizes = _micro_batches(loop)
+    run = find_executable_batch_size(
+        lambda micro: _attempt(loop, micro),
+        starting_batch_size=next(sizes),
+        reduce_batch_size_fn=lambda: next(sizes, 0),
+    )
+    try:
+        fitted = run()
+    except RuntimeError as error:
+        if "No executable batch size" not in str(error):
+            raise
+        raise StageError(
+            f"{loop.label}: out of memory, even with one row at a time; try a smaller max_length, or, for "
+            "vectors, vector.mode qlora"
+        ) from error
+    finally:  # in bf16, accelerate makes a reference cycle of the model, which would keep it in memory
+        clear_device_cache(garbage_collection=True)
+    shutil.rmtree(loop.partial / SAVES)
+    return int(fitted)
 
-        sizes = self._micro_batches(partial)
-        run = find_executable_batch_size(
-            lambda micro: self._attempt(micro, partial),
-            starting_batch_size=next(sizes),
-            reduce_batch_size_fn=lambda: next(sizes, 0),
-        )
-        try:
-            fitted = run()
-        except RuntimeError as error:
-            if "No executable batch size" not in str(error):
-                raise
-            raise StageError(
-                f"{self.label}: out of memory, even with one row at a time; try a smaller max_length, or, for "
-                "vectors, vector.mode qlora"
-            ) from error
-        finally:  # in bf16, accelerate makes a reference cycle of the model, which would keep it in memory
-            clear_device_cache(garbage_collection=True)
-        shutil.rmtree(partial / SAVES)
-        return int(fitted)
 
-    def _attempt(self, micro: int, partial: Path) -> int:
-        from accelerate.utils.memory import clear_device_cache
+def _attempt(loop: Loop, micro: int) -> int:
+    """Train with one size of micro-batch; return it."""
+    from accelerate.utils.memory import clear_device_cache
 
-        clear_device_cache(garbage_collection=True)  # of a model that did not fit
-        saves = partial / SAVES
-        if saves.exists() and not (saves / f"micro-{micro}").exists():  # left by a larger one that did not fit
-            for mark in saves.glob("micro-*"):  # first, so that a rerun after a kill in between resumes nothing
-                mark.unlink()
-            for folder in (*partial.glob("epoch-*"), partial / SCORES, saves):
-                shutil.rmtree(folder, ignore_errors=True)
-        saves.mkdir(exist_ok=True)
-        (saves / f"micro-{micro}").touch()
-        Loop(
-            examples=self.examples,
-            tokenizer=self.tokenizer,
-            settings=self.settings,
-            micro=micro,
-            partial=partial,
-            label=self.label,
-            save=lambda model, folder: save_model(model, self.source, folder, self.tokenizer, self.settings),
-            objective=self.objective,
-            after_epoch=self.after_epoch,
-            progress=self.progress,
-            gauge=self.gauge,
-        ).run(self._load())
-        return micro
+    clear_device_cache(garbage_collection=True)  # of a model that did not fit
+    partial, saves = loop.partial, loop.partial / SAVES
+    if saves.exists() and not (saves / f"micro-{micro}").exists():  # left by a larger one that did not fit
+        for mark in saves.glob("micro-*"):  # first, so that a rerun after a kill in between resumes nothing
+            mark.unlink()
+        for folder in (*partial.glob("epoch-*"), partial / SCORES, saves):
+            shutil.rmtree(folder, ignore_errors=True)
+    saves.mkdir(exist_ok=True)
+    (saves / f"micro-{micro}").touch()
+    replace(loop, micro=micro).run(_load(loop))
+    return micro
 
-    def _load(self) -> Any:
-        """Load the model to tune. Raises StageError when its files have changed since they were first read."""
-        model = load_trainable(self.source.folder, self.settings, self.source.added)
-        self.source.check_unchanged()
-        return model
 
-    def _micro_batches(self, partial: Path) -> Iterator[int]:
-        """Return the sizes to try, largest first: the divisors of batch_size up to the last one tried before."""
-        import torch
+def _load(loop: Loop) -> Any:
+    """Load the model to tune. Raise StageError when its files have changed since they were first read."""
+    model = load_trainable(loop.source.folder, loop.settings, loop.source.added)
+    loop.source.check_unchanged()
+    return model
 
-        size, fixed = self.settings.batch_size, self.settings.micro_batch_size
-        if fixed != "auto":
-            if size % fixed:
-                raise UsageError(f"micro_batch_size {fixed} does not divide batch_size {size}")
-            return iter([fixed])
-        limit = size
-        if not torch.cuda.is_available():
-            longest = max(len(e.ids) for e in self.examples)
-            limit = max(1, _CPU_TOKENS // max(longest, self.objective.longest if self.objective else 0))
-        for mark in (partial / SAVES).glob("micro-*"):
-            limit = min(limit, int(mark.name.removeprefix("micro-")))
-        return (part for part in range(size, 0, -1) if size % part == 0 and part <= limit)
+
+def _micro_batches(loop: Loop) -> Iterator[int]:
+    """Return the sizes to try, largest first: the divisors of batch_size up to the last one tried before."""
+    import torch
+
+    size, fixed = loop.settings.batch_size, loop.settings.micro_batch_size
+    if fixed != "auto":
+        if size % fixed:
+            raise UsageError(f"micro_batch_size {fixed} does not divide batch_size {size}")
+        return iter([fixed])
+    limit = size
+    if not torch.cuda.is_available():
+        longest = max(len(e.ids) for e in loop.examples)
+        limit = max(1, _CPU_TOKENS // max(longest, loop.objective.longest if loop.objective else 0))
+    for mark in (loop.partial / SAVES).glob("micro-*"):
+        limit = min(limit, int(mark.name.removeprefix("micro-")))
+    return (part for part in range(size, 0, -1) if size % part == 0 and part <= limit)

@@ -18,10 +18,11 @@ from msa_lite.errors import MsaError, NotFiniteError
 from msa_lite.io.manifest import discarded
 from msa_lite.io.precision import autocast, has_bf16
 from msa_lite.io.progress import Progress, tell
-from msa_lite.train.model import broken_weight
+from msa_lite.train.model import broken_weight, save_model
 from msa_lite.train.objective import AfterEpoch, KeptEpochs, Objective
 
 if TYPE_CHECKING:
+    from msa_lite.io.hub import Source
     from msa_lite.train.settings import FitSettings
     from msa_lite.train.tries import Gauge
 
@@ -36,22 +37,23 @@ SAVE_SECONDS = 60.0  # between saves of an open-ended fit, whose epochs may take
 
 @dataclass(frozen=True)
 class Loop:
-    """One training run into the folder `partial`."""
+    """One training run."""
 
+    source: Source
+    """The prior."""
     examples: Sequence[Example]
     tokenizer: Any
     settings: FitSettings
-    micro: int
-    """Rows of one forward pass."""
     partial: Path
+    """The folder to write into."""
     label: str
-    save: Callable[[Any, Path], None]
-    """Writes the model's present weights into a folder."""
     objective: Objective | None
     after_epoch: AfterEpoch | None
     progress: Progress
     gauge: Gauge | None = None
     """Ends an open-ended run, which is saved about once a minute, not every epoch. None: the run has fixed epochs."""
+    micro: int = 1
+    """Rows of one forward pass."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -81,7 +83,10 @@ class Loop:
         if self.after_epoch is None:
             if name := broken_weight(model):
                 raise self.failure(f"{name} is no number after training")
-            self.save(model, self.partial)
+            self._save(model, self.partial)
+
+    def _save(self, model: Any, folder: Path) -> None:
+        save_model(model, self.source, folder, self.tokenizer, self.settings)
 
     def failure(self, fault: str) -> MsaError:
         """Return the error for a training that left nothing to keep."""
@@ -90,7 +95,7 @@ class Loop:
     def finish_epoch(self, model: Any, epoch: int, write: bool = True) -> KeptEpochs:
         """Ask `after_epoch` which epochs to keep; save this one's weights if it is among them, and drop the others.
 
-        Raises NotFiniteError where the model's outputs or weights are no numbers.
+        Raise NotFiniteError where the model's outputs or weights are no numbers.
         """
         assert self.after_epoch is not None
         if write and (name := broken_weight(model)):  # before scoring: an epoch that is not kept must leave no scores
@@ -100,7 +105,7 @@ class Loop:
             choice = self.after_epoch(model.eval(), epoch, self.partial / SCORES)
         model.train(training)
         if write and epoch in choice.epochs:
-            self.save(model, epoch_folder(self.partial, epoch))
+            self._save(model, epoch_folder(self.partial, epoch))
         self._drop_epochs(lambda epoch: epoch not in choice.epochs)
         return choice
 
@@ -198,7 +203,7 @@ def _make_callback(loop: Loop) -> Any:
                 stream.write(json.dumps(line) + "\n")
 
         def _stop(self, control: Any, fault: str) -> None:
-            """End the training and keep its epochs so far. Raises NotFiniteError where there are none."""
+            """End the training and keep its epochs so far. Raise NotFiniteError where there are none."""
             if not list(loop.partial.glob("epoch-*")):
                 raise loop.failure(fault)
             logger.warning("%s: %s; earlier epochs are kept", loop.label, fault)

@@ -1,4 +1,4 @@
-"""Two things that a caller may put into a fit: an objective in place of the plain loss, and a choice of epochs."""
+"""Protocols for what a caller may add to a fit: an objective in place of the plain loss, and a choice of epochs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Objective(Protocol):
         """Keep what is needed of the loaded model before it changes; called at every start, of a resumed fit too."""
 
     def release(self) -> None:
-        """Let go of it: the fit is over, or begins again with another model because memory ran out."""
+        """Free what `prepare` kept. The fit is over, or begins again with another model because memory ran out."""
 
     def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Callable[[Any], None]) -> Any:
         """Run forward and backward passes of at most `micro` rows for one optimiser step; return the detached loss.

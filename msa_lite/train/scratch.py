@@ -50,7 +50,7 @@ def texts_of(rows: Sequence[Row], template: Template) -> list[str]:
 def make_config(values: Mapping[str, Any], tokenizer: Any) -> Any:
     """Make the config of a new model. values: by transformers' names, with model_type; others are its defaults.
 
-    Vocabulary size and ids of special tokens come from the tokenizer unless `values` gives them. Raises UsageError for
+    Vocabulary size and ids of special tokens come from the tokenizer unless `values` gives them. Raise UsageError for
     values that transformers does not know or refuses, MismatchError for too small a vocabulary.
     """
     from transformers import AutoConfig
@@ -79,7 +79,7 @@ def make_config(values: Mapping[str, Any], tokenizer: Any) -> Any:
 
 
 def count_parameters(config: Any) -> int:
-    """Count the weights of a model with this config. Raises UsageError where transformers cannot make it."""
+    """Count the weights of a model with this config. Raise UsageError where transformers cannot make it."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -63,21 +63,21 @@ class Gauge:
 
     def begin(self, model: Any, epoch: int, steps: int, micro: int) -> None:
         """Measure the prior unless that is done; drop losses measured after the epoch that the fit resumes from."""
-        now = self.course.tries[-1]
+        attempt = self.course.tries[-1]
         self.micro = micro
-        now.losses, now.steps = now.losses[:epoch], steps
+        attempt.losses, attempt.steps = attempt.losses[:epoch], steps
         if self.course.start is None:
             self.course.start = measure_loss(model, self.examples, self.pad, self.micro)
         self._write()
 
     def after_epoch(self, model: Any, epoch: int, steps: int) -> bool:
-        """Measure the model; return whether the fit goes on. Raises NotFiniteError where the loss is no number."""
-        now = self.course.tries[-1]
+        """Measure the model; return whether the fit goes on. Raise NotFiniteError where the loss is no number."""
+        attempt = self.course.tries[-1]
         loss = measure_loss(model, self.examples, self.pad, self.micro)
         if not math.isfinite(loss):
             raise NotFiniteError(f"the loss on the rows is {loss} after epoch {epoch}")
-        now.losses.append(loss)
-        now.steps = steps
+        attempt.losses.append(loss)
+        attempt.steps = steps
         self._write()  # without the reason of the end, which counts only once the weights are written
         self.ended = why_stop(self.until, self.course, self.most)
         logger.info("loss after %d steps: %.3g; loss of the target: %.3g", steps, loss, self.course.goal)
@@ -85,10 +85,10 @@ class Gauge:
 
     def likely_steps(self, per_epoch: int) -> int:
         """Estimate the steps of the whole fit, as if the gap closed evenly; always more than are done."""
-        now, most = self.course.tries[-1], self.most * per_epoch
-        closed = self.course.closed(now.losses[-1]) if now.losses else 0.0
-        likely = now.steps / closed if closed > 0 else most
-        return max(now.steps + per_epoch + 1, min(most, math.ceil(likely)))
+        attempt, most = self.course.tries[-1], self.most * per_epoch
+        closed = self.course.closed(attempt.losses[-1]) if attempt.losses else 0.0
+        likely = attempt.steps / closed if closed > 0 else most
+        return max(attempt.steps + per_epoch + 1, min(most, math.ceil(likely)))
 
     def _write(self) -> None:
         write_json(self.file, self.course.as_json())
@@ -111,22 +111,22 @@ class Tries:
     """Called as fit(rate, folder, gauge, label); returns the micro-batch that fitted into memory."""
 
     def run(self, partial: Path) -> dict[str, Any]:
-        """Fit into the folder; return facts for the manifest. Raises NotFiniteError where every try diverged."""
+        """Fit into the folder; return facts for the manifest. Raise NotFiniteError where every try diverged."""
         sample, file = sample_examples(self.examples, self.seed), partial / COURSE
         if file.exists():
             course = Course.from_json(json.loads(file.read_text("utf-8")))
         else:
             course = Course(measure_target(self.until, sample, self.pad))
-        while (now := self._next_try(course)) is not None:
+        while (attempt := self._next_try(course)) is not None:
             number = len(course.tries)
             gauge = Gauge(self.until, course, file, sample, self.pad, self.most)
             label = self.label if number == 1 else f"{self.label}, try {number}"
             try:
-                now.micro = self.fit(now.rate, _folder(partial, number), gauge, label)
-                now.ended = gauge.ended
+                attempt.micro = self.fit(attempt.rate, _folder(partial, number), gauge, label)
+                attempt.ended = gauge.ended
             except NotFiniteError as error:
                 logger.info("%s", error)
-                now.ended = "diverged"
+                attempt.ended = "diverged"
             write_json(file, course.as_json())
             for i in set(range(len(course.tries))) - {course.best}:  # in full mode each folder holds a whole model
                 shutil.rmtree(_folder(partial, i + 1), ignore_errors=True)

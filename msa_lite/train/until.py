@@ -78,7 +78,7 @@ def _batches(examples: Sequence[Example], rows: int) -> Iterator[list[Example]]:
 
 
 def measure_target(until: Until, examples: Sequence[Example], pad: int) -> float:
-    """Return the target's loss on the examples. Raises NotFiniteError where it is not finite."""
+    """Return the target's loss on the examples. Raise NotFiniteError where it is not finite."""
     loss = measure_loss(until.load(), examples, pad)
     if not math.isfinite(loss):
         raise NotFiniteError(f"{until.target.name}: its loss on the rows is no number ({loss}); its weights are broken")
@@ -93,7 +93,7 @@ class Try:
     losses: list[float] = field(default_factory=list)
     """The loss after each epoch."""
     steps: int = 0
-    """Steps up to the last of these."""
+    """The number of steps up to the last of these losses."""
     ended: str = ""
     """The reason of its end: "known", "cap", "slow" or "diverged"; empty while it runs."""
     micro: int = 0
@@ -110,9 +110,9 @@ class Course:
     """The losses of an open-ended fit so far."""
 
     goal: float
-    """The target's."""
+    """The target's loss."""
     start: float | None = None
-    """The prior's before the fit; None: not yet measured."""
+    """The prior's loss before the fit; None until it is measured."""
     tries: list[Try] = field(default_factory=list)
 
     @classmethod
@@ -138,9 +138,9 @@ class Course:
 
 def why_stop(until: Until, course: Course, most: int) -> str:
     """Return why the running try ends after its last epoch, or "" when it goes on. most: the most epochs."""
-    now = course.tries[-1]
-    epoch, loss = len(now.losses), now.losses[-1]
-    if now.steps >= until.least_steps:
+    attempt = course.tries[-1]
+    epoch, loss = len(attempt.losses), attempt.losses[-1]
+    if attempt.steps >= until.least_steps:
         if course.closed(loss) >= until.closed:
             return "known"
         if course.start is not None and loss > _FAR * max(course.start, course.goal):
@@ -148,7 +148,7 @@ def why_stop(until: Until, course: Course, most: int) -> str:
     if epoch >= most:
         return "cap"
     # At this pace it will not close half of the gap by the end: try another rate now.
-    late = len(course.tries) < until.tries and 3 * epoch >= most and now.steps >= until.least_steps
+    late = len(course.tries) < until.tries and 3 * epoch >= most and attempt.steps >= until.least_steps
     return "slow" if late and course.closed(loss) < _HALF / 3 else ""
 
 

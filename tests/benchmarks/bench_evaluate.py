@@ -51,7 +51,7 @@ from msa_lite.data import (
     to_batch,
 )
 from msa_lite.evals import scoring
-from msa_lite.evals.benchmark import token_record
+from msa_lite.evals.benchmark import BenchmarkSettings, token_record
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner, load_model
@@ -253,7 +253,9 @@ def run_side(side: str, options: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(options.threads)
     model = load_model(options.model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
-    benchmark = Tofu.load(Prompter.build(tokenizer, "default", Template()), options.data, limit=options.limit)
+    benchmark = Tofu.load(
+        Prompter.build(tokenizer, "default", Template()), BenchmarkSettings(options.data, limit=options.limit)
+    )
     benchmark.sets.pop("holdout", None)  # type: ignore[attr-defined]
     model(input_ids=torch.tensor([benchmark.sets["forget"].items[0].prompt]))  # not counted
     result: dict[str, Any] = {"before": memory("VmRSS")}

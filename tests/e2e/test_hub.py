@@ -159,7 +159,7 @@ def test_the_cache_never_stands_in_for_another_commit(data_hub: Hub) -> None:
 
 
 def test_a_data_set_that_is_not_there_is_wrong_usage(data_hub: Hub) -> None:
-    missing = "not to be had from the Hub"
+    missing = "could not be fetched from the Hub"
     for call in ("load", "pin_source"):
         result = data_hub.python(f"{LOAD}result = {call}(DataSource('org/none'))")
         assert_usage_error(result, "org/none: no such file or folder", missing, "Repository Not Found")

@@ -343,7 +343,10 @@ def test_a_benchmark_is_asked_in_its_own_prompt_or_the_one_that_is_said(
         (["--benchmark", "tofu", "--prompt", "auto"], "prompt auto: not for tofu"),
         (["--benchmark", "restor", "--system", "x"], "prompt: not for restor"),
         (["--benchmark", "lm-eval", "--tasks", "x", "--prompt", "plain"], "prompt: not for lm-eval"),
-        (["--recipe", "RECIPE", "--forget", "FILE", "--prompt", "chat"], "--forget, --prompt: the recipe says it"),
+        (
+            ["--recipe", "RECIPE", "--forget", "FILE", "--prompt", "chat"],
+            "--forget, --prompt: the recipe sets this already",
+        ),
         (["--recipe", "no.yaml"], "no.yaml"),
         (["--holdout", "FILE", "--prompt", "auto"], "give one of them"),
         (["--forget", "FILE", "--retain", "no.jsonl", "--holdout", "none.jsonl"], "2 faults"),

@@ -39,9 +39,9 @@ from tests.e2e.conftest import CallCli
         (
             ["evaluate.ideal=null", "select.minimise=rouge_l_f", "select.subject_to={rouge_l_r: '>= 0.9 * ideal'}"],
             2,
-            "is held against the ideal model; give evaluate.ideal",
+            "compares with the ideal model; give evaluate.ideal",
         ),
-        (["evaluate.ideal=null", "select.score=muse-gap"], 2, "is held against the ideal model; give evaluate.ideal"),
+        (["evaluate.ideal=null", "select.score=muse-gap"], 2, "compares with the ideal model; give evaluate.ideal"),
         (["select.maximise=acc_forget"], 2, "acc_forget"),
         (["select.by=author"], 2, "select.by author: your own rows have no authors"),
         (["select.by=autor"], 2, "select.by"),

@@ -214,7 +214,7 @@ def test_what_only_the_prior_explains_is_listed_where_it_is_missing(
 ) -> None:
     kind, changes, config, _ = KINDS[name]
     target, adapter = make_checkpoint(kind, **changes), make_adapter(kind, model=changes, **config)
-    with pytest.raises(UsageError, match=r"can only be told from the prior .*--prior") as caught:
+    with pytest.raises(UsageError, match=r"can only be computed with the prior .*--prior") as caught:
         merge(str(target), tmp_path / "out", forget=str(adapter))
     for line in says:
         assert caught.match(line)

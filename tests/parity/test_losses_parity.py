@@ -15,7 +15,7 @@ from msa_lite.baselines import losses
 from msa_lite.data import IGNORE
 from tests.conftest import VOCABULARY, tiny_model
 
-many = settings(max_examples=50, deadline=None)
+many = settings(max_examples=50)
 betas = st.sampled_from([0.05, 0.1, 1.0, 4.5, 10.0])
 exponents = st.sampled_from([0.0, 0.5, 1.0, 2.0, 5.0])
 

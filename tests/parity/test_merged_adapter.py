@@ -252,7 +252,7 @@ def test_checkpoints_changes_of_nothing_and_bad_ranks_are_refused(
     full = {"forget": str(make_checkpoint("llama", 1)), "prior": str(make_checkpoint("llama", 2))}
     with pytest.raises(MismatchError, match="the forget vector is a full checkpoint"):
         merge_adapters(target, out, **full)
-    with pytest.raises(UsageError, match="an adapter that changes nothing is no use"):
+    with pytest.raises(UsageError, match="this adapter would change nothing"):
         merge_adapters(target, out, forget=adapter, alpha=0.0, retain=adapter, beta=0.0)
     with pytest.raises(MismatchError, match="zero or cancel each other out"):
         merge_adapters(target, out, forget=adapter, alpha=0.5, retain=adapter, beta=0.5)

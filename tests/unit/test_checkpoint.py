@@ -76,7 +76,7 @@ shapes = st.lists(st.integers(0, 5), max_size=3).map(tuple)
 kinds = st.sampled_from([*FLOAT_DTYPES.values(), np.dtype(np.int64), np.dtype(np.uint8), np.dtype(np.bool_)])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.dictionaries(st.text(min_size=1, max_size=8), st.tuples(shapes, kinds), max_size=5), st.data())
 def test_what_safetensors_writes_is_read_back(
     tmp_path_factory: pytest.TempPathFactory, wanted: dict[str, Any], data: Any
@@ -156,14 +156,14 @@ header_parts = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(header_parts, st.integers(0, 24))
 def test_no_header_whatever_breaks_the_reader(tmp_path_factory: pytest.TempPathFactory, header: Any, data: int) -> None:
     path = write_raw(tmp_path_factory.getbasetemp() / "any.safetensors", json.dumps(header).encode(), data)
     assert_read_or_refused(path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), min_size=1, max_size=4), st.integers(0, 3))
 def test_no_flipped_byte_breaks_the_reader(
     tmp_path_factory: pytest.TempPathFactory, flips: list[tuple[int, int]], cut: int

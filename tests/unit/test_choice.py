@@ -74,7 +74,7 @@ def test_of_what_forgets_alike_what_keeps_most_is_taken_and_nothing_that_is_know
     assert [row["score"] for row in choice.scores] == pytest.approx([0.2, 0.7, 0.7, -0.5])
     assert (choice.values, choice.score, choice.doubts) == ({"epoch": 3}, pytest.approx(0.7), [])
     assert [row.get("note") for row in choice.scores] == [None] * 3 + [
-        "keeps 50% (ROUGE-L 50%, accuracy 50%), 95% wanted"
+        "keeps 50% (ROUGE-L recall 50%, accuracy 50%), 95% wanted"
     ]
     assert load_choice(tmp_path / "sweep") == choice
     assert verify_folder(tmp_path / "sweep") == []

@@ -27,7 +27,7 @@ def shown(comparison: Comparison, metric: str) -> list[str]:
     """A column as tables show it: value, ratio and, of the best, a star."""
     at = [column.name for column in comparison.columns].index(metric)
     cells = [row.cells[at] for row in comparison.rows]
-    return [cell.shown + (f" {cell.ratio}" if cell.ratio else "") + "*" * cell.best for cell in cells]
+    return [cell.text + (f" {cell.ratio}" if cell.ratio else "") + "*" * cell.best for cell in cells]
 
 
 def test_a_run_with_its_baselines_is_the_papers_table(tmp_path: Path) -> None:

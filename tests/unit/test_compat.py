@@ -12,7 +12,7 @@ import pytest
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import UsageError
-from msa_lite.evals.benchmark import Record
+from msa_lite.evals.benchmark import BenchmarkSettings, Record
 from msa_lite.evals.compat import COMMON, known_presets, known_switches, resolve_compat, switches_of
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import run_items
@@ -26,8 +26,8 @@ from tests.tofu_data import made_up, make_tofu, shortened, token_scores, write_t
 
 def loaded(folder: Path, compat: Iterable[str] = (), prompter: Prompter | None = None) -> Tofu:
     """The small TOFU with some switches on."""
-    options: dict[str, Any] = {"split": "forget01", "data": write_tofu(folder), "compat": frozenset(compat)}
-    tofu = load_benchmark("tofu", prompter or make_prompter(), **options)
+    settings = BenchmarkSettings(write_tofu(folder), "forget01", compat=frozenset(compat))
+    tofu = load_benchmark("tofu", prompter or make_prompter(), settings)
     assert isinstance(tofu, Tofu)
     return shortened(tofu)
 

@@ -11,7 +11,7 @@ import pytest
 
 from msa_lite.data import IGNORE, Prompter, Template
 from msa_lite.errors import DataError, UsageError
-from msa_lite.evals.benchmark import Record
+from msa_lite.evals.benchmark import BenchmarkSettings, Record
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import run_items
 from msa_lite.evals.tofu import Tofu
@@ -31,7 +31,7 @@ def test_every_fault_of_a_data_set_is_told_at_once(tmp_path: Path) -> None:
     tables: dict[str, Sequence[Mapping[str, Any]]] = dict(without("retain_perturbed", "world_facts_perturbed"))
     tables["forget01_perturbed"] = [{"question": "Who?", "answer": "I."}]
     with pytest.raises(DataError) as told:
-        Tofu.load(make_prompter(), write_tofu(tmp_path, tables), "forget01")  # type: ignore[arg-type]
+        Tofu.load(make_prompter(), BenchmarkSettings(write_tofu(tmp_path, tables), "forget01"))  # type: ignore[arg-type]
     text = str(told.value)
     assert "no configuration 'retain_perturbed'" in text
     assert "no configuration 'world_facts_perturbed'" in text
@@ -52,7 +52,7 @@ def test_only_the_holdout_may_be_absent(tmp_path: Path) -> None:
 
 def test_an_unknown_split_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="did you mean 'forget10'"):
-        Tofu.load(make_prompter(), str(tmp_path), "forget_10")
+        Tofu.load(make_prompter(), BenchmarkSettings(str(tmp_path), "forget_10"))
 
 
 def test_a_limit_takes_a_sample_by_the_seed(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_limit_takes_a_sample_by_the_seed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("chat", [False, True])
 def test_texts_and_prompts_are_those_of_the_prompter(chat: bool, tmp_path: Path) -> None:
     prompter = make_prompter(chat)
-    item = Tofu.load(prompter, write_tofu(tmp_path), "forget01").sets["forget"].items[1]
+    item = Tofu.load(prompter, BenchmarkSettings(write_tofu(tmp_path), "forget01")).sets["forget"].items[1]
     asked = TABLES["forget01_perturbed"][1]
     assert item.prompt == prompter.prompt(asked["question"])
     assert {name: len(texts) for name, texts in item.texts.items()} == {"answer": 1, "paraphrased": 1, "perturbed": 3}
@@ -117,7 +117,7 @@ def test_an_answer_without_a_token_of_its_own_is_left_out(tmp_path: Path) -> Non
     prompter = make_prompter()
     # A template whose answer shows only its end, as where a tokenizer drops the characters that it does not know.
     silent = Prompter.build(prompter.tokenizer, "plain", Template("Question: {question}\nAnswer:", "{answer:.0}"))
-    tofu = Tofu.load(silent, write_tofu(tmp_path), "forget01")
+    tofu = Tofu.load(silent, BenchmarkSettings(write_tofu(tmp_path), "forget01"))
     assert {name: len(texts) for name, texts in tofu.sets["forget"].items[0].texts.items()} == {
         "answer": 0, "paraphrased": 0, "perturbed": 0,
     }  # fmt: skip
@@ -141,7 +141,7 @@ def test_items_beyond_the_window_are_skipped_with_the_reason(tmp_path: Path) -> 
 @pytest.mark.parametrize(("split", "count"), [("forget01", 40), ("forget05", 200), ("forget10", 400)])
 def test_the_published_rows_are_asked_as_they_are(split: str, count: int) -> None:
     prompter = make_prompter(chat=True)
-    tofu = Tofu.load(prompter, str(PUBLISHED), split, limit=None if split == "forget10" else 8)
+    tofu = Tofu.load(prompter, BenchmarkSettings(str(PUBLISHED), split, limit=None if split == "forget10" else 8))
     if split == "forget10":
         sizes = {name: len(part.items) for name, part in tofu.sets.items()}
         assert sizes == {"forget": count, "retain": 400, "real_authors": 100, "world_facts": 117}

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from msa_lite.data import Row, sample_rows
 from msa_lite.errors import DataError, UsageError
-from msa_lite.evals.benchmark import Benchmark, Item, ItemSet
+from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, Item, ItemSet
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.muse import Muse
 from msa_lite.evals.qa import Qa, load_qa
@@ -62,7 +62,7 @@ def write_restor(folder: Path) -> Path:
 group_lists = st.lists(st.none() | st.integers(0, 4) | st.sampled_from("ab"), min_size=2, max_size=30)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(group_lists, min_size=1, max_size=3),
     st.floats(0.05, 0.5),
@@ -169,7 +169,7 @@ COMMON = {"What", "How", "Has", "Can", "The", "Is", "Does", "In", "Which", "Are"
 
 
 def test_restors_people_stay_whole(tmp_path: Path) -> None:
-    whole = Restor.load(make_prompter(), write_restor(tmp_path))
+    whole = Restor.load(make_prompter(), BenchmarkSettings(write_restor(tmp_path)))
     validation, test = whole.divide(0.1, 0, "author")
     assert [len(part.sets["questions"].items) for part in (validation, test)] == [3, 6]
     assert authors(validation, "questions") | authors(test, "questions") == {"Ann", "Bob", "Cyd"}
@@ -177,7 +177,7 @@ def test_restors_people_stay_whole(tmp_path: Path) -> None:
 
 def test_muse_has_no_authors_and_says_how_coarse_its_aucs_are(tmp_path: Path) -> None:
     texts = {("privleak", side): [{"text": f"It is {side} {i}"} for i in range(100)] for side in ("forget", "holdout")}
-    muse = Muse.load(make_prompter(), write_data(tmp_path, ROWS | texts))
+    muse = Muse.load(make_prompter(), BenchmarkSettings(write_data(tmp_path, ROWS | texts)))
     muse = replace(muse, sets={name: part for name, part in muse.sets.items() if name.startswith("privleak")})
     with pytest.raises(UsageError, match=r"select\.by author: muse has no authors; leave it at question"):
         muse.divide(0.15, 0, "author")
@@ -201,8 +201,10 @@ def test_an_auc_rests_on_the_holdout_set_where_there_is_one(tmp_path: Path) -> N
 
 def test_metrics_are_known_by_name_before_any_model_is_scored(tmp_path: Path) -> None:
     assert {*make_tofu(tmp_path / "tofu").metric_names()} == TOFU_METRICS | MEMBERSHIP
-    assert {*Muse.load(make_prompter(), write_data(tmp_path / "muse")).metric_names()} == MUSE_METRICS
-    restor = Restor.load(make_prompter(), write_restor(tmp_path / "restor"))
+    assert {
+        *Muse.load(make_prompter(), BenchmarkSettings(write_data(tmp_path / "muse"))).metric_names()
+    } == MUSE_METRICS
+    restor = Restor.load(make_prompter(), BenchmarkSettings(write_restor(tmp_path / "restor")))
     assert restor.metric_names() == ["accuracy", "accuracy_corrupted", "accuracy_other"]
     rows = {"forget": [Row(0, text="It is over there.")], "retain": [Row(0, "Where is it?", "There.")]}
     names = load_qa(rows, make_prompter()).metric_names()

@@ -50,7 +50,7 @@ def fading(rows: int, share: float, spread: float = 0.05) -> Scores:
         # Nothing makes up for answers that are lost for good.
         (
             {"accuracy_r": answers(100, 100, 30), "probability_r": fading(100, 1.0), "rouge_l_r": fading(100, 1.0)},
-            "keeps 92% (probability 100%, ROUGE-L 100%, accuracy 70%), 95% wanted",
+            "keeps 92% (probability 100%, ROUGE-L recall 100%, accuracy 70%), 95% wanted",
         ),
         # What is far below is never kept, whatever the rows say.
         ({"accuracy_r": answers(4, 4, 1)}, "keeps 75% (accuracy 75%), 95% wanted"),
@@ -74,7 +74,7 @@ def test_without_rows_the_means_are_compared() -> None:
     target = {"rouge_l_r": 0.8, "accuracy_r": 0.5}
     assert lost_too_much({"rouge_l_r": 0.72, "accuracy_r": 0.5}, target, 0.95, {}) is None
     lost = lost_too_much({"rouge_l_r": 0.68, "accuracy_r": 0.5}, target, 0.95, {})
-    assert lost == "keeps 92% (ROUGE-L 85%, accuracy 100%), 95% wanted"
+    assert lost == "keeps 92% (ROUGE-L recall 85%, accuracy 100%), 95% wanted"
     assert lost_too_much({}, {}, 0.95, {}) is None
 
 

@@ -249,7 +249,7 @@ def bundles(draw: st.DrawFn) -> list[Bundle]:
     return made
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(made=bundles(), budget=st.sampled_from([1, 30, 100, ALL]), hidden=st.sampled_from([None, None, 0, 4]))
 def test_any_texts_score_as_they_do_alone(made: list[Bundle], budget: int, hidden: int | None) -> None:
     for kind in ("llama", "mistral"):

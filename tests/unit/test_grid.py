@@ -70,7 +70,7 @@ strengths = st.one_of(
 axis = st.lists(strengths.map(abs), min_size=1, max_size=5, unique_by=lambda value: format(value, ".12g"))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(axis, axis, st.data())
 def test_no_point_is_negative_or_tried_twice_and_there_are_at_most_eight(
     alphas: list[float], betas: list[float], data: st.DataObject

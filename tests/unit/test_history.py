@@ -61,7 +61,7 @@ def test_repeated_and_exact_exposures(exposure: Any, checkpoint: str, why: str) 
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, unique=True), st.lists(st.integers(0, 50), min_size=1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_the_choice_is_the_greatest_count_up_to_the_first_exposure(counts: list[int], exposures: list[int]) -> None:
     before = [count for count in counts if count <= min(exposures)]
     if before:

@@ -262,7 +262,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data(), st.sampled_from(list(FIELDS)), st.sampled_from(["same", "float16"]))
 def test_any_value_of_any_field_is_merged_or_refused(
     tmp_path_factory: pytest.TempPathFactory, data: Any, file: str, dtype: str

@@ -96,7 +96,7 @@ def u8(shape: Any, stop: Any, start: str = "0") -> bytes:
     return f'{{"a":{{"dtype":"U8","shape":{shape},"data_offsets":[{start},{stop}]}}}}'.encode()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(files())
 @example((u8([8], 8), 8))
 @example((u8([8], 8, "-0"), 8))

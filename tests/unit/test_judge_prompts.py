@@ -131,7 +131,7 @@ def test_what_a_winner_is_worth(winner: set[str] | None, values: tuple[float, ..
 TEXTS = st.sampled_from(["Paris", "paris.", "Rome", "Oslo", "", "?"])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(
         st.tuples(TEXTS, TEXTS, st.lists(TEXTS, max_size=5), st.integers(0, 99), st.sampled_from("ABCDEFGZa ?Ü")),

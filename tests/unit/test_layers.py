@@ -22,7 +22,7 @@ from tests.arrows import (
     sources,
     without_detours,
 )
-from tests.pages import CONTRIBUTING, METRICS, contributing_page, metrics_page
+from tests.pages import CONTRIBUTING, METRICS_PAGE, contributing_page, metrics_page
 
 # Room of the package → the rooms that it imports from, wherever the import stands. Exactly these: an arrow that nobody
 # needs any more has to go.
@@ -60,13 +60,13 @@ PURE = ("merger/formula.py", "evals/scoring.py")
 
 @pytest.mark.parametrize("room", ARROWS)
 def test_a_room_imports_from_exactly_the_rooms_of_the_table(room: str) -> None:
-    found: dict[str, str] = {}
+    places: dict[str, str] = {}
     for path in (path for path in sources() if room_of(path) == room):
         for line, other in imported_rooms(path.read_text(), module_of(path).rpartition(".")[0]):
-            found.setdefault(other, f"{path.relative_to(PACKAGE)}:{line}")
-    found.pop(room, None)
-    assert {other: place for other, place in found.items() if other not in ARROWS[room]} == {}
-    assert sorted(ARROWS[room] - found.keys()) == [], "arrows that no import needs any more"
+            places.setdefault(other, f"{path.relative_to(PACKAGE)}:{line}")
+    places.pop(room, None)
+    assert {other: place for other, place in places.items() if other not in ARROWS[room]} == {}
+    assert sorted(ARROWS[room] - places.keys()) == [], "arrows that no import needs any more"
 
 
 def test_every_room_has_its_arrows_and_recipes_stay_at_the_top() -> None:
@@ -89,7 +89,7 @@ def test_an_arrow_that_a_longer_way_says_is_not_drawn() -> None:
 @pytest.mark.skipif(not CONTRIBUTING.is_file(), reason="not the whole repository")
 def test_the_pages_that_are_made_from_the_code_are_up_to_date() -> None:
     assert contributing_page() == CONTRIBUTING.read_text(), "python -m tests.pages writes it anew"
-    assert metrics_page() == METRICS.read_text(), "python -m tests.pages writes it anew"
+    assert metrics_page() == METRICS_PAGE.read_text(), "python -m tests.pages writes it anew"
 
 
 @pytest.mark.parametrize("name", PURE)
@@ -99,7 +99,7 @@ def test_the_modules_of_arithmetic_import_nothing_of_ours(name: str) -> None:
 
 
 def public_names(path: Path) -> Iterator[str]:
-    """Give the public classes, functions and constants that a module defines."""
+    """Yield the public classes, functions and constants that a module defines."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             names = [node.name]

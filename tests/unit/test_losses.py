@@ -246,7 +246,7 @@ def test_simnpo_of_equal_lengths_is_npo_with_its_beta_by_the_length() -> None:
 
 
 @given(st.lists(st.floats(-20, 20), min_size=1, max_size=5), st.floats(0.05, 5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_dpo_goes_by_the_sign_of_the_margin(margins: list[float], beta: float) -> None:
     # −log σ(x) + log σ(−x) = −x: a swap adds what the margin takes away.
     forget, alternative = torch.tensor(margins), torch.zeros(len(margins))

@@ -186,7 +186,7 @@ anything = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_any_value_in_any_place_is_a_merge_or_refused(tmp_path_factory: pytest.TempPathFactory, data: Any) -> None:
     recipe: Any = recipe_of("org/target", dict(ON_TARGET))

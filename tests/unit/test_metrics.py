@@ -21,9 +21,10 @@ from msa_lite.evals.qa import Qa
 from msa_lite.evals.restor import QUESTIONS, Restor
 from msa_lite.evals.tofu import Tofu
 from msa_lite.report import Metric
-from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, metric_kind, metrics_markdown
+from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, metric_kind
 from msa_lite.report.table import heading
 from tests.arrows import PACKAGE, sources
+from tests.pages import metrics_page
 
 # Benchmark → the sets of its records.
 SETS: dict[type[Benchmark], list[str]] = {
@@ -108,7 +109,7 @@ def test_the_command_lists_every_metric() -> None:
 
 
 def test_the_table_as_markdown_has_one_row_a_metric() -> None:
-    lines = metrics_markdown().splitlines()
+    lines = [line for line in metrics_page().splitlines() if line.startswith("|")]
     cells = [re.split(r" (?<!\\)\| ", line) for line in lines[2:]]
     assert [row[1] for row in cells] == [*METRICS]
     assert {len(row) for row in cells} == {5}

@@ -13,7 +13,7 @@ import pytest
 from msa_lite.data import IGNORE, Example, Prompter, Template
 from msa_lite.errors import DataError, UsageError
 from msa_lite.evals.aggregates import NO_IDEAL
-from msa_lite.evals.benchmark import Record, Records, token_record
+from msa_lite.evals.benchmark import BenchmarkSettings, Record, Records, token_record
 from msa_lite.evals.forward import TokenScores
 from msa_lite.evals.muse import Muse
 from msa_lite.evals.texts import MAX_TOKENS, completion
@@ -82,7 +82,7 @@ def test_texts_are_cut_behind_their_prompt() -> None:
 
 
 def test_sets_and_how_their_answers_are_made(data: str) -> None:
-    muse = Muse.load(make_prompter(), data)
+    muse = Muse.load(make_prompter(), BenchmarkSettings(data))
     sizes = {name: len(part.items) for name, part in muse.sets.items()}
     assert sizes == {
         "verbmem": 2, "knowmem_forget": 2, "knowmem_retain": 1, "privleak_forget": 4, "privleak_holdout": 4,
@@ -109,7 +109,7 @@ def test_sets_and_how_their_answers_are_made(data: str) -> None:
     ("template", "end"), [(PLAIN, "Answer:"), (Template("Question: {question}\nAnswer: ", "{answer}"), "Answer: ")]
 )
 def test_plain_prompts_show_the_ten_examples_in_order(data: str, template: Template, end: str) -> None:
-    muse = Muse.load(make_prompter(template=template), data, limit=1)
+    muse = Muse.load(make_prompter(template=template), BenchmarkSettings(data, limit=1))
     shown = [f"Question: {shot['question']}\nAnswer: {shot['answer']}\n\n" for shot in SHOTS]
     item = muse.sets["knowmem_forget"].items[0]
     assert muse.tokenizer.decode(item.prompt) == f"<s>{''.join(shown)}Question: {item.fields['question']}\n{end}"
@@ -119,7 +119,7 @@ def test_plain_prompts_show_the_ten_examples_in_order(data: str, template: Templ
 
 
 def test_chat_prompts_show_the_ten_examples_as_turns(data: str) -> None:
-    muse = Muse.load(Prompter.for_benchmark(tiny_tokenizer(chat=True)), data)
+    muse = Muse.load(Prompter.for_benchmark(tiny_tokenizer(chat=True)), BenchmarkSettings(data))
     shown = "".join(f"user: {shot['question']}</s>assistant: {shot['answer']}</s>" for shot in SHOTS)
     prompt = muse.tokenizer.decode(muse.sets["knowmem_forget"].items[0].prompt)
     assert prompt.endswith(f"</s>{shown}user: Who sat?</s>assistant: ")
@@ -128,7 +128,7 @@ def test_chat_prompts_show_the_ten_examples_as_turns(data: str) -> None:
 
 
 def test_a_limit_takes_a_sample_of_each_set(data: str) -> None:
-    muse, again = (Muse.load(make_prompter(), data, limit=2, seed=3) for _ in range(2))
+    muse, again = (Muse.load(make_prompter(), BenchmarkSettings(data, limit=2, seed=3)) for _ in range(2))
     assert [len(part.items) for part in muse.sets.values()] == [2, 2, 1, 2, 2]
     assert muse.describe() == again.describe()
 
@@ -137,7 +137,7 @@ def test_everything_that_lacks_is_named_at_once(tmp_path: Path) -> None:
     rows = {key: value for key, value in ROWS.items() if key[0] != "verbmem" and key[1] != "retain_qa_icl"}
     rows |= {("privleak", split): [{"words": "It is"}] for split in ("forget", "holdout")}
     with pytest.raises(DataError) as caught:
-        Muse.load(make_prompter(), write_data(tmp_path, rows))
+        Muse.load(make_prompter(), BenchmarkSettings(write_data(tmp_path, rows)))
     lines = str(caught.value).splitlines()
     assert lines[0].endswith("there are knowmem, privleak")
     assert len(lines) == 4
@@ -148,9 +148,9 @@ def test_everything_that_lacks_is_named_at_once(tmp_path: Path) -> None:
 
 def test_wrong_names_are_wrong_usage(data: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
-        Muse.load(make_prompter(), str(tmp_path / "none"))
+        Muse.load(make_prompter(), BenchmarkSettings(str(tmp_path / "none")))
     with pytest.raises(UsageError, match="muse has no split 'news'"):
-        Muse.load(make_prompter(), data, "news")
+        Muse.load(make_prompter(), BenchmarkSettings(data, "news"))
 
 
 # Metrics by hand
@@ -313,7 +313,7 @@ def test_without_an_ideal_or_its_items_there_is_a_reason_and_no_number(muse: Mus
 def test_the_data_set_of_public_domain_books_loads() -> None:
     if not SHARED.is_dir():
         pytest.skip("no data set of MUSE-Books' layout in ../shared/data/muse-books-pd")
-    muse = Muse.load(make_prompter(), str(SHARED))
+    muse = Muse.load(make_prompter(), BenchmarkSettings(str(SHARED)))
     sizes = {name: len(part.items) for name, part in muse.sets.items()}
     assert sizes == {
         "verbmem": 100, "knowmem_forget": 56, "knowmem_retain": 56, "privleak_forget": 100, "privleak_holdout": 100,

@@ -51,7 +51,7 @@ expressions = st.lists(pieces, max_size=5).map("".join)
 modules = st.text("ab01._-", max_size=8)
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(expressions, max_size=4, unique=True), st.lists(modules, max_size=4))
 def test_the_first_pattern_that_fits_is_the_one_that_python_finds(patterns: list[str], names: list[str]) -> None:
     found = Patterns({pattern: number for number, pattern in enumerate(patterns)})
@@ -61,7 +61,7 @@ def test_the_first_pattern_that_fits_is_the_one_that_python_finds(patterns: list
         assert found.first([name], None) == by_python(patterns, name)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.text("abc.-", min_size=1, max_size=5), max_size=6, unique=True), modules)
 def test_names_are_patterns_with_their_dots_escaped_or_not(names: list[str], module: str) -> None:
     for make in (re.escape, str):

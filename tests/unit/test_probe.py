@@ -11,6 +11,7 @@ import pytest
 
 from msa_lite.data import Row
 from msa_lite.errors import UsageError
+from msa_lite.evals.benchmark import BenchmarkSettings
 from msa_lite.evals.muse import Muse
 from msa_lite.evals.probe import (
     LEAST_ROWS,
@@ -112,7 +113,7 @@ def test_a_benchmark_is_compared_with_its_holdout_rows_before_paraphrases(tmp_pa
     with_holdout, without = make_tofu(tmp_path / "a"), {k: v for k, v in TABLES.items() if k != "holdout01"}
     paraphrased = against_own(make_tofu(tmp_path / "b", without))
     holdout = against_own(with_holdout)
-    muse = against_own(Muse.load(make_prompter(), write_data(tmp_path / "c")))
+    muse = against_own(Muse.load(make_prompter(), BenchmarkSettings(write_data(tmp_path / "c"))))
     assert holdout is not None
     assert paraphrased is not None
     assert muse is not None

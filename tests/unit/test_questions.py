@@ -152,14 +152,14 @@ def test_null_evaluation_asks_nothing_and_no_rows_are_warned_of(
         ({}, {}, {"forget": ""}, "forget: no questions; give evaluate.forget"),
         ({}, {"by": "author"}, {}, "select.by author: your own rows have no authors"),
         ({}, {"score": "tofu"}, {}, "benchmark qa: does not measure what the choice needs (tofu):\n  model_utility\n"),
-        ({}, {"score": "muse-gap"}, {}, "'muse-gap' is held against the ideal model; give evaluate.ideal"),
+        ({}, {"score": "muse-gap"}, {}, "'muse-gap' compares with the ideal model; give evaluate.ideal"),
         ({}, {"maximise": "rouge_l_q"}, {}, "rouge_l_q (did you mean 'rouge_l_r'?)"),
         ({}, {"minimise": "rouge_l_f", "subject_to": {"acuracy_r": ">= 0.5"}}, {}, "did you mean 'accuracy_r'?"),
         (
             {},
             {"minimise": "rouge_l_f", "subject_to": {"rouge_l_r": ">= 0.9 * ideal"}},
             {},
-            "select: 'minimise rouge_l_f' is held against the ideal model; give evaluate.ideal",
+            "select: 'minimise rouge_l_f' compares with the ideal model; give evaluate.ideal",
         ),
     ],
 )
@@ -257,12 +257,12 @@ def test_a_judge_is_asked_of_validation_rows_where_the_score_wants_it(
     assert not ask(data, local, {"score": "tofu"}).judged  # it would be in memory beside the target
     assert not ask(data, judged).judged  # by extraction, one's own questions decide
     wanting = {"maximise": "acc_forget"}
-    with pytest.raises(UsageError, match="held against the ideal model"):
+    with pytest.raises(UsageError, match="compares with the ideal model"):
         ask(data, judged, wanting)
     ideal = judged | {"ideal": "i"}
     assert ask(data, ideal, wanting).judged
     for without, select in ((tofu | {"ideal": "i"}, wanting), (ideal, wanting | {"judge": False})):
-        with pytest.raises(UsageError, match=r"acc_forget is a judge's; give evaluate\.judge of kind openai"):
+        with pytest.raises(UsageError, match=r"acc_forget needs a judge; give evaluate\.judge of kind openai"):
             ask(data, without, select)
 
 
@@ -285,5 +285,5 @@ def test_muse_is_chosen_by_its_own_score_and_says_how_coarse_it_is(
     assert caplog.text == ""
     with pytest.raises(UsageError, match=r"select\.by author: muse has no authors"):
         ask(data, muse, {"by": "author"}, forget="texts")
-    with pytest.raises(UsageError, match=r"'muse-gap' is held against the ideal model; give evaluate\.ideal"):
+    with pytest.raises(UsageError, match=r"'muse-gap' compares with the ideal model; give evaluate\.ideal"):
         ask(data, muse, {"score": "muse-gap"}, forget="texts")

@@ -58,7 +58,7 @@ def test_a_ratio_is_printed_as_in_the_paper() -> None:
     ]  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=6), st.one_of(st.none(), st.floats(0, 1)), st.booleans()
 )

@@ -112,7 +112,7 @@ def test_records_survive_being_written(wanted: dict[str, list[Record]], tmp_path
     assert read_records(tmp_path / "a.jsonl") == records
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(place=st.floats(0, 1))
 def test_a_kill_at_any_byte_of_a_part_file_costs_what_was_not_written(
     place: float,

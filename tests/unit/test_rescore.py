@@ -33,11 +33,11 @@ def test_a_difference_of_more_than_a_fiftieth_is_warned_of(
     told: list[str] = []
     monkeypatch.setattr(strengths.logger, "warning", lambda text, *values: told.append(text % values))
     monkeypatch.setattr(strengths, "evaluate_merged", lambda *given: None)
-    monkeypatch.setattr(strengths, "validation_of", lambda job: SimpleNamespace(rank=lambda *folders: after))
-    job: Any = SimpleNamespace(folder=Path("run"))
+    monkeypatch.setattr(strengths, "validation_of", lambda run: SimpleNamespace(rank=lambda *folders: after))
+    run: Any = SimpleNamespace(folder=Path("run"))
     merged: Any = None
     choice = Choice({"alpha": 1.0, "beta": 0.5}, 0.5, True, "tofu", [], [])
-    (line,) = rescore(job, Swept(Strengths(1.0, 0.5), choice), merged, lambda *step: None)
+    (line,) = rescore(run, Swept(Strengths(1.0, 0.5), choice), merged, lambda *step: None)
     assert "the chosen point in memory: 0.5000; as merged model: " in line
     assert bool(told) is warned
-    assert rescore(job, Swept(Strengths(1.0, 0.5)), merged, lambda *step: None) == []
+    assert rescore(run, Swept(Strengths(1.0, 0.5)), merged, lambda *step: None) == []

@@ -51,7 +51,7 @@ def test_what_is_no_whole_number_is_refused(text: object) -> None:
 
 
 @given(st.integers(0, 10**16))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_count_reads_back_as_it_was_written(count: int) -> None:
     assert parse_count(format_count(count)) == count
 
@@ -115,7 +115,7 @@ def test_branches_without_numbers_say_so_and_long_lists_are_cut() -> None:
 
 
 @given(st.sets(st.integers(0, 5000), min_size=1), st.integers(0, 5000))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_branch_is_found_exactly_where_its_number_is_there(numbers: set[int], wanted: int) -> None:
     branches = [f"stage1-step{number * 7}-tokens{number}B" for number in numbers]
     if wanted in numbers:

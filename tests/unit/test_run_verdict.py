@@ -25,7 +25,7 @@ def make_job(folder: Path, validation: str | None = "qa", test: str | None = "qa
     return SimpleNamespace(
         folder=folder,
         plan=SimpleNamespace(start="prior"),
-        recipe=SimpleNamespace(evaluate=test and {}, seed=0, output=str(folder)),
+        recipe=SimpleNamespace(evaluate=test and {}, seed=0, folder=folder),
         sources={"ideal": None},
         validation=validation and empty(validation),
         test=test and empty(test),

@@ -14,7 +14,7 @@ from msa_lite.benchmarks import paper_scores
 from msa_lite.choose.rules import PaperScore
 from msa_lite.evals import scoring
 
-many = settings(max_examples=50, deadline=None)
+many = settings(max_examples=50)
 matches = st.lists(st.booleans(), min_size=1, max_size=30).map(np.array)
 log_probs = st.lists(st.floats(-50, 0), min_size=1, max_size=40).map(np.array)
 losses = st.floats(0, 20)
@@ -146,7 +146,7 @@ def test_harmonic_mean_lies_between_the_least_and_the_arithmetic_mean(parts: lis
     assert scoring.harmonic_mean([*parts, 0.0]) == 0.0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.integers(30, 300))
 def test_bootstrap_error_of_a_mean_is_the_textbooks(seed: int, count: int) -> None:
     sample = np.random.default_rng(seed).normal(size=count)

@@ -148,7 +148,7 @@ def test_a_rule_that_only_orders_points_is_climbed(rule: Rule, scale: float) -> 
     assert len(scored) <= 8
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.floats(0.03, 20), st.floats(0.03, 20), st.floats(-0.9, 3), st.floats(0, 0.2), st.integers(0, 9))
 def test_a_search_ends_whatever_the_noise_and_what_it_finds_is_the_best_it_saw(
     forgets: float, keeps: float, helps: float, noise: float, seed: int

@@ -265,7 +265,7 @@ def test_too_few_tokens_are_warned_of(recipe: dict[str, Any], caplog: pytest.Log
     logger.propagate = True  # a command that ran before keeps the log to itself
     with caplog.at_level(logging.WARNING, logger="msa_lite"):
         found = msa_lite.train_stages(recipe, ["stages.0.tokens=20M", "stages.0.epochs=1"]).models[-1].tokens
-    assert f"the recipe wants 20000000 tokens, it has {found}" in caplog.text
+    assert f"the recipe asks for 20000000 tokens, the data has {found}" in caplog.text
 
 
 @pytest.mark.parametrize(

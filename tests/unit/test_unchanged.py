@@ -14,7 +14,7 @@ from msa_lite.data import DataSource
 from msa_lite.errors import StageError
 from msa_lite.evals import evaluate
 from msa_lite.io.hub import fetch
-from msa_lite.io.unchanged import check_unchanged, look
+from msa_lite.io.unchanged import check_unchanged, take_marks
 from msa_lite.train import fit_vector
 from tests.conftest import tiny_tokenizer
 from tests.fits import ROWS, SETTINGS
@@ -78,7 +78,7 @@ def test_files_of_other_names_links_and_pipes_are_none_of_the_marks(tmp_path: Pa
     (tmp_path / "dangling.json").symlink_to("nowhere")
     (tmp_path / "link.json").symlink_to("a.json")
     (tmp_path / "folder.json").mkdir()
-    marks = look(tmp_path, ("*.json",))
+    marks = take_marks(tmp_path, ("*.json",))
     assert [path.name for path in marks] == ["a.json", "link.json"]
     check_unchanged(marks)
     (tmp_path / "a.json").write_text("longer")

@@ -13,7 +13,7 @@ import pytest
 from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.evals.outcome import is_recited, kept_of, left_over
 from msa_lite.evals.restor import Restor
-from msa_lite.report.verdict import Forgotten, Kept, Verdict, judge, verdict_lines, write_verdict
+from msa_lite.report.verdict import Forgotten, Kept, Verdict, make_verdict, verdict_lines, write_verdict
 from tests.own_records import known, question, text, unknown
 
 FORGOTTEN = Forgotten("24 of 24 rows are no longer recited", 24, 0.1, changed=20)
@@ -29,7 +29,7 @@ def weighed(benchmark: str, models: Mapping[str, Any]) -> tuple[Forgotten, Kept 
 
 def verdict(left: float | None = 0.1, share: float | None = 0.95, interval: float = 0.02, changed: int = 20) -> Verdict:
     kept = None if share is None else replace(KEPT, share=share, interval=(share - interval, share + interval))
-    return judge(replace(FORGOTTEN, left=left, changed=changed), kept)
+    return make_verdict(replace(FORGOTTEN, left=left, changed=changed), kept)
 
 
 # The criteria
@@ -64,7 +64,7 @@ def test_left_and_kept_decide_the_outcome(arguments: dict[str, Any], outcome: st
 
 
 def test_reasons_name_the_figures_and_what_is_missing() -> None:
-    assert verdict(left=0.47).reasons == ("47 % is left of what could be drawn out (PASS: at most 20 %)",)
+    assert verdict(left=0.47).reasons == ("47 % is left of what could be extracted (PASS: at most 20 %)",)
     assert verdict(share=0.8).reasons == ("80 % (95 % interval 78 % to 82 %) is kept (PASS: 90 %)",)
     (reason,) = verdict(share=None).reasons
     assert "give rows to keep (retain.data" in reason
@@ -74,7 +74,7 @@ def test_reasons_name_the_figures_and_what_is_missing() -> None:
 
 
 def test_few_rows_and_other_reasons_are_told_and_decide_nothing() -> None:
-    found = judge(replace(FORGOTTEN, rows=6), KEPT, ["the fit fell short"])
+    found = make_verdict(replace(FORGOTTEN, rows=6), KEPT, ["the fit fell short"])
     assert found.outcome == "PASS"
     assert found.reasons == ("the verdict rests on few rows (forget: 6)", "the fit fell short")
 
@@ -106,9 +106,9 @@ def test_the_sentence_of_a_target_that_recites_all_its_rows() -> None:
     target = {"forget": known(24), "retain": known(40), "holdout": unknown(10)}
     models = {"target": target, "unlearned": {"forget": unknown(24), "retain": known(40, 0.72)}}
     forgotten, kept = weighed("qa", models)
-    assert judge(forgotten, kept).sentence == (
+    assert make_verdict(forgotten, kept).sentence == (
         "Forgotten: 24 of 24 rows are no longer recited (before: 24; holdout: 0 of 10), and 0 % is left of what could "
-        "be drawn out. Kept: 90 % of what it answered before."
+        "be extracted. Kept: 90 % of what it answered before."
     )
     assert (forgotten.left, forgotten.recited) == (0.0, {"target": 24, "unlearned": 0, "holdout": 0})
 
@@ -121,30 +121,30 @@ def test_the_sentences_of_targets_that_recite_some_rows_or_none() -> None:
     assert forgotten.said.startswith("5 of the 6 rows recited before are no longer recited (of 10)")
     forgotten, _ = weighed("qa", {"target": {"forget": unknown(4, 0.8, 0.6)}, "unlearned": {"forget": unknown(4)}})
     assert (
-        forgotten.said == "none of 4 rows was recited word by word before, and 0 % is left of what could be drawn out"
+        forgotten.said == "none of 4 rows was recited word by word before, and 0 % is left of what could be extracted"
     )
 
 
 def test_what_is_left_counts_from_the_floor_of_ideal_holdout_and_prior() -> None:
     models = {"target": {"forget": unknown(4, 0.9)}, "unlearned": {"forget": unknown(4, 0.6)}}
-    exposed = [("forget", "rouge_l"), ("forget", "extraction_strength")]
-    assert left_over(models, exposed) == pytest.approx(0.6 / 0.9)
+    scores = [("forget", "rouge_l"), ("forget", "extraction_strength")]
+    assert left_over(models, scores) == pytest.approx(0.6 / 0.9)
     with_prior = models | {"prior": {"forget": unknown(4, 0.5)}}
-    assert left_over(with_prior, exposed) == pytest.approx(0.1 / 0.4)
+    assert left_over(with_prior, scores) == pytest.approx(0.1 / 0.4)
     with_holdout = models | {"target": models["target"] | {"holdout": unknown(4, 0.55)}, "prior": with_prior["prior"]}
-    assert left_over(with_holdout, exposed) == pytest.approx(0.05 / 0.35)
-    assert left_over(with_holdout | {"ideal": {"forget": unknown(4, 0.3)}}, exposed) == pytest.approx(0.5)
-    assert left_over(models | {"ideal": {"forget": unknown(4, 0.88)}}, exposed) is None
+    assert left_over(with_holdout, scores) == pytest.approx(0.05 / 0.35)
+    assert left_over(with_holdout | {"ideal": {"forget": unknown(4, 0.3)}}, scores) == pytest.approx(0.5)
+    assert left_over(models | {"ideal": {"forget": unknown(4, 0.88)}}, scores) is None
 
 
 def test_a_model_that_says_the_same_fails_and_so_does_one_with_nothing_to_forget() -> None:
     same = {"forget": known(10), "retain": known(10)}
     forgotten, kept = weighed("qa", {"target": same, "unlearned": same})
-    assert (forgotten.changed, forgotten.left, judge(forgotten, kept).outcome) == (0, 1.0, "FAIL")
+    assert (forgotten.changed, forgotten.left, make_verdict(forgotten, kept).outcome) == (0, 1.0, "FAIL")
     models = {"target": {"forget": unknown(10)}, "unlearned": {"forget": known(10)}}
     forgotten, kept = weighed("qa", models)
     assert (forgotten.changed, forgotten.left) == (10, None)
-    assert "nothing to forget" in " ".join(judge(forgotten, kept).reasons)
+    assert "nothing to forget" in " ".join(make_verdict(forgotten, kept).reasons)
 
 
 def test_the_interval_of_what_is_kept_is_paired_over_the_rows() -> None:
@@ -192,7 +192,7 @@ def test_tofu_counts_what_its_records_lack() -> None:
     unlearned = {"forget": tofu(unknown(20, es=0.3)), "retain": tofu(known(20))}
     forgotten, kept = weighed("tofu", {"target": target, "unlearned": unlearned})
     assert (forgotten.recited, forgotten.left) == ({"target": 20, "unlearned": 0}, 0.0)
-    assert judge(forgotten, kept).outcome == "PASS"
+    assert make_verdict(forgotten, kept).outcome == "PASS"
 
 
 def test_muse_rests_on_passages_and_on_answers_about_them() -> None:

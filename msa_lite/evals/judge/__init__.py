@@ -1,4 +1,4 @@
-"""The judge: a language model that says which candidate a generated answer agrees with."""
+"""Open the judge: a language model that says which candidate a generated answer agrees with."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Jud
     """Make the judge of the settings; return None for kind "none".
 
     Checks all it can before any other work begins, without network and without loading a model. cache_folder: where to
-    keep replies; None for $MSA_LITE_CACHE, or ~/.cache/msa-lite. Raises UsageError for invalid settings, a missing key
+    keep replies; None for $MSA_LITE_CACHE, or ~/.cache/msa-lite. Raise UsageError for invalid settings, a missing key
     or a missing `openai` package, OutputError when the cache cannot be written, and as `check_source` for a local model
     in a folder.
     """

@@ -32,7 +32,7 @@ async def run_batch(
     """Run the calls as one batch; return (completions by key, why the batch failed or None).
 
     bodies: the calls, by the hash that names them. A failed batch also returns the answers that it has; calls that the
-    server could not answer are missing. Raises errors of the openai package, and StageError for replies that are no
+    server could not answer are missing. Raise errors of the openai package, and StageError for replies that are no
     batches, or for a batch that does not end within two days.
     """
     import openai
@@ -134,7 +134,7 @@ def _object(content: bytes) -> dict[str, Any]:
 
 
 def _id(value: Any) -> str:
-    """Return an id of the server. Raises StageError for one that does not fit into an address, or contains the key."""
+    """Return an id of the server. Raise StageError for one that does not fit into an address, or contains the key."""
     if not isinstance(value, str) or not _ID.fullmatch(value) or masked(value) != value:
         raise _no_batch()
     return value

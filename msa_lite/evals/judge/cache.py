@@ -1,4 +1,4 @@
-"""Replies of judges on disk, so that nobody pays for a question twice: hash of the ask → letter.
+"""Keep replies of judges on disk, so that nobody pays for a question twice: hash of the ask → letter.
 
 The file holds only hashes of prompts and answers, since these may be the data to forget.
 """
@@ -25,7 +25,7 @@ class Cache:
     """Keys and values in one SQLite file; threads and processes may share it, since each call is one transaction.
 
     Keys are hashes of asks, with a letter as value ("" for an invalid reply), or hashes of whole batches, with the
-    server's id as value. Raises OutputError when the file cannot be made, read or written.
+    server's id as value. Raise OutputError when the file cannot be made, read or written.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

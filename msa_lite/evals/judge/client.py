@@ -1,4 +1,4 @@
-"""The HTTP client below the openai package: limits on the size and duration of a server's reply.
+"""Limit the size and the duration of a server's reply, in the HTTP client below the openai package.
 
 A reply of three tokens is small and comes at once, so one that is large, or never ends, is an error. The client does
 not follow redirects, since the texts to judge would go to wherever they point.
@@ -32,7 +32,7 @@ class Client(openai.DefaultAsyncHttpxClient):
         self._rates = RateLimit()
 
     async def send(self, request: httpx2.Request, *, stream: bool = False, **options: Any) -> httpx2.Response:
-        """Send a call and read its reply to the end. Raises StageError for a reply beyond the limits."""
+        """Send a call and read its reply to the end. Raise StageError for a reply beyond the limits."""
         request.headers["accept-encoding"] = "gzip"
         early = await self._rates.before(request)
         try:

@@ -1,4 +1,4 @@
-"""Waiting for a server's rate limits as its headers announce them, before it refuses a call.
+"""Wait for a server's rate limits as its headers announce them, before it refuses a call.
 
 The openai package only reacts to refusals (Retry-After, back-off), gives up after a few, and OpenAI counts refused
 calls against the limit.

@@ -1,4 +1,4 @@
-"""A judge on this machine: a Hugging Face model that answers the same prompts greedily, with its own chat template."""
+"""Run a judge on this machine: a Hugging Face model that answers the same prompts greedily, in its chat template."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LocalJudge:
         self.cache = cache
 
     def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Ruling], Usage]:
-        """Return (verdicts in the order of the asks, usage). Raises UsageError when there is no such model."""
+        """Return (verdicts in the order of the asks, usage). Raise UsageError when there is no such model."""
         source = fetch(self.settings.model_name, by_content=False)
         keys = [digest(["local", source.revision, ask.system, ask.user, REPLY_TOKENS]) for ask in asks]
         return answer(self.cache, keys, asks, progress, lambda todo, part: self._send(source, todo, part))

@@ -1,4 +1,4 @@
-"""A judge behind a server with OpenAI's interface: OpenAI itself, vLLM, llama.cpp, and the like.
+"""Ask a judge behind a server with OpenAI's interface: OpenAI itself, vLLM, llama.cpp, and the like.
 
 The openai package retries after 408, 409, 429, 5xx, time-outs and dropped connections, with exponential back-off and
 jitter, or after the time in Retry-After or retry-after-ms. Any other fault ends the run; each reply is on disk by then.
@@ -49,7 +49,7 @@ class OpenAIJudge:
         self._price = settings.price or listed
 
     def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Ruling], Usage]:
-        """Return (verdicts in the order of the asks, usage). Raises StageError when the server fails for good."""
+        """Return (verdicts in the order of the asks, usage). Raise StageError when the server fails for good."""
         keys = [digest(["openai", self.settings.address, self._body(ask)]) for ask in asks]
         return answer(self.cache, keys, asks, progress, self._send)
 
@@ -113,7 +113,7 @@ class OpenAIJudge:
                 await asyncio.gather(*workers, return_exceptions=True)
 
     async def _ask_batch(self, client: Any, todo: Mapping[str, Ask], spent: Spent, progress: Progress) -> None:
-        """Keep the valid answers of a batch; the caller asks for the rest. Raises StageError when the batch fails."""
+        """Keep the valid answers of a batch; the caller asks for the rest. Raise StageError when the batch fails."""
         bodies = {key: self._body(ask) for key, ask in todo.items()}
         completions, failure = await run_batch(client, self.cache, bodies, progress)
         letters = {key: self._read(reply, todo[key], spent, _BATCH_SHARE) for key, reply in completions.items()}

@@ -1,4 +1,4 @@
-"""The prompts of the judge, the reading of its reply, and the score of the winning candidate.
+"""Write the prompts of the judge, read its reply, and score the winning candidate.
 
 A judge says which candidate a generated answer agrees with in its facts. The rules are those of the MSA paper (appendix
 on judging TOFU): gibberish is sorted out first; then the best candidate wins, the earlier letter on a tie; "none" is
@@ -94,7 +94,7 @@ def tofu_ask(question: Question, with_ideal: bool = True) -> tuple[Ask, tuple[fr
 
     Tags are "truth", "ideal" and "perturbed". Texts that are equal once normalised are one candidate with all their
     tags: otherwise the order of the shuffle would decide between them. with_ideal: False leaves out the ideal's answer
-    (for acc_forget from a separate call). Raises DataError for more candidates than letters.
+    (for acc_forget from a separate call). Raise DataError for more candidates than letters.
     """
     tagged = [(question.truth, "truth"), *([(question.ideal, "ideal")] if with_ideal else [])]
     tagged += [(text, "perturbed") for text in question.perturbed]

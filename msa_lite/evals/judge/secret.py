@@ -1,4 +1,4 @@
-"""Masking of the key in a server's messages: some repeat it, whole, in part or in another spelling."""
+"""Mask the key in a server's messages: some repeat it, whole, in part or in another spelling."""
 
 from __future__ import annotations
 

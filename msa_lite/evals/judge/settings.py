@@ -1,4 +1,4 @@
-"""The settings of every kind of judge, and the results that it returns."""
+"""Define the settings of every kind of judge, and the results that it returns."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class JudgeSettings:
             "base_url": self.address,
             "separate": self.separate,
             "prompts": prompt_version(),
-            # Raises UsageError if there is no such model. A changed model gives other verdicts.
+            # Raise UsageError if there is no such model. A changed model gives other verdicts.
             **({"revision": fetch(self.model_name, by_content=False).revision} if self.kind == "local" else {}),
         }
 
@@ -121,7 +121,7 @@ class Judge(Protocol):
     """Answer asks, with a model or through a server."""
 
     def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Ruling], Usage]:
-        """Return (verdicts in the order of the asks, usage). Raises StageError when the judge fails.
+        """Return (verdicts in the order of the asks, usage). Raise StageError when the judge fails.
 
         The replies so far stay in the cache, and a rerun does not ask for them again.
         """

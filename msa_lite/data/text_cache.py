@@ -14,10 +14,10 @@ from msa_lite.data.sources import DataSource, pin_source
 
 
 def kept_texts(source: DataSource, file: Path) -> Iterator[str]:
-    """Yield the texts of a source in its order. Keep those read in `file`, a line each; read them from there later.
+    """Yield the texts of a source in its order. Each text that is read is kept as a line of `file`.
 
-    The first line names source and revision. The file stays valid for a source without revision; with another revision
-    or source it is begun anew. Raises as `stream_texts`.
+    A later call reads these lines first. The first line names source and revision; for another source or revision the
+    file is begun anew. A source without a revision takes the file's. Raise as `stream_texts`.
     """
     head = kept_head(file)
     end, count = 0, 0
