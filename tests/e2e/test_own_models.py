@@ -317,7 +317,7 @@ def test_a_prior_that_is_the_target_is_refused(
         prior = Path(shutil.copytree(prior, tmp_path / "prior"))
     if same == "weights":
         (prior / "generation_config.json").write_text('{"max_length": 3}')
-    with pytest.raises(MismatchError, match="Give the model that you fine-tuned as `prior`"):
+    with pytest.raises(MismatchError, match="Give the model from before your fine-tuning as `prior`"):
         prepared({**recipe, "prior": str(prior)})
     assert not (tmp_path / "run").exists()
 
