@@ -164,7 +164,8 @@ def check_apart(target: Source, prior: Source) -> None:
     raise MismatchError(
         f"target {target.name} and prior {prior.name} {what}. The prior must not have seen the forget set: a model "
         "that knows the rows already learns nothing from them, so there is no vector to subtract. Give the model from "
-        "before your fine-tuning as `prior`. (To try it with the target's own vector: msa-lite baseline task_vector)"
+        "before your fine-tuning as `prior`. (To try it with the target's own vector, run `msa-lite baseline "
+        "task_vector`.)"
     )
 
 
