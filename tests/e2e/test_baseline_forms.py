@@ -157,7 +157,7 @@ def test_answers_of_ones_own_take_the_place_of_ours(small: dict[str, Any], tmp_p
         ("rmu", ["baseline.methods.rmu.layer=[0,1]"], 2, "has 1 layers, 0 to 0"),
         ("npo", ["retain=null"], 2, "or baseline.methods.npo.retain_weight=0"),
         ("dpo", ["forget.data.format=text", "forget.data.columns.text=question"], 2, "forget.data.format qa"),
-        ("dpo", ["baseline.alternatives.path={history}/data/forget.jsonl"], 2, "must be 'text', with one answer a line"),
+        ("dpo", ["baseline.alternatives.path={history}/data/forget.jsonl"], 2, "with one answer a line"),
         ("dpo", ["baseline.alternatives={path: '{tmp}/blank.txt', format: text}"], 3, "cells without text"),
         ("npo", ["baseline.scale=0.5"], 2, "scale: only with start: prior"),
         ("npo", ["baseline.start=prior", "baseline.scale=[1,1.0]"], 2, "a value stands twice"),
