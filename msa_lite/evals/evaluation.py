@@ -43,17 +43,17 @@ def evaluate_benchmark(
     ideal: Ideal = None,
     judge: JudgeSettings = NO_JUDGE,
     method: Mapping[str, Any] | None = None,
-    known: Sequence[Path] = (),
+    earlier: Sequence[Path] = (),
     label: str = "scores",
     progress: Progress = silent,
 ) -> Report | None:
     """Score a model. Write `SET.jsonl` records, report.json and a manifest into `out`.
 
     An ideal that is a model is scored first, into `out`/ideal. A folder made from the same inputs is read instead.
-    After a stop, finished items are not run again. method: what made the model, for the report. known: folders whose
-    records are copied where they come from the same model and questions.
+    After a stop, finished items are not run again. method: what made the model, for the report. earlier: folders
+    of evaluations, whose records are copied where they come from the same model and questions.
 
-    Returns None in the processes of `accelerate launch` that only help. Raise what `check_comparable` and the judge
+    Return None in the processes of `accelerate launch` that only help. Raise what `check_comparable` and the judge
     raise.
     """
     ranks = Ranks.current()
@@ -79,7 +79,7 @@ def evaluate_benchmark(
         return None
     facts = {"sources": {"model": source.pinned()}}
     with stage_folder(out, EVALUATION_KIND, inputs, facts, resumable=True, resume_key=subject) as partial:
-        _take_over([out, *known], partial, benchmark, subject)
+        _take_over([out, *earlier], partial, benchmark, subject)
         if not isinstance(ideal, Source):
             for name in ("ideal", "ideal.partial"):
                 shutil.rmtree(partial / name, ignore_errors=True)

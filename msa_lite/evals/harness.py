@@ -38,7 +38,7 @@ _CPU_BATCH = 4  # rows; the harness keeps the logits of every position of a batc
 def check_tasks(tasks: Sequence[str], task_folder: Path | None = None, allow_code: bool = False) -> None:
     """Raise UsageError unless each name is a task, group or tag of the harness or of the YAML files in a folder.
 
-    Without `allow_code`, also refuse tasks of the folder that would run Python. Loads no data.
+    Without `allow_code`, also refuse tasks of the folder that would run Python. Load no data.
     """
     require("lm-eval")
     if not tasks:
@@ -68,7 +68,7 @@ def evaluate_harness(
 ) -> Report:
     """Score a model by tasks of the harness.
 
-    Writes `samples_TASK.jsonl`, results.json (the harness's own results), report.json and a manifest into `out`.
+    Write `samples_TASK.jsonl`, results.json (the harness's own results), report.json and a manifest into `out`.
 
     tasks: names of tasks, groups or tags. limit: the first rows of each task to use. task_folder: YAML files of the
     user's own tasks, which replace the harness's of the same name. few_shot: examples in each prompt, unless a task

@@ -46,7 +46,7 @@ def model_identity(source: Source) -> dict[str, Any]:
 def check_source(source: Source, ids: Iterable[int] = ()) -> None:
     """Check by headers and configs that a model loads whole, and has a row for each of these token ids.
 
-    Reads no weights. Raise FormatError or MismatchError.
+    Read no weights. Raise FormatError or MismatchError.
     """
     rows = check_loads(Path(source.folder), checkpoint_folder(source.folder))
     highest = max(ids, default=0)

@@ -67,7 +67,7 @@ def stand_alone() -> Ranks:
     """Take this process out of the group that `accelerate launch` made, for work in which processes meet in files.
 
     Otherwise the first fit would wait for all of them, and spread over them. Each process takes one GPU. It shares the
-    GPU only where there are fewer GPUs than processes. Call this before CUDA starts. Returns the ranks from before.
+    GPU only where there are fewer GPUs than processes. Call this before CUDA starts. Return the ranks from before.
     """
     ranks = Ranks.current()
     if ranks.count > 1:
@@ -99,7 +99,7 @@ def collect_records(
 ) -> dict[str, list[Record]]:
     """Run a model over every set of a benchmark. Return the records by set, in the order of the items.
 
-    Writes `SET.jsonl` into `folder`, which all processes share. Sets and items that are there already are not run
+    Write `SET.jsonl` into `folder`, which all processes share. Sets and items that are there already are not run
     again. Processes other than the first get no records.
     """
     from accelerate.utils.memory import clear_device_cache

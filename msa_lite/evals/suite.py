@@ -85,14 +85,13 @@ def evaluate(
     ideal: a model, which is then scored too, or the report.json (or its folder) of an earlier evaluation.
     tokenizer: a folder or repo[@revision] with the tokenizer to use instead of the model's own, which may have none.
 
-    Writes records and report.json into `out`, those of an ideal that is scored into `out`/ideal. Each process of
+    Write records and report.json into `out`, those of an ideal that is scored into `out`/ideal. Each process of
     `accelerate launch` calls it; all but the first get no reports. Raise UsageError for arguments that do not go
     together, before a model is loaded.
     """
     require("train")
     prompting = PromptSettings(prompt) if isinstance(prompt, str) else prompt  # type: ignore[arg-type]
-    places = {"forget": forget, "retain": retain, "holdout": holdout}
-    sets = {name: place for name, place in places.items() if place is not None}
+    sets = {k: v for k, v in {"forget": forget, "retain": retain, "holdout": holdout}.items() if v is not None}
     used = {
         "split": split, "data": data, "forget, retain, holdout": sets, "tasks": tasks, "ideal": ideal, "compat": compat,
         "judge": judge != NO_JUDGE, "max_new_tokens": max_new_tokens, "prompt": prompting != PromptSettings(),
@@ -104,11 +103,10 @@ def evaluate(
     if benchmark == HARNESS:
         from msa_lite.evals.harness import evaluate_harness
 
-        report = evaluate_harness(
+        return {"model": evaluate_harness(
             _fetch(model, tokenizer), tasks, folder, limit=limit, task_folder=local_path(data) if data else None,
             seed=seed, allow_code=allow_code, progress=progress,
-        )  # fmt: skip
-        return {"model": report}
+        )}  # fmt: skip
     switches, source = resolve_compat(compat, benchmark), _fetch(model, tokenizer)
     if benchmark == OWN:
         load_checkpoint(checkpoint_folder(source.folder))  # refuses broken headers before torch is loaded

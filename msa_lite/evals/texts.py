@@ -15,7 +15,7 @@ def completion(tokenizer: Any, index: int, prompt: str, text: str) -> tuple[Exam
 
     The first ids, as many as the prompt has by itself, are no labels, even where the tokenizer merges across the
     boundary (as in open-unlearning). The very first id never is one, since nothing comes before it: the
-    beginning-of-sequence token or, for tokenizers without one, the text's first. No end token is added. Returns nothing
+    beginning-of-sequence token or, for tokenizers without one, the text's first. No end token is added. Return nothing
     where no label is left.
     """
     count = len(tokenizer(prompt)["input_ids"])

@@ -70,8 +70,8 @@ def open_config(folder: Path, checkpoint: Checkpoint | None = None) -> Any:
 def check_model(folder: Path) -> Any:
     """Check by headers and config that a checkpoint loads whole; return the model without its weights.
 
-    Takes at most a second, whatever the model's size. None for a model that is stored quantised, which only loading can
-    check. Raise FormatError as `open_config` and `load_checkpoint` do, MismatchError with the names of
+    This takes at most a second, whatever the model's size. Return None for a model that is stored quantised, which
+    only loading can check. Raise FormatError as `open_config` and `load_checkpoint` do, MismatchError with the names of
     tensors that are missing, left over or of another shape.
     """
     import torch

@@ -92,8 +92,8 @@ def _open_terms(terms: Terms) -> list[Term[Source]]:
 def validation_of(run: Run) -> Validation:
     """Return the run's validation rows with the rule. `evaluate_references` scores ideal and prior."""
     assert run.validation is not None, "only runs with a choice have validation rows"
-    ideal = _validation_folder(run, "ideal") if "ideal" in run.sources else None
-    prior = _validation_folder(run, "prior") if _has_prior_level(run, run.validation) else None
+    ideal = validation_folder(run, "ideal") if "ideal" in run.sources else None
+    prior = validation_folder(run, "prior") if _has_prior_level(run, run.validation) else None
     rule, judge = run.questions.rule, run.judge if run.questions.judged else NO_JUDGE
     return Validation(run.validation, rule, ideal, judge, prior if isinstance(rule, LeastExtraction) else None)
 
@@ -130,7 +130,7 @@ def evaluate_prior(run: Run, part: Literal["validation", "test"], progress: Prog
         run.sources["prior"],
         benchmark.only({"forget"}),
         folder,
-        known=[*evaluations_beside(run, name), _validation_folder(run, "prior")],
+        earlier=[*evaluations_beside(run, name), validation_folder(run, "prior")],
         label=f"{part}: prior",
         progress=progress,
     )
@@ -147,21 +147,22 @@ def evaluate_merged(run: Run, merged: Merged | MergedAdapter, progress: Progress
 
 
 def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress) -> Path:
-    validation, folder = validation_of(run), _validation_folder(run, name)
+    validation, folder = validation_of(run), validation_folder(run, name)
     evaluate_benchmark(
         source,
         validation.benchmark,
         folder,
         ideal="itself" if name == "ideal" else validation.ideal,
         judge=validation.judge,
-        known=evaluations_beside(run, folder.name),
+        earlier=evaluations_beside(run, folder.name),
         label=f"validation: {name}",
         progress=progress,
     )
     return folder
 
 
-def _validation_folder(run: Run, name: str) -> Path:
+def validation_folder(run: Run, name: str) -> Path:
+    """Return the folder of a model's scores on the validation rows."""
     return run.folder / "evaluation" / f"{name}_validation"
 
 
@@ -197,7 +198,7 @@ def evaluate_all(
             ideal=ideal,
             judge=run.judge,
             method=method if name == "unlearned" else None,
-            known=[*evaluations_beside(run, name), _validation_folder(run, name)],
+            earlier=[*evaluations_beside(run, name), validation_folder(run, name)],
             label=f"scores: {name}",
             progress=progress,
         )

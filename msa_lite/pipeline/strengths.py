@@ -36,6 +36,7 @@ from msa_lite.pipeline.stages import (
     merge_identity,
     merge_vectors,
     row_hashes,
+    validation_folder,
     validation_of,
 )
 from msa_lite.pipeline.steps import merged_steps
@@ -124,7 +125,7 @@ def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress) -> SweepResult
         notes = rescore(run, swept, merged, progress)
         out = run.folder / "sweep"
         before = load_report(out / candidate_name(swept.strengths.values))
-        after = load_report(run.folder / "evaluation" / "unlearned_validation")
+        after = load_report(validation_folder(run, "unlearned"))
     return SweepResult(run.folder, swept.choice, load_sweep(out), merged, before, after, notes)
 
 
@@ -263,6 +264,6 @@ def _candidates(run: Run, load: Callable[[Values | None], Any]) -> Candidates:
 
 def _known(run: Run) -> dict[str, Path]:
     """Return the folder of the target's scores if the check before the fits has scored the target as points are."""
-    folder = run.folder / "evaluation" / "target_validation"
+    folder = validation_folder(run, "target")
     alike = run.recipe.merge.dtype == "same" and not run.recipe.select.four_bit
     return {TARGET: folder} if alike and (folder / REPORT_FILE).is_file() else {}

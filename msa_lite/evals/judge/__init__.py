@@ -40,10 +40,9 @@ __all__ = [
 def open_judge(settings: JudgeSettings, cache_folder: Path | None = None) -> Judge | None:
     """Make the judge of the settings; return None for kind "none".
 
-    Checks all it can before any other work begins, without network and without loading a model. cache_folder: where to
-    keep replies; None for $MSA_LITE_CACHE, or ~/.cache/msa-lite. Raise UsageError for invalid settings, a missing key
-    or a missing `openai` package, OutputError when the cache cannot be written, and as `check_source` for a local model
-    in a folder.
+    Do all checks that need no network and load no model. cache_folder: where to keep replies; None for
+    $MSA_LITE_CACHE, or ~/.cache/msa-lite. Raise UsageError for invalid settings, a missing key or a missing `openai`
+    package, OutputError when the cache cannot be written, and as `check_source` for a local model in a folder.
     """
     settings.check()
     if settings.kind == "none":
