@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.choose.candidates import Values
+from msa_lite.choose.rules import LeastExtraction
 from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, escape_markdown, markdown
 from msa_lite.report.reports import Metric
 from msa_lite.report.table import heading, metric_cell, number
@@ -81,7 +82,7 @@ def score_heading(rule: str) -> str:
         return f"{rule.removeprefix(_MINIMISE)} ↓"
     if rule.startswith(_MAXIMISE):
         return f"{rule.removeprefix(_MAXIMISE)} ↑"
-    return "forgotten ↑" if rule == "extraction" else f"score ({rule}) ↑"
+    return "forgotten ↑" if rule == LeastExtraction.name else f"score ({rule}) ↑"
 
 
 def shown_score(rule: str, score: float | None, met: bool = True) -> float | None:
@@ -215,5 +216,5 @@ def _notes(sweep: Sweep) -> list[str]:
             why = f"{state}: {' '.join(candidate.note.split())}"
             reasons.setdefault(why, []).append(values_text(candidate.values))
     met = all(candidate.met or candidate.score is None for candidate in sweep.candidates)
-    score = [_FORGOTTEN] if sweep.score_name == "extraction" else []
+    score = [_FORGOTTEN] if sweep.score_name == LeastExtraction.name else []
     return [*score, *([] if met else [_NOT_MET]), *(f"{'; '.join(who)}: {why}" for why, who in reasons.items())]

@@ -215,9 +215,8 @@ def _explain(error: ValidationError) -> list[str]:
     for fault in sorted(error.errors(), key=lambda fault: _TEXTS.get(fault["type"]) != "not handled"):
         text = _TEXTS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
         if text == "not handled":
-            text += (
-                nearest(str(fault["loc"][-1]), _KNOWN_KEYS) if len(lines) < _MOST else ""
-            )  # takes time; no more are shown
+            if len(lines) < _MOST:  # the search takes time, and no more faults are shown
+                text += nearest(str(fault["loc"][-1]), _KNOWN_KEYS)
         elif text != "missing" and "; got " not in text:
             text += f"; got {fault['input']!r}"
         lines.append(f"{'.'.join(map(str, fault['loc']))}: {text}")
