@@ -39,11 +39,14 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
         cut += bool(max_length) and len(whole.ids) > (max_length or 0)
         examples.append(Example(row.index, whole.ids[:max_length], whole.labels[:max_length]))
     if merged:
+        advice = "put the blank at the start of prompt.answer instead of the end of prompt.prompt"
+        cause = "the chat template ends the prompt in a blank, or in another sign that belongs to a word"
         logger.warning(
             "%d of %d rows: the tokenizer merges the end of the prompt into the answer, so the first answer token is "
-            "not learnt; put the blank at the start of prompt.answer instead of the end of prompt.prompt",
+            "not learnt; %s",
             merged,
             len(rows),
+            cause if prompter.use_chat else advice,
         )
     if cut:
         logger.warning("%d of %d rows are longer than max_length=%s and were cut", cut, len(rows), max_length)

@@ -180,6 +180,17 @@ def test_a_blank_that_merges_across_the_boundary_is_warned_of(caplog: pytest.Log
         with_blank = Template("Question: {question}\nAnswer: ", "{answer}")
         encode_qa(rows, Prompter.build(tiny_tokenizer(), "plain", with_blank))
     assert "1 of 1 rows: the tokenizer merges" in caplog.text
+    assert "put the blank at the start of prompt.answer" in caplog.text
+
+
+def test_a_chat_template_that_merges_across_the_boundary_is_named_as_the_cause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tokenizer = tiny_tokenizer(chat=True)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}: {% endfor %}"
+    encode_qa([Row(0, "Where is it?", "It is over there.")], Prompter.build(tokenizer, "chat", Template()))
+    assert "the chat template ends the prompt in a blank" in caplog.text
+    assert "prompt.answer" not in caplog.text
 
 
 def test_long_rows_are_cut_and_rows_without_labels_dropped(caplog: pytest.LogCaptureFixture) -> None:
