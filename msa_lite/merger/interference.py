@@ -106,11 +106,12 @@ def tell_interference(plan: MergePlan, max_memory: str | int) -> list[Interferen
         return []
     pairs = measure_interference(plan)
     folders = {term.name: term.vector.folder for term in plan.terms}
+    notices.info("one merge of %s", ", ".join(f"{name} ({folder})" for name, folder in folders.items()))
     for pair in pairs[:_SHOWN]:
         layers = "; ".join(f"{name}: {likeness}" for name, likeness in pair.closest_layers.items())
-        notices.info("%s and %s: %s (most alike in %s)", pair.one, pair.other, pair.total, layers or "no layer")
+        notices.info("  %s and %s: %s; most in %s", pair.one, pair.other, pair.total, layers or "no layer")
     if len(pairs) > _SHOWN:
-        notices.info("… and %d more pairs, in the manifest", len(pairs) - _SHOWN)
+        notices.info("  … and %d more pairs, in the manifest", len(pairs) - _SHOWN)
     for pair in (pair for pair in pairs if pair.size >= HIGH_COSINE):
         logger.warning("%s", _warning(pair, [str(folders[name]) for name in (pair.one, pair.other)]))
     return pairs
