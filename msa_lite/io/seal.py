@@ -19,6 +19,7 @@ from msa_lite.io.files import hash_file, indented_json, write_text
 from msa_lite.io.reading import parse_json, printable, read_bytes, read_object
 
 MANIFEST = "manifest.json"
+CARD_FILE = "README.md"  # of a model or adapter: its card, which people may edit
 JOURNAL = ".journal.jsonl"
 MARKER = ".msa-lite-partial.json"
 LOCK = ".lock"
@@ -32,13 +33,17 @@ _SEAL = re.compile(rb'(?<="manifest_sha256": ")[0-9a-f]{64}(?="\n}\n\Z)')
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any], sealed: bool = True) -> None:
     """Write a folder's manifest, whole or not at all, with a seal."""
+    write_text(folder / MANIFEST, manifest_text(manifest, sealed))
+
+
+def manifest_text(manifest: Mapping[str, Any], sealed: bool = True) -> str:
+    """Return the text of a manifest's file, with a seal."""
     values = {key: value for key, value in manifest.items() if key != _KEY and key not in _FORMAT}
     if not sealed:
-        write_text(folder / MANIFEST, indented_json(values))
-        return
+        return indented_json(values)
     text = indented_json({**values, **_FORMAT, _KEY: ""})
     seal = hashlib.sha256(text.encode()).hexdigest()
-    write_text(folder / MANIFEST, text.removesuffix('"\n}\n') + f'{seal}"\n}}\n')
+    return text.removesuffix('"\n}\n') + f'{seal}"\n}}\n'
 
 
 def load_manifest(folder: Path) -> dict[str, Any] | None:

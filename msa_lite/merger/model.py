@@ -167,6 +167,7 @@ def _write_model(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, p
         if tokenizer := inputs.target.tokenizer:
             copy_tokenizer(tokenizer.folder, partial)
         write_text(partial / MERGEKIT_FILE, recipe)
+        facts["mergekit"] = any(not line.startswith("#") for line in recipe.splitlines())
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
         facts["fidelity"] = fidelity_report(changes)
     return merged

@@ -37,7 +37,7 @@ ARROWS = {
     "data": {"errors", "io"},
     "report": {"errors", "io"},
     "train": {"data", "errors", "io"},
-    "merger": {"errors", "io", "strengths"},
+    "merger": {"errors", "io", "report", "strengths"},
     "baselines": {"data", "errors", "io"},
     "demo": {"data", "io", "train"},
     "evals": {"benchmarks", "data", "errors", "io", "report"},
