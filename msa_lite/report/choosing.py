@@ -9,7 +9,7 @@ from typing import Any
 
 from msa_lite.errors import FormatError
 from msa_lite.io.reading import read_object, read_text
-from msa_lite.report.faults import is_number, reading, stage_report
+from msa_lite.report.faults import is_finite_number, reading, stage_report
 from msa_lite.report.reports import Metric
 
 CHOICE_FILE = "choice.json"
@@ -98,9 +98,9 @@ def load_choosing(folder: Path) -> Choosing | None:
 
 def _point(folder: Path, line: Mapping[str, Any], chosen: Mapping[str, Any]) -> ScoredPoint:
     values = {key: value for key, value in line.items() if key not in _NO_VALUES}
-    if not all(is_number(value) or isinstance(value, str) for value in values.values()):
+    if not all(is_finite_number(value) or isinstance(value, str) for value in values.values()):
         raise TypeError(f"values {values}")
-    if line["score"] is not None and not is_number(line["score"]):
+    if line["score"] is not None and not is_finite_number(line["score"]):
         raise TypeError(f"score {line['score']}")
     name = candidate_name(values)
     report = stage_report(folder / name) if "/" not in name else None

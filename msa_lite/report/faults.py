@@ -41,13 +41,13 @@ def stage_report(folder: Path) -> Report | None:
     with reading(path):
         for name, metric in report.metrics.items():
             values = (metric.value, metric.stderr)
-            if not all(value is None or is_number(value) for value in values) or not is_number(metric.n):
+            if not all(value is None or is_finite_number(value) for value in values) or not is_finite_number(metric.n):
                 raise ValueError(f"{name} is no number")
         if not isinstance(report.settings, Mapping) or not isinstance(report.split, str):
             raise ValueError("settings or split")
     return report
 
 
-def is_number(value: object) -> bool:
+def is_finite_number(value: object) -> bool:
     """Check for a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.io.reading import read_text
-from msa_lite.report.faults import is_number, reading, stage_manifest
+from msa_lite.report.faults import is_finite_number, reading, stage_manifest
 
 _LOG = "train_log.jsonl"
 
@@ -56,7 +56,7 @@ def load_fits(folder: Path) -> dict[str, Fit]:
 def _fit(manifest: Mapping[str, Any], lines: list[tuple[int, float, float]]) -> Fit:
     outcome = manifest.get("fit") or {}
     rows, settings = manifest.get("rows"), manifest["inputs"].get("settings") or {}
-    loss = {name: float(value) for name, value in (outcome.get("loss") or {}).items() if is_number(value)}
+    loss = {name: float(value) for name, value in (outcome.get("loss") or {}).items() if is_finite_number(value)}
     settings = dict(settings) | {key: outcome[key] for key in ("learning_rate",) if key in outcome}
     steps, epochs = (lines[-1][0], lines[-1][1]) if lines else (0, 0.0)
     return Fit(

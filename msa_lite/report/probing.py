@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from msa_lite.report.faults import is_number, reading, stage_report
+from msa_lite.report.faults import is_finite_number, reading, stage_report
 from msa_lite.report.reports import Metric
 
 _CONTROLS = ("target", "ideal")
@@ -54,7 +54,7 @@ def load_probe(folder: Path) -> ProbeFacts | None:
             with reading(place / name / "report.json"):
                 bounds = report.settings["intervals"].items()
                 intervals = {key: (float(low), float(high)) for key, (low, high) in bounds}
-                rows = {key: int(count) for key, count in report.settings["rows"].items() if is_number(count)}
+                rows = {key: int(count) for key, count in report.settings["rows"].items() if is_finite_number(count)}
             models.append(ProbedModel(name, report.metrics, intervals))
         if models:
             return ProbeFacts(thorough, next((key for key in rows if key != "forget"), "holdout"), rows, tuple(models))

@@ -12,7 +12,7 @@ from msa_lite.errors import FormatError
 from msa_lite.io.reading import parse_yaml, read_text
 from msa_lite.report.faults import stage_manifest
 
-RECIPE_FILE = "recipe.yaml"
+_RECIPE = "recipe.yaml"
 _FIRST = "# A run of msa-lite"
 _ROWS = "rows learnt, "
 _PINNED = re.compile(rf"({_ROWS}[^:]+|[a-z]+): (\S+)")
@@ -46,7 +46,7 @@ class Provenance:
 
 def load_provenance(folder: Path) -> Provenance:
     """Load the provenance from a run's folder. Raise FormatError for broken files."""
-    path = folder / RECIPE_FILE
+    path = folder / _RECIPE
     text = read_text(path)
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
@@ -73,7 +73,7 @@ def load_provenance(folder: Path) -> Provenance:
 
 def is_run(folder: Path) -> bool:
     """Check whether a folder is that of a run, of MSA or of a baseline."""
-    path = folder / RECIPE_FILE
+    path = folder / _RECIPE
     try:
         return path.is_file() and read_text(path).startswith(_FIRST)
     except FormatError:

@@ -11,7 +11,7 @@ from msa_lite.errors import UsageError
 from msa_lite.io.reading import read_object
 from msa_lite.report.choosing import Choosing, load_choosing
 from msa_lite.report.examples import SideBySide
-from msa_lite.report.faults import is_number, reading, stage_manifest, stage_report
+from msa_lite.report.faults import is_finite_number, reading, stage_manifest, stage_report
 from msa_lite.report.fits import Fit, load_fits
 from msa_lite.report.probing import ProbeFacts, load_probe
 from msa_lite.report.provenance import Provenance, is_run, load_provenance
@@ -34,7 +34,7 @@ _FORMULAS = {
 
 
 @dataclass(frozen=True)
-class LayerOverlap:
+class LayerPair:
     """How alike two vectors are in one layer."""
 
     layer: str
@@ -46,7 +46,7 @@ class LayerOverlap:
 
 
 @dataclass(frozen=True)
-class Interference:
+class VectorPair:
     """How alike two vectors are: what one request does to another."""
 
     one: str
@@ -57,7 +57,7 @@ class Interference:
     """The cosine between the two, over all layers."""
     overlap: float | None
     """The overlap over all layers."""
-    layers: tuple[LayerOverlap, ...]
+    layers: tuple[LayerPair, ...]
     """The same figures layer by layer."""
 
 
@@ -92,7 +92,7 @@ class Story:
     """The change of the weights; None until the model is merged."""
     probe: ProbeFacts | None
     """What the probe said of the prior; None where none was made."""
-    interference: tuple[Interference, ...]
+    interference: tuple[VectorPair, ...]
     """Pairs of vectors with how alike they are; empty without earlier requests."""
     examples: tuple[SideBySide, ...]
     """Questions with the models' answers. They hold the data, so they are there only if somebody wants them."""
@@ -182,7 +182,7 @@ def _verdict(path: Path) -> dict[str, Any] | None:
         counts = [forgotten["rows"], forgotten["changed"], *forgotten["recited"].values()]
         shares = [kept["share"], *kept["interval"], kept["rows"], kept["changed"]] if kept else []
         left = [] if forgotten["left"] is None else [forgotten["left"]]
-        if not all(map(is_number, (*counts, *shares, *left))):
+        if not all(map(is_finite_number, (*counts, *shares, *left))):
             raise ValueError("a count or a share is no number")
         verdict["reasons"] = list(map(str, verdict["reasons"]))
     return verdict
@@ -206,16 +206,16 @@ def _strengths(folder: Path, reports: Mapping[str, Report], choosing: Choosing |
     return {name: value for name, value in manifest["inputs"].items() if name in ("alpha", "beta", "scale")}
 
 
-def _interference(folder: Path) -> tuple[Interference, ...]:
+def _interference(folder: Path) -> tuple[VectorPair, ...]:
     manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {}
     with reading(folder):
         return tuple(
-            Interference(
+            VectorPair(
                 str(pair["one"]),
                 str(pair["other"]),
                 pair["cosine"],
                 pair["overlap"],
-                tuple(LayerOverlap(str(one["layer"]), one["cosine"], one["overlap"]) for one in pair["layers"]),
+                tuple(LayerPair(str(one["layer"]), one["cosine"], one["overlap"]) for one in pair["layers"]),
             )
             for pair in manifest.get("interference") or ()
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.report.faults import is_number, reading, stage_manifest
+from msa_lite.report.faults import is_finite_number, reading, stage_manifest
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 
@@ -124,7 +124,9 @@ def load_update(folder: Path) -> Update | None:
 def _tensor(name: str, figures: Mapping[str, Any]) -> TensorUpdate:
     layer, kind = place_of(name)
     sizes = {key: figures.get(key) for key in ("relative_size", "norm", "weight_norm")}
-    numbers = {key: float(value) if value is not None and is_number(value) else None for key, value in sizes.items()}
+    numbers = {
+        key: float(value) if value is not None and is_finite_number(value) else None for key, value in sizes.items()
+    }
     return TensorUpdate(name, layer, kind, int(figures["weights"]), **numbers)
 
 
