@@ -19,7 +19,7 @@ from msa_lite.baselines.methods import METHODS, TASK_VECTOR, Value, check_grids,
 from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.baselines.passes import check_layer
 from msa_lite.baselines.reference import ReferenceCache
-from msa_lite.choose.candidates import TARGET, Candidates, Values, candidate_name
+from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.choose.choice import Choice
 from msa_lite.data import Example, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, UsageError
@@ -48,6 +48,7 @@ from msa_lite.pipeline.stages import (
 from msa_lite.pipeline.steps import score_steps, sweep_steps
 from msa_lite.pipeline.verdict import judge_run
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
+from msa_lite.report.choosing import candidate_name
 from msa_lite.train import FitSettings, epoch_folder, fit_vector
 from msa_lite.train.auto import EPOCHS
 
