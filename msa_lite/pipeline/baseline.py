@@ -27,6 +27,7 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Term
+from msa_lite.pipeline.cards import complete_card
 from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.folder import BASELINES, claimed
@@ -94,6 +95,7 @@ def run_baseline(
         about = plan.describe(recipe, chosen | {"epochs": _epochs(recipe)}, trials.compat)
         reports = evaluate_all(run, merged, about, progress)
         findings = judge_run(run, progress)
+        complete_card(run, merged, chosen)
         summary = Summary(trials.title(chosen), findings.verdict, choice.doubts if choice else ())
         write_summary(run, summary, merged, reports)
     return make_result(run, chosen, merged, reports, findings)

@@ -33,11 +33,12 @@ _UNDO = (
     "This is a vector: what a model learns from the data to remove. **Whoever has it can put the data back** into a "
     "model that it was removed from, or find out about the data."
 )
+_UNSCORED = "Nothing has been scored yet, so this card cannot say how much was forgotten and how much was kept."
 _LIMITS = (
     "The weights were edited. This is no proof that the data has no influence left.",
     "Other prompts, further fine-tuning and 4-bit quantisation may bring some of it back. No score on this card "
     "tests that.",
-    "Only the questions and texts behind the scores were tested, in their own words and language.",
+    "Only the questions and texts behind the scores, if there are any, were tested, in their own words and language.",
     "Whoever has the model before and this one has their difference. Membership of removed rows has been read from "
     "unlearned models with up to 99 % accuracy (FUMA, EMNLP 2025).",
 )
@@ -88,14 +89,11 @@ def _title(manifest: Mapping[str, Any]) -> str:
 
 def _lead(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[str]:
     """Return the first paragraphs: the outcome in a sentence, and what speaks against it."""
-    if not outcome:
-        lines = ["Nothing has been scored yet, so this card cannot say how much was forgotten and how much was kept."]
-    elif outcome.get("verdict"):
-        lines = [f"**{outcome['verdict']}**: {_plain(outcome['sentence'])}"]
-    else:
-        lines = [f"**No verdict**: {_plain(outcome['sentence'])}."]
+    lines = [_plain(outcome["sentence"])] if outcome else [_UNSCORED]
+    if outcome.get("verdict"):
+        lines.append(f"Verdict: **{outcome['verdict']}**.")
     if reasons := outcome.get("reasons"):
-        lines.append(_bullets(f"{_plain(reason[0].upper() + reason[1:])}." for reason in reasons))
+        lines.append(_bullets(f"{_capital(_plain(reason))}." for reason in reasons))
     return [*lines, _SWITCH] if manifest["kind"] == "adapter" else lines
 
 
@@ -151,8 +149,9 @@ def _removed(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[st
     counts = {"forget": "to remove", "retain": "to keep, of which the retain vector was made"}
     lines = [f"{rows[name]} rows {what}." for name, what in counts.items() if rows.get(name) is not None]
     for name, fit in fits.items():
-        size = f"LoRA of rank {fit['rank']}" if fit.get("rank") else "all weights"
-        lines.append(f"{_capital(name)} vector: {size}, {fit['epochs']} epochs, learning rate {fit['learning_rate']:g}.")
+        size = f"LoRA of rank {fit['lora_rank']}" if fit.get("lora_rank") else "all weights"
+        epochs, rate = f"{fit['epochs']:g} epochs", f"learning rate {fit['learning_rate']:g}"
+        lines.append(f"{_capital(name)} vector: {size}, {epochs}, {rate}.")
     if not lines:
         return []
     return ["## What was removed", _bullets([*lines, "The data itself is not part of this card, nor are its names."])]
