@@ -21,6 +21,7 @@ from msa_lite.report.front_matter import (
 from msa_lite.report.reports import Metric, Report
 from msa_lite.report.table import markdown_table, number
 
+NO_OPTIONS = CardOptions()
 HIDDEN = "a model whose name is not given"
 LOCAL = "a local model"
 _COLUMNS = {"target": "before", "unlearned": "unlearned", "ideal": "ideal"}
@@ -44,7 +45,7 @@ _LIMITS = (
 )
 
 
-def model_card(manifest: Mapping[str, Any], options: CardOptions = CardOptions()) -> str:
+def model_card(manifest: Mapping[str, Any], options: CardOptions = NO_OPTIONS) -> str:
     """Return the README.md of a model or adapter folder (or of a vector's) from its manifest.
 
     Before the run ends the manifest has no `outcome`; the card then says that nothing was scored.
@@ -100,7 +101,7 @@ def _lead(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[str]:
 def _about(manifest: Mapping[str, Any]) -> list[str]:
     """Return what was done, with the formula and its numbers."""
     method, terms = (manifest.get("outcome") or {}).get("method"), terms_of(manifest)
-    is_msa = all(term["name"] in _SYMBOLS for term in terms) and method in (None, "msa")
+    is_msa = all(side_of(term) in _SYMBOLS for term in terms) and method in (None, "msa")
     how = "Model State Arithmetic: no training of this model, only arithmetic on weights" if is_msa else (
         f"the baseline {method or ' and '.join(term['name'] for term in terms)}"
     )  # fmt: skip
@@ -118,7 +119,9 @@ def _about(manifest: Mapping[str, Any]) -> list[str]:
     )
     legend = ["θ_D is the model before, θ_0 the checkpoint that tuning started from"]
     legend += [f"{_symbol(term['name'], terms)} the same after tuning on {_tuned_on(term)}" for term in terms]
-    return [*lines, f"```text\n{formula}\n```", f"{', '.join(legend)}. θ_u is this model."]
+    is_update = manifest["kind"] == "adapter"
+    result = "θ_u is what the model before becomes with this adapter on it" if is_update else "θ_u is this model"
+    return [*lines, f"```text\n{formula}\n```", f"{', '.join(legend)}. {result}."]
 
 
 def terms_of(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -133,14 +136,21 @@ def terms_of(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"name": name, "weight": weight} for name, weight in weights.items() if weight and name in inputs]
 
 
+def side_of(term: Mapping[str, Any]) -> str:
+    """Return "forget" or "retain", also for one of several vectors on a side; else the name of a baseline."""
+    return str(term["name"]).partition(" ")[0]
+
+
 def _symbol(name: str, terms: list[dict[str, Any]]) -> str:
-    return _SYMBOLS.get(name, "θ_1") if len(terms) < 3 else f"θ_{[term['name'] for term in terms].index(name) + 1}"
+    names = [term["name"] for term in terms]
+    return _SYMBOLS.get(name, "θ_1") if set(names) <= {*_SYMBOLS} else f"θ_{names.index(name) + 1}"
 
 
 def _tuned_on(term: Mapping[str, Any]) -> str:
-    if term["weight"] < 0:
-        return "the data to remove"
-    return "data to keep" if term["name"].startswith("retain") else f"the baseline's objective ({term['name']})"
+    sides = {"forget": "data to remove", "retain": "data to keep"}
+    number = term["name"].partition(" ")[2]
+    text = sides.get(side_of(term), f"the objective of {_plain(term['name'])}")
+    return f"{text} (request {number})" if number else text
 
 
 def _removed(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[str]:
@@ -171,8 +181,8 @@ def _scores(outcome: Mapping[str, Any]) -> list[str]:
     )
     return [
         "## Scores",
-        f"{benchmark_title(outcome)}, {_plain(str(outcome['split']))} rows, mean ± standard error; ↑ higher, ↓ lower is "
-        f"better. *Before* is the model that was edited. {ideal}",
+        f"{_capital(benchmark_title(outcome))}, {_plain(str(outcome['split']))} rows: mean ± standard error. ↑ higher, "
+        f"↓ lower is better. *Before* is the model that was edited. {ideal}",
         markdown_table(reports).rstrip("\n"),
     ]
 
@@ -217,11 +227,11 @@ def _fidelity(manifest: Mapping[str, Any]) -> list[str]:
         cut = f"truncation lost {lost:.2%} of it" if lost else "nothing of it was cut"
         text = f"One LoRA adapter in float32 on {change.get('modules')} modules, rank {change.get('rank')}; {cut}."
         return ["## How much of the update is in this adapter", text]
-    touched = change.get("weights_touched")
+    touched, tensors = change.get("weights_touched"), change.get("tensors_touched")
     if not touched:
         return []
     lines = [
-        f"{change['weights_changed'] / touched:.2%} of {touched} weights in {change['tensors_touched']} tensors changed",
+        f"{change['weights_changed'] / touched:.2%} of {touched:,} weights in {tensors} tensors changed",
         f"rounding to the stored precision lost {change['rounding_loss']:.2%} of the update",
     ]
     if change.get("relative_size") is not None:
@@ -277,7 +287,7 @@ def _provenance(manifest: Mapping[str, Any]) -> list[str]:
         "\n".join(["| | | revision |", "|---|---|---|", *lines]),
         f"Licence: that of the model before, {_plain(named)}."
         if named
-        else "Licence: the card of the model before names none, or it has no card; ask its owner before you pass this on.",
+        else "Licence: not known, since the model before has no card that names one; ask its owner.",
         f"Made with {_versions(manifest)}.",
     ]
 
