@@ -20,12 +20,15 @@ from msa_lite.io.reading import parse_json, printable, read_bytes, read_object
 
 MANIFEST = "manifest.json"
 CARD_FILE = "README.md"  # of a model or adapter: its card, which people may edit
+MERGEKIT_FILE = "mergekit_config.yml"  # beside a merged model: the same merge as a recipe for mergekit
+PUBLISHED = "published"  # true in the manifest that goes to the Hub with a model
 JOURNAL = ".journal.jsonl"
 MARKER = ".msa-lite-partial.json"
 LOCK = ".lock"
 REPLACES = ".replaces.json"  # names the folder that a new one takes the place of
 # Files that a stage needs while it works; they are no part of its result. The marker is removed last.
 WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", f"{MARKER}.tmp", MARKER)
+_OF_HUB = (".gitattributes", ".cache/")  # comes with a download
 _FORMAT = {"format": 2}  # a second sign of a seal, so that no change of one byte can hide that there was one
 _KEY = "manifest_sha256"
 _SEAL = re.compile(rb'(?<="manifest_sha256": ")[0-9a-f]{64}(?="\n}\n\Z)')
@@ -135,9 +138,10 @@ def strange_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
     known = {MANIFEST, *manifest["files"]} | (set(WORKING) if holds_leftovers(folder) else set())
     # Earlier versions left out the manifests of inner folders, and whatever has the name of a working file.
     blind = frozenset() if is_sealed(manifest) else frozenset({MANIFEST, *WORKING, ".replaced"})
-    return {
-        name: path for name, path in entries(folder).items() if name not in known and blind.isdisjoint(name.split("/"))
-    }
+    strange = {name: path for name, path in entries(folder).items() if name not in known}
+    if manifest.get(PUBLISHED):
+        strange = {name: path for name, path in strange.items() if not name.startswith(_OF_HUB)}
+    return {name: path for name, path in strange.items() if blind.isdisjoint(name.split("/"))}
 
 
 def verify_folder(folder: Path) -> list[str]:

@@ -26,13 +26,13 @@ HIDDEN = "a model whose name is not given"
 LOCAL = "a local model"
 _COLUMNS = {"target": "before", "unlearned": "unlearned", "ideal": "ideal"}
 _SYMBOLS = {"forget": "θ_1", "retain": "θ_2"}
-_SWITCH = (
+SWITCH = (
     "This adapter is a switch, not a removal: whoever leaves it off, or takes it off again, has the former model. "
     "Its factors also hold what was learnt from the data, so that they can be used to put it back."
 )
-_UNDO = (
-    "This is a vector: what a model learns from the data to remove. **Whoever has it can put the data back** into a "
-    "model that it was removed from, or find out about the data."
+UNDO = (
+    "This is a vector, or a model that was tuned: it holds what a model learns from certain data. **Whoever has it can "
+    "put that data back** into a model that it was removed from, or find out about it."
 )
 _UNSCORED = "Nothing has been scored yet, so this card cannot say how much was forgotten and how much was kept."
 _LIMITS = (
@@ -63,7 +63,7 @@ def model_card(manifest: Mapping[str, Any], options: CardOptions = NO_OPTIONS) -
         *_fidelity(manifest),
         *_interference(manifest),
         "## Limits",
-        _bullets([*([_SWITCH] if manifest["kind"] == "adapter" else []), *_LIMITS]),
+        _bullets([*([SWITCH] if manifest["kind"] == "adapter" else []), *_LIMITS]),
         "## How to load it",
         _loading(manifest, options),
         "## Where it comes from",
@@ -76,9 +76,9 @@ def _vector_card(manifest: Mapping[str, Any], options: CardOptions) -> str:
     """Return the card of a vector that its owner publishes all the same."""
     settings = manifest["inputs"].get("settings", {})
     facts = [f"made with {_versions(manifest)}"]
-    if settings.get("mode") in ("lora", "qlora"):
-        facts.insert(0, f"a LoRA adapter of rank {settings.get('lora_rank')}, fitted on an earlier checkpoint")
-    text = ["# Vector of Model State Arithmetic", _UNDO, _bullets([f"{fact[0].upper()}{fact[1:]}." for fact in facts])]
+    rank = settings.get("lora_rank")
+    facts.insert(0, f"a LoRA adapter of rank {rank}, fitted on an earlier checkpoint" if rank else "a whole checkpoint")
+    text = ["# Vector of Model State Arithmetic", UNDO, _bullets([f"{fact[0].upper()}{fact[1:]}." for fact in facts])]
     return front_matter(manifest, "vector", options) + "\n" + "\n\n".join(text) + "\n"
 
 
@@ -95,7 +95,7 @@ def _lead(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[str]:
         lines.append(f"Verdict: **{outcome['verdict']}**.")
     if reasons := outcome.get("reasons"):
         lines.append(_bullets(f"{_capital(_plain(reason))}." for reason in reasons))
-    return [*lines, _SWITCH] if manifest["kind"] == "adapter" else lines
+    return [*lines, SWITCH] if manifest["kind"] == "adapter" else lines
 
 
 def _about(manifest: Mapping[str, Any]) -> list[str]:

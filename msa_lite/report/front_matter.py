@@ -56,17 +56,18 @@ def read_target_card(folder: Path) -> dict[str, Any]:
         "license_name": _is_line,
         "license_link": lambda value: isinstance(value, str) and _LINK.fullmatch(value) is not None,
         "language": _are_words,
-        "pipeline_tag": _is_word,
+        "pipeline_tag": is_word,
     }
     return {key: values[key] for key, check in checks.items() if check(values.get(key))}
 
 
-def _is_word(value: Any) -> bool:
+def is_word(value: Any) -> bool:
+    """Check for a text of the form that the Hub's licences and languages have."""
     return isinstance(value, str) and _WORD.fullmatch(value) is not None
 
 
 def _are_words(value: Any) -> bool:
-    return _is_word(value) or (isinstance(value, list) and 0 < len(value) <= 200 and all(map(_is_word, value)))
+    return is_word(value) or (isinstance(value, list) and 0 < len(value) <= 200 and all(map(is_word, value)))
 
 
 def _is_line(value: Any) -> bool:
@@ -98,7 +99,8 @@ def front_matter(manifest: Mapping[str, Any], name: str, options: CardOptions) -
     from huggingface_hub.repocard_data import ModelCardData
 
     theirs, target = manifest.get("target_card", {}), hub_name(manifest, "target")
-    is_adapter = manifest["kind"] == "adapter"
+    lora = manifest["kind"] == "vector" and manifest["inputs"].get("settings", {}).get("mode") != "full"
+    is_adapter = manifest["kind"] == "adapter" or lora
     results = _results(manifest.get("outcome") or {})
     more: dict[str, Any] = {"base_model_relation": "adapter" if is_adapter else "finetune"} if target else {}
     if options.gated:

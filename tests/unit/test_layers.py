@@ -41,6 +41,7 @@ ARROWS = {
     "baselines": {"data", "errors", "io"},
     "demo": {"data", "io", "train"},
     "evals": {"benchmarks", "data", "errors", "io", "report"},
+    "publish": {"errors", "io", "report"},
     "comparison": {"benchmarks", "errors", "evals", "io", "report"},
     "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report", "strengths"},
     "pipeline": {
