@@ -15,6 +15,7 @@ from msa_lite.io.seal import MANIFEST
 logger = logging.getLogger(__name__)
 
 _MOST = 5
+_IDLE = "publish."  # keys below it decide no result
 _NOTE = re.compile(r"^# ([\w ,]+): (\S+)$", re.MULTILINE)  # revisions of models, hashes of rows
 
 
@@ -44,7 +45,7 @@ def _changes(before: str, after: str) -> Iterator[str]:
     before = before.replace("score: exposure", "score: extraction")  # the rule's former name
     old, new = (dict(_leaves(parse_yaml(text, "recipe.yaml"))) for text in (before, after))
     for key in dict.fromkeys([*old, *new]):
-        if old.get(key) != new.get(key):
+        if old.get(key) != new.get(key) and not key.startswith(_IDLE):
             yield f"{key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
     contents, now = (dict(_NOTE.findall(text)) for text in (before, after))
     yield from (f"content of {name}" for name, value in now.items() if contents.get(name, value) != value)
