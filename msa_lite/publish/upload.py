@@ -262,10 +262,10 @@ def _check_unchanged(item: Item, sha256: str) -> None:
 
 
 def _rank(name: str) -> int:
-    """Return when a file is sent: weights (0), config and tokenizer (1), index and card (2)."""
+    """Return when a file is sent: weights (0), config and tokenizer (1), index, manifest and card (2)."""
     if name.endswith(".safetensors"):
         return 0
-    return 2 if name == "README.md" or name.endswith(".safetensors.index.json") else 1
+    return 2 if name in ("README.md", "manifest.json") or name.endswith(".safetensors.index.json") else 1
 
 
 def _groups(items: Iterable[Item]) -> Iterator[list[Item]]:
