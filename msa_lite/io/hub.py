@@ -21,6 +21,7 @@ from msa_lite.io.disk import check_space
 from msa_lite.io.files import digest, hash_file
 from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.revisions import find_branch, is_number
+from msa_lite.io.seal import CARD_FILE
 from msa_lite.io.unchanged import Marks, check_unchanged, take_marks
 from msa_lite.io.vocabulary import AddedRows
 
@@ -105,7 +106,8 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
 
     repo, revision = split_name(name)
     try:  # patterns reach into folders, where repositories keep copies in other formats and intermediate checkpoints
-        path = Path(snapshot_download(repo, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]))
+        wanted = [*patterns, CARD_FILE]  # a card is no part of a model's identity, but names its licence
+        path = Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
         reason = explain(error)
         raise UsageError(f"{name}: no such folder, and it could not be fetched from the Hub ({reason})") from error

@@ -34,6 +34,7 @@ from msa_lite.io.lock import locked
 from msa_lite.io.progress import readable
 from msa_lite.io.reading import printable, read_bytes, read_object
 from msa_lite.io.seal import (
+    CARD_FILE,
     LOCK,
     MANIFEST,
     MARKER,
@@ -65,7 +66,10 @@ def software_versions() -> dict[str, str]:
 
 
 def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
-    """Check whether `folder` was made from exactly these inputs and every file still has its recorded size."""
+    """Check whether `folder` was made from exactly these inputs and every file still has its recorded size.
+
+    The card does not count: people edit cards, and a model need not be merged again for that.
+    """
     manifest = load_manifest(folder)
     if manifest is None or manifest["inputs"] != json.loads(canonical_json(inputs)):
         return False
@@ -73,7 +77,8 @@ def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
         files = entries(folder)
     except OSError:
         return False
-    if not all(name in files and _has_size(files[name], item["bytes"]) for name, item in manifest["files"].items()):
+    sizes = {name: item["bytes"] for name, item in manifest["files"].items() if name != CARD_FILE}
+    if not all(name in files and _has_size(files[name], size) for name, size in sizes.items()):
         return False
     if _is_former(previous_folder(folder), folder):  # a kill came before the new one was checked
         if verify_folder(folder):

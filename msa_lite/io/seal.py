@@ -19,12 +19,16 @@ from msa_lite.io.files import hash_file, indented_json, write_text
 from msa_lite.io.reading import parse_json, printable, read_bytes, read_object
 
 MANIFEST = "manifest.json"
+CARD_FILE = "README.md"  # of a model or adapter: its card, which people may edit
+MERGEKIT_FILE = "mergekit_config.yml"  # beside a merged model: the same merge as a recipe for mergekit
+PUBLISHED = "published"  # true in the manifest that goes to the Hub with a model
 JOURNAL = ".journal.jsonl"
 MARKER = ".msa-lite-partial.json"
 LOCK = ".lock"
 REPLACES = ".replaces.json"  # names the folder that a new one takes the place of
 # Files that a stage needs while it works; they are no part of its result. The marker is removed last.
 WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", f"{MARKER}.tmp", MARKER)
+_OF_HUB = (".gitattributes", ".cache/")  # comes with a download
 _FORMAT = {"format": 2}  # a second sign of a seal, so that no change of one byte can hide that there was one
 _KEY = "manifest_sha256"
 _SEAL = re.compile(rb'(?<="manifest_sha256": ")[0-9a-f]{64}(?="\n}\n\Z)')
@@ -32,13 +36,17 @@ _SEAL = re.compile(rb'(?<="manifest_sha256": ")[0-9a-f]{64}(?="\n}\n\Z)')
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any], sealed: bool = True) -> None:
     """Write a folder's manifest, whole or not at all, with a seal."""
+    write_text(folder / MANIFEST, manifest_text(manifest, sealed))
+
+
+def manifest_text(manifest: Mapping[str, Any], sealed: bool = True) -> str:
+    """Return the text of a manifest's file, with a seal."""
     values = {key: value for key, value in manifest.items() if key != _KEY and key not in _FORMAT}
     if not sealed:
-        write_text(folder / MANIFEST, indented_json(values))
-        return
+        return indented_json(values)
     text = indented_json({**values, **_FORMAT, _KEY: ""})
     seal = hashlib.sha256(text.encode()).hexdigest()
-    write_text(folder / MANIFEST, text.removesuffix('"\n}\n') + f'{seal}"\n}}\n')
+    return text.removesuffix('"\n}\n') + f'{seal}"\n}}\n'
 
 
 def load_manifest(folder: Path) -> dict[str, Any] | None:
@@ -130,9 +138,10 @@ def strange_files(folder: Path, manifest: Mapping[str, Any]) -> dict[str, Path]:
     known = {MANIFEST, *manifest["files"]} | (set(WORKING) if holds_leftovers(folder) else set())
     # Earlier versions left out the manifests of inner folders, and whatever has the name of a working file.
     blind = frozenset() if is_sealed(manifest) else frozenset({MANIFEST, *WORKING, ".replaced"})
-    return {
-        name: path for name, path in entries(folder).items() if name not in known and blind.isdisjoint(name.split("/"))
-    }
+    strange = {name: path for name, path in entries(folder).items() if name not in known}
+    if manifest.get(PUBLISHED):
+        strange = {name: path for name, path in strange.items() if not name.startswith(_OF_HUB)}
+    return {name: path for name, path in strange.items() if blind.isdisjoint(name.split("/"))}
 
 
 def verify_folder(folder: Path) -> list[str]:

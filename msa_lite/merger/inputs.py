@@ -12,14 +12,25 @@ from msa_lite.errors import MsaError, OutputError, UsageError
 from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.disk import disk_faults, output_path
+from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, check_download_space, fetch, fetch_headers, is_remote, is_remote_adapter
-from msa_lite.io.manifest import check_free, check_place, is_finished, partial_folder, recover, stage_folder
+from msa_lite.io.manifest import (
+    check_free,
+    check_place,
+    is_finished,
+    partial_folder,
+    recover,
+    software_versions,
+    stage_folder,
+)
 from msa_lite.io.reading import local_path, printable
-from msa_lite.io.seal import load_manifest
+from msa_lite.io.seal import CARD_FILE, load_manifest
 from msa_lite.io.unchanged import check_unchanged
 from msa_lite.merger.formula import Term, VectorLike, named_strengths
 from msa_lite.merger.plan import MergePlan, check_mergeable
 from msa_lite.merger.vectors import checkpoint_vector, load_vector
+from msa_lite.report.card import model_card
+from msa_lite.report.front_matter import read_target_card
 
 ModelLike = str | Source
 
@@ -70,7 +81,11 @@ class Inputs:
         Raise OutputError when another process has written the output since the start. At the end, raise StageError when
         a source's file has changed, also in the place of another error.
         """
-        facts = {"sources": {name: printable(source.pinned()) for name, source in self.sources.items()}}
+        facts: dict[str, Any] = {
+            "sources": {name: printable(source.pinned()) for name, source in self.sources.items()},
+            "terms": [{"name": term.name, "weight": term.weight} for term in self.terms],
+            "target_card": read_target_card(self.target.folder),
+        }
         hashes: dict[str, str] = {}
         marks = {path: mark for source in self.sources.values() for path, mark in source.marks.items()}
         with (
@@ -82,6 +97,8 @@ class Inputs:
             except (MsaError, OSError):
                 check_unchanged(marks)
                 raise
+            card = model_card({"kind": self.kind, "inputs": self.record, **facts, "versions": software_versions()})
+            write_text(partial / CARD_FILE, card)
             check_unchanged(marks)
 
     def _check_output(self) -> None:

@@ -23,7 +23,7 @@ from msa_lite.io.files import digest, hash_file, write_text
 from msa_lite.io.manifest import discarded, partial_folder
 from msa_lite.io.progress import Progress, readable, silent
 from msa_lite.io.reading import parse_json, read_bytes
-from msa_lite.io.seal import JOURNAL
+from msa_lite.io.seal import JOURNAL, MERGEKIT_FILE
 from msa_lite.io.tokenizer import copy_tokenizer
 from msa_lite.io.writer import output_bytes, write_companions
 from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, from_sums, sums, total, warnings
@@ -36,7 +36,6 @@ from msa_lite.merger.translate import recipe_beside
 logger = logging.getLogger(__name__)
 
 _LONGEST = 1 << 30  # bytes of a journal: some hundred for each tensor
-MERGEKIT_FILE = "mergekit_config.yml"
 
 
 @dataclass(frozen=True)
@@ -167,6 +166,7 @@ def _write_model(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, p
         if tokenizer := inputs.target.tokenizer:
             copy_tokenizer(tokenizer.folder, partial)
         write_text(partial / MERGEKIT_FILE, recipe)
+        facts["mergekit"] = any(not line.startswith("#") for line in recipe.splitlines())
         facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
         facts["fidelity"] = fidelity_report(changes)
     return merged

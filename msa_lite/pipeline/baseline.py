@@ -19,7 +19,7 @@ from msa_lite.baselines.methods import METHODS, TASK_VECTOR, Value, check_grids,
 from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.baselines.passes import check_layer
 from msa_lite.baselines.reference import ReferenceCache
-from msa_lite.choose.candidates import TARGET, Candidates, Values, candidate_name
+from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.choose.choice import Choice
 from msa_lite.data import Example, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, UsageError
@@ -27,6 +27,7 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Term
+from msa_lite.pipeline.cards import complete_card
 from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.folder import BASELINES, claimed
@@ -48,6 +49,7 @@ from msa_lite.pipeline.stages import (
 from msa_lite.pipeline.steps import score_steps, sweep_steps
 from msa_lite.pipeline.verdict import judge_run
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
+from msa_lite.report.choosing import candidate_name
 from msa_lite.train import FitSettings, epoch_folder, fit_vector
 from msa_lite.train.auto import EPOCHS
 
@@ -93,6 +95,7 @@ def run_baseline(
         about = plan.describe(recipe, chosen | {"epochs": _epochs(recipe)}, trials.compat)
         reports = evaluate_all(run, merged, about, progress)
         findings = judge_run(run, progress)
+        complete_card(run, merged, chosen)
         summary = Summary(trials.title(chosen), findings.verdict, choice.doubts if choice else ())
         write_summary(run, summary, merged, reports)
     return make_result(run, chosen, merged, reports, findings)

@@ -16,6 +16,7 @@ from msa_lite.evals.records import stand_alone
 from msa_lite.io.progress import Progress, announce, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Merged, MergedAdapter
+from msa_lite.pipeline.cards import complete_card
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.prepare import Run, RunPlan
@@ -162,6 +163,7 @@ def run_plan(
         after = rescore(run, swept, merged, progress)
         reports = evaluate_all(run, merged, plan.describe(recipe, swept.strengths.values), progress)
         findings = judge_run(run, progress)
+        complete_card(run, merged, swept.strengths.values)
         title = (
             f"{'Unlearned model of' if plan.method == 'msa' else f'Baseline {plan.method} on'} {recipe.target}",
             f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), {swept.strengths}, prior {run.sources['prior'].name}.",

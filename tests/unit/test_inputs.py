@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import MismatchError, OutputError, UsageError
-from msa_lite.io.seal import JOURNAL, MANIFEST, load_manifest, write_manifest
+from msa_lite.io.seal import JOURNAL, MANIFEST, MERGEKIT_FILE, load_manifest, write_manifest
 from msa_lite.merger import Precision, Term, merge, merge_adapters, merge_terms, merge_terms_to_adapter, model
 from tests.handmade import Adapter, write_checkpoint
 
@@ -172,4 +172,4 @@ def test_a_baseline_is_recorded_by_its_name_and_known_by_its_former_record(
     assert merge_baseline(1.5)[1] == before
     assert merge_baseline(1.25)[0]["inputs"]["scale"] == 1.25
     if form == "model":
-        assert "target + 1.25 (npo-tuned - prior); scale 1.25" in (out / model.MERGEKIT_FILE).read_text()
+        assert "target + 1.25 (npo-tuned - prior); scale 1.25" in (out / MERGEKIT_FILE).read_text()

@@ -37,10 +37,11 @@ ARROWS = {
     "data": {"errors", "io"},
     "report": {"errors", "io"},
     "train": {"data", "errors", "io"},
-    "merger": {"errors", "io", "strengths"},
+    "merger": {"errors", "io", "report", "strengths"},
     "baselines": {"data", "errors", "io"},
     "demo": {"data", "io", "train"},
     "evals": {"benchmarks", "data", "errors", "io", "report"},
+    "publish": {"errors", "io", "report"},
     "comparison": {"benchmarks", "errors", "evals", "io", "report"},
     "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report", "strengths"},
     "pipeline": {

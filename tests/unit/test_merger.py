@@ -16,9 +16,8 @@ from safetensors.numpy import load_file, save_file
 from msa_lite.errors import FormatError, MismatchError, MsaError, OutputError, UsageError
 from msa_lite.io.adapter import ADAPTER_FILE
 from msa_lite.io.checkpoint import SINGLE_FILE, load_checkpoint
-from msa_lite.io.seal import MANIFEST, load_manifest, verify_folder
+from msa_lite.io.seal import MANIFEST, MERGEKIT_FILE, load_manifest, verify_folder
 from msa_lite.merger import merge
-from msa_lite.merger.model import MERGEKIT_FILE
 
 Make = Callable[..., Path]
 Q = "model.layers.0.self_attn.q_proj.weight"

@@ -11,10 +11,9 @@ import pytest
 
 from msa_lite.errors import MismatchError
 from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.seal import load_manifest
+from msa_lite.io.seal import MERGEKIT_FILE, load_manifest
 from msa_lite.io.vocabulary import find_added_rows, token_tensors
 from msa_lite.merger import merge, merge_adapters, plan
-from msa_lite.merger.model import MERGEKIT_FILE
 from tests.handmade import read_checkpoint
 
 Make = Callable[..., Path]

@@ -1,0 +1,119 @@
+"""Keep what is private out of files that are sent: paths of this machine, and names of models that are not public."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msa_lite.errors import FormatError
+from msa_lite.io.checkpoint import read_shard
+from msa_lite.io.files import indented_json
+from msa_lite.io.reading import read_object
+from msa_lite.io.seal import PUBLISHED
+from msa_lite.report.front_matter import is_local
+
+# Keys by which libraries note where a model or tokenizer came from. They can go: loading does not need them.
+_ORIGINS = (
+    "_name_or_path", "name_or_path", "base_model_name_or_path", "tokenizer_name_or_path", "tokenizer_file",
+    "special_tokens_map_file", "vocab_file",
+)  # fmt: skip
+_ADAPTER_ORIGIN = "base_model_name_or_path"  # PEFT wants the key, if only with null
+_PATH = re.compile(r"(~[\w.-]*/|/[^/\s<>{}]+/|file:/|[A-Za-z]:[\\/]\w|\\\\\w)")
+_FACTS = ("made_by", "kind", "inputs", "terms", "target_card", "interference", "outcome", "versions")
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """The names that may be told, and what must not stand in a file."""
+
+    told: Mapping[str, str]
+    """Repositories by role ("target", "prior") that may be named, with their commits: "owner/name@commit"."""
+    withheld: frozenset[str]
+    """Repositories and folders that must not be named."""
+
+    def fault(self, text: str) -> str | None:
+        """Return what a text of a file should not hold, or None."""
+        if _PATH.match(text):
+            return "a path of a machine"
+        return "the name of a model that is not to be told" if any(name in text for name in self.withheld) else None
+
+
+def find_secrets(manifest: Mapping[str, Any], told: Mapping[str, str]) -> Secrets:
+    """Return what may be told of a merge's sources. told: the sources to be named, by role."""
+    names = set()
+    for role, name in manifest.get("sources", {}).items():
+        if role in told:
+            continue
+        local = is_local(manifest["inputs"].get(role, {}).get("revision", ""))
+        forms = {name, str(Path(name).resolve())} if local else {name.partition("@")[0]}
+        names |= {form for form in forms if "/" in form}  # a bare word, as "gpt2", stands in files for other reasons
+    return Secrets(told, frozenset(names))
+
+
+def clean_config(path: Path, secrets: Secrets) -> tuple[bytes | None, list[str]]:
+    """Return a JSON file's content without origins that must not be told, and the faults that remain.
+
+    The content is None where the file can go as it is.
+    """
+    try:
+        content = read_object(path)
+    except FormatError as error:
+        return None, [str(error)]
+    repositories = {name.partition("@")[0] for name in secrets.told.values()}
+    cleaned = dict(content)
+    for key in _ORIGINS:
+        if isinstance(cleaned.get(key), str) and cleaned[key] not in repositories:
+            if key == _ADAPTER_ORIGIN:
+                cleaned |= {key: None} | ({"revision": None} if "revision" in cleaned else {})
+            else:
+                del cleaned[key]
+    faults = []
+    for key, text in _texts(cleaned):
+        if fault := secrets.fault(text):
+            faults.append(f"{path.name}: {key} holds {fault}; change it and merge again")
+    return (None if cleaned == content else indented_json(cleaned).encode()), faults
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yield every text in a JSON value with its key, and every key of an object."""
+    if isinstance(value, str):
+        yield key or "the file", value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield f"a key of {key}" if key else "a key", name
+            yield from _texts(item, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item, key)
+
+
+def weight_faults(path: Path, secrets: Secrets) -> list[str]:
+    """Return what the header of a weights file holds and should not."""
+    notes = ((key, fault) for key, text in read_shard(path).metadata.items() if (fault := secrets.fault(text)))
+    return [f"{path.name}: its header holds {fault} ({key}); save the target again without it" for key, fault in notes]
+
+
+def public_manifest(manifest: Mapping[str, Any], secrets: Secrets, mergekit: bool) -> dict[str, Any]:
+    """Return the manifest that goes to the Hub, yet without files: no path, no name that is not to be told.
+
+    mergekit: the recipe for mergekit goes along.
+    """
+    facts = {key: manifest[key] for key in _FACTS if key in manifest}
+    change = {key: value for key, value in manifest.get("change", {}).items() if key != "notes"}
+    total = manifest.get("fidelity", {}).get("total")
+    told = {"sources": dict(secrets.told), "change": change, "mergekit": mergekit, PUBLISHED: True}
+    return json.loads(json.dumps(facts | told | ({"fidelity": {"total": total}} if total else {})))
+
+
+def is_public(repo: str) -> bool:
+    """Ask the Hub, as nobody in particular, whether a model is there for everybody; False where it cannot be asked."""
+    from huggingface_hub import HfApi
+
+    try:
+        return HfApi(token=False).model_info(repo, timeout=10).private is False
+    except Exception:  # offline, private or not there, an error of the HTTP client
+        return False
