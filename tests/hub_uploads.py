@@ -165,6 +165,9 @@ class _Handler(HubHandler):
                 hub.received[match[1]] += nbytes
 
     def _refuse(self, refused: _Refused) -> None:
+        if self.headers.get("Accept") == "text/plain":
+            self._answer(refused.status, refused.words.encode(), {"Content-Type": "text/plain"})
+            return
         code = {"X-Error-Code": refused.code} if refused.code else {}
         headers = {"Content-Type": "application/json", "X-Error-Message": refused.words, **code}
         self._answer(refused.status, json.dumps({"error": refused.words}).encode(), headers)

@@ -18,6 +18,9 @@ from tests.uploads import CARD, REPO, SHARD, client_of, make_upload, publish, wa
 MAIN, BRANCH = f"POST /api/models/{REPO}/commit/main", f"POST /api/models/{REPO}/commit/msa"
 
 
+NOTE = "notes.md"
+
+
 @dataclass(frozen=True)
 class Case:
     """A fault, and what is to come of it."""
@@ -28,7 +31,7 @@ class Case:
     """A part of what the user reads; "": the upload ends well."""
     status: int = 0
     """The exit status."""
-    fault: Callable[[], Fault] | None = None
+    fault: Callable[[UploadHub], Fault] | None = None
     """Makes the fault of the server."""
     setup: Callable[[UploadHub], None] = lambda hub: None
     """Prepares the server."""
@@ -51,7 +54,7 @@ class Outcome:
     message: str
     status: int
     main: str
-    """"old", "new", "none" (no such repository), or "HALF"."""
+    """"old", "new", "empty", "none" (no such repository), or "HALF"."""
     branches: int
     """The number of branches beside main."""
     on_branch: int
@@ -72,35 +75,37 @@ def _make_public(hub: UploadHub) -> None:
     hub.private[REPO] = False
 
 
-def _stored(fault: Fault, hub: UploadHub) -> None:
-    """Have a server that stores another file than it was sent, once main is moved."""
+def _add_note(hub: UploadHub) -> None:
+    """Commit a file to main, as the owner may do in the browser."""
+    hub.commit(f"models/{REPO}", {**hub.find(f"models/{REPO}", "main")[1], NOTE: "mind the gap"})
 
 
 CASES = [
     Case("none", earlier=False, rerun=0),
     Case("none, over an earlier model", rerun=0),
-    Case("connection dropped once in the middle of a file", fault=lambda: Fault("PUT /lfs"), rerun=0),
-    Case("connection drops in the middle of each file", "nothing was sent", 4, lambda: Fault("PUT /lfs", times=99),
+    Case("connection dropped once in the middle of a file", fault=lambda hub: Fault("PUT /lfs"), rerun=0),
+    Case("connection drops in the middle of each file", "same command sends only the rest", 4, lambda hub: Fault("PUT /lfs", times=99),
          earlier=False),
     Case("connection drops at each file but the first", "same command sends only the rest", 4,
-         lambda: Fault("PUT /lfs", after=1, times=99), rerun=1),
-    Case("answer to the commit on main is lost", fault=lambda: Fault(MAIN, done=True), rerun=0),
+         lambda hub: Fault("PUT /lfs", after=1, times=99), rerun=1),
+    Case("answer to the commit on main is lost", fault=lambda hub: Fault(MAIN, done=True), rerun=0),
     Case("token is not valid (401)", "hf auth login", 2, token="hf_NobodyKnowsThisToken", for_good=True),
     Case("token may only read", "may only read; `hf auth login`", 2, token=READER, for_good=True),
     Case("account may not write there (403)", "hf auth login", 2, token=STRANGER, for_good=True, earlier=False),
-    Case("403 when the repository is made", "nothing was sent. `hf auth login`", 2, lambda: Fault("/api/repos/create", 403),
+    Case("403 when the repository is made", "nothing was sent. `hf auth login`", 2, lambda hub: Fault("/api/repos/create", 403),
          earlier=False),
-    Case("403 after the first file", "same command sends only the rest", 4, lambda: Fault(BRANCH, 403, after=1, times=9),
+    Case("403 after the first file", "same command sends only the rest", 4, lambda hub: Fault(BRANCH, 403, after=1, times=9),
          rerun=0),
-    Case("401 after the first file", "hf auth login", 4, lambda: Fault("POST /.*preupload/msa", 401, after=1), rerun=1),
-    Case("409 once at the commit on main", fault=lambda: Fault(MAIN, 409), rerun=0),
-    Case("409 at every commit on main", "409", 4, lambda: Fault(MAIN, 409, times=99), rerun=0),
-    Case("429 once, Retry-After 7", fault=lambda: Fault(BRANCH, 429, headers={"Retry-After": "7"}), rerun=0),
-    Case("429, Retry-After 3600", "try again in 3600 s", 4, lambda: Fault(BRANCH, 429, headers={"Retry-After": "3600"}),
+    Case("401 after the first file", "hf auth login", 4, lambda hub: Fault("POST /.*preupload/msa", 401, after=1), rerun=1),
+    Case("409 once at the commit on main", fault=lambda hub: Fault(MAIN, 409), rerun=0),
+    Case("409 at every commit on main", "409", 4, lambda hub: Fault(MAIN, 409, times=99), rerun=0),
+    Case("another commit comes first (412)", fault=lambda hub: Fault(MAIN, act=lambda: _add_note(hub)), rerun=0),
+    Case("429 once, Retry-After 7", fault=lambda hub: Fault(BRANCH, 429, headers={"Retry-After": "7"}), rerun=0),
+    Case("429, Retry-After 3600", "try again in 3600 s", 4, lambda hub: Fault(BRANCH, 429, headers={"Retry-After": "3600"}),
          rerun=1),
-    Case("500 once", fault=lambda: Fault(BRANCH, 500), rerun=0),
-    Case("500 at every commit", "500", 4, lambda: Fault("/commit/", 500, times=99), rerun=0),
-    Case("503 before anything is sent", "nothing was sent", 4, lambda: Fault("whoami", 503, times=99)),
+    Case("500 once", fault=lambda hub: Fault(BRANCH, 500), rerun=0),
+    Case("500 at every commit", "500", 4, lambda hub: Fault("/commit/", 500, times=99), rerun=1),
+    Case("503 before anything is sent", "nothing was sent", 4, lambda hub: Fault("whoami", 503, times=99)),
     Case("repository holds other content", "holds files that msa-lite did not put there", 3, setup=_make_other,
          for_good=True, earlier=False),
     Case("a data set has the name", "is a dataset", 3, setup=lambda hub: (hub.commit(f"datasets/{REPO}", {"a": "b"}), None)[1],
@@ -118,10 +123,10 @@ def run_case(case: Case, folder: Path) -> Outcome:
         if case.earlier:
             with client_of(hub):
                 publish(make_upload(folder / "earlier", seed=1, shards=3))
-        before = hub.on(REPO) if case.earlier else {}
         case.setup(hub)
+        before = hub.on(REPO) if "main" in hub.branch_names(REPO) else {}
         contents = make_upload(folder / "model", card=case.card)
-        hub.faults[:] = [case.fault()] if case.fault else []
+        hub.faults[:] = [case.fault(hub)] if case.fault else []
         hub.received.clear()
         message, status, waits = _try(hub, case, contents)
         sent, hub.faults[:] = hub.received[REPO], []
@@ -132,7 +137,8 @@ def run_case(case: Case, folder: Path) -> Outcome:
         hub.received.clear()
         again = _try(hub, case, contents)[1]
         rerun = hub.received[REPO] if again == 0 else None
-        assert again or (hub.on(REPO) == wanted(contents) and hub.branch_names(REPO) == ["main"])
+        assert again or _state_of_main(hub, {}, wanted(contents)) == "new"
+        assert again or hub.branch_names(REPO) == ["main"]
     return Outcome(message, status, main, len(others), shards, sent, rerun, waits)
 
 
@@ -149,7 +155,10 @@ def _state_of_main(hub: UploadHub, before: dict[str, bytes], after: dict[str, by
     if "main" not in hub.branch_names(REPO):
         return "none"
     now = hub.on(REPO)
-    return "new" if now == after else "old" if now == before or "model.safetensors" in now else "HALF"
+    if not now:
+        return "empty"
+    now.pop(NOTE, None)
+    return "new" if now == after else "old" if now == before else "HALF"
 
 
 def main() -> None:

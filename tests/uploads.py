@@ -30,7 +30,9 @@ def make_upload(folder: Path, seed: int = 0, shards: int = 2, card: str = CARD) 
     files["model.safetensors.index.json"] = json.dumps({"weight_map": names}).encode()
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    items = [Item(name, folder / name, None, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()]
+    items = [
+        Item(name, folder / name, None, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()
+    ]
     raw = card.encode()
     items.append(Item("README.md", None, raw, hashlib.sha256(raw).hexdigest(), len(raw)))
     return Contents(folder, "model", tuple(items), card, ())
@@ -45,6 +47,7 @@ def wanted(contents: Contents) -> dict[str, bytes]:
 def client_of(hub: UploadHub, token: str | None = WRITER) -> Iterator[list[float]]:
     """Send this process's huggingface_hub to the server, with a token, without Xet and bars; yield how long it waits."""
     from huggingface_hub import constants
+    from huggingface_hub.utils import disable_progress_bars
 
     waits: list[float] = []
     environment = {} if token is None else {"HF_TOKEN": token}
@@ -54,6 +57,7 @@ def client_of(hub: UploadHub, token: str | None = WRITER) -> Iterator[list[float
             stack.enter_context(patch.object(constants, name, value))
         stack.enter_context(patch.dict("os.environ", environment))
         stack.enter_context(patch("time.sleep", waits.append))
+        stack.enter_context(disable_progress_bars())
         yield waits
 
 

@@ -43,6 +43,8 @@ def command(
     msa-lite publish runs/mine/model alice/mine-unlearned
     msa-lite publish runs/mine alice/mine-unlearned --public --gated --yes
     """
+    from dataclasses import replace
+
     from msa_lite.cli.output import print_json
     from msa_lite.cli.result import print_published
     from msa_lite.errors import UsageError
@@ -60,7 +62,7 @@ def command(
         return
     _quieten(verbose)
     to = find_destination(repo, private)  # first: the files of a large model take minutes to check
-    contents = make_contents(folder, options)
+    contents = make_contents(folder, replace(options, repo=to.repo))
     _print_files(contents, to)
     if not yes:
         if not in_terminal():
@@ -109,10 +111,7 @@ def _send(contents: Contents, to: Destination, gated: bool) -> Published:
 
 def _quieten(verbose: bool) -> None:
     """Hide the library's warnings of each try that fails, which repeat addresses; errors come as ours."""
-    import warnings
-
     if not verbose:
         from huggingface_hub.utils import logging
 
         logging.set_verbosity_error()
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module="httpx2")

@@ -54,7 +54,8 @@ def print_published(published: Published) -> None:
     """Print where a model is on the Hub, and the line that points readers of the target's card to it."""
     privacy = "private" if published.private else "public"
     click.echo(f"published:       {published.url} ({privacy}, commit {published.commit[:12]})")
-    click.echo(f"                 for the target's card: {published.new_version}")
+    if published.new_version:
+        click.echo(f"for the target's card, so that its readers find the new model: {published.new_version}")
 
 
 def _print_examples(result: RunResult) -> None:

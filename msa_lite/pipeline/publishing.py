@@ -33,20 +33,22 @@ def publish_model(
     if wishes.repo is None:
         return None
     if verdict is not None and verdict.outcome == "FAIL" and not accept:
-        notices.warning("not published: the verdict is FAIL; `msa-lite publish %s … --accept` sends it all the same", folder)
+        notices.warning(
+            "not published: the verdict is FAIL; `msa-lite publish %s … --accept` sends it all the same", folder
+        )
         return None
-    options = PublishOptions(
-        repo=wishes.repo,
-        public=not wishes.private,
-        name_models=wishes.name_models,
-        accept=accept,
-        license=wishes.license,
-        gated=wishes.gated,
-    )
     try:
+        to = find_destination(wishes.repo, wishes.private)
+        options = PublishOptions(
+            repo=to.repo,
+            public=not wishes.private,
+            name_models=wishes.name_models,
+            accept=accept,
+            license=wishes.license,
+            gated=wishes.gated,
+        )
         contents = make_contents(folder, options)
         with disable_progress_bars():
-            to = find_destination(wishes.repo, wishes.private)
             return push(contents, to, gated=wishes.gated, progress=progress)
     except MsaError as error:
         raise type(error)(f"the run is finished, but not published: {error}") from None

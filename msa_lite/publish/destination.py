@@ -84,7 +84,9 @@ def _check_name(repo: str) -> None:
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        raise UsageError(f"{repo}: no name of a repository; give ACCOUNT/NAME ({' '.join(str(error).split())})") from error
+        raise UsageError(
+            f"{repo}: no name of a repository; give ACCOUNT/NAME ({' '.join(str(error).split())})"
+        ) from error
 
 
 def _check_online(repo: str) -> None:
@@ -132,7 +134,7 @@ def _check_free(api: Any, name: str, account: str, organisations: Iterable[Any])
     owner = name.partition("/")[0]
     if owner not in {account, *(organisation["name"] for organisation in organisations)}:
         raise UsageError(
-            f"{name}: there is no such repository, and {account} is no member of {owner}, so cannot make it; choose "
+            f"{name}: {account} sees no such repository, and cannot make it, being no member of {owner}; choose "
             f"{account}/{name.partition('/')[2]}, or {LOGIN}"
         )
     for kind in ("dataset", "space"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import TypeVar
 
 from msa_lite.errors import MsaError, StageError, UsageError
@@ -52,7 +54,13 @@ def patiently(action: Callable[[], Result], repo: str, has_begun: Callable[[], b
 
 def describe_error(error: Exception) -> str:
     """Return an error of the Hub's client in one line, without the user's token."""
-    return masked(_QUERY.sub("", explain(error)), read_token() or "")
+    status = status_of(error)
+    if status is None:
+        text = f"no answer from the Hub ({explain(error)})" if _is_broken(error) else explain(error)
+    else:
+        words = getattr(error, "server_message", None) or HTTPStatus(status).phrase
+        text = f"the Hub answers {status} ({words})"
+    return masked(_QUERY.sub("", text), read_token() or "")
 
 
 def status_of(error: Exception) -> int | None:
@@ -70,11 +78,9 @@ def _cause(error: Exception) -> Exception:
 def _passes_after(error: Exception) -> float | None:
     """Return the seconds after which the same request may succeed; None for an error that stays."""
     from huggingface_hub.errors import RevisionNotFoundError
-    from huggingface_hub.utils import httpx
 
-    if isinstance(error, (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError)):
-        return 0.0
-    if isinstance(error, RevisionNotFoundError):  # a branch that somebody removed, or that a mirror does not know yet
+    # A revision may be a branch that somebody removed, or a commit that a mirror does not know yet.
+    if _is_broken(error) or isinstance(error, RevisionNotFoundError):
         return 0.0
     if status_of(error) not in _PASSING:
         return None
@@ -82,11 +88,20 @@ def _passes_after(error: Exception) -> float | None:
     return float(wanted) if re.fullmatch(r"\d{1,9}", wanted) else 0.0
 
 
+def _is_broken(error: Exception) -> bool:
+    """Check whether the connection is what failed."""
+    from huggingface_hub.utils import httpx
+
+    return isinstance(error, (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError))
+
+
 def _refusal(error: Exception, repo: str, has_begun: bool) -> MsaError:
     """Return our error for one of the Hub's."""
     reason = f"{repo}: {describe_error(error)}"
     rest = "what was sent stays there, and the same command sends only the rest" if has_begun else "nothing was sent"
     if status_of(error) in (401, 403):
+        if os.environ.get("HF_TOKEN"):
+            reason += "; the token is that of HF_TOKEN, which comes before `hf auth login`"
         return (StageError if has_begun else UsageError)(f"{reason}; {rest}. {LOGIN}")
     seconds = _passes_after(error) or 0.0
     later = f"try again in {seconds:.0f} s; " if seconds > _LONGEST else ""

@@ -43,6 +43,8 @@ _LOADED = (
 class Published:
     """The outcome of an upload."""
 
+    kind: str
+    """"model" or "adapter"."""
     repo: str
     """The repository's full name."""
     url: str
@@ -57,13 +59,14 @@ class Published:
     """The stale files that were deleted."""
 
     @property
-    def new_version(self) -> str:
-        """Return the line for the front matter of the target's card, which points its readers to the new model."""
-        return f"new_version: {self.repo}"
+    def new_version(self) -> str | None:
+        """Return the line for the target's card that points its readers to the new model; None for an adapter."""
+        return f"new_version: {self.repo}" if self.kind == "model" else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the outcome for `--json`."""
         return {
+            "kind": self.kind,
             "repo": self.repo,
             "url": self.url,
             "commit": self.commit,
@@ -71,7 +74,7 @@ class Published:
             "sent": dict(self.sent),
             "sent_bytes": sum(self.sent.values()),
             "deleted": list(self.deleted),
-            "new_version": self.repo,
+            "new_version": self.new_version,
         }
 
 
@@ -126,20 +129,16 @@ class _Upload:
         tell(self.progress, LABEL, _megabytes(self.total), _megabytes(self.total), "")
         self._delete_branches()
         to = self.to
-        return Published(to.repo, to.url, main.sha, to.private, dict(self.sent), self.deleted)
+        return Published(self.contents.kind, to.repo, to.url, main.sha, to.private, dict(self.sent), self.deleted)
 
     def _open(self) -> Any:
         """Return the repository as it is; make it if need be."""
-        from huggingface_hub import ModelCard
         from huggingface_hub.errors import RepositoryNotFoundError
 
         try:
             info = self._info(_MAIN)
         except RepositoryNotFoundError:
-            try:
-                ModelCard(self.contents.card).validate()
-            except ValueError as error:
-                raise FormatError(f"{self.to.repo}: the Hub does not take the card: {error}") from None
+            self._check_card()
             self.api.create_repo(self.to.repo, private=self.to.private, exist_ok=True)
             self.has_begun = True
             info = self._info(_MAIN)
@@ -148,6 +147,15 @@ class _Upload:
             self.api.update_repo_settings(self.to.repo, gated="manual")
         return info
 
+    def _check_card(self) -> None:
+        """Raise FormatError for a card that the Hub does not take; it would say so only after the weights."""
+        from huggingface_hub import ModelCard
+
+        try:
+            ModelCard(self.contents.card).validate()
+        except ValueError as error:
+            raise FormatError(f"{self.to.repo}: the Hub does not take the card: {error}") from None
+
     def _fill_branch(self, main: Any) -> Any:
         """Send to the branch what it lacks. Return it once it holds all contents."""
         from huggingface_hub.errors import RevisionNotFoundError
@@ -155,6 +163,7 @@ class _Upload:
         try:
             branch = self._info(self.branch)
         except RevisionNotFoundError:
+            self._check_card()
             self.api.create_branch(self.to.repo, branch=self.branch, revision=main.sha, exist_ok=True)
             self.has_begun = True
             branch = main
