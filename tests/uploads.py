@@ -45,7 +45,7 @@ def wanted(contents: Contents) -> dict[str, bytes]:
 
 @contextmanager
 def client_of(hub: UploadHub, token: str | None = WRITER) -> Iterator[list[float]]:
-    """Send this process's huggingface_hub to the server, with a token, without Xet and bars; yield how long it waits."""
+    """Lead this process's huggingface_hub to the server, without Xet and bars; yield the seconds of its waits."""
     from huggingface_hub import constants
     from huggingface_hub.utils import disable_progress_bars
 

@@ -61,8 +61,8 @@ def check_repository(api: Any, info: Any, private: bool) -> None:
     if info.private != private:
         wanted, other = ("private", "--public") if private else ("public", "--private")
         raise OutputError(
-            f"{info.id}: is {'private' if info.private else 'public'} already, and is to be {wanted}; an upload does not "
-            f"change that. Send with {other}, choose another name, or change it in the repository's settings"
+            f"{info.id}: is {other[2:]} already, and is to be {wanted}; an upload does not change that. Send with "
+            f"{other}, choose another name, or change it in the repository's settings"
         )
     strange = sorted(_names(info) - _OF_ANYBODY)
     if strange and not any(commit.title.startswith(TITLE) for commit in api.list_repo_commits(info.id)):

@@ -20,7 +20,7 @@ _LONGEST = 300.0  # seconds that a server may ask to wait
 _PASSING = (408, 409, 412, 429, 500, 502, 503, 504)  # 409 and 412: another commit came first
 _QUERY = re.compile(r"\?[^\s'\"]+")  # of a URL; that of a storage server signs the request
 
-Result = TypeVar("Result")
+Answer = TypeVar("Answer")
 
 
 def read_token() -> str | None:
@@ -30,7 +30,7 @@ def read_token() -> str | None:
     return get_token()
 
 
-def patiently(action: Callable[[], Result], repo: str, has_begun: Callable[[], bool] = lambda: False) -> Result:
+def patiently(action: Callable[[], Answer], repo: str, has_begun: Callable[[], bool] = lambda: False) -> Answer:
     """Return the result of an action on the Hub. Call it anew after an error that passes by itself.
 
     An action that is called anew must go on where it was. has_begun: says whether something was sent already. Raise

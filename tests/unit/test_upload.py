@@ -15,7 +15,6 @@ from tests.hub_uploads import WRITER, Fault, UploadHub
 from tests.upload_faults import CASES, NOTE, Case, run_case
 from tests.uploads import REPO, SHARD, client_of, make_upload, publish, wanted
 
-
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")  # of the library's own call
 
 
@@ -200,7 +199,7 @@ def test_a_renamed_repository_and_another_organisation(hub: UploadHub, tmp_path:
 def test_a_server_that_is_gone(hub: UploadHub, tmp_path: Path) -> None:
     to = find_destination(REPO, private=True)
     hub.faults = [Fault("", times=99)]
-    with pytest.raises(StageError, match="no answer from the Hub .*; nothing was sent"):
+    with pytest.raises(StageError, match=r"no answer from the Hub .*; nothing was sent"):
         push(make_upload(tmp_path / "model"), to)
     assert hub.branch_names(REPO) == []
 
