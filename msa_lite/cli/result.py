@@ -52,10 +52,12 @@ def print_model(merged: Merged | MergedAdapter) -> None:
 
 def print_published(published: Published) -> None:
     """Print where a model is on the Hub, and the line that points readers of the target's card to it."""
-    privacy = "private" if published.private else "public"
-    click.echo(f"published:       {published.url} ({privacy}, commit {published.commit[:12]})")
+    facts = ["private" if published.private else "public", f"commit {published.commit[:12]}"]
+    if not published.sent:
+        facts.append("it was there already")
+    click.echo(f"published:       {published.url} ({', '.join(facts)})")
     if published.new_version:
-        click.echo(f"for the target's card, so that its readers find the new model: {published.new_version}")
+        click.echo(f"for the target's card, so that its readers find the new model: new_version: {published.new_version}")
 
 
 def _print_examples(result: RunResult) -> None:

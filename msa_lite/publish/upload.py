@@ -60,8 +60,8 @@ class Published:
 
     @property
     def new_version(self) -> str | None:
-        """Return the line for the target's card that points its readers to the new model; None for an adapter."""
-        return f"new_version: {self.repo}" if self.kind == "model" else None
+        """Return the value of that key for the target's card, which points its readers here; None for an adapter."""
+        return self.repo if self.kind == "model" else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the outcome for `--json`."""
@@ -126,7 +126,8 @@ class _Upload:
         if differing := self._missing(main):
             names = [item.name for item in differing]
             raise StageError(join_faults(f"{self.to.repo}: the Hub does not have what was sent; run again:", names))
-        tell(self.progress, LABEL, _megabytes(self.total), _megabytes(self.total), "")
+        megabytes = _megabytes(self.total)
+        tell(self.progress, LABEL, megabytes, megabytes, f"all {readable(self.total)} are there")
         self._delete_branches()
         to = self.to
         return Published(self.contents.kind, to.repo, to.url, main.sha, to.private, dict(self.sent), self.deleted)

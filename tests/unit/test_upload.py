@@ -60,7 +60,7 @@ def test_weights_come_first_index_and_card_last_and_main_moves_once(hub: UploadH
     assert hub.titles[REPO] == ["Published with msa-lite: model", "initial commit"]
     assert hub.branch_names(REPO) == ["main"]
     assert hub.private[REPO] is True
-    assert result.new_version == f"new_version: {REPO}"
+    assert result.new_version == REPO
 
 
 def test_the_same_again_sends_nothing_and_makes_no_commit(hub: UploadHub, tmp_path: Path) -> None:
