@@ -77,7 +77,7 @@ _PLAIN = PublishOptions()
 
 
 @dataclass(frozen=True)
-class Item:
+class SentFile:
     """One file to send."""
 
     name: str
@@ -100,7 +100,7 @@ class Contents:
     """The folder of the model or adapter."""
     kind: Literal["model", "adapter"]
     """What it is; an adapter needs another model."""
-    files: tuple[Item, ...]
+    files: tuple[SentFile, ...]
     """The files, weights first, then config, index, manifest and card."""
     card: str
     """The card, which is one of the files."""
@@ -272,7 +272,7 @@ class _Choice:
         self.is_open = self.manifest.get("sources", {}).keys() <= public | told.keys()
         return find_secrets(self.manifest, told)
 
-    def files(self, secrets: Secrets) -> list[Item]:
+    def files(self, secrets: Secrets) -> list[SentFile]:
         """Return the files that go as they are, or without what is private; gather what remains of that."""
         patterns = _ADAPTER_FILES if self.kind == "adapter" else _MODEL_FILES
         tokens = set() if self.kind == "adapter" else {path.name for path in tokenizer_files(self.folder)}
@@ -288,13 +288,13 @@ class _Choice:
             elif any(fnmatch(name, pattern) for pattern in _CONFIGS):
                 content, faults = clean_config(path, secrets)
             self.faults.extend(map(MismatchError, faults))
-            whole = Item(name, path, None, entry["sha256"], entry["bytes"])
+            whole = SentFile(name, path, None, entry["sha256"], entry["bytes"])
             items.append(whole if content is None else _made(name, content))
         if others := sorted(set(left) - {CARD_FILE, MERGEKIT_FILE, *_RECORDS}):
             self.cautions.append(f"not sent, since loading the model does not need them: {_listed(others)}")
         return items
 
-    def contents(self, files: list[Item], secrets: Secrets) -> Contents:
+    def contents(self, files: list[SentFile], secrets: Secrets) -> Contents:
         """Return the files with recipe, manifest and card for the public."""
         manifest = self.manifest
         if not self.is_vector:
@@ -309,7 +309,7 @@ class _Choice:
             files.append(_made(MANIFEST, manifest_text({**manifest, "files": known}).encode()))
         return Contents(self.folder, self.kind, tuple(sorted(files, key=_place)), card, tuple(self.cautions))
 
-    def _recipe(self) -> list[Item]:
+    def _recipe(self) -> list[SentFile]:
         """Return the recipe for mergekit, where all its models may be named."""
         path = self.folder / MERGEKIT_FILE
         if MERGEKIT_FILE not in self.manifest["files"]:
@@ -321,18 +321,18 @@ class _Choice:
             self.cautions.append(f"not sent: {MERGEKIT_FILE}, since it names folders or models that are not public")
             return []
         entry = self.manifest["files"][MERGEKIT_FILE]
-        return [Item(MERGEKIT_FILE, path, None, entry["sha256"], entry["bytes"])]
+        return [SentFile(MERGEKIT_FILE, path, None, entry["sha256"], entry["bytes"])]
 
 
-def _made(name: str, content: bytes) -> Item:
-    return Item(name, None, content, hashlib.sha256(content).hexdigest(), len(content))
+def _made(name: str, content: bytes) -> SentFile:
+    return SentFile(name, None, content, hashlib.sha256(content).hexdigest(), len(content))
 
 
-def _name(item: Item) -> str:
+def _name(item: SentFile) -> str:
     return item.name
 
 
-def _place(item: Item) -> tuple[int, str]:
+def _place(item: SentFile) -> tuple[int, str]:
     """Return the place of a file in the order: weights, others, config, index, manifest, card."""
     if item.name.endswith(".safetensors"):
         return -2, item.name
