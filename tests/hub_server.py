@@ -34,12 +34,12 @@ class HubServer(Loopback):
     sent: bytes of each file that went out, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, handler: type[HubHandler] | None = None) -> None:
         self.requests: list[tuple[str, str]] = []
         self.sent: Counter[str] = Counter()
         self._commits: dict[str, dict[str, Files]] = {}  # "models/ORG/NAME" → commit → files
         self._branches: dict[str, dict[str, str]] = {}  # "models/ORG/NAME" → branch → commit
-        super().__init__(_Handler)
+        super().__init__(handler or HubHandler)
 
     @property
     def url(self) -> str:
@@ -70,7 +70,7 @@ class HubServer(Loopback):
         return sha, commits[sha]
 
 
-class _Handler(BaseHTTPRequestHandler):
+class HubHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
@@ -79,6 +79,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
         hub.requests.append((self.command, self.path))
         path = urlsplit(self.path).path if self.path.startswith("/") else ""  # a proxy is asked for http://…
+        self._answer_download(hub, path, body)
+
+    def _answer_download(self, hub: HubServer, path: str, body: str) -> None:
         try:
             if match := _API.fullmatch(path):
                 self._answer_api(hub, *match.groups(), parse_qs(body or urlsplit(self.path).query))
@@ -136,7 +139,7 @@ class _Handler(BaseHTTPRequestHandler):
             status, data = 206, data[int(wanted[1]) : int(wanted[2]) + 1]
         if self.command != "HEAD":
             hub.sent[name] += len(data)
-        self._answer(status, data, {**commit, "ETag": f'"{_blob_id(files[name])}"'})
+        self._answer(status, data, {**commit, "ETag": f'"{blob_id(files[name])}"'})
 
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
@@ -160,13 +163,13 @@ def _entries(files: Files, below: str) -> list[dict[str, Any]]:
     names = [name for name in files if name.startswith(below)]
     parents = {name[:i] for name in names for i in range(len(below), len(name)) if name[i] == "/"}
     folders = [
-        {"type": "directory", "path": path, "oid": _blob_id(path.encode()), "size": 0} for path in sorted(parents)
+        {"type": "directory", "path": path, "oid": blob_id(path.encode()), "size": 0} for path in sorted(parents)
     ]
     return folders + [
-        {"type": "file", "path": name, "oid": _blob_id(files[name]), "size": len(files[name])} for name in sorted(names)
+        {"type": "file", "path": name, "oid": blob_id(files[name]), "size": len(files[name])} for name in sorted(names)
     ]
 
 
-def _blob_id(data: bytes) -> str:
+def blob_id(data: bytes) -> str:
     """The name that git gives to a file's content, which the Hub sends as ETag."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()

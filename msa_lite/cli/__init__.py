@@ -27,6 +27,7 @@ _COMMANDS = {
     "probe": "Check whether a prior has already seen the forget set.",
     "baseline": "Run a method that MSA is compared with.",
     "train": "Train targets, ideals and histories in stages.",
+    "publish": "Send a model or adapter to the Hugging Face Hub.",
     "mergekit": "Print a merge as a recipe for mergekit.",
 }
 

@@ -9,6 +9,7 @@ import click
 if TYPE_CHECKING:
     from msa_lite.merger import Merged, MergedAdapter
     from msa_lite.pipeline import RunResult
+    from msa_lite.publish.upload import Published
 
 _STYLES = {"PASS": "bold green", "PARTLY": "bold yellow", "FAIL": "bold red"}
 
@@ -40,11 +41,23 @@ def print_result(result: RunResult, heading: str, with_examples: bool = False) -
         _print_examples(result)
     print_model(result.merged)
     click.echo(f"report:          {result.folder / 'report.md'}")
+    if result.published:
+        print_published(result.published)
 
 
 def print_model(merged: Merged | MergedAdapter) -> None:
     """Print where the unlearned model is, and how much of the update it kept."""
     click.echo(f"unlearned model: {merged.folder} ({merged.describe().splitlines()[0]})")
+
+
+def print_published(published: Published) -> None:
+    """Print where a model is on the Hub, and the line that points readers of the target's card to it."""
+    facts = ["private" if published.private else "public", f"commit {published.commit[:12]}"]
+    if not published.sent:
+        facts.append("it was there already")
+    click.echo(f"published:       {published.url} ({', '.join(facts)})")
+    if published.new_version:
+        click.echo(f"for the target's card, so that its readers find the new model: new_version: {published.new_version}")
 
 
 def _print_examples(result: RunResult) -> None:

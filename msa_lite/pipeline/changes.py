@@ -15,6 +15,7 @@ from msa_lite.io.seal import MANIFEST
 logger = logging.getLogger(__name__)
 
 _MOST = 5
+_IDLE = "publish."  # keys below it decide no result
 _NOTE = re.compile(r"^# ([\w ,]+): (\S+)$", re.MULTILINE)  # revisions of models, hashes of rows
 
 
@@ -49,9 +50,8 @@ def _changes(before: str, after: str) -> Iterator[str]:
     before = before.replace("score: exposure", "score: extraction")  # the rule's former name
     old, new = (dict(_leaves(parse_yaml(text, "recipe.yaml"))) for text in (before, after))
     for key in dict.fromkeys([*old, *new]):
-        if old.get(key) != new.get(key) and (
-            key in old or new[key] not in ([], None)
-        ):  # an earlier version lacks a key
+        is_new = key not in old and new[key] in ([], None)  # an earlier version lacks the key
+        if old.get(key) != new.get(key) and not is_new and not key.startswith(_IDLE):
             yield f"{key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
     contents, now = recorded_revisions(before), recorded_revisions(after)
     yield from (f"content of {name}" for name, value in now.items() if contents.get(name, value) != value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import whole_target
 from msa_lite.pipeline.probe_rows import cheap_probe
+from msa_lite.pipeline.publishing import check_publishing, publish_model
 from msa_lite.pipeline.stages import Summary, evaluate_all, merge_precision, write_summary
 from msa_lite.pipeline.steps import fit_steps, run_steps
 from msa_lite.pipeline.strengths import (
@@ -38,6 +39,7 @@ from msa_lite.pipeline.strengths import (
     sweep_plan,
 )
 from msa_lite.pipeline.verdict import Findings, judge_run
+from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report
 from msa_lite.report.examples import SideBySide
@@ -67,6 +69,8 @@ class RunResult:
     """The reason why there is no verdict, where there is none."""
     examples: Sequence[SideBySide] = ()
     """Questions with what target, unlearned model and ideal say. They hold the data."""
+    published: Published | None = None
+    """Where it was sent on the Hub, if the recipe says so."""
 
     def __repr__(self) -> str:
         names = {"alpha": "α", "beta": "β"}
@@ -95,6 +99,7 @@ class RunResult:
             "chosen": dict(self.chosen),
             "model": self.merged.as_dict(),
             "metrics": {name: report.values() for name, report in self.reports.items()},
+            **({"published": self.published.as_dict()} if self.published else {}),
         }
 
 
@@ -119,7 +124,9 @@ def run_recipe(
     if not stand_alone().first:
         help_sweep(recipe, plan)
         return None
-    return run_plan(recipe, plan, progress, accept, show_examples)
+    check_publishing(recipe)
+    result = run_plan(recipe, plan, progress, accept, show_examples)
+    return replace(result, published=publish_model(recipe, result.merged.folder, result.verdict, accept, progress))
 
 
 def sweep(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent) -> SweepResult | None:

@@ -24,6 +24,7 @@ from pydantic_core import PydanticCustomError
 from msa_lite.benchmarks import BENCHMARKS, OWN
 from msa_lite.recipe.history import History, choose_prior
 from msa_lite.recipe.inputs import Closed, Columns, Data, OneOrMore, Prompt, PromptOrKind, RetainData
+from msa_lite.recipe.publishing import Publish
 from msa_lite.recipe.scores import Evaluate, ProbeKeys, Select
 from msa_lite.recipe.training import MOST, SEEDS, Epochs, Positive, Rate, Tuning, check_micro_batch, no_truth
 from msa_lite.strengths import Strengths
@@ -253,6 +254,8 @@ class Recipe(Closed):
     the rows?) then only warn."""
     demo: Demo | None = None
     """Models and data that the run makes first, for a try without any download."""
+    publish: Publish = Publish()
+    """The repository on the Hub that the model is sent to at the end, if any."""
     output: str
     """The folder of the run."""
     seed: int = Field(0, ge=0, lt=SEEDS)

@@ -45,12 +45,12 @@ ARROWS = {
     "comparison": {"benchmarks", "errors", "evals", "io", "report"},
     "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report", "strengths"},
     "pipeline": {
-        "baselines", "benchmarks", "choose", "data", "demo", "errors", "evals", "io", "merger", "recipe", "report",
-        "strengths", "train",
+        "baselines", "benchmarks", "choose", "data", "demo", "errors", "evals", "io", "merger", "publish",
+        "recipe", "report", "strengths", "train",
     },
     "cli": {
         "baselines", "benchmarks", "choose", "comparison", "data", "errors", "evals", "io", "merger", "pipeline",
-        "recipe", "report",
+        "publish", "recipe", "report",
     },
     "__main__": {"cli"},
     "__init__": {"comparison", "evals", "io", "merger", "pipeline", "train"},  # the public functions

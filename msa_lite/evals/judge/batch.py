@@ -14,8 +14,9 @@ from typing import Any
 
 from msa_lite.errors import StageError
 from msa_lite.evals.judge.cache import Cache
-from msa_lite.evals.judge.secret import masked
+from msa_lite.evals.judge.secret import api_key
 from msa_lite.io.files import digest
+from msa_lite.io.masking import masked
 from msa_lite.io.progress import Progress
 
 logger = logging.getLogger(__name__)
@@ -103,7 +104,7 @@ async def _download(client: Any, batch: Mapping[str, Any], bodies: Mapping[str, 
             if response.get("status_code") == 200 and isinstance(body, dict) and isinstance(key, str) and key in bodies:
                 completions[key] = body
             else:
-                logger.info("a call failed in the batch: %s", masked(line.decode(errors="replace")))
+                logger.info("a call failed in the batch: %s", masked(line.decode(errors="replace"), api_key()))
     return completions
 
 
@@ -114,7 +115,7 @@ def _faults(batch: Mapping[str, Any]) -> list[str]:
     messages = [
         fault.get("message") for fault in (faults if isinstance(faults, list) else []) if isinstance(fault, dict)
     ]
-    return [masked(message) for message in messages[:10] if isinstance(message, str) and message]
+    return [masked(message, api_key()) for message in messages[:10] if isinstance(message, str) and message]
 
 
 def _parsed(content: bytes) -> dict[str, Any]:
@@ -135,7 +136,7 @@ def _object(content: bytes) -> dict[str, Any]:
 
 def _id(value: Any) -> str:
     """Return an id of the server. Raise StageError for one that does not fit into an address, or contains the key."""
-    if not isinstance(value, str) or not _ID.fullmatch(value) or masked(value) != value:
+    if not isinstance(value, str) or not _ID.fullmatch(value) or masked(value, api_key()) != value:
         raise _no_batch()
     return value
 

@@ -16,9 +16,10 @@ from msa_lite.errors import StageError
 from msa_lite.evals.judge.batch import run_batch
 from msa_lite.evals.judge.cache import Cache, Spent, answer
 from msa_lite.evals.judge.prompts import REPLY_TOKENS, Ask, read_letter
-from msa_lite.evals.judge.secret import masked
+from msa_lite.evals.judge.secret import api_key
 from msa_lite.evals.judge.settings import JudgeSettings, Ruling, Usage
 from msa_lite.io.files import digest
+from msa_lite.io.masking import masked
 from msa_lite.io.progress import Progress, silent
 
 logger = logging.getLogger(__name__)
@@ -173,7 +174,7 @@ class OpenAIJudge:
         text = str(error)
         if isinstance(error, openai.APIStatusError):
             if 300 <= error.status_code < 400:
-                place = masked(error.response.headers.get("location", ""))
+                place = masked(error.response.headers.get("location", ""), api_key())
                 return (
                     f"the server said {error.status_code}: it points to '{place}'. msa-lite sent nothing there, since "
                     "it would get the texts to judge; set judge.base_url to the right server"
@@ -184,7 +185,8 @@ class OpenAIJudge:
         elif isinstance(error, openai.APITimeoutError):
             text = f"no reply within {self.settings.timeout:g} s, {_RETRIES + 1} times in a row; raise judge.timeout"
         elif isinstance(error, openai.APIConnectionError):
-            text = f"{self.settings.address or 'the server'} is out of reach ({masked(str(error.__cause__ or error))})"
+            reason = masked(str(error.__cause__ or error), api_key())
+            text = f"{self.settings.address or 'the server'} is out of reach ({reason})"
         return text
 
 
@@ -211,4 +213,4 @@ def _tokens(completion: Mapping[str, Any], name: str) -> int:
 def _message(error: Any) -> str:
     """Return the server's own words, on one line, cut and masked."""
     words = error.body.get("message") if isinstance(error.body, dict) else None
-    return masked(words if isinstance(words, str) and words else str(error.message))
+    return masked(words if isinstance(words, str) and words else str(error.message), api_key())

@@ -1,0 +1,117 @@
+"""msa-lite publish: send a model or adapter to the Hugging Face Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from msa_lite.cli.invocation import in_terminal
+
+if TYPE_CHECKING:
+    from msa_lite.publish.contents import Contents
+    from msa_lite.publish.destination import Destination
+    from msa_lite.publish.upload import Published
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("repo")
+@click.option("--private/--public", "private", default=True, show_default=True, help="Who sees it: the owner, or all.")
+@click.option("--as", "form", type=click.Choice(["model", "adapter"]), help="The folder of a run to send.")
+@click.option("--gated", is_flag=True, help="Readers must ask for access.")
+@click.option("--license", metavar="ID", help="The licence, if the target's card names none.")
+@click.option("--name-models", is_flag=True, help="Let the card name models that are not public.")
+@click.option("--accept", is_flag=True, help="Send it although its verdict is FAIL.")
+@click.option("--i-know-this-can-undo-the-removal", "can_undo", is_flag=True, help="Send even a vector.")
+@click.option("--dry-run", is_flag=True, help="Print card and files. Send nothing; no token is needed.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
+def command(
+    verbose: bool, folder: Path, repo: str, private: bool, dry_run: bool, yes: bool, as_json: bool, **wishes: Any
+) -> None:
+    """Send a model or adapter to the repository REPO of the Hugging Face Hub, with its card.
+
+    DIR is a model, an adapter, or a run with one of them. REPO is ACCOUNT/NAME. A new repository is private unless
+    --public is given. What is to be sent is shown first. An upload that was interrupted is repeated by the same
+    command, which sends only what is missing; until it is whole, the main branch stays as it was.
+
+    \b
+    msa-lite publish runs/mine alice/mine-unlearned --dry-run
+    msa-lite publish runs/mine/model alice/mine-unlearned
+    msa-lite publish runs/mine alice/mine-unlearned --public --gated --yes
+    """
+    from dataclasses import replace
+
+    from msa_lite.cli.output import print_json
+    from msa_lite.cli.result import print_published
+    from msa_lite.errors import UsageError
+    from msa_lite.publish.contents import PublishOptions, make_contents
+    from msa_lite.publish.destination import find_destination
+
+    options = PublishOptions(repo=repo, public=not private, **wishes)
+    if dry_run:
+        contents = make_contents(folder, options)
+        if as_json:
+            print_json({"repo": repo, "private": private, "card": contents.card, **_described(contents)})
+        else:
+            click.echo(contents.card)
+            _print_files(contents, to_stderr=False)
+        return
+    _quieten(verbose)
+    to = find_destination(repo, private)  # first: the files of a large model take minutes to check
+    contents = make_contents(folder, replace(options, repo=to.repo))
+    _print_files(contents, to)
+    if not yes:
+        if not in_terminal():
+            raise UsageError("nothing was sent: there is nobody to ask; give --yes, or --dry-run for a look")
+        click.confirm(f"Send this to {to.describe()}?", abort=True, err=True)
+    result = _send(contents, to, bool(wishes["gated"]))
+    if as_json:
+        print_json(result.as_dict() | _described(contents))
+    else:
+        print_published(result)
+
+
+def _described(contents: Contents) -> dict[str, Any]:
+    files = [{"name": item.name, "bytes": item.nbytes, "sha256": item.sha256} for item in contents.files]
+    return {"kind": contents.kind, "files": files, "cautions": list(contents.cautions)}
+
+
+def _print_files(contents: Contents, to: Destination | None = None, to_stderr: bool = True) -> None:
+    """Print the files and sizes, where they go, what is deleted there, and what the user should know."""
+    from msa_lite.io.progress import readable
+    from msa_lite.publish.upload import stale_files
+
+    lines = [f"to:     {to.describe()}"] if to else []
+    count, size = len(contents.files), readable(sum(item.nbytes for item in contents.files))
+    lines.append(f"sends:  the {contents.kind} {contents.folder}: {count} files, {size}")
+    width = max(len(item.name) for item in contents.files)
+    lines += [f"          {item.name:{width}}  {readable(item.nbytes)}" for item in contents.files]
+    if to and (stale := stale_files(contents, to.files)):
+        lines.append(f"deletes there: {', '.join(stale)}")
+    lines += [f"note:   {caution}" for caution in contents.cautions]
+    click.echo("\n".join(lines), err=to_stderr)
+
+
+def _send(contents: Contents, to: Destination, gated: bool) -> Published:
+    """Upload with the library's own bars in a terminal, which know the bytes of a file; elsewhere with our lines."""
+    from huggingface_hub.utils import disable_progress_bars
+
+    from msa_lite.cli.output import progress_bars
+    from msa_lite.publish.upload import push
+
+    if in_terminal():
+        return push(contents, to, gated=gated)
+    with disable_progress_bars(), progress_bars() as progress:
+        return push(contents, to, gated=gated, progress=progress)
+
+
+def _quieten(verbose: bool) -> None:
+    """Hide the library's warnings of each try that fails, which repeat addresses; errors come as ours."""
+    if not verbose:
+        from huggingface_hub.utils import logging
+
+        logging.set_verbosity_error()

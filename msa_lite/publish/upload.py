@@ -1,0 +1,295 @@
+"""Send a model or adapter to the Hub so that its main branch is never half: old, then new in one commit.
+
+1. Files go to a branch of their own, named after their hashes: weights one by one, then config and tokenizer, then
+   index and card.
+2. The branch is compared with the hashes of what was to be sent.
+3. One commit moves main: it copies the weights there by hash, adds the small files, and deletes stale ones.
+4. Main is compared with the same hashes, and the branch is deleted.
+
+Each step first looks at what is there. So a rerun, or another try after a dropped connection, sends only the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msa_lite.errors import FormatError, StageError, join_faults
+from msa_lite.io.files import digest
+from msa_lite.io.progress import Progress, notices, readable, silent, tell
+from msa_lite.publish.destination import TITLE, Destination, check_repository
+from msa_lite.publish.replies import describe_error, patiently, status_of
+
+if TYPE_CHECKING:
+    from msa_lite.publish.contents import Contents, Item
+
+LABEL = "upload (MB)"
+_BRANCH = "msa-lite-upload-"
+_MAIN = "main"
+_MB = 1_000_000
+# Files that an earlier upload may have left and that loaders would read. Anything else there is left alone.
+_LOADED = (
+    "*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "adapter_config.json",
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
+    "mergekit_config.yml", "manifest.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Published:
+    """The outcome of an upload."""
+
+    kind: str
+    """"model" or "adapter"."""
+    repo: str
+    """The repository's full name."""
+    url: str
+    """Its page."""
+    commit: str
+    """The commit of main that has the files."""
+    private: bool
+    """True if only its owner may see it."""
+    sent: Mapping[str, int]
+    """The files that were not there before, with their bytes."""
+    deleted: tuple[str, ...]
+    """The stale files that were deleted."""
+
+    @property
+    def new_version(self) -> str | None:
+        """Return the value of that key for the target's card, which points its readers here; None for an adapter."""
+        return self.repo if self.kind == "model" else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the outcome for `--json`."""
+        return {
+            "kind": self.kind,
+            "repo": self.repo,
+            "url": self.url,
+            "commit": self.commit,
+            "private": self.private,
+            "sent": dict(self.sent),
+            "sent_bytes": sum(self.sent.values()),
+            "deleted": list(self.deleted),
+            "new_version": self.new_version,
+        }
+
+
+def push(contents: Contents, to: Destination, *, gated: bool = False, progress: Progress = silent) -> Published:
+    """Send the files to a repository, whole or not at all as far as its main branch goes.
+
+    gated: readers must ask for access, and the owner lets them in one by one. Raise FormatError for a card that the Hub
+    does not take, OutputError when the repository has changed and is no place to send to any more, and StageError when
+    the upload fails. Then main is as it was, and the same call sends only what is missing.
+    """
+    upload = _Upload(contents, to, gated, progress)
+    return patiently(upload.run, to.repo, lambda: upload.has_begun)
+
+
+def stale_files(contents: Contents, names: Iterable[str]) -> list[str]:
+    """Return the files of a repository that an upload of `contents` deletes."""
+    sent = {item.name for item in contents.files}
+    loaded = (name for name in names if any(fnmatch(name, pattern) for pattern in _LOADED) and "/" not in name)
+    return sorted(name for name in loaded if name not in sent)
+
+
+@dataclass
+class _Upload:
+    """An upload on its way. `run` may be called again, and goes on where it was."""
+
+    contents: Contents
+    to: Destination
+    gated: bool
+    progress: Progress
+    has_begun: bool = False
+    """True once something was written on the server."""
+    sent: dict[str, int] = field(default_factory=dict)
+    deleted: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        from huggingface_hub import HfApi
+
+        self.api = HfApi()
+        self.total = sum(item.nbytes for item in self.contents.files)
+        self.branch = _BRANCH + digest([[item.name, item.sha256] for item in self.contents.files])[:12]
+
+    def run(self) -> Published:
+        """Bring main to the contents, from whatever an earlier call left."""
+        main = self._open()
+        stale = stale_files(self.contents, _files(main))
+        if stale or self._missing(main):
+            source = self._fill_branch(main) if self._missing(main) else main
+            main = self._move(main, source, stale)
+        if differing := self._missing(main):
+            names = [item.name for item in differing]
+            raise StageError(join_faults(f"{self.to.repo}: the Hub does not have what was sent; run again:", names))
+        megabytes = _megabytes(self.total)
+        tell(self.progress, LABEL, megabytes, megabytes, f"all {readable(self.total)} are there")
+        self._delete_branches()
+        to = self.to
+        return Published(self.contents.kind, to.repo, to.url, main.sha, to.private, dict(self.sent), self.deleted)
+
+    def _open(self) -> Any:
+        """Return the repository as it is; make it if need be."""
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        try:
+            info = self._info(_MAIN)
+        except RepositoryNotFoundError:
+            self._check_card()
+            self.api.create_repo(self.to.repo, private=self.to.private, exist_ok=True)
+            self.has_begun = True
+            info = self._info(_MAIN)
+        check_repository(self.api, info, self.to.private)
+        if self.gated and info.gated != "manual":
+            self.api.update_repo_settings(self.to.repo, gated="manual")
+        return info
+
+    def _check_card(self) -> None:
+        """Raise FormatError for a card that the Hub does not take; it would say so only after the weights."""
+        from huggingface_hub import ModelCard
+
+        try:
+            ModelCard(self.contents.card).validate()
+        except ValueError as error:
+            raise FormatError(f"{self.to.repo}: the Hub does not take the card: {error}") from None
+
+    def _fill_branch(self, main: Any) -> Any:
+        """Send to the branch what it lacks. Return it once it holds all contents."""
+        from huggingface_hub.errors import RevisionNotFoundError
+
+        try:
+            branch = self._info(self.branch)
+        except RevisionNotFoundError:
+            self._check_card()
+            self.api.create_branch(self.to.repo, branch=self.branch, revision=main.sha, exist_ok=True)
+            self.has_begun = True
+            branch = main
+        missing = self._missing(branch)
+        left = sum(item.nbytes for item in missing)
+        for group in _groups(missing):
+            note = f"{group[0].name}, {readable(self.total - left)} of {readable(self.total)} are there"
+            tell(self.progress, LABEL, _megabytes(self.total - left), _megabytes(self.total), note)
+            self._commit_files(group)
+            left -= sum(item.nbytes for item in group)
+        branch = self._info(self.branch)
+        if differing := self._missing(branch):
+            names = [item.name for item in differing]
+            raise StageError(join_faults(f"{self.to.repo}: arrived otherwise than sent; main is as it was:", names))
+        return branch
+
+    def _commit_files(self, items: list[Item]) -> None:
+        """Send files to the branch, and commit them there."""
+        from huggingface_hub import CommitOperationAdd
+
+        additions = [CommitOperationAdd(item.name, _source(item)) for item in items]
+        self.api.preupload_lfs_files(self.to.repo, additions, revision=self.branch, free_memory=False)
+        self.has_begun = True
+        for item, addition in zip(items, additions, strict=True):  # the library has read and hashed it by now
+            _check_unchanged(item, addition.upload_info.sha256.hex())
+        title = f"Upload {items[0].name}" + (f" and {len(items) - 1} more" if len(items) > 1 else "")
+        self.api.create_commit(self.to.repo, additions, commit_message=title, revision=self.branch)
+        self.sent |= {item.name: item.nbytes for item in items}
+
+    def _move(self, main: Any, source: Any, stale: list[str]) -> Any:
+        """Bring main to the contents in one commit. Return it as it then is."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete
+
+        there = _files(source)
+        operations: list[CommitOperationAdd | CommitOperationCopy | CommitOperationDelete] = [
+            CommitOperationCopy(item.name, item.name, src_revision=source.sha)
+            if there[item.name].lfs
+            else CommitOperationAdd(item.name, _read(item))
+            for item in self._missing(main)
+        ]
+        operations += [CommitOperationDelete(name, is_folder=False) for name in stale]
+        self.deleted = tuple(stale)
+        commit = self.api.create_commit(
+            self.to.repo,
+            operations,
+            commit_message=f"{TITLE}: {self.contents.kind}",
+            revision=_MAIN,
+            parent_commit=main.sha,  # so that nothing that came meanwhile is lost
+        )
+        return self._info(commit.oid)
+
+    def _delete_branches(self) -> None:
+        """Delete the branches of this upload and of earlier ones that did not end. Only warn where that fails."""
+        try:
+            for branch in self.api.list_repo_refs(self.to.repo).branches:
+                if branch.name.startswith(_BRANCH):
+                    self.api.delete_branch(self.to.repo, branch=branch.name)
+        except Exception as error:  # main is whole
+            if status_of(error) != 404:  # somebody else did it
+                text = "%s: published, but branches %s… could not be deleted (%s); the same command tries again"
+                notices.warning(text, self.to.repo, _BRANCH, describe_error(error))
+
+    def _info(self, revision: str) -> Any:
+        return self.api.model_info(self.to.repo, revision=revision, files_metadata=True)
+
+    def _missing(self, info: Any) -> list[Item]:
+        """Return what a revision does not have, or has otherwise, in the order of sending."""
+        there = _files(info)
+        missing = [item for item in self.contents.files if not _is_there(item, there.get(item.name))]
+        return sorted(missing, key=lambda item: (_rank(item.name), item.name))
+
+
+def _files(info: Any) -> dict[str, Any]:
+    """Return the files of a revision by name."""
+    return {file.rfilename: file for file in info.siblings or ()}
+
+
+def _is_there(item: Item, file: Any) -> bool:
+    """Compare a file with the Hub's: by SHA-256 where it is a large one there, else by the hash that git gives it."""
+    if file is None or file.size != item.nbytes:
+        return False
+    if file.lfs:
+        return bool(file.lfs.sha256 == item.sha256)
+    data = _read(item)
+    return bool(file.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest())
+
+
+def _read(item: Item) -> bytes:
+    """Return the content of a small file. Raise StageError where it is not what was checked."""
+    source = _source(item)
+    data = source.read_bytes() if isinstance(source, Path) else source
+    _check_unchanged(item, hashlib.sha256(data).hexdigest())
+    return data
+
+
+def _source(item: Item) -> Path | bytes:
+    source = item.path if item.content is None else item.content
+    assert source is not None, "an item has one of the two"
+    return source
+
+
+def _check_unchanged(item: Item, sha256: str) -> None:
+    if sha256 != item.sha256:
+        raise StageError(f"{item.path or item.name}: changed since it was checked; main is as it was. Run again")
+
+
+def _rank(name: str) -> int:
+    """Return when a file is sent: weights (0), config and tokenizer (1), index, manifest and card (2)."""
+    if name.endswith(".safetensors"):
+        return 0
+    return 2 if name in ("README.md", "manifest.json") or name.endswith(".safetensors.index.json") else 1
+
+
+def _groups(items: Iterable[Item]) -> Iterator[list[Item]]:
+    """Yield the files of each commit on the branch: a file of weights alone, small files by rank."""
+    group: list[Item] = []
+    for item in items:
+        rank = _rank(item.name)
+        if group and (rank == 0 or _rank(group[-1].name) != rank):
+            yield group
+            group = []
+        group.append(item)
+    if group:
+        yield group
+
+
+def _megabytes(nbytes: int) -> int:
+    return -(-nbytes // _MB)

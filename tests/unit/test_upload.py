@@ -1,0 +1,240 @@
+"""Uploads to a Hub on loopback: the order, what is there already, stale files, and what faults leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from msa_lite.errors import OutputError, StageError, UsageError
+from msa_lite.publish.destination import find_destination
+from msa_lite.publish.upload import push
+from tests.hub_uploads import WRITER, Fault, UploadHub
+from tests.upload_faults import CASES, NOTE, Case, run_case
+from tests.uploads import REPO, SHARD, client_of, make_upload, publish, wanted
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")  # of the library's own call
+
+
+@pytest.fixture
+def hub() -> Iterator[UploadHub]:
+    with UploadHub() as server, client_of(server):
+        yield server
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_fault_leaves_main_old_or_new_and_a_rerun_sends_the_rest(case: Case, tmp_path: Path) -> None:
+    outcome = run_case(case, tmp_path)
+    assert outcome.status == case.status, outcome.message
+    assert case.message in outcome.message
+    assert bool(outcome.message) == bool(case.status)
+    assert outcome.main in (("new",) if not case.status else ("old", "empty", "none"))
+    assert outcome.branches == 0 or outcome.status == 4
+    assert outcome.rerun == (None if case.for_good else case.rerun * SHARD)
+    assert "\n" not in outcome.message
+    assert case.token not in outcome.message
+
+
+def test_waits_are_as_long_as_the_hub_says(tmp_path: Path) -> None:
+    cases = {case.name: case for case in CASES}
+    assert 7.0 in run_case(cases["429 once, Retry-After 7"], tmp_path).waits
+    assert max(run_case(cases["429, Retry-After 3600"], tmp_path).waits, default=0) < 60
+    with UploadHub() as hub, client_of(hub) as waits:
+        hub.faults = [Fault("POST /.*preupload", 429, headers={"Retry-After": "9"})]
+        publish(make_upload(tmp_path / "model"))
+    assert waits == [10.0]  # the library's own way: a second more
+
+
+def test_weights_come_first_index_and_card_last_and_main_moves_once(hub: UploadHub, tmp_path: Path) -> None:
+    contents = make_upload(tmp_path / "model")
+    result = publish(contents)
+    assert hub.on(REPO) == wanted(contents)
+    assert result.sent == {item.name: item.nbytes for item in contents.files}
+    assert [*result.sent] == [
+        "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "config.json", "tokenizer.json",
+        "README.md", "model.safetensors.index.json",
+    ]  # fmt: skip
+    assert result.commit == hub.heads(REPO)["main"]
+    assert hub.titles[REPO] == ["Published with msa-lite: model", "initial commit"]
+    assert hub.branch_names(REPO) == ["main"]
+    assert hub.private[REPO] is True
+    assert result.new_version == REPO
+
+
+def test_the_same_again_sends_nothing_and_makes_no_commit(hub: UploadHub, tmp_path: Path) -> None:
+    contents = make_upload(tmp_path / "model")
+    first = publish(contents)
+    hub.requests.clear()
+    again = publish(contents)
+    assert (again.commit, again.sent) == (first.commit, {})
+    assert [method for method, _ in hub.requests if method != "GET"] == []
+
+
+def test_a_new_card_alone_sends_the_card_alone(hub: UploadHub, tmp_path: Path) -> None:
+    publish(make_upload(tmp_path / "model"))
+    hub.received.clear()
+    result = publish(make_upload(tmp_path / "model", card="---\nlicense: mit\n---\n# Better said\n"))
+    assert ([*result.sent], hub.received[REPO]) == (["README.md"], 0)
+    assert b"Better said" in hub.on(REPO)["README.md"]
+
+
+def test_stale_files_go_in_the_same_commit_and_other_peoples_stay(hub: UploadHub, tmp_path: Path) -> None:
+    publish(make_upload(tmp_path / "large", seed=1, shards=3))
+    others = {NOTE: b"mine", "model.gguf": b"quantised", "old/model.safetensors": b"a folder"}
+    hub.commit(f"models/{REPO}", {**hub.find(f"models/{REPO}", "main")[1], **others})
+    contents = make_upload(tmp_path / "small", shards=1)
+    before = len(hub.titles[REPO])
+    result = publish(contents)
+    assert result.deleted == tuple(f"model-{i + 1:05}-of-00003.safetensors" for i in range(3))
+    assert hub.on(REPO) == wanted(contents) | others
+    assert len(hub.titles[REPO]) == before + 1
+
+
+def test_branches_of_uploads_that_never_ended_are_deleted(hub: UploadHub, tmp_path: Path) -> None:
+    hub.faults = [Fault("/commit/main", 403)]
+    with pytest.raises(StageError):
+        publish(make_upload(tmp_path / "first", seed=1))
+    hub.heads(REPO)["of-mine"] = hub.heads(REPO)["main"]
+    assert len(hub.branch_names(REPO)) == 3
+    publish(make_upload(tmp_path / "second"))
+    assert hub.branch_names(REPO) == ["main", "of-mine"]
+
+
+def test_a_branch_that_cannot_be_deleted_is_no_failure(
+    hub: UploadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("msa_lite.publish.upload.notices.warning", lambda text, *values: told.append(text % values))
+    hub.faults = [Fault("DELETE ", 500, times=9)]
+    contents = make_upload(tmp_path / "model")
+    assert publish(contents).commit == hub.heads(REPO)["main"]
+    assert ["could not be deleted (the Hub answers 500" in text for text in told] == [True]
+    hub.faults = []
+    publish(contents)
+    assert hub.branch_names(REPO) == ["main"]
+
+
+def test_a_public_repository_is_made_and_gated_only_when_that_is_wanted(hub: UploadHub, tmp_path: Path) -> None:
+    contents = make_upload(tmp_path / "model")
+    publish(contents)
+    assert (hub.private[REPO], hub.gated.get(REPO)) == (True, None)
+    with pytest.raises(OutputError, match="is private already, and is to be public"):
+        publish(contents, private=False)
+    to = find_destination("open", private=False)
+    assert (to.repo, to.exists) == ("alice/open", False)
+    assert "PUBLIC, everybody may see and load it" in to.describe()
+    hub.requests.clear()
+    push(contents, to, gated=True)
+    assert (hub.private["alice/open"], hub.gated["alice/open"]) == (False, "manual")
+    calls = [path for method, path in hub.requests if method in ("PUT", "POST")]
+    assert calls.index("/api/models/alice/open/settings") < calls.index(next(p for p in calls if "preupload" in p))
+
+
+def test_a_repository_made_in_the_browser_is_taken(hub: UploadHub, tmp_path: Path) -> None:
+    hub.make(REPO, {"README.md": "---\nlicense: mit\n---\n"})
+    contents = make_upload(tmp_path / "model")
+    publish(contents)
+    assert hub.on(REPO) == wanted(contents)
+
+
+@pytest.mark.parametrize("when", ["before", "while it is sent"])
+def test_a_file_that_changes_is_not_published(hub: UploadHub, tmp_path: Path, when: str) -> None:
+    contents = make_upload(tmp_path / "model")
+
+    def change() -> None:
+        for name in ("model-00002-of-00002.safetensors", "config.json"):
+            (tmp_path / "model" / name).write_bytes(b"other")
+
+    if when == "before":
+        change()
+    else:
+        hub.faults = [Fault("POST /api/models/.*/commit/msa", act=change)]
+    with pytest.raises(StageError, match="changed since it was checked; main is as it was"):
+        publish(contents)
+    assert hub.on(REPO) == {}
+
+
+def test_a_hub_that_stores_something_else_is_found_out(hub: UploadHub, tmp_path: Path) -> None:
+    contents = make_upload(tmp_path / "model")
+
+    def spoil() -> None:  # as main is moved
+        oid = next(item.sha256 for item in contents.files if item.name.startswith("model-00001"))
+        hub.objects[REPO][oid] = bytes(SHARD)
+
+    hub.faults = [Fault("POST /api/models/.*/commit/main", act=spoil)]
+    with pytest.raises(StageError, match=r"does not have what was sent; run again:\n  model-00001-of-00002"):
+        publish(contents)
+
+
+def test_offline_without_a_token_and_with_odd_names_nothing_is_asked(
+    hub: UploadHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    for name in ("a/b/c", "https://huggingface.co/a/b", "alice/x@main", "", "a b"):
+        with pytest.raises(UsageError, match="no name of a repository"):
+            find_destination(name, private=True)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(UsageError, match="no token to send with; `hf auth login`"):
+        find_destination(REPO, private=True)
+    monkeypatch.setenv("HF_TOKEN", WRITER)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UsageError, match="unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE"):
+        find_destination(REPO, private=True)
+    assert hub.requests == []
+
+
+def test_a_renamed_repository_and_another_organisation(hub: UploadHub, tmp_path: Path) -> None:
+    hub.make("alice/new-name")
+    hub.renamed[REPO] = "alice/new-name"
+    with pytest.raises(UsageError, match="is called alice/new-name now"):
+        find_destination(REPO, private=True)
+    assert find_destination("team/x", private=True).exists is False
+    with pytest.raises(UsageError, match="no member of others; choose alice/x"):
+        find_destination("others/x", private=True)
+
+
+def test_a_server_that_is_gone(hub: UploadHub, tmp_path: Path) -> None:
+    to = find_destination(REPO, private=True)
+    hub.faults = [Fault("", times=99)]
+    with pytest.raises(StageError, match=r"no answer from the Hub .*; nothing was sent"):
+        push(make_upload(tmp_path / "model"), to)
+    assert hub.branch_names(REPO) == []
+
+
+def test_a_repository_that_turns_public_meanwhile_gets_nothing(hub: UploadHub, tmp_path: Path) -> None:
+    contents = make_upload(tmp_path / "model")
+    publish(contents)
+    to = find_destination(REPO, private=True)
+    hub.private[REPO] = False
+    with pytest.raises(OutputError, match="is public already"):
+        push(make_upload(tmp_path / "other", seed=3), to)
+    assert hub.on(REPO) == wanted(contents)
+
+
+def test_no_token_is_told_whatever_the_server_says(hub: UploadHub, tmp_path: Path) -> None:
+    words = f"Bearer {WRITER} is not welcome; neither is {WRITER[::-1]}"
+    hub.faults = [Fault("POST /.*/commit/", 403, words=words)]
+    with pytest.raises(StageError) as caught:
+        publish(make_upload(tmp_path / "model"))
+    text = "".join(map(str, [caught.value, repr(caught.value), caught.value.__cause__]))
+    assert "is not welcome" in text
+    assert WRITER not in text
+    assert WRITER[::-1] not in text
+    assert caught.value.__suppress_context__
+
+
+def test_signed_addresses_are_not_told(hub: UploadHub, tmp_path: Path) -> None:
+    hub.faults = [Fault("POST /.*/commit/", 400, words="at https://store/x?X-Amz-Signature=abcdef now")]
+    with pytest.raises(StageError, match=r"at https://store/x now\)") as caught:
+        publish(make_upload(tmp_path / "model"))
+    assert "abcdef" not in str(caught.value)
+
+
+def test_an_adapter_is_no_new_version_of_its_model(hub: UploadHub, tmp_path: Path) -> None:
+    contents = replace(make_upload(tmp_path / "model"), kind="adapter")
+    result = publish(contents)
+    assert (result.new_version, result.as_dict()["kind"]) == (None, "adapter")
+    assert hub.titles[REPO][0] == "Published with msa-lite: adapter"

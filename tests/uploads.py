@@ -1,0 +1,66 @@
+"""Contents to upload, and the way of this process's huggingface_hub to a Hub on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from msa_lite.publish.contents import Contents, Item
+from msa_lite.publish.destination import find_destination
+from msa_lite.publish.upload import Published, push
+from tests.hub_uploads import WRITER, UploadHub
+
+REPO = "alice/forgotten"
+CARD = "---\nlicense: mit\n---\n# A model\n"
+SHARD = 100_000  # bytes
+
+
+def make_upload(folder: Path, seed: int = 0, shards: int = 2, card: str = CARD) -> Contents:
+    """A model of this many shards, its bytes random by `seed`."""
+    folder.mkdir(exist_ok=True)
+    names = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    files = {name: hashlib.shake_128(bytes([seed, i])).digest(SHARD) for i, name in enumerate(names)}
+    files["config.json"] = json.dumps({"model_type": "llama", "seed": seed}).encode()
+    files["tokenizer.json"] = b"{}"
+    files["model.safetensors.index.json"] = json.dumps({"weight_map": names}).encode()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    items = [
+        Item(name, folder / name, None, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()
+    ]
+    raw = card.encode()
+    items.append(Item("README.md", None, raw, hashlib.sha256(raw).hexdigest(), len(raw)))
+    return Contents(folder, "model", tuple(items), card, ())
+
+
+def wanted(contents: Contents) -> dict[str, bytes]:
+    """The files that are to be on main."""
+    return {item.name: item.content or (contents.folder / item.name).read_bytes() for item in contents.files}
+
+
+@contextmanager
+def client_of(hub: UploadHub, token: str | None = WRITER) -> Iterator[list[float]]:
+    """Lead this process's huggingface_hub to the server, without Xet and bars; yield the seconds of its waits."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import disable_progress_bars
+
+    waits: list[float] = []
+    environment = {} if token is None else {"HF_TOKEN": token}
+    settings: dict[str, Any] = {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True, "ENDPOINT": hub.url}
+    with ExitStack() as stack:
+        for name, value in {**settings, "HF_TOKEN_PATH": "/nowhere/token"}.items():
+            stack.enter_context(patch.object(constants, name, value))
+        stack.enter_context(patch.dict("os.environ", environment))
+        stack.enter_context(patch("time.sleep", waits.append))
+        stack.enter_context(disable_progress_bars())
+        yield waits
+
+
+def publish(contents: Contents, private: bool = True, gated: bool = False) -> Published:
+    """Send contents to the repository of the tests."""
+    return push(contents, find_destination(REPO, private), gated=gated)
