@@ -172,7 +172,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
     choosing, update, verdict = load_choosing(folder / "sweep"), load_update(folder), _verdict(folder / VERDICT_FILE)
     fits, method = load_fits(folder / "vectors"), provenance.method
     with reading(folder / VERDICT_FILE):
-        sentence, basis = first_sentence(verdict, reports), basis_of(verdict)
+        sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
     return Story(
         folder=folder,
         sentence=sentence,
