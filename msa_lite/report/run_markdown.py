@@ -15,7 +15,6 @@ from msa_lite.report.table import heading, markdown_table, metric_cell, number
 from msa_lite.report.update import GroupUpdate, Update
 from msa_lite.report.verdict import percent, verdict_lines
 
-NO_IDEAL = "No ideal model was given, so nothing says how low the forget scores should go."
 _MODELS = {"target": "before (target)", "unlearned": "unlearned", "ideal": "never met it (ideal)"}
 _SETTINGS = ("mode", "lora_rank", "epochs", "learning_rate", "batch_size")
 
@@ -37,11 +36,11 @@ def run_markdown(story: Story) -> str:
         *_probe(story.probe),
         *_interference(story.interference),
         *([examples_markdown(story.examples)] if story.examples else []),
-        *_provenance(story.provenance),
         "## Limits\n",
         "".join(f"- {limit}\n" for limit in story.limits),
+        *_provenance(story.provenance),
     ]
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
 
 
 def _missing(story: Story) -> list[str]:
@@ -76,6 +75,9 @@ def _work(story: Story) -> list[str]:
     ]
     if story.provenance.reason:
         lines.append(f"{story.provenance.reason}\n")
+    method = story.reports["unlearned"].settings.get("method") if "unlearned" in story.reports else None
+    if isinstance(method, Mapping) and method.get("compat"):
+        lines.append(f"It repeats known deviations of: {', '.join(map(str, method['compat']))}.\n")
     if story.basis:
         lines.append(f"{story.basis}\n")
     return [*lines, *(f"Warning: {note}.\n" for note in (story.update.notes if story.update else ()))]
@@ -89,8 +91,6 @@ def _scores(story: Story) -> list[str]:
         f"## All scores\n\nScores on {story.split} rows, mean ± standard error; ↑ higher, ↓ lower is better.\n",
         markdown_table(story.reports),
     ]
-    if "ideal" not in story.reports:
-        lines.append(f"{NO_IDEAL}\n")
     meanings: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for report in story.reports.values() for name in report.metrics):
         kind = metric_kind(name)

@@ -80,14 +80,13 @@ def basis_of(verdict: Mapping[str, Any] | None, reports: Mapping[str, Report]) -
     """
     if not verdict or verdict["outcome"] is None:
         return None
-    forgotten, sets = verdict["forgotten"], {}
-    if "unlearned" in reports:
-        sets = reports["unlearned"].settings.get("sets") or {}
-    tested = (sets.get("forget") or {}).get("rows")
+    forgotten = verdict["forgotten"]
+    settings = reports["unlearned"].settings if "unlearned" in reports else {}
+    tested = settings.get("sets", {}).get("forget", {}).get("rows")
     more = ""
     if tested is not None and tested < forgotten["rows"]:
         more = (
-            f" The counts are over all {forgotten['rows']} rows, those among them by which the strengths were chosen; "
+            f" The counts are over all {forgotten['rows']} rows, those among them by which the model was chosen; "
             f"the scores are those of the other {tested}"
         )
     return f"{_WORDS[unit_of(forgotten)].basis}.{more}{'.' if more else ''}"
