@@ -16,7 +16,7 @@ from msa_lite.report.fits import Fit, load_fits
 from msa_lite.report.probing import ProbeFacts, load_probe
 from msa_lite.report.provenance import Provenance, is_run, load_provenance
 from msa_lite.report.reports import Report
-from msa_lite.report.sentence import first_sentence
+from msa_lite.report.sentence import basis_of, first_sentence
 from msa_lite.report.update import Update, load_update
 from msa_lite.report.verdict import VERDICT_FILE
 
@@ -69,6 +69,8 @@ class Story:
     """The run's folder."""
     sentence: str
     """What happened, for somebody who knows nothing of unlearning; true for every outcome."""
+    basis: str | None
+    """What the sentence's counts mean: when an answer counts. None without a verdict."""
     verdict: Mapping[str, Any] | None
     """The content of verdict.json: outcome, sentence, criteria, reasons, forgotten, kept. None where the run has none
     yet; its "outcome" is None where there is a reason against a verdict, which "reason" then tells."""
@@ -144,9 +146,12 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
     parts = {name: stage_report(evaluation / f"{name}_validation") for name in (*_SCORED, "prior")}
     choosing, update, verdict = load_choosing(folder / "sweep"), load_update(folder), _verdict(folder / VERDICT_FILE)
     fits, method = load_fits(folder / "vectors"), provenance.method
+    with reading(folder / VERDICT_FILE):
+        sentence, basis = first_sentence(verdict, reports), basis_of(verdict)
     return Story(
         folder=folder,
-        sentence=first_sentence(verdict, reports),
+        sentence=sentence,
+        basis=basis,
         verdict=verdict,
         method=method,
         formula=_formula(provenance),
@@ -182,6 +187,8 @@ def _verdict(path: Path) -> dict[str, Any] | None:
         counts = [forgotten["rows"], forgotten["changed"], *forgotten["recited"].values()]
         shares = [kept["share"], *kept["interval"], kept["rows"], kept["changed"]] if kept else []
         left = [] if forgotten["left"] is None else [forgotten["left"]]
+        left += [value for key in ("gone", "unseen_rows") if (value := forgotten.get(key)) is not None]
+        left += list((forgotten.get("right") or {}).values())
         if not all(map(is_finite_number, (*counts, *shares, *left))):
             raise ValueError("a count or a share is no number")
         verdict["reasons"] = list(map(str, verdict["reasons"]))

@@ -12,6 +12,8 @@ from msa_lite.io.files import write_json
 
 VERDICT_FILE = "verdict.json"
 Outcome = Literal["PASS", "PARTLY", "FAIL"]
+Unit = Literal["questions", "texts", "passages", "rows", "facts"]
+"""What a forget set consists of; "rows": questions and texts; "facts": questions whose answers documents corrupted."""
 
 
 def percent(share: float) -> str:
@@ -28,7 +30,7 @@ CRITERIA = (
     f"reaches that). FAIL: more than {percent(LEFT_FAIL)} is left, less than {percent(KEPT_FAIL)} is kept, or the "
     "model's output is the same as before. PARTLY: everything else, also without rows to keep"
 )
-_FEW = 10  # rows; of fewer, one row is more than a tenth
+FEW_ROWS = 10  # rows; of fewer, one row is more than a tenth
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,18 @@ class Forgotten:
     """Share that is left of what could be extracted before, in [0, 1]. What a model shows that never saw the rows does
     not count. None where there was nothing to extract."""
     recited: Mapping[str, int] = field(default_factory=dict)
-    """Recited rows by model. "holdout": rows of the holdout set that the target recites."""
+    """Recited rows by model, the prior among them if it was scored on the same rows. "holdout": rows of the holdout set
+    that the target recites."""
     changed: int = 0
     """Rows on which the unlearned model's output differs from the target's."""
+    unit: Unit = "questions"
+    """What the rows are."""
+    gone: int | None = None
+    """Rows that the target recites and the unlearned model does not; None where rows are not recited or not."""
+    unseen_rows: int = 0
+    """Rows of the holdout set that "holdout" counts among."""
+    right: Mapping[str, float] = field(default_factory=dict)
+    """Share of right answers by model, where the verdict weighs that in the place of recited rows."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +154,7 @@ def _shortfalls(forgotten: Forgotten, kept: Kept | None) -> list[str]:
 def _cautions(forgotten: Forgotten, kept: Kept | None) -> list[str]:
     """Return the reasons why the verdict is uncertain."""
     counts = {"forget": forgotten.rows} | ({"retain": kept.rows} if kept else {})
-    few = [f"{name}: {count}" for name, count in counts.items() if count < _FEW]
+    few = [f"{name}: {count}" for name, count in counts.items() if count < FEW_ROWS]
     return [f"the verdict rests on few rows ({', '.join(few)})"] if few else []
 
 
