@@ -79,9 +79,7 @@ def _scale(group: Bars) -> tuple[float, float]:
 
 def _paint_bars(axes: Any, group: Bars, scale: tuple[float, float]) -> None:
     for at, (name, metric) in enumerate(group.models.items()):
-        axes.text(
-            1.03, at, _value_text(metric), transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL + 0.5
-        )
+        axes.text(1.03, at, _value_text(metric), transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL)
         if metric.value is None:
             continue
         axes.barh(at, metric.value, height=0.62, color=ROLES[name])

@@ -21,7 +21,7 @@ _VARIABLES = {
     INK: "ink", MUTED: "muted", RULE: "rule", SURFACE: "surface", ACCENT: "accent", TARGET: "target",
     UNLEARNED: "unlearned", IDEAL: "ideal",
 }  # fmt: skip
-TEXT, SMALL = 11, 9.5  # units
+TEXT, SMALL = 12, 10.5  # units
 _SETTINGS: dict[str, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "msa-lite", "svg.image_inline": True, "text.parse_math": False,
     "text.usetex": False, "axes.unicode_minus": True, "font.family": ["DejaVu Sans"], "font.size": TEXT,

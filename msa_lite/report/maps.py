@@ -13,7 +13,7 @@ from msa_lite.report.update import GroupUpdate
 Value = float | int | str
 SYMBOLS = {"alpha": "α", "beta": "β"}
 _PALE, _DEEP = 0.06, 0.5  # opacity of the accent colour; up to that, ink can be read on it
-_ROOM = 30.0  # units; a narrower cell has no room for its number
+_ROOM = 33.0  # units; a narrower cell has no room for its number
 _LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # their usual order
 
 

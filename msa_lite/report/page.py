@@ -6,6 +6,7 @@ Texts are in `templates/report.html.jinja`, which escapes all that comes from th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -29,6 +30,7 @@ PAGE_FILE = "report.html"
 _TEMPLATE = "report.html.jinja"
 _MODELS = ("target", "unlearned", "ideal")
 _MOST_BARS = 3  # metrics in the first picture, a side
+_MOST_COLUMNS = 5  # metrics in the table of a sweep
 _MOST_POINTS = 12  # of a sweep; a longer table is folded
 
 
@@ -48,7 +50,7 @@ def make_page(story: Story) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": _signed, "percent": _percent, "count": "{:,}".format}
+    environment.filters |= {"number": _signed, "percent": _percent, "count": "{:,}".format, "subscripts": _subscripts}
     page = environment.get_template(_TEMPLATE).render(
         story=story,
         models=[name for name in _MODELS if name in story.reports],
@@ -56,7 +58,7 @@ def make_page(story: Story) -> str:
         bars=_bars(story),
         scores=_score_groups(story),
         notes=notes(story.reports),
-        points=_points(story),
+        points=_point_table(story),
         fold_points=bool(story.choosing and len(story.choosing.points) > _MOST_POINTS),
         charts=_charts(story),
         change=_change(story.update) if story.update else [],
@@ -72,11 +74,20 @@ def _signed(value: float | None) -> str:
 
 
 def _percent(share: float | None) -> str:
-    """Return a share in percent with as many digits as matter: "25.6 %", "0.00001 %"."""
+    """Return a share in percent with as many digits as matter: "25.6 %", "0.012 %"."""
     if share is None:
         return "–"
     percent = 100 * share
-    return f"{percent:.1f} %" if abs(percent) >= 1 or percent == 0 else f"{percent:.1g} %".replace("-", "−")
+    if 0 < percent < 1e-3:
+        return "below 0.001 %"
+    return f"{percent:.1f} %" if percent >= 1 or percent == 0 else f"{percent:.2g} %"
+
+
+def _subscripts(formula: str) -> Any:
+    """Return a formula as HTML: θ_0 with a lowered 0."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"_(\w)", r"<sub>\1</sub>", str(escape(formula))))
 
 
 def _charts(story: Story) -> dict[str, Chart | None]:
@@ -119,7 +130,7 @@ def _way(kind: MetricKind, metric: Metric) -> str:
     """Return which way is better, in words."""
     if kind.best_at_zero:
         return "0 is best"
-    return {True: "higher is better", False: "lower is better", None: "no way is better"}[metric.higher_is_better]
+    return {True: "higher is better", False: "lower is better", None: "for comparison"}[metric.higher_is_better]
 
 
 @dataclass(frozen=True)
@@ -151,29 +162,48 @@ def _score_groups(story: Story) -> list[tuple[str, list[ScoreRow]]]:
 
 @dataclass(frozen=True)
 class PointRow:
-    """One candidate in the table of a sweep."""
+    """One line in the table of a sweep: a candidate, the target or the ideal."""
 
-    values: Sequence[str]
-    """The values that tell it from the others."""
+    name: str
+    """The values that tell it from the others, or the model's name."""
     score: str
-    """The score, or why there is none."""
-    metrics: Sequence[Cell]
-    """The metrics of the picture beside the table."""
-    chosen: bool
-    note: str | None
+    """The score, or why there is none; empty for target and ideal."""
+    cells: Sequence[Cell]
+    """Its main metrics."""
+    chosen: bool = False
+    note: str | None = None
+    """The reason why it is broken, or the condition that it misses."""
 
 
-def _points(story: Story) -> list[PointRow]:
-    """Return the candidates of a sweep with their score."""
-    if story.choosing is None:
-        return []
-    rows = []
-    for point in story.choosing.points:
-        score = story.choosing.shown_score(point)
-        words = "broken" if point.score is None else "conditions not met" if score is None else _signed(score)
-        values = [value_label(key, value) for key, value in point.values.items()]
-        rows.append(PointRow(values, words, [], point.chosen, point.note))
-    return rows
+@dataclass(frozen=True)
+class PointTable:
+    """The table of a sweep."""
+
+    kinds: Sequence[tuple[MetricKind, int]]
+    """The metrics that it shows, each with its number of items."""
+    rows: Sequence[PointRow]
+
+
+def _point_table(story: Story) -> PointTable | None:
+    """Return the candidates of a sweep below target and ideal; None where nothing was chosen."""
+    choosing = story.choosing
+    if choosing is None:
+        return None
+    every = [choosing.target, *(point.metrics for point in choosing.points)]
+    counts = {name: max(m[name].n for m in every if name in m) for name in {name for m in every for name in m}}
+    kinds = [(kind, counts[kind.name]) for kind in _main_metrics(story) if kind.name in counts][:_MOST_COLUMNS]
+
+    def cells(metrics: Mapping[str, Metric]) -> list[Cell]:
+        return [metric_cell(metrics.get(kind.name), n) for kind, n in kinds]
+
+    rows = [PointRow("target", "", cells(choosing.target))]
+    rows += [PointRow("ideal", "", cells(choosing.ideal))] if choosing.ideal else []
+    for point in choosing.points:
+        score = choosing.shown_score(point)
+        words = "broken" if point.score is None else "not met" if score is None else _signed(score)
+        name = ", ".join(value_label(key, value) for key, value in point.values.items())
+        rows.append(PointRow(name, words, cells(point.metrics), point.chosen, point.note))
+    return PointTable(kinds, rows)
 
 
 def _change(update: Update) -> list[tuple[str, str, str]]:
@@ -190,13 +220,16 @@ _FIGURES = (
     ("rank", "Rank of the adapter", "count", "Higher ranks hold more detail and take more space."),
     (
         "relative_size", "Size of the update", "percent",
-        "Its norm as a share of the norm of the weights that it changes. Small is usual.",
+        "Its norm as a share of the norm of the weights that it changes.",
     ),
     (
         "rounding_loss", "Lost by rounding", "percent",
-        "The share of the update that the stored number format could not hold. Near 0 is good; above 10 % is a concern.",
+        "The share of the update that the stored number format could not hold. Above 10 % is a concern.",
     ),
-    ("truncation_loss", "Lost by truncation", "percent", "The share of the update that the adapter's rank could not hold."),
+    (
+        "truncation_loss", "Lost by truncation", "percent",
+        "The share of the update that the adapter's rank could not hold.",
+    ),
     (
         "update_cosine", "Direction kept", "number",
         "The cosine between the wanted and the stored update. 1: exactly the wanted direction.",
@@ -240,7 +273,9 @@ def _probed(probe: ProbeFacts) -> list[ProbedRow]:
             low, high = model.intervals.get(name, (None, None))
             ends = f"{_signed(low)} to {_signed(high)}" if low is not None else "–"
             kind = METRICS.get(name) or metric_kind(name)
-            rows.append(ProbedRow(model.name, kind.label, kind.formula, _signed(metric.value), ends, _reading(low, high)))
+            rows.append(
+                ProbedRow(model.name, kind.label, kind.formula, _signed(metric.value), ends, _reading(low, high))
+            )
     return rows
 
 
