@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.errors import UsageError
 from msa_lite.io.reading import read_object
 from msa_lite.report.choosing import Choosing, load_choosing
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.faults import is_finite_number, reading, stage_manifest, stage_report
 from msa_lite.report.fits import Fit, load_fits
+from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
 from msa_lite.report.provenance import Provenance, is_run, load_provenance
 from msa_lite.report.reports import Report
@@ -121,6 +123,29 @@ class Story:
     def split(self) -> str | None:
         """Return the rows that the models were scored on."""
         return next((report.split for report in self.reports.values()), None)
+
+    @property
+    def main_metrics(self) -> tuple[str, ...]:
+        """Return the few metrics that matter on this benchmark, forgetting first; of others all but the holdout's."""
+        names = list(dict.fromkeys(name for report in self.reports.values() for name in report.metrics))
+        entry = BENCHMARKS.get(self.benchmark or "")
+        lists = [[name for name in columns if name in names] for columns in (entry.sweep_columns if entry else ())]
+        main = next((columns for columns in lists if columns), names)
+        kinds = [kind for kind in map(metric_kind, main) if kind.group != HOLDOUT]
+        return tuple(kind.name for kind in sorted(kinds, key=lambda kind: GROUPS.index(kind.group)))
+
+    @property
+    def written_gap(self) -> float | None:
+        """Return the largest difference of a metric between the chosen point as tried and the model as written.
+
+        Both are scored on the validation rows. None where one of them is not there.
+        """
+        point = next((one for one in self.choosing.points if one.chosen), None) if self.choosing else None
+        if point is None or "unlearned" not in self.validation:
+            return None
+        written = self.validation["unlearned"].values()
+        pairs = [(metric.value, written.get(name)) for name, metric in point.metrics.items()]
+        return max((abs(one - other) for one, other in pairs if one is not None and other is not None), default=None)
 
     @property
     def rows(self) -> Mapping[str, int]:
