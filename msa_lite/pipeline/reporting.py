@@ -16,6 +16,7 @@ from msa_lite.io.verify import verify_stages
 from msa_lite.pipeline.verdict import scored_records
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.examples import SideBySide
+from msa_lite.report.page import PAGE_FILE, write_page
 from msa_lite.report.provenance import is_run
 from msa_lite.report.run_json import run_json
 from msa_lite.report.run_markdown import run_markdown
@@ -23,7 +24,7 @@ from msa_lite.report.story import Story, load_story
 from msa_lite.report.verdict import VERDICT_FILE
 
 MARKDOWN_FILE = "report.md"
-REPORT_FILES = (MARKDOWN_FILE, REPORT_FILE)
+REPORT_FILES = (PAGE_FILE, MARKDOWN_FILE, REPORT_FILE)
 """The files of a report, the one to open first at the front."""
 
 
@@ -47,6 +48,7 @@ def write_run_report(folder: Path, examples: Sequence[SideBySide] = ()) -> Story
     """Write the three forms of a run's report. The same files in its folder give the same bytes."""
     story = load_story(folder, examples)
     text, values = run_markdown(story), run_json(story)
+    write_page(story, folder / PAGE_FILE)
     write_text(folder / MARKDOWN_FILE, text)
     write_json(folder / REPORT_FILE, values)
     return story
