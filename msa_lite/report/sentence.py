@@ -73,11 +73,23 @@ def first_sentence(verdict: Mapping[str, Any] | None, reports: Mapping[str, Repo
     return " ".join([*sentences, *_caution(forgotten, kept)])
 
 
-def basis_of(verdict: Mapping[str, Any] | None) -> str | None:
-    """Return how the first sentence's counts were measured; None without a verdict."""
+def basis_of(verdict: Mapping[str, Any] | None, reports: Mapping[str, Report]) -> str | None:
+    """Return how the first sentence's counts were measured; None without a verdict.
+
+    reports: the scores on the test rows. Where the verdict counts more rows than these, the basis says so.
+    """
     if not verdict or verdict["outcome"] is None:
         return None
-    return f"{_WORDS[unit_of(verdict['forgotten'])].basis}."
+    forgotten = verdict["forgotten"]
+    settings = reports["unlearned"].settings if "unlearned" in reports else {}
+    tested = settings.get("sets", {}).get("forget", {}).get("rows")
+    more = ""
+    if tested is not None and tested < forgotten["rows"]:
+        more = (
+            f" The counts are over all {forgotten['rows']} rows, those among them by which the model was chosen; "
+            f"the scores are those of the other {tested}"
+        )
+    return f"{_WORDS[unit_of(forgotten)].basis}.{more}{'.' if more else ''}"
 
 
 def unit_of(forgotten: Mapping[str, Any]) -> Unit:

@@ -22,9 +22,9 @@ from msa_lite.report.sentence import basis_of, first_sentence
 from msa_lite.report.update import Update, load_update
 from msa_lite.report.verdict import VERDICT_FILE
 
-LIMITS = (
+LIMIT = (
     "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
-    "prompts, further tuning or quantisation may bring some of it back.",
+    "prompts, further tuning or quantisation may bring some of it back."
 )
 _SCORED = ("target", "unlearned", "ideal")
 _FORMULAS = {
@@ -172,7 +172,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
     choosing, update, verdict = load_choosing(folder / "sweep"), load_update(folder), _verdict(folder / VERDICT_FILE)
     fits, method = load_fits(folder / "vectors"), provenance.method
     with reading(folder / VERDICT_FILE):
-        sentence, basis = first_sentence(verdict, reports), basis_of(verdict)
+        sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
     return Story(
         folder=folder,
         sentence=sentence,
@@ -192,7 +192,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         examples=tuple(examples),
         provenance=provenance,
         warnings=(*(update.notes if update else ()), *(choosing.doubts if choosing else ())),
-        limits=LIMITS,
+        limits=_limits(reports, verdict),
         missing=_missing(provenance.values, method, reports, fits, choosing, update, verdict),
     )
 
@@ -251,6 +251,21 @@ def _interference(folder: Path) -> tuple[VectorPair, ...]:
             )
             for pair in manifest.get("interference") or ()
         )
+
+
+def _limits(reports: Mapping[str, Report], verdict: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return sentences on what the scores do not show, and on what was not measured."""
+    limits = [LIMIT]
+    if not reports:
+        return (*limits, "Nothing was scored.")
+    limits.append(
+        "Not tested here: other wordings and languages, answers drawn at random, the model after more training."
+    )
+    if "ideal" not in reports:
+        limits.append("No ideal model was given, so nothing says how low the forget scores should go.")
+    if verdict and verdict["outcome"] and verdict["kept"] is None:
+        limits.append("No rows to keep were scored, so nothing says what was lost besides.")
+    return tuple(limits)
 
 
 def _missing(

@@ -94,9 +94,7 @@ class Verdict:
     @property
     def changes(self) -> str:
         """Return a sentence that counts the rows with another output than the target's."""
-        sides = {"forget": self.forgotten, "retain": self.kept}
-        counts = [f"{side.changed} of {side.rows} {name} rows" for name, side in sides.items() if side]
-        return f"Its output differs from the target's on {' and '.join(counts)}."
+        return _changes(asdict(self.forgotten), asdict(self.kept) if self.kept else None)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON-able form, that of verdict.json and of the key `verdict` of `--json`."""
@@ -167,16 +165,22 @@ def _share(kept: Kept) -> str:
     return f"{percent(kept.share)} (95 % interval {percent(low)} to {percent(high)})"
 
 
-def verdict_lines(verdict: Verdict | str) -> list[str]:
-    """Return the verdict as Markdown paragraphs. A text stands for no verdict and is the reason."""
-    if isinstance(verdict, str):
-        return [f"**No verdict**: {verdict}.\n"]
-    reasons = "".join(f"- {reason[0].upper()}{reason[1:]}.\n" for reason in verdict.reasons)
+def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
+    """Return the content of verdict.json as Markdown: the verdict, its reasons (may be empty), what it counts."""
+    if verdict["outcome"] is None:
+        return [f"**No verdict**: {verdict['reason']}.\n"]
+    reasons = "".join(f"- {reason[0].upper()}{reason[1:]}.\n" for reason in verdict["reasons"] if reason)
     return [
-        f"**{verdict.outcome}**: {verdict.sentence}\n",
-        *([reasons] if reasons else []),
-        f"{verdict.changes} {verdict.criteria}.\n",
+        f"**{verdict['outcome']}**: {verdict['sentence']}\n",
+        reasons,
+        f"{_changes(verdict['forgotten'], verdict['kept'])} {verdict['criteria']}.\n",
     ]
+
+
+def _changes(forgotten: Mapping[str, Any], kept: Mapping[str, Any] | None) -> str:
+    sides = {"forget": forgotten, "retain": kept}
+    counts = [f"{side['changed']} of {side['rows']} {name} rows" for name, side in sides.items() if side]
+    return f"Its output differs from the target's on {' and '.join(counts)}."
 
 
 def write_verdict(verdict: Verdict | str, folder: Path) -> None:
