@@ -19,7 +19,12 @@ _LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 def value_label(key: str, value: Value) -> str:
     """Return one value of a candidate for a reader: "α = 0.5"."""
-    return f"{SYMBOLS.get(key, key)} = {tick(value)}"
+    return f"{_symbol(key)} = {tick(value)}"
+
+
+def _symbol(key: str) -> str:
+    """Return the name of an axis."""
+    return SYMBOLS.get(key, cut(key, 16))
 
 
 def tick(value: Value) -> str:
@@ -77,7 +82,7 @@ def _score_map(choosing: Choosing, keys: Sequence[str], words: str) -> Chart:
             if point.chosen:
                 _add_cell(axes, place, fill=False, edgecolor=INK, linewidth=2.4, clip_on=False, zorder=5)
         _finish(axes, [tick(value) for value in columns], [tick(value) for value in rows])
-        axes.set(xlabel=SYMBOLS.get(keys[0], keys[0]), ylabel=SYMBOLS.get(keys[1], keys[1]))
+        axes.set(xlabel=_symbol(keys[0]), ylabel=_symbol(keys[1]))
 
     return draw("sweep", words, 60 + len(rows) * min(44, max(16, 320 / len(rows))), paint)
 
@@ -123,7 +128,7 @@ def _score_line(choosing: Choosing, key: str, words: str) -> Chart:
         axes.set_xticks(range(0, len(steps), step), [tick(value) for value in steps[::step]])
         axes.grid(axis="y")
         axes.margins(0.08)
-        axes.set(xlabel=SYMBOLS.get(key, key), ylabel=cut(choosing.heading))
+        axes.set(xlabel=_symbol(key), ylabel=cut(choosing.heading, 30))
 
     return draw("sweep", words, 220, paint)
 
@@ -149,7 +154,7 @@ def layer_chart(cells: Mapping[tuple[int | None, str], GroupUpdate]) -> Chart | 
             _add_share(axes, (kinds.index(kind), layers.index(layer)), size / largest, f"{100 * size:.3g}", room)
         upright = 90 if len(kinds) > 3 else 0
         _finish(axes, ["" for _ in kinds], [str(layer) for layer in layers])
-        axes.set_xticks(range(len(kinds)), [cut(short_kind(kind, kinds), 18) for kind in kinds], rotation=upright)
+        axes.set_xticks(range(len(kinds)), [cut(short_kind(kind, kinds), 14) for kind in kinds], rotation=upright)
         axes.set_ylabel("layer")
         axes.invert_yaxis()
         axes.xaxis.tick_top()
