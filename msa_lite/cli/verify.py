@@ -83,7 +83,7 @@ def _verify(folder: Path, allowed_signers: str | None, as_json: bool) -> int:
         if not of_stage:
             click.echo(f"{stage}: every file is as it was written")
     if record:
-        _print_record(folder, record)
+        _print_record(record)
     if broken:
         of = f" ({broken} of {len(faults)} folders)" if len(faults) > 1 else ""
         lines += record.faults if record else ()
@@ -93,9 +93,9 @@ def _verify(folder: Path, allowed_signers: str | None, as_json: bool) -> int:
     return 0
 
 
-def _print_record(folder: Path, record: RecordCheck) -> None:
+def _print_record(record: RecordCheck) -> None:
     for line in record.statements:
-        click.echo(f"{folder}: {line}")
+        click.echo(line)
     for line in record.notes:
         click.echo(f"note: {line}", err=True)
 

@@ -51,7 +51,7 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None) -> Rec
     _check_result(folder, record, findings)
     _check_outcome(folder, record, findings)
     if not findings.faults:
-        findings.statements.append(f"{RECORD_FILE}: as it was written, and it agrees with {findings.compared}")
+        findings.statements.append(f"{folder / RECORD_FILE}: as it was written, and agrees with {findings.compared}")
     _check_signed(folder, allowed_signers, findings)
     _check_chain(folder, record, findings)
     return RecordCheck(record, tuple(findings.faults), tuple(findings.statements), tuple(findings.notes))
@@ -143,6 +143,8 @@ def _check_result(folder: Path, record: Removal, findings: _Findings) -> None:
     for key in ("revision", "weight"):
         ours, theirs = ({name: getattr(vector, key) for name, vector in part.items()} for part in (own, made))
         findings.add_all(_differences(f"vectors.{key}", ours, theirs))
+    strengths = {name: inputs.get(name, value) for name, value in record.strengths.items()}
+    findings.add_all(_differences("strengths", record.strengths, strengths))
     findings.add_all(_differences("versions", record.versions, manifest["versions"]))
     for name, vector in own.items():
         _check_vector(folder, manifest["sources"].get(name, name), vector, findings)
@@ -186,7 +188,7 @@ def _check_signed(folder: Path, allowed_signers: str | Path | None, findings: _F
         where.append(f"{RECORD_FILE}: not signed; to sign it: {signing_command(folder)}")
         return
     try:
-        findings.statements.append(check_signature(folder, allowed_signers))
+        findings.statements.append(f"{folder / SIGNATURE_FILE}: {check_signature(folder, allowed_signers)}")
     except MsaError as error:
         if error.exit_code == 2 and allowed_signers:
             raise
@@ -210,7 +212,7 @@ def _check_chain(folder: Path, record: Removal, findings: _Findings) -> None:
             named.add(item.record_sha256)
             findings.add_link(place, item, hashes.get(item.record_sha256))
     findings.faults += [
-        f"{place / RECORD_FILE}: is not as the later record names it"
+        f"{place / RECORD_FILE}: is not as a later record names it; if the change is right, run the later recipe again"
         for sha256, place in hashes.items()
         if sha256 not in named
     ]

@@ -50,17 +50,18 @@ def read_vectors(manifest: Mapping[str, Any], former: Iterable[VectorWeights] = 
     known = {vector.revision: vector.files for vector in former}
     for name, value in inputs.items():
         if isinstance(value, dict) and "revision" in value and name not in ("target", "prior"):
-            revision, folder = value["revision"], local_path(manifest["sources"][name])
+            revision, folder = value["revision"], local_path(manifest["sources"].get(name, name))
             files = known.get(revision) or (hash_files(folder) if folder.is_dir() else {})
             vectors.append(VectorWeights(name=name, weight=_weight(name, inputs), revision=revision, files=files))
     return vectors
 
 
 def _weight(name: str, inputs: Mapping[str, Any]) -> float:
-    """Return the factor of a vector in a merge, by its manifest's inputs."""
-    if name == "forget":
-        return -float(inputs["alpha"])
-    return float(inputs["beta"] if name == "retain" else inputs["scale"])
+    """Return the factor of a vector in a merge, by its manifest's inputs: of several, `strengths` has them by name."""
+    side = name.partition(" ")[0]  # of "forget 2"
+    key = {"forget": "alpha", "retain": "beta"}.get(side, "scale")
+    strength = float(inputs["strengths"][name] if "strengths" in inputs else inputs[key])
+    return -strength if side == "forget" else strength
 
 
 def read_verdict(folder: Path) -> Judgement:
