@@ -21,7 +21,7 @@ from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import whole_target
 from msa_lite.pipeline.probe_rows import cheap_probe
-from msa_lite.pipeline.removal import check_record_key, write_record
+from msa_lite.pipeline.removal import write_record
 from msa_lite.pipeline.stages import Summary, evaluate_all, write_summary
 from msa_lite.pipeline.steps import fit_steps, run_steps
 from msa_lite.pipeline.strengths import (
@@ -144,7 +144,6 @@ def run_plan(
     recipe: Recipe, plan: RunPlan, progress: Progress, accept: bool = False, show_examples: bool = False
 ) -> RunResult:
     """Run a plan: of MSA, or of the task vector, which starts from the target."""
-    check_record_key(plan.folder)
     with claimed(recipe, plan, progress, check_strengths) as run:
         (run.folder / VERDICT_FILE).unlink(missing_ok=True)  # of an earlier run, perhaps of another model
         announce(progress, run_steps(run))

@@ -10,17 +10,11 @@ from msa_lite.data import Row
 from msa_lite.io.hub import Source
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare import Run
-from msa_lite.record.keyed import KEY_FILE, RowContent, load_key
+from msa_lite.record.keyed import RowContent
 from msa_lite.record.schema import Removal
 from msa_lite.record.write import FoundModel, RunFacts, write_run_record
 
 _MSA = "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)"
-
-
-def check_record_key(folder: Path) -> None:
-    """Raise FormatError, before any work, if a run's folder holds a damaged key for its record."""
-    if (folder / KEY_FILE).exists():
-        load_key(folder / KEY_FILE)
 
 
 def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter, earlier: Sequence[Path] = ()) -> Removal:

@@ -152,9 +152,10 @@ def _check_result(folder: Path, record: Removal, findings: _Findings) -> None:
 
 def _check_vector(folder: Path, source: str, vector: VectorWeights, findings: _Findings) -> None:
     """Compare a vector with its folder, if that is still there. source: the folder's name in the manifest."""
-    places = (folder / "vectors" / Path(source).name, local_path(source))
-    place = next((place for place in places if place.is_dir()), None)
-    if place is None:
+    place, own = local_path(source), folder / "vectors" / source.rpartition("vectors/")[2]
+    if not place.is_dir() and own.is_dir() and revision_of(hash_files(own)) == vector.revision:
+        place = own  # the run was moved
+    if not place.is_dir():
         findings.notes.append(f"the {vector.name} vector: gone (purged?), so its hashes were not compared")
         return
     findings.places.append(f"the {vector.name} vector")

@@ -74,13 +74,11 @@ class RunFacts:
 def write_run_record(folder: Path, run: RunFacts) -> Removal:
     """Write record.json into a run's folder, unless the one that is there says the same but for its times."""
     former, path = _former(folder), folder / RECORD_FILE
-    if former and not (folder / KEY_FILE).exists():
-        logger.warning(
-            "%s is gone; the record gets a new key, and copies of the former one are of no use for it", KEY_FILE
-        )
     record = _make(folder, run, former)
     if former and former.model_dump(exclude=_CHANGING) == record.model_dump(exclude=_CHANGING):
         return former
+    if former and former.forget_rows.check != record.forget_rows.check:
+        logger.warning("%s is not the one that the record had before; that one does not fit the new record", KEY_FILE)
     store_record(record, path)
     if (folder / SIGNATURE_FILE).exists():
         logger.warning("%s has changed, so %s is no signature of it any more; sign it again", path, SIGNATURE_FILE)

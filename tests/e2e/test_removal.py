@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 from pathlib import Path
@@ -112,6 +113,21 @@ def test_a_rerun_leaves_the_record_and_a_changed_one_writes_it_anew(finished: di
     assert check_record(run).faults == ()
 
 
+def test_the_recipe_holds_no_plain_hash_of_the_rows_either(
+    finished: dict[str, Any], run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    notes = [line for line in (run / "recipe.yaml").read_text().splitlines() if line.startswith("# rows learnt")]
+    assert [re.sub("[0-9a-f]{64}", "…", line) for line in notes] == [
+        f"# rows learnt, {name}: hmac-sha256:…" for name in ("forget", "retain")
+    ]
+    for text, warned in (("hmac-sha256:0", True), ("sha256:0", False)):  # the latter is an earlier version's
+        changed = re.sub("(?<=rows learnt, forget: ).*", text, (run / "recipe.yaml").read_text())
+        (run / "recipe.yaml").write_text(changed)
+        caplog.clear()
+        msa_lite.run(finished | {"output": str(run)})
+        assert ("content of rows learnt, forget" in caplog.text) is warned
+
+
 def test_verify_checks_run_record_and_rows(run: Path, history: Path, call_cli: CallCli) -> None:
     status, out, err = call_cli("verify", run)
     assert (status, "not signed" in err) == (0, True)
@@ -129,10 +145,10 @@ def test_verify_checks_run_record_and_rows(run: Path, history: Path, call_cli: C
 
 def test_a_damaged_key_is_told_before_any_work(finished: dict[str, Any], run: Path) -> None:
     (run / KEY_FILE).write_text("broken")
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
     with pytest.raises(FormatError, match="put a copy of the right one there"):
         msa_lite.run(finished | {"output": str(run)}, ["forget.alpha=0.25"])
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_an_adapter_and_a_run_without_scores_have_a_record(recipe: dict[str, Any]) -> None:
