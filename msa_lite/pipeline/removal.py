@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 from msa_lite.choose.candidates import Values
 from msa_lite.data import Row
 from msa_lite.io.hub import Source
@@ -17,11 +14,10 @@ from msa_lite.record.write import FoundModel, RunFacts, write_run_record
 _MSA = "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)"
 
 
-def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter, earlier: Sequence[Path] = ()) -> Removal:
+def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter) -> Removal:
     """Write record.json into a run's folder, after its verdict. A rerun that changes nothing leaves it as it is.
 
-    chosen: alpha and beta, or what was chosen for a baseline. earlier: the folders of earlier runs whose vectors are
-    part of the result.
+    chosen: alpha and beta, or what was chosen for a baseline.
     """
     names = [
         "target",
@@ -39,7 +35,7 @@ def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter, earli
         row_counts={name: len(rows) for name, rows in run.rows.items()},
         scored=run.test is not None,
         began=(run.folder / "recipe.yaml").stat().st_mtime,
-        earlier=earlier,
+        earlier=[other.folder for other in run.earlier],
     )
     return write_run_record(run.folder, facts)
 
@@ -51,6 +47,8 @@ def _content(row: Row) -> RowContent:
 
 def _formula(run: Run) -> str:
     """Return the merge of a run in one line."""
+    if run.earlier:
+        return "θ_u = θ_D + Σ weight · vector, over all vectors of this request and of the earlier ones"
     if run.plan.method in ("msa", "task_vector"):
         return _MSA if run.plan.start == "prior" else _MSA.replace("θ_0", "θ_D")
     return "θ_u = θ_D + scale (θ_1 − θ_0)" if run.plan.start == "prior" else "θ_u = θ_1, the target tuned by the method"
