@@ -14,12 +14,13 @@ import pytest
 
 import msa_lite
 from msa_lite.errors import FormatError
+from msa_lite.io.files import hash_file
 from msa_lite.io.hub import hash_content
 from msa_lite.io.seal import load_manifest
 from msa_lite.pipeline import run_baseline
 from msa_lite.record.check import check_record
 from msa_lite.record.keyed import KEY_FILE, load_key
-from msa_lite.record.store import RECORD_FILE, load_record
+from msa_lite.record.store import RECORD_FILE, load_record, record_hash
 from tests.e2e.conftest import CallCli, tiny_recipe
 
 
@@ -167,3 +168,31 @@ def test_a_baseline_has_a_record_of_its_own(small: dict[str, Any]) -> None:
     assert (record.method, set(record.models)) == ("grad_ascent", {"target"})
     assert [vector.name for vector in record.vectors] == ["grad_ascent"]
     assert check_record(run).faults == ()
+
+
+def test_requests_chain(recipe: dict[str, Any], history: Path, tmp_path: Path, call_cli: CallCli) -> None:
+    lines = (history / "data/forget.jsonl").read_text().splitlines(keepends=True)
+    for name, part in {"one": lines[:9], "two": lines[9:]}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(part))
+    places = {name: tmp_path / name for name in ("one", "two")}
+    recipe |= {"evaluate": None}
+    for name, place in places.items():
+        recipe["forget"]["data"]["path"] = str(tmp_path / f"{name}.jsonl")
+        recipe |= {"output": str(place), "request": name, "earlier": [str(places["one"])] if name == "two" else []}
+        msa_lite.run(recipe)
+    record = load_record(places["two"] / RECORD_FILE)
+    assert [(item.request, item.record_sha256) for item in record.earlier] == [("one", record_hash(places["one"]))]
+    assert record.previous_sha256 == hash_file(places["one"] / RECORD_FILE)
+    first = load_record(places["one"] / RECORD_FILE)
+    assert {vector.revision for vector in first.vectors} < {vector.revision for vector in record.vectors}
+    assert sorted(vector.weight for vector in record.vectors) == [-1.0, -1.0, 1.0]  # one retain vector for both
+    assert "Σ" in record.formula
+    status, out, err = call_cli("verify", places["two"])
+    assert (status, "error" in err) == (0, False)
+    assert f"{places['one'] / RECORD_FILE}: the earlier request one, as {places['two'] / RECORD_FILE} names it" in out
+    _, out, _ = call_cli("verify", places["two"], "--rows", history / "data/forget.jsonl")
+    assert out.splitlines()[0] == f"row 0: among the rows to forget of the earlier run {places['one']}"
+    assert out.splitlines()[9:] == [
+        *(f"row {number}: among the rows to forget" for number in range(9, 18)),
+        "18 of 18 rows were to be forgotten",
+    ]

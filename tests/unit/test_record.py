@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import shutil
 import stat
+import subprocess
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from msa_lite.record.store import RECORD_FILE, load_record, record_hash
 from tests.removals import ROWS, make_removal
 
 KEY = RecordKey(bytes(range(32)))
+PAGE = Path(__file__).parents[2] / "docs/removal-record.md"
 
 
 @pytest.fixture
@@ -50,6 +53,15 @@ def test_hashes_are_the_hmac_of_lines_as_the_schema_says() -> None:
     assert keyed.questions == sorted(
         [by_hand("question\nWhere does Ada live?"), by_hand("question\nWhat does Ada play?")]
     )
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.skipif(not PAGE.is_file(), reason="not the whole repository")
+def test_the_command_of_the_page_gives_the_hash(tmp_path: Path) -> None:
+    (command,) = [line.strip() for line in PAGE.read_text().splitlines() if "openssl dgst" in line]
+    (tmp_path / KEY_FILE).write_text(KEY.secret.hex() + "\n")
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == by_hand("row\nWhere does Ada live?\nIn Yarheath.")
 
 
 def test_the_order_of_rows_and_their_repetition_tell_nothing() -> None:
