@@ -33,6 +33,7 @@ from msa_lite.pipeline.folder import BASELINES, claimed
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.msa import RunResult, make_result, msa_plan, run_plan
 from msa_lite.pipeline.prepare import Run, RunPlan
+from msa_lite.pipeline.removal import write_record
 from msa_lite.pipeline.reporting import drop_report, write_run_report
 from msa_lite.pipeline.stages import (
     choose_candidate,
@@ -100,6 +101,7 @@ def run_baseline(
         reports = evaluate_all(run, merged, about, progress)
         findings = judge_run(run, progress)
         complete_card(run, merged, chosen)
+        write_record(run, chosen, merged)
         write_run_report(run.folder)
     return make_result(run, chosen, merged, reports, findings)
 

@@ -54,7 +54,12 @@ def _changes(before: str, after: str) -> Iterator[str]:
         if old.get(key) != new.get(key) and not is_new and not key.startswith(_IDLE):
             yield f"{key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
     contents, now = recorded_revisions(before), recorded_revisions(after)
-    yield from (f"content of {name}" for name, value in now.items() if contents.get(name, value) != value)
+    yield from (f"content of {name}" for name, value in now.items() if _differ(contents.get(name), value))
+
+
+def _differ(before: str | None, now: str) -> bool:
+    """Compare two hashes; none, or one of another kind, as earlier versions wrote them, tells nothing."""
+    return before is not None and before.partition(":")[0] == now.partition(":")[0] and before != now
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -24,6 +24,7 @@ from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import whole_target
 from msa_lite.pipeline.probe_rows import cheap_probe
 from msa_lite.pipeline.publishing import check_publishing, publish_model
+from msa_lite.pipeline.removal import write_record
 from msa_lite.pipeline.reporting import drop_report, write_run_report
 from msa_lite.pipeline.stages import evaluate_all, merge_precision
 from msa_lite.pipeline.steps import fit_steps, run_steps
@@ -167,6 +168,7 @@ def run_plan(
         reports = evaluate_all(run, merged, plan.describe(recipe, swept.strengths.values), progress)
         findings = judge_run(run, progress)
         complete_card(run, merged, swept.strengths.values)
+        write_record(run, swept.strengths.values, merged)
         write_run_report(run.folder, findings.examples if show_examples else ())
         if run.earlier:
             terms = run_terms(run, swept.strengths)
