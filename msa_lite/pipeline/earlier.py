@@ -194,9 +194,8 @@ def _check_fits(recipe: Recipe, run: EarlierRun, sources: Mapping[str, Source]) 
     if not _same_model(run, "target", target):
         theirs = f"{run.recipe.target} ({run.revisions.get('target')})"
         raise MismatchError(
-            f"{run.folder}: is a run on another target, {theirs}; here it is {target.name} ({target.revision}). Vectors "
-            "of earlier requests fit the target that they were made for: name that one, of a Hub repository with its "
-            "commit"
+            f"{run.folder}: is a run on another target, {theirs}; here it is {target.name} ({target.revision}). Its "
+            "vectors fit the target that they were made for: name that one, of a Hub repository with its commit"
         )
     if run.recipe.vector.mode != "full":
         return
