@@ -138,8 +138,9 @@ def _is_model(value: Any) -> bool:
 
 
 def _made_from(manifest: Mapping[str, Any], vector: Source) -> bool:
-    """Check whether a merge's manifest has the vector among its inputs."""
-    return any(_is_model(value) and value["revision"] == vector.revision for value in manifest["inputs"].values())
+    """Check whether a merge's manifest has the vector among the forget vectors of its inputs."""
+    inputs = {name: value for name, value in manifest["inputs"].items() if _is_model(value)}
+    return any(name.startswith("forget") and inputs[name]["revision"] == vector.revision for name in inputs)
 
 
 def _check_vectors(run: EarlierRun, by: str) -> None:
