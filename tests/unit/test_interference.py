@@ -97,7 +97,7 @@ def test_equal_vectors_have_one_opposite_ones_minus_one_and_orthogonal_ones_zero
     )
     for pair, cosine, overlap in ((same, 1, 1), (opposite, -1, 1), (apart, 0, 0)):
         for likeness in (pair.total, *pair.layers.values()):
-            assert (likeness.cosine, likeness.overlap) == pytest.approx((cosine, overlap), abs=1e-6)
+            assert (likeness.cosine, likeness.overlap) == pytest.approx((cosine, overlap), abs=1e-6, rel=1e-6)
     assert len(pairs) == 10
 
 
@@ -112,7 +112,9 @@ def test_a_space_in_a_larger_one_overlaps_wholly_and_ranks_that_are_not_there_do
     plan = plan_of(tmp_path, one, larger, half, thin)
     overlaps = {(pair.one[-1], pair.other[-1]): pair.total.overlap for pair in measure_interference(plan)}
     assert overlaps == pytest.approx(
-        {("1", "2"): 1, ("1", "3"): 0.5, ("1", "4"): 1, ("2", "3"): 0.5, ("2", "4"): 1, ("3", "4"): 0}, abs=1e-6
+        {("1", "2"): 1, ("1", "3"): 0.5, ("1", "4"): 1, ("2", "3"): 0.5, ("2", "4"): 1, ("3", "4"): 0},
+        abs=1e-6,
+        rel=1e-6,
     )
     assert column_basis(np.zeros((5, 2)), np.ones((2, 3))).shape == (5, 0)
 
