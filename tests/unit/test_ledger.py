@@ -214,6 +214,10 @@ def test_the_manifest_names_each_vector_with_its_strength(ledger: Any, tmp_path:
     assert by_folder == {"a": 1.0, "b": 0.8, "c": 0.3, "ra": 0.5, "rb": 0.5}
     assert set(inputs["strengths"]) == {"forget 1", "forget 2", "forget 3", "retain 1", "retain 2"} < set(inputs)
     assert not {"alpha", "beta"} & set(inputs)
+    signs = {"forget": -1, "retain": 1}
+    assert [(term["name"], term["weight"]) for term in manifest["terms"]] == [
+        (name, signs[name.split()[0]] * strength) for name, strength in inputs["strengths"].items()
+    ]
     pairs = {(pair["one"], pair["other"]) for pair in manifest["interference"]}
     assert len(pairs) == 10
     assert set(manifest["fidelity"]["total"]) >= {"rounding_loss", "vector_cosine"}
@@ -225,6 +229,7 @@ def test_one_request_has_the_inputs_of_always_and_is_still_finished(ledger: Any,
     merge(target, tmp_path / "out", **one)
     manifest = load_manifest(tmp_path / "out") or {}
     assert list(manifest["inputs"]) == ["target", "forget", "retain", "alpha", "beta", "dtype"]
+    assert manifest["terms"] == [{"name": "forget", "weight": -1.0}, {"name": "retain", "weight": 0.5}]
     assert "interference" not in manifest
     written = (tmp_path / "out" / MANIFEST).stat().st_mtime_ns
     lists = {name: [value] for name, value in one.items()}
