@@ -35,8 +35,9 @@ UNDO = (
     "put that data back** into a model that it was removed from, or find out about it."
 )
 _UNSCORED = "Nothing has been scored yet, so this card cannot say how much was forgotten and how much was kept."
+_EDITED = "The weights were edited, not trained again without the data."
 _LIMITS = (
-    "The weights were edited. This is no proof that the data has no influence left.",
+    "The scores are evidence, no proof that the data has no influence left.",
     "Other prompts, further fine-tuning and 4-bit quantisation may bring some of it back. No score on this card "
     "tests that.",
     "Only the questions and texts behind the scores, if there are any, were tested, in their own words and language.",
@@ -63,7 +64,7 @@ def model_card(manifest: Mapping[str, Any], options: CardOptions = NO_OPTIONS) -
         *_fidelity(manifest),
         *_interference(manifest),
         "## Limits",
-        _bullets([*([SWITCH] if manifest["kind"] == "adapter" else []), *_LIMITS]),
+        _bullets([*([] if manifest["kind"] == "adapter" else [_EDITED]), *_LIMITS]),
         "## How to load it",
         _loading(manifest, options),
         "## Where it comes from",
