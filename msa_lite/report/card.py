@@ -93,7 +93,7 @@ def _lead(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[str]:
     """Return the first paragraphs: the outcome in a sentence, and what speaks against it."""
     lines = [_plain(outcome["sentence"])] if outcome else [_UNSCORED]
     if outcome.get("verdict"):
-        lines.append(f"Verdict: **{outcome['verdict']}**.")
+        lines.append(f"Verdict: **{outcome['verdict']}**. {_plain(outcome.get('basis') or '')}".rstrip())
     if reasons := outcome.get("reasons"):
         lines.append(_bullets(f"{_capital(_plain(reason))}." for reason in reasons))
     return [*lines, SWITCH] if manifest["kind"] == "adapter" else lines
