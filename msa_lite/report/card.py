@@ -278,7 +278,7 @@ def _provenance(manifest: Mapping[str, Any]) -> list[str]:
     inputs, lines = manifest["inputs"], []
     for role, what in {"target": "model before (θ_D)", "prior": "earlier checkpoint (θ_0)"}.items():
         if role in inputs:
-            lines.append(f"| {what} | {_shown(manifest, role)} | `{_short(inputs[role]['revision'])}` |")
+            lines.append(f"| {what} | {_shown(manifest, role)} | `{_short(inputs[role].get('revision', '–'))}` |")
     for term in terms_of(manifest):
         revision = inputs.get(term["name"], {}).get("revision", "–")
         lines.append(f"| {_plain(term['name'])} vector | not part of this | `{_short(revision)}` |")
@@ -297,7 +297,7 @@ def _shown(manifest: Mapping[str, Any], role: str) -> str:
     """Return a model's name with a link, or words in the place of one that is not to be told."""
     if name := hub_name(manifest, role):
         return f"[{name[0]}](https://huggingface.co/{name[0]})"
-    return LOCAL if is_local(manifest["inputs"][role]["revision"]) else HIDDEN
+    return LOCAL if is_local(manifest["inputs"].get(role, {}).get("revision", "")) else HIDDEN
 
 
 def _short(revision: str) -> str:
