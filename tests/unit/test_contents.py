@@ -171,6 +171,9 @@ def test_a_verdict_of_fail_needs_consent(tmp_path: Path) -> None:
     write_parts(tmp_path)
     out = make_merge(tmp_path)
     assert any("nothing was scored" in caution for caution in contents(out).cautions)
+    (out.parent / "verdict.json").write_text('{"outcome": "FAIL", "sentence": "It knows all."}')  # a run stopped there
+    with pytest.raises(UsageError, match=r"its verdict is FAIL. It knows all."):
+        contents(out)
     add_outcome(out)
     assert not any("verdict" in caution for caution in contents(out).cautions)
     add_outcome(out, verdict="PARTLY")
@@ -211,6 +214,11 @@ def test_vectors_need_consent_and_go_without_records(tmp_path: Path) -> None:
     assert "can put that data back" in sent.card
     assert any("can put that data back" in caution for caution in sent.cautions)
     assert ModelCard(sent.card).data.library_name == "peft"
+
+
+def test_a_vector_without_weights_of_its_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no weights"):
+        contents(make_stage(tmp_path / "vector", "vector"), can_undo=True)
 
 
 def test_a_merge_that_subtracts_nothing_needs_consent(tmp_path: Path) -> None:
