@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from msa_lite.publish.contents import Contents, Item
+from msa_lite.publish.contents import Contents, SentFile
 from msa_lite.publish.destination import find_destination
 from msa_lite.publish.upload import Published, push
 from tests.hub_uploads import WRITER, UploadHub
@@ -31,10 +31,10 @@ def make_upload(folder: Path, seed: int = 0, shards: int = 2, card: str = CARD) 
     for name, data in files.items():
         (folder / name).write_bytes(data)
     items = [
-        Item(name, folder / name, None, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()
+        SentFile(name, folder / name, None, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()
     ]
     raw = card.encode()
-    items.append(Item("README.md", None, raw, hashlib.sha256(raw).hexdigest(), len(raw)))
+    items.append(SentFile("README.md", None, raw, hashlib.sha256(raw).hexdigest(), len(raw)))
     return Contents(folder, "model", tuple(items), card, ())
 
 
