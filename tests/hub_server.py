@@ -55,6 +55,10 @@ class HubServer(Loopback):
         self._branches.setdefault(repo, {})[branch] = sha
         return sha
 
+    def hide(self, repo: str) -> None:
+        """Answer as for a repository that is private to somebody else."""
+        del self._branches[repo]
+
     def branches(self, repo: str) -> dict[str, str]:
         """Commits by branch. Raises LookupError with the Hub's error code."""
         if repo not in self._branches:

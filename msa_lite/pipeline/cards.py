@@ -14,8 +14,9 @@ from msa_lite.io.reading import read_text
 from msa_lite.io.seal import CARD_FILE, add_files, describe_file, load_manifest
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare import Run
-from msa_lite.report.card import model_card, terms_of
+from msa_lite.report.card import model_card, side_of, terms_of
 from msa_lite.report.front_matter import read_target_card
+from msa_lite.report.sentence import basis_of
 from msa_lite.report.story import Story, load_story
 
 logger = logging.getLogger(__name__)
@@ -59,18 +60,19 @@ def _read(path: Any) -> str:
 def _outcome(run: Run, manifest: dict[str, Any], chosen: Values) -> dict[str, Any]:
     """Return the outcome for the manifest: figures and sentences, no row and no path."""
     story = load_story(run.folder)
-    verdict = story.verdict or {}
-    names = [term["name"] for term in terms_of(manifest)]
+    verdict, terms = story.verdict or {}, terms_of(manifest)
+    sides = ["forget", *(side_of(term) for term in terms)]
     return {
         "sentence": story.sentence,
+        "basis": basis_of(story.verdict, story.reports),
         "verdict": story.outcome,
         "reasons": verdict.get("reasons", []),
         "method": run.plan.method,
         "chosen": dict(chosen),
         **(_scores(story) if run.test is not None else {}),
         "sweep": _sweep(story) if run.validation is not None else None,
-        "rows": {name: len(rows) for name, rows in run.rows.items() if name == "forget" or name in names},
-        "fits": {name: _fit(story, name) for name in names if name in story.fits},
+        "rows": {name: len(rows) for name, rows in run.rows.items() if name in sides},
+        "fits": {name: _fit(story, name) for name in dict.fromkeys(sides) if name in story.fits},
     }
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msa_lite.errors import MsaError
+from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.progress import Progress, notices
+from msa_lite.pipeline.prepare import Run
 from msa_lite.publish.contents import PublishOptions, make_contents
 from msa_lite.publish.destination import find_destination
 from msa_lite.publish.upload import Published, push
 from msa_lite.recipe import Recipe
+from msa_lite.report.front_matter import read_target_card
 from msa_lite.report.verdict import Verdict
 
 
@@ -17,6 +19,18 @@ def check_publishing(recipe: Recipe) -> None:
     """Raise before any work if the recipe names a repository that nothing could be sent to."""
     if recipe.publish.repo is not None:
         find_destination(recipe.publish.repo, recipe.publish.private)
+
+
+def check_licence(run: Run) -> None:
+    """Raise UsageError before any work if the run's model is to be public, and nobody says under which licence."""
+    wishes = run.recipe.publish
+    if wishes.repo is None or wishes.private or wishes.license or run.plan.method != "msa":
+        return
+    if "license" not in read_target_card(run.sources["target"].folder):
+        raise UsageError(
+            "publish.license: the card of the target names no licence, and a public model needs one; give the "
+            "identifier of the one that holds, such as apache-2.0"
+        )
 
 
 def publish_model(

@@ -13,10 +13,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.errors import Faults, MismatchError, UsageError, join_faults
+from msa_lite.errors import Faults, FormatError, MismatchError, UsageError, join_faults
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.checkpoint import INDEX_FILE
-from msa_lite.io.reading import read_text
+from msa_lite.io.reading import read_object, read_text
 from msa_lite.io.seal import (
     CARD_FILE,
     MANIFEST,
@@ -30,6 +30,7 @@ from msa_lite.io.tokenizer import tokenizer_files
 from msa_lite.publish.private import Secrets, clean_config, find_secrets, is_public, public_manifest, weight_faults
 from msa_lite.report.card import SWITCH, UNDO, model_card, side_of, terms_of
 from msa_lite.report.front_matter import CardOptions, is_local, is_word
+from msa_lite.report.verdict import VERDICT_FILE
 
 FORMS = ("model", "adapter")
 _MODEL_FILES = (
@@ -149,8 +150,22 @@ def _find_folder(folder: Path, form: str | None) -> Path:
         raise UsageError(f"{folder}: has both a model and an adapter; say which one with --as model or --as adapter")
     if not present:
         what = f"no {form}" if form else "neither model nor adapter"
-        raise UsageError(f"{folder}: {what} of msa-lite in there; give a folder that `msa-lite merge` or a run wrote")
+        way = (
+            "a run with merge.as: adapter writes one"
+            if form == "adapter"
+            else "give what `msa-lite merge` or a run wrote"
+        )
+        raise UsageError(f"{folder}: {what} of msa-lite in there; {way}")
     return present[0]
+
+
+def _run_verdict(folder: Path) -> dict[str, Any]:
+    """Return the verdict of a run that was stopped before its model's manifest had it; nothing where there is none."""
+    try:
+        verdict = read_object(folder / VERDICT_FILE)
+    except FormatError:
+        return {}
+    return {"verdict": verdict.get("outcome"), "sentence": str(verdict.get("sentence") or "")}
 
 
 @dataclass
@@ -214,7 +229,7 @@ class _Choice:
         """Gather what the scores say against publishing."""
         if self.is_vector:
             return
-        outcome = self.manifest.get("outcome") or {}
+        outcome = self.manifest.get("outcome") or _run_verdict(self.folder.parent)
         verdict = outcome.get("verdict")
         if verdict == "FAIL" and not self.options.accept:
             self.faults.append(
@@ -290,6 +305,8 @@ class _Choice:
             self.faults.extend(map(MismatchError, faults))
             whole = SentFile(name, path, None, entry["sha256"], entry["bytes"])
             items.append(whole if content is None else _made(name, content))
+        if not any(item.name.endswith(".safetensors") for item in items):
+            self.faults.append(UsageError(f"{self.folder}: holds no weights of a model or adapter"))
         if others := sorted(set(left) - {CARD_FILE, MERGEKIT_FILE, *_RECORDS}):
             self.cautions.append(f"not sent, since loading the model does not need them: {_listed(others)}")
         return items

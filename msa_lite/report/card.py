@@ -35,8 +35,9 @@ UNDO = (
     "put that data back** into a model that it was removed from, or find out about it."
 )
 _UNSCORED = "Nothing has been scored yet, so this card cannot say how much was forgotten and how much was kept."
+_EDITED = "The weights were edited, not trained again without the data."
 _LIMITS = (
-    "The weights were edited. This is no proof that the data has no influence left.",
+    "The scores are evidence, no proof that the data has no influence left.",
     "Other prompts, further fine-tuning and 4-bit quantisation may bring some of it back. No score on this card "
     "tests that.",
     "Only the questions and texts behind the scores, if there are any, were tested, in their own words and language.",
@@ -63,7 +64,7 @@ def model_card(manifest: Mapping[str, Any], options: CardOptions = NO_OPTIONS) -
         *_fidelity(manifest),
         *_interference(manifest),
         "## Limits",
-        _bullets([*([SWITCH] if manifest["kind"] == "adapter" else []), *_LIMITS]),
+        _bullets([*([] if manifest["kind"] == "adapter" else [_EDITED]), *_LIMITS]),
         "## How to load it",
         _loading(manifest, options),
         "## Where it comes from",
@@ -92,7 +93,7 @@ def _lead(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[str]:
     """Return the first paragraphs: the outcome in a sentence, and what speaks against it."""
     lines = [_plain(outcome["sentence"])] if outcome else [_UNSCORED]
     if outcome.get("verdict"):
-        lines.append(f"Verdict: **{outcome['verdict']}**.")
+        lines.append(f"Verdict: **{outcome['verdict']}**. {_plain(outcome.get('basis') or '')}".rstrip())
     if reasons := outcome.get("reasons"):
         lines.append(_bullets(f"{_capital(_plain(reason))}." for reason in reasons))
     return [*lines, SWITCH] if manifest["kind"] == "adapter" else lines
@@ -277,7 +278,7 @@ def _provenance(manifest: Mapping[str, Any]) -> list[str]:
     inputs, lines = manifest["inputs"], []
     for role, what in {"target": "model before (θ_D)", "prior": "earlier checkpoint (θ_0)"}.items():
         if role in inputs:
-            lines.append(f"| {what} | {_shown(manifest, role)} | `{_short(inputs[role]['revision'])}` |")
+            lines.append(f"| {what} | {_shown(manifest, role)} | `{_short(inputs[role].get('revision', '–'))}` |")
     for term in terms_of(manifest):
         revision = inputs.get(term["name"], {}).get("revision", "–")
         lines.append(f"| {_plain(term['name'])} vector | not part of this | `{_short(revision)}` |")
@@ -296,7 +297,7 @@ def _shown(manifest: Mapping[str, Any], role: str) -> str:
     """Return a model's name with a link, or words in the place of one that is not to be told."""
     if name := hub_name(manifest, role):
         return f"[{name[0]}](https://huggingface.co/{name[0]})"
-    return LOCAL if is_local(manifest["inputs"][role]["revision"]) else HIDDEN
+    return LOCAL if is_local(manifest["inputs"].get(role, {}).get("revision", "")) else HIDDEN
 
 
 def _short(revision: str) -> str:

@@ -14,7 +14,8 @@ from msa_lite.report.reports import Metric
 
 CHOICE_FILE = "choice.json"
 CHOICE_TABLE = "table.md"
-_FORMER_RULES = {"exposure": "extraction"}
+_EXTRACTION, _MAXIMISE, _MINIMISE = "extraction", "maximise ", "minimise "
+_FORMER_RULES = {"exposure": _EXTRACTION}
 _NO_VALUES = ("score", "met", "note")
 
 
@@ -63,9 +64,38 @@ class Choosing:
     """All candidates as a Markdown table; empty where the folder lacks it."""
 
     @property
+    def heading(self) -> str:
+        """Return the name of the rule's score, with the arrow of its direction."""
+        return score_heading(self.rule)
+
+    def shown_score(self, point: ScoredPoint) -> float | None:
+        """Return the score to show; None where the candidate is broken or does not meet the conditions."""
+        return shown_score(self.rule, point.score, point.met)
+
+    @property
     def keys(self) -> tuple[str, ...]:
         """Return the names of the values that candidates differ in: ("alpha", "beta")."""
         return tuple(dict.fromkeys(key for point in self.points for key in point.values))
+
+
+def score_heading(rule: str) -> str:
+    """Return the name of a rule's score, with the arrow of its direction.
+
+    The rule "extraction" ranks by the share that was forgotten. Rules that name a metric rank by it, or by its
+    negative.
+    """
+    if rule.startswith(_MINIMISE):
+        return f"{rule.removeprefix(_MINIMISE)} ↓"
+    if rule.startswith(_MAXIMISE):
+        return f"{rule.removeprefix(_MAXIMISE)} ↑"
+    return "forgotten ↑" if rule == _EXTRACTION else f"score ({rule}) ↑"
+
+
+def shown_score(rule: str, score: float | None, met: bool = True) -> float | None:
+    """Return the number to show under `score_heading`; None where there is none."""
+    if score is None or not met:
+        return None
+    return -score + 0.0 if rule.startswith(_MINIMISE) else score
 
 
 def load_choosing(folder: Path) -> Choosing | None:

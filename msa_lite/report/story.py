@@ -7,24 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.errors import UsageError
 from msa_lite.io.reading import read_object
 from msa_lite.report.choosing import Choosing, load_choosing
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.faults import is_finite_number, reading, stage_manifest, stage_report
 from msa_lite.report.fits import Fit, load_fits
+from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
 from msa_lite.report.provenance import Provenance, is_run, load_provenance
 from msa_lite.report.reports import Report
-from msa_lite.report.sentence import first_sentence
+from msa_lite.report.sentence import basis_of, first_sentence
 from msa_lite.report.update import Update, load_update
 from msa_lite.report.verdict import VERDICT_FILE
+from msa_lite.report.wanted import Wanted, is_report_of
 
-LIMITS = (
+LIMIT = (
     "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
-    "prompts, further tuning or quantisation may bring some of it back.",
+    "prompts, further tuning or quantisation may bring some of it back."
 )
-_SCORED = ("target", "unlearned", "ideal")
 _FORMULAS = {
     "msa": "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
     "task_vector": "θ_u = θ_D − α (θ_1 − θ_D) + β (θ_2 − θ_D)",
@@ -69,6 +71,8 @@ class Story:
     """The run's folder."""
     sentence: str
     """What happened, for somebody who knows nothing of unlearning; true for every outcome."""
+    basis: str | None
+    """What the sentence's counts mean: when an answer counts. None without a verdict."""
     verdict: Mapping[str, Any] | None
     """The content of verdict.json: outcome, sentence, criteria, reasons, forgotten, kept. None where the run has none
     yet; its "outcome" is None where there is a reason against a verdict, which "reason" then tells."""
@@ -121,6 +125,29 @@ class Story:
         return next((report.split for report in self.reports.values()), None)
 
     @property
+    def main_metrics(self) -> tuple[str, ...]:
+        """Return the few metrics that matter on this benchmark, forgetting first; of others all but the holdout's."""
+        names = list(dict.fromkeys(name for report in self.reports.values() for name in report.metrics))
+        entry = BENCHMARKS.get(self.benchmark or "")
+        lists = [[name for name in columns if name in names] for columns in (entry.sweep_columns if entry else ())]
+        main = next((columns for columns in lists if columns), names)
+        kinds = [kind for kind in map(metric_kind, main) if kind.group != HOLDOUT]
+        return tuple(kind.name for kind in sorted(kinds, key=lambda kind: GROUPS.index(kind.group)))
+
+    @property
+    def written_gap(self) -> float | None:
+        """Return the largest difference of a metric between the chosen point as tried and the model as written.
+
+        Both are scored on the validation rows. None where one of them is not there.
+        """
+        point = next((one for one in self.choosing.points if one.chosen), None) if self.choosing else None
+        if point is None or "unlearned" not in self.validation:
+            return None
+        written = self.validation["unlearned"].values()
+        pairs = [(metric.value, written.get(name)) for name, metric in point.metrics.items()]
+        return max((abs(one - other) for one, other in pairs if one is not None and other is not None), default=None)
+
+    @property
     def rows(self) -> Mapping[str, int]:
         """Return the scored rows of each set."""
         for report in self.reports.values():
@@ -139,21 +166,31 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         raise UsageError(
             f"{folder}: {'no run of msa-lite' if folder.is_dir() else 'no such folder'}; give a run's folder"
         )
-    provenance, evaluation = load_provenance(folder), folder / "evaluation"
-    reports = {name: report for name in _SCORED if (report := stage_report(evaluation / name))}
-    parts = {name: stage_report(evaluation / f"{name}_validation") for name in (*_SCORED, "prior")}
-    choosing, update, verdict = load_choosing(folder / "sweep"), load_update(folder), _verdict(folder / VERDICT_FILE)
-    fits, method = load_fits(folder / "vectors"), provenance.method
+    provenance, verdict = load_provenance(folder), _verdict(folder / VERDICT_FILE)
+    with reading(folder / "recipe.yaml"):
+        wanted = Wanted.of(provenance)
+    update = load_update(folder)
+    reports = {name: report for name in wanted.models if (report := stage_report(folder / "evaluation" / name))}
+    parts = {name: stage_report(folder / "evaluation" / f"{name}_validation") for name in wanted.models_to_choose_by}
+    validation = {name: report for name, report in parts.items() if report}
+    for scored in (reports, validation):
+        if "unlearned" in scored and not (update and is_report_of(scored["unlearned"], update.folder)):
+            del scored["unlearned"]  # of a model that was there before
+    choosing = load_choosing(folder / "sweep") if wanted.choice else None
+    fits = load_fits(folder / "vectors", wanted.vectors)
+    with reading(folder / VERDICT_FILE):
+        sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
     return Story(
         folder=folder,
-        sentence=first_sentence(verdict, reports),
+        sentence=sentence,
+        basis=basis,
         verdict=verdict,
-        method=method,
+        method=provenance.method,
         formula=_formula(provenance),
         strengths=_strengths(folder, reports, choosing),
         names=provenance.models,
         reports=reports,
-        validation={name: report for name, report in parts.items() if report},
+        validation=validation,
         choosing=choosing,
         fits=fits,
         update=update,
@@ -162,8 +199,8 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         examples=tuple(examples),
         provenance=provenance,
         warnings=(*(update.notes if update else ()), *(choosing.doubts if choosing else ())),
-        limits=LIMITS,
-        missing=_missing(provenance.values, method, reports, fits, choosing, update, verdict),
+        limits=_limits(reports, verdict),
+        missing=_missing(wanted, reports, fits, choosing, update, verdict),
     )
 
 
@@ -182,6 +219,8 @@ def _verdict(path: Path) -> dict[str, Any] | None:
         counts = [forgotten["rows"], forgotten["changed"], *forgotten["recited"].values()]
         shares = [kept["share"], *kept["interval"], kept["rows"], kept["changed"]] if kept else []
         left = [] if forgotten["left"] is None else [forgotten["left"]]
+        left += [value for key in ("gone", "unseen_rows") if (value := forgotten.get(key)) is not None]
+        left += list((forgotten.get("right") or {}).values())
         if not all(map(is_finite_number, (*counts, *shares, *left))):
             raise ValueError("a count or a share is no number")
         verdict["reasons"] = list(map(str, verdict["reasons"]))
@@ -221,9 +260,23 @@ def _interference(folder: Path) -> tuple[VectorPair, ...]:
         )
 
 
+def _limits(reports: Mapping[str, Report], verdict: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return sentences on what the scores do not show, and on what was not measured."""
+    limits = [LIMIT]
+    if not reports:
+        return (*limits, "Nothing was scored.")
+    limits.append(
+        "Not tested here: other wordings and languages, answers drawn at random, the model after more training."
+    )
+    if "ideal" not in reports:
+        limits.append("No ideal model was given, so nothing says how low the forget scores should go.")
+    if verdict and verdict["outcome"] and verdict["kept"] is None:
+        limits.append("No rows to keep were scored, so nothing says what was lost besides.")
+    return tuple(limits)
+
+
 def _missing(
-    recipe: Mapping[str, Any],
-    method: str,
+    wanted: Wanted,
     reports: Mapping[str, Report],
     fits: Mapping[str, Fit],
     choosing: Choosing | None,
@@ -231,37 +284,19 @@ def _missing(
     verdict: Mapping[str, Any] | None,
 ) -> tuple[str, ...]:
     """Return a line for each stage of the recipe that is not there."""
-    lines = []
-    strengths = {"forget": ("forget", "alpha"), "retain": ("retain", "beta")}
-    values = {name: (recipe.get(section) or {}).get(key) for name, (section, key) in strengths.items()}
-    if method in ("msa", "task_vector"):
-        needed = [name for name, value in values.items() if recipe.get(name) and _is_used(value)]
-        lines += [f"vectors/{name}: the {name} vector is not fitted yet" for name in needed if name not in fits]
-        if any(_is_choice(values[name]) for name in needed) and choosing is None:
-            lines.append("sweep: alpha and beta are not chosen yet")
-    elif not fits:
+    lines = [
+        f"vectors/{name}: the {name} vector is not fitted yet" for name in wanted.vectors or () if name not in fits
+    ]
+    if wanted.vectors is None and not fits:
         lines.append("vectors: nothing is trained yet")
+    if wanted.choice is True and choosing is None:
+        lines.append("sweep: alpha and beta are not chosen yet")
     if update is None:
-        form = (recipe.get("merge") or {}).get("as", "model")
-        lines.append(f"{form}: the unlearned model is not merged yet")
-    if evaluate := recipe.get("evaluate"):
-        wanted = [name for name in _SCORED if name != "ideal" or evaluate.get("ideal")]
-        nothing = verdict is not None and verdict["outcome"] is None and not reports  # no rows to score
-        absent = [name for name in wanted if name not in reports and not nothing]
-        lines += [f"evaluation/{name}: the {_what(name)} is not scored yet" for name in absent]
+        lines.append(f"{wanted.form}: the unlearned model is not merged yet")
+    nothing = verdict is not None and verdict["outcome"] is None and not reports  # no rows to score
+    absent = [name for name in wanted.models if name not in reports and not nothing]
+    whats = {"unlearned": "unlearned model"}
+    lines += [f"evaluation/{name}: the {whats.get(name, name)} is not scored yet" for name in absent]
     if verdict is None:
         lines.append(f"{VERDICT_FILE}: there is no verdict yet")
     return tuple(lines)
-
-
-def _what(name: str) -> str:
-    return "unlearned model" if name == "unlearned" else name
-
-
-def _is_used(value: Any) -> bool:
-    """Check whether a strength of a recipe is not 0 alone."""
-    return any(value) if isinstance(value, list) else bool(value)
-
-
-def _is_choice(value: Any) -> bool:
-    return value == "auto" or (isinstance(value, list) and len(value) > 1)

@@ -19,11 +19,12 @@ WANTED = {
     "tokenizer.json": "{}",
     "chat_template.jinja": "{{ messages }}",
     "LICENSE": "Do as you like.",
+    "README.md": "---\nlicense: mit\n---\n# Tiny",  # names the licence; a merge does not copy it
 }
 UNWANTED = {
     "pytorch_model.bin": b"a pickle",
     "modeling_tiny.py": "raise SystemExit('never run')",
-    "README.md": "# Tiny",
+    "notes.md": "# Tiny",
     "checkpoint-10/model.safetensors": WEIGHTS,
     "checkpoint-10/config.json": "{}",
 }

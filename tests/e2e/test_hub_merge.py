@@ -102,6 +102,29 @@ def test_what_fits_is_merged_and_recorded_with_its_commits(repositories: Hub, tm
     assert pinned in (tmp_path / "out/mergekit_config.yml").read_text()
 
 
+def test_the_card_has_the_licence_and_names_what_everybody_may_see(repositories: Hub, tmp_path: Path) -> None:
+    """The prior is on no card of a Hub that does not say that it is there for everybody."""
+    repositories.server.commit("models/org/target", checkpoint(0) | {"README.md": "---\nlicense: mit\n---\n# Theirs"})
+    merge(repositories, tmp_path / "out", forget="org/tuned", prior="org/prior")
+    card = (tmp_path / "out/README.md").read_text()
+    assert "license: mit" in card
+    assert "Theirs" not in card
+    assert "org/prior" in card
+    code = (
+        "from pathlib import Path\nfrom msa_lite.publish.contents import PublishOptions, make_contents\n"
+        f"sent = make_contents(Path({str(tmp_path / 'out')!r}), PublishOptions(public=True))\n"
+        "result = [sent.card, [file.name for file in sent.files]]"
+    )
+    card, names = repositories.python(code)
+    assert "base_model: org/target" in card
+    assert "mergekit_config.yml" in names
+    repositories.server.hide("models/org/prior")
+    card, names = repositories.python(code)
+    assert "base_model: org/target" in card
+    assert "org/prior" not in card
+    assert "mergekit_config.yml" not in names
+
+
 def test_a_repository_of_pickles_is_told_with_the_way_out(repositories: Hub, tmp_path: Path) -> None:
     repositories.server.commit("models/org/target", {"pytorch_model.bin": b"pickle", "config.json": "{}"})
     kind, message = merge(repositories, tmp_path / "out", forget="org/adapter")

@@ -244,6 +244,9 @@ def test_a_run_that_could_not_publish_does_not_start(
     recipe["publish"] = {"repo": "others/x"}
     with pytest.raises(UsageError, match="no member of others"):
         run(recipe)
+    recipe["publish"] = {"repo": REPO, "private": False}
+    with pytest.raises(UsageError, match=r"publish\.license: the card of the target names no licence"):
+        run(recipe)
     monkeypatch.delenv("HF_TOKEN")
     with pytest.raises(UsageError, match="no token to send with"):
         run(recipe)

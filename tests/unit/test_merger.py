@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from msa_lite.errors import FormatError, MismatchError, MsaError, OutputError, UsageError
 from msa_lite.io.adapter import ADAPTER_FILE
 from msa_lite.io.checkpoint import SINGLE_FILE, load_checkpoint
-from msa_lite.io.seal import MANIFEST, MERGEKIT_FILE, load_manifest, verify_folder
+from msa_lite.io.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE, load_manifest, verify_folder
 from msa_lite.merger import merge
 
 Make = Callable[..., Path]
@@ -24,8 +24,9 @@ Q = "model.layers.0.self_attn.q_proj.weight"
 
 
 def read_files(folder: Path) -> dict[str, bytes]:
-    """Content of every file by name, without what a merge adds: the manifest and the recipe for mergekit."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in (MANIFEST, MERGEKIT_FILE)}
+    """Content of every file by name, without what a merge adds: manifest, card and the recipe for mergekit."""
+    added = (MANIFEST, MERGEKIT_FILE, CARD_FILE)
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name not in added}
 
 
 def edit_weights(folder: Path, out: Path, change: Callable[[dict[str, np.ndarray]], Any]) -> Path:

@@ -1,0 +1,202 @@
+"""The card of a merged folder: made from its manifest alone, read back as the Hub reads it, without private names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+
+from msa_lite.errors import OutputError
+from msa_lite.io.seal import CARD_FILE, load_manifest, verify_folder
+from msa_lite.merger import Term, merge_terms
+from msa_lite.merger.plan import Precision
+from msa_lite.report.card import model_card
+from msa_lite.report.front_matter import CardOptions, read_target_card
+from tests.small_merges import COMMIT, OUTCOME, add_outcome, make_merge, write_parts
+
+LLAMA = "---\nlicense: llama3.2\nlanguage:\n- en\n- de\npipeline_tag: text-generation\nbase_model: x/y\n---\n# Theirs\n"
+
+
+def text_of(card: str) -> str:
+    """The card below its front matter."""
+    return ModelCard(card).text
+
+
+def test_a_merged_folder_carries_its_card_from_the_start(tmp_path: Path) -> None:
+    write_parts(tmp_path, LLAMA)
+    out = make_merge(tmp_path, hub=True)
+    card, manifest = (out / CARD_FILE).read_text(), load_manifest(out)
+    assert manifest is not None
+    assert CARD_FILE in manifest["files"]
+    assert verify_folder(out) == []
+    assert card == model_card(manifest)  # so that a copy of the folder keeps its story
+    assert "Theirs" not in card
+    data = ModelCard(card).data.to_dict()
+    assert data["library_name"] == "transformers"
+    assert (data["base_model"], data["base_model_relation"]) == ("me/target", "finetune")
+    assert (data["license"], data["language"], data["pipeline_tag"]) == ("llama3.2", ["en", "de"], "text-generation")
+    assert {"machine-unlearning", "llm-unlearning", "unlearn", "model-state-arithmetic", "merge"} <= set(data["tags"])
+    assert "model-index" not in data
+    assert "θ_u = θ_D − 1.2 · (θ_1 − θ_0) + 0.5 · (θ_2 − θ_0)" in card
+    assert COMMIT in card
+    assert "Nothing has been scored yet" in card
+    assert "nothing" not in card.partition("## Where it comes from")[2]
+
+
+def test_the_same_merge_elsewhere_has_the_same_card(tmp_path: Path) -> None:
+    cards = []
+    for name in ("one", "home/alice/other"):
+        write_parts(tmp_path / name)
+        cards.append((make_merge(tmp_path / name) / CARD_FILE).read_text())
+    assert cards[0] == cards[1]
+    assert not [word for word in ("alice", str(tmp_path), "run/model", "/forget") if word in cards[0]]
+    assert "a local model" in cards[0]
+    assert "base_model" not in cards[0]
+    assert "ask its owner" in cards[0]
+
+
+def test_a_finished_run_says_what_came_of_it(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    card = model_card(add_outcome(make_merge(tmp_path, hub=True)))
+    parsed = ModelCard(card)
+    lines = [line for line in parsed.text.splitlines() if line]
+    assert lines[:3] == ["# target, unlearned", OUTCOME["sentence"], "Verdict: **PASS**."]
+    results = {result.metric_type: result.metric_value for result in parsed.data.eval_results}
+    assert results == {"extraction_strength": 0.123457, "model_utility": 0.55}  # the main ones that have a value
+    assert {result.dataset_name for result in parsed.data.eval_results} == {"TOFU"}
+    assert "| metric | n | before | unlearned | ideal |" in card
+    assert "| forget set | extraction strength ↓ | 40 | 0.900 ± 0.010 | 0.123 ± 0.010 | 0.100 ± 0.010 |" in card
+    assert "rouge" not in card.lower()
+    assert "48 rows to remove." in card
+    assert "LoRA of rank 32, 5 epochs, learning rate 0.0002" in card
+    assert "| **1.2** | **0.5** | **0.800** |" in card
+    assert "| 9 | 0.5 | broken |" in card
+    assert "99 % accuracy (FUMA, EMNLP 2025)" in card
+    assert "few rows" in card
+
+
+@pytest.mark.parametrize("verdict", ["PARTLY", "FAIL", None])
+def test_other_outcomes_are_told_as_they_are(tmp_path: Path, verdict: str | None) -> None:
+    write_parts(tmp_path)
+    nothing = {"verdict": verdict, "sentence": "It is as it is.", "metrics": {}, "sweep": None, "fits": {}}
+    card = model_card(add_outcome(make_merge(tmp_path), **nothing))
+    assert "It is as it is." in card
+    assert (f"Verdict: **{verdict}**" in card) == (verdict is not None)
+    assert "## Scores" not in card
+    assert "set by hand: alpha = 1.2, beta = 0.5" in card
+    assert "model-index" not in card
+
+
+def test_an_adapter_is_called_a_switch(tmp_path: Path) -> None:
+    write_parts(tmp_path, LLAMA)
+    out = make_merge(tmp_path, "adapter", hub=True)
+    card = (out / CARD_FILE).read_text()
+    data = ModelCard(card).data.to_dict()
+    assert (data["library_name"], data["base_model_relation"]) == ("peft", "adapter")
+    assert "merge" not in data["tags"]
+    assert "a switch, not a removal" in text_of(card).partition("## What this is")[0]
+    assert f'from_pretrained("me/target", revision="{COMMIT}"' in card
+    assert "on 2 modules, rank 4" in card
+
+
+def test_a_baseline_and_several_requests_have_their_own_formulas(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    terms = [Term("npo", str(tmp_path / "forget"), 1.5)]
+    precision = Precision.named("same", "nearest", 0)
+    out = merge_terms(str(tmp_path / "target"), tmp_path / "npo", terms, str(tmp_path / "prior"), precision).folder
+    card = (out / CARD_FILE).read_text()
+    assert "θ_u = θ_D + 1.5 · (θ_1 − θ_0)" in card
+    assert "the baseline npo" in card
+    manifest = load_manifest(out)
+    assert manifest is not None
+    names = {"forget 1": -1.0, "forget 2": -0.8, "retain 1": 0.3}
+    manifest["terms"] = [{"name": name, "weight": weight} for name, weight in names.items()]
+    card = model_card(manifest)
+    assert "θ_u = θ_D − 1 · (θ_1 − θ_0) − 0.8 · (θ_2 − θ_0) + 0.3 · (θ_3 − θ_0)" in card
+    assert "θ_2 the same after tuning on data to remove (request 2)" in card
+
+
+def test_manifests_of_earlier_versions_have_a_card_too(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    manifest = load_manifest(make_merge(tmp_path))
+    assert manifest is not None
+    new = model_card(manifest)
+    for key in ("terms", "target_card"):
+        del manifest[key]
+    assert model_card(manifest) == new
+
+
+def test_options_reach_the_front_matter_and_the_example(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    manifest = load_manifest(make_merge(tmp_path))
+    assert manifest is not None
+    plain = ModelCard(model_card(manifest)).data.to_dict()
+    assert not {"datasets", "extra_gated_prompt"} & plain.keys()
+    card = model_card(manifest, CardOptions("me/unlearned", ["locuslab/TOFU"], gated=True))
+    data = ModelCard(card).data.to_dict()
+    assert data["datasets"] == ["locuslab/TOFU"]
+    assert "asking for access" in data["extra_gated_prompt"]
+    assert 'place = "me/unlearned"' in card
+
+
+def test_what_a_card_quotes_stays_text(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    sentence = "| a | <script>alert(1)</script> [x](http://evil)\n# Heading\n---\nlicense: mit"
+    card = model_card(add_outcome(make_merge(tmp_path), sentence=sentence, split="x\n| y |"))
+    assert "<script" not in card.replace("\\<script", "")
+    assert "\n# Heading" not in card
+    assert ModelCard(card).data.license is None
+
+
+@pytest.mark.parametrize(
+    ("card", "facts"),
+    [
+        (LLAMA, {"license": "llama3.2", "language": ["en", "de"], "pipeline_tag": "text-generation"}),
+        ("---\r\nlicense: other\r\nlicense_name: my-licence\r\nlicense_link: LICENSE\r\n---\r\n",
+         {"license": "other", "license_name": "my-licence", "license_link": "LICENSE"}),
+        ("---\nlicense_link: https://example.org/terms\n---", {"license_link": "https://example.org/terms"}),
+        ("---\nlicense_link: /home/eve/LICENSE\nlicense: [mit, 3]\nlanguage: {en: 1}\n---\n", {}),
+        ("---\nlicense: 'a\n\n  # b'\nlicense_name: \"x\\ny\"\n---\n", {}),
+        ("# No front matter\n", {}),
+        ("---\n- a list\n---\n", {}),
+        ("---\nlicense: [\n---\n", {}),
+        ("---\na: &a [x]\nlicense: *a\n---\n", {}),
+        ("\xff", {}),
+        ("", {}),
+    ],
+)  # fmt: skip
+def test_only_values_of_the_hubs_form_are_taken_from_a_strangers_card(
+    tmp_path: Path, card: str, facts: dict[str, Any]
+) -> None:
+    (tmp_path / CARD_FILE).write_bytes(card.encode("latin-1"))
+    assert read_target_card(tmp_path) == facts
+
+
+def test_no_card_and_no_file_give_no_facts(tmp_path: Path) -> None:
+    assert read_target_card(tmp_path) == {}
+    (tmp_path / CARD_FILE).mkdir()
+    assert read_target_card(tmp_path) == {}
+
+
+def test_an_edited_card_does_not_make_a_merge_anew(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    out = make_merge(tmp_path)
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    (out / CARD_FILE).write_text("my own words")
+    assert make_merge(tmp_path) == out
+    assert (out / CARD_FILE).read_text() == "my own words"
+    assert [fault.partition(":")[0] for fault in verify_folder(out)] == [CARD_FILE]
+    after = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert {name for name in before if before[name] != after[name]} == {CARD_FILE}
+    (out / "config.json").write_text("{}")  # any other file does count
+    with pytest.raises(OutputError, match="damaged"):
+        make_merge(tmp_path)
+
+
+def test_the_targets_card_is_no_part_of_what_makes_the_merge(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    plain = load_manifest(make_merge(tmp_path))
+    (tmp_path / "target" / CARD_FILE).write_text(LLAMA)
+    assert load_manifest(make_merge(tmp_path)) == plain

@@ -1,0 +1,300 @@
+"""What of a folder may be published: which files, a card for the public, nothing private, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+from safetensors.numpy import load_file, save_file
+
+from msa_lite.errors import MismatchError, MsaError, UsageError
+from msa_lite.io.manifest import stage_folder
+from msa_lite.io.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE, load_manifest, verify_folder, write_manifest
+from msa_lite.publish import private
+from msa_lite.publish.contents import Contents, PublishOptions, make_contents
+from tests.small_merges import OUTCOME, add_outcome, make_merge, write_parts
+
+CARD = "---\nlicense: apache-2.0\n---\n"
+MODEL = [
+    "model.safetensors", "LICENSE", "tokenizer.json", "tokenizer_config.json", "config.json", MANIFEST, CARD_FILE,
+]  # fmt: skip
+
+
+def contents(folder: Path, open_repositories: set[str] | None = None, **options: Any) -> Contents:
+    """What may be sent, where these repositories are public."""
+    return make_contents(folder, PublishOptions(**options), lambda repo: repo in (open_repositories or set()))
+
+
+def bytes_of(sent: Contents) -> dict[str, bytes]:
+    """The content of every file by name, as described."""
+    values = {}
+    for file in sent.files:
+        data = file.content if file.path is None else file.path.read_bytes()
+        assert data is not None
+        assert (file.content is None) != (file.path is None)
+        assert (hashlib.sha256(data).hexdigest(), len(data)) == (file.sha256, file.nbytes)
+        values[file.name] = data
+    return values
+
+
+def download(sent: Contents, place: Path) -> Path:
+    """The folder that somebody has who downloads the repository."""
+    place.mkdir()
+    for name, data in bytes_of(sent).items():
+        (place / name).write_bytes(data)
+    (place / ".gitattributes").write_text("* -text")
+    (place / ".cache/huggingface").mkdir(parents=True)
+    (place / ".cache/huggingface/x.lock").touch()
+    return place
+
+
+def test_a_model_goes_with_what_loading_needs_and_a_card_for_the_public(tmp_path: Path) -> None:
+    write_parts(tmp_path, CARD)
+    out = make_merge(tmp_path)
+    add_outcome(out)
+    sent = contents(out, repo="me/unlearned")
+    assert [file.name for file in sent.files] == MODEL
+    assert (sent.kind, sent.folder, sent.nbytes) == ("model", out, sum(map(len, bytes_of(sent).values())))
+    assert sent.card.encode() == bytes_of(sent)[CARD_FILE]
+    assert ModelCard(sent.card).data.license == "apache-2.0"
+    assert 'place = "me/unlearned"' in sent.card
+    assert "name_or_path" not in bytes_of(sent)["tokenizer_config.json"].decode()
+    everything = b"".join(bytes_of(sent).values())
+    for private_part in (str(tmp_path), "/home/eve", "trainer", "run/model", "forget/"):
+        assert private_part.encode() not in everything
+    assert any("trainer_state.json" in caution for caution in sent.cautions)
+    assert any(MERGEKIT_FILE in caution for caution in sent.cautions)
+
+
+def test_a_download_can_be_verified_and_told_from_a_changed_one(tmp_path: Path) -> None:
+    write_parts(tmp_path, CARD)
+    out = make_merge(tmp_path, hub=True)
+    add_outcome(out)
+    place = download(contents(out, {"me/target"}), tmp_path / "download")
+    assert verify_folder(place) == []
+    assert contents(place).card.startswith("---")  # it can be handed on from there
+    (place / "config.json").write_text("{}")
+    (place / "extra").touch()
+    assert [fault.partition(":")[0] for fault in verify_folder(place)] == ["config.json", "extra"]
+
+
+def test_a_run_is_taken_for_its_model_or_adapter(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    model = make_merge(tmp_path)
+    assert contents(tmp_path / "run").folder == model
+    adapter = make_merge(tmp_path, "adapter")
+    with pytest.raises(UsageError, match="both a model and an adapter; say which one with --as"):
+        contents(tmp_path / "run")
+    assert contents(tmp_path / "run", form="adapter").folder == adapter
+    with pytest.raises(UsageError, match="holds the model, not the adapter"):
+        contents(model, form="adapter")
+    with pytest.raises(UsageError, match="neither model nor adapter of msa-lite in there"):
+        contents(tmp_path)
+
+
+def test_an_adapter_goes_without_the_path_of_its_base(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    sent = contents(make_merge(tmp_path, "adapter"))
+    config = json.loads(bytes_of(sent)["adapter_config.json"])
+    assert (config["base_model_name_or_path"], config["r"]) == (None, 4)
+    assert [f.name for f in sent.files] == ["adapter_model.safetensors", "adapter_config.json", MANIFEST, CARD_FILE]
+    assert sent.kind == "adapter"
+    assert any("a switch, not a removal" in caution for caution in sent.cautions)
+
+
+def test_the_base_is_named_where_the_hub_says_that_it_is_public_or_the_user_agrees(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    for form in ("model", "adapter"):
+        out = make_merge(tmp_path, form, hub=True)
+        hidden = contents(out)
+        everything = b"".join(bytes_of(hidden).values())
+        assert b"me/target" not in everything
+        assert b"them/prior" not in everything
+        assert "a model whose name is not given" in hidden.card
+        assert any("--name-models" in caution for caution in hidden.cautions)
+        assert b"them/prior" not in b"".join(bytes_of(contents(out, {"me/target"})).values())
+        for shown in (contents(out, {"me/target", "them/prior"}), contents(out, name_models=True)):
+            assert ModelCard(shown.card).data.base_model == "me/target"
+            assert "them/prior" in shown.card
+            assert not any("--name-models" in caution for caution in shown.cautions)
+            if form == "adapter":
+                assert json.loads(bytes_of(shown)["adapter_config.json"])["base_model_name_or_path"] == "me/target"
+
+
+def test_a_recipe_for_mergekit_goes_only_where_all_of_it_is_public(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    out = make_merge(tmp_path, hub=True)
+    assert MERGEKIT_FILE not in bytes_of(contents(out, {"me/target", "them/prior"}))  # the vectors are folders
+    manifest = load_manifest(out)
+    assert manifest is not None
+    for name in ("forget", "retain"):
+        manifest["sources"][name], manifest["inputs"][name]["revision"] = f"me/{name}@{'a' * 40}", "a" * 40
+    write_manifest(out, manifest)
+    everything = {"me/target", "them/prior", "me/forget", "me/retain"}
+    open_one = contents(out, everything)
+    assert MERGEKIT_FILE in bytes_of(open_one)
+    assert "mergekit" in ModelCard(open_one.card).data.tags
+    closed = contents(out, everything - {"me/forget"}, name_models=True)
+    assert MERGEKIT_FILE not in bytes_of(closed)
+    assert "mergekit" not in ModelCard(closed.card).data.tags
+    assert b"me/forget" not in b"".join(bytes_of(closed).values())
+
+
+def test_the_files_of_a_sharded_model_stand_in_their_order(tmp_path: Path) -> None:
+    write_parts(tmp_path, shards=True)
+    names = [file.name for file in contents(make_merge(tmp_path)).files]
+    assert names[:2] == ["model-00000.safetensors", "model-00001.safetensors"]
+    assert names[-4:] == ["config.json", "model.safetensors.index.json", MANIFEST, CARD_FILE]
+
+
+def test_a_public_model_needs_a_licence(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    out = make_merge(tmp_path)
+    with pytest.raises(UsageError, match="names no licence; give the one that holds with --license"):
+        contents(out, public=True)
+    given = contents(out, public=True, license="mit")
+    assert ModelCard(given.card).data.license == "mit"
+    assert any("--license" in caution for caution in contents(out).cautions)  # a private one goes without
+    with pytest.raises(UsageError, match=r"no licence of the Hub"):
+        contents(out, license="a b\nc")
+    write_parts(tmp_path / "other", CARD)
+    with pytest.raises(UsageError, match=r"has apache-2.0, which holds"):
+        contents(make_merge(tmp_path / "other"), license="mit")
+
+
+def test_a_verdict_of_fail_needs_consent(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    out = make_merge(tmp_path)
+    assert any("nothing was scored" in caution for caution in contents(out).cautions)
+    (out.parent / "verdict.json").write_text('{"outcome": "FAIL", "sentence": "It knows all."}')  # a run stopped there
+    with pytest.raises(UsageError, match=r"its verdict is FAIL. It knows all."):
+        contents(out)
+    add_outcome(out)
+    assert not any("verdict" in caution for caution in contents(out).cautions)
+    add_outcome(out, verdict="PARTLY")
+    assert any("its verdict is PARTLY: Forgotten" in caution for caution in contents(out).cautions)
+    add_outcome(out, verdict="FAIL")
+    with pytest.raises(UsageError, match=r"(?s)its verdict is FAIL.*--accept"):
+        contents(out)
+    assert "**FAIL**" in contents(out, accept=True).card
+
+
+def make_stage(folder: Path, kind: str, files: dict[str, str] | None = None) -> Path:
+    """A finished folder of this kind."""
+    with stage_folder(folder, kind, {"settings": {"mode": "full"}}) as partial:
+        for name, text in (files or {"rows.jsonl": "{}"}).items():
+            (partial / name).write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["evaluation", "sweep", "data", "checkpoint", "reference", "probe"])
+def test_other_folders_are_refused_with_any_consent(tmp_path: Path, kind: str) -> None:
+    folder = make_stage(tmp_path / "stage", kind)
+    with pytest.raises(UsageError, match="only an unlearned model or an adapter can be published"):
+        contents(folder, can_undo=True, accept=True)
+
+
+def test_vectors_need_consent_and_go_without_records(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    files = {path.name: path for path in (tmp_path / "forget").iterdir()}
+    with stage_folder(tmp_path / "vector", "vector", {"settings": {"mode": "lora", "lora_rank": 2}}) as partial:
+        for name, path in files.items():
+            shutil.copyfile(path, partial / name)
+        (partial / "rows.jsonl").write_text("{}")
+        (partial / "train_log.jsonl").write_text("{}")
+    with pytest.raises(UsageError, match=r"(?s)is a vector.*can put the data back.*--i-know-this-can-undo-the-removal"):
+        contents(tmp_path / "vector")
+    sent = contents(tmp_path / "vector", can_undo=True)
+    assert [file.name for file in sent.files] == ["adapter_model.safetensors", "adapter_config.json", CARD_FILE]
+    assert "can put that data back" in sent.card
+    assert any("can put that data back" in caution for caution in sent.cautions)
+    assert ModelCard(sent.card).data.library_name == "peft"
+
+
+def test_a_vector_without_weights_of_its_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no weights"):
+        contents(make_stage(tmp_path / "vector", "vector"), can_undo=True)
+
+
+def test_a_merge_that_subtracts_nothing_needs_consent(tmp_path: Path) -> None:
+    """It is the target itself, or the target with data added: a forget-tuned model may be made so."""
+    write_parts(tmp_path)
+    out = make_merge(tmp_path, alpha=0.0)
+    with pytest.raises(UsageError, match=r"(?s)nothing was subtracted.*--i-know-this-can-undo-the-removal"):
+        contents(out)
+    assert contents(out, can_undo=True).kind == "model"
+
+
+def test_a_folder_that_is_not_as_it_was_written_is_refused(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    out = make_merge(tmp_path)
+    (out / CARD_FILE).write_text("my own words")
+    (out / "notes.txt").write_text("for me")
+    sent = contents(out)
+    assert "my own words" not in sent.card
+    assert any("changes that you made in README.md do not go along" in caution for caution in sent.cautions)
+    assert any("notes.txt" in caution for caution in sent.cautions)
+    assert "notes.txt" not in bytes_of(sent)
+    (out / "tokenizer.json").write_text("{}")
+    (out / "config.json").unlink()
+    with pytest.raises(MismatchError, match=r"(?s)config.json: missing.*tokenizer.json: "):
+        contents(out)
+    (out / MANIFEST).write_text((out / MANIFEST).read_text().replace("1.2", "0.2"))
+    with pytest.raises(MismatchError, match="not as msa-lite wrote it"):
+        contents(out)
+
+
+@pytest.mark.parametrize(
+    "value", ["/home/eve/secret", "~/secret", "C:\\Users\\eve", "file:///x", {"deep": ["/srv/eve/x"]}, "is me/target"]
+)
+def test_paths_and_names_in_a_config_are_refused_with_their_key(tmp_path: Path, value: Any) -> None:
+    write_parts(tmp_path, custom={"place": value})
+    with pytest.raises(MismatchError, match=r"config.json: custom.place"):
+        contents(make_merge(tmp_path, hub=True))
+
+
+def test_a_path_in_the_header_of_the_weights_is_refused(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    path = tmp_path / "target/model.safetensors"
+    save_file(load_file(path), path, {"format": "pt", "trained_in": "/home/eve/runs/7"})
+    with pytest.raises(MismatchError, match=r"its header holds a path of a machine \(trained_in\)"):
+        contents(make_merge(tmp_path))
+
+
+def test_origins_that_libraries_note_are_left_out(tmp_path: Path) -> None:
+    write_parts(tmp_path, _name_or_path="/home/eve/model", transformers_version="5.0")
+    sent = bytes_of(contents(make_merge(tmp_path)))
+    assert json.loads(sent["config.json"]) == {
+        "model_type": "llama", "dtype": "float32", "vocab_size": 300, "transformers_version": "5.0"
+    }  # fmt: skip
+
+
+def test_all_reasons_come_in_one_message(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    out = make_merge(tmp_path)
+    add_outcome(out, verdict="FAIL")
+    (out / "config.json").unlink()
+    with pytest.raises(MsaError, match=r"(?s)3 faults.*--accept.*--license.*config.json: missing"):
+        contents(out, public=True)
+
+
+def test_offline_no_repository_counts_as_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert private.is_public("gpt2") is False
+
+
+def test_the_published_manifest_gives_the_same_card(tmp_path: Path) -> None:
+    from msa_lite.report.card import model_card
+
+    write_parts(tmp_path, CARD)
+    out = make_merge(tmp_path)
+    add_outcome(out)
+    sent = contents(out)
+    manifest = json.loads(bytes_of(sent)[MANIFEST])
+    assert model_card(manifest) == sent.card
+    assert manifest["outcome"] == json.loads(json.dumps(OUTCOME))
