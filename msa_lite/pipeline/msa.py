@@ -152,7 +152,7 @@ def run_plan(
     recipe: Recipe, plan: RunPlan, progress: Progress, accept: bool = False, show_examples: bool = False
 ) -> RunResult:
     """Run a plan: of MSA, or of the task vector, which starts from the target."""
-    with claimed(recipe, plan, progress, check_strengths) as run:
+    with claimed(recipe, plan, progress, _check) as run:
         drop_report(run.folder)
         announce(progress, run_steps(run))
         if plan.method == "msa" and (warning := cheap_probe(run, progress)):
