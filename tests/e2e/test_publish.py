@@ -9,15 +9,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import msa_lite
 from msa_lite import run
 from msa_lite.errors import StageError, UsageError
 from msa_lite.merger import merge, merge_adapters
 from msa_lite.pipeline.publishing import publish_model
+from msa_lite.publish.contents import PublishOptions
 from msa_lite.recipe import load_recipe
 from msa_lite.report.verdict import Forgotten, make_verdict
 from tests.e2e.conftest import CallCli
@@ -110,6 +113,16 @@ def test_a_dry_run_asks_nobody_and_without_consent_nothing_is_sent(
     assert {file["name"] for file in json.loads(out)["files"]} >= {"config.json", "README.md"}
     assert call_cli("publish", unlearned["model"], REPO, "--yes")[0] == 2
     assert hub.branch_names(REPO) == []
+
+
+def test_in_python_it_is_one_call(hub: UploadHub, unlearned: dict[str, Path]) -> None:
+    seen: list[tuple[int, int]] = []
+    result = msa_lite.push_folder(
+        unlearned["adapter"], "mine", progress=lambda _, done, total: seen.append((done, total))
+    )
+    assert (result.repo, result.kind, hub.private["alice/mine"]) == ("alice/mine", "adapter", True)
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
 
 
 @pytest.mark.parametrize("answer", ["y\n", "n\n"])
@@ -251,6 +264,30 @@ def test_a_run_that_could_not_publish_does_not_start(
     with pytest.raises(UsageError, match="no token to send with"):
         run(recipe)
     assert not Path(recipe["output"]).exists()
+
+
+def test_the_wishes_of_a_recipe_and_of_the_command_arrive(
+    hub: UploadHub,
+    unlearned: dict[str, Path],
+    recipe: dict[str, Any],
+    call_cli: CallCli,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wishes: list[Any] = []
+
+    def stop(folder: Path, *options: Any) -> None:
+        wishes.extend(options)
+        raise UsageError("stopped")
+
+    monkeypatch.setattr("msa_lite.publish.contents.make_contents", stop)
+    flags = ("--public", "--gated", "--license", "mit", "--name-models", "--accept", "--as", "model")
+    call_cli("publish", unlearned["model"], REPO, "--yes", *flags, "--i-know-this-can-undo-the-removal")
+    of_command = PublishOptions(REPO, "model", True, True, True, True, "mit", gated=True)
+    monkeypatch.setattr("msa_lite.publish.folder.make_contents", stop)
+    recipe["publish"] = {"repo": REPO, "private": False, "gated": True, "license": "mit", "name_models": True}
+    with pytest.raises(UsageError, match="stopped"):
+        publish_model(load_recipe(recipe), unlearned["model"], None, True, lambda *_: None)
+    assert wishes == [of_command, replace(of_command, form=None, can_undo=False)]
 
 
 def test_a_fail_is_not_published_unless_it_is_accepted(
