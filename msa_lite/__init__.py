@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from msa_lite.pipeline import run_baseline as run_baseline
     from msa_lite.pipeline import sweep as sweep
     from msa_lite.pipeline import train_stages as train_stages
+    from msa_lite.publish.folder import push_folder as push_folder
     from msa_lite.train import fit_vector as fit_vector
 
 _HOMES = {
@@ -40,6 +41,7 @@ _HOMES = {
     "merge": "merger",
     "merge_adapters": "merger",
     "mergekit_recipe": "merger",
+    "push_folder": "publish.folder",
     "fit_vector": "train",
     "show_progress": "io.display",
 }
@@ -52,6 +54,7 @@ __all__ = [
     "merge_adapters",
     "mergekit_recipe",
     "probe",
+    "push_folder",
     "report_run",
     "run",
     "run_baseline",

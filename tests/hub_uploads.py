@@ -52,6 +52,8 @@ class Fault:
     """True: the request is carried out, and only its answer is lost."""
     act: Callable[[], None] | None = None
     """Called before; without a status the request is then carried out."""
+    half: bool = False
+    """True: it is called when half of the body is there, and the rest never comes."""
 
 
 class UploadHub(HubServer):
@@ -112,15 +114,30 @@ class _Handler(HubHandler):
         with hub.lock:
             hub.requests.append((self.command, self.path))
             fault = self._due_fault(hub)
+        try:
+            self._answer_or_fail(hub, fault)
+        except ConnectionError:  # the client is gone
+            self.close_connection = True
+
+    def _answer_or_fail(self, hub: UploadHub, fault: Fault | None) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        drops = fault is not None and fault.status is None and not fault.done and not fault.act
+        body = self.rfile.read(length // 2 if fault and (drops or fault.half) else length)
+        self._count(hub, len(body))
         if fault and fault.act:
             fault.act()
-        if fault and not fault.done and not (fault.act and fault.status is None):
-            self._fail(hub, fault)
-            return
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        self._count(hub, len(body))
-        if fault and fault.done:
-            self._answer = lambda *_: None  # type: ignore[method-assign,assignment]
+        if len(body) < length or drops:
+            self._drop()
+        elif fault and fault.status is not None:
+            self._answer(fault.status, json.dumps({"error": fault.words}).encode(), fault.headers)
+        else:
+            if fault and fault.done:
+                self._answer = lambda *_: None  # type: ignore[method-assign,assignment]
+            self._serve_or_refuse(hub, body)
+            if fault and fault.done:
+                self._drop()
+
+    def _serve_or_refuse(self, hub: UploadHub, body: bytes) -> None:
         try:
             with hub.lock:
                 self._serve(hub, urlsplit(self.path).path, body)
@@ -128,8 +145,6 @@ class _Handler(HubHandler):
             self._refuse(_Refused(404, str(error.args[0]), str(error.args[0])))
         except _Refused as refused:
             self._refuse(refused)
-        if fault and fault.done:
-            self._drop()
 
     do_HEAD = do_POST = do_PUT = do_DELETE = do_CONNECT = do_GET
 
@@ -142,15 +157,6 @@ class _Handler(HubHandler):
                     fault.times -= 1
                     return fault
         return None
-
-    def _fail(self, hub: UploadHub, fault: Fault) -> None:
-        length = int(self.headers.get("Content-Length") or 0)
-        if fault.status is None:
-            self._count(hub, len(self.rfile.read(length // 2)))
-            self._drop()
-            return
-        self._count(hub, len(self.rfile.read(length)))
-        self._answer(fault.status, json.dumps({"error": fault.words}).encode(), fault.headers)
 
     def _drop(self) -> None:
         """Close the connection in the client's face."""

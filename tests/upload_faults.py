@@ -86,6 +86,11 @@ def _add_note(hub: UploadHub) -> None:
     hub.commit(f"models/{REPO}", {**hub.find(f"models/{REPO}", "main")[1], NOTE: "mind the gap"})
 
 
+def _add_shard(hub: UploadHub) -> None:
+    """Commit a shard to main, as another upload would."""
+    hub.commit(f"models/{REPO}", {**hub.find(f"models/{REPO}", "main")[1], "model-00009-of-00009.safetensors": "x"})
+
+
 CASES = [
     Case("none", earlier=False, rerun=0),
     Case("none, over an earlier model", rerun=0),
@@ -105,6 +110,7 @@ CASES = [
     Case("409 once at the commit on main", fault=lambda hub: Fault(MAIN, 409), rerun=0),
     Case("409 at every commit on main", "409", 4, lambda hub: Fault(MAIN, 409, times=99), rerun=0),
     Case("another commit comes first (412)", fault=lambda hub: Fault(MAIN, act=lambda: _add_note(hub)), rerun=0),
+    Case("another upload comes first (412)", fault=lambda hub: Fault(MAIN, act=lambda: _add_shard(hub)), rerun=0),
     Case("429 once, Retry-After 7", fault=lambda hub: Fault(BRANCH, 429, headers={"Retry-After": "7"}), rerun=0),
     Case("429, Retry-After 3600", "try again in 3600 s", 4,
          lambda hub: Fault(BRANCH, 429, headers={"Retry-After": "3600"}), rerun=1),

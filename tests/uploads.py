@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from msa_lite.publish.contents import Contents, Item
+from msa_lite.publish.contents import Contents, SentFile
 from msa_lite.publish.destination import find_destination
 from msa_lite.publish.upload import Published, push
 from tests.hub_uploads import WRITER, UploadHub
@@ -31,10 +31,10 @@ def make_upload(folder: Path, seed: int = 0, shards: int = 2, card: str = CARD) 
     for name, data in files.items():
         (folder / name).write_bytes(data)
     items = [
-        Item(name, folder / name, None, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()
+        SentFile(name, folder / name, None, hashlib.sha256(data).hexdigest(), len(data)) for name, data in files.items()
     ]
     raw = card.encode()
-    items.append(Item("README.md", None, raw, hashlib.sha256(raw).hexdigest(), len(raw)))
+    items.append(SentFile("README.md", None, raw, hashlib.sha256(raw).hexdigest(), len(raw)))
     return Contents(folder, "model", tuple(items), card, ())
 
 
@@ -46,15 +46,20 @@ def wanted(contents: Contents) -> dict[str, bytes]:
 @contextmanager
 def client_of(hub: UploadHub, token: str | None = WRITER) -> Iterator[list[float]]:
     """Lead this process's huggingface_hub to the server, without Xet and bars; yield the seconds of its waits."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, hf_api
     from huggingface_hub.utils import disable_progress_bars
 
     waits: list[float] = []
     environment = {} if token is None else {"HF_TOKEN": token}
-    settings: dict[str, Any] = {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True, "ENDPOINT": hub.url}
+    settings: dict[str, Any] = {"HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True, "HF_TOKEN_PATH": "/nowhere/token"}
+    settings |= {
+        "ENDPOINT": hub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+    }
     with ExitStack() as stack:
-        for name, value in {**settings, "HF_TOKEN_PATH": "/nowhere/token"}.items():
+        for name, value in settings.items():
             stack.enter_context(patch.object(constants, name, value))
+        stack.enter_context(patch.object(hf_api.api, "endpoint", hub.url))  # that of the module's own functions
         stack.enter_context(patch.dict("os.environ", environment))
         stack.enter_context(patch("time.sleep", waits.append))
         stack.enter_context(disable_progress_bars())

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(
     verbose: bool, folder: Path, repo: str, private: bool, dry_run: bool, yes: bool, as_json: bool, **wishes: Any
-) -> None:
+) -> int:
     """Send a model or adapter to the repository REPO of the Hugging Face Hub, with its card.
 
     DIR is a model, an adapter, or a run with one of them. REPO is ACCOUNT/NAME. A new repository is private unless
@@ -59,7 +59,7 @@ def command(
         else:
             click.echo(contents.card)
             _print_files(contents, to_stderr=False)
-        return
+        return 0
     _quieten(verbose)
     to = find_destination(repo, private)  # first: the files of a large model take minutes to check
     contents = make_contents(folder, replace(options, repo=to.repo))
@@ -67,12 +67,15 @@ def command(
     if not yes:
         if not in_terminal():
             raise UsageError("nothing was sent: there is nobody to ask; give --yes, or --dry-run for a look")
-        click.confirm(f"Send this to {to.describe()}?", abort=True, err=True)
+        if not click.confirm("Send this?", err=True):
+            click.echo("nothing was sent", err=True)
+            return 130
     result = _send(contents, to, bool(wishes["gated"]))
     if as_json:
         print_json(result.as_dict() | _described(contents))
     else:
         print_published(result)
+    return 0
 
 
 def _described(contents: Contents) -> dict[str, Any]:

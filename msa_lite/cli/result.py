@@ -57,7 +57,9 @@ def print_published(published: Published) -> None:
         facts.append("it was there already")
     click.echo(f"published:       {published.url} ({', '.join(facts)})")
     if published.new_version:
-        click.echo(f"for the target's card, so that its readers find the new model: new_version: {published.new_version}")
+        click.echo(
+            f"for the target's card, so that its readers find the new model: new_version: {published.new_version}"
+        )
 
 
 def _print_examples(result: RunResult) -> None:

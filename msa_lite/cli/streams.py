@@ -93,4 +93,6 @@ def _safe(stream: TextIO) -> tuple[TextIO, Outlet | None]:
     encoding = codecs.lookup(stream.encoding or "utf-8").name
     lines = getattr(stream, "line_buffering", False)
     encoding = "utf-8" if encoding == "ascii" else encoding
-    return io.TextIOWrapper(outlet, encoding, "backslashreplace", line_buffering=lines), outlet  # type: ignore[type-var]
+    at_once = getattr(stream, "write_through", False)  # with PYTHONUNBUFFERED, which containers often set
+    safe = io.TextIOWrapper(outlet, encoding, "backslashreplace", line_buffering=lines, write_through=at_once)  # type: ignore[type-var]
+    return safe, outlet

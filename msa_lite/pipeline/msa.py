@@ -23,7 +23,7 @@ from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import whole_target
 from msa_lite.pipeline.probe_rows import cheap_probe
-from msa_lite.pipeline.publishing import check_publishing, publish_model
+from msa_lite.pipeline.publishing import check_licence, check_publishing, publish_model
 from msa_lite.pipeline.removal import write_record
 from msa_lite.pipeline.reporting import drop_report, write_run_report
 from msa_lite.pipeline.stages import evaluate_all, merge_precision
@@ -155,7 +155,7 @@ def run_plan(
     recipe: Recipe, plan: RunPlan, progress: Progress, accept: bool = False, show_examples: bool = False
 ) -> RunResult:
     """Run a plan: of MSA, or of the task vector, which starts from the target."""
-    with claimed(recipe, plan, progress, check_strengths) as run:
+    with claimed(recipe, plan, progress, _check) as run:
         drop_report(run.folder)
         announce(progress, run_steps(run))
         if plan.method == "msa" and (warning := cheap_probe(run, progress)):
@@ -176,6 +176,11 @@ def run_plan(
             command = rebuild_command(run.sources["target"], run.sources["prior"], terms, precision)
             notices.info("the same model from nothing (leave a request out to drop it): %s", command)
     return make_result(run, swept.strengths.values, merged, reports, findings)
+
+
+def _check(run: Run) -> None:
+    check_strengths(run)
+    check_licence(run)
 
 
 def make_result(

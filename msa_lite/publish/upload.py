@@ -25,7 +25,7 @@ from msa_lite.publish.destination import TITLE, Destination, check_repository
 from msa_lite.publish.replies import describe_error, patiently, status_of
 
 if TYPE_CHECKING:
-    from msa_lite.publish.contents import Contents, Item
+    from msa_lite.publish.contents import Contents, SentFile
 
 LABEL = "upload (MB)"
 _BRANCH = "msa-lite-upload-"
@@ -181,7 +181,7 @@ class _Upload:
             raise StageError(join_faults(f"{self.to.repo}: arrived otherwise than sent; main is as it was:", names))
         return branch
 
-    def _commit_files(self, items: list[Item]) -> None:
+    def _commit_files(self, items: list[SentFile]) -> None:
         """Send files to the branch, and commit them there."""
         from huggingface_hub import CommitOperationAdd
 
@@ -230,7 +230,7 @@ class _Upload:
     def _info(self, revision: str) -> Any:
         return self.api.model_info(self.to.repo, revision=revision, files_metadata=True)
 
-    def _missing(self, info: Any) -> list[Item]:
+    def _missing(self, info: Any) -> list[SentFile]:
         """Return what a revision does not have, or has otherwise, in the order of sending."""
         there = _files(info)
         missing = [item for item in self.contents.files if not _is_there(item, there.get(item.name))]
@@ -242,7 +242,7 @@ def _files(info: Any) -> dict[str, Any]:
     return {file.rfilename: file for file in info.siblings or ()}
 
 
-def _is_there(item: Item, file: Any) -> bool:
+def _is_there(item: SentFile, file: Any) -> bool:
     """Compare a file with the Hub's: by SHA-256 where it is a large one there, else by the hash that git gives it."""
     if file is None or file.size != item.nbytes:
         return False
@@ -252,7 +252,7 @@ def _is_there(item: Item, file: Any) -> bool:
     return bool(file.blob_id == hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest())
 
 
-def _read(item: Item) -> bytes:
+def _read(item: SentFile) -> bytes:
     """Return the content of a small file. Raise StageError where it is not what was checked."""
     source = _source(item)
     data = source.read_bytes() if isinstance(source, Path) else source
@@ -260,13 +260,13 @@ def _read(item: Item) -> bytes:
     return data
 
 
-def _source(item: Item) -> Path | bytes:
+def _source(item: SentFile) -> Path | bytes:
     source = item.path if item.content is None else item.content
     assert source is not None, "an item has one of the two"
     return source
 
 
-def _check_unchanged(item: Item, sha256: str) -> None:
+def _check_unchanged(item: SentFile, sha256: str) -> None:
     if sha256 != item.sha256:
         raise StageError(f"{item.path or item.name}: changed since it was checked; main is as it was. Run again")
 
@@ -278,9 +278,9 @@ def _rank(name: str) -> int:
     return 2 if name in ("README.md", "manifest.json") or name.endswith(".safetensors.index.json") else 1
 
 
-def _groups(items: Iterable[Item]) -> Iterator[list[Item]]:
+def _groups(items: Iterable[SentFile]) -> Iterator[list[SentFile]]:
     """Yield the files of each commit on the branch: a file of weights alone, small files by rank."""
-    group: list[Item] = []
+    group: list[SentFile] = []
     for item in items:
         rank = _rank(item.name)
         if group and (rank == 0 or _rank(group[-1].name) != rank):

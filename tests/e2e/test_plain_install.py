@@ -107,6 +107,7 @@ def test_adapters_and_checkpoints_are_merged_verified_and_told_to_mergekit(plain
     assert np.allclose(moved(plain, "whole"), 0.25)
     plain.run("merge", *inputs, "--as", "adapter", "--out", "update")
     assert (plain.folder / "update/adapter_model.safetensors").is_file()
+    assert "sends:  the model out" in plain.run("publish", "out", "me/mine", "--dry-run")
 
     recipe = plain.run("mergekit", *inputs)
     assert yaml.safe_load(recipe)["merge_method"] == "task_arithmetic"

@@ -46,6 +46,17 @@ def test_a_reader_that_goes_away_stops_no_work_and_is_no_fault(models: Path, tmp
     assert verify_folder(tmp_path / "out") == []
 
 
+@pytest.mark.parametrize("variables", [{}, {"PYTHONUNBUFFERED": "1"}])
+def test_what_is_printed_keeps_its_order(variables: dict[str, str]) -> None:
+    code = "import click, sys; from msa_lite.cli.streams import safe_streams\nwith safe_streams():\n"
+    code += "    sys.stderr.write('bar'); sys.stderr.write('\\n'); click.echo('after')"
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"} | variables
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True
+    )
+    assert done.stdout == b"bar\nafter\n"
+
+
 @pytest.mark.parametrize("command", ["recipes schema", "recipes list", "--help", "merge --help"])
 def test_listings_may_be_cut_off(command: str) -> None:
     done = shell(f"$MSA {command} | head -c 10 > /dev/null; exit ${{PIPESTATUS[0]}}")

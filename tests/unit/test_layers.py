@@ -54,7 +54,7 @@ ARROWS = {
         "publish", "recipe", "record", "report",
     },
     "__main__": {"cli"},
-    "__init__": {"comparison", "evals", "io", "merger", "pipeline", "train"},  # the public functions
+    "__init__": {"comparison", "evals", "io", "merger", "pipeline", "publish", "train"},  # the public functions
 }  # fmt: skip
 # Modules that hold arithmetic alone: the formula, and the scores of one item.
 PURE = ("merger/formula.py", "evals/scoring.py")

@@ -1,0 +1,303 @@
+"""From a merged folder, or a run, to a Hub on loopback and back into transformers; killed at every request."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import msa_lite
+from msa_lite import run
+from msa_lite.errors import StageError, UsageError
+from msa_lite.merger import merge, merge_adapters
+from msa_lite.pipeline.publishing import publish_model
+from msa_lite.publish.contents import PublishOptions
+from msa_lite.recipe import load_recipe
+from msa_lite.report.verdict import Forgotten, make_verdict
+from tests.e2e.conftest import CallCli
+from tests.hub_uploads import WRITER, Fault, UploadHub
+from tests.uploads import REPO, SHARD, client_of, make_upload, publish, wanted
+
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
+Model = Callable[..., Path]
+
+
+@pytest.fixture
+def hub() -> Iterator[UploadHub]:
+    with UploadHub() as server, client_of(server):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def unlearned(make_checkpoint: Model, make_adapter: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A target, and the same update as a model in shards and as an adapter."""
+    folder = tmp_path_factory.mktemp("unlearned")
+    target, vector = make_checkpoint("llama", shard="100KB"), make_adapter("llama")
+    merge(target=str(target), forget=str(vector), alpha=1.0, out=folder / "model")
+    merge_adapters(target=str(target), forget=str(vector), alpha=1.0, out=folder / "adapter")
+    return {"target": target, "model": folder / "model", "adapter": folder / "adapter", "vector": vector}
+
+
+def logits(model: Any) -> Any:
+    import torch
+
+    with torch.no_grad():
+        return model.eval()(torch.arange(12)[None]).logits
+
+
+def test_a_model_is_sent_and_loads_straight_from_the_hub(
+    hub: UploadHub, unlearned: dict[str, Path], tmp_path: Path, call_cli: CallCli
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    assert len(list(unlearned["model"].glob("*.safetensors"))) > 1
+    status, out, err = call_cli("publish", unlearned["model"], REPO, "--yes")
+    assert status == 0, err
+    assert f"{hub.url}/{REPO} (private, commit " in out
+    assert f"new_version: {REPO}" in out
+    assert f"to:     {REPO} (new, private) as alice, at {hub.url}" in err
+    theirs = AutoModelForCausalLM.from_pretrained(REPO, cache_dir=tmp_path)
+    own = AutoModelForCausalLM.from_pretrained(unlearned["model"])
+    assert torch.equal(logits(theirs), logits(own))
+    AutoTokenizer.from_pretrained(REPO, cache_dir=tmp_path)
+    for name, data in hub.on(REPO).items():
+        assert str(unlearned["model"].parent).encode() not in data, name
+
+    status, again, _ = call_cli("publish", unlearned["model"], REPO, "--yes", "--json")
+    assert (status, json.loads(again)["sent"]) == (0, {})
+
+
+def test_an_adapter_is_sent_and_loads_on_its_target(
+    hub: UploadHub, unlearned: dict[str, Path], tmp_path: Path, call_cli: CallCli
+) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    status, out, err = call_cli("publish", unlearned["adapter"].parent, REPO, "--as", "adapter", "--yes")
+    assert status == 0, err
+    assert "new_version" not in out
+    assert "adapter_model.safetensors" in hub.on(REPO)
+    models = [
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(unlearned["target"]), place, cache_dir=tmp_path)
+        for place in (REPO, str(unlearned["adapter"]))
+    ]
+    assert torch.equal(logits(models[0]), logits(models[1]))
+
+
+def test_a_dry_run_asks_nobody_and_without_consent_nothing_is_sent(
+    hub: UploadHub, unlearned: dict[str, Path], call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, out, err = call_cli("publish", unlearned["model"], REPO)
+    assert (status, out) == (2, "")
+    assert "nobody to ask; give --yes" in err
+    status, out, err = call_cli("publish", unlearned["vector"], REPO, "--yes")
+    assert (status, "neither model nor adapter of msa-lite" in err) == (2, True)
+    monkeypatch.delenv("HF_TOKEN")
+    hub.requests.clear()
+    status, out, _ = call_cli("publish", unlearned["model"], REPO, "--dry-run")
+    assert (status, hub.requests) == (0, [])
+    assert out.startswith("---\n")
+    assert "model-00001-of-" in out
+    status, out, _ = call_cli("publish", unlearned["model"], REPO, "--dry-run", "--json")
+    assert {file["name"] for file in json.loads(out)["files"]} >= {"config.json", "README.md"}
+    assert call_cli("publish", unlearned["model"], REPO, "--yes")[0] == 2
+    assert hub.branch_names(REPO) == []
+
+
+def test_in_python_it_is_one_call(hub: UploadHub, unlearned: dict[str, Path]) -> None:
+    seen: list[tuple[int, int]] = []
+    result = msa_lite.push_folder(
+        unlearned["adapter"], "mine", progress=lambda _, done, total: seen.append((done, total))
+    )
+    assert (result.repo, result.kind, hub.private["alice/mine"]) == ("alice/mine", "adapter", True)
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1]
+
+
+@pytest.mark.parametrize("answer", ["y\n", "n\n"])
+def test_in_a_terminal_the_user_is_asked(
+    hub: UploadHub,
+    unlearned: dict[str, Path],
+    call_cli: CallCli,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    answer: str,
+) -> None:
+    path = tmp_path / "answer"
+    path.write_text(answer)
+    monkeypatch.setattr("msa_lite.cli.publish.in_terminal", lambda: True)
+    with path.open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        status, _, err = call_cli("publish", unlearned["model"], REPO)
+    assert "Send this? [y/N]" in err
+    assert (status, hub.branch_names(REPO)) == ((0, ["main"]) if answer == "y\n" else (130, []))
+
+
+def test_no_token_stands_in_any_output_or_file(hub: UploadHub, unlearned: dict[str, Path], call_cli: CallCli) -> None:
+    for fault in (
+        Fault("POST /.*/commit/", 403, words=f"not with {WRITER}"),
+        Fault("PUT /lfs", 500, times=99, words=WRITER),
+        Fault("whoami", 401, words=WRITER),
+        Fault("PUT /lfs", times=99),
+    ):
+        hub.faults = [fault]
+        status, out, err = call_cli("-v", "publish", unlearned["model"], REPO, "--yes")
+        assert status in (2, 4)
+        assert "error: " in err
+        assert WRITER not in out + err
+    hub.faults = []
+    status, out, err = call_cli("-v", "publish", unlearned["model"], REPO, "--yes")
+    assert (status, WRITER in out + err) == (0, False)
+    assert [name for name, data in hub.on(REPO).items() if WRITER.encode() in data] == []
+
+
+UPLOAD = """
+import sys
+from pathlib import Path
+from tests.uploads import make_upload, publish
+publish(make_upload(Path(sys.argv[1])))
+"""
+
+
+def kill_at(hub: UploadHub, where: str, number: int, folder: Path) -> bool:
+    """Upload in another process, which is killed as it sends a request. Return whether it came so far."""
+    started, process = threading.Event(), []
+
+    def kill() -> None:
+        started.wait(60)
+        os.kill(process[0].pid, signal.SIGKILL)
+
+    hub.faults = [Fault(where, after=number, act=kill, half="PUT" in where)]
+    variables = {"HF_ENDPOINT": hub.url, "HF_TOKEN": WRITER, "HF_HUB_DISABLE_XET": "1", "HF_HUB_OFFLINE": "0"}
+    environment = {**os.environ, **variables, "TRANSFORMERS_OFFLINE": "0"}
+    command = [sys.executable, "-c", UPLOAD, str(folder)]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as started_process:
+        process.append(started_process)
+        started.set()
+        _, err = started_process.communicate(timeout=120)
+    assert started_process.returncode in (0, -signal.SIGKILL), err
+    hub.faults = []
+    return bool(started_process.returncode)
+
+
+def kill_and_rerun(where: str, number: int, folder: Path) -> tuple[bool, str, int]:
+    """Return whether an upload was killed, what main then was, and the bytes of weights sent, the rerun included."""
+    earlier, contents = make_upload(folder / "earlier", seed=1, shards=1), make_upload(folder / "model")
+    with UploadHub() as hub, client_of(hub):
+        publish(earlier)
+        old, new = hub.on(REPO), wanted(contents)
+        hub.received.clear()
+        was_killed = kill_at(hub, where, number, folder / "model")
+        assert hub.on(REPO) in (old, new), f"main is half after a kill at request {number}"
+        main = "new" if hub.on(REPO) == new else "old"
+        publish(contents)
+        assert (hub.on(REPO), hub.branch_names(REPO)) == (new, ["main"])
+        return was_killed, main, hub.received[REPO]
+
+
+@pytest.mark.parametrize(
+    ("where", "number", "main"),
+    [
+        ("PUT /lfs", 1, "old"),
+        ("/commit/msa", 0, "old"),
+        ("/preupload/msa", 3, "old"),  # weights and config are on the branch; index and card are not
+        ("/commit/main", 0, "new"),  # the request is on its way, and the server carries it out
+        ("DELETE ", 0, "new"),
+    ],
+)
+def test_a_killed_upload_is_finished_by_a_rerun(where: str, number: int, main: str, tmp_path: Path) -> None:
+    was_killed, state, sent = kill_and_rerun(where, number, tmp_path)
+    assert (was_killed, state) == (True, main)
+    assert sent == 2 * SHARD if "PUT" not in where else sent <= 3 * SHARD
+
+
+@pytest.mark.slow
+def test_after_a_kill_at_any_request_main_is_old_or_new_and_a_rerun_sends_the_rest(tmp_path: Path) -> None:
+    outcomes = []
+    while not outcomes or outcomes[-1][0]:
+        outcomes.append(kill_and_rerun("", len(outcomes), tmp_path))
+    assert len(outcomes) > 25
+    states, sent = [main for _, main, _ in outcomes], sorted(nbytes for _, _, nbytes in outcomes)
+    assert states == sorted(states, reverse=True)
+    assert (states[0], states[-1]) == ("old", "new")
+    assert sent[-1] <= 3 * SHARD  # a file that was on its way at the moment of the kill
+    assert sent[len(sent) // 2] == 2 * SHARD
+
+
+def test_a_run_publishes_at_its_end_and_a_rerun_only_publishes(hub: UploadHub, recipe: dict[str, Any]) -> None:
+    folder = Path(recipe["output"])
+    recipe["publish"] = {"repo": "forgotten"}
+    hub.faults = [Fault("/commit/", 403)]
+    with pytest.raises(StageError, match=r"the run is finished, but not published: .*403"):
+        run(recipe)
+    assert (folder / "report.md").is_file()
+    times = {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")}
+    result = run(recipe)
+    assert result is not None
+    assert result.as_dict()["published"]["repo"] == REPO
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.safetensors")} == times
+    assert hub.on(REPO)["model.safetensors"] == (folder / "model/model.safetensors").read_bytes()
+    assert hub.private[REPO] is True
+
+
+def test_a_run_that_could_not_publish_does_not_start(
+    hub: UploadHub, recipe: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe["publish"] = {"repo": "others/x"}
+    with pytest.raises(UsageError, match="no member of others"):
+        run(recipe)
+    recipe["publish"] = {"repo": REPO, "private": False}
+    with pytest.raises(UsageError, match=r"publish\.license: the card of the target names no licence"):
+        run(recipe)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(UsageError, match="no token to send with"):
+        run(recipe)
+    assert not Path(recipe["output"]).exists()
+
+
+def test_the_wishes_of_a_recipe_and_of_the_command_arrive(
+    hub: UploadHub,
+    unlearned: dict[str, Path],
+    recipe: dict[str, Any],
+    call_cli: CallCli,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wishes: list[Any] = []
+
+    def stop(folder: Path, *options: Any) -> None:
+        wishes.extend(options)
+        raise UsageError("stopped")
+
+    monkeypatch.setattr("msa_lite.publish.contents.make_contents", stop)
+    flags = ("--public", "--gated", "--license", "mit", "--name-models", "--accept", "--as", "model")
+    call_cli("publish", unlearned["model"], REPO, "--yes", *flags, "--i-know-this-can-undo-the-removal")
+    of_command = PublishOptions(REPO, "model", True, True, True, True, "mit", gated=True)
+    monkeypatch.setattr("msa_lite.publish.folder.make_contents", stop)
+    recipe["publish"] = {"repo": REPO, "private": False, "gated": True, "license": "mit", "name_models": True}
+    with pytest.raises(UsageError, match="stopped"):
+        publish_model(load_recipe(recipe), unlearned["model"], None, True, lambda *_: None)
+    assert wishes == [of_command, replace(of_command, form=None, can_undo=False)]
+
+
+def test_a_fail_is_not_published_unless_it_is_accepted(
+    hub: UploadHub, unlearned: dict[str, Path], recipe: dict[str, Any]
+) -> None:
+    recipe |= {"publish": {"repo": "forgotten"}, "verdict": True}
+    loaded, verdict = load_recipe(recipe), make_verdict(Forgotten("nothing", 24, 1.0), None)
+    assert verdict.outcome == "FAIL"
+    assert publish_model(loaded, unlearned["model"], verdict, False, lambda *_: None) is None
+    assert hub.requests == []
+    assert publish_model(loaded, unlearned["model"], verdict, True, lambda *_: None) is not None
+    recipe["publish"] = {}
+    assert publish_model(load_recipe(recipe), unlearned["model"], None, True, lambda *_: None) is None
