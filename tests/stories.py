@@ -15,7 +15,7 @@ from msa_lite.report.metrics import metric_kind
 from msa_lite.report.probing import ProbedModel, ProbeFacts
 from msa_lite.report.provenance import Provenance
 from msa_lite.report.reports import Metric, Report
-from msa_lite.report.story import LIMITS, LayerPair, Story, VectorPair
+from msa_lite.report.story import LIMIT, LayerPair, Story, VectorPair
 from msa_lite.report.update import TensorUpdate, Update
 from msa_lite.report.verdict import CRITERIA
 
@@ -125,7 +125,7 @@ def full() -> Story:
             seed=0,
         ),
         warnings=(),
-        limits=LIMITS,
+        limits=(LIMIT,),
         missing=(),
     )
 

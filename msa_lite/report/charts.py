@@ -91,7 +91,7 @@ def _paint_bars(axes: Any, group: Bars, scale: tuple[float, float]) -> None:
     axes.set_yticks(range(len(group.models)), list(group.models), fontsize=TEXT, color=INK)
     axes.set(xlim=scale, ylim=(len(group.models) - 0.4, -0.6))
     axes.locator_params(axis="x", nbins=4)
-    axes.tick_params(length=0)
+    axes.tick_params(length=0, pad=5)
     axes.grid(axis="x")
     axes.spines["bottom"].set_visible(False)
     axes.spines["left"].set_position(("data", 0))

@@ -10,16 +10,16 @@ from msa_lite.report.drawing import ACCENT, INK, MUTED, RULE, SMALL, Chart, cut,
 from msa_lite.report.table import number
 from msa_lite.report.update import GroupUpdate
 
-Value = float | int | str
+_Value = float | int | str
 SYMBOLS = {"alpha": "α", "beta": "β"}
 _PALE, _DEEP = 0.06, 0.5  # opacity of the accent colour; up to that, ink can be read on it
 _ROOM = 33.0  # units; a narrower cell has no room for its number
 _LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # their usual order
 
 
-def value_label(key: str, value: Value) -> str:
-    """Return one value of a candidate for a reader: "α = 0.5"."""
-    return f"{_symbol(key)} = {tick(value)}"
+def value_label(key: str, value: _Value) -> str:
+    """Return one value of a candidate for a reader, "α = 0.5", on one line."""
+    return f"{_symbol(key)}\u00a0=\u00a0{tick(value)}"
 
 
 def _symbol(key: str) -> str:
@@ -27,7 +27,7 @@ def _symbol(key: str) -> str:
     return SYMBOLS.get(key, cut(key, 16))
 
 
-def tick(value: Value) -> str:
+def tick(value: _Value) -> str:
     """Return a value as axes show it."""
     return cut(value, 12) if isinstance(value, str) else f"{value:g}"
 
@@ -54,7 +54,7 @@ def sweep_chart(choosing: Choosing) -> Chart | None:
     return _score_map(choosing, varied, f"Heat map. {words}")
 
 
-def _steps(points: Sequence[ScoredPoint], key: str) -> list[Value]:
+def _steps(points: Sequence[ScoredPoint], key: str) -> list[_Value]:
     """Return the values on one axis in order, numbers before texts."""
     values = {point.values[key] for point in points}
     return sorted(

@@ -61,6 +61,7 @@ def make_page(story: Story) -> str:
         "count": "{:,}".format,
         "subscripts": _subscripts,
         "cut": cut,
+        "tied": _tied,
     }
     drawn = importlib.util.find_spec("matplotlib") is not None
     if not drawn:
@@ -71,6 +72,7 @@ def make_page(story: Story) -> str:
         models=[name for name in _MODELS if name in story.reports],
         strengths=[value_label(key, value) for key, value in story.strengths.items()],
         bars=_bars(story) if drawn else [],
+        meanings=_meanings(story),
         scores=_score_groups(story),
         notes=notes(story.reports),
         points=_point_table(story),
@@ -97,6 +99,11 @@ def _percent(share: float | None) -> str:
     return f"{percent:.1f} %" if percent >= 1 or percent == 0 else f"{percent:.2g} %"
 
 
+def _tied(text: str) -> str:
+    """Return text whose percent signs stay on the line of their numbers."""
+    return re.sub(r"(?<=\d) %", "\u00a0%", text)
+
+
 def _subscripts(formula: str) -> Any:
     """Return a formula as HTML: θ_0 with a lowered 0."""
     from markupsafe import Markup, escape
@@ -117,17 +124,31 @@ def _charts(story: Story) -> dict[str, Chart | None]:
 
 def _bars(story: Story) -> list[tuple[str, Chart]]:
     """Return the pictures of the few metrics that matter: (heading, bars), first of forgetting, then of the rest."""
-    sides: dict[str, list[Bars]] = {"What it was to forget": [], "What it was to keep": []}
-    forget, keep = sides.values()
-    for kind in map(metric_kind, story.main_metrics):
+    sides: dict[str, list[Bars]] = {heading: [] for heading in _SIDES}
+    for heading, kind in _shown(story):
         models = {name: story.reports[name].metrics.get(kind.name) for name in _MODELS if name in story.reports}
         present = {name: metric for name, metric in models.items() if metric is not None}
-        side = forget if kind.group in _FORGETTING else keep
-        if len(side) < _MOST_BARS and any(metric.value is not None for metric in present.values()):
-            side.append(Bars(_bars_heading(kind, next(iter(present.values()))), present))
+        sides[heading].append(Bars(_bars_heading(kind, next(iter(present.values()))), present))
+    forget, keep = sides.values()
     if not forget:
         sides = {"The scores that matter": keep}
     return [(heading, score_bars(f"bars-{at}", bars)) for at, (heading, bars) in enumerate(sides.items()) if bars]
+
+
+def _shown(story: Story) -> list[tuple[str, MetricKind]]:
+    """Return the metrics of the first pictures, each with the heading of its side; those without any value are not."""
+    shown: dict[str, list[MetricKind]] = {heading: [] for heading in _SIDES}
+    for kind in map(metric_kind, story.main_metrics):
+        side = shown[_SIDES[kind.group not in _FORGETTING]]
+        values = [report.values().get(kind.name) for report in story.reports.values()]
+        if len(side) < _MOST_BARS and any(value is not None for value in values):
+            side.append(kind)
+    return [(heading, kind) for heading, kinds in shown.items() for kind in kinds]
+
+
+def _meanings(story: Story) -> dict[str, str]:
+    """Return what the metrics of the first pictures mean, by label."""
+    return {kind.label: kind.formula for _, kind in _shown(story) if kind.formula}
 
 
 def _bars_heading(kind: MetricKind, metric: Metric) -> str:
@@ -137,6 +158,7 @@ def _bars_heading(kind: MetricKind, metric: Metric) -> str:
     return words if len(words) <= _ROOM else cut(kind.label, _ROOM - 4) + arrow
 
 
+_SIDES = ("What it was to forget", "What it was to keep")
 _FORGETTING = [group for group in GROUPS if "forget" in group]
 
 
