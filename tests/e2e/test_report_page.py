@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from msa_lite import run
 from msa_lite.report.page import make_page
 from tests.browser import Browser, browser, has_browser
 from tests.stories import STORIES, full
@@ -71,6 +73,20 @@ def test_a_page_can_be_printed(window: Browser, pages: dict[str, Path]) -> None:
     printed = window.pdf()
     assert printed.startswith(b"%PDF")
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) > 1
+
+
+@pytest.mark.pictures
+def test_a_run_ends_with_a_page_that_tells_what_it_did(window: Browser, recipe: dict[str, Any]) -> None:
+    run(recipe)
+    page = Path(recipe["output"]) / "report.html"
+    window.open(page, 380)
+    assert (window.overflow(), window.faint(), window.faults()) == ([], [], [])
+    sections = window.run("return [...document.querySelectorAll('section')].map(one => one.id)")
+    assert sections == [
+        "result", "verdict", "scores", "method", "training", "update", "probe", "provenance", "limits",
+    ]  # fmt: skip
+    pictures = window.run("return [...document.querySelectorAll('svg')].map(one => one.ariaLabel)")
+    assert [label.split()[0] for label in pictures] == ["Bar", "Bar", "Line", "Heat"]
 
 
 def test_a_broken_page_is_noticed(window: Browser, tmp_path: Path) -> None:
