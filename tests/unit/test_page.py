@@ -16,7 +16,7 @@ import pytest
 from msa_lite.report.drawing import Chart, draw
 from msa_lite.report.page import make_page, write_page
 from msa_lite.report.table import number
-from tests.stories import HOSTILE, STORIES, full, make_choosing, unfinished
+from tests.stories import HOSTILE, STORIES, full, make_choosing, page_of, unfinished
 
 _EMPTY = {"meta", "link", "br", "img", "hr", "input"}
 
@@ -58,7 +58,7 @@ class _Outline(HTMLParser):
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
     """The page of every story."""
-    return {name: make_page(story()) for name, story in STORIES.items()}
+    return {name: page_of(name) for name in STORIES}
 
 
 @pytest.mark.parametrize("name", STORIES)
@@ -194,11 +194,19 @@ def test_a_chart_takes_the_pages_colours_and_leaves_the_callers_matplotlib_alone
     assert all(one.startswith("one-") for one in ids[0])
 
 
-def test_a_sweep_of_texts_and_of_one_value_is_drawn_as_a_line() -> None:
-    story = replace(unfinished(), fits={}, choosing=make_choosing())
-    assert story.choosing is not None
-    points = [replace(point, values={"epoch": at, "kind": "a"}) for at, point in enumerate(story.choosing.points)]
-    page = make_page(replace(story, choosing=replace(story.choosing, points=tuple(points), chosen=points[2].values)))
-    assert "Line chart. forgotten ↑ of 8 candidates" in page
-    single = replace(story.choosing, points=story.choosing.points[2:3])
-    assert "Score by strength" not in make_page(replace(story, choosing=single))
+def test_a_baseline_that_varies_one_setting_is_drawn_as_a_line(pages: dict[str, str]) -> None:
+    labels = _Outline(pages["baseline"]).values("aria-label")
+    assert [label.split()[0] for label in labels if "chart" in label] == ["Bar", "Bar", "Line", "Scatter", "Line"]
+    text = " ".join(_Outline(pages["baseline"]).text)
+    assert "How the settings were chosen" in text
+    assert "rouge_l_f ↓" in text
+    assert "The method is npo, a baseline." in text
+    assert "Lost by truncation" in text
+
+
+def test_a_choice_of_one_has_no_picture() -> None:
+    choosing = make_choosing()
+    story = replace(unfinished(), fits={}, choosing=replace(choosing, points=choosing.points[2:3]))
+    page = make_page(story)
+    assert "1 candidate was scored" in page
+    assert "The score of each candidate" not in page
