@@ -262,6 +262,21 @@ def test_a_broken_record_is_one_fault_and_is_written_anew_by_a_rerun(run: Path, 
     assert check_record(run).faults == ()
 
 
+@pytest.mark.parametrize("name", ["verdict.json", "evaluation/target/report.json", KEY_FILE])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
+def test_broken_files_beside_the_record_are_faults(run: Path, name: str, content: bytes) -> None:
+    (run / name).write_bytes(content)
+    assert any(name in fault for fault in check_record(run).faults)
+
+
+def test_a_manifest_of_another_program_is_a_fault(run: Path) -> None:
+    manifest = json.loads((run / "model/manifest.json").read_text())
+    manifest = {key: value for key, value in manifest.items() if key not in ("format", "manifest_sha256")}
+    del manifest["inputs"]["alpha"]
+    (run / "model/manifest.json").write_text(json.dumps(manifest))
+    assert any("its manifest is not one of a merge" in fault for fault in check_record(run).faults)
+
+
 def test_what_was_purged_is_told_and_no_fault(run: Path) -> None:
     for path in [*(run / "vectors/forget").iterdir(), run / "vectors/forget", run / "vectors"]:
         path.rmdir() if path.is_dir() else path.unlink()
