@@ -48,7 +48,7 @@ def _changes(before: str, after: str) -> Iterator[str]:
     """Yield `forget.alpha: 1.0 → 1.25` for each key that two recipes differ in, and the data whose content changed."""
     before = before.replace("score: exposure", "score: extraction")  # the rule's former name
     old, new = (dict(_leaves(parse_yaml(text, "recipe.yaml"))) for text in (before, after))
-    for key in dict.fromkeys([*old, *new]):
+    for key in (key for key in dict.fromkeys([*old, *new]) if key != "request"):  # which decides no result
         if old.get(key) != new.get(key) and (
             key in old or new[key] not in ([], None)
         ):  # an earlier version lacks a key
