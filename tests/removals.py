@@ -75,7 +75,8 @@ def make_facts(run: Path, **changes: Any) -> RunFacts:
         "models": {"target": put_model(run / "target", "target")},
         "forget_rows": ROWS,
         "row_counts": {"forget": 3},
-        "scored": True,
+        "scored": ["target", "unlearned"],
+        "stages": ["vectors/forget", "sweep", "model", "evaluation/target", "evaluation/unlearned"],
         "began": 0.0,
     }
     return RunFacts(**facts | changes)

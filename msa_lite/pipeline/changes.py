@@ -15,7 +15,7 @@ from msa_lite.io.seal import MANIFEST
 logger = logging.getLogger(__name__)
 
 _MOST = 5
-_IDLE = "publish."  # keys below it decide no result
+_IDLE = ("publish.", "request")  # these decide no stage
 _NOTE = re.compile(r"^# ([\w ,]+): (\S+)$", re.MULTILINE)  # revisions of models, hashes of rows
 
 

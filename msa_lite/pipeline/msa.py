@@ -17,7 +17,7 @@ from msa_lite.io.progress import Progress, announce, notices, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Merged, MergedAdapter, Term
 from msa_lite.pipeline.cards import complete_card
-from msa_lite.pipeline.earlier import describe_earlier, earlier_terms, open_earlier, rebuild_command
+from msa_lite.pipeline.earlier import earlier_terms, open_earlier, rebuild_command
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.prepare import Run, RunPlan

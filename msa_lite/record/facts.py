@@ -19,7 +19,6 @@ from msa_lite.report.verdict import VERDICT_FILE
 
 ResultKind = Literal["model", "adapter"]
 """The kind of a result: its folder in the run, and the kind of its manifest."""
-SCORED = ("target", "ideal", "unlearned")
 _95 = 1.96  # standard errors
 # Written beside the weights; they may be made anew, and a later card says nothing of when the weights were made.
 _TEXTS = ("README.md",)
@@ -84,9 +83,9 @@ def read_verdict(folder: Path) -> Judgement:
         raise FormatError(f"{folder / VERDICT_FILE}: no verdict of msa-lite ({error!r})") from error
 
 
-def read_scores(folder: Path) -> RecordedScores | None:
-    """Return the metrics of a run's models on its test rows; None where the unlearned model was not scored."""
-    places = {name: folder / "evaluation" / name for name in SCORED}
+def read_scores(folder: Path, models: Iterable[str]) -> RecordedScores | None:
+    """Return the metrics of these models of a run on its test rows; None where the unlearned model was not scored."""
+    places = {name: folder / "evaluation" / name for name in models}
     reports = {name: load_report(place) for name, place in places.items() if (place / MANIFEST).is_file()}
     if "unlearned" not in reports:
         return None
@@ -112,9 +111,9 @@ def _finite(value: float | None) -> float | None:
 
 
 def stage_times(folder: Path, stages: Iterable[str]) -> dict[str, str]:
-    """Return the time at which each stage of a run was done, and each vector: that of its latest file."""
+    """Return the time at which each stage of a run was done, where it is there: that of its latest file."""
     times = {}
-    for stage in [*(f"vectors/{path.name}" for path in sorted(folder.glob("vectors/*"))), *stages]:
+    for stage in stages:
         if manifest := load_manifest(folder / stage):
             files = [folder / stage / name for name in manifest["files"] if name not in _TEXTS]
             if latest := max((path.stat().st_mtime for path in files if path.is_file()), default=None):

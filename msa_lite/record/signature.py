@@ -69,5 +69,5 @@ def _refusal(action: str, said: str) -> str:
     """Return the message that a signature is not good."""
     reason = f" (ssh-keygen: {said.splitlines()[0]})" if said else ""
     if action == "find-principals":
-        return f"{SIGNATURE_FILE}: made with no key of the allowed signers, or no signature{reason}"
-    return f"{SIGNATURE_FILE}: does not fit {RECORD_FILE} (changed since it was signed?), or is no signature{reason}"
+        return f"made with no key of the allowed signers, or no signature{reason}"
+    return f"does not fit {RECORD_FILE} (changed since it was signed?), or is no signature{reason}"

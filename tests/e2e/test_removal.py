@@ -94,7 +94,9 @@ def test_the_record_holds_no_row_no_path_and_no_plain_hash(finished: dict[str, A
     assert any(value in (run / "recipe.yaml").read_text() for value in paths)  # where such things do stand
 
 
-def test_a_rerun_leaves_the_record_and_a_changed_one_writes_it_anew(finished: dict[str, Any], run: Path) -> None:
+def test_a_rerun_leaves_the_record_and_a_changed_one_writes_it_anew(
+    finished: dict[str, Any], run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     recipe = finished | {"output": str(run)}
     before = (run / RECORD_FILE).read_bytes()
     msa_lite.run(recipe)
@@ -102,6 +104,8 @@ def test_a_rerun_leaves_the_record_and_a_changed_one_writes_it_anew(finished: di
     made = {path: path.stat().st_mtime_ns for path in run.rglob("*.safetensors")}
     labels: list[str] = []
     msa_lite.run(recipe | {"request": "another"}, progress=lambda label, done, total: labels.append(label))
+    assert "changed since the last run: output" in caplog.text  # it is a copy
+    assert "request" not in caplog.text
     assert labels == []  # the id of a request decides no result
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*.safetensors")} == made
     assert load_record(run / RECORD_FILE).request == "another"

@@ -108,7 +108,7 @@ def test_a_signature_for_another_purpose_does_not_count(signed: Path, tmp_path: 
 def test_an_unsigned_record_is_told_and_a_fault_only_where_signers_are_named(run: Path, tmp_path: Path) -> None:
     done = verify(run)
     assert done.exception is None
-    assert "note: record.json: not signed; to sign it: ssh-keygen -Y sign -n msa-lite" in done.stderr
+    assert f"note: {run / RECORD_FILE}: not signed; to sign it: ssh-keygen -Y sign -n msa-lite" in done.stderr
     assert f"'{run / RECORD_FILE}'" in done.stderr  # a blank is in it
     (tmp_path / "signers").write_text("")
     done = verify(run, "--allowed-signers", tmp_path / "signers")
@@ -124,7 +124,10 @@ def test_without_openssh_a_signature_cannot_be_checked(
     monkeypatch.setenv("PATH", str(tmp_path))
     done = verify(run)
     assert done.exception is None
-    assert "note: the signature cannot be checked without ssh-keygen: install OpenSSH 8.1 or later" in done.stderr
+    assert (
+        f"note: {run / SIGNATURE_FILE}: the signature cannot be checked without ssh-keygen: install OpenSSH"
+        in done.stderr
+    )
     done = verify(run, "--allowed-signers", tmp_path / "signers")
     assert isinstance(done.exception, UsageError)
 
@@ -167,7 +170,19 @@ def test_faults_of_stages_and_record_are_told_at_once(run: Path) -> None:
     assert "record.json: changed since it was written (record_sha256 does not fit it)" in str(done.exception)
     value = json.loads(verify(run, "--json").stdout)
     assert len(value["faults"]) == 2
-    assert len(value["record"]["faults"]) == 1
+    assert len(value["records"]["."]["faults"]) == 1
+
+
+def test_the_records_of_baselines_are_checked_too(run: Path) -> None:
+    make_removal(run / "baselines/npo", method="npo")
+    done = verify(run)
+    assert done.exception is None
+    assert f"{run / 'baselines/npo' / RECORD_FILE}: as it was written" in done.stdout
+    assert f"note: {run / 'baselines/npo' / RECORD_FILE}: not signed" in done.stderr
+    (run / "baselines/npo" / RECORD_FILE).write_text("{}")
+    done = verify(run)
+    assert isinstance(done.exception, MismatchError)
+    assert f"  {run / 'baselines/npo' / RECORD_FILE}: no record of msa-lite:" in str(done.exception)
 
 
 def test_verify_prints_the_schema() -> None:
