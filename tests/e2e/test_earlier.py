@@ -17,6 +17,7 @@ from msa_lite.errors import MismatchError, MsaError, UsageError
 from msa_lite.io.files import hash_file
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import merge
+from msa_lite.pipeline.changes import warn_of_changes
 from msa_lite.pipeline.earlier import open_earlier
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import Run, prepare
@@ -288,3 +289,18 @@ def test_folders_are_found_beside_the_recipe_and_pinned_with_their_full_path(
     path = tmp_path / "beside" / "recipe.yaml"
     path.write_text(yaml.safe_dump(second | {"earlier": ["run-0"]}))
     assert load_recipe(path).earlier == [str(tmp_path / "beside" / "run-0")]
+
+
+def test_only_a_key_with_a_value_is_a_change_of_a_recipe_from_before_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/manifest.json").write_text("{}")
+    (tmp_path / "recipe.yaml").write_text("seed: 1\nretain: {}\n")
+    for text, says in (
+        ("earlier: []\nseed: 1\nretain: {}\n", ""),
+        ("earlier: [a]\nseed: 1\nretain: {}\n", "earlier: none → "),
+    ):
+        caplog.clear()
+        warn_of_changes(tmp_path, text)
+        assert ("changed since the last run" in caplog.text, says in caplog.text) == (bool(says), True)
