@@ -207,7 +207,7 @@ class _Choice:
             )
         if not any(term["weight"] < 0 or side_of(term) not in ("forget", "retain") for term in terms_of(self.manifest)):
             raise UsageError(
-                f"{self.folder}: nothing was subtracted here (alpha is 0), so this is the target itself, or a model that "
+                f"{self.folder}: nothing was subtracted here (alpha is 0), so this is the target, or a model that "
                 f"was tuned on data; {consent}"
             )
 
