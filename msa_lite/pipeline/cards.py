@@ -69,8 +69,8 @@ def _outcome(run: Run, manifest: dict[str, Any], chosen: Values) -> dict[str, An
         "reasons": verdict.get("reasons", []),
         "method": run.plan.method,
         "chosen": dict(chosen),
-        **(_scores(story) if run.test is not None else {}),
-        "sweep": _sweep(story) if run.validation is not None else None,
+        **(_scores(story) if story.reports else {}),
+        "sweep": _sweep(story),
         "rows": {name: len(rows) for name, rows in run.rows.items() if name in sides},
         "fits": {name: _fit(story, name) for name in dict.fromkeys(sides) if name in story.fits},
     }

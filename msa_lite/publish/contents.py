@@ -207,7 +207,7 @@ class _Choice:
             )
         if not any(term["weight"] < 0 or side_of(term) not in ("forget", "retain") for term in terms_of(self.manifest)):
             raise UsageError(
-                f"{self.folder}: nothing was subtracted here (alpha is 0), so this is the model before, or one that "
+                f"{self.folder}: nothing was subtracted here (alpha is 0), so this is the target, or a model that "
                 f"was tuned on data; {consent}"
             )
 
@@ -252,17 +252,15 @@ class _Choice:
                 UsageError(f"--license {wanted}: no licence of the Hub; as in: apache-2.0, mit, llama3.2")
             )
         elif wanted and own and wanted != own:
-            self.faults.append(
-                UsageError(f"--license {wanted}: the model before has {own}, which holds for this one too")
-            )
+            self.faults.append(UsageError(f"--license {wanted}: the target has {own}, which holds for this model too"))
         elif wanted:
             theirs["license"] = wanted
         elif not own and self.options.public:
             self.faults.append(
-                UsageError("the card of the model before names no licence; give the one that holds with --license ID")
+                UsageError("the card of the target names no licence; give the one that holds with --license ID")
             )
         elif not own:
-            self.cautions.append("the card names no licence, since that of the model before names none (--license ID)")
+            self.cautions.append("the card names no licence, since that of the target names none (--license ID)")
         link = theirs.get("license_link", "")
         if link and not link.startswith("http") and not (self.folder / link).is_file():
             del theirs["license_link"]

@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard
 
 from msa_lite.errors import OutputError
 from msa_lite.io.seal import CARD_FILE, load_manifest, verify_folder
-from msa_lite.merger import Term, merge_terms
+from msa_lite.merger import Term, merge, merge_terms
 from msa_lite.merger.plan import Precision
 from msa_lite.report.card import model_card
 from msa_lite.report.front_matter import CardOptions, read_target_card
@@ -109,13 +109,16 @@ def test_a_baseline_and_several_requests_have_their_own_formulas(tmp_path: Path)
     card = (out / CARD_FILE).read_text()
     assert "θ_u = θ_D + 1.5 · (θ_1 − θ_0)" in card
     assert "the baseline npo" in card
-    manifest = load_manifest(out)
+    parts = {name: str(tmp_path / name) for name in ("target", "prior", "forget", "retain")}
+    vectors = [parts["forget"], parts["retain"]]  # of two requests
+    out = merge(parts["target"], tmp_path / "both", forget=vectors, alpha=[1.0, 0.8], prior=parts["prior"]).folder
+    card, manifest = (out / CARD_FILE).read_text(), load_manifest(out)
     assert manifest is not None
-    names = {"forget 1": -1.0, "forget 2": -0.8, "retain 1": 0.3}
-    manifest["terms"] = [{"name": name, "weight": weight} for name, weight in names.items()]
-    card = model_card(manifest)
-    assert "θ_u = θ_D − 1 · (θ_1 − θ_0) − 0.8 · (θ_2 − θ_0) + 0.3 · (θ_3 − θ_0)" in card
+    assert card == model_card(manifest)
+    first, second = (f"{-term['weight']:g}" for term in manifest["terms"])
+    assert f"θ_u = θ_D − {first} · (θ_1 − θ_0) − {second} · (θ_2 − θ_0)" in card
     assert "θ_2 the same after tuning on data to remove (request 2)" in card
+    assert f"- forget 1 and forget 2: cosine {manifest['interference'][0]['cosine']:.3f}." in card
 
 
 def test_manifests_of_earlier_versions_have_a_card_too(tmp_path: Path) -> None:
