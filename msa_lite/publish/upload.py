@@ -126,8 +126,7 @@ class _Upload:
         if differing := self._missing(main):
             names = [item.name for item in differing]
             raise StageError(join_faults(f"{self.to.repo}: the Hub does not have what was sent; run again:", names))
-        megabytes = _megabytes(self.total)
-        tell(self.progress, LABEL, megabytes, megabytes, f"all {readable(self.total)} are there")
+        self._tell(0, f"all {readable(self.total)} are there")
         self._delete_branches()
         to = self.to
         return Published(self.contents.kind, to.repo, to.url, main.sha, to.private, dict(self.sent), self.deleted)
@@ -171,8 +170,7 @@ class _Upload:
         missing = self._missing(branch)
         left = sum(item.nbytes for item in missing)
         for group in _groups(missing):
-            note = f"{group[0].name}, {readable(self.total - left)} of {readable(self.total)} are there"
-            tell(self.progress, LABEL, _megabytes(self.total - left), _megabytes(self.total), note)
+            self._tell(left, f"{group[0].name}, {readable(self.total - left)} of {readable(self.total)} are there")
             self._commit_files(group)
             left -= sum(item.nbytes for item in group)
         branch = self._info(self.branch)
@@ -180,6 +178,11 @@ class _Upload:
             names = [item.name for item in differing]
             raise StageError(join_faults(f"{self.to.repo}: arrived otherwise than sent; main is as it was:", names))
         return branch
+
+    def _tell(self, left: int, note: str) -> None:
+        """Report the progress in megabytes; left: the bytes that are yet to be sent, rounded up."""
+        total = -(-self.total // _MB)
+        tell(self.progress, LABEL, total + -left // _MB, total, note)
 
     def _commit_files(self, items: list[SentFile]) -> None:
         """Send files to the branch, and commit them there."""
@@ -289,7 +292,3 @@ def _groups(items: Iterable[SentFile]) -> Iterator[list[SentFile]]:
         group.append(item)
     if group:
         yield group
-
-
-def _megabytes(nbytes: int) -> int:
-    return -(-nbytes // _MB)

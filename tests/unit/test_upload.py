@@ -32,6 +32,7 @@ def test_a_fault_leaves_main_old_or_new_and_a_rerun_sends_the_rest(case: Case, t
     assert bool(outcome.message) == bool(case.status)
     assert outcome.main in (("new",) if not case.status else ("old", "empty", "none"))
     assert outcome.branches == 0 or outcome.status == 4
+    assert outcome.main != "empty" or outcome.status == 4  # 2 and 3: nothing is made
     assert outcome.rerun == (None if case.for_good else case.rerun * SHARD)
     assert "\n" not in outcome.message
     assert case.token not in outcome.message
