@@ -104,10 +104,10 @@ class Browser:
         return [entry["message"] for entry in self._driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """Return the addresses that were asked for since the page was opened, without data: ones."""
+        """Return the addresses that were asked for since the page was opened, without data: and the browser's own."""
         events = [json.loads(entry["message"])["message"] for entry in self._driver.get_log("performance")]
         sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
-        return [one["request"]["url"] for one in sent if not one["request"]["url"].startswith("data:")]
+        return [one["request"]["url"] for one in sent if not one["request"]["url"].startswith(("data:", "chrome:"))]
 
     def overflow(self) -> list[str]:
         """Return what sticks out of the page or, in a picture, is cut off."""
