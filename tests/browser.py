@@ -51,8 +51,8 @@ const behind = element => {
   return layers.reverse().reduce((below, [rgb, alpha]) => over(rgb, alpha, below), [255, 255, 255]);
 };
 const cells = svg => [...svg.querySelectorAll('path')].map(path => [path, getComputedStyle(path)])
-  .filter(([_, style]) => style.fill.startsWith('rgb') && style.fillOpacity < 1)
-  .map(([path, style]) => [path.getBoundingClientRect(), parse(style.fill).rgb, Number(style.fillOpacity)]);
+  .filter(([_, style]) => style.fill.startsWith('rgb'))
+  .map(([path, style]) => [path.getBoundingClientRect(), parse(style.fill).rgb, style.fillOpacity * style.opacity]);
 const faint = [];
 const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 const maps = new Map([...document.querySelectorAll('svg')].map(svg => [svg, cells(svg)]));
