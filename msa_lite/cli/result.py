@@ -39,7 +39,7 @@ def print_result(result: RunResult, heading: str, with_examples: bool = False) -
     if with_examples:
         _print_examples(result)
     print_model(result.merged)
-    click.echo(f"report:          {result.folder / 'report.md'}")
+    click.echo(f"report:          {result.folder / 'report.html'}")
     click.echo(f"removal record:  {result.folder / 'record.json'}")
 
 
