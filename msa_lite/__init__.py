@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from msa_lite.merger import merge as merge
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
+    from msa_lite.pipeline import ask as ask
     from msa_lite.pipeline import probe as probe
     from msa_lite.pipeline import run as run
     from msa_lite.pipeline import run_baseline as run_baseline
@@ -33,6 +34,7 @@ _HOMES = {
     "sweep": "pipeline",
     "train_stages": "pipeline",
     "probe": "pipeline",
+    "ask": "pipeline",
     "evaluate": "evals.suite",
     "compare": "comparison.compare",
     "merge": "merger",
@@ -43,6 +45,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ask",
     "compare",
     "evaluate",
     "fit_vector",

@@ -19,6 +19,7 @@ _COMMANDS = {
     "recipes": "List, show and check recipes.",
     "evaluate": "Score a model on a benchmark.",
     "compare": "Put reports side by side, as in the paper.",
+    "ask": "Ask the models of a run a question, side by side.",
     "metrics": "Explain the metrics of reports.",
     "verify": "Check every file of a run or folder against its manifest.",
     "sweep": "Choose alpha and beta on validation rows.",

@@ -24,7 +24,7 @@ from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo
-_RECIPE = "recipe.yaml"
+RECIPE_FILE = "recipe.yaml"
 
 Prepared = TypeVar("Prepared")
 Kind = Literal["run", "training"]
@@ -80,8 +80,8 @@ def claim(
         inputs = prepare()
     with locked(folder):
         if first is not None:
-            if not (folder / _RECIPE).exists():
-                write_text(folder / _RECIPE, first)
+            if not (folder / RECIPE_FILE).exists():
+                write_text(folder / RECIPE_FILE, first)
             try:
                 inputs = prepare()
             except MsaError:
@@ -90,7 +90,7 @@ def claim(
                 raise
         text = pinned(inputs)
         warn_of_changes(folder, text)
-        write_text(folder / _RECIPE, text)
+        write_text(folder / RECIPE_FILE, text)
         yield inputs
 
 
@@ -98,7 +98,7 @@ def _check_folder(folder: Path, kind: Kind) -> None:
     """Raise OutputError unless a folder is absent, empty, or holds the recipe.yaml of a run or training."""
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: a file is in the way; choose another output")
-    recipes = [folder / _RECIPE, *folder.glob(f"{BASELINES}/*/{_RECIPE}")]  # baselines may be run first
+    recipes = [folder / RECIPE_FILE, *folder.glob(f"{BASELINES}/*/{RECIPE_FILE}")]  # baselines may be run first
     allowed = {".lock", BASELINES, HISTORY, PROMPT_FILE}
     for name in WRITTEN_OUT:  # before anything else, where models come as adapters
         allowed |= {name, f"{name}.partial", f".{name}.lock"}
