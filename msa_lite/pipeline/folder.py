@@ -25,6 +25,7 @@ from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo
 RECIPE_FILE = "recipe.yaml"
+PURGED_FILE = "purged.json"  # what `msa-lite purge` has removed from the folder, and when
 
 Prepared = TypeVar("Prepared")
 Kind = Literal["run", "training"]
@@ -95,9 +96,17 @@ def claim(
 
 
 def _check_folder(folder: Path, kind: Kind) -> None:
-    """Raise OutputError unless a folder is absent, empty, or holds the recipe.yaml of a run or training."""
+    """Raise OutputError unless a folder is absent, empty, or holds the recipe.yaml of a run or training.
+
+    Raise it, too, for the folder of a run whose data was purged.
+    """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: a file is in the way; choose another output")
+    if (folder / PURGED_FILE).exists():
+        raise OutputError(
+            f"{folder}: its data was purged, and a run would fit the vectors again and write the rows down again; "
+            f"choose another output, or remove {folder / PURGED_FILE} if that is what you want"
+        )
     recipes = [folder / RECIPE_FILE, *folder.glob(f"{BASELINES}/*/{RECIPE_FILE}")]  # baselines may be run first
     allowed = {".lock", BASELINES, HISTORY, PROMPT_FILE}
     for name in WRITTEN_OUT:  # before anything else, where models come as adapters

@@ -1,0 +1,55 @@
+"""Find what `datasets` has kept of data sets in its cache. The package itself is not needed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from msa_lite.data.sources import DataSource, is_remote_data
+from msa_lite.io.search import holds_any
+
+_BUILDERS = ("csv", "json", "parquet", "text")  # of single files; those of folders are never kept (`load_table`)
+_BETWEEN = "___"  # owner and name
+
+
+def datasets_cache() -> Path:
+    """Return the folder in which `datasets` keeps tables."""
+    from huggingface_hub import constants
+
+    place = os.environ.get("HF_DATASETS_CACHE") or os.path.join(constants.HF_HOME, "datasets")
+    return Path(place).expanduser()
+
+
+def cached_tables(parts: Collection[bytes]) -> Iterator[Path]:
+    """Yield the folders of the cache with a table of a file in which one of these texts stands.
+
+    The names of these folders are hashes of paths and times, which change with the file, so the tables are searched.
+    """
+    for builder in _BUILDERS:
+        for folder in sorted((datasets_cache() / builder).glob("*")):
+            if not folder.is_symlink() and any(holds_any(path, parts) for path in folder.rglob("*.arrow")):
+                yield folder
+
+
+def cached_repositories(source: DataSource) -> list[Path]:
+    """Return the folders of the cache with tables of a data set on the Hub; none for data on this machine."""
+    if not is_remote_data(source):
+        return []
+    name = _plain_name(source.path.replace("/", _BETWEEN))
+    return [folder for folder in sorted(datasets_cache().glob(f"*{_BETWEEN}*")) if _plain_name(folder.name) == name]
+
+
+def download_folder(source: DataSource) -> Path | None:
+    """Return where downloads of a data set on the Hub are kept; None for data on this machine."""
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    if not is_remote_data(source):
+        return None
+    return Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=source.path, repo_type="dataset"))
+
+
+def _plain_name(name: str) -> str:
+    """Return a name without what `datasets` changes in it: capitals, and blanks between words."""
+    return name.replace("_", "").lower()
