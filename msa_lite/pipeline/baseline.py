@@ -33,6 +33,7 @@ from msa_lite.pipeline.folder import BASELINES, claimed
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.msa import RunResult, make_result, msa_plan, run_plan
 from msa_lite.pipeline.prepare import Run, RunPlan
+from msa_lite.pipeline.removal import check_record_key, write_record
 from msa_lite.pipeline.stages import (
     Summary,
     choose_candidate,
@@ -83,6 +84,7 @@ def run_baseline(
         folder = recipe.folder / BASELINES / method
         return run_plan(recipe, replace(msa_plan(recipe), method=method, folder=folder, start="target"), progress)
     plan, settings = _plan(method, recipe)
+    check_record_key(plan.folder)
     with claimed(recipe, plan, progress, lambda run: _resolved(run, settings).check()) as run:
         trials = _resolved(run, settings)
         announce(progress, trials.steps())
@@ -93,6 +95,7 @@ def run_baseline(
         about = plan.describe(recipe, chosen | {"epochs": _epochs(recipe)}, trials.compat)
         reports = evaluate_all(run, merged, about, progress)
         findings = judge_run(run, progress)
+        write_record(run, chosen, merged)
         summary = Summary(trials.title(chosen), findings.verdict, choice.doubts if choice else ())
         write_summary(run, summary, merged, reports)
     return make_result(run, chosen, merged, reports, findings)

@@ -21,6 +21,7 @@ from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import whole_target
 from msa_lite.pipeline.probe_rows import cheap_probe
+from msa_lite.pipeline.removal import check_record_key, write_record
 from msa_lite.pipeline.stages import Summary, evaluate_all, write_summary
 from msa_lite.pipeline.steps import fit_steps, run_steps
 from msa_lite.pipeline.strengths import (
@@ -143,6 +144,7 @@ def run_plan(
     recipe: Recipe, plan: RunPlan, progress: Progress, accept: bool = False, show_examples: bool = False
 ) -> RunResult:
     """Run a plan: of MSA, or of the task vector, which starts from the target."""
+    check_record_key(plan.folder)
     with claimed(recipe, plan, progress, check_strengths) as run:
         (run.folder / VERDICT_FILE).unlink(missing_ok=True)  # of an earlier run, perhaps of another model
         announce(progress, run_steps(run))
@@ -155,6 +157,7 @@ def run_plan(
         after = rescore(run, swept, merged, progress)
         reports = evaluate_all(run, merged, plan.describe(recipe, swept.strengths.values), progress)
         findings = judge_run(run, progress)
+        write_record(run, swept.strengths.values, merged)
         title = (
             f"{'Unlearned model of' if plan.method == 'msa' else f'Baseline {plan.method} on'} {recipe.target}",
             f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), {swept.strengths}, prior {run.sources['prior'].name}.",
