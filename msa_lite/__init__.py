@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
     from msa_lite.pipeline import ask as ask
     from msa_lite.pipeline import probe as probe
+    from msa_lite.pipeline import purge as purge
     from msa_lite.pipeline import run as run
     from msa_lite.pipeline import run_baseline as run_baseline
     from msa_lite.pipeline import sweep as sweep
@@ -35,6 +36,7 @@ _HOMES = {
     "train_stages": "pipeline",
     "probe": "pipeline",
     "ask": "pipeline",
+    "purge": "pipeline",
     "evaluate": "evals.suite",
     "compare": "comparison.compare",
     "merge": "merger",
@@ -53,6 +55,7 @@ __all__ = [
     "merge_adapters",
     "mergekit_recipe",
     "probe",
+    "purge",
     "run",
     "run_baseline",
     "show_progress",

@@ -9,16 +9,19 @@ from msa_lite.pipeline.baseline import run_baseline
 from msa_lite.pipeline.msa import RunResult, merge_arguments, run_vectors, sweep
 from msa_lite.pipeline.msa import run_recipe as run
 from msa_lite.pipeline.probe import ProbeResult, probe
+from msa_lite.pipeline.purge import Purge, purge
 from msa_lite.pipeline.training import TrainingResult, train_stages
 
 __all__ = [
     "Answers",
     "ProbeResult",
+    "Purge",
     "RunResult",
     "TrainingResult",
     "ask",
     "merge_arguments",
     "probe",
+    "purge",
     "run",
     "run_baseline",
     "run_vectors",

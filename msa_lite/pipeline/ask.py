@@ -7,7 +7,7 @@ memory if they fit; if not, each is loaded anew for each question.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,9 @@ class Panel:
         return Answers(question, {name: self.answer(name, question, progress) for name in self.sources}, self.missing)
 
     def _ids(self, question: str) -> list[int]:
-        return list(self.prompter.tokenizer(question)["input_ids"]) if self.continues else self.prompter.prompt(question)
+        return (
+            list(self.prompter.tokenizer(question)["input_ids"]) if self.continues else self.prompter.prompt(question)
+        )
 
     def _runner(self, name: str, progress: Progress) -> Runner:
         """Return a model, loaded now unless it is in memory."""
@@ -136,7 +138,10 @@ def ask(folder: str | Path, question: str, progress: Progress = silent) -> Answe
 
 
 def open_panel(folder: str | Path, several: bool = False) -> Panel:
-    """Find the models of a run, and the prompt in which it asks. several: for more than one question. Raise as `ask`."""
+    """Find the models of a run, and the prompt in which it asks. Raise as `ask`.
+
+    several: for more than one question.
+    """
     require("train")
     run = open_run(folder)
     if load_manifest(run.result) is None:
@@ -168,7 +173,7 @@ def _places(run: RunFolder) -> dict[str, str]:
 
 
 def _tokenizer(run: RunFolder, unlearned: Source) -> Any:
-    """Return the tokenizer of the run: the merge gives it to the unlearned model. An adapter may have none of its own."""
+    """Return the tokenizer of the run, which the merge gives to the unlearned model, if not always to an adapter."""
     if not has_tokenizer(unlearned.folder) and run.recipe.tokenizer is not None:
         return load_tokenizer(fetch_tokenizer(run.recipe.tokenizer))
     return load_tokenizer(unlearned)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -184,11 +183,6 @@ def remove_empty(run: RunFolder) -> None:
             for place, _, _ in os.walk(home / top, topdown=False):
                 if not os.listdir(place):
                     os.rmdir(place)
-
-
-def remove_cache(folder: Path) -> None:
-    """Remove a folder of a cache."""
-    shutil.rmtree(folder, ignore_errors=False)
 
 
 def _items(folder: Path) -> Iterator[Path]:
