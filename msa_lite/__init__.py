@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from msa_lite.pipeline import ask as ask
     from msa_lite.pipeline import probe as probe
     from msa_lite.pipeline import purge as purge
+    from msa_lite.pipeline import report_run as report_run
     from msa_lite.pipeline import run as run
     from msa_lite.pipeline import run_baseline as run_baseline
     from msa_lite.pipeline import sweep as sweep
@@ -37,6 +38,7 @@ _HOMES = {
     "probe": "pipeline",
     "ask": "pipeline",
     "purge": "pipeline",
+    "report_run": "pipeline",
     "evaluate": "evals.suite",
     "compare": "comparison.compare",
     "merge": "merger",
@@ -56,6 +58,7 @@ __all__ = [
     "mergekit_recipe",
     "probe",
     "purge",
+    "report_run",
     "run",
     "run_baseline",
     "show_progress",

@@ -10,6 +10,7 @@ from msa_lite.pipeline.msa import RunResult, merge_arguments, run_vectors, sweep
 from msa_lite.pipeline.msa import run_recipe as run
 from msa_lite.pipeline.probe import ProbeResult, probe
 from msa_lite.pipeline.purge import Purge, purge
+from msa_lite.pipeline.reporting import report_run
 from msa_lite.pipeline.training import TrainingResult, train_stages
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "merge_arguments",
     "probe",
     "purge",
+    "report_run",
     "run",
     "run_baseline",
     "run_vectors",

@@ -22,7 +22,8 @@ from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import whole_target
 from msa_lite.pipeline.probe_rows import cheap_probe
 from msa_lite.pipeline.removal import check_record_key, write_record
-from msa_lite.pipeline.stages import Summary, evaluate_all, write_summary
+from msa_lite.pipeline.reporting import drop_report, write_run_report
+from msa_lite.pipeline.stages import evaluate_all
 from msa_lite.pipeline.steps import fit_steps, run_steps
 from msa_lite.pipeline.strengths import (
     SweepResult,
@@ -39,7 +40,7 @@ from msa_lite.pipeline.verdict import Findings, judge_run
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report
 from msa_lite.report.examples import SideBySide
-from msa_lite.report.verdict import VERDICT_FILE, Verdict
+from msa_lite.report.verdict import Verdict
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ def run_plan(
     """Run a plan: of MSA, or of the task vector, which starts from the target."""
     check_record_key(plan.folder)
     with claimed(recipe, plan, progress, check_strengths) as run:
-        (run.folder / VERDICT_FILE).unlink(missing_ok=True)  # of an earlier run, perhaps of another model
+        drop_report(run.folder)
         announce(progress, run_steps(run))
         if plan.method == "msa" and (warning := cheap_probe(run, progress)):
             logger.warning("%s", warning)
@@ -154,17 +155,11 @@ def run_plan(
         fit_vectors(run, run.vector_names, progress)
         swept = choose_strengths(run, progress)
         merged = merge_chosen(run, swept, progress)
-        after = rescore(run, swept, merged, progress)
+        rescore(run, swept, merged, progress)
         reports = evaluate_all(run, merged, plan.describe(recipe, swept.strengths.values), progress)
         findings = judge_run(run, progress)
         write_record(run, swept.strengths.values, merged)
-        title = (
-            f"{'Unlearned model of' if plan.method == 'msa' else f'Baseline {plan.method} on'} {recipe.target}",
-            f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), {swept.strengths}, prior {run.sources['prior'].name}.",
-            *([run.recipe.prior_reason] if plan.start == "prior" and run.recipe.prior_reason else []),
-        )
-        examples = findings.examples if show_examples else ()
-        write_summary(run, Summary(title, findings.verdict, swept.doubts, after, examples), merged, reports)
+        write_run_report(run.folder, findings.examples if show_examples else ())
     return make_result(run, swept.strengths.values, merged, reports, findings)
 
 

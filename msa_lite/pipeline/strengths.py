@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.candidates import TARGET, WORK, Candidates, Values, candidate_name
+from msa_lite.choose.candidates import TARGET, WORK, Candidates, Values
 from msa_lite.choose.choice import Choice, help_choose, load_sweep
 from msa_lite.choose.four_bit import Points
 from msa_lite.choose.search import StrengthSearch
-from msa_lite.choose.table import Sweep, score_heading, shown_score
+from msa_lite.choose.table import Sweep
 from msa_lite.choose.validation import Validation
 from msa_lite.errors import UsageError
 from msa_lite.io.manifest import is_finished, partial_folder
@@ -42,6 +42,7 @@ from msa_lite.pipeline.stages import (
 from msa_lite.pipeline.steps import merged_steps
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE, Report, load_report
+from msa_lite.report.choosing import candidate_name, score_heading, shown_score
 from msa_lite.strengths import Strengths
 from msa_lite.train import fit_inputs, fit_vector
 

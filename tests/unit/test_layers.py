@@ -35,7 +35,7 @@ ARROWS = {
     "io": {"counts", "errors"},
     "recipe": {"benchmarks", "conditions", "counts", "errors", "io", "strengths"},
     "data": {"errors", "io"},
-    "report": {"errors", "io"},
+    "report": {"benchmarks", "errors", "io"},
     "record": {"errors", "io", "report"},
     "train": {"data", "errors", "io"},
     "merger": {"errors", "io", "strengths"},
