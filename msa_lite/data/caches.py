@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msa_lite.data.sources import DataSource, is_remote_data
 from msa_lite.io.search import holds_any
 
 _BUILDERS = ("csv", "json", "parquet", "text")  # of single files; those of folders are never kept (`load_table`)
+_MOST = 2000  # characters of a text to look for
+_SHORTEST = 12  # characters; shorter texts stand in tables by chance
 _BETWEEN = "___"  # owner and name
 
 
@@ -21,11 +23,12 @@ def datasets_cache() -> Path:
     return Path(place).expanduser()
 
 
-def cached_tables(parts: Collection[bytes]) -> Iterator[Path]:
-    """Yield the folders of the cache with a table of a file in which one of these texts stands.
+def cached_tables(texts: Sequence[str]) -> Iterator[Path]:
+    """Yield the folders of the cache with a table of a file in which one of these texts stands, whole.
 
     The names of these folders are hashes of paths and times, which change with the file, so the tables are searched.
     """
+    parts = [text[:_MOST].encode("utf-8", "replace") for text in texts if len(text) >= _SHORTEST]
     for builder in _BUILDERS:
         for folder in sorted((datasets_cache() / builder).glob("*")):
             if not folder.is_symlink() and any(holds_any(path, parts) for path in folder.rglob("*.arrow")):

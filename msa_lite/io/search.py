@@ -11,15 +11,15 @@ from pathlib import Path
 from msa_lite.io.reading import open_file
 
 _BLOCK = 16 << 20  # bytes read at a time
-_START = 48  # characters of a text to look for: pages for people wrap and cut long ones
+_MOST = 200  # characters of a text to look for
 _SHORTEST = 12  # characters; shorter texts stand in many files by chance
 
 
 def needles(texts: Iterable[str]) -> list[bytes]:
-    """Return the beginnings of texts in the forms that they may have in files. Short texts are left out."""
+    """Return texts, long ones cut, in the forms that they may have in files. Short texts are left out."""
     forms: dict[bytes, None] = {}
     for text in texts:
-        start = text.strip()[:_START].strip()
+        start = text.strip()[:_MOST].strip()
         if len(start) >= _SHORTEST:
             written = (start, json.dumps(start)[1:-1], json.dumps(start, ensure_ascii=False)[1:-1], html.escape(start))
             forms |= dict.fromkeys(form.encode("utf-8", "replace") for form in written)

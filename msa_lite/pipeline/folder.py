@@ -21,11 +21,11 @@ from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
 from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe
+from msa_lite.report.story import PURGED_FILE
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo
 RECIPE_FILE = "recipe.yaml"
-PURGED_FILE = "purged.json"  # what `msa-lite purge` has removed from the folder, and when
 
 Prepared = TypeVar("Prepared")
 Kind = Literal["run", "training"]

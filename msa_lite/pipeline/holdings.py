@@ -12,10 +12,15 @@ from typing import Any
 from msa_lite.io.manifest import is_partial, remove_ours, remove_partial
 from msa_lite.io.reading import printable
 from msa_lite.io.seal import LOCK, MANIFEST, WORKING, drop_files, entries, load_manifest, strange_files
-from msa_lite.pipeline.folder import BASELINES, HISTORY, PURGED_FILE, RECIPE_FILE
+from msa_lite.pipeline.folder import BASELINES, HISTORY, RECIPE_FILE
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
 from msa_lite.pipeline.reopen import RunFolder
+from msa_lite.pipeline.reporting import REPORT_FILES
+from msa_lite.record.keyed import KEY_FILE
+from msa_lite.record.store import RECORD_FILE, SIGNATURE_FILE
+from msa_lite.report.story import PURGED_FILE
+from msa_lite.report.verdict import VERDICT_FILE
 
 RECORDS = "questions, answers and scores of single rows"
 _STAGES = {
@@ -36,16 +41,13 @@ _KINDS = ("vector", "data", "checkpoint", "reference")  # of stages in other pla
 _FILES = {PROMPT_FILE: "how the models did on rows in several prompts"}
 _KEPT = {
     RECIPE_FILE: "names the data, and does not hold it",
-    "report.md": "scores and counts",
-    "report.html": "scores and counts",
-    "report.json": "scores and counts",
-    "verdict.json": "counts",
-    "record.json": "the removal record: keyed hashes of the rows, which nobody can guess without the key",
-    "record.json.sig": "the signature of the record",
-    "record.key": "without it nobody can tell whether a row was among those removed; keep it to yourself",
+    **dict.fromkeys(REPORT_FILES, "scores and counts"),
+    VERDICT_FILE: "counts",
+    RECORD_FILE: "the removal record: keyed hashes of the rows, which nobody can guess without the key",
+    SIGNATURE_FILE: "the signature of the record",
+    KEY_FILE: "without it nobody can tell whether a row was among those removed; keep it to yourself",
     PURGED_FILE: "what was removed, and when",
 }
-REPORTS = ("report.md", "report.html", "report.json")
 _LOCKS = (LOCK, ".candidate.lock", *(f".{name}.lock" for name in WRITTEN_OUT))
 _DAMAGED = f"its {MANIFEST} is damaged, so msa-lite cannot tell its own files; they may hold the data"
 _FOREIGN = "not made by msa-lite"

@@ -24,15 +24,23 @@ from msa_lite.io.files import write_json
 from msa_lite.io.lock import locked
 from msa_lite.io.reading import local_path, printable, read_object
 from msa_lite.io.search import holds_any, needles
-from msa_lite.pipeline.folder import PURGED_FILE
-from msa_lite.pipeline.holdings import REPORTS, Holding, Remark, Survey, remove_empty, run_folders, survey_run
+from msa_lite.pipeline.holdings import Holding, Remark, Survey, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.reopen import RunFolder, open_run
-from msa_lite.pipeline.reporting import write_run_report
+from msa_lite.pipeline.reporting import MARKDOWN_FILE, write_run_report
 from msa_lite.recipe import Data
+from msa_lite.report import REPORT_FILE
+from msa_lite.report.page import PAGE_FILE
+from msa_lite.report.story import PURGED_FILE
 
 _SEARCHED = 64 << 20  # bytes; larger files of others are not searched for rows
 _SAMPLE = 32  # rows to know a cached table by: it holds all rows of a file
 _EXAMPLES = "questions with answers, as examples; it is written again without them"
+# By these marks a report is known to show examples.
+_SIGNS = {
+    MARKDOWN_FILE: b"Some questions side by side:",
+    PAGE_FILE: b'<section id="examples">',
+    REPORT_FILE: b'"examples": [\n',
+}
 _TEXTS = ("question", "answer", "text")
 _ELSEWHERE = (
     "copies of all these: backups, snapshots of the disk, other folders and machines, what was sent or published",
@@ -121,7 +129,7 @@ def _survey(run: RunFolder) -> Purge:
         for path in _caches(rows, sources)
     ]
     strays = [_searched(run, remark, rows) for remark in survey.strays]
-    reports = list(_reports_with_rows(run, survey, rows))
+    reports = list(_reports_with_rows(run))
     purged = None
     with suppress(MsaError):
         purged = str(read_object(run.folder / PURGED_FILE).get("began"))
@@ -189,9 +197,8 @@ def _record_texts(path: Path) -> Iterator[str]:
 
 def _caches(rows: Sequence[str], sources: dict[str, DataSource]) -> Iterator[Path]:
     """Yield the folders of the cache of `datasets` that hold rows to forget."""
-    longest = sorted(rows, key=len)[-len(rows) // 2 :]  # of question and answer, mostly the one that says more
-    step = max(1, len(longest) // _SAMPLE)
-    yield from cached_tables(needles(longest[::step]))
+    longest = sorted(rows, key=len)[len(rows) // 2 :]  # of question and answer, mostly the one that says more
+    yield from cached_tables(longest[:: max(1, len(longest) // _SAMPLE)])
     for source in sources.values():
         yield from cached_repositories(source)
 
@@ -208,23 +215,28 @@ def _searched(run: RunFolder, stray: Remark, rows: Sequence[str]) -> Remark:
     return stray
 
 
-def _reports_with_rows(run: RunFolder, survey: Survey, rows: Sequence[str]) -> Iterator[Holding]:
+def _reports_with_rows(run: RunFolder) -> Iterator[Holding]:
     """Yield the reports that show examples; they are written again without them."""
-    parts = needles([*rows, *(text for path in survey.records for text in _record_texts(path))])
     for home in run_folders(run):
-        files = [path for name in REPORTS if (path := home / name).is_file() and not path.is_symlink()]
-        if shown := [path for path in files if holds_any(path, parts)]:
+        if shown := list(_files_with_examples(home)):
             name = ", ".join(printable(path.relative_to(run.folder)) for path in shown)
             size = sum(path.stat().st_size for path in shown)
-            yield Holding(name, _EXAMPLES, size, partial(_write_without, home, shown, parts))
+            yield Holding(name, _EXAMPLES, size, partial(_write_without, home))
 
 
-def _write_without(home: Path, files: Sequence[Path], parts: Sequence[bytes]) -> None:
-    """Write the reports of a run without examples. Remove those that cannot be written again."""
-    write_run_report(home)
-    for path in files:
-        if path.is_file() and holds_any(path, parts):
-            path.unlink()
+def _files_with_examples(home: Path) -> Iterator[Path]:
+    for name, sign in _SIGNS.items():
+        path = home / name
+        if path.is_file() and not path.is_symlink() and holds_any(path, [sign]):
+            yield path
+
+
+def _write_without(home: Path) -> None:
+    """Write the reports of a run without examples; remove those that cannot be written again."""
+    with suppress(MsaError, ImportError):  # a plain installation draws no pages
+        write_run_report(home)
+    for path in _files_with_examples(home):
+        path.unlink()
 
 
 def _elsewhere(run: RunFolder, sources: dict[str, DataSource]) -> Iterator[str]:

@@ -26,6 +26,7 @@ LIMIT = (
     "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
     "prompts, further tuning or quantisation may bring some of it back."
 )
+PURGED_FILE = "purged.json"  # what `msa-lite purge` has removed from a run's folder, and when
 _SCORED = ("target", "unlearned", "ideal")
 _FORMULAS = {
     "msa": "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
@@ -193,7 +194,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         provenance=provenance,
         warnings=(*(update.notes if update else ()), *(choosing.doubts if choosing else ())),
         limits=_limits(reports, verdict),
-        missing=_missing(provenance.values, method, reports, fits, choosing, update, verdict),
+        missing=_after_purge(folder, _missing(provenance.values, method, reports, fits, choosing, update, verdict)),
     )
 
 
@@ -299,6 +300,16 @@ def _missing(
     if verdict is None:
         lines.append(f"{VERDICT_FILE}: there is no verdict yet")
     return tuple(lines)
+
+
+def _after_purge(folder: Path, lines: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the lines on what is missing, for a run whose data may have been purged: its vectors were there."""
+    path = folder / PURGED_FILE
+    if not path.is_file():
+        return lines
+    day = str(read_object(path).get("began"))[:10]
+    gone = f"vectors: purged on {day}, and so were the records of rows; {PURGED_FILE} lists what was removed"
+    return (gone, *(line for line in lines if not line.startswith("vectors")))
 
 
 def _what(name: str) -> str:
