@@ -25,12 +25,15 @@ class Points:
     """The target's folder."""
     adapters: Mapping[str, Path]
     """The folders of the vectors by name."""
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    """The weights of vectors that are the same at every point: those of earlier requests."""
     _model: Any = field(default=None, init=False)
 
     def __call__(self, values: Values | None) -> Any:
         if self._model is None:
             self._model = load_with_adapters(self.target, self.adapters, four_bit=True)
-        set_weights(self._model, Strengths.of(values or {}).weights)
+        fixed = self.fixed if values is not None else dict.fromkeys(self.fixed, 0.0)
+        set_weights(self._model, {**Strengths.of(values or {}).weights, **fixed})
         return self._model
 
 

@@ -19,16 +19,17 @@ _OF_MODELS: dict[str, tuple[Any, ...]] = {
     "exact": (False,),
     "threads": (None,),
 }
+_REPEATED = ("forget", "alpha", "retain", "beta")  # once for each request
 
 
 def strength_options(command: Any) -> Any:
     """Add the options for target, vectors and strengths, shared with `msa-lite mergekit`."""
     options = [
         click.option("--target", help="Finished model: a folder or repo[@revision]."),
-        click.option("--forget", help="Vector to subtract: a PEFT adapter, or a full checkpoint."),
-        click.option("--alpha", type=float, help="Strength of the forget vector, ≥ 0.  [default: 1.0]"),
-        click.option("--retain", help="Vector to add: a PEFT adapter, or a full checkpoint."),
-        click.option("--beta", type=float, help="Strength of the retain vector, ≥ 0."),
+        click.option("--forget", multiple=True, help="Vector to subtract: a PEFT adapter, or a full checkpoint."),
+        click.option("--alpha", multiple=True, type=float, help="Strength of a forget vector, ≥ 0.  [default: 1.0]"),
+        click.option("--retain", multiple=True, help="Vector to add: a PEFT adapter, or a full checkpoint."),
+        click.option("--beta", multiple=True, type=float, help="Strength of a retain vector, ≥ 0."),
         click.option("--prior", help="Model that was tuned. Needed for checkpoints, modules_to_save, biases and DoRA."),
     ]
     for option in reversed(options):
@@ -43,15 +44,14 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
     arguments = dict(options)
     if arguments["target"] is None:
         raise UsageError("--target is needed: a folder or repo[@revision]")
-    if arguments["alpha"] is None:
-        arguments["alpha"] = 1.0
-        if arguments["forget"] is None:
-            raise UsageError("--forget is needed, unless --alpha is 0")
-    if arguments["beta"] is not None and arguments["beta"] != 0 and arguments["retain"] is None:
-        raise UsageError(f"--beta is {arguments['beta']:g}, but there is no --retain")
-    if arguments["retain"] is not None and arguments["beta"] is None:
+    forgets, alphas, retains, betas = (arguments[name] for name in _REPEATED)
+    if not alphas and not forgets:
+        raise UsageError("--forget is needed, unless --alpha is 0")
+    if any(betas) and not retains:
+        raise UsageError(f"--beta is {next(filter(None, betas)):g}, but there is no --retain")
+    if retains and not betas:
         raise UsageError("--retain is given, but no --beta; say how strongly it counts, e.g. --beta 1.0")
-    return arguments
+    return {**arguments, "forget": forgets, "alpha": alphas or 1.0, "retain": retains, "beta": betas or None}
 
 
 @click.command()
@@ -73,10 +73,12 @@ def command(
     """Write target − alpha · forget + beta · retain to the folder --out, in the target's own layout.
 
     The merge needs no torch, and memory does not grow with the model. After a kill, the same command goes on where it
-    was.
+    was. For several requests, repeat --forget and --alpha (--retain and --beta): the result is one sum with one
+    rounding, whatever their order. How far they interfere is told first.
 
     \b
     msa-lite merge --target ./tuned --forget ./vectors/forget --alpha 1.25 --out ./unlearned
+    msa-lite merge --target T --forget A --alpha 1 --forget B --alpha 0.8 --out ./unlearned
     msa-lite merge --target T --forget F --retain R --beta 0.5 --as adapter --out ./update
     msa-lite merge --mergekit recipe.yml --out ./unlearned
     """
@@ -94,7 +96,7 @@ def command(
     elif max_rank is not None:
         raise UsageError("--max-rank needs --as adapter")
     if recipe is not None:
-        clash = [f"--{name}" for name, value in {**arguments, "dtype": dtype}.items() if value is not None]
+        clash = [f"--{name}" for name, value in {**arguments, "dtype": dtype}.items() if value not in (None, ())]
         if clash:
             raise UsageError(f"--mergekit already says {', '.join(clash)}; leave them out")
         arguments, dtype = read_mergekit(recipe)
@@ -131,10 +133,11 @@ def check_adapter_options(options: dict[str, Any]) -> None:
 
 def read_mergekit(recipe: Path) -> tuple[dict[str, Any], str]:
     """Return the library's arguments and the output dtype from a mergekit recipe."""
-    from msa_lite.merger.formula import named_strengths
     from msa_lite.merger.mergekit_reader import read_recipe
 
     request = read_recipe(recipe)
-    models = {"target": request.target, "prior": request.prior, **{term.name: term.vector for term in request.terms}}
-    names = {name: str(model) for name, model in models.items() if model is not None}
-    return {**names, **named_strengths(request.terms)}, request.dtype
+    models = {name: str(model) for name, model in (("target", request.target), ("prior", request.prior)) if model}
+    sides = {side: [term for term in request.terms if term.side == side] for side in ("forget", "retain")}
+    vectors = {side: [str(term.vector) for term in terms] for side, terms in sides.items()}
+    strengths = {side: [abs(term.weight) for term in terms] for side, terms in sides.items()}
+    return {**models, **vectors, "alpha": strengths["forget"] or 0.0, "beta": strengths["retain"]}, request.dtype

@@ -32,7 +32,7 @@ def command(recipe: str | None, overrides: tuple[str, ...], dtype: str, **option
             raise UsageError("give a recipe, or --target with the other options of `merge`")
         click.echo(mergekit_recipe(**read_strengths(options), dtype=dtype), nl=False)
         return
-    clash = [f"--{name}" for name, value in options.items() if value is not None]
+    clash = [f"--{name}" for name, value in options.items() if value not in (None, ())]
     if clash or dtype != "same":
         raise UsageError(
             f"the recipe already says {', '.join(clash) or '--dtype'}; leave it out, or leave out the recipe"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,7 @@ def _print_holdings(result: Purge) -> None:
         click.echo(f"  {holding.name:<{width}}  {readable(holding.nbytes):>9}  {holding.reason}")
 
 
-def _print_remarks(title: str, remarks: list[Remark]) -> None:
+def _print_remarks(title: str, remarks: Sequence[Remark]) -> None:
     if remarks:
         click.echo(f"\n{title}:")
         width = max(len(remark.name) for remark in remarks)

@@ -197,6 +197,15 @@ def _sort_tensors(folder: Path, trains_biases: bool) -> dict[str, dict[str, Any]
     return entries
 
 
+def deciding_fields(folder: Path) -> dict[str, Any]:
+    """Return the fields of an adapter's config that decide its delta. Raise FormatError for a file that is no config.
+
+    Others, such as the path of its base, may differ between copies.
+    """
+    config = _DEFAULTS | read_object(folder / ADAPTER_CONFIG, CONFIG_LIMIT)
+    return {key: value for key, value in config.items() if key in _READ and value}
+
+
 def _load_adapter_config(folder: Path) -> dict[str, Any]:
     """Read an adapter's config. Raise as `load_adapter`."""
     if not os.path.lexists(folder / ADAPTER_CONFIG):

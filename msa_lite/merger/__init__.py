@@ -14,6 +14,7 @@ from msa_lite.merger.memory import open_merge as open_merge
 from msa_lite.merger.model import Merged as Merged
 from msa_lite.merger.model import merge as merge
 from msa_lite.merger.model import merge_terms as merge_terms
+from msa_lite.merger.order import hash_vector as hash_vector
 from msa_lite.merger.plan import DTYPES as DTYPES
 from msa_lite.merger.plan import Precision as Precision
 from msa_lite.merger.plan import check_mergeable as check_mergeable
@@ -27,6 +28,7 @@ __all__ = [
     "Precision",
     "Term",
     "check_mergeable",
+    "hash_vector",
     "merge",
     "merge_adapters",
     "merge_terms",

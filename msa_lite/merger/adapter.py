@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,8 +32,9 @@ from msa_lite.io.reading import read_object
 from msa_lite.io.sink import Sink
 from msa_lite.io.writer import file_header
 from msa_lite.merger.deltas import CommonRows, Delta, Difference, Dora, Product, Shift, TokenRows
-from msa_lite.merger.formula import Factors, Term, combine_factors
+from msa_lite.merger.formula import Factors, OneOrSeveral, Term, combine_factors
 from msa_lite.merger.inputs import ModelLike, find_inputs
+from msa_lite.merger.interference import interference_fact, tell_interference
 from msa_lite.merger.plan import RESERVED, MergePlan, Precision, make_plan, msa_terms, parse_size
 from msa_lite.merger.vectors import Vector
 
@@ -59,13 +61,19 @@ class MergedAdapter:
     """The largest rank of a module."""
     truncation_loss: float
     """The share of the update that truncation to `max_rank` lost."""
+    interference: Sequence[dict[str, Any]] = ()
+    """How the vectors of several requests interfere, pair by pair (`Interference.as_dict`)."""
 
     notes: ClassVar[tuple[str, ...]] = ()  # nothing is rounded
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result for `--json` and the manifest."""
-        values = {key: value for key, value in vars(self).items() if key not in ("folder", "notes")}
-        return {"out": str(self.folder), **values}
+        """Return the result for `--json`."""
+        return {"out": str(self.folder), **self.change, **interference_fact(self.interference)}
+
+    @property
+    def change(self) -> dict[str, Any]:
+        """Return the figures for the manifest."""
+        return {"modules": self.modules, "rank": self.rank, "truncation_loss": self.truncation_loss}
 
     def describe(self) -> str:
         """Say in a line what was written."""
@@ -77,10 +85,10 @@ def merge_adapters(
     target: ModelLike,
     out: str | Path,
     *,
-    forget: ModelLike | None = None,
-    alpha: float = 1.0,
-    retain: ModelLike | None = None,
-    beta: float | None = None,
+    forget: OneOrSeveral[ModelLike] | None = None,
+    alpha: OneOrSeveral[float] = 1.0,
+    retain: OneOrSeveral[ModelLike] | None = None,
+    beta: OneOrSeveral[float] | None = None,
     prior: ModelLike | None = None,
     max_rank: int | None = None,
     max_memory: str | int = "512MB",
@@ -118,7 +126,7 @@ def merge_terms_to_adapter(
         raise UsageError("this adapter would change nothing; give a vector and a strength above 0")
     inputs = find_inputs(out, "adapter", target, terms, prior, {"max_rank": max_rank}, replace)
     if (change := inputs.finished) is not None:
-        return MergedAdapter(folder=inputs.out, **change)
+        return MergedAdapter(folder=inputs.out, **change, interference=inputs.interference)
     plan = make_plan(inputs.target, inputs.terms, inputs.prior, Precision())
     _check_products(plan)
     modules = [_Module(_low_ranks(plan, name), max_rank) for name in plan.touched]
@@ -126,10 +134,12 @@ def merge_terms_to_adapter(
     needed = sum(module.nbytes for module in modules)
     check_space(inputs.out, needed)
     plan.check_factors()
+    pairs = [pair.as_dict() for pair in tell_interference(plan, max_memory)]
     with inputs.stage(needed) as (partial, facts, hashes):
         hashes[ADAPTER_FILE], merged = _write_factors(plan, modules, inputs.out, partial / ADAPTER_FILE, progress)
         write_json(partial / ADAPTER_CONFIG, _config(plan, inputs.target, modules))
-        facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
+        merged = replace_fields(merged, interference=pairs)
+        facts |= {"change": merged.change, **interference_fact(pairs)}
     if merged.truncation_loss > 0.01:
         logger.warning("truncation to rank %s lost %.1f%% of the update", max_rank, 100 * merged.truncation_loss)
     return merged

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ class Change:
     lost: float = 0.0
     """The norm of wanted − stored."""
     cross: float = 0.0
-    """The scalar product of two vectors; 0 with one."""
+    """The scalar product of two vectors; 0 with one, or with more than two."""
     vectors: dict[str, float] = field(default_factory=dict)
     """The norm of each vector itself, by the name of its term."""
 
@@ -55,12 +54,15 @@ class Change:
     @property
     def update_cosine(self) -> float | None:
         """Return the cosine between the wanted and the stored update; None where one of them is zero."""
-        return _cosine((self.wanted + self.stored - self.lost) / 2, self.wanted, self.stored)
+        return cosine((self.wanted + self.stored - self.lost) / 2, self.wanted, self.stored)
 
     @property
     def vector_cosine(self) -> float | None:
-        """Return the cosine between forget and retain vector; None unless there are both."""
-        return _cosine(self.cross, *self.vectors.values()) if len(self.vectors) == 2 else None
+        """Return the cosine between forget and retain vector; None unless there are just these two.
+
+        Those of several requests are compared in pairs (`measure_interference`).
+        """
+        return cosine(self.cross, *self.vectors.values()) if self.vectors.keys() == {"forget", "retain"} else None
 
     def as_dict(self) -> dict[str, Any]:
         """Return figures for JSON.
@@ -83,7 +85,8 @@ class Change:
 _SUMS = [item.name for item in fields(Change) if item.name != "vectors"]
 
 
-def _cosine(product: float, one: float, other: float) -> float | None:
+def cosine(product: float, one: float, other: float) -> float | None:
+    """Return the cosine of two vectors from their scalar product and squared norms; None where one of them is zero."""
     return max(-1.0, min(1.0, product / (math.sqrt(one) * math.sqrt(other)))) if one > 0 and other > 0 else None
 
 
@@ -189,22 +192,23 @@ def measure_deltas(terms: Sequence[Term[np.ndarray]]) -> Change:
 
 
 def measure_factors(terms: Sequence[Term[Factors]]) -> Change:
-    """Return these figures from factors, without the products: ⟨L_1 R_1, L_2 R_2⟩ = Σ (L_1ᵀ L_2) ∘ (R_1 R_2ᵀ).
+    """Return these figures from factors, without the products."""
+    return _measure_terms(terms, factor_product)
+
+
+def factor_product(one: Factors, other: Factors) -> float:
+    """Return ⟨L_1 R_1, L_2 R_2⟩ = Σ (L_1ᵀ L_2) ∘ (R_1 R_2ᵀ), without the products.
 
     The ranks-by-ranks matrices are made by blocks of rows, so that they take no more memory at high ranks.
     """
-
-    def product(one: Factors, other: Factors) -> float:
-        (left, above), (right, below), total = one, other, 0.0
-        step = max(1, _RANKS // len(below))
-        for at in range(0, len(above), step):
-            rows = (left[:, at : at + step].T @ right).astype(np.float64)
-            total += float(np.sum(rows * (above[at : at + step] @ below.T)))
-        return total
-
-    return _measure_terms(terms, product)
+    (left, above), (right, below), total = one, other, 0.0
+    step = max(1, _RANKS // len(below))
+    for at in range(0, len(above), step):
+        rows = (left[:, at : at + step].T @ right).astype(np.float64)
+        total += float(np.sum(rows * (above[at : at + step] @ below.T)))
+    return total
 
 
 def _measure_terms(terms: Sequence[Term[VectorLike]], product: Callable[[VectorLike, VectorLike], float]) -> Change:
-    cross = sum((product(one.vector, other.vector) for one, other in combinations(terms, 2)), 0.0)
+    cross = product(terms[0].vector, terms[1].vector) if len(terms) == 2 else 0.0
     return Change(cross=cross, vectors={term.name: product(term.vector, term.vector) for term in terms})

@@ -2,21 +2,23 @@
 
     θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0) = θ_D + Σ weight · vector
 
-The forget vector θ_1 − θ_0 has the weight −α, the retain vector θ_2 − θ_0 the weight β. A baseline has a single term,
-the vector that it trained.
+The forget vector θ_1 − θ_0 has the weight −α, the retain vector θ_2 − θ_0 the weight β. Several requests are one sum:
+each brings a forget vector, and may bring a retain vector. A baseline has a single term, the vector that it trained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
 Factors = tuple[np.ndarray, np.ndarray]
 """(rows, r) and (r, columns), whose product is a delta."""
 VectorLike = TypeVar("VectorLike")
+OneOrSeveral: TypeAlias = VectorLike | Sequence[VectorLike]
+"""One value, or a list of them."""
 VectorLike_co = TypeVar("VectorLike_co", covariant=True)
 
 
@@ -25,7 +27,8 @@ class Term(Generic[VectorLike_co]):
     """One summand, weight · vector."""
 
     name: str
-    """The vector's name in messages and manifests: "forget", "retain", or the baseline that trained it."""
+    """The vector's name in messages and manifests: "forget", "retain", or the baseline that trained it. Of several
+    forget vectors the names are "forget 1", "forget 2", …"""
     vector: VectorLike_co
     """A folder or repository; from these a source, an opened vector, a delta of one tensor, and its rows."""
     weight: float
@@ -35,12 +38,32 @@ class Term(Generic[VectorLike_co]):
         """Return the same term with its vector in another form."""
         return Term(self.name, vector, self.weight)
 
+    @property
+    def side(self) -> str:
+        """Return "forget" or "retain", also for one of several; the name of a baseline's term."""
+        return self.name.partition(" ")[0]
 
-def named_strengths(terms: Sequence[Term[Any]]) -> dict[str, float]:
-    """Return the strengths by their public names: alpha and beta of MSA, also where they are 0; scale of a baseline."""
+
+def number_terms(terms: Sequence[Term[VectorLike]]) -> list[Term[VectorLike]]:
+    """Return the terms, each named after its side; where a side has several, numbered in their order."""
+    sides = [term.side for term in terms]
+    names = [
+        side if sides.count(side) == 1 else f"{side} {sides[: place + 1].count(side)}"
+        for place, side in enumerate(sides)
+    ]
+    return [Term(name, term.vector, term.weight) for name, term in zip(names, terms, strict=True)]
+
+
+def named_strengths(terms: Sequence[Term[Any]]) -> dict[str, Any]:
+    """Return the strengths by their public names: alpha and beta of MSA, also where they are 0; scale of a baseline.
+
+    Where several vectors are on one side, return {"strengths": α or β by the vector's name}.
+    """
     weights = {term.name: term.weight for term in terms}
     if weights.keys() <= {"forget", "retain"}:
         return {"alpha": abs(weights.get("forget", 0.0)), "beta": weights.get("retain", 0.0)}
+    if {term.side for term in terms} <= {"forget", "retain"}:
+        return {"strengths": {name: abs(weight) for name, weight in weights.items()}}
     return {"scale": sum(weights.values())}
 
 

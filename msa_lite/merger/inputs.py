@@ -18,6 +18,7 @@ from msa_lite.io.reading import local_path, printable
 from msa_lite.io.seal import load_manifest
 from msa_lite.io.unchanged import check_unchanged
 from msa_lite.merger.formula import Term, VectorLike, named_strengths
+from msa_lite.merger.order import in_order
 from msa_lite.merger.plan import MergePlan, check_mergeable
 from msa_lite.merger.vectors import checkpoint_vector, load_vector
 
@@ -35,7 +36,7 @@ class Inputs:
     target: Source
     """The target."""
     terms: Sequence[Term[Source]]
-    """The vectors with their weights; none of weight 0."""
+    """The vectors with their weights, in their order (`in_order`); none of weight 0."""
     prior: Source | None
     """The prior; None where no vector is left, or where it is not needed."""
     record: dict[str, Any]
@@ -54,6 +55,11 @@ class Inputs:
         change = (self.before or {}).get("change")
         made = any(is_finished(self.out, record) for record in (self.record, self._former_record))
         return change if isinstance(change, dict) and made else None
+
+    @property
+    def interference(self) -> list[dict[str, Any]]:
+        """Return how the vectors interfere, as the output's manifest says it."""
+        return list((self.before or {}).get("interference", ()))
 
     @property
     def _former_record(self) -> dict[str, Any]:
@@ -127,8 +133,10 @@ def find_inputs(
     if is_adapter(folder) and not (folder / "config.json").is_file():
         raise _adapter_target(sources["target"].name, folder)
     _check_apart(out, (source.folder for source in sources.values()))
-    record = {name: source.identity() for name, source in sources.items()} | named_strengths(terms) | {**options}
-    vectors = [term.with_vector(sources[term.name]) for term in used]
+    vectors = in_order([term.with_vector(sources[term.name]) for term in used])
+    parts = named_parts(sources["target"], vectors, sources.get("prior"))
+    identities = {name: source.identity() for name, source in parts.items()}
+    record = identities | named_strengths(vectors or terms) | {**options}
     inputs = Inputs(out, kind, sources["target"], vectors, sources.get("prior"), record, load_manifest(out))
     if inputs.before and not replace and not is_finished(out, record):
         same = inputs.before.get("inputs") == record

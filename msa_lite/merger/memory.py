@@ -10,6 +10,7 @@ from threadpoolctl import threadpool_limits
 from msa_lite.io.checkpoint import TensorEntry
 from msa_lite.io.hub import Source
 from msa_lite.merger.formula import Term
+from msa_lite.merger.order import group_terms, sum_weights
 from msa_lite.merger.plan import MergePlan, Precision, make_budget, make_plan
 from msa_lite.merger.stream import Put, Stream
 from msa_lite.merger.vectors import Vector
@@ -25,6 +26,9 @@ class OpenMerge:
     """
 
     plan: MergePlan
+    """The target with a term for each vector, in the order in which `merge` adds them."""
+    names: Mapping[str, tuple[str, ...]]
+    """The names of each term's vector, by the first: several where it was given more than once."""
 
     @property
     def rewritten(self) -> dict[str, TensorEntry]:
@@ -34,7 +38,7 @@ class OpenMerge:
     def fill(self, weights: Mapping[str, float], put: Put) -> None:
         """Hand the rows of every rewritten tensor to `put` as `merge` would store them (`Stream.fill`).
 
-        weights: by the names of the vectors.
+        weights: by the names of the vectors, as they were given to `open_merge`.
         """
         self._fill(replace(self.plan, terms=self._weighted(weights)), put)
 
@@ -43,7 +47,10 @@ class OpenMerge:
         self._fill(replace(self.plan, terms=self._weighted({}), precision=Precision()), put)
 
     def _weighted(self, weights: Mapping[str, float]) -> tuple[Term[Vector], ...]:
-        return tuple(replace(term, weight=weights.get(term.name, 0.0)) for term in self.plan.terms)
+        return tuple(
+            replace(term, weight=sum_weights(weights.get(name, 0.0) for name in self.names[term.name]))
+            for term in self.plan.terms
+        )
 
     def _fill(self, plan: MergePlan, put: Put) -> None:
         with threadpool_limits(1, user_api="blas"), Stream(plan, make_budget(plan, MAX_MEMORY, None)) as stream:
@@ -51,7 +58,8 @@ class OpenMerge:
 
 
 def open_merge(target: Source, vectors: Mapping[str, Source], prior: Source, precision: Precision) -> OpenMerge:
-    """Open the target with vectors by name. Raise as `merge` does."""
-    plan = make_plan(target, [Term(name, vector, 1.0) for name, vector in vectors.items()], prior, precision)
+    """Open the target with vectors by name, such as "forget", "retain", "forget 2". Raise as `merge` does."""
+    groups = group_terms([Term(name, vector, 1.0) for name, vector in vectors.items()])
+    plan = make_plan(target, [group[0] for group in groups], prior, precision)
     plan.check_factors()
-    return OpenMerge(plan)
+    return OpenMerge(plan, {group[0].name: tuple(term.name for term in group) for group in groups})

@@ -129,10 +129,11 @@ def write_recipe(request: MergeRequest, *, stored: str, adapters: Collection[str
 
 
 def _comments(terms: Sequence[Term[Reference]], adapters: bool, on_prior: bool) -> list[str]:
-    strengths = named_strengths(terms)
+    named = named_strengths(terms)
+    strengths = named.get("strengths", named)
     update = "".join(f" {'+' if t.weight > 0 else '-'} {abs(t.weight)} ({t.name}-tuned - prior)" for t in terms)
     lines = [
-        f"{'Model State Arithmetic' if 'alpha' in strengths else 'A merge'} as a mergekit recipe, written by msa-lite:",
+        f"{'A merge' if 'scale' in named else 'Model State Arithmetic'} as a mergekit recipe, written by msa-lite:",
         f"unlearned = target{update}; {', '.join(f'{name} {value}' for name, value in strengths.items())}",
         "Run with mergekit >= 0.1.5; CONFIG is this file, OUT a folder that is not there yet:",
         f"  {command_line('CONFIG', 'OUT', adapters=adapters)}",

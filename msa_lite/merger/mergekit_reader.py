@@ -16,17 +16,18 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.io.reading import read_yaml
-from msa_lite.merger.formula import Term
+from msa_lite.merger.formula import Term, number_terms
 from msa_lite.merger.mergekit import STORED, ListedModel, MergeRequest, Reference
 
-_MOST = 16  # models that are listed; MSA has four, and some may be listed at weight 0
+_MOST = 64  # models that are listed; one request has four, others two more each, and some may be listed at weight 0
+_SHOWN = 16  # faults for which the nearest key is looked up: the search takes time, and no more are shown
 _TOLERANCE = 1e-9  # of coefficients: sums of weights that cancel on paper
 _TEXTS = {
     "extra_forbidden": "not handled",
     "invalid_key": "not handled",
     "missing": "missing",
     "too_short": "missing",
-    "too_long": "an MSA merge has four at most",
+    "too_long": f"at most {_MOST}",
     "model_type": "must be a mapping",
     "list_type": "must be a list of models",
     "bool_type": "must be true or false",
@@ -215,7 +216,7 @@ def _explain(error: ValidationError) -> list[str]:
     for fault in sorted(error.errors(), key=lambda fault: _TEXTS.get(fault["type"]) != "not handled"):
         text = _TEXTS.get(fault["type"]) or fault["msg"].removeprefix("Value error, ")
         if text == "not handled":
-            if len(lines) < _MOST:  # the search takes time, and no more faults are shown
+            if len(lines) < _SHOWN:
                 text += nearest(str(fault["loc"][-1]), _KNOWN_KEYS)
         elif text != "missing" and "; got " not in text:
             text += f"; got {fault['input']!r}"
@@ -235,7 +236,7 @@ def _request(recipe: _MergekitRecipe) -> MergeRequest | list[str]:
     if recipe.keeper and _name_parts(total, recipe, None):
         return [f"tokenizer_source: the result gets the target's tokenizer; {recipe.keeper} is not the target"]
     terms = " + ".join(f"{c:g} × {model}" for model, c in total.items() if abs(c) > _TOLERANCE)
-    form = "1 × target, at most one thing subtracted and one added, and full checkpoints that add up to 1"
+    form = "1 × target, vectors subtracted and added, and full checkpoints that add up to 1"
     return [f"models: computes {terms.replace('+ -', '− ') or 'nothing'}; MSA is {form}"]
 
 
@@ -285,7 +286,7 @@ def _assign(total: _Sum, target: Reference, prior: Reference) -> MergeRequest | 
         return None
     places = {model.checkpoint for model in deltas}
     on_target = not moved and places <= {target}
-    parts = sorted((moved | deltas).items(), key=lambda part: part[1])  # the one that is subtracted first
-    terms = [Term("forget" if c < 0 else "retain", m.adapter or m.checkpoint, c) for m, c in parts]
-    fits = (on_target or places <= {prior}) and len({term.name for term in terms}) == len(terms)
+    parts = sorted((moved | deltas).items(), key=lambda part: part[1])  # those that are subtracted first
+    terms = number_terms([Term("forget" if c < 0 else "retain", m.adapter or m.checkpoint, c) for m, c in parts])
+    fits = on_target or places <= {prior}
     return MergeRequest(target, tuple(terms), None if on_target else prior) if fits else None

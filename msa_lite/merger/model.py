@@ -6,6 +6,7 @@ a setting and does not grow with the model, its largest tensor or the number of 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -27,8 +28,9 @@ from msa_lite.io.seal import JOURNAL
 from msa_lite.io.tokenizer import copy_tokenizer
 from msa_lite.io.writer import output_bytes, write_companions
 from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, from_sums, sums, total, warnings
-from msa_lite.merger.formula import Term
+from msa_lite.merger.formula import OneOrSeveral, Term
 from msa_lite.merger.inputs import Inputs, ModelLike, find_inputs
+from msa_lite.merger.interference import interference_fact, tell_interference
 from msa_lite.merger.plan import Budget, MergePlan, Precision, estimate, make_budget, make_plan, msa_terms, parse_size
 from msa_lite.merger.stream import Stream
 from msa_lite.merger.translate import recipe_beside
@@ -58,14 +60,21 @@ class Merged:
     update_cosine: float | None = None
     """The cosine between the wanted and the stored update; None where one of them is zero."""
     vector_cosine: float | None = None
-    """The cosine between forget and retain vector; None unless there are both."""
+    """The cosine between forget and retain vector; None unless there are just these two."""
     notes: tuple[str, ...] = ()
     """Warnings for the user, one sentence each."""
+    interference: Sequence[dict[str, Any]] = ()
+    """How the vectors of several requests interfere, pair by pair (`Interference.as_dict`)."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result for `--json` and the manifest."""
-        values = {key: value for key, value in vars(self).items() if key != "folder"}
-        return {"out": str(self.folder), **values, "notes": list(self.notes)}
+        """Return the result for `--json`."""
+        return {"out": str(self.folder), **self.change, **interference_fact(self.interference)}
+
+    @property
+    def change(self) -> dict[str, Any]:
+        """Return the figures for the manifest."""
+        values = {key: value for key, value in vars(self).items() if key not in ("folder", "interference")}
+        return {**values, "notes": list(self.notes)}
 
     def describe(self) -> str:
         """Say in a few lines how the weights changed."""
@@ -88,10 +97,10 @@ def merge(
     target: ModelLike,
     out: str | Path,
     *,
-    forget: ModelLike | None = None,
-    alpha: float = 1.0,
-    retain: ModelLike | None = None,
-    beta: float | None = None,
+    forget: OneOrSeveral[ModelLike] | None = None,
+    alpha: OneOrSeveral[float] = 1.0,
+    retain: OneOrSeveral[ModelLike] | None = None,
+    beta: OneOrSeveral[float] | None = None,
     prior: ModelLike | None = None,
     dtype: str = "same",
     rounding: str = "nearest",
@@ -106,10 +115,13 @@ def merge(
 
     target, prior: folder or `repo[@revision]`. forget, retain: PEFT adapter folders, or full checkpoints. Checkpoints
     need the prior; so do adapters with more than factors (modules_to_save, biases, DoRA). alpha, beta ≥ 0; a vector
-    whose strength is 0 is not opened. dtype: "same" or a name in `DTYPES`. rounding: "nearest" or "stochastic"
-    (unbiased, from `seed`). exact: fp64 arithmetic. max_memory: bytes or "512MB", of which 100 MB are kept for Python
-    itself. threads: at most this many, by default one a core. An `out` that was made from the same inputs is left as it
-    is; one that msa-lite made from other inputs is only overwritten with `replace`.
+    whose strength is 0 is not opened. Several requests: lists of vectors, and of strengths in the same order. The order
+    of the requests does not change a byte of the weights; how far they interfere is logged first.
+
+    dtype: "same" or a name in `DTYPES`. rounding: "nearest" or "stochastic" (unbiased, from `seed`). exact: fp64
+    arithmetic. max_memory: bytes or "512MB", of which 100 MB are kept for Python itself. threads: at most this many, by
+    default one a core. An `out` that was made from the same inputs is left as it is; one that msa-lite made from other
+    inputs is only overwritten with `replace`.
 
     Raise before anything is written: UsageError, MismatchError (tensors that do not fit, all named), FormatError
     (broken files, quantised targets), OutputError (`out` is taken, locked or the disk is too small). Raise during the
@@ -133,24 +145,31 @@ def merge_terms(
     max_memory: str | int = "512MB",
     threads: int | None = None,
     replace: bool = False,
+    compare: bool = True,
     progress: Progress = silent,
 ) -> Merged:
-    """Write θ_D + Σ weight · vector to `out`, as `merge` does, for the terms of MSA or of a baseline."""
+    """Write θ_D + Σ weight · vector to `out`, as `merge` does, for the terms of MSA or of a baseline.
+
+    compare: tell first how far the vectors of several requests interfere.
+    """
     parse_size(max_memory)
     inputs = find_inputs(out, "model", target, terms, prior, precision.record, replace)
     if (change := inputs.finished) is not None:
-        return Merged(folder=inputs.out, **{**change, "notes": tuple(change.get("notes", ()))})
+        figures = {**change, "notes": tuple(change.get("notes", ())), "interference": inputs.interference}
+        return Merged(folder=inputs.out, **figures)
     plan = make_plan(inputs.target, inputs.terms, inputs.prior, precision)
-    merged = _write_model(
-        plan, inputs, make_budget(plan, max_memory, threads), recipe_beside(plan, inputs.sources), progress
-    )
+    budget, recipe = make_budget(plan, max_memory, threads), recipe_beside(plan, inputs.sources)
+    pairs = [pair.as_dict() for pair in tell_interference(plan, max_memory)] if compare else []
+    merged = _write_model(plan, inputs, budget, recipe, pairs, progress)
     for note in merged.notes:
         logger.warning("%s", note)
     return merged
 
 
-def _write_model(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, progress: Progress) -> Merged:
-    """Write the output's folder."""
+def _write_model(
+    plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, pairs: list[dict[str, Any]], progress: Progress
+) -> Merged:
+    """Write the output's folder. pairs: how the vectors interfere."""
     out, dtype = inputs.out, plan.precision.dtype
     needed = output_bytes(plan.target.tensors.values(), dtype)
     check_space(out, needed - _done_already(out))
@@ -162,13 +181,14 @@ def _write_model(plan: MergePlan, inputs: Inputs, budget: Budget, recipe: str, p
     plan.check_factors()
     with inputs.stage(needed, resumable=True) as (partial, facts, hashes):
         changes = _write_shards(plan, budget, partial, hashes, progress)
-        merged = _summary(plan, out, changes)
+        merged = dataclasses.replace(_summary(plan, out, changes), interference=pairs)
         write_companions(plan.target, partial, dtype)
         if tokenizer := inputs.target.tokenizer:
             copy_tokenizer(tokenizer.folder, partial)
         write_text(partial / MERGEKIT_FILE, recipe)
-        facts["change"] = {key: value for key, value in merged.as_dict().items() if key != "out"}
+        facts["change"] = merged.change
         facts["fidelity"] = fidelity_report(changes)
+        facts |= interference_fact(pairs)
     return merged
 
 
@@ -260,7 +280,8 @@ def _summary(plan: MergePlan, out: Path, changes: dict[str, Change]) -> Merged:
         )
     apart = sum(term.weight * term.weight * change.vectors[term.name] for term in plan.terms)  # ** overflows loudly
     if apart and change.wanted < 1e-12 * apart:  # squared norms: nothing but rounding is left
-        raise discarded(MismatchError(f"{out}: forget and retain vector cancel each other out; nothing was written"))
+        names = "forget and retain vector" if len(plan.terms) == 2 else "the vectors"
+        raise discarded(MismatchError(f"{out}: {names} cancel each other out; nothing was written"))
     if plan.terms and not change.changed:
         hint = "" if plan.precision.dtype in ("F32", "F64") else " (try --dtype float32)"
         raise discarded(

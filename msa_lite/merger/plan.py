@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,7 @@ from msa_lite.io.hub import Source
 from msa_lite.io.tokenizer import tokenizer_files
 from msa_lite.io.writer import output_bytes, output_dtype
 from msa_lite.merger.deltas import Delta, Dora, Product
-from msa_lite.merger.formula import Term, VectorLike
+from msa_lite.merger.formula import OneOrSeveral, Term, VectorLike, number_terms
 from msa_lite.merger.vectors import Vector, load_vector
 from msa_lite.strengths import Strengths
 
@@ -160,10 +160,10 @@ def block_rows(entry: TensorEntry) -> int:
 
 
 def msa_terms(
-    forget: VectorLike | None,
-    alpha: float | None,
-    retain: VectorLike | None,
-    beta: float | None,
+    forget: OneOrSeveral[VectorLike] | None,
+    alpha: OneOrSeveral[float] | None,
+    retain: OneOrSeveral[VectorLike] | None,
+    beta: OneOrSeveral[float] | None,
     dtype: str = "same",
     rounding: str = "nearest",
     threads: int | None = None,
@@ -171,19 +171,14 @@ def msa_terms(
 ) -> list[Term[VectorLike]]:
     """Return the terms of MSA. Raise UsageError for wrong arguments of a merge, all at once.
 
+    The k-th strength is that of the k-th vector. Without a list, 1.0 is that of every forget vector.
     No file is read.
     """
-    faults = []
-    for name, symbol, vector, strength in (("forget", "alpha", forget, alpha), ("retain", "beta", retain, beta)):
-        if strength is None:
-            if vector is not None:
-                faults.append(f"there is a {name} vector, but no {symbol}; say how strongly it counts")
-        elif not 0 <= strength < math.inf:
-            faults.append(f"{symbol} is {strength}; it must be a number ≥ 0")
-        elif strength > sys.float_info.max:
-            faults.append(f"{symbol} is an integer that no float holds")
-        elif strength > 0 and vector is None:
-            faults.append(f"{symbol} is {strength:g}, but there is no {name} vector")
+    forgets, retains, alphas, betas = (_as_list(value) for value in (forget, retain, alpha, beta))
+    if alpha == 1.0 and len(forgets) > 1:
+        alphas = [1.0] * len(forgets)
+    faults = [*_strength_faults("forget", "alpha", forgets, alphas)]
+    faults += _strength_faults("retain", "beta", retains, betas)
     if dtype not in DTYPES:
         faults.append(f"dtype '{dtype}'{nearest(dtype, DTYPES)}: choose from {', '.join(DTYPES)}")
     if rounding not in ROUNDINGS:
@@ -198,8 +193,35 @@ def msa_terms(
         faults.append("seed: below 2^64")
     if faults:
         raise UsageError("; ".join(faults) if len(faults) == 1 else join_faults("wrong arguments:", faults))
-    weights, vectors = Strengths(float(alpha or 0.0), float(beta or 0.0)).weights, {"forget": forget, "retain": retain}
-    return [Term(name, vector, weights[name]) for name, vector in vectors.items() if vector is not None]
+    weights = [Strengths(float(strength), 0.0).weights["forget"] for strength in alphas]
+    terms = [Term("forget", vector, weight) for vector, weight in zip(forgets, weights, strict=False)]
+    weights = [Strengths(0.0, float(strength)).weights["retain"] for strength in betas]
+    terms += [Term("retain", vector, weight) for vector, weight in zip(retains, weights, strict=False)]
+    return number_terms(terms)
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Return the values of an argument that takes one or several; None is no value."""
+    return [] if value is None else [*value] if isinstance(value, (list, tuple)) else [value]
+
+
+def _strength_faults(name: str, symbol: str, vectors: Sequence[Any], strengths: Sequence[Any]) -> Iterator[str]:
+    """Yield the faults of the strengths of one side. A strength of 0 needs no vector."""
+    for strength in strengths:
+        if not 0 <= strength < math.inf:
+            yield f"{symbol} is {strength}; it must be a number ≥ 0"
+        elif strength > sys.float_info.max:
+            yield f"{symbol} is an integer that no float holds"
+        elif strength > 0 and not vectors:
+            yield f"{symbol} is {strength:g}, but there is no {name} vector"
+    if len(vectors) == 1 and not strengths:
+        yield f"there is a {name} vector, but no {symbol}; say how strongly it counts"
+    elif vectors and len(vectors) != len(strengths):
+        hint = ", or none: then each is 1.0" if name == "forget" else ""
+        yield (
+            f"{name} vectors: {len(vectors)}, {symbol}: {len(strengths)}; give each vector its {symbol}, in the same "
+            f"order{hint}"
+        )
 
 
 def make_plan(target: Source, terms: Sequence[Term[Source]], prior: Source | None, precision: Precision) -> MergePlan:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from msa_lite.errors import UsageError
 from msa_lite.io.hub import Source, commit_of, is_remote, split_name
 from msa_lite.io.reading import local_path
+from msa_lite.merger.formula import OneOrSeveral, Term, number_terms
 from msa_lite.merger.inputs import named_parts, peek
 from msa_lite.merger.mergekit import MergeRequest, Reference, write_recipe
 from msa_lite.merger.plan import MergePlan, msa_terms
@@ -15,10 +16,10 @@ from msa_lite.merger.plan import MergePlan, msa_terms
 def mergekit_recipe(
     target: str,
     *,
-    forget: str | None = None,
-    alpha: float = 1.0,
-    retain: str | None = None,
-    beta: float | None = None,
+    forget: OneOrSeveral[str] | None = None,
+    alpha: OneOrSeveral[float] = 1.0,
+    retain: OneOrSeveral[str] | None = None,
+    beta: OneOrSeveral[float] | None = None,
     prior: str | None = None,
     dtype: str = "same",
 ) -> str:
@@ -27,7 +28,8 @@ def mergekit_recipe(
     Headers and adapters are read to find the right form. Raise UsageError where mergekit has no form for the merge, and
     as `merge` does for inputs that do not fit.
     """
-    terms = [term for term in msa_terms(forget, alpha, retain, beta, dtype) if term.weight]
+    requested: list[Term[str]] = msa_terms(forget, alpha, retain, beta, dtype)
+    terms = number_terms([term for term in requested if term.weight])
     prior = prior if terms else None
     plan = peek(target, terms, prior)
     if plan is None:

@@ -29,6 +29,7 @@ from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import find_prompter
 from msa_lite.pipeline.reopen import RunFolder, open_run
 from msa_lite.recipe import Recipe
+from msa_lite.report.story import PURGED_FILE
 
 _MOST_TOKENS = 200  # of an answer, where the recipe scores nothing
 _ROOM = 0.8  # the share of free memory that weights may take; the rest is for the computation
@@ -150,13 +151,14 @@ def open_panel(folder: str | Path, several: bool = False) -> Panel:
             f"line of {run.folder / RECIPE_FILE})"
         )
     unlearned = fetch(str(run.result), by_content=False)
+    purged = " (the run was purged)" if (run.folder / PURGED_FILE).exists() else ""
     sources: dict[str, Source] = {}
     missing: dict[str, str] = {}
     for name, place in _places(run).items():
         try:
             sources[name] = unlearned if name == _UNLEARNED else fetch(place, by_content=False)
         except MsaError as error:
-            missing[name] = str(error)
+            missing[name] = f"{error}{purged}"
     stays = several and _fit_together(sources)
     if several and not stays:
         notices.info("the models do not fit into memory together: each one is loaded anew for each question")

@@ -76,6 +76,11 @@ def run_baseline(
     """
     check_method(method)
     recipe = load_recipe(recipe, overrides)
+    if recipe.earlier:
+        raise UsageError(
+            f"earlier: {method} is compared on one request; run it with earlier=[], or on a recipe of its own with the "
+            "rows of all requests"
+        )
     check_grids(recipe.baseline.methods)
     if method == TASK_VECTOR:
         if recipe.baseline.start == "prior":

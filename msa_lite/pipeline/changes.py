@@ -18,6 +18,11 @@ _MOST = 5
 _NOTE = re.compile(r"^# ([\w ,]+): (\S+)$", re.MULTILINE)  # revisions of models, hashes of rows
 
 
+def recorded_revisions(recipe: str) -> dict[str, str]:
+    """Return the revisions of models and the hashes of rows in the comments of a run's recipe.yaml, by name."""
+    return dict(_NOTE.findall(recipe))
+
+
 def warn_of_changes(folder: Path, recipe: str) -> None:
     """Warn if a run with this recipe (the text of recipe.yaml) may replace the model in its folder."""
     made = [name for name in ("model", "adapter") if (folder / name / MANIFEST).is_file()]
@@ -44,9 +49,11 @@ def _changes(before: str, after: str) -> Iterator[str]:
     before = before.replace("score: exposure", "score: extraction")  # the rule's former name
     old, new = (dict(_leaves(parse_yaml(text, "recipe.yaml"))) for text in (before, after))
     for key in dict.fromkeys([*old, *new]):
-        if old.get(key) != new.get(key):
+        if old.get(key) != new.get(key) and (
+            key in old or new[key] not in ([], None)
+        ):  # an earlier version lacks a key
             yield f"{key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
-    contents, now = (dict(_NOTE.findall(text)) for text in (before, after))
+    contents, now = recorded_revisions(before), recorded_revisions(after)
     yield from (f"content of {name}" for name, value in now.items() if contents.get(name, value) != value)
 
 

@@ -13,9 +13,10 @@ from msa_lite.choose.candidates import Values
 from msa_lite.choose.choice import load_choice
 from msa_lite.errors import UsageError
 from msa_lite.evals.records import stand_alone
-from msa_lite.io.progress import Progress, announce, silent
+from msa_lite.io.progress import Progress, announce, notices, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.merger import Merged, MergedAdapter
+from msa_lite.merger import Merged, MergedAdapter, Term
+from msa_lite.pipeline.earlier import earlier_terms, open_earlier, rebuild_command
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.prepare import Run, RunPlan
@@ -23,7 +24,7 @@ from msa_lite.pipeline.prepare_models import whole_target
 from msa_lite.pipeline.probe_rows import cheap_probe
 from msa_lite.pipeline.removal import check_record_key, write_record
 from msa_lite.pipeline.reporting import drop_report, write_run_report
-from msa_lite.pipeline.stages import evaluate_all
+from msa_lite.pipeline.stages import evaluate_all, merge_precision
 from msa_lite.pipeline.steps import fit_steps, run_steps
 from msa_lite.pipeline.strengths import (
     SweepResult,
@@ -34,6 +35,7 @@ from msa_lite.pipeline.strengths import (
     merge_chosen,
     recorded_points,
     rescore,
+    run_terms,
     sweep_plan,
 )
 from msa_lite.pipeline.verdict import Findings, judge_run
@@ -158,8 +160,15 @@ def run_plan(
         rescore(run, swept, merged, progress)
         reports = evaluate_all(run, merged, plan.describe(recipe, swept.strengths.values), progress)
         findings = judge_run(run, progress)
-        write_record(run, swept.strengths.values, merged)
+        write_record(run, swept.strengths.values, merged, [one.folder for one in run.earlier])
         write_run_report(run.folder, findings.examples if show_examples else ())
+        if run.earlier:
+            terms = run_terms(run, swept.strengths)
+            precision = merge_precision(run) if recipe.merge.form == "model" else None
+            command = rebuild_command(run.sources["target"], run.sources["prior"], terms, precision)
+            notices.info(
+                "to drop a request later, leave it out of this, which makes the same from nothing: %s", command
+            )
     return make_result(run, swept.strengths.values, merged, reports, findings)
 
 
@@ -206,6 +215,11 @@ def merge_arguments(recipe: Recipe) -> dict[str, Any]:
     missing = [str(path) for path in vectors.values() if load_manifest(path) is None]
     if missing:
         raise UsageError(f"{' and '.join(missing)}: not fitted yet; `msa-lite vector` on the recipe does it")
-    models = {"target": whole_target(recipe), "prior": recipe.prior_checkpoint}
-    folders = {name: str(path) for name, path in vectors.items()}
-    return {**models, **folders, **strengths.values, "dtype": recipe.merge.dtype}
+    models = {"target": whole_target(recipe), "prior": recipe.prior_checkpoint, "dtype": recipe.merge.dtype}
+    if not recipe.earlier:
+        return {**models, **{name: str(path) for name, path in vectors.items()}, **strengths.values}
+    own = [Term(name, path, strengths.weights[name]) for name, path in vectors.items()]
+    terms = [*own, *earlier_terms(open_earlier(recipe))]
+    folders = {side: [str(term.vector) for term in terms if term.side == side] for side in strengths.weights}
+    weights = {side: [abs(term.weight) for term in terms if term.side == side] for side in strengths.weights}
+    return {**models, **folders, "alpha": weights["forget"] or 0.0, "beta": weights["retain"]}

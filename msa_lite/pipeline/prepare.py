@@ -22,6 +22,7 @@ from msa_lite.io.hub import Source
 from msa_lite.io.loading import pattern_fault
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.vocabulary import token_tensors
+from msa_lite.pipeline.earlier import EarlierRun, check_earlier, check_rows, open_earlier
 from msa_lite.pipeline.prepare_data import ALTERNATIVES, load_data
 from msa_lite.pipeline.prepare_models import check_apart, check_readings, open_models, open_reader
 from msa_lite.pipeline.prepare_prompt import resolve_prompt
@@ -79,6 +80,8 @@ class Run:
     """The validation and test rows."""
     alternatives: list[str]
     """The answers that the recipe gives for dpo."""
+    earlier: tuple[EarlierRun, ...] = ()
+    """The runs of earlier requests, whose vectors are merged, too."""
     prompt_search: dict[str, Any] | None = None
     """The outcome of `prompt: auto` in detail. The recipe has the prompt itself."""
 
@@ -129,9 +132,11 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     if recipe.merge.form == "adapter" and recipe.vector.mode == "full":
         raise UsageError("merge.as: vector.mode full makes no adapter; choose merge.as model, or vector.mode lora")
     open_judge(_judge_settings(recipe))  # it may lack a key
+    earlier = open_earlier(recipe)
     sources = open_models(recipe, plan.start, progress)
     if plan.start == "prior":
         check_apart(sources["target"], sources["prior"])
+    check_earlier(recipe, earlier, sources)
     target = load_checkpoint(sources["target"].folder)
     _check_lora_targets(recipe, target)
     _check_same_rows(recipe, target, sources["prior"])
@@ -143,6 +148,7 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     recipe, prompter, search = resolve_prompt(recipe, sources["target"], tokenizer, all_rows, places)
     all_rows = {name: shorten(rows, prompter, recipe.vector.max_length) for name, rows in all_rows.items()}
     learnt = {name: rows for name, rows in all_rows.items() if "." not in name}
+    check_rows(earlier, learnt["forget"])
     if recipe.retain and recipe.retain.data.sample == "match_forget" and plan.sample:
         learnt["retain"] = sample_rows(learnt["retain"], len(learnt["forget"]), recipe.seed)
     check_readings(sources, tokenizer, learnt["forget"])
@@ -159,6 +165,7 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
         examples=examples,
         questions=questions,
         alternatives=_alternatives(all_rows.get(ALTERNATIVES, ())),
+        earlier=earlier,
         prompt_search=search,
     )
 

@@ -157,7 +157,7 @@ def check_apart(target: Source, prior: Source) -> None:
     """Raise MismatchError if target and prior are the same model, by name, content or weights."""
     if target.revision == prior.revision or target.folder.resolve() == prior.folder.resolve():
         what = "are the same model"
-    elif _same_weights(load_checkpoint(target.folder), load_checkpoint(prior.folder)):
+    elif same_weights(load_checkpoint(target.folder), load_checkpoint(prior.folder)):
         what = "have the same weights"
     else:
         return
@@ -169,7 +169,7 @@ def check_apart(target: Source, prior: Source) -> None:
     )
 
 
-def _same_weights(one: Checkpoint, other: Checkpoint) -> bool:
+def same_weights(one: Checkpoint, other: Checkpoint) -> bool:
     """Check whether two checkpoints hold the same bytes under the same names, small tensors first."""
     forms = [{name: (entry.dtype, entry.shape) for name, entry in model.tensors.items()} for model in (one, other)]
     if forms[0] != forms[1]:

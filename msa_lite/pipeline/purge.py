@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from msa_lite.pipeline.holdings import Holding, Remark, Survey, remove_empty, ru
 from msa_lite.pipeline.reopen import RunFolder, open_run
 from msa_lite.pipeline.reporting import MARKDOWN_FILE, write_run_report
 from msa_lite.recipe import Data
+from msa_lite.record.facts import utc
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.page import PAGE_FILE
 from msa_lite.report.story import PURGED_FILE
@@ -139,7 +140,7 @@ def _survey(run: RunFolder) -> Purge:
 
 def _remove(run: RunFolder, found: Purge) -> None:
     """Remove the holdings. Raise StageError with all that cannot be removed; the others are gone then."""
-    file, began = run.folder / PURGED_FILE, _now()
+    file, began = run.folder / PURGED_FILE, utc(time.time())
     former: dict[str, Any] = {}
     with suppress(MsaError):
         former = read_object(file)
@@ -156,7 +157,7 @@ def _remove(run: RunFolder, found: Purge) -> None:
     remove_empty(run)
     if faults:
         raise StageError(join_faults(f"{run.folder}: could not be removed, all else is gone:", faults, limit=50))
-    write_json(file, note | {"ended": _now()})
+    write_json(file, note | {"ended": utc(time.time())})
 
 
 def _sources(run: RunFolder) -> Iterator[tuple[str, DataSource]]:
@@ -251,6 +252,7 @@ def _elsewhere(run: RunFolder, sources: dict[str, DataSource]) -> Iterator[str]:
             yield f"the data itself: {source.path} ({key})"
     if not local_path(recipe.target).resolve().is_relative_to(run.folder.resolve()):
         yield f"the target, which knows the data: {recipe.target}, and its copies"
+    yield from (f"the vectors of an earlier request, in {folder}: purge that run, too" for folder in recipe.earlier)
     if recipe.evaluate and recipe.evaluate.judge.kind == "openai":
         server = recipe.evaluate.judge.base_url or "OpenAI, or OPENAI_BASE_URL"
         yield f"what the judge was asked: questions and answers went to its server ({server})"
@@ -264,7 +266,3 @@ def _entry(holding: Holding) -> dict[str, Any]:
 
 def _tree_size(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -20,7 +20,8 @@ from msa_lite.evals.models import load_model
 from msa_lite.evals.qa import Qa
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
-from msa_lite.merger import Merged, MergedAdapter, Precision, Term, merge_terms, merge_terms_to_adapter
+from msa_lite.merger import Merged, MergedAdapter, Precision, Term, hash_vector, merge_terms, merge_terms_to_adapter
+from msa_lite.pipeline.earlier import earlier_terms
 from msa_lite.pipeline.folder import BASELINES
 from msa_lite.pipeline.prepare import Run
 from msa_lite.report import Report
@@ -57,7 +58,7 @@ def merge_candidate(run: Run, terms: Terms) -> Any:
     folder = run.folder / "candidate"
     with FileLock(run.folder / ".candidate.lock"):
         shutil.rmtree(folder, ignore_errors=True)  # what a kill may have left
-        _merge_model(run, folder, terms, silent)
+        _merge_model(run, folder, terms, silent, compare=False)
         try:
             return load_model(folder)
         finally:
@@ -67,7 +68,9 @@ def merge_candidate(run: Run, terms: Terms) -> Any:
 def merge_identity(run: Run) -> dict[str, Any]:
     """Return all that decides a merge besides its vectors and their weights, for a manifest."""
     models = {name: run.sources[name].identity() for name in ("target", "prior")}
-    return models | {"merge": run.recipe.merge.model_dump(exclude={"form"}), "seed": run.recipe.seed}
+    identity = models | {"merge": run.recipe.merge.model_dump(exclude={"form"}), "seed": run.recipe.seed}
+    earlier = sorted([hash_vector(term.vector), term.weight] for term in earlier_terms(run.earlier))
+    return identity | ({"earlier": earlier} if earlier else {})
 
 
 def merge_precision(run: Run) -> Precision:
@@ -75,9 +78,17 @@ def merge_precision(run: Run) -> Precision:
     return Precision.named(run.recipe.merge.dtype, run.recipe.merge.rounding, run.recipe.seed)
 
 
-def _merge_model(run: Run, folder: Path, terms: Terms, progress: Progress) -> Merged:
-    target, prior = run.sources["target"], run.sources["prior"]
-    return merge_terms(target, folder, _open_terms(terms), prior, merge_precision(run), replace=True, progress=progress)
+def _merge_model(run: Run, folder: Path, terms: Terms, progress: Progress, compare: bool = True) -> Merged:
+    return merge_terms(
+        run.sources["target"],
+        folder,
+        _open_terms(terms),
+        run.sources["prior"],
+        merge_precision(run),
+        replace=True,
+        compare=compare,
+        progress=progress,
+    )
 
 
 def _open_terms(terms: Terms) -> list[Term[Source]]:

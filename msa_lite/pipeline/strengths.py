@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from msa_lite.io.manifest import is_finished, partial_folder
 from msa_lite.io.progress import Progress, announce, silent
 from msa_lite.io.seal import MANIFEST, load_manifest
 from msa_lite.merger import Merged, MergedAdapter, Term
+from msa_lite.pipeline.earlier import earlier_terms
 from msa_lite.pipeline.fits import check_learns, fit_settings, fit_until
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.knowledge import check_knowledge
@@ -197,12 +198,13 @@ def choose_strengths(run: Run, progress: Progress) -> Swept:
 
 def merge_chosen(run: Run, swept: Swept, progress: Progress) -> Merged | MergedAdapter:
     """Write the unlearned model of the chosen point."""
-    return merge_vectors(run, _terms(run, swept.strengths), progress)
+    return merge_vectors(run, run_terms(run, swept.strengths), progress)
 
 
-def _terms(run: Run, strengths: Strengths) -> list[Term[Path]]:
-    """Return the vectors of the run with their weights."""
-    return [Term(name, run.vector_folder(name), strengths.weights[name]) for name in run.vector_names]
+def run_terms(run: Run, strengths: Strengths) -> list[Term[Path]]:
+    """Return the vectors of the run, and of the earlier ones, with their weights."""
+    own = [Term(name, run.vector_folder(name), strengths.weights[name]) for name in run.vector_names]
+    return [*own, *earlier_terms(run.earlier)]
 
 
 def rescore(run: Run, swept: Swept, merged: Merged | MergedAdapter, progress: Progress) -> list[str]:
@@ -228,9 +230,17 @@ def _scored(rule: str, score: float, met: bool) -> str:
 def _load_points(run: Run) -> Callable[[Values | None], Any]:
     """Return a function that gives the model of a point, or, for None, the target."""
     if run.recipe.select.four_bit:
-        return Points(run.sources["target"].folder, {name: run.vector_folder(name) for name in run.vector_names})
+        earlier = earlier_terms(run.earlier)
+        adapters = {name: run.vector_folder(name) for name in run.vector_names}
+        adapters |= {term.name: term.vector for term in earlier}
+        return Points(run.sources["target"].folder, adapters, {term.name: term.weight for term in earlier})
     target = LoadedTarget(run)
-    return lambda values: target.merged(_terms(run, Strengths.of(values or {})))
+
+    def load(values: Values | None) -> Any:
+        terms = run_terms(run, Strengths.of(values or {}))
+        return target.merged(terms if values is not None else [replace(term, weight=0.0) for term in terms])
+
+    return load
 
 
 def recorded_points(recipe: Recipe) -> Any:

@@ -15,12 +15,12 @@ from typing import Any
 from msa_lite.io.progress import notices
 
 # Keys whose texts may name a folder or file on this machine. `output` is none: results go to the working folder.
-_KEYS = {"target", "prior", "ideal", "tokenizer", "checkpoint", "model", "path", "data"}
+_KEYS = {"target", "prior", "ideal", "tokenizer", "checkpoint", "model", "path", "data", "earlier"}
 _LIKE_HUB = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 # What makes a folder of the name of a Hub repository a model or data set of one's own, not a folder that merely has
 # that name.
 _MODEL_FILES = ("config.json", "adapter_config.json", "tokenizer_config.json", "tokenizer.json")
-_DATA = {"path", "data"}
+_DATA = {"path", "data", "earlier"}  # any folder that is not empty
 
 
 def resolve_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:

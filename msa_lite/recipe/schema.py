@@ -243,6 +243,9 @@ class Recipe(Closed):
     """The forget set."""
     retain: Retain | None = None
     """The retain set, which is optional."""
+    earlier: list[str] = []
+    """The folders of finished runs: earlier requests against the same target. Their vectors, and those of the runs that
+    are earlier for these, go into the same merge, at the strengths of their runs."""
     vector: VectorSpec = VectorSpec()
     """The fit of the vectors."""
     columns: Columns = Columns()
