@@ -156,7 +156,9 @@ def _remove(run: RunFolder, found: Purge) -> None:
             faults.append(f"{error.filename or holding.name}: {error.strerror or error}")
     remove_empty(run)
     if faults:
-        raise StageError(join_faults(f"{run.folder}: could not be removed, all else is gone:", faults, limit=50))
+        raise StageError(
+            join_faults(f"{run.folder}: not all could be removed; the same command goes on with it:", faults, limit=50)
+        )
     write_json(file, note | {"ended": utc(time.time())})
 
 
@@ -234,7 +236,7 @@ def _files_with_examples(home: Path) -> Iterator[Path]:
 
 def _write_without(home: Path) -> None:
     """Write the reports of a run without examples; remove those that cannot be written again."""
-    with suppress(MsaError, ImportError):  # a plain installation draws no pages
+    with suppress(MsaError):  # of a run that is damaged
         write_run_report(home)
     for path in _files_with_examples(home):
         path.unlink()
