@@ -29,7 +29,7 @@ from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import find_prompter
 from msa_lite.pipeline.reopen import RunFolder, open_run
 from msa_lite.recipe import Recipe
-from msa_lite.report.story import PURGED_FILE
+from msa_lite.report.purged import PURGED_FILE
 
 _MOST_TOKENS = 200  # of an answer, where the recipe scores nothing
 _ROOM = 0.8  # the share of free memory that weights may take; the rest is for the computation

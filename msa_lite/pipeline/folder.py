@@ -21,7 +21,7 @@ from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
 from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe
-from msa_lite.report.story import PURGED_FILE
+from msa_lite.report.purged import PURGED_FILE
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo

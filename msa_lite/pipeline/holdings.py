@@ -19,7 +19,7 @@ from msa_lite.pipeline.reopen import RunFolder
 from msa_lite.pipeline.reporting import REPORT_FILES
 from msa_lite.record.keyed import KEY_FILE
 from msa_lite.record.store import RECORD_FILE, SIGNATURE_FILE
-from msa_lite.report.story import PURGED_FILE
+from msa_lite.report.purged import PURGED_FILE
 from msa_lite.report.verdict import VERDICT_FILE
 
 RECORDS = "questions, answers and scores of single rows"

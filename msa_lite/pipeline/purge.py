@@ -31,7 +31,7 @@ from msa_lite.recipe import Data
 from msa_lite.record.facts import utc
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.page import PAGE_FILE
-from msa_lite.report.story import PURGED_FILE
+from msa_lite.report.purged import PURGED_FILE
 
 _SEARCHED = 64 << 20  # bytes; larger files of others are not searched for rows
 _SAMPLE = 32  # rows to know a cached table by: it holds all rows of a file
@@ -236,7 +236,7 @@ def _files_with_examples(home: Path) -> Iterator[Path]:
 
 def _write_without(home: Path) -> None:
     """Write the reports of a run without examples; remove those that cannot be written again."""
-    with suppress(MsaError):  # of a run that is damaged
+    with suppress(MsaError, ImportError):  # a damaged run; a plain installation, which writes no page
         write_run_report(home)
     for path in _files_with_examples(home):
         path.unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from msa_lite.report.choosing import Choosing
@@ -86,11 +87,11 @@ def _paint_bars(axes: Any, group: Bars, scale: tuple[float, float]) -> None:
         if metric.stderr:
             error = {"ecolor": INK, "elinewidth": 1.2, "capsize": 3, "capthick": 1.2}
             axes.errorbar(metric.value, at, xerr=margin(metric), fmt="none", **error)
-    axes.set_title(cut(group.heading), loc="left", fontsize=TEXT, x=0)
+    axes.set_title(cut(group.heading, 40), loc="left", fontsize=TEXT, x=0)
     axes.set_yticks(range(len(group.models)), list(group.models), fontsize=TEXT, color=INK)
     axes.set(xlim=scale, ylim=(len(group.models) - 0.4, -0.6))
     axes.locator_params(axis="x", nbins=4)
-    axes.tick_params(length=0)
+    axes.tick_params(length=0, pad=5)
     axes.grid(axis="x")
     axes.spines["bottom"].set_visible(False)
     axes.spines["left"].set_position(("data", 0))
@@ -152,17 +153,19 @@ def _paint_spots(spots: Sequence[_Spot], x_label: str, y_label: str) -> Chart:
 
     def paint(figure: Any) -> None:
         axes = figure.add_subplot()
-        for order, spot in enumerate(spots, 3):
-            colour = ROLES.get(spot.role, RULE)
+        for order, (role, group) in enumerate(groupby(spots, key=lambda spot: spot.role), 3):
+            members = list(group)
+            xs, ys = [spot.x.value for spot in members], [spot.y.value for spot in members]
+            colour = ROLES.get(role, RULE)
             style = {"color": colour, "markersize": 8.5, "markeredgecolor": SURFACE}
-            if spot.role not in ROLES:
+            if role not in ROLES:
                 style = {"color": SURFACE, "markersize": 6, "markeredgecolor": MUTED}
-            errors = {"xerr": margin(spot.x), "yerr": margin(spot.y), "ecolor": colour, "elinewidth": 1}
-            axes.errorbar(spot.x.value, spot.y.value, fmt="none", zorder=2, **errors)
-            axes.plot(spot.x.value, spot.y.value, SHAPES.get(spot.role, "o"), zorder=order, **style)
+            errors = {"xerr": [margin(spot.x) for spot in members], "yerr": [margin(spot.y) for spot in members]}
+            axes.errorbar(xs, ys, fmt="none", zorder=2, ecolor=colour, elinewidth=1, **errors)
+            axes.plot(xs, ys, SHAPES.get(role, "o"), zorder=order, **style)
         axes.grid()
         axes.margins(0.1)
-        axes.set(xlabel=cut(x_label), ylabel=cut(y_label, 44))
+        axes.set(xlabel=cut(x_label, 40), ylabel=cut(y_label, 36))
 
     text = f"Scatter chart. {x_label} and {y_label}: {words}; {len(spots) - len(models)} other candidates."
     return draw("forget-retain", text, 280, paint)

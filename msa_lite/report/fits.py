@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,13 @@ class Fit:
         return (start - tuned) / (start - goal)
 
 
-def load_fits(folder: Path) -> dict[str, Fit]:
-    """Load every fit in a run's `vectors/`, by its name. Raise FormatError for broken files."""
+def load_fits(folder: Path, names: Collection[str] | None = None) -> dict[str, Fit]:
+    """Load the fits in a run's `vectors/` by name, all or those of these names. Raise FormatError for broken files."""
     places = sorted(path for path in folder.glob("*") if path.is_dir() and path.suffix not in (".partial", ".previous"))
     fits = {}
     for place in places:
+        if names is not None and place.name not in names:
+            continue
         if manifest := stage_manifest(place):
             with reading(place / "manifest.json"):
                 fits[place.name] = _fit(manifest, _curve(place / _LOG))

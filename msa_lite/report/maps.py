@@ -10,19 +10,24 @@ from msa_lite.report.drawing import ACCENT, INK, MUTED, RULE, SMALL, Chart, cut,
 from msa_lite.report.table import number
 from msa_lite.report.update import GroupUpdate
 
-Value = float | int | str
+_Value = float | int | str
 SYMBOLS = {"alpha": "α", "beta": "β"}
 _PALE, _DEEP = 0.06, 0.5  # opacity of the accent colour; up to that, ink can be read on it
 _ROOM = 33.0  # units; a narrower cell has no room for its number
 _LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # their usual order
 
 
-def value_label(key: str, value: Value) -> str:
-    """Return one value of a candidate for a reader: "α = 0.5"."""
-    return f"{SYMBOLS.get(key, key)} = {tick(value)}"
+def value_label(key: str, value: _Value) -> str:
+    """Return one value of a candidate for a reader, "α = 0.5", on one line."""
+    return f"{_symbol(key)}\u00a0=\u00a0{tick(value)}"
 
 
-def tick(value: Value) -> str:
+def _symbol(key: str) -> str:
+    """Return the name of an axis."""
+    return SYMBOLS.get(key, cut(key, 16))
+
+
+def tick(value: _Value) -> str:
     """Return a value as axes show it."""
     return cut(value, 12) if isinstance(value, str) else f"{value:g}"
 
@@ -49,7 +54,7 @@ def sweep_chart(choosing: Choosing) -> Chart | None:
     return _score_map(choosing, varied, f"Heat map. {words}")
 
 
-def _steps(points: Sequence[ScoredPoint], key: str) -> list[Value]:
+def _steps(points: Sequence[ScoredPoint], key: str) -> list[_Value]:
     """Return the values on one axis in order, numbers before texts."""
     values = {point.values[key] for point in points}
     return sorted(
@@ -77,7 +82,7 @@ def _score_map(choosing: Choosing, keys: Sequence[str], words: str) -> Chart:
             if point.chosen:
                 _add_cell(axes, place, fill=False, edgecolor=INK, linewidth=2.4, clip_on=False, zorder=5)
         _finish(axes, [tick(value) for value in columns], [tick(value) for value in rows])
-        axes.set(xlabel=SYMBOLS.get(keys[0], keys[0]), ylabel=SYMBOLS.get(keys[1], keys[1]))
+        axes.set(xlabel=_symbol(keys[0]), ylabel=_symbol(keys[1]))
 
     return draw("sweep", words, 60 + len(rows) * min(44, max(16, 320 / len(rows))), paint)
 
@@ -123,7 +128,7 @@ def _score_line(choosing: Choosing, key: str, words: str) -> Chart:
         axes.set_xticks(range(0, len(steps), step), [tick(value) for value in steps[::step]])
         axes.grid(axis="y")
         axes.margins(0.08)
-        axes.set(xlabel=SYMBOLS.get(key, key), ylabel=cut(choosing.heading))
+        axes.set(xlabel=_symbol(key), ylabel=cut(choosing.heading, 30))
 
     return draw("sweep", words, 220, paint)
 
@@ -149,7 +154,7 @@ def layer_chart(cells: Mapping[tuple[int | None, str], GroupUpdate]) -> Chart | 
             _add_share(axes, (kinds.index(kind), layers.index(layer)), size / largest, f"{100 * size:.3g}", room)
         upright = 90 if len(kinds) > 3 else 0
         _finish(axes, ["" for _ in kinds], [str(layer) for layer in layers])
-        axes.set_xticks(range(len(kinds)), [cut(short_kind(kind, kinds), 18) for kind in kinds], rotation=upright)
+        axes.set_xticks(range(len(kinds)), [cut(short_kind(kind, kinds), 14) for kind in kinds], rotation=upright)
         axes.set_ylabel("layer")
         axes.invert_yaxis()
         axes.xaxis.tick_top()

@@ -6,6 +6,8 @@ Texts are in `templates/report.html.jinja`, which escapes all that comes from th
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,23 +15,26 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.io.files import write_text
 from msa_lite.report.charts import Bars, forget_retain_chart, loss_chart, score_bars
-from msa_lite.report.drawing import Chart
+from msa_lite.report.drawing import Chart, cut
 from msa_lite.report.formats import Cell
 from msa_lite.report.maps import layer_chart, sweep_chart, value_label
-from msa_lite.report.metrics import GROUPS, HOLDOUT, METRICS, MetricKind, metric_kind
+from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, metric_kind
 from msa_lite.report.probing import ProbeFacts
 from msa_lite.report.reports import Metric
 from msa_lite.report.story import Story
 from msa_lite.report.table import metric_cell, notes, number
 from msa_lite.report.update import Update
 
+logger = logging.getLogger(__name__)
+
 PAGE_FILE = "report.html"
 _TEMPLATE = "report.html.jinja"
 _MODELS = ("target", "unlearned", "ideal")
+_CHARTS = ("sweep", "forget_retain", "losses", "layers")
 _MOST_BARS = 3  # metrics in the first picture, a side
+_ROOM = 40  # signs above a picture of bars
 _MOST_COLUMNS = 5  # metrics in the table of a sweep
 _MOST_POINTS = 12  # of a sweep; a longer table is folded
 
@@ -50,20 +55,31 @@ def make_page(story: Story) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": _signed, "percent": _percent, "count": "{:,}".format, "subscripts": _subscripts}
+    environment.filters |= {
+        "number": _signed,
+        "percent": _percent,
+        "count": "{:,}".format,
+        "subscripts": _subscripts,
+        "cut": cut,
+        "tied": _tied,
+    }
+    drawn = importlib.util.find_spec("matplotlib") is not None
+    if not drawn:
+        logger.warning("no pictures on the page: pip install matplotlib, then write the report again")
     page = environment.get_template(_TEMPLATE).render(
         story=story,
+        drawn=drawn,
         models=[name for name in _MODELS if name in story.reports],
         strengths=[value_label(key, value) for key, value in story.strengths.items()],
-        bars=_bars(story),
+        bars=_bars(story) if drawn else [],
+        meanings=_meanings(story),
         scores=_score_groups(story),
         notes=notes(story.reports),
         points=_point_table(story),
         fold_points=bool(story.choosing and len(story.choosing.points) > _MOST_POINTS),
-        charts=_charts(story),
+        charts=_charts(story) if drawn else dict.fromkeys(_CHARTS),
         change=_change(story.update) if story.update else [],
         probed=_probed(story.probe) if story.probe else [],
-        value_label=value_label,
     )
     return page.rstrip() + "\n"
 
@@ -83,6 +99,11 @@ def _percent(share: float | None) -> str:
     return f"{percent:.1f} %" if percent >= 1 or percent == 0 else f"{percent:.2g} %"
 
 
+def _tied(text: str) -> str:
+    """Return text whose percent signs stay on the line of their numbers."""
+    return re.sub(r"(?<=\d) %", "\u00a0%", text)
+
+
 def _subscripts(formula: str) -> Any:
     """Return a formula as HTML: θ_0 with a lowered 0."""
     from markupsafe import Markup, escape
@@ -91,39 +112,54 @@ def _subscripts(formula: str) -> Any:
 
 
 def _charts(story: Story) -> dict[str, Chart | None]:
-    return {
-        "sweep": sweep_chart(story.choosing) if story.choosing else None,
-        "forget_retain": forget_retain_chart(story.choosing) if story.choosing else None,
-        "losses": loss_chart(story.fits),
-        "layers": layer_chart(story.update.cells()) if story.update else None,
-    }
+    """Return the pictures by name, None for those that there is nothing for."""
+    charts = (
+        sweep_chart(story.choosing) if story.choosing else None,
+        forget_retain_chart(story.choosing) if story.choosing else None,
+        loss_chart(story.fits),
+        layer_chart(story.update.cells()) if story.update else None,
+    )
+    return dict(zip(_CHARTS, charts, strict=True))
 
 
 def _bars(story: Story) -> list[tuple[str, Chart]]:
     """Return the pictures of the few metrics that matter: (heading, bars), first of forgetting, then of the rest."""
-    sides: dict[str, list[Bars]] = {"What it was to forget": [], "What it was to keep": []}
-    forget, keep = sides.values()
-    for kind in _main_metrics(story):
+    sides: dict[str, list[Bars]] = {heading: [] for heading in _SIDES}
+    for heading, kind in _shown(story):
         models = {name: story.reports[name].metrics.get(kind.name) for name in _MODELS if name in story.reports}
         present = {name: metric for name, metric in models.items() if metric is not None}
-        side = forget if kind.group in _FORGETTING else keep
-        if len(side) < _MOST_BARS and any(metric.value is not None for metric in present.values()):
-            side.append(Bars(f"{kind.label}: {_way(kind, next(iter(present.values())))}", present))
+        sides[heading].append(Bars(_bars_heading(kind, next(iter(present.values()))), present))
+    forget, keep = sides.values()
     if not forget:
         sides = {"The scores that matter": keep}
     return [(heading, score_bars(f"bars-{at}", bars)) for at, (heading, bars) in enumerate(sides.items()) if bars]
 
 
+def _shown(story: Story) -> list[tuple[str, MetricKind]]:
+    """Return the metrics of the first pictures, each with the heading of its side; those without any value are not."""
+    shown: dict[str, list[MetricKind]] = {heading: [] for heading in _SIDES}
+    for kind in map(metric_kind, story.main_metrics):
+        side = shown[_SIDES[kind.group not in _FORGETTING]]
+        values = [report.values().get(kind.name) for report in story.reports.values()]
+        if len(side) < _MOST_BARS and any(value is not None for value in values):
+            side.append(kind)
+    return [(heading, kind) for heading, kinds in shown.items() for kind in kinds]
+
+
+def _meanings(story: Story) -> dict[str, str]:
+    """Return what the metrics of the first pictures mean, by label."""
+    return {kind.label: kind.formula for _, kind in _shown(story) if kind.formula}
+
+
+def _bars_heading(kind: MetricKind, metric: Metric) -> str:
+    """Return a metric's name with the direction: in words, or where they have no room, as an arrow."""
+    words = f"{kind.label}: {_way(kind, metric)}"
+    arrow = " → 0" if kind.best_at_zero else {True: " ↑", False: " ↓", None: ""}[metric.higher_is_better]
+    return words if len(words) <= _ROOM else cut(kind.label, _ROOM - 4) + arrow
+
+
+_SIDES = ("What it was to forget", "What it was to keep")
 _FORGETTING = [group for group in GROUPS if "forget" in group]
-
-
-def _main_metrics(story: Story) -> list[MetricKind]:
-    """Return the main metrics of the benchmark, as the table of a sweep has them; of others all but the holdout's."""
-    names = list(dict.fromkeys(name for report in story.reports.values() for name in report.metrics))
-    entry = BENCHMARKS.get(story.benchmark or "")
-    lists = [[name for name in columns if name in names] for columns in (entry.sweep_columns if entry else ())]
-    main = next((columns for columns in lists if columns), names)
-    return [kind for kind in map(metric_kind, main) if kind.group != HOLDOUT]
 
 
 def _way(kind: MetricKind, metric: Metric) -> str:
@@ -191,7 +227,9 @@ def _point_table(story: Story) -> PointTable | None:
         return None
     every = [choosing.target, *(point.metrics for point in choosing.points)]
     counts = {name: max(m[name].n for m in every if name in m) for name in {name for m in every for name in m}}
-    kinds = [(kind, counts[kind.name]) for kind in _main_metrics(story) if kind.name in counts][:_MOST_COLUMNS]
+    kinds = [(kind, counts[kind.name]) for kind in map(metric_kind, story.main_metrics) if kind.name in counts][
+        :_MOST_COLUMNS
+    ]
 
     def cells(metrics: Mapping[str, Metric]) -> list[Cell]:
         return [metric_cell(metrics.get(kind.name), n) for kind, n in kinds]

@@ -17,17 +17,17 @@ from msa_lite.report.fits import Fit, load_fits
 from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
 from msa_lite.report.provenance import Provenance, is_run, load_provenance
+from msa_lite.report.purged import after_purge
 from msa_lite.report.reports import Report
 from msa_lite.report.sentence import basis_of, first_sentence
 from msa_lite.report.update import Update, load_update
 from msa_lite.report.verdict import VERDICT_FILE
+from msa_lite.report.wanted import Wanted, is_report_of
 
 LIMIT = (
     "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
     "prompts, further tuning or quantisation may bring some of it back."
 )
-PURGED_FILE = "purged.json"  # what `msa-lite purge` has removed from a run's folder, and when
-_SCORED = ("target", "unlearned", "ideal")
 _FORMULAS = {
     "msa": "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
     "task_vector": "θ_u = θ_D − α (θ_1 − θ_D) + β (θ_2 − θ_D)",
@@ -167,11 +167,18 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         raise UsageError(
             f"{folder}: {'no run of msa-lite' if folder.is_dir() else 'no such folder'}; give a run's folder"
         )
-    provenance, evaluation = load_provenance(folder), folder / "evaluation"
-    reports = {name: report for name in _SCORED if (report := stage_report(evaluation / name))}
-    parts = {name: stage_report(evaluation / f"{name}_validation") for name in (*_SCORED, "prior")}
-    choosing, update, verdict = load_choosing(folder / "sweep"), load_update(folder), _verdict(folder / VERDICT_FILE)
-    fits, method = load_fits(folder / "vectors"), provenance.method
+    provenance, verdict = load_provenance(folder), _verdict(folder / VERDICT_FILE)
+    with reading(folder / "recipe.yaml"):
+        wanted = Wanted.of(provenance)
+    update = load_update(folder)
+    reports = {name: report for name in wanted.models if (report := stage_report(folder / "evaluation" / name))}
+    parts = {name: stage_report(folder / "evaluation" / f"{name}_validation") for name in wanted.models_to_choose_by}
+    validation = {name: report for name, report in parts.items() if report}
+    for scored in (reports, validation):
+        if "unlearned" in scored and not (update and is_report_of(scored["unlearned"], update.folder)):
+            del scored["unlearned"]  # of a model that was there before
+    choosing = load_choosing(folder / "sweep") if wanted.choice else None
+    fits = load_fits(folder / "vectors", wanted.vectors)
     with reading(folder / VERDICT_FILE):
         sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
     return Story(
@@ -179,12 +186,12 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         sentence=sentence,
         basis=basis,
         verdict=verdict,
-        method=method,
+        method=provenance.method,
         formula=_formula(provenance),
         strengths=_strengths(folder, reports, choosing),
         names=provenance.models,
         reports=reports,
-        validation={name: report for name, report in parts.items() if report},
+        validation=validation,
         choosing=choosing,
         fits=fits,
         update=update,
@@ -194,7 +201,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         provenance=provenance,
         warnings=(*(update.notes if update else ()), *(choosing.doubts if choosing else ())),
         limits=_limits(reports, verdict),
-        missing=_after_purge(folder, _missing(provenance.values, method, reports, fits, choosing, update, verdict)),
+        missing=after_purge(folder, _missing(wanted, reports, fits, choosing, update, verdict)),
     )
 
 
@@ -270,8 +277,7 @@ def _limits(reports: Mapping[str, Report], verdict: Mapping[str, Any] | None) ->
 
 
 def _missing(
-    recipe: Mapping[str, Any],
-    method: str,
+    wanted: Wanted,
     reports: Mapping[str, Report],
     fits: Mapping[str, Fit],
     choosing: Choosing | None,
@@ -279,47 +285,19 @@ def _missing(
     verdict: Mapping[str, Any] | None,
 ) -> tuple[str, ...]:
     """Return a line for each stage of the recipe that is not there."""
-    lines = []
-    strengths = {"forget": ("forget", "alpha"), "retain": ("retain", "beta")}
-    values = {name: (recipe.get(section) or {}).get(key) for name, (section, key) in strengths.items()}
-    if method in ("msa", "task_vector"):
-        needed = [name for name, value in values.items() if recipe.get(name) and _is_used(value)]
-        lines += [f"vectors/{name}: the {name} vector is not fitted yet" for name in needed if name not in fits]
-        if any(_is_choice(values[name]) for name in needed) and choosing is None:
-            lines.append("sweep: alpha and beta are not chosen yet")
-    elif not fits:
+    lines = [
+        f"vectors/{name}: the {name} vector is not fitted yet" for name in wanted.vectors or () if name not in fits
+    ]
+    if wanted.vectors is None and not fits:
         lines.append("vectors: nothing is trained yet")
+    if wanted.choice is True and choosing is None:
+        lines.append("sweep: alpha and beta are not chosen yet")
     if update is None:
-        form = (recipe.get("merge") or {}).get("as", "model")
-        lines.append(f"{form}: the unlearned model is not merged yet")
-    if evaluate := recipe.get("evaluate"):
-        wanted = [name for name in _SCORED if name != "ideal" or evaluate.get("ideal")]
-        nothing = verdict is not None and verdict["outcome"] is None and not reports  # no rows to score
-        absent = [name for name in wanted if name not in reports and not nothing]
-        lines += [f"evaluation/{name}: the {_what(name)} is not scored yet" for name in absent]
+        lines.append(f"{wanted.form}: the unlearned model is not merged yet")
+    nothing = verdict is not None and verdict["outcome"] is None and not reports  # no rows to score
+    absent = [name for name in wanted.models if name not in reports and not nothing]
+    whats = {"unlearned": "unlearned model"}
+    lines += [f"evaluation/{name}: the {whats.get(name, name)} is not scored yet" for name in absent]
     if verdict is None:
         lines.append(f"{VERDICT_FILE}: there is no verdict yet")
     return tuple(lines)
-
-
-def _after_purge(folder: Path, lines: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the lines on what is missing, for a run whose data may have been purged: its vectors were there."""
-    path = folder / PURGED_FILE
-    if not path.is_file():
-        return lines
-    day = str(read_object(path).get("began"))[:10]
-    gone = f"vectors: purged on {day}, and so were the records of rows; {PURGED_FILE} lists what was removed"
-    return (gone, *(line for line in lines if not line.startswith("vectors")))
-
-
-def _what(name: str) -> str:
-    return "unlearned model" if name == "unlearned" else name
-
-
-def _is_used(value: Any) -> bool:
-    """Check whether a strength of a recipe is not 0 alone."""
-    return any(value) if isinstance(value, list) else bool(value)
-
-
-def _is_choice(value: Any) -> bool:
-    return value == "auto" or (isinstance(value, list) and len(value) > 1)
