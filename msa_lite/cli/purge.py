@@ -73,7 +73,11 @@ def _print_remarks(title: str, remarks: Sequence[Remark]) -> None:
 
 def _print_end(result: Purge) -> None:
     from msa_lite.pipeline.purge import AFTER, purge_command
+    from msa_lite.report.purged import PURGED_FILE
 
-    if result.removed or not result.holdings:
+    if not result.holdings:
         return
-    click.echo(f"\nnothing was removed. To remove what holds the data: {purge_command(result.folder)}\n{AFTER}")
+    if result.removed:
+        click.echo(f"\n{PURGED_FILE} lists what was removed; `msa-lite verify {result.folder}` checks what stays")
+    else:
+        click.echo(f"\nnothing was removed. To remove what holds the data: {purge_command(result.folder)}\n{AFTER}")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import html
 import json
+import math
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from msa_lite.io.reading import open_file
 
 _BLOCK = 16 << 20  # bytes read at a time
 _MOST = 200  # characters of a text to look for
+_BUDGET = 20 << 30  # texts times bytes to search in
+_FEWEST = 8
 _SHORTEST = 12  # characters; shorter texts stand in many files by chance
 
 
@@ -24,6 +27,12 @@ def needles(texts: Iterable[str]) -> list[bytes]:
             written = (start, json.dumps(start)[1:-1], json.dumps(start, ensure_ascii=False)[1:-1], html.escape(start))
             forms |= dict.fromkeys(form.encode("utf-8", "replace") for form in written)
     return list(forms)
+
+
+def spread(texts: Sequence[str], nbytes: int) -> list[str]:
+    """Return as many of the texts, evenly spread, as can be looked for in so many bytes within seconds; at least 8."""
+    count = max(_FEWEST, _BUDGET // max(1, nbytes))
+    return list(texts[:: math.ceil(len(texts) / count) or 1])
 
 
 def holds_any(path: Path, parts: Collection[bytes]) -> bool:

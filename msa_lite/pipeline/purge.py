@@ -23,7 +23,7 @@ from msa_lite.errors import MsaError, StageError, join_faults
 from msa_lite.io.files import write_json
 from msa_lite.io.lock import locked
 from msa_lite.io.reading import local_path, printable, read_object
-from msa_lite.io.search import holds_any, needles
+from msa_lite.io.search import holds_any, needles, spread
 from msa_lite.pipeline.holdings import Holding, Remark, Survey, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.reopen import RunFolder, open_run
 from msa_lite.pipeline.reporting import MARKDOWN_FILE, write_run_report
@@ -34,7 +34,6 @@ from msa_lite.report.page import PAGE_FILE
 from msa_lite.report.purged import PURGED_FILE
 
 _SEARCHED = 64 << 20  # bytes; larger files of others are not searched for rows
-_SAMPLE = 32  # rows to know a cached table by: it holds all rows of a file
 _EXAMPLES = "questions with answers, as examples; it is written again without them"
 # By these marks a report is known to show examples.
 _SIGNS = {
@@ -200,8 +199,7 @@ def _record_texts(path: Path) -> Iterator[str]:
 
 def _caches(rows: Sequence[str], sources: dict[str, DataSource]) -> Iterator[Path]:
     """Yield the folders of the cache of `datasets` that hold rows to forget."""
-    longest = sorted(rows, key=len)[len(rows) // 2 :]  # of question and answer, mostly the one that says more
-    yield from cached_tables(longest[:: max(1, len(longest) // _SAMPLE)])
+    yield from cached_tables(sorted(rows, key=len)[len(rows) // 2 :])  # of question and answer mostly the longer one
     for source in sources.values():
         yield from cached_repositories(source)
 
@@ -210,10 +208,10 @@ def _searched(run: RunFolder, stray: Remark, rows: Sequence[str]) -> Remark:
     """Return a remark on files of others that says if rows to forget stand in them."""
     path = run.folder / stray.name
     files = [path] if path.is_file() else sorted(path.rglob("*")) if path.is_dir() and not path.is_symlink() else []
-    parts = needles(rows)
     for file in files:
         with suppress(MsaError, OSError):
-            if not file.is_symlink() and file.stat().st_size <= _SEARCHED and holds_any(file, parts):
+            size = file.lstat().st_size
+            if not file.is_symlink() and size <= _SEARCHED and holds_any(file, needles(spread(rows, size))):
                 return Remark(stray.name, f"{stray.reason}; ROWS TO FORGET STAND IN IT")
     return stray
 

@@ -25,6 +25,7 @@ from msa_lite.io.manifest import stage_folder
 from msa_lite.io.seal import MARKER, verify_folder
 from msa_lite.pipeline import purge, report_run
 from tests.e2e.conftest import CallCli, tiny_recipe
+from tests.own_models import make_lora
 
 TREES = ("vectors", "baselines/task_vector/vectors", "history", "target", "prior")
 
@@ -72,11 +73,12 @@ def contents(folder: Path) -> dict[str, str]:
 def test_no_row_is_left_and_the_rest_works_on(
     run: Path, history: Path, cache: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shutil.copytree(history, run / "history")  # as a demo's run has it
     load_rows(DataSource(str(history / "data/forget.jsonl")))
     load_rows(DataSource(str(history / "data/retain.jsonl")))
     rows = forms(history)
     before, kept = holding(run, rows), hash_file(run / "model/manifest.json")
-    assert {"evaluation/target/forget.jsonl", "sweep/target/forget.jsonl"} <= before
+    assert {"evaluation/target/forget.jsonl", "sweep/target/forget.jsonl", "history/data/forget.jsonl"} <= before
     assert {"report.md", "report.html", "report.json"} <= before
     assert len(holding(cache, rows)) == 1
     others = contents(cache).keys() - holding(cache, rows)
@@ -275,6 +277,20 @@ def test_an_adapter_stays_as_the_result_and_is_told_to_be_a_switch(
     text = (made.folder / "recipe.yaml").read_text().replace("as: adapter", "as: model")
     (made.folder / "recipe.yaml").write_text(text)
     assert [holding.name for holding in purge(made.folder).holdings] == ["adapter"], "no result of a run to a model"
+
+
+def test_a_target_written_out_of_its_adapter_goes_and_still_answers(
+    recipe: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    recipe |= {"target": str(make_lora(history / "prior", tmp_path / "lora", scale=0.3)), "evaluate": None}
+    del recipe["retain"]
+    made = msa_lite.run(recipe)
+    assert made is not None
+    answers = msa_lite.ask(made.folder, "Who lives in Oslo?").answers
+    assert (made.folder / "target/manifest.json").is_file()
+    purge(made.folder, remove=True)
+    assert not (made.folder / "target").exists()
+    assert msa_lite.ask(made.folder, "Who lives in Oslo?").answers == answers, "the adapter itself is the user's"
 
 
 def test_a_run_that_was_just_begun_is_listed(tmp_path: Path, history: Path, call_cli: CallCli) -> None:
