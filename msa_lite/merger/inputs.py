@@ -76,7 +76,10 @@ class Inputs:
         Raise OutputError when another process has written the output since the start. At the end, raise StageError when
         a source's file has changed, also in the place of another error.
         """
-        facts = {"sources": {name: printable(source.pinned()) for name, source in self.sources.items()}}
+        facts = {
+            "sources": {name: printable(source.pinned()) for name, source in self.sources.items()},
+            "terms": [{"name": term.name, "weight": term.weight} for term in self.terms],
+        }
         hashes: dict[str, str] = {}
         marks = {path: mark for source in self.sources.values() for path, mark in source.marks.items()}
         with (

@@ -79,6 +79,6 @@ def hash_vector(folder: Path) -> str:
 def _recorded(path: Path, item: Mapping[str, object] | None) -> str | None:
     """Return a file's hash in the manifest beside it; None where there is none, or the file may have changed since."""
     status, written = path.stat(), path.with_name(MANIFEST).stat() if item else None
-    if item is None or written is None or item["bytes"] != status.st_size or status.st_mtime_ns > written.st_mtime_ns:
+    if item is None or written is None or item["bytes"] != status.st_size or status.st_mtime_ns >= written.st_mtime_ns:
         return None
     return str(item["sha256"])

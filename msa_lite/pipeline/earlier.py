@@ -138,8 +138,9 @@ def _is_model(value: Any) -> bool:
 
 
 def _made_from(manifest: Mapping[str, Any], vector: Source) -> bool:
-    """Check whether a merge's manifest has the vector among its inputs."""
-    return any(_is_model(value) and value["revision"] == vector.revision for value in manifest["inputs"].values())
+    """Check whether a merge's manifest has the vector among the forget vectors of its inputs."""
+    inputs = {name: value for name, value in manifest["inputs"].items() if _is_model(value)}
+    return any(name.startswith("forget") and inputs[name]["revision"] == vector.revision for name in inputs)
 
 
 def _check_vectors(run: EarlierRun, by: str) -> None:
@@ -194,9 +195,8 @@ def _check_fits(recipe: Recipe, run: EarlierRun, sources: Mapping[str, Source]) 
     if not _same_model(run, "target", target):
         theirs = f"{run.recipe.target} ({run.revisions.get('target')})"
         raise MismatchError(
-            f"{run.folder}: is a run on another target, {theirs}; here it is {target.name} ({target.revision}). Vectors "
-            "of earlier requests fit the target that they were made for: name that one, of a Hub repository with its "
-            "commit"
+            f"{run.folder}: is a run on another target, {theirs}; here it is {target.name} ({target.revision}). Its "
+            "vectors fit the target that they were made for: name that one, of a Hub repository with its commit"
         )
     if run.recipe.vector.mode != "full":
         return

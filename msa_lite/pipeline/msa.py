@@ -166,9 +166,7 @@ def run_plan(
             terms = run_terms(run, swept.strengths)
             precision = merge_precision(run) if recipe.merge.form == "model" else None
             command = rebuild_command(run.sources["target"], run.sources["prior"], terms, precision)
-            notices.info(
-                "to drop a request later, leave it out of this, which makes the same from nothing: %s", command
-            )
+            notices.info("the same model from nothing (leave a request out to drop it): %s", command)
     return make_result(run, swept.strengths.values, merged, reports, findings)
 
 

@@ -215,3 +215,25 @@ def test_points_on_a_4_bit_target_are_pefts_weighted_adapters(
         assert torch.allclose(ours, logits(peft), atol=5e-3), (alpha, beta)  # 4-bit layers compute in bf16
         assert torch.equal(ours, before) == (alpha == beta == 0)
     assert torch.equal(logits(points(None)), before)
+
+
+def test_vectors_of_earlier_requests_stay_at_their_strengths_on_a_4_bit_target(
+    make_checkpoint: Make, make_adapter: Make
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    from peft import PeftModel
+
+    target = make_checkpoint("llama", hidden_size=64, intermediate_size=64)
+    shape = {"hidden_size": 64, "intermediate_size": 64}
+    adapters = {name: make_adapter("llama", seed, model=shape) for seed, name in enumerate(("forget", "forget 2"), 1)}
+    points = Points(target, adapters, {"forget 2": -0.5})
+    plain = load_model(target, four_bit=True)
+    before = logits(plain)
+    peft = PeftModel.from_pretrained(plain, str(adapters["forget"]), adapter_name="one")
+    peft.load_adapter(str(adapters["forget 2"]), adapter_name="two")
+    for alpha in (0.75, 0.0):
+        peft.add_weighted_adapter(["one", "two"], [-alpha, -0.5], f"alpha-{alpha}", combination_type="cat")
+        peft.set_adapter(f"alpha-{alpha}")
+        assert torch.allclose(logits(points({"alpha": alpha})), logits(peft), atol=5e-3)
+    assert not torch.equal(logits(points({"alpha": 0.0})), before)
+    assert torch.equal(logits(points(None)), before)  # the target, without any request

@@ -1,0 +1,257 @@
+"""Two requests against one target, one run each: the second model is one merge of both, and mistakes are refused."""
+
+from __future__ import annotations
+
+import io
+import logging
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import msa_lite
+from msa_lite.errors import MismatchError, MsaError, UsageError
+from msa_lite.io.files import hash_file
+from msa_lite.io.seal import load_manifest
+from msa_lite.merger import merge
+from msa_lite.pipeline.earlier import open_earlier
+from msa_lite.pipeline.msa import msa_plan
+from msa_lite.pipeline.prepare import Run, prepare
+from msa_lite.recipe import load_recipe
+from msa_lite.report import load_report
+from msa_lite.strengths import Strengths
+from tests.e2e.conftest import CallCli, tiny_recipe
+from tests.handmade import read_checkpoint
+
+
+def request(history: Path, folder: Path, part: int, **keys: Any) -> dict[str, Any]:
+    """A recipe for half of the rows to forget, which nothing scores."""
+    rows = (history / "data/forget.jsonl").read_text().splitlines(keepends=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"rows-{part}.jsonl").write_text("".join(rows[part::2]))
+    recipe = tiny_recipe(history, folder / f"run-{part}")
+    recipe["forget"] = {"data": {"path": str(folder / f"rows-{part}.jsonl")}, "alpha": 1.0 - 0.3 * part}
+    return recipe | {"evaluate": None, **keys}
+
+
+@pytest.fixture(scope="module")
+def first(history: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of a first request, with a retain vector."""
+    return msa_lite.run(request(history, tmp_path_factory.mktemp("first"), 0)).folder
+
+
+@pytest.fixture(scope="module")
+def both(history: Path, first: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path, str]:
+    """The recipe of a second request, its run, and what that logged."""
+    recipe = request(history, tmp_path_factory.mktemp("both"), 1, earlier=[str(first)])
+    log, logger = io.StringIO(), logging.getLogger("msa_lite")
+    handler, level = logging.StreamHandler(log), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    run = msa_lite.run(recipe).folder
+    logger.removeHandler(handler)
+    logger.setLevel(level)
+    return recipe, run, log.getvalue()
+
+
+@pytest.fixture
+def second(history: Path, tmp_path: Path, first: Path) -> dict[str, Any]:
+    """The recipe of a second request, against the same target."""
+    return request(history, tmp_path, 1, earlier=[str(first)])
+
+
+def prepared(recipe: dict[str, Any]) -> Run:
+    """The run of a recipe after all checks, before any work."""
+    loaded = load_recipe(recipe)
+    return prepare(loaded, msa_plan(loaded))
+
+
+def weight_files(folder: Path) -> dict[str, str]:
+    """Hashes of the files that make the model, all but what tells of the run."""
+    names = ("*.safetensors", "*config.json", "tokenizer*", "mergekit_config.yml")
+    return {path.name: hash_file(path) for name in names for path in folder.glob(name)}
+
+
+def merged_from_nothing(history: Path, out: Path, *runs: tuple[Path, float, float]) -> Path:
+    """The merge of the vectors of these runs, each with alpha and beta."""
+    return merge(
+        str(history / "target"),
+        out,
+        forget=[str(run / "vectors/forget") for run, _, _ in runs],
+        alpha=[alpha for _, alpha, _ in runs],
+        retain=[str(run / "vectors/retain") for run, _, beta in runs if beta],
+        beta=[beta for _, _, beta in runs if beta],
+    ).folder
+
+
+def test_the_second_model_is_the_merge_of_both_from_nothing(
+    both: tuple[dict[str, Any], Path, str], first: Path, history: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
+    _, run, log = both
+    rebuilt = merged_from_nothing(history, tmp_path / "rebuilt", (first, 1.0, 0.5), (run, 0.7, 0.5))
+    assert weight_files(run / "model") == weight_files(rebuilt)
+    assert "mergekit_config.yml" in weight_files(rebuilt)
+    # What is told: both vectors by folder, their interference, and the command that makes the same.
+    assert str(first / "vectors/forget") in log
+    assert "forget 1 and forget 2: cosine" in log
+    command = shlex.split(log.partition("(leave a request out to drop it): ")[2].splitlines()[0])
+    assert call_cli(*command[1:-1], tmp_path / "by-command")[0] == 0
+    assert weight_files(tmp_path / "by-command") == weight_files(run / "model")
+    assert f"earlier requests: {first} (α = 1, β = 0.5)" in (run / "report.md").read_text()
+    code, printed, _ = call_cli("mergekit", run / "recipe.yaml")
+    assert code == 0
+    listed = [entry["model"] for entry in yaml.safe_load(printed)["models"]]
+    assert sum(name.endswith("vectors/forget") for name in listed) == 2
+
+
+def test_a_rerun_does_nothing_and_one_without_the_earlier_request_only_merges(
+    both: tuple[dict[str, Any], Path, str], history: Path, tmp_path: Path
+) -> None:
+    recipe, run, _ = both
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    labels: list[str] = []
+    msa_lite.run(recipe | {"output": str(copy)}, progress=lambda label, done, total: labels.append(label))
+    assert labels == []
+    msa_lite.run(
+        recipe | {"output": str(copy), "earlier": []}, progress=lambda label, done, total: labels.append(label)
+    )
+    assert set(labels) == {"merge"}
+    assert weight_files(copy / "model") == weight_files(
+        merged_from_nothing(history, tmp_path / "alone", (copy, 0.7, 0.5))
+    )
+
+
+def test_alpha_is_chosen_for_the_model_that_is_written(second: dict[str, Any], first: Path, history: Path) -> None:
+    second["evaluate"], second["merge"] = {"max_new_tokens": 4, "limit": 8}, {"dtype": "float32"}
+    second["forget"]["alpha"], second["select"] = [0.0, 0.7], {"validation": 0.25}
+    result = msa_lite.sweep(second)
+    assert result is not None
+    assert result.before.values() == result.after.values()  # fp32: no rounding
+    # The reference of the choice is the target itself, without any request.
+    sweep, evaluation = result.folder / "sweep", result.folder / "evaluation"
+    assert load_report(sweep / "target").values() == load_report(evaluation / "target_validation").values()
+    assert load_report(sweep / "target").values() != load_report(sweep / "alpha-0_beta-0.5").values()
+    labels: list[str] = []
+    msa_lite.sweep(second, ["earlier=[]"], progress=lambda label, done, total: labels.append(label))
+    assert {"choosing alpha and beta", "merge"} <= set(labels)
+    assert not [label for label in labels if "vector" in label]
+
+
+def test_runs_that_are_earlier_for_an_earlier_one_come_along_once(
+    both: tuple[dict[str, Any], Path, str], first: Path, history: Path, tmp_path: Path
+) -> None:
+    middle = both[1]
+    third = tiny_recipe(history, tmp_path / "third") | {"evaluate": None, "merge": {"as": "adapter"}}
+    third["forget"] = {"data": {"path": str(history / "data/holdout.jsonl")}, "alpha": 0.4}
+    third["earlier"] = [str(first), str(middle)]
+    result = msa_lite.run(third)
+    opened = open_earlier(load_recipe(result.folder / "recipe.yaml"))
+    assert [(run.folder.name, run.strengths) for run in opened] == [
+        ("run-0", Strengths(1.0, 0.5)),
+        ("run-1", Strengths(0.7, 0.5)),
+    ]
+    assert open_earlier(load_recipe(third, [f"earlier=[{middle}]"])) == opened
+    inputs = (load_manifest(result.folder / "adapter") or {})["inputs"]
+    assert [name for name in inputs["strengths"] if "forget" in name] == ["forget 1", "forget 2", "forget 3"]
+    # The adapter on the target is the merged model.
+    parts = ((first, 1.0, 0.5), (middle, 0.7, 0.5), (result.folder, 0.4, 0.5))
+    whole = read_checkpoint(merged_from_nothing(history, tmp_path / "whole", *parts))
+    options: dict[str, Any] = {"retain": str(result.folder / "adapter"), "beta": 1.0, "alpha": 0.0}
+    applied = read_checkpoint(merge(str(history / "target"), tmp_path / "applied", **options).folder)
+    assert max(abs(applied[name] - whole[name]).max() / abs(whole[name]).max() for name in whole) < 1e-5
+
+
+def copy_of(first: Path, folder: Path) -> Path:
+    """A copy of the first run that may be spoilt."""
+    return Path(shutil.copytree(first, folder / "copy"))
+
+
+def purge(run: Path) -> None:
+    shutil.rmtree(run / "vectors")
+
+
+def damage(run: Path) -> None:
+    path = run / "vectors/forget/adapter_model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+
+
+def leave_unfinished(run: Path) -> None:
+    shutil.rmtree(run / "model")
+    (run / "report.md").unlink()
+
+
+def refit(run: Path) -> None:
+    for path in (run / "vectors/forget").iterdir():
+        shutil.copy(run / "vectors/retain" / path.name, path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "says"),
+    [
+        (purge, MismatchError, "its vectors are gone .* perhaps by `msa-lite purge`"),
+        (damage, MismatchError, "not as it was written: adapter_model.safetensors: content changed"),
+        (leave_unfinished, UsageError, "the run is not finished"),
+        (lambda run: (run / "recipe.yaml").unlink(), UsageError, "is no run of msa-lite"),
+        (shutil.rmtree, UsageError, "is no run of msa-lite"),
+        (refit, UsageError, "its vectors are newer than its model"),
+    ],
+)
+def test_an_earlier_run_that_cannot_be_used_is_refused_before_any_work(
+    second: dict[str, Any], first: Path, tmp_path: Path, spoil: Any, error: type[MsaError], says: str
+) -> None:
+    run = copy_of(first, tmp_path)
+    spoil(run)
+    with pytest.raises(error, match=f"earlier: {run}: {says}|{run}.*{says}"):
+        msa_lite.run(second | {"earlier": [str(run)]})
+    assert not Path(second["output"]).exists()
+
+
+def test_a_run_that_lost_its_model_still_has_its_vectors(second: dict[str, Any], first: Path, tmp_path: Path) -> None:
+    run = copy_of(first, tmp_path)
+    shutil.rmtree(run / "model")
+    (opened,) = prepared(second | {"earlier": [str(run)]}).earlier
+    assert (opened.strengths, sorted(opened.vectors)) == (Strengths(1.0, 0.5), ["forget", "retain"])
+
+
+def test_lists_that_make_no_sense_are_refused(second: dict[str, Any], first: Path, tmp_path: Path) -> None:
+    copy = copy_of(first, tmp_path)
+    inside = {"output": str(first / "inside")}
+    for change, says in (
+        ({"earlier": [str(first), str(first / "../run-0")]}, "stands there twice"),
+        ({"earlier": [str(first), str(copy)]}, "have the same forget vector"),
+        ({"earlier": [second["output"]]}, "is this run itself"),
+        ({"forget": load_recipe(first / "recipe.yaml").model_dump()["forget"]}, r"removes all these \d+ rows already"),
+        (inside, "lies in this run's output, or around it"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            msa_lite.run(second | change)
+    assert not Path(second["output"]).exists()
+
+
+def test_a_run_on_another_target_is_refused_with_both_named(
+    second: dict[str, Any], first: Path, history: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(MismatchError, match=f"earlier: {first}: is a run on another target, .*target .*ideal"):
+        msa_lite.run(second | {"target": str(history / "ideal")})
+    # The same weights under another name, with other files beside them, are the same target.
+    moved = Path(shutil.copytree(history / "target", tmp_path / "moved"))
+    (moved / "generation_config.json").write_text('{"_from_model_config": true, "max_length": 7}')
+    assert prepared(second | {"target": str(moved)}).earlier
+
+
+def test_rows_of_an_earlier_request_are_told(
+    second: dict[str, Any], first: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [(tmp_path / "rows-1.jsonl").read_text(), (first.parent / "rows-0.jsonl").read_text().splitlines(True)[0]]
+    (tmp_path / "rows-1.jsonl").write_text("".join(rows))
+    prepared(second)
+    assert "1 of the 10 rows to forget are among those of the earlier request" in caplog.text
+
+
+def test_a_baseline_knows_no_earlier_requests(second: dict[str, Any]) -> None:
+    for method in ("task_vector", "grad_ascent"):
+        with pytest.raises(UsageError, match=f"earlier: {method} is compared on one request"):
+            msa_lite.run_baseline(method, second)
