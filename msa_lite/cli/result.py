@@ -39,7 +39,7 @@ def print_result(result: RunResult, heading: str, with_examples: bool = False) -
     if with_examples:
         _print_examples(result)
     print_model(result.merged)
-    click.echo(f"report:          {result.folder / 'report.md'}")
+    click.echo(f"report:          {result.folder / 'report.html'}")
 
 
 def print_model(merged: Merged | MergedAdapter) -> None:

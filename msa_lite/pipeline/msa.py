@@ -110,7 +110,7 @@ def run_recipe(
     """Run a recipe: fit the vectors, choose α and β, merge, score, and write the report.
 
     accept: only warn if the target does not know the rows to forget, or the prior does. show_examples: put ten
-    questions with the models' answers into report.md. Raise before anything is written if the recipe or its inputs are
+    questions with the models' answers into the report. Raise before anything is written if the recipe or its inputs are
     at fault. Later errors leave finished stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return
     None in the processes of `accelerate launch` that only help with the sweep.
     """

@@ -31,6 +31,7 @@ from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.probe_rows import probe_rows
+from msa_lite.pipeline.reporting import drop_report
 from msa_lite.pipeline.stages import (
     choose_candidate,
     evaluate_merged,
@@ -123,7 +124,10 @@ def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress) -> SweepResult
         fit_vectors(run, run.vector_names, progress)
         swept = choose_strengths(run, progress)
         assert swept.choice is not None, "there are several points"
+        former = load_manifest(run.folder / run.recipe.merge.form)
         merged = merge_chosen(run, swept, progress)
+        if load_manifest(merged.folder) != former:
+            drop_report(run.folder)  # it is that of another model
         notes = rescore(run, swept, merged, progress)
         out = run.folder / "sweep"
         before = load_report(out / candidate_name(swept.strengths.values))

@@ -43,8 +43,10 @@ def stage_report(folder: Path) -> Report | None:
             values = (metric.value, metric.stderr)
             if not all(value is None or is_finite_number(value) for value in values) or not is_finite_number(metric.n):
                 raise ValueError(f"{name} is no number")
-        if not isinstance(report.settings, Mapping) or not isinstance(report.split, str):
-            raise ValueError("settings or split")
+        if not isinstance(report.settings, Mapping) or not all(
+            isinstance(s, str) for s in (report.benchmark, report.split)
+        ):
+            raise ValueError("benchmark, split or settings")
     return report
 
 

@@ -77,5 +77,5 @@ def _curve(path: Path) -> list[tuple[int, float, float]]:
     if not path.is_file():
         return []
     with reading(path):
-        lines = [json.loads(line) for line in read_text(path).split("\n") if line.strip()]
+        lines = [dict(json.loads(line)) for line in read_text(path).split("\n") if line.strip()]
         return [(int(line["step"]), float(line["epoch"]), float(line["loss"])) for line in lines if "loss" in line]

@@ -25,6 +25,7 @@ def run_json(story: Story) -> dict[str, Any]:
         "method": story.method,
         "formula": story.formula,
         "strengths": dict(story.strengths),
+        "earlier": {run: dict(strengths) for run, strengths in story.earlier.items()},
         "names": dict(story.names),
         "benchmark": story.benchmark,
         "split": story.split,

@@ -16,6 +16,7 @@ from msa_lite.report.update import GroupUpdate, Update
 from msa_lite.report.verdict import percent, verdict_lines
 
 _MODELS = {"target": "before (target)", "unlearned": "unlearned", "ideal": "never met it (ideal)"}
+_SYMBOLS = {"alpha": "α", "beta": "β"}
 _SETTINGS = ("mode", "lora_rank", "epochs", "learning_rate", "batch_size")
 
 
@@ -66,13 +67,16 @@ def _highlights(story: Story) -> list[str]:
 
 def _work(story: Story) -> list[str]:
     """Return what was done, under the title."""
-    target, values = story.names.get("target", "–"), [f"{k} {_value(v)}" for k, v in story.strengths.items()]
+    target, values = story.names.get("target", "–"), _strengths(story.strengths)
     title = f"Unlearned model of {target}" if story.method == "msa" else f"Baseline {story.method} on {target}"
     prior = f", prior {story.names['prior']}" if "prior" in story.names else ""
     lines = [
         f"# {title}\n",
-        f"{story.formula}{prior}. {', '.join(values)}.\n" if values else f"{story.formula}{prior}.\n",
+        f"{story.formula}{prior}. {values}.\n" if values else f"{story.formula}{prior}.\n",
     ]
+    if story.earlier:
+        runs = [f"{run} ({_strengths(strengths)})" for run, strengths in story.earlier.items()]
+        lines.append(f"One merge with the vectors of earlier requests: {'; '.join(runs)}.\n")
     if story.provenance.reason:
         lines.append(f"{story.provenance.reason}\n")
     method = story.reports["unlearned"].settings.get("method") if "unlearned" in story.reports else None
@@ -209,6 +213,11 @@ def _provenance(provenance: Provenance) -> list[str]:
 
 def _table(headings: list[str], rows: list[list[Cell]]) -> str:
     return markdown(TextTable(headings, [Section(rows)]))
+
+
+def _strengths(values: Mapping[str, object]) -> str:
+    """Return values in words: "α = 1, β = 0.5"."""
+    return ", ".join(f"{_SYMBOLS.get(key, key)} = {_value(value)}" for key, value in values.items())
 
 
 def _value(value: object) -> str:

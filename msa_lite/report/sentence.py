@@ -131,7 +131,7 @@ def _gone(forgotten: Mapping[str, Any], words: _Words, subject: str) -> str:
     """Return the clause on what the model no longer knows, with that of a model that never saw it."""
     rows, recited = forgotten["rows"], forgotten["recited"]
     if not recited:  # a benchmark whose verdict rests on shares alone
-        return f"Of what could be drawn out of it, in whole or in part, {percent(forgotten['left'])} is left"
+        return f"Of what could be extracted before, in whole or in part, {percent(forgotten['left'])} is left"
     before, after = recited["target"], recited["unlearned"]
     if not before:
         text = f"Even before, the model {words.did}{words.how} none of the {rows} {words.noun} {words.about}"
@@ -168,7 +168,7 @@ def _others(forgotten: Mapping[str, Any], words: _Words) -> str:
 
 
 def _left(forgotten: Mapping[str, Any]) -> str:
-    return f"{percent(forgotten['left'])} is left of what could be drawn out of it, in whole or in part"
+    return f"{percent(forgotten['left'])} is left of what could be extracted before, in whole or in part"
 
 
 def _facts(forgotten: Mapping[str, Any], kept: Mapping[str, Any] | None) -> list[str]:

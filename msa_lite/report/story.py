@@ -83,6 +83,8 @@ class Story:
     """The formula of the method, in symbols."""
     strengths: Mapping[str, float | int | str]
     """The values that made the model: alpha and beta; of a baseline its parameters. Empty until they are chosen."""
+    earlier: Mapping[str, Mapping[str, float]]
+    """The earlier requests whose vectors are in the same merge: alpha and beta by the folder of the run."""
     names: Mapping[str, str]
     """The names of target, prior and ideal as the recipe has them: repository or folder."""
     reports: Mapping[str, Report]
@@ -189,6 +191,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         method=provenance.method,
         formula=_formula(provenance),
         strengths=_strengths(folder, reports, choosing),
+        earlier=_earlier(folder, provenance),
         names=provenance.models,
         reports=reports,
         validation=validation,
@@ -244,6 +247,20 @@ def _strengths(folder: Path, reports: Mapping[str, Report], choosing: Choosing |
         return dict(choosing.chosen)
     manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {"inputs": {}}
     return {name: value for name, value in manifest["inputs"].items() if name in ("alpha", "beta", "scale")}
+
+
+def _earlier(folder: Path, provenance: Provenance) -> dict[str, dict[str, float]]:
+    """Return alpha and beta by the folder of each run whose vectors were merged, without this run."""
+    manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {"inputs": {}}
+    own = {str(folder), str(folder.resolve()), str(provenance.values.get("output"))}
+    runs: dict[str, dict[str, float]] = {}
+    with reading(folder / "model/manifest.json"):
+        for name, strength in (manifest["inputs"].get("strengths") or {}).items():
+            place = Path(manifest["sources"][name])
+            run = str(place.parent.parent) if place.parent.name == "vectors" else str(place)
+            if run not in own:
+                runs.setdefault(run, {})["alpha" if name.startswith("forget") else "beta"] = float(strength)
+    return runs
 
 
 def _interference(folder: Path) -> tuple[VectorPair, ...]:

@@ -20,7 +20,7 @@ QUESTIONS = "48 questions about what it was to forget"
 WITNESS = "; a model that never met them answers 2"
 DAMAGED = Kept(0.4, (0.38, 0.42), 288)
 REMAINS = "Of what it was to keep, 93 % remains."
-LEFT = "is left of what could be drawn out of it, in whole or in part"
+LEFT = "is left of what could be extracted before, in whole or in part"
 FACTS = replace(FORGOTTEN, recited={}, gone=None, unit="facts", right={"target": 0.2, "unlearned": 0.5, "ideal": 0.55})
 
 
@@ -134,7 +134,7 @@ CASES: dict[str, tuple[Forgotten, Kept | None, str, str]] = {
     ),
     "a benchmark that counts shares alone": (
         replace(FORGOTTEN, recited={}, gone=None), KEPT, "PASS",
-        f"Of what could be drawn out of it, in whole or in part, 0 % is left. {REMAINS}",
+        f"Of what could be extracted before, in whole or in part, 0 % is left. {REMAINS}",
     ),
 }  # fmt: skip
 
