@@ -63,39 +63,39 @@ def _verify(folder: Path, allowed_signers: str | None, as_json: bool) -> int:
     from msa_lite.cli.output import print_json
     from msa_lite.errors import MismatchError, join_faults
     from msa_lite.io.verify import unsealed, verify_stages
-    from msa_lite.record.check import check_record
-    from msa_lite.record.store import RECORD_FILE
+    from msa_lite.record.check import check_records
 
-    record = check_record(folder, allowed_signers) if (folder / RECORD_FILE).exists() or allowed_signers else None
-    faults = verify_stages(folder, needed=record is None)
-    broken = sum(map(bool, faults.values()))
-    lines = [_place(folder, stage, fault) for stage, of_stage in faults.items() for fault in of_stage]
-    earlier = unsealed(faults)
+    records = check_records(folder, allowed_signers)
+    stages = verify_stages(folder, needed=not records)
+    lines = [_place(folder, place, fault) for place, of_place in stages.items() for fault in of_place]
+    of_records = [fault for check in records.values() for fault in check.faults]
+    earlier = unsealed(stages)
     if as_json:
-        stages = {str(stage.relative_to(folder)): of_stage for stage, of_stage in faults.items()}
+        by_name = {str(stage.relative_to(folder)): of_stage for stage, of_stage in stages.items()}
         without = [str(stage.relative_to(folder)) for stage in earlier]
-        values = {"stages": stages, "unsealed": without, "record": record.as_dict() if record else None}
-        print_json({"folder": str(folder), "faults": [*lines, *(record.faults if record else ())], **values})
-        return MismatchError.exit_code if broken or (record and record.faults) else 0
+        checks = {str(place.relative_to(folder)): check.as_dict() for place, check in records.items()}
+        values = {"stages": by_name, "unsealed": without, "records": checks}
+        print_json({"folder": str(folder), "faults": lines + of_records, **values})
+        return MismatchError.exit_code if lines or of_records else 0
     for stage in earlier:
         click.echo(f"note: {stage}: made by an earlier version, whose manifest shows no change of itself", err=True)
-    for stage, of_stage in faults.items():
+    for stage, of_stage in stages.items():
         if not of_stage:
             click.echo(f"{stage}: every file is as it was written")
-    if record:
-        _print_record(folder, record)
-    if broken:
-        of = f" ({broken} of {len(faults)} folders)" if len(faults) > 1 else ""
-        lines += record.faults if record else ()
-        raise MismatchError(join_faults(f"{folder}: differs from its manifest{of}:", lines, limit=100))
-    if record and record.faults:
-        raise MismatchError(join_faults(f"{folder}: its removal record does not hold:", record.faults, limit=100))
+    for check in records.values():
+        _print_record(check)
+    if lines:
+        broken = sum(map(bool, stages.values()))
+        of = f" ({broken} of {len(stages)} folders)" if len(stages) > 1 else ""
+        raise MismatchError(join_faults(f"{folder}: differs from its manifest{of}:", lines + of_records, limit=100))
+    if of_records:
+        raise MismatchError(join_faults(f"{folder}: its removal record does not hold:", of_records, limit=100))
     return 0
 
 
-def _print_record(folder: Path, record: RecordCheck) -> None:
+def _print_record(record: RecordCheck) -> None:
     for line in record.statements:
-        click.echo(f"{folder}: {line}")
+        click.echo(line)
     for line in record.notes:
         click.echo(f"note: {line}", err=True)
 

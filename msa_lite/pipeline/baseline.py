@@ -32,7 +32,7 @@ from msa_lite.pipeline.folder import BASELINES, claimed
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.msa import RunResult, make_result, msa_plan, run_plan
 from msa_lite.pipeline.prepare import Run, RunPlan
-from msa_lite.pipeline.removal import check_record_key, write_record
+from msa_lite.pipeline.removal import write_record
 from msa_lite.pipeline.reporting import drop_report, write_run_report
 from msa_lite.pipeline.stages import (
     choose_candidate,
@@ -88,7 +88,6 @@ def run_baseline(
         folder = recipe.folder / BASELINES / method
         return run_plan(recipe, replace(msa_plan(recipe), method=method, folder=folder, start="target"), progress)
     plan, settings = _plan(method, recipe)
-    check_record_key(plan.folder)
     with claimed(recipe, plan, progress, lambda run: _resolved(run, settings).check()) as run:
         drop_report(run.folder)
         trials = _resolved(run, settings)

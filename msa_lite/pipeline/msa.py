@@ -22,7 +22,7 @@ from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import whole_target
 from msa_lite.pipeline.probe_rows import cheap_probe
-from msa_lite.pipeline.removal import check_record_key, write_record
+from msa_lite.pipeline.removal import write_record
 from msa_lite.pipeline.reporting import drop_report, write_run_report
 from msa_lite.pipeline.stages import evaluate_all, merge_precision
 from msa_lite.pipeline.steps import fit_steps, run_steps
@@ -147,7 +147,6 @@ def run_plan(
     recipe: Recipe, plan: RunPlan, progress: Progress, accept: bool = False, show_examples: bool = False
 ) -> RunResult:
     """Run a plan: of MSA, or of the task vector, which starts from the target."""
-    check_record_key(plan.folder)
     with claimed(recipe, plan, progress, check_strengths) as run:
         drop_report(run.folder)
         announce(progress, run_steps(run))
@@ -160,7 +159,7 @@ def run_plan(
         rescore(run, swept, merged, progress)
         reports = evaluate_all(run, merged, plan.describe(recipe, swept.strengths.values), progress)
         findings = judge_run(run, progress)
-        write_record(run, swept.strengths.values, merged, [one.folder for one in run.earlier])
+        write_record(run, swept.strengths.values, merged)
         write_run_report(run.folder, findings.examples if show_examples else ())
         if run.earlier:
             terms = run_terms(run, swept.strengths)

@@ -39,19 +39,36 @@ class RecordCheck:
         return {"request": request, **{name: list(values) for name, values in lines.items()}}
 
 
+def check_records(folder: Path, allowed_signers: str | Path | None = None) -> dict[Path, RecordCheck]:
+    """Check the record of a run and those of all runs below it, such as baselines; return the checks by folder.
+
+    allowed_signers: those whose signature counts for the run's own record; where it has none, that is a fault. Raise
+    UsageError where a signature is to be checked and cannot be.
+    """
+    below = [path.parent for path in sorted(folder.rglob(RECORD_FILE)) if path.parent != folder]
+    checks = {}
+    if allowed_signers or (folder / RECORD_FILE).exists():
+        checks[folder] = check_record(folder, allowed_signers)
+    return checks | {place: check_record(place) for place in below}
+
+
 def check_record(folder: Path, allowed_signers: str | Path | None = None) -> RecordCheck:
     """Check the record in a run's folder. Raise UsageError where a signature is to be checked and cannot be."""
     try:
         record = load_record(folder / RECORD_FILE)
     except MsaError as error:
         return RecordCheck(None, faults=(str(error),))
-    findings = _Findings()
+    findings = _Findings(folder / RECORD_FILE)
     findings.add_all(_inner_faults(record))
-    _check_key(folder, record, findings)
-    _check_result(folder, record, findings)
-    _check_outcome(folder, record, findings)
+    for check in (_check_key, _check_result, _check_outcome):
+        try:
+            check(folder, record, findings)
+        except MsaError as error:
+            findings.faults.append(str(error))
+        except (KeyError, TypeError, ValueError) as error:  # a manifest that another program wrote
+            findings.faults.append(f"{folder / record.result.name}: its manifest is not one of a merge ({error!r})")
     if not findings.faults:
-        findings.statements.append(f"{RECORD_FILE}: as it was written, and it agrees with {findings.compared}")
+        findings.statements.append(f"{findings.record}: as it was written, and agrees with {findings.compared}")
     _check_signed(folder, allowed_signers, findings)
     _check_chain(folder, record, findings)
     return RecordCheck(record, tuple(findings.faults), tuple(findings.statements), tuple(findings.notes))
@@ -60,7 +77,8 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None) -> Rec
 class _Findings:
     """What the parts of a check find, gathered."""
 
-    def __init__(self) -> None:
+    def __init__(self, record: Path) -> None:
+        self.record = record
         self.faults: list[str] = []
         self.statements: list[str] = []
         self.notes: list[str] = []
@@ -68,7 +86,7 @@ class _Findings:
 
     def add_all(self, faults: Iterator[str]) -> None:
         """Add faults of the record."""
-        self.faults += [f"{RECORD_FILE}: {fault}" for fault in faults]
+        self.faults += [f"{self.record}: {fault}" for fault in faults]
 
     def add_link(self, place: Path, item: EarlierRecord, found: Path | None) -> None:
         """Add what became of one earlier record that the record at `place` names."""
@@ -113,14 +131,11 @@ def _inner_faults(record: Removal) -> Iterator[str]:
 def _check_key(folder: Path, record: Removal, findings: _Findings) -> None:
     if not (folder / KEY_FILE).exists():
         findings.notes.append(
-            f"{KEY_FILE}: not there; without it nobody can tell whether a row is among the hashed ones"
+            f"{folder / KEY_FILE}: not there; without it nobody can tell whether a row is among the hashed ones"
         )
         return
-    try:
-        if load_key(folder / KEY_FILE).digest("check") != record.forget_rows.check:
-            findings.faults.append(f"{KEY_FILE}: is not the key that {RECORD_FILE} was made with")
-    except MsaError as error:
-        findings.faults.append(str(error))
+    if load_key(folder / KEY_FILE).digest("check") != record.forget_rows.check:
+        findings.faults.append(f"{folder / KEY_FILE}: is not the key that the record was made with")
 
 
 def _check_result(folder: Path, record: Removal, findings: _Findings) -> None:
@@ -128,7 +143,9 @@ def _check_result(folder: Path, record: Removal, findings: _Findings) -> None:
     kind = record.result.name
     manifest = load_manifest(folder / kind)
     if manifest is None:
-        findings.notes.append(f"{kind}/: not there, or damaged, so its hashes were not compared with the record's")
+        findings.notes.append(
+            f"{folder / kind}: not there, or damaged, so its hashes were not compared with the record's"
+        )
         return
     findings.places.append(f"{kind}/")
     files = {name: manifest["files"].get(name) for name in record.result.files}
@@ -143,6 +160,8 @@ def _check_result(folder: Path, record: Removal, findings: _Findings) -> None:
     for key in ("revision", "weight"):
         ours, theirs = ({name: getattr(vector, key) for name, vector in part.items()} for part in (own, made))
         findings.add_all(_differences(f"vectors.{key}", ours, theirs))
+    strengths = {name: inputs.get(name, value) for name, value in record.strengths.items()}
+    findings.add_all(_differences("strengths", record.strengths, strengths))
     findings.add_all(_differences("versions", record.versions, manifest["versions"]))
     for name, vector in own.items():
         _check_vector(folder, manifest["sources"].get(name, name), vector, findings)
@@ -150,10 +169,11 @@ def _check_result(folder: Path, record: Removal, findings: _Findings) -> None:
 
 def _check_vector(folder: Path, source: str, vector: VectorWeights, findings: _Findings) -> None:
     """Compare a vector with its folder, if that is still there. source: the folder's name in the manifest."""
-    places = (folder / "vectors" / Path(source).name, local_path(source))
-    place = next((place for place in places if place.is_dir()), None)
-    if place is None:
-        findings.notes.append(f"the {vector.name} vector: gone (purged?), so its hashes were not compared")
+    place, own = local_path(source), folder / "vectors" / source.rpartition("vectors/")[2]
+    if not place.is_dir() and own.is_dir() and revision_of(hash_files(own)) == vector.revision:
+        place = own  # the run was moved
+    if not place.is_dir():
+        findings.notes.append(f"{folder}: the {vector.name} vector is gone (purged?), so its hashes were not compared")
         return
     findings.places.append(f"the {vector.name} vector")
     known, files = ({n: f.model_dump() for n, f in part.items()} for part in (vector.files, hash_files(place)))
@@ -166,7 +186,7 @@ def _check_outcome(folder: Path, record: Removal, findings: _Findings) -> None:
         findings.places.append(VERDICT_FILE)
         actual = read_verdict(folder).model_dump(mode="json")
         findings.add_all(_differences("verdict", record.verdict.model_dump(mode="json"), actual))
-    if record.scores and (scores := read_scores(folder)):
+    if record.scores and (scores := read_scores(folder, record.scores.models)):
         findings.places.append("evaluation/")
         findings.add_all(_differences("scores", record.scores.model_dump(mode="json"), scores.model_dump(mode="json")))
 
@@ -183,14 +203,14 @@ def _differences(where: str, recorded: Any, actual: Any) -> Iterator[str]:
 def _check_signed(folder: Path, allowed_signers: str | Path | None, findings: _Findings) -> None:
     if not (folder / SIGNATURE_FILE).exists():
         where = findings.faults if allowed_signers else findings.notes
-        where.append(f"{RECORD_FILE}: not signed; to sign it: {signing_command(folder)}")
+        where.append(f"{findings.record}: not signed; to sign it: {signing_command(folder)}")
         return
     try:
-        findings.statements.append(check_signature(folder, allowed_signers))
+        findings.statements.append(f"{folder / SIGNATURE_FILE}: {check_signature(folder, allowed_signers)}")
     except MsaError as error:
         if error.exit_code == 2 and allowed_signers:
             raise
-        (findings.notes if error.exit_code == 2 else findings.faults).append(str(error))
+        (findings.notes if error.exit_code == 2 else findings.faults).append(f"{folder / SIGNATURE_FILE}: {error}")
 
 
 def _check_chain(folder: Path, record: Removal, findings: _Findings) -> None:
@@ -210,7 +230,7 @@ def _check_chain(folder: Path, record: Removal, findings: _Findings) -> None:
             named.add(item.record_sha256)
             findings.add_link(place, item, hashes.get(item.record_sha256))
     findings.faults += [
-        f"{place / RECORD_FILE}: is not as the later record names it"
+        f"{place / RECORD_FILE}: is not as a later record names it; if the change is right, run the later recipe again"
         for sha256, place in hashes.items()
         if sha256 not in named
     ]

@@ -19,7 +19,6 @@ from msa_lite.report.verdict import VERDICT_FILE
 
 ResultKind = Literal["model", "adapter"]
 """The kind of a result: its folder in the run, and the kind of its manifest."""
-SCORED = ("target", "ideal", "unlearned")
 _95 = 1.96  # standard errors
 # Written beside the weights; they may be made anew, and a later card says nothing of when the weights were made.
 _TEXTS = ("README.md",)
@@ -50,17 +49,18 @@ def read_vectors(manifest: Mapping[str, Any], former: Iterable[VectorWeights] = 
     known = {vector.revision: vector.files for vector in former}
     for name, value in inputs.items():
         if isinstance(value, dict) and "revision" in value and name not in ("target", "prior"):
-            revision, folder = value["revision"], local_path(manifest["sources"][name])
+            revision, folder = value["revision"], local_path(manifest["sources"].get(name, name))
             files = known.get(revision) or (hash_files(folder) if folder.is_dir() else {})
             vectors.append(VectorWeights(name=name, weight=_weight(name, inputs), revision=revision, files=files))
     return vectors
 
 
 def _weight(name: str, inputs: Mapping[str, Any]) -> float:
-    """Return the factor of a vector in a merge, by its manifest's inputs."""
-    if name == "forget":
-        return -float(inputs["alpha"])
-    return float(inputs["beta"] if name == "retain" else inputs["scale"])
+    """Return the factor of a vector in a merge, by its manifest's inputs: of several, `strengths` has them by name."""
+    side = name.partition(" ")[0]  # of "forget 2"
+    key = {"forget": "alpha", "retain": "beta"}.get(side, "scale")
+    strength = float(inputs["strengths"][name] if "strengths" in inputs else inputs[key])
+    return -strength if side == "forget" else strength
 
 
 def read_verdict(folder: Path) -> Judgement:
@@ -83,9 +83,9 @@ def read_verdict(folder: Path) -> Judgement:
         raise FormatError(f"{folder / VERDICT_FILE}: no verdict of msa-lite ({error!r})") from error
 
 
-def read_scores(folder: Path) -> RecordedScores | None:
-    """Return the metrics of a run's models on its test rows; None where the unlearned model was not scored."""
-    places = {name: folder / "evaluation" / name for name in SCORED}
+def read_scores(folder: Path, models: Iterable[str]) -> RecordedScores | None:
+    """Return the metrics of these models of a run on its test rows; None where the unlearned model was not scored."""
+    places = {name: folder / "evaluation" / name for name in models}
     reports = {name: load_report(place) for name, place in places.items() if (place / MANIFEST).is_file()}
     if "unlearned" not in reports:
         return None
@@ -111,9 +111,9 @@ def _finite(value: float | None) -> float | None:
 
 
 def stage_times(folder: Path, stages: Iterable[str]) -> dict[str, str]:
-    """Return the time at which each stage of a run was done, and each vector: that of its latest file."""
+    """Return the time at which each stage of a run was done, where it is there: that of its latest file."""
     times = {}
-    for stage in [*(f"vectors/{path.name}" for path in sorted(folder.glob("vectors/*"))), *stages]:
+    for stage in stages:
         if manifest := load_manifest(folder / stage):
             files = [folder / stage / name for name in manifest["files"] if name not in _TEXTS]
             if latest := max((path.stat().st_mtime for path in files if path.is_file()), default=None):

@@ -160,7 +160,7 @@ class Removal(RecordPart):
     formula: str
     """The merge in one line. θ_D: target. θ_0: prior. θ_1 and θ_2: the prior tuned on forget and retain set."""
     strengths: dict[str, float | int | str | bool]
-    """alpha and beta; of a baseline all that was chosen."""
+    """alpha and beta of this request; of a baseline all that was chosen."""
     started: Time
     """The time (UTC) at which the run began, or its first stage was done, if that is earlier."""
     finished: Time

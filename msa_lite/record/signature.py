@@ -34,13 +34,13 @@ def check_signature(folder: Path, allowed_signers: str | Path | None = None) -> 
     signature, record = folder / SIGNATURE_FILE, folder / RECORD_FILE
     if allowed_signers is None:
         answer = _call(record, "check-novalidate", "-s", signature)
-        return f"{SIGNATURE_FILE}: {answer}; --allowed-signers FILE checks whose key that is"
+        return f"{answer}; --allowed-signers FILE checks whose key that is"
     signers = local_path(allowed_signers)
     if not signers.is_file():
         raise UsageError(f"{signers}: no such file of allowed signers (a line: alice@example.org ssh-ed25519 AAAA…)")
-    names = _call(record, "find-principals", "-s", signature, "-f", signers).splitlines()
-    answer = _call(record, "verify", "-f", signers, "-I", names[0], "-s", signature)
-    return f"{SIGNATURE_FILE}: {answer}"
+    names = _call(record, "find-principals", "-s", signature, "-f", signers)
+    signer = names.splitlines()[0].split(",")[0]  # a line of the file may name several
+    return _call(record, "verify", "-f", signers, "-I", signer, "-s", signature)
 
 
 def _call(record: Path, action: str, *arguments: str | Path) -> str:
@@ -69,5 +69,5 @@ def _refusal(action: str, said: str) -> str:
     """Return the message that a signature is not good."""
     reason = f" (ssh-keygen: {said.splitlines()[0]})" if said else ""
     if action == "find-principals":
-        return f"{SIGNATURE_FILE}: made with no key of the allowed signers, or no signature{reason}"
-    return f"{SIGNATURE_FILE}: does not fit {RECORD_FILE} (changed since it was signed?), or is no signature{reason}"
+        return f"made with no key of the allowed signers, or no signature{reason}"
+    return f"does not fit {RECORD_FILE} (changed since it was signed?), or is no signature{reason}"

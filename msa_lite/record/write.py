@@ -11,7 +11,6 @@ from typing import Any
 from msa_lite.errors import FormatError
 from msa_lite.io.seal import load_manifest
 from msa_lite.record.facts import (
-    SCORED,
     ResultKind,
     hash_files,
     read_scores,
@@ -63,8 +62,10 @@ class RunFacts:
     """The rows to forget."""
     row_counts: Mapping[str, int]
     """The rows that each vector learnt."""
-    scored: bool
-    """True where the run has scores."""
+    scored: Sequence[str]
+    """The models that were scored, by name; none where the recipe wants no scores."""
+    stages: Sequence[str]
+    """The folders of its stages, in their order."""
     began: float
     """The time at which the run began, in seconds since 1970."""
     earlier: Sequence[Path] = ()
@@ -74,13 +75,11 @@ class RunFacts:
 def write_run_record(folder: Path, run: RunFacts) -> Removal:
     """Write record.json into a run's folder, unless the one that is there says the same but for its times."""
     former, path = _former(folder), folder / RECORD_FILE
-    if former and not (folder / KEY_FILE).exists():
-        logger.warning(
-            "%s is gone; the record gets a new key, and copies of the former one are of no use for it", KEY_FILE
-        )
     record = _make(folder, run, former)
     if former and former.model_dump(exclude=_CHANGING) == record.model_dump(exclude=_CHANGING):
         return former
+    if former and former.forget_rows.check != record.forget_rows.check:
+        logger.warning("%s is not the one that the record had before; that one does not fit the new record", KEY_FILE)
     store_record(record, path)
     if (folder / SIGNATURE_FILE).exists():
         logger.warning("%s has changed, so %s is no signature of it any more; sign it again", path, SIGNATURE_FILE)
@@ -100,7 +99,7 @@ def _make(folder: Path, run: RunFacts, former: Removal | None) -> Removal:
     manifest = load_manifest(folder / run.kind)
     assert manifest is not None, "the run is finished"
     files = hash_files(folder / run.kind)
-    times = stage_times(folder, ["sweep", run.kind, *(f"evaluation/{name}" for name in SCORED if run.scored)])
+    times = stage_times(folder, run.stages)
     known = {model.revision: model.files for model in former.models.values()} if former else {}
     earlier = [EarlierRecord(request=_request(other), record_sha256=record_hash(other)) for other in run.earlier]
     return Removal(
@@ -125,7 +124,7 @@ def _make(folder: Path, run: RunFacts, former: Removal | None) -> Removal:
         row_counts=dict(run.row_counts),
         forget_rows=make_key(folder / KEY_FILE).hash_rows(run.forget_rows),
         verdict=read_verdict(folder),
-        scores=read_scores(folder) if run.scored else None,
+        scores=read_scores(folder, run.scored),
         versions=manifest["versions"],
         earlier=earlier,
         previous_sha256=earlier[-1].record_sha256 if earlier else None,
