@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msa_lite.data.sources import DataSource, is_remote_data
-from msa_lite.io.search import holds_any, spread
+from msa_lite.io.search import holds_any, sample_texts
 
 _BUILDERS = ("csv", "json", "parquet", "text")  # of single files; those of folders are never kept (`load_table`)
 _MOST = 2000  # characters of a text to look for
@@ -32,7 +32,7 @@ def cached_tables(texts: Sequence[str]) -> Iterator[Path]:
     tables = {folder: list(folder.rglob("*.arrow")) for folder in folders if not folder.is_symlink()}
     size = sum(path.stat().st_size for paths in tables.values() for path in paths)
     known = [text for text in texts if len(text) >= _SHORTEST]
-    parts = [text[:_MOST].encode("utf-8", "replace") for text in spread(known, size)]
+    parts = [text[:_MOST].encode("utf-8", "replace") for text in sample_texts(known, size)]
     yield from (folder for folder, paths in tables.items() if any(holds_any(path, parts) for path in paths))
 
 

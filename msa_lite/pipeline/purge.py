@@ -20,10 +20,11 @@ from msa_lite.data import DataSource
 from msa_lite.data.caches import cached_repositories, cached_tables, datasets_cache, download_folder
 from msa_lite.data.plain import read_any_rows
 from msa_lite.errors import MsaError, StageError, join_faults
+from msa_lite.evals.judge.cache import cache_folder
 from msa_lite.io.files import write_json
 from msa_lite.io.lock import locked
 from msa_lite.io.reading import local_path, printable, read_object
-from msa_lite.io.search import holds_any, needles, spread
+from msa_lite.io.search import holds_any, needles, sample_texts
 from msa_lite.pipeline.holdings import Holding, Remark, Survey, remove_empty, run_folders, survey_run
 from msa_lite.pipeline.reopen import RunFolder, open_run
 from msa_lite.pipeline.reporting import MARKDOWN_FILE, write_run_report
@@ -211,7 +212,7 @@ def _searched(run: RunFolder, stray: Remark, rows: Sequence[str]) -> Remark:
     for file in files:
         with suppress(MsaError, OSError):
             size = file.lstat().st_size
-            if not file.is_symlink() and size <= _SEARCHED and holds_any(file, needles(spread(rows, size))):
+            if not file.is_symlink() and size <= _SEARCHED and holds_any(file, needles(sample_texts(rows, size))):
                 return Remark(stray.name, f"{stray.reason}; ROWS TO FORGET STAND IN IT")
     return stray
 
@@ -256,6 +257,8 @@ def _elsewhere(run: RunFolder, sources: dict[str, DataSource]) -> Iterator[str]:
     if recipe.evaluate and recipe.evaluate.judge.kind == "openai":
         server = recipe.evaluate.judge.base_url or "OpenAI, or OPENAI_BASE_URL"
         yield f"what the judge was asked: questions and answers went to its server ({server})"
+    if recipe.evaluate and recipe.evaluate.judge.kind != "none":
+        yield f"the judge's replies in {cache_folder()}: hashes of what it was asked, no texts"
     yield f"tables in other caches of `datasets` than {datasets_cache()}, such as those of other users"
     yield from _ELSEWHERE
 

@@ -203,10 +203,12 @@ def test_what_a_stopped_run_has_left_goes_too(run: Path, tmp_path: Path, history
     assert (run / "evaluation/more.partial" / MARKER).is_file()
     (run / "vectors/forget").rename(run / "vectors/forget.previous")
     (run / "report.md.tmp").write_bytes(forms(history)[0])
+    (run / "prompt.json").write_text("{}")
     purge(run, remove=True)
     assert holding(run, forms(history)) == set()
     assert not (run / "evaluation/more.partial").exists()
     assert not (run / "vectors").exists()
+    assert not (run / "prompt.json").exists()
 
 
 def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path: Path, history: Path) -> None:

@@ -13,7 +13,7 @@ from msa_lite.data import DataSource, caches, load_rows
 from msa_lite.data.caches import cached_repositories, cached_tables, download_folder
 from msa_lite.errors import FormatError
 from msa_lite.io import search
-from msa_lite.io.search import holds_any, needles, spread
+from msa_lite.io.search import holds_any, needles, sample_texts
 
 TEXT = 'Where does "Åsa" live? <In> Oslo & Bergen'
 
@@ -46,11 +46,11 @@ def test_pipes_and_folders_are_no_files_to_search(tmp_path: Path) -> None:
 def test_short_texts_say_nothing_and_many_are_thinned_out_in_large_files() -> None:
     assert needles(["yes", " no ", "12345"]) == []
     texts = [f"text {i}" for i in range(1000)]
-    assert spread(texts, 1000) == texts
-    few = spread(texts, 10**13)
+    assert sample_texts(texts, 1000) == texts
+    few = sample_texts(texts, 10**13)
     assert 8 <= len(few) <= 16
     assert set(few) <= set(texts)
-    assert spread([], 5) == []
+    assert sample_texts([], 5) == []
 
 
 @pytest.fixture
