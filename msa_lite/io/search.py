@@ -30,7 +30,7 @@ def needles(texts: Iterable[str]) -> list[bytes]:
 
 
 def sample_texts(texts: Sequence[str], nbytes: int) -> list[str]:
-    """Return as many of the texts, evenly sample_texts, as can be looked for in so many bytes within seconds; at least 8."""
+    """Return as many of the texts, evenly spread, as can be looked for in so many bytes within seconds (≥ 8)."""
     count = max(_FEWEST, _BUDGET // max(1, nbytes))
     return list(texts[:: math.ceil(len(texts) / count) or 1])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msa_lite.io.manifest import is_partial, remove_ours, remove_partial
 from msa_lite.io.reading import printable
-from msa_lite.io.seal import LOCK, MANIFEST, WORKING, drop_files, entries, load_manifest, strange_files
+from msa_lite.io.seal import LOCK, MANIFEST, MARKER, WORKING, drop_files, entries, load_manifest, strange_files
 from msa_lite.pipeline.folder import BASELINES, HISTORY, RECIPE_FILE
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
@@ -144,7 +144,7 @@ def _look_into(run: RunFolder, home: Path, folder: Path, survey: Survey) -> None
             survey.kept.append(Remark(name, _RESULTS[top]))
         else:
             _look_at_records(run, home / top, folder, manifest, survey)
-    elif not any(path.name == MANIFEST for path in files):
+    elif not any(path.name in (MANIFEST, MARKER, LOCK) for path in files):
         survey.strays.extend([Remark(f"{name}/", _FOREIGN)] if files else [])
     else:
         for path in _items(folder):

@@ -6,9 +6,9 @@ import html
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,10 @@ from msa_lite.data import DataSource, load_rows
 from msa_lite.errors import MismatchError, OutputError, StageError, UsageError
 from msa_lite.evals.evaluation import finished_inputs
 from msa_lite.io.files import hash_file
-from msa_lite.io.manifest import stage_folder
-from msa_lite.io.seal import MARKER, verify_folder
+from msa_lite.io.seal import verify_folder
 from msa_lite.pipeline import purge, report_run
 from tests.e2e.conftest import CallCli, tiny_recipe
+from tests.forks import fork_script
 from tests.own_models import make_lora
 
 TREES = ("vectors", "baselines/task_vector/vectors", "history", "target", "prior")
@@ -193,22 +193,47 @@ def test_a_killed_removal_is_ended_by_the_next_one(
             shutil.rmtree(copy)
 
 
-def test_what_a_stopped_run_has_left_goes_too(run: Path, tmp_path: Path, history: Path) -> None:
-    shutil.rmtree(run / "model")
-    stage = stage_folder(run / "evaluation/more", "evaluation", {}, resumable=True)
-    partial = stage.__enter__()
-    (partial / "forget.0.part").write_bytes(b"\n".join(forms(history)))
-    with suppress(RuntimeError):
-        stage.__exit__(RuntimeError, RuntimeError(), None)
-    assert (run / "evaluation/more.partial" / MARKER).is_file()
+KILLER = """
+import os, signal, sys
+import msa_lite
+def progress(name, done, total):
+    if name.startswith(sys.argv[2]) and done >= int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+msa_lite.run(sys.argv[1], progress=progress)
+"""
+
+
+@pytest.mark.parametrize(
+    ("label", "step", "left"),
+    [("forget vector", 4, "vectors/forget.partial"), ("scores: target", 5, "evaluation/target.partial")],
+)
+def test_what_a_killed_run_has_left_goes_too(
+    label: str, step: int, left: str, recipe: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    killed = fork_script(KILLER, str(tmp_path / "recipe.yaml"), label, str(step))
+    assert killed.returncode == -signal.SIGKILL
+    run, rows = tmp_path / "run", forms(history)
+    assert (run / left).is_dir()
+    assert holding(run, rows) != set()
+    names = {item.name for item in purge(run, remove=True).holdings}
+    assert left in names
+    assert holding(run, rows) == set()
+    assert not (run / left).exists()
+    assert not (run / "vectors").exists()
+
+
+def test_what_a_kill_leaves_between_two_renames_goes_too(run: Path, history: Path) -> None:
     (run / "vectors/forget").rename(run / "vectors/forget.previous")
+    (run / "model").rename(run / "model.previous")
     (run / "report.md.tmp").write_bytes(forms(history)[0])
     (run / "prompt.json").write_text("{}")
-    purge(run, remove=True)
+    result = purge(run, remove=True)
     assert holding(run, forms(history)) == set()
-    assert not (run / "evaluation/more.partial").exists()
     assert not (run / "vectors").exists()
     assert not (run / "prompt.json").exists()
+    kept = {remark.name: remark.reason for remark in result.kept}
+    assert kept["model.previous"] == "the unlearned model from before, which a kill has left"
 
 
 def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path: Path, history: Path) -> None:
