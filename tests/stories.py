@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from msa_lite.report.choosing import Choosing, ScoredPoint
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.fits import Fit
 from msa_lite.report.metrics import metric_kind
+from msa_lite.report.page import make_page
 from msa_lite.report.probing import ProbedModel, ProbeFacts
 from msa_lite.report.provenance import Provenance
 from msa_lite.report.reports import Metric, Report
@@ -232,5 +234,31 @@ def hostile() -> Story:
     )
 
 
-STORIES = {story.__name__: story for story in (full, unfinished, without_choice, failed, huge, hostile)}
+def baseline() -> Story:
+    """Return the story of a baseline that tried several settings and wrote an adapter."""
+    story = full()
+    choosing = make_choosing()
+    settings = [{"epoch": at, "learning_rate": 1e-5} for at, _ in enumerate(choosing.points)]
+    points = tuple(replace(point, values=values) for point, values in zip(choosing.points, settings, strict=True))
+    return replace(
+        story,
+        method="npo",
+        formula="θ_u: the target, trained further",
+        strengths=settings[2] | {"kind": "KL"},
+        choosing=replace(choosing, points=points, chosen=settings[2], rule="minimise rouge_l_f"),
+        fits={f"learning_rate-{at}e-05": make_fit(20 + at) for at in range(6)},
+        update=Update("adapter", Path("run/adapter"), {"modules": 14, "rank": 32, "truncation_loss": 2e-6}, (), ()),
+        probe=None,
+        interference=(),
+        examples=(),
+    )
+
+
+STORIES = {story.__name__: story for story in (full, unfinished, without_choice, failed, baseline, huge, hostile)}
 """Every story by name."""
+
+
+@cache
+def page_of(name: str) -> str:
+    """Return the page of a story, drawn once in a process."""
+    return make_page(STORIES[name]())

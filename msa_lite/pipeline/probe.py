@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import UsageError
-from msa_lite.evals.probe import PROBE_ROWS, SIGN, Finding, probe_model, read_verdicts
+from msa_lite.evals.probe import PROBE_ROWS, probe_model
 from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
@@ -18,6 +18,7 @@ from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_models import fit_prior
 from msa_lite.pipeline.probe_rows import COMPARED_WITH, PROBE_FOLDER, probe_rows
 from msa_lite.recipe import RecipeSource, load_recipe
+from msa_lite.report.findings import SIGN, Finding, read_verdicts
 from msa_lite.report.metrics import metric_kind
 
 

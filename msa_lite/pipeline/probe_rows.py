@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from msa_lite.data import load_rows
-from msa_lite.evals.probe import Probe, against_own, against_rows, probe_model, read_verdicts
+from msa_lite.evals.probe import Probe, against_own, against_rows, probe_model
 from msa_lite.io.progress import Progress, silent
 from msa_lite.pipeline.prepare import Run
+from msa_lite.report.findings import read_verdicts
 
 PROBE_FOLDER = "probe"
 COMPARED_WITH = {"holdout": "holdout rows", "paraphrased": "paraphrases of them"}

@@ -172,27 +172,39 @@ def _paint_spots(spots: Sequence[_Spot], x_label: str, y_label: str) -> Chart:
 
 
 def loss_chart(fits: Mapping[str, Fit]) -> Chart | None:
-    """Return the training loss over the epochs, one line a vector; None where nothing was logged."""
+    """Return the training loss over the epochs, one line a fit; None where nothing was logged.
+
+    Of more fits than can be told apart, as a baseline's many settings, all lines look alike.
+    """
     curves = {name: _thinned(fit.curve) for name, fit in fits.items() if fit.curve}
     if not curves:
         return None
+    few = len(curves) <= len(_LINES)
     words = "; ".join(f"{name}: from {curve[0][1]:.3g} to {curve[-1][1]:.3g}" for name, curve in curves.items())
 
     def paint(figure: Any) -> None:
         axes = figure.add_subplot()
-        styles = [(ACCENT, "-"), (INK, (0, (4, 2))), (MUTED, (0, (1, 1.5))), (ACCENT, (0, (6, 2, 1, 2)))]
         for at, (name, curve) in enumerate(curves.items()):
-            colour, dashes = styles[at % len(styles)]
-            alone = "o" if len(curve) == 1 else None
-            axes.plot(*zip(*curve, strict=True), color=colour, linestyle=dashes, marker=alone, label=cut(name, 30))
+            colour, dashes = _LINES[at] if few else (MUTED, "-")
+            style = {"color": colour, "linestyle": dashes, "linewidth": 1.8 if few else 0.9, "label": cut(name, 30)}
+            axes.plot(*zip(*curve, strict=True), marker="o" if len(curve) == 1 else None, **style)
         axes.grid(axis="y")
         if all(loss >= 0 for curve in curves.values() for _, loss in curve):
             axes.set_ylim(bottom=0)
         axes.set(xlabel="epoch", ylabel="training loss")
-        if len(curves) > 1:
+        if len(curves) > 1 and few:
             axes.legend(frameon=False, fontsize=TEXT, labelcolor=INK)
 
     return draw("losses", f"Line chart of the training loss. {words}.", 210, paint)
+
+
+_LINES: Sequence[tuple[str, Any]] = (
+    (ACCENT, "-"),
+    (INK, (0, (4, 2))),
+    (MUTED, (0, (1, 1.5))),
+    (ACCENT, (0, (6, 2, 1, 2))),
+)
+"""Colour and dashes of the lines of a few fits."""
 
 
 def _thinned(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -162,7 +162,7 @@ def layer_chart(cells: Mapping[tuple[int | None, str], GroupUpdate]) -> Chart | 
 
     top, bottom = max(known, key=lambda place: known[place]), min(known, key=lambda place: known[place])
     words = (
-        f"Heat map of {len(layers)} layers by {len(kinds)} kinds of module. Largest: layer {top[0]}, {top[1]}, "
+        f"Heat map. Layers: {len(layers)}, kinds of module: {len(kinds)}. Largest: layer {top[0]}, {top[1]}, "
         f"{known[top]:.2%} of the weights' norm. Smallest: layer {bottom[0]}, {bottom[1]}, {known[bottom]:.2%}."
     )
     return draw("layers", words, 90 + row * len(layers), paint)

@@ -311,16 +311,5 @@ def _probed(probe: ProbeFacts) -> list[ProbedRow]:
             low, high = model.intervals.get(name, (None, None))
             ends = f"{_signed(low)} to {_signed(high)}" if low is not None else "–"
             kind = METRICS.get(name) or metric_kind(name)
-            rows.append(
-                ProbedRow(model.name, kind.label, kind.formula, _signed(metric.value), ends, _reading(low, high))
-            )
+            rows.append(ProbedRow(model.name, kind.label, kind.formula, _signed(metric.value), ends, model.explanation))
     return rows
-
-
-def _reading(low: float | None, high: float | None) -> str:
-    """Return what a probe's interval says of a model."""
-    if low is None or high is None:
-        return "no interval, so it says nothing"
-    if low > 0.5:
-        return "knows the forget rows better than rows it never saw"
-    return "knows the forget rows worse than the others" if high < 0.5 else "no sign that it has seen the forget rows"

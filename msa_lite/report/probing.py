@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from msa_lite.report.faults import is_finite_number, reading, stage_report
+from msa_lite.report.faults import reading, stage_report
+from msa_lite.report.findings import Finding, ProbeVerdict, read_verdicts
 from msa_lite.report.reports import Metric
 
 _CONTROLS = ("target", "ideal")
@@ -22,6 +23,10 @@ class ProbedModel:
     """The AUCs by name: ½ where forget rows look no better known than the rows beside them, 1 where all do."""
     intervals: Mapping[str, tuple[float, float]]
     """The 95 % interval of each."""
+    verdict: ProbeVerdict
+    """"signs" that it has seen the forget set, "no signs", or "cannot tell"."""
+    explanation: str
+    """The verdict in a sentence without its subject: "shows signs of …"."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +51,18 @@ def load_probe(folder: Path) -> ProbeFacts | None:
     for place, thorough in ((folder, True), (folder / "cheap", False)):
         names = sorted(path.parent.name for path in place.glob("*/report.json"))
         names.sort(key=lambda name: (name in _CONTROLS, name != "prior"))
-        models, rows = [], {}
-        for name in names:
-            report = stage_report(place / name)
-            if report is None:
-                continue
+        reports = {name: report for name in names if (report := stage_report(place / name))}
+        if not reports:
+            continue
+        for name, report in reports.items():  # a fault is told with the file that has it
             with reading(place / name / "report.json"):
-                bounds = report.settings["intervals"].items()
-                intervals = {key: (float(low), float(high)) for key, (low, high) in bounds}
-                rows = {key: int(count) for key, count in report.settings["rows"].items() if is_finite_number(count)}
-            models.append(ProbedModel(name, report.metrics, intervals))
-        if models:
-            return ProbeFacts(thorough, next((key for key in rows if key != "forget"), "holdout"), rows, tuple(models))
+                _probed(read_verdicts({name: report})[0])
+                rows = {key: int(count) for key, count in report.settings["rows"].items()}
+        models = tuple(_probed(finding) for finding in read_verdicts(reports))
+        return ProbeFacts(thorough, next((key for key in rows if key != "forget"), "holdout"), rows, models)
     return None
+
+
+def _probed(finding: Finding) -> ProbedModel:
+    intervals = {name: (float(low), float(high)) for name, _, (low, high) in finding.measured()}
+    return ProbedModel(finding.name, finding.report.metrics, intervals, finding.verdict, finding.explanation)

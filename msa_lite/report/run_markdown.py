@@ -188,6 +188,7 @@ def _probe(probe: ProbeFacts | None) -> list[str]:
         "## Has the prior seen the data?\n",
         f"{counts} were compared. ½: forget rows look no better known than the others; 1: all of them do.\n",
         _table(["model", "score", "value", "95 % interval"], rows),
+        "".join(f"- {model.name}: {model.explanation}.\n" for model in probe.models),
     ]
 
 

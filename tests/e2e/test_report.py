@@ -151,3 +151,17 @@ def test_a_comparison_takes_a_runs_models_and_not_its_report(run: Path, call_cli
     shutil.rmtree(run / "evaluation")
     with pytest.raises(UsageError, match="no report in it"):
         msa_lite.compare([run])
+
+
+def test_a_sweep_that_merges_another_model_leaves_no_report_of_the_one_before(
+    done: tuple[dict[str, Any], Path], run: Path
+) -> None:
+    recipe = done[0] | {"output": str(run)}
+    msa_lite.sweep(recipe)
+    assert (run / "report.md").is_file(), "the model is the same"
+    msa_lite.sweep(recipe, ["forget.alpha=[0.25,0.75]"])
+    assert not [name for name in ("verdict.json", *FORMS) if (run / name).exists()]
+    story = msa_lite.report_run(run)
+    assert story.sentence.startswith("This run is not finished")
+    assert "unlearned" not in story.reports, "they are of the model before"
+    assert "unlearned" in story.validation

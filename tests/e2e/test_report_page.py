@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from msa_lite.report.page import make_page
+from msa_lite import run
 from tests.browser import Browser, browser, has_browser
-from tests.stories import STORIES, full
+from tests.stories import STORIES, page_of
 
 pytestmark = pytest.mark.skipif(not has_browser(), reason="needs chromium, chromedriver and selenium")
 WIDTHS = (380, 768, 1400)
@@ -31,7 +32,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     paths = {name: folder / f"{name}.html" for name in STORIES}
     for name, path in paths.items():
-        path.write_text(make_page(STORIES[name]()), "utf-8")
+        path.write_text(page_of(name), "utf-8")
     return paths
 
 
@@ -73,8 +74,22 @@ def test_a_page_can_be_printed(window: Browser, pages: dict[str, Path]) -> None:
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) > 1
 
 
+@pytest.mark.pictures
+def test_a_run_ends_with_a_page_that_tells_what_it_did(window: Browser, recipe: dict[str, Any]) -> None:
+    run(recipe)
+    page = Path(recipe["output"]) / "report.html"
+    window.open(page, 380)
+    assert (window.overflow(), window.faint(), window.faults()) == ([], [], [])
+    sections = window.run("return [...document.querySelectorAll('section')].map(one => one.id)")
+    assert sections == [
+        "result", "verdict", "scores", "method", "training", "update", "probe", "provenance", "limits",
+    ]  # fmt: skip
+    pictures = window.run("return [...document.querySelectorAll('svg')].map(one => one.ariaLabel)")
+    assert [label.split()[0] for label in pictures] == ["Bar", "Bar", "Line", "Heat"]
+
+
 def test_a_broken_page_is_noticed(window: Browser, tmp_path: Path) -> None:
-    page, path = make_page(full()), tmp_path / "broken.html"
+    page, path = page_of("full"), tmp_path / "broken.html"
     policy = re.search(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", page)
     assert policy
 
@@ -98,6 +113,6 @@ def test_a_broken_page_is_noticed(window: Browser, tmp_path: Path) -> None:
 
 def test_without_the_folded_parts_paper_would_lack_them(window: Browser, tmp_path: Path) -> None:
     path = tmp_path / "folded.html"
-    path.write_text(make_page(full()).replace("details::details-content", "details::nothing-like-it"), "utf-8")
+    path.write_text(page_of("full").replace("details::details-content", "details::nothing-like-it"), "utf-8")
     window.open(path, PAPER, media="print")
     assert set(window.run(_FOLDED)) == {False}

@@ -34,9 +34,11 @@ def write(recipe: dict[str, Any], folder: Path) -> str:
 
 
 def hashes(run: Path) -> dict[str, str]:
-    """Hashes of everything that a run made, but for what names paths: recipes and manifests."""
-    skip = {"recipe.yaml", "manifest.json", ".lock", "report.md", "mergekit_config.yml"}
-    return {str(p.relative_to(run)): hash_file(p) for p in sorted(run.rglob("*")) if p.is_file() and p.name not in skip}
+    """Hashes of everything that a run made, but for what names paths: recipes, manifests and the run's report."""
+    skip = {"recipe.yaml", "manifest.json", ".lock", "mergekit_config.yml"}
+    paths = [path for path in sorted(run.rglob("*")) if path.is_file() and path.name not in skip]
+    own = {run / "report.html", run / "report.md", run / "report.json"}
+    return {str(path.relative_to(run)): hash_file(path) for path in paths if path not in own}
 
 
 def test_a_recipe_becomes_a_model_and_a_report(recipe: dict[str, Any], history: Path, tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ def test_a_finished_run_tells_everything(run: Path) -> None:
     assert forget.closed == pytest.approx(0.96)
     assert story.probe is not None
     assert story.probe.models[0].intervals == {"loss_auc": (0.4, 0.6)}
+    assert story.probe.models[0].verdict == "cannot tell", "12 rows are too few"
     assert story.warnings == ("a note of the merge", "few rows")
     assert (story.provenance.seed, story.provenance.rows) == (7, {"forget": "sha256:dd"})
     assert story.provenance.revisions["ideal"] == "sha256:cc"
@@ -66,7 +67,14 @@ def test_its_forms_say_the_same_and_hold_no_row(run: Path) -> None:
     assert values["sentence"] == story.sentence
     assert values["metrics"]["accuracy_f"]["models"]["unlearned"]["value"] == 0.1
     assert values["choice"]["written_gap"] == story.written_gap
-    for part in ("A remark", "Doubt: few rows", "Warning: a note of the merge", "θ_u = ", "Scores on test rows"):
+    for part in (
+        "A remark",
+        "- prior: 12 rows on a side are too few.",
+        "Doubt: few rows",
+        "Warning: a note of the merge",
+        "θ_u = ",
+        "Scores on test rows",
+    ):
         assert part in text
     assert "0.100 ± 0.100" in text
     assert SECRET not in text + json.dumps(values)
