@@ -35,6 +35,8 @@ def read_any_rows(name: str, source: DataSource) -> list[Row]:
         return load_rows(source)
     check_file(path)
     records = reader(path)
+    if not records:
+        raise DataError(f"{path}: the data set is empty")
     columns = list(dict.fromkeys(key for record in records for key in record))
     records = [dict.fromkeys(columns) | record for record in records]
     forms = [source, DataSource(name), DataSource(name, "text")]

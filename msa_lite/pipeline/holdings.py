@@ -168,7 +168,7 @@ def _whole(run: RunFolder, folder: Path, top: str, kind: str) -> str | None:
 
 def _look_at_records(run: RunFolder, top: Path, folder: Path, manifest: Mapping[str, Any], survey: Survey) -> None:
     """Look at a stage that stays without its records."""
-    remark = Remark(_name(run, top), "metrics, without the rows")
+    remark = Remark(_name(run, top), "metrics, without the rows; one hash over all rows of a set")
     if remark not in survey.kept:
         survey.kept.append(remark)
     if records := [record for record in manifest["files"] if record.endswith(".jsonl")]:

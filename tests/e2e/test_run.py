@@ -34,8 +34,8 @@ def write(recipe: dict[str, Any], folder: Path) -> str:
 
 
 def hashes(run: Path) -> dict[str, str]:
-    """Hashes of everything that a run made, but for what names paths: recipes, manifests and the run's report."""
-    skip = {"recipe.yaml", "manifest.json", ".lock", "mergekit_config.yml"}
+    """Hashes of everything that a run made, but for what names paths or times, and what is hashed with a new key."""
+    skip = {"recipe.yaml", "manifest.json", ".lock", "mergekit_config.yml", "record.json", "record.key"}
     paths = [path for path in sorted(run.rglob("*")) if path.is_file() and path.name not in skip]
     own = {run / "report.html", run / "report.md", run / "report.json"}
     return {str(path.relative_to(run)): hash_file(path) for path in paths if path not in own}
