@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from msa_lite.merger import merge as merge
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
+    from msa_lite.pipeline import ask as ask
     from msa_lite.pipeline import probe as probe
+    from msa_lite.pipeline import purge as purge
     from msa_lite.pipeline import report_run as report_run
     from msa_lite.pipeline import run as run
     from msa_lite.pipeline import run_baseline as run_baseline
@@ -35,6 +37,8 @@ _HOMES = {
     "sweep": "pipeline",
     "train_stages": "pipeline",
     "probe": "pipeline",
+    "ask": "pipeline",
+    "purge": "pipeline",
     "report_run": "pipeline",
     "evaluate": "evals.suite",
     "compare": "comparison.compare",
@@ -47,6 +51,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "ask",
     "compare",
     "evaluate",
     "fit_vector",
@@ -55,6 +60,7 @@ __all__ = [
     "mergekit_recipe",
     "probe",
     "push_folder",
+    "purge",
     "report_run",
     "run",
     "run_baseline",

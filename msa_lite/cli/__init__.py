@@ -20,6 +20,8 @@ _COMMANDS = {
     "evaluate": "Score a model on a benchmark.",
     "report": "Write the report of a run: a page, Markdown and JSON.",
     "compare": "Put reports side by side, as in the paper.",
+    "ask": "Ask the models of a run a question, side by side.",
+    "purge": "List and remove what still holds the data of a run.",
     "metrics": "Explain the metrics of reports.",
     "verify": "Check every file of a run or folder against its manifest.",
     "sweep": "Choose alpha and beta on validation rows.",

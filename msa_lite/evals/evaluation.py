@@ -161,7 +161,10 @@ def finished_inputs(folder: Path) -> dict[str, Any]:
         raise MismatchError(f"{folder}: not the folder of an evaluation; a report needs its records beside it")
     inputs: dict[str, Any] = manifest["inputs"]
     sets = inputs.get("questions", {}).get("sets", {})
-    if lost := sorted(_changed(folder) & {REPORT_FILE, *(f"{name}.jsonl" for name in sets)}):
+    needed = {REPORT_FILE, *(f"{name}.jsonl" for name in sets)}
+    if purged := sorted(name for name in needed - manifest["files"].keys() if name != REPORT_FILE):
+        raise MismatchError(f"{folder}: {', '.join(purged)}: the records were removed; evaluate that model again")
+    if lost := sorted(_changed(folder) & needed):
         raise MismatchError(f"{folder}: {', '.join(lost)}: missing, or not as written; evaluate that model again")
     return inputs
 
@@ -192,7 +195,7 @@ def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, sub
             continue
         changed = _changed(folder)
         for name in (f"{name}.jsonl" for name in benchmark.sets):
-            if name not in changed and not (partial / name).is_file():
+            if name not in changed and (folder / name).is_file() and not (partial / name).is_file():
                 shutil.copy(folder / name, partial)
         if (folder / "ideal").is_dir() and not (partial / "ideal").exists():
             shutil.copytree(folder / "ideal", partial / "ideal")

@@ -335,7 +335,7 @@ def _settle_previous(folder: Path) -> list[str]:
         if not faults:
             _remove_previous(folder)
             return []
-        if not _remove_ours(folder):
+        if not remove_ours(folder):
             raise OutputError(
                 f"{folder}: is not as it was written, and holds what msa-lite does not know; the former one is "
                 f"{previous}: move one of the two elsewhere"
@@ -353,11 +353,31 @@ def _settle_previous(folder: Path) -> list[str]:
 def _remove_previous(folder: Path) -> None:
     """Remove the former folder, except for files that msa-lite did not write."""
     previous = previous_folder(folder)
-    if not _remove_ours(previous):
+    if not remove_ours(previous):
         logger.warning("%s: msa-lite removed its own files; the files that it did not write are still there", previous)
 
 
-def _remove_ours(folder: Path) -> bool:
+def remove_partial(partial: Path) -> None:
+    """Remove a partial folder, the marker last: a kill leaves one that is still known as ours. Follow no links."""
+    _check_partial(partial)
+    for path in partial.iterdir():
+        if path.name != MARKER:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    shutil.rmtree(partial)
+
+
+def is_partial(folder: Path) -> bool:
+    """Check whether a folder is a partial one of a stage, by its name and what is in it."""
+    if not folder.name.endswith(".partial"):
+        return False
+    try:
+        _check_partial(folder)
+    except OutputError:
+        return False
+    return True
+
+
+def remove_ours(folder: Path) -> bool:
     """Remove what a folder's manifest names, the manifest last, and empty folders; return whether that was all."""
     if manifest := load_manifest(folder):
         strange = strange_files(folder, manifest)

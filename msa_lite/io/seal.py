@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,23 @@ def add_files(folder: Path, names: Sequence[str], facts: Mapping[str, Any]) -> N
     assert manifest is not None, "the folder is finished"
     manifest["files"] |= {name: describe_file(folder / name) for name in names}
     write_manifest(folder, {**manifest, **facts}, is_sealed(manifest))
+
+
+def drop_files(folder: Path, names: Collection[str]) -> None:
+    """Remove files of a finished folder, then their entries in its manifest. The same call ends one that was killed.
+
+    Only files that lie in the folder are removed, whatever the names say, and no link is followed.
+    """
+    manifest = load_manifest(folder)
+    assert manifest is not None, "the folder is finished"
+    if holds_leftovers(folder):  # which a new manifest would turn into strange files
+        for name in WORKING:
+            (folder / name).unlink(missing_ok=True)
+    for name, path in entries(folder).items():
+        if name in names and name != MANIFEST:
+            path.unlink()
+    files = {name: item for name, item in manifest["files"].items() if name not in names}
+    write_manifest(folder, {**manifest, "files": files}, is_sealed(manifest))
 
 
 def describe_file(path: Path, sha256: str | None = None) -> dict[str, Any]:

@@ -4,19 +4,25 @@ This is the only part that knows both what a recipe is and what the stages are. 
 was made from the same inputs, so running a recipe again does only what is missing or has changed.
 """
 
+from msa_lite.pipeline.ask import Answers, ask
 from msa_lite.pipeline.baseline import run_baseline
 from msa_lite.pipeline.msa import RunResult, merge_arguments, run_vectors, sweep
 from msa_lite.pipeline.msa import run_recipe as run
 from msa_lite.pipeline.probe import ProbeResult, probe
+from msa_lite.pipeline.purge import Purge, purge
 from msa_lite.pipeline.reporting import report_run
 from msa_lite.pipeline.training import TrainingResult, train_stages
 
 __all__ = [
+    "Answers",
     "ProbeResult",
+    "Purge",
     "RunResult",
     "TrainingResult",
+    "ask",
     "merge_arguments",
     "probe",
+    "purge",
     "report_run",
     "run",
     "run_baseline",

@@ -22,10 +22,11 @@ from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
 from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe
 from msa_lite.record.keyed import KEY_FILE, make_key
+from msa_lite.report.purged import PURGED_FILE
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo
-_RECIPE = "recipe.yaml"
+RECIPE_FILE = "recipe.yaml"
 
 Prepared = TypeVar("Prepared")
 Kind = Literal["run", "training"]
@@ -81,8 +82,8 @@ def claim(
         inputs = prepare()
     with locked(folder):
         if first is not None:
-            if not (folder / _RECIPE).exists():
-                write_text(folder / _RECIPE, first)
+            if not (folder / RECIPE_FILE).exists():
+                write_text(folder / RECIPE_FILE, first)
             try:
                 inputs = prepare()
             except MsaError:
@@ -91,15 +92,23 @@ def claim(
                 raise
         text = pinned(inputs)
         warn_of_changes(folder, text)
-        write_text(folder / _RECIPE, text)
+        write_text(folder / RECIPE_FILE, text)
         yield inputs
 
 
 def _check_folder(folder: Path, kind: Kind) -> None:
-    """Raise OutputError unless a folder is absent, empty, or holds the recipe.yaml of a run or training."""
+    """Raise OutputError unless a folder is absent, empty, or holds the recipe.yaml of a run or training.
+
+    Raise it, too, for the folder of a run whose data was purged.
+    """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: a file is in the way; choose another output")
-    recipes = [folder / _RECIPE, *folder.glob(f"{BASELINES}/*/{_RECIPE}")]  # baselines may be run first
+    if (folder / PURGED_FILE).exists():
+        raise OutputError(
+            f"{folder}: its data was purged, and a run would fit the vectors again and write the rows down again; "
+            f"choose another output, or remove {folder / PURGED_FILE} if that is what you want"
+        )
+    recipes = [folder / RECIPE_FILE, *folder.glob(f"{BASELINES}/*/{RECIPE_FILE}")]  # baselines may be run first
     allowed = {".lock", BASELINES, HISTORY, PROMPT_FILE, KEY_FILE, f"{KEY_FILE}.tmp"}
     for name in WRITTEN_OUT:  # before anything else, where models come as adapters
         allowed |= {name, f"{name}.partial", f".{name}.lock"}

@@ -48,9 +48,9 @@ def write_run_report(folder: Path, examples: Sequence[SideBySide] = ()) -> Story
     """Write the three forms of a run's report. The same files in its folder give the same bytes."""
     story = load_story(folder, examples)
     text, values = run_markdown(story), run_json(story)
-    write_page(story, folder / PAGE_FILE)
     write_text(folder / MARKDOWN_FILE, text)
     write_json(folder / REPORT_FILE, values)
+    write_page(story, folder / PAGE_FILE)
     return story
 
 

@@ -6,7 +6,7 @@ Nothing below the pipeline knows of recipes: stages take plain values.
 from msa_lite.recipe.files import find_recipe, shipped_recipes, title_of
 from msa_lite.recipe.inputs import Columns, Data, Prompt
 from msa_lite.recipe.load import RecipeSource, dump_recipe, load_any, load_recipe, load_training
-from msa_lite.recipe.paths import absolute_paths
+from msa_lite.recipe.paths import absolute_paths, moved_paths
 from msa_lite.recipe.schema import Recipe
 from msa_lite.recipe.training import TrainingRecipe
 
@@ -23,6 +23,7 @@ __all__ = [
     "load_any",
     "load_recipe",
     "load_training",
+    "moved_paths",
     "shipped_recipes",
     "title_of",
 ]

@@ -57,6 +57,16 @@ def absolute_paths(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
     return resolved
 
 
+def moved_paths(values: Mapping[str, Any], before: str, after: Path) -> dict[str, Any]:
+    """Return a recipe's values with the paths below the folder `before` as they are now that it is `after`."""
+
+    def resolve(where: str, key: str, text: str) -> str:
+        return str(after / text[len(before) + 1 :]) if text.startswith(f"{before}/") else text
+
+    moved: dict[str, Any] = _walk(values, resolve)
+    return moved | {"output": str(after)}
+
+
 def path_texts(values: Any) -> list[tuple[str, str]]:
     """Return the texts of a recipe that may be paths, each with its dotted key."""
     texts: list[tuple[str, str]] = []

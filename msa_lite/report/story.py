@@ -17,6 +17,7 @@ from msa_lite.report.fits import Fit, load_fits
 from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
 from msa_lite.report.provenance import Provenance, is_run, load_provenance
+from msa_lite.report.purged import after_purge
 from msa_lite.report.reports import Report
 from msa_lite.report.sentence import basis_of, first_sentence
 from msa_lite.report.update import Update, load_update
@@ -203,7 +204,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         provenance=provenance,
         warnings=(*(update.notes if update else ()), *(choosing.doubts if choosing else ())),
         limits=_limits(reports, verdict),
-        missing=_missing(wanted, reports, fits, choosing, update, verdict),
+        missing=after_purge(folder, _missing(wanted, reports, fits, choosing, update, verdict)),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import msa_lite
 from msa_lite.cli import main
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.merger import merge
@@ -87,6 +88,17 @@ def sweep_recipe(history: Path, output: Path) -> dict[str, Any]:
     recipe["select"] = {"validation": 0.25}
     recipe["vector"] |= {"epochs": 2, "warmup_epochs": 0}
     return recipe
+
+
+@pytest.fixture(scope="session")
+def finished(history: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with a choice between two points, and a task vector's in its `baselines`. Tests change copies."""
+    recipe = sweep_recipe(history, tmp_path_factory.mktemp("finished") / "run")
+    recipe["retain"]["beta"] = 0.0
+    msa_lite.run_baseline("task_vector", recipe)
+    result = msa_lite.run(recipe)
+    assert result is not None
+    return result.folder
 
 
 @pytest.fixture

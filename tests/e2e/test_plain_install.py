@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from packaging.utils import canonicalize_name
 
 from msa_lite.evals.tofu import Tofu
 from msa_lite.io.extras import _TRAIN
+from msa_lite.pipeline import report_run
 from tests.handmade import Adapter, read_checkpoint, write_checkpoint
 from tests.removals import make_removal
 from tests.report_folders import make_run
@@ -163,9 +165,21 @@ def test_recipes_and_metrics_are_listed_and_recipes_checked(plain: Plain) -> Non
     assert "extraction_strength" in plain.run("metrics")
 
 
+@pytest.mark.pictures
+def test_a_run_is_purged(plain: Plain, finished: Path) -> None:
+    shutil.copytree(finished, plain.folder / "run")
+    report_run(plain.folder / "run", show_examples=True)
+    plain.run("purge", "run", "--yes")
+    assert not list((plain.folder / "run").rglob("*.jsonl"))
+    assert "side by side" not in (plain.folder / "run/report.md").read_text()
+    assert not (plain.folder / "run/report.html").exists(), "a plain installation writes no page"
+    assert "run/model: every file is as it was written" in plain.run("verify", "run")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ["ask", "."],
         ["quickstart"],
         ["run", "quickstart", "-v"],
         ["vector", "quickstart"],

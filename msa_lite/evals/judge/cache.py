@@ -21,6 +21,11 @@ _FILE = "judge.sqlite"
 _PATIENCE = 60.0  # seconds to wait while another process writes
 
 
+def cache_folder() -> Path:
+    """Return the folder of the cache: $MSA_LITE_CACHE, or ~/.cache/msa-lite."""
+    return Path(os.environ.get("MSA_LITE_CACHE") or "~/.cache/msa-lite").expanduser()
+
+
 class Cache:
     """Keys and values in one SQLite file; threads and processes may share it, since each call is one transaction.
 
@@ -29,8 +34,8 @@ class Cache:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Open or make the file. folder: None for $MSA_LITE_CACHE, or ~/.cache/msa-lite."""
-        folder = folder or Path(os.environ.get("MSA_LITE_CACHE") or "~/.cache/msa-lite").expanduser()
+        """Open or make the file. folder: None for `cache_folder`."""
+        folder = folder or cache_folder()
         self.path = folder / _FILE
         try:
             folder.mkdir(parents=True, exist_ok=True)

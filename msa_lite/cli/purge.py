@@ -1,0 +1,83 @@
+"""msa-lite purge: list and remove what still holds the data of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from msa_lite.pipeline.holdings import Remark
+    from msa_lite.pipeline.purge import Purge
+
+_MOST = 30  # lines of files that are left alone
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--yes", is_flag=True, help="Remove what is listed. Nothing brings it back.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def command(run: Path, yes: bool, as_json: bool) -> None:
+    """List what still holds the data of RUN, and with --yes remove it.
+
+    RUN is the folder of a run. Vectors can put the data back, records repeat its rows, and so does the cache of
+    `datasets`. The unlearned model, the report and the removal record stay. After that, RUN is not run again and takes
+    no part in later merges. What no command reaches is named: the data's own files, the target, copies elsewhere.
+
+    \b
+    msa-lite purge runs/mine         only lists
+    msa-lite purge runs/mine --yes   removes what was listed
+    """
+    from msa_lite.cli.output import print_json
+    from msa_lite.pipeline import purge
+
+    result = purge(run, remove=yes)
+    if as_json:
+        print_json(result.as_dict())
+        return
+    _print_holdings(result)
+    _print_remarks("stays", result.kept)
+    _print_remarks("left alone", result.strays[:_MOST])
+    if len(result.strays) > _MOST:
+        click.echo(f"  … and {len(result.strays) - _MOST} more")
+    click.echo("\nout of reach of this command; look yourself:")
+    for line in result.elsewhere:
+        click.echo(f"  - {line}")
+    _print_end(result)
+
+
+def _print_holdings(result: Purge) -> None:
+    from msa_lite.io.progress import readable
+
+    if not result.holdings:
+        before = f" since it was purged ({result.purged})" if result.purged else ""
+        click.echo(f"{result.folder}: nothing in it holds the data{before}")
+        return
+    verb = "was removed" if result.removed else "can be removed"
+    count = f"{len(result.holdings)} item{'s' if len(result.holdings) > 1 else ''}"
+    click.echo(f"{result.folder}: holds the data, and {verb} ({count}, {readable(result.nbytes)}):")
+    width = max(len(holding.name) for holding in result.holdings)
+    for holding in result.holdings:
+        click.echo(f"  {holding.name:<{width}}  {readable(holding.nbytes):>9}  {holding.reason}")
+
+
+def _print_remarks(title: str, remarks: Sequence[Remark]) -> None:
+    if remarks:
+        click.echo(f"\n{title}:")
+        width = max(len(remark.name) for remark in remarks)
+        for remark in remarks:
+            click.echo(f"  {remark.name:<{width}}  {remark.reason}")
+
+
+def _print_end(result: Purge) -> None:
+    from msa_lite.pipeline.purge import AFTER, purge_command
+    from msa_lite.report.purged import PURGED_FILE
+
+    if not result.holdings:
+        return
+    if result.removed:
+        click.echo(f"\n{PURGED_FILE} lists what was removed; `msa-lite verify {result.folder}` checks what stays")
+    else:
+        click.echo(f"\nnothing was removed. To remove what holds the data: {purge_command(result.folder)}\n{AFTER}")

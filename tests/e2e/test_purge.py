@@ -1,0 +1,335 @@
+"""`msa-lite purge`: after it no file holds a row to forget, and what a run leaves for others is as it was."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from filelock import FileLock
+
+import msa_lite
+from msa_lite.data import DataSource, load_rows
+from msa_lite.errors import MismatchError, OutputError, StageError, UsageError
+from msa_lite.evals.evaluation import finished_inputs
+from msa_lite.io.files import hash_file
+from msa_lite.io.seal import verify_folder
+from msa_lite.pipeline import purge, report_run
+from tests.e2e.conftest import CallCli, tiny_recipe
+from tests.forks import fork_script
+from tests.own_models import make_lora
+
+TREES = ("vectors", "baselines/task_vector/vectors", "history", "target", "prior")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of `datasets` for this test alone."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(folder))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", folder)
+    return folder
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of a finished run with a baseline's, whose reports show examples."""
+    shutil.copytree(finished, tmp_path / "run")
+    text = (tmp_path / "run/recipe.yaml").read_text()
+    (tmp_path / "run/recipe.yaml").write_text(text.replace(str(finished), str(tmp_path / "run")))
+    report_run(tmp_path / "run", show_examples=True)
+    return tmp_path / "run"
+
+
+def forms(history: Path) -> list[bytes]:
+    """The questions and answers to forget as they may stand in files."""
+    rows = [json.loads(line) for line in (history / "data/forget.jsonl").read_text().splitlines()]
+    texts = {text for row in rows for text in (row["question"], row["answer"])}
+    ways: tuple[Callable[[str], str], ...] = (str, html.escape, lambda text: json.dumps(text)[1:-1])
+    return sorted({way(text).encode() for text in texts for way in ways})
+
+
+def holding(folder: Path, rows: list[bytes]) -> set[str]:
+    """The files below a folder in which a row stands."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)) for path in files if any(row in path.read_bytes() for row in rows)}
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """The hash of each file, without times and locks."""
+    skip = {".lock", "purged.json"}
+    return {str(p.relative_to(folder)): hash_file(p) for p in folder.rglob("*") if p.is_file() and p.name not in skip}
+
+
+@pytest.mark.pictures
+def test_no_row_is_left_and_the_rest_works_on(
+    run: Path, history: Path, cache: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(history, run / "history")  # as a demo's run has it
+    load_rows(DataSource(str(history / "data/forget.jsonl")))
+    load_rows(DataSource(str(history / "data/retain.jsonl")))
+    rows = forms(history)
+    before, kept = holding(run, rows), hash_file(run / "model/manifest.json")
+    assert {"evaluation/target/forget.jsonl", "sweep/target/forget.jsonl", "history/data/forget.jsonl"} <= before
+    assert {"report.md", "report.html", "report.json"} <= before
+    assert len(holding(cache, rows)) == 1
+    others = contents(cache).keys() - holding(cache, rows)
+    assert any(name.endswith(".arrow") for name in others)
+
+    status, out, _ = call_cli("purge", run)
+    assert status == 0
+    assert f"To remove what holds the data: msa-lite purge {run} --yes" in out
+    assert f"the data itself: {history / 'data/forget.jsonl'} (forget.data)" in out
+    assert f"the target, which knows the data: {history / 'target'}" in out
+    assert holding(run, rows) == before, "a list changes nothing"
+    assert not (run / "purged.json").exists()
+
+    status, out, _ = call_cli("purge", run, "--yes", "--json")
+    result = json.loads(out)
+    assert (status, result["removed"], result["left_alone"]) == (0, True, [])
+    assert holding(run, rows) == set()
+    assert holding(cache, rows) == set()
+    assert any(name in contents(cache) for name in others if name.endswith(".arrow"))
+    assert [name for name in TREES if (run / name).exists()] == []
+    assert not list(run.rglob("*.jsonl"))
+    assert hash_file(run / "model/manifest.json") == kept
+    assert {"record.key", "record.json", "recipe.yaml", "verdict.json", "report.html"} <= {
+        p.name for p in run.iterdir()
+    }
+    note = json.loads((run / "purged.json").read_text())
+    assert [entry["name"] for entry in note["removed"]] == [entry["name"] for entry in result["holdings"]]
+
+    assert call_cli("verify", run)[0] == 0
+    assert call_cli("compare", run)[0] == 0
+    assert call_cli("ask", run, "Who?", "--json")[0] == 0
+    status, out, _ = call_cli("report", run)
+    assert status == 0
+    assert "vectors: purged on " in out
+    status, _, err = call_cli("run", run / "recipe.yaml")
+    assert status == 3
+    assert "its data was purged, and a run would fit the vectors again" in err
+    assert call_cli("baseline", "npo", run / "recipe.yaml")[0] == 3
+
+    status, out, _ = call_cli("purge", run, "--yes")
+    assert status == 0
+    assert f"{run}: nothing in it holds the data since it was purged (" in out
+    assert json.loads((run / "purged.json").read_text()) == note
+
+
+def test_scores_without_records_serve_no_other_run(run: Path, history: Path, recipe: dict[str, Any]) -> None:
+    purge(run / "baselines/task_vector", remove=True)
+    assert verify_folder(run / "evaluation/unlearned") == []
+    assert (run / "evaluation/unlearned/forget.jsonl").is_file(), "the run above is another one"
+    with pytest.raises(MismatchError, match="the records were removed"):
+        finished_inputs(run / "baselines/task_vector/evaluation/unlearned")
+    # The recipe's own run looks at the scores of its baselines.
+    shutil.rmtree(run / "evaluation/target")
+    assert msa_lite.run(str(run / "recipe.yaml")) is not None
+    assert (run / "evaluation/target/forget.jsonl").is_file()
+
+
+class Killed(BaseException):
+    """A kill at one call of the system."""
+
+
+@pytest.fixture
+def kill_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int | None], list[int]]:
+    """kill_at(n) → counts calls that change the disk; from call n on, all of them fail."""
+    calls, limit = [0], [10**9]
+
+    def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            calls[0] += 1
+            if calls[0] > limit[0]:
+                raise Killed
+            return function(*arguments, **options)
+
+        return call
+
+    for name in ("unlink", "rmdir", "replace"):
+        monkeypatch.setattr(os, name, wrapped(getattr(os, name)))
+
+    def start(number: int | None) -> list[int]:
+        calls[0], limit[0] = 0, 10**9 if number is None else number
+        return calls
+
+    return start
+
+
+def test_a_killed_removal_is_ended_by_the_next_one(
+    run: Path, history: Path, tmp_path: Path, kill_at: Callable[[int | None], list[int]]
+) -> None:
+    (run / "model").rename(run / "kept")  # what is copied often should be small
+    shutil.rmtree(run / "baselines")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["msa_lite.pipeline.purge"], "write_run_report", lambda home: None)  # tested above
+        shutil.copytree(run, tmp_path / "whole")
+        calls = kill_at(None)
+        purge(tmp_path / "whole", remove=True)
+        total, whole, rows = calls[0], contents(tmp_path / "whole"), forms(history)
+        assert total > 40
+        for number in range(0, total, 5):
+            copy = tmp_path / f"copy{number}"
+            shutil.copytree(run, copy)
+            kill_at(number)
+            with pytest.raises(Killed):
+                purge(copy, remove=True)
+            kill_at(None)
+            if number:
+                with pytest.raises(OutputError, match="purged"):
+                    msa_lite.run(str(copy / "recipe.yaml"), [f"output={copy}"])
+            purge(copy, remove=True)
+            assert contents(copy) == whole
+            assert holding(copy, rows) == set()
+            assert json.loads((copy / "purged.json").read_text())["ended"]
+            shutil.rmtree(copy)
+
+
+KILLER = """
+import os, signal, sys
+import msa_lite
+def progress(name, done, total):
+    if name.startswith(sys.argv[2]) and done >= int(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+msa_lite.run(sys.argv[1], progress=progress)
+"""
+
+
+@pytest.mark.parametrize(
+    ("label", "step", "left"),
+    [("forget vector", 4, "vectors/forget.partial"), ("scores: target", 5, "evaluation/target.partial")],
+)
+def test_what_a_killed_run_has_left_goes_too(
+    label: str, step: int, left: str, recipe: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    killed = fork_script(KILLER, str(tmp_path / "recipe.yaml"), label, str(step))
+    assert killed.returncode == -signal.SIGKILL
+    run, rows = tmp_path / "run", forms(history)
+    assert (run / left).is_dir()
+    assert holding(run, rows) != set()
+    names = {item.name for item in purge(run, remove=True).holdings}
+    assert left in names
+    assert holding(run, rows) == set()
+    assert not (run / left).exists()
+    assert not (run / "vectors").exists()
+
+
+def test_what_a_kill_leaves_between_two_renames_goes_too(run: Path, history: Path) -> None:
+    (run / "vectors/forget").rename(run / "vectors/forget.previous")
+    (run / "model").rename(run / "model.previous")
+    (run / "report.md.tmp").write_bytes(forms(history)[0])
+    (run / "prompt.json").write_text("{}")
+    result = purge(run, remove=True)
+    assert holding(run, forms(history)) == set()
+    assert not (run / "vectors").exists()
+    assert not (run / "prompt.json").exists()
+    kept = {remark.name: remark.reason for remark in result.kept}
+    assert kept["model.previous"] == "the unlearned model from before, which a kill has left"
+
+
+def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path: Path, history: Path) -> None:
+    outside = tmp_path / "outside"
+    (run / "vectors").rename(outside)
+    (run / "vectors").symlink_to(outside)
+    (run / "notes").mkdir()
+    (run / "notes/mine.txt").write_bytes(forms(history)[0])
+    (run / "todo.txt").write_text("buy milk")
+    (run / "evaluation/target/copy.jsonl").write_text("{}")
+    (run / "evaluation/ideal/manifest.json").write_text("{}")
+    manifest = json.loads((run / "evaluation/unlearned/manifest.json").read_text())
+    escaping = manifest["files"]["forget.jsonl"]
+    (tmp_path / "victim.jsonl").write_text("mine")
+    plain = {key: value for key, value in manifest.items() if key not in ("format", "manifest_sha256")}
+    plain["files"]["../../../victim.jsonl"] = escaping
+    (run / "evaluation/unlearned/manifest.json").write_text(json.dumps(plain))
+    before = contents(outside)
+    result = purge(run, remove=True)
+    left = {remark.name: remark.reason for remark in result.strays}
+    assert left["vectors"] == f"a link to {outside}, which is not followed"
+    assert left["notes/"] == "not made by msa-lite; ROWS TO FORGET STAND IN IT"
+    assert left["todo.txt"] == left["evaluation/target/copy.jsonl"] == "not made by msa-lite"
+    assert "its manifest.json is damaged" in left["evaluation/ideal/forget.jsonl"]
+    assert contents(outside) == before
+    assert (tmp_path / "victim.jsonl").read_text() == "mine"
+    assert holding(run, forms(history)) == {"notes/mine.txt", "evaluation/ideal/forget.jsonl"}
+
+
+def test_a_run_in_which_a_process_works_is_left_alone(run: Path) -> None:
+    before = contents(run)
+    for place in (run, run / "baselines/task_vector"):
+        with FileLock(place / ".lock"), pytest.raises(OutputError, match="another msa-lite is working"):
+            purge(run, remove=True)
+        assert contents(run) == before
+    with FileLock(run / ".lock"):
+        assert purge(run).holdings, "a list may be had at any time"
+
+
+def test_what_cannot_be_removed_is_named_and_the_rest_goes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unlink = os.unlink
+
+    def refuse(path: Any, **options: Any) -> None:
+        if str(path).endswith("adapter_model.safetensors") and "retain" not in str(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    with pytest.raises(StageError, match=r"vectors/forget/adapter_model\.safetensors: Permission denied"):
+        purge(run, remove=True)
+    assert not list((run / "evaluation").rglob("*.jsonl"))
+    assert json.loads((run / "purged.json").read_text())["ended"] is None
+    monkeypatch.undo()
+    purge(run, remove=True)
+    assert not (run / "vectors").exists()
+
+
+def test_an_adapter_stays_as_the_result_and_is_told_to_be_a_switch(
+    recipe: dict[str, Any], tmp_path: Path, history: Path
+) -> None:
+    recipe["evaluate"] = None
+    del recipe["retain"]
+    made = msa_lite.run(recipe, ["merge.as=adapter"])
+    assert made is not None
+    kept = {remark.name: remark.reason for remark in purge(made.folder, remove=True).kept}
+    assert kept["adapter"].startswith("the result of the run. It is a switch")
+    assert (made.folder / "adapter/adapter_model.safetensors").is_file()
+    text = (made.folder / "recipe.yaml").read_text().replace("as: adapter", "as: model")
+    (made.folder / "recipe.yaml").write_text(text)
+    assert [holding.name for holding in purge(made.folder).holdings] == ["adapter"], "no result of a run to a model"
+
+
+def test_a_target_written_out_of_its_adapter_goes_and_still_answers(
+    recipe: dict[str, Any], history: Path, tmp_path: Path
+) -> None:
+    recipe |= {"target": str(make_lora(history / "prior", tmp_path / "lora", scale=0.3)), "evaluate": None}
+    del recipe["retain"]
+    made = msa_lite.run(recipe)
+    assert made is not None
+    answers = msa_lite.ask(made.folder, "Who lives in Oslo?").answers
+    assert (made.folder / "target/manifest.json").is_file()
+    purge(made.folder, remove=True)
+    assert not (made.folder / "target").exists()
+    assert msa_lite.ask(made.folder, "Who lives in Oslo?").answers == answers, "the adapter itself is the user's"
+
+
+def test_a_run_that_was_just_begun_is_listed(tmp_path: Path, history: Path, call_cli: CallCli) -> None:
+    recipe = tiny_recipe(history, tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/recipe.yaml").write_text(f"# A run of msa-lite: …\n{yaml.safe_dump(recipe)}")
+    status, out, _ = call_cli("purge", tmp_path / "run", "--yes")
+    assert status == 0
+    assert f"{tmp_path / 'run'}: nothing in it holds the data\n" in out
+    assert not (tmp_path / "run/purged.json").exists(), "nothing was removed, so it may run"
+    status, _, err = call_cli("purge", tmp_path)
+    assert status == 2
+    assert "no run of msa-lite" in err
+    with pytest.raises(UsageError):
+        purge(tmp_path / "absent")
