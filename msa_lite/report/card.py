@@ -35,6 +35,7 @@ UNDO = (
     "put that data back** into a model that it was removed from, or find out about it."
 )
 _UNSCORED = "Nothing has been scored yet, so this card cannot say how much was forgotten and how much was kept."
+_UNMET = "conditions not met"
 _EDITED = "The weights were edited, not trained again without the data."
 _LIMITS = (
     "The scores are evidence, no proof that the data has no influence left.",
@@ -205,8 +206,7 @@ def _choice(outcome: Mapping[str, Any]) -> list[str]:
     for point in points:
         bold = "**" if point["values"] == chosen else ""
         cells = [_plain(_value(point["values"].get(key, ""))) for key in keys]
-        score = "broken" if point["score"] is None else number(point["score"])
-        cells.append(score if point["met"] or point["score"] is None else f"{score} (conditions not met)")
+        cells.append("broken" if point["score"] is None else number(point["score"]) if point["met"] else _UNMET)
         lines.append(f"| {' | '.join(f'{bold}{cell}{bold}' if cell else '' for cell in cells)} |")
     return [
         "## How the strengths were chosen",
