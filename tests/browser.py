@@ -51,8 +51,8 @@ const behind = element => {
   return layers.reverse().reduce((below, [rgb, alpha]) => over(rgb, alpha, below), [255, 255, 255]);
 };
 const cells = svg => [...svg.querySelectorAll('path')].map(path => [path, getComputedStyle(path)])
-  .filter(([_, style]) => style.fill.startsWith('rgb') && style.fillOpacity < 1)
-  .map(([path, style]) => [path.getBoundingClientRect(), parse(style.fill).rgb, Number(style.fillOpacity)]);
+  .filter(([_, style]) => style.fill.startsWith('rgb'))
+  .map(([path, style]) => [path.getBoundingClientRect(), parse(style.fill).rgb, style.fillOpacity * style.opacity]);
 const faint = [];
 const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 const maps = new Map([...document.querySelectorAll('svg')].map(svg => [svg, cells(svg)]));
@@ -104,10 +104,10 @@ class Browser:
         return [entry["message"] for entry in self._driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """Return the addresses that were asked for since the page was opened, without data: ones."""
+        """Return the addresses that were asked for since the page was opened, without data: and the browser's own."""
         events = [json.loads(entry["message"])["message"] for entry in self._driver.get_log("performance")]
         sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
-        return [one["request"]["url"] for one in sent if not one["request"]["url"].startswith("data:")]
+        return [one["request"]["url"] for one in sent if not one["request"]["url"].startswith(("data:", "chrome:"))]
 
     def overflow(self) -> list[str]:
         """Return what sticks out of the page or, in a picture, is cut off."""

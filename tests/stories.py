@@ -105,6 +105,7 @@ def full() -> Story:
         method="msa",
         formula="θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
         strengths={"alpha": 1.2, "beta": 0.25},
+        earlier={"runs/march": {"alpha": 0.8, "beta": 0.5}},
         names=models,
         reports={name: make_report(at) for at, name in enumerate(("target", "unlearned", "ideal"))},
         validation={"target": make_report(0, split="validation"), "unlearned": make_report(1, split="validation")},
@@ -152,6 +153,7 @@ def unfinished() -> Story:
         basis=None,
         verdict=None,
         strengths={},
+        earlier={},
         reports={},
         validation={},
         choosing=None,
@@ -168,7 +170,7 @@ def without_choice() -> Story:
     """Return the story of a run with one α and no ideal."""
     story = full()
     reports = {name: story.reports[name] for name in ("target", "unlearned")}
-    return replace(story, choosing=None, reports=reports, examples=(), interference=())
+    return replace(story, choosing=None, reports=reports, examples=(), interference=(), earlier={})
 
 
 def failed() -> Story:
@@ -211,6 +213,7 @@ def hostile() -> Story:
         method=HOSTILE,
         formula=text,
         strengths={HOSTILE: text},
+        earlier={text: {HOSTILE: 1.0}},
         names=dict.fromkeys(("target", "prior", HOSTILE), text),
         reports=dict.fromkeys(("target", "unlearned"), report),
         choosing=replace(story.choosing, rule=text, part=text, points=(point, other), chosen=point.values),
@@ -250,6 +253,7 @@ def baseline() -> Story:
         update=Update("adapter", Path("run/adapter"), {"modules": 14, "rank": 32, "truncation_loss": 2e-6}, (), ()),
         probe=None,
         interference=(),
+        earlier={},
         examples=(),
     )
 

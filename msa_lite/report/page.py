@@ -70,7 +70,8 @@ def make_page(story: Story) -> str:
         story=story,
         drawn=drawn,
         models=[name for name in _MODELS if name in story.reports],
-        strengths=[value_label(key, value) for key, value in story.strengths.items()],
+        strengths=_strengths(story.strengths),
+        earlier={run: _strengths(values) for run, values in story.earlier.items()},
         bars=_bars(story) if drawn else [],
         meanings=_meanings(story),
         scores=_score_groups(story),
@@ -97,6 +98,10 @@ def _percent(share: float | None) -> str:
     if 0 < percent < 1e-3:
         return "below 0.001 %"
     return f"{percent:.1f} %" if percent >= 1 or percent == 0 else f"{percent:.2g} %"
+
+
+def _strengths(values: Mapping[str, float | int | str]) -> str:
+    return ", ".join(value_label(key, value) for key, value in values.items())
 
 
 def _tied(text: str) -> str:
@@ -239,7 +244,7 @@ def _point_table(story: Story) -> PointTable | None:
     for point in choosing.points:
         score = choosing.shown_score(point)
         words = "broken" if point.score is None else "not met" if score is None else _signed(score)
-        name = ", ".join(value_label(key, value) for key, value in point.values.items())
+        name = _strengths(point.values)
         rows.append(PointRow(name, words, cells(point.metrics), point.chosen, point.note))
     return PointTable(kinds, rows)
 

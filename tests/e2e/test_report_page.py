@@ -108,6 +108,9 @@ def test_a_broken_page_is_noticed(window: Browser, tmp_path: Path) -> None:
     cut = '<svg viewBox="0 0 100 20"><text x="90" y="15">a long label</text></svg>'
     assert opened(cut).overflow() == ["cut off: a long label"]
     assert any("pale" in one for one in opened('<p style="color: #aaa">pale</p>').faint())
+    cell = '<path d="M0 0H99V40H0Z" style="fill: #000; opacity: 0.7"/>'
+    deep = f'<svg viewBox="0 0 100 40">{cell}<text x="9" y="25" style="fill: #222">deep</text></svg>'
+    assert any("deep" in one for one in opened(deep).faint())
     assert any("dark" in one for one in opened('<p style="background: #000">dark</p>').faint())
 
 
