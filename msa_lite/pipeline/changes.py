@@ -50,10 +50,8 @@ def _changes(before: str, after: str) -> Iterator[str]:
     before = before.replace("score: exposure", "score: extraction")  # the rule's former name
     old, new = (dict(_leaves(parse_yaml(text, "recipe.yaml"))) for text in (before, after))
     for key in dict.fromkeys([*old, *new]):
-        is_of_no_use = key.startswith(_IDLE) or (
-            key not in old and new[key] in ([], None)
-        )  # earlier versions lack keys
-        if old.get(key) != new.get(key) and not is_of_no_use:
+        is_new = key not in old and new[key] in ([], None)  # an earlier version lacks a key
+        if old.get(key) != new.get(key) and not is_new and not key.startswith(_IDLE):
             yield f"{key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
     contents, now = recorded_revisions(before), recorded_revisions(after)
     yield from (f"content of {name}" for name, value in now.items() if contents.get(name, value) != value)
