@@ -10,6 +10,7 @@ from msa_lite.errors import OutputError, UsageError
 from msa_lite.publish.replies import LOGIN, describe_error, patiently, read_token
 
 TITLE = "Published with msa-lite"  # the first words of a commit on main, by which a repository is known as ours
+_HUB = "https://huggingface.co"
 _OF_ANYBODY = {".gitattributes", ".gitignore", "README.md", "LICENSE"}  # in a repository that was made in the browser
 
 
@@ -37,10 +38,8 @@ class Destination:
 
     def describe(self) -> str:
         """Return one line for people."""
-        from huggingface_hub import constants
-
         privacy = "private" if self.private else "PUBLIC, everybody may see and load it"
-        server = "" if self.endpoint == constants._HF_DEFAULT_ENDPOINT else f", at {self.endpoint}"
+        server = "" if self.endpoint == _HUB else f", at {self.endpoint}"
         return f"{self.repo} ({'there already' if self.exists else 'new'}, {privacy}) as {self.account}{server}"
 
 

@@ -223,6 +223,16 @@ def test_the_former_name_of_a_score_is_read_with_a_notice_and_is_no_change(
     assert caplog.messages == []
     warn_of_changes(tmp_path, dump_recipe(load_recipe(SMALLEST)))
     assert "changed since the last run: select.score: extraction → none" in caplog.text
+    caplog.clear()
+    warn_of_changes(tmp_path, dump_recipe(load_recipe(SMALLEST, ["select.score=extraction", "publish.repo=me/mine"])))
+    assert caplog.messages == [], "a repository to publish to replaces nothing"
+
+
+def test_settings_of_publish_need_a_repository() -> None:
+    publish = load_recipe(SMALLEST, ["publish.repo=me/mine", "publish.gated=true"]).publish
+    assert (publish.repo, publish.private, publish.gated) == ("me/mine", True, True)
+    with pytest.raises(RecipeError, match="publish: settings without a repo to send to"):
+        load_recipe(SMALLEST, ["publish.private=false"])
 
 
 def test_overrides_reach_into_the_recipe_and_are_checked_like_it() -> None:

@@ -125,7 +125,8 @@ def test_a_public_repository_is_made_and_gated_only_when_that_is_wanted(hub: Upl
         publish(contents, private=False)
     to = find_destination("open", private=False)
     assert (to.repo, to.exists) == ("alice/open", False)
-    assert "PUBLIC, everybody may see and load it" in to.describe()
+    assert to.describe() == f"alice/open (new, PUBLIC, everybody may see and load it) as alice, at {hub.url}"
+    assert replace(to, endpoint="https://huggingface.co").describe().endswith(" as alice")
     hub.requests.clear()
     push(contents, to, gated=True)
     assert (hub.private["alice/open"], hub.gated["alice/open"]) == (False, "manual")
