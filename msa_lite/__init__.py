@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
     from msa_lite.pipeline import probe as probe
+    from msa_lite.pipeline import report_run as report_run
     from msa_lite.pipeline import run as run
     from msa_lite.pipeline import run_baseline as run_baseline
     from msa_lite.pipeline import sweep as sweep
@@ -33,6 +34,7 @@ _HOMES = {
     "sweep": "pipeline",
     "train_stages": "pipeline",
     "probe": "pipeline",
+    "report_run": "pipeline",
     "evaluate": "evals.suite",
     "compare": "comparison.compare",
     "merge": "merger",
@@ -50,6 +52,7 @@ __all__ = [
     "merge_adapters",
     "mergekit_recipe",
     "probe",
+    "report_run",
     "run",
     "run_baseline",
     "show_progress",

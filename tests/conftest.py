@@ -152,6 +152,9 @@ def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     pictures = sys.modules.get("msa_lite.choose.pictures")
     if pictures and "pictures" not in request.keywords:
         monkeypatch.setattr(pictures, "write_pictures", lambda table, folder: [])
+    reporting = sys.modules.get("msa_lite.pipeline.reporting")
+    if reporting and "pictures" not in request.keywords:
+        monkeypatch.setattr(reporting, "write_page", lambda story, path: path.write_text(story.sentence))
 
 
 @pytest.fixture(scope="module", autouse=True)

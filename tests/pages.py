@@ -1,16 +1,20 @@
 """The pages that are made from the code: `python -m tests.pages` writes them anew.
 
-The drawing of the rooms stands in .github/CONTRIBUTING.md between two markers; docs/metrics.md is the table of metrics.
+The drawing of the rooms stands in .github/CONTRIBUTING.md between two markers; docs/metrics.md is the table of metrics;
+msa_lite/record/schema.json is the form of record.json.
 """
 
 from __future__ import annotations
 
+from msa_lite.io.files import indented_json
+from msa_lite.record.schema import removal_schema
 from msa_lite.report.formats import Cell, Section, TextTable, markdown
 from msa_lite.report.metrics import METRICS
 from tests.arrows import ROOT, drawing
 
 CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
 METRICS_PAGE = ROOT / "docs/metrics.md"
+SCHEMA_PAGE = ROOT / "msa_lite/record/schema.json"
 BEGIN, END = "<!-- rooms: drawn by python -m tests.pages -->\n", "<!-- end of rooms -->\n"
 _HEADER = """# Metrics
 
@@ -32,7 +36,13 @@ def metrics_page() -> str:
     return _HEADER + markdown(TextTable(headings, [Section([[*map(Cell, row)] for row in rows])], left=5))
 
 
+def schema_page() -> str:
+    """Return the JSON schema of record.json."""
+    return indented_json(removal_schema())
+
+
 if __name__ == "__main__":
     CONTRIBUTING.write_text(contributing_page())
     METRICS_PAGE.parent.mkdir(exist_ok=True)
     METRICS_PAGE.write_text(metrics_page())
+    SCHEMA_PAGE.write_text(schema_page())

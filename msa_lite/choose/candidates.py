@@ -23,6 +23,7 @@ from msa_lite.choose.validation import Validation
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.files import digest, write_json
 from msa_lite.io.seal import MANIFEST
+from msa_lite.report.choosing import candidate_name
 from msa_lite.report.reports import REPORT_FILE
 
 logger = logging.getLogger(__name__)
@@ -61,11 +62,6 @@ class Candidates:
     def scored_by(self, validation: Validation) -> dict[str, Any]:
         """Return all that decides the scores of a candidate; they hold for other grids and rules as well."""
         return {"made_of": self.made_of, **validation.describe()}
-
-
-def candidate_name(values: Values) -> str:
-    """Return the name of a candidate's folder: `alpha-0.5_beta-1`; no two candidates share one."""
-    return "_".join(f"{key}-{v if isinstance(v, str) else format(v, '.12g')}" for key, v in values.items())
 
 
 @dataclass(frozen=True)

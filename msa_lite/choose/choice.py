@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.candidates import TARGET, Candidates, SharedWork, Values, candidate_name
+from msa_lite.choose.candidates import TARGET, Candidates, SharedWork, Values
 from msa_lite.choose.doubts import doubts_of
 from msa_lite.choose.grid import refined
 from msa_lite.choose.pictures import DRAWN, draw_missing, draw_pictures
@@ -25,11 +25,11 @@ from msa_lite.io.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.report import REPORT_FILE, load_report
+from msa_lite.report.choosing import CHOICE_FILE, candidate_name
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
 
-CHOICE_FILE = "choice.json"
 IDEAL = "ideal"
 _POLL = 0.2  # seconds
 _PATIENCE = 60.0  # seconds; disks that machines share show what others write only after a while

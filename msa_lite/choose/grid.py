@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise, product
 
-from msa_lite.choose.candidates import Values, candidate_name
+from msa_lite.choose.candidates import Values
+from msa_lite.report.choosing import candidate_name
 from msa_lite.strengths import rounded
 
 

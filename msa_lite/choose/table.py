@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.choose.candidates import Values
 from msa_lite.choose.rules import LeastExtraction
+from msa_lite.report.choosing import score_heading, shown_score
 from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, escape_markdown, markdown
 from msa_lite.report.reports import Metric
 from msa_lite.report.table import heading, metric_cell, number
@@ -67,29 +68,6 @@ class Sweep:
     def shown_score(self, candidate: Candidate) -> float | None:
         """Return the score to show; None where the candidate is broken or does not meet the conditions."""
         return shown_score(self.score_name, candidate.score, candidate.met)
-
-
-_MAXIMISE, _MINIMISE = "maximise ", "minimise "
-
-
-def score_heading(rule: str) -> str:
-    """Return the name of a rule's score, with the arrow of its direction.
-
-    The rule "extraction" ranks by the share that was forgotten. Rules that name a metric rank by it, or by its
-    negative.
-    """
-    if rule.startswith(_MINIMISE):
-        return f"{rule.removeprefix(_MINIMISE)} ↓"
-    if rule.startswith(_MAXIMISE):
-        return f"{rule.removeprefix(_MAXIMISE)} ↑"
-    return "forgotten ↑" if rule == LeastExtraction.name else f"score ({rule}) ↑"
-
-
-def shown_score(rule: str, score: float | None, met: bool = True) -> float | None:
-    """Return the number to show under `score_heading`; None where there is none."""
-    if score is None or not met:
-        return None
-    return -score + 0.0 if rule.startswith(_MINIMISE) else score
 
 
 def shown_metrics(sweep: Sweep) -> dict[str, int]:

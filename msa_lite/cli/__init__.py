@@ -18,6 +18,7 @@ _COMMANDS = {
     "run": "Run a recipe: vectors, choice, merge, scores, report.",
     "recipes": "List, show and check recipes.",
     "evaluate": "Score a model on a benchmark.",
+    "report": "Write the report of a run: a page, Markdown and JSON.",
     "compare": "Put reports side by side, as in the paper.",
     "metrics": "Explain the metrics of reports.",
     "verify": "Check every file of a run or folder against its manifest.",

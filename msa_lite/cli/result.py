@@ -30,7 +30,7 @@ def print_verdict(result: RunResult, to_stderr: bool = False) -> None:
 
 
 def print_result(result: RunResult, heading: str, with_examples: bool = False) -> None:
-    """Print the scores under a heading, examples if wanted, and where the model and the report are."""
+    """Print the scores under a heading, examples if wanted, and where the model, the report and the record are."""
     from msa_lite.cli.output import print_reports
 
     if result.reports:
@@ -39,7 +39,8 @@ def print_result(result: RunResult, heading: str, with_examples: bool = False) -
     if with_examples:
         _print_examples(result)
     print_model(result.merged)
-    click.echo(f"report:          {result.folder / 'report.md'}")
+    click.echo(f"report:          {result.folder / 'report.html'}")
+    click.echo(f"removal record:  {result.folder / 'record.json'}")
 
 
 def print_model(merged: Merged | MergedAdapter) -> None:

@@ -9,7 +9,9 @@ from msa_lite.cli.invocation import Invocation, takes_recipe
 
 @click.command()
 @click.option("--accept", is_flag=True, help="Exit with 0 whatever the verdict. Checks before the run only warn.")
-@click.option("--show-examples", is_flag=True, help="Put questions with the models' answers into report.md and --json.")
+@click.option(
+    "--show-examples", is_flag=True, help="Put questions with the models' answers into the report and --json."
+)
 @takes_recipe()
 def command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
     """Run RECIPE: fit vectors, choose alpha and beta, merge, score, write a report.

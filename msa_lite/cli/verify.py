@@ -1,49 +1,139 @@
-"""msa-lite verify: check that a folder, or a whole run, is as it was written."""
+"""msa-lite verify: check that a folder, or a whole run with its removal record, is as it was written."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from msa_lite.data import DataSource
+    from msa_lite.record.check import RecordCheck
+
+_ANSWERS = {
+    "row": "among the rows to forget",
+    "question": "only its question is among the rows to forget",
+    "none": "not among the rows to forget",
+}
+
+
+def _print_schema(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from msa_lite.cli.output import print_json
+        from msa_lite.record.schema import removal_schema
+
+        print_json(removal_schema())
+        context.exit()
 
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--allowed-signers", type=click.Path(), help="OpenSSH's file of those who may sign record.json.")
+@click.option("--rows", type=click.Path(), help="Only tell which rows of this file were to be forgotten.")
+@click.option("--key", type=click.Path(), help="With --rows: a copy of the run's record.key.")
+@click.option(
+    "--schema", is_flag=True, is_eager=True, expose_value=False, callback=_print_schema,
+    help="Print the JSON schema of record.json.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(folder: Path, as_json: bool) -> int:
+def command(folder: Path, allowed_signers: str | None, rows: str | None, key: str | None, as_json: bool) -> int:
     """Check every file of FOLDER against its manifest, by hash.
 
     FOLDER is a model, a vector, an evaluation, or a run with all of these. The manifest is checked against its own
-    hash. Files that no manifest names are listed too.
+    hash. Files that no manifest names are listed too. Of a run, the removal record is checked as well: against its own
+    hash and signature, against the rest of the run, and against the records of earlier requests.
 
     \b
     msa-lite verify runs/mine/model
     msa-lite verify runs/mine
+    msa-lite verify runs/mine --allowed-signers signers
+    msa-lite verify runs/mine --rows suspects.jsonl
     """
+    from msa_lite.errors import UsageError
+
+    if rows is not None:
+        return _print_answers(folder, rows, key, as_json)
+    if key is not None:
+        raise UsageError("--key: only with --rows FILE")
+    return _verify(folder, allowed_signers, as_json)
+
+
+def _verify(folder: Path, allowed_signers: str | None, as_json: bool) -> int:
     from msa_lite.cli.output import print_json
     from msa_lite.errors import MismatchError, join_faults
     from msa_lite.io.verify import unsealed, verify_stages
+    from msa_lite.record.check import check_records
 
-    faults = verify_stages(folder)
-    broken = sum(map(bool, faults.values()))
-    lines = [_place(folder, stage, fault) for stage, of_stage in faults.items() for fault in of_stage]
-    earlier = unsealed(faults)
+    records = check_records(folder, allowed_signers)
+    stages = verify_stages(folder, needed=not records)
+    lines = [_place(folder, place, fault) for place, of_place in stages.items() for fault in of_place]
+    of_records = [fault for check in records.values() for fault in check.faults]
+    earlier = unsealed(stages)
     if as_json:
-        stages = {str(stage.relative_to(folder)): of_stage for stage, of_stage in faults.items()}
+        by_name = {str(stage.relative_to(folder)): of_stage for stage, of_stage in stages.items()}
         without = [str(stage.relative_to(folder)) for stage in earlier]
-        print_json({"folder": str(folder), "faults": lines, "stages": stages, "unsealed": without})
-        return MismatchError.exit_code if broken else 0
+        checks = {str(place.relative_to(folder)): check.as_dict() for place, check in records.items()}
+        values = {"stages": by_name, "unsealed": without, "records": checks}
+        print_json({"folder": str(folder), "faults": lines + of_records, **values})
+        return MismatchError.exit_code if lines or of_records else 0
     for stage in earlier:
         click.echo(f"note: {stage}: made by an earlier version, whose manifest shows no change of itself", err=True)
-    for stage, of_stage in faults.items():
+    for stage, of_stage in stages.items():
         if not of_stage:
             click.echo(f"{stage}: every file is as it was written")
-    if broken:
-        of = f" ({broken} of {len(faults)} folders)" if len(faults) > 1 else ""
-        raise MismatchError(join_faults(f"{folder}: differs from its manifest{of}:", lines, limit=100))
+    for check in records.values():
+        _print_record(check)
+    if lines:
+        broken = sum(map(bool, stages.values()))
+        of = f" ({broken} of {len(stages)} folders)" if len(stages) > 1 else ""
+        raise MismatchError(join_faults(f"{folder}: differs from its manifest{of}:", lines + of_records, limit=100))
+    if of_records:
+        raise MismatchError(join_faults(f"{folder}: its removal record does not hold:", of_records, limit=100))
     return 0
+
+
+def _print_record(record: RecordCheck) -> None:
+    for line in record.statements:
+        click.echo(line)
+    for line in record.notes:
+        click.echo(f"note: {line}", err=True)
 
 
 def _place(folder: Path, stage: Path, fault: str) -> str:
     """Return a fault with the stage that it is in, as seen from the folder of the command."""
     return fault if stage == folder else f"{stage.relative_to(folder)}/{fault}"
+
+
+def _print_answers(folder: Path, rows: str, key: str | None, as_json: bool) -> int:
+    """Tell for each row of a file whether it was to be forgotten. The rows themselves are not printed."""
+    from msa_lite.cli.output import print_json
+    from msa_lite.data.plain import read_any_rows
+    from msa_lite.record.find import find_rows
+
+    found = read_any_rows(rows, _columns(folder, rows))
+    answers = find_rows(folder, [(row.question, row.answer, row.text) for row in found], key)
+    count = sum(answer.match == "row" for answer in answers)
+    if as_json:
+        values = [{"row": i, "match": a.match, "run": str(a.folder)} for i, a in enumerate(answers)]
+        print_json({"folder": str(folder), "rows": len(answers), "among": count, "answers": values})
+        return 0
+    for number, answer in enumerate(answers):
+        other = "" if answer.folder == folder else f" of the earlier run {answer.folder}"
+        click.echo(f"row {number}: {_ANSWERS[answer.match]}{other}")
+    click.echo(f"{count} of {len(answers)} rows were to be forgotten")
+    return 0
+
+
+def _columns(folder: Path, rows: str) -> DataSource:
+    """Return the columns of the run's forget set, where its recipe can be read; else the usual ones."""
+    from contextlib import suppress
+
+    from msa_lite.data import DataSource
+    from msa_lite.errors import MsaError
+    from msa_lite.recipe import load_recipe
+
+    with suppress(MsaError):
+        recipe = load_recipe(str(folder / "recipe.yaml"))
+        return DataSource(**recipe.forget.data.flat(recipe.columns))
+    return DataSource(rows)

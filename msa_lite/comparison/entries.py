@@ -11,7 +11,7 @@ from typing import Any, Literal
 from msa_lite.comparison.published import Figure
 from msa_lite.errors import FormatError, MsaError, UsageError, join_faults
 from msa_lite.io.reading import local_path
-from msa_lite.report.reports import REPORT_FILE, Metric, Report, load_report
+from msa_lite.report.reports import REPORT_FILE, Metric, Report, is_run_report, load_report
 
 Role = Literal["target", "ideal", "method"]
 SECTIONS = ("references", "msa", "baselines", "others", "published")
@@ -131,7 +131,7 @@ def _own_reports(path: Path) -> Iterator[tuple[Path, Role | None]]:
     folder = path / "evaluation" if (path / "evaluation").is_dir() else path
     places: dict[str, Role | None] = {".": None, "unlearned": "method", **_REFERENCES}
     for name, role in places.items():
-        if (place := folder / name / REPORT_FILE).is_file():
+        if (place := folder / name / REPORT_FILE).is_file() and not is_run_report(place):
             yield place, role
 
 

@@ -50,15 +50,23 @@ def load_rows(source: DataSource) -> list[Row]:
     (the message names those that it has), or contains records that are no rows.
     """
     table = load_table(source)
-    form = _check_columns(source, table.column_names)
-    if len(table) == 0:
+    columns = table.column_names
+    if source.format == "text" and source.text in columns:  # the other columns of documents need not be read
+        table = table.select_columns([source.text])
+    return parse_rows(source, columns, table)
+
+
+def parse_rows(source: DataSource, columns: Sequence[str], records: Any) -> list[Row]:
+    """Return the rows of a source's records. Raise DataError as `load_rows`."""
+    form = _check_columns(source, columns)
+    if len(records) == 0:
         raise DataError(f"{source.path}: the data set is empty")
     if form is None:
-        texts = table[source.text]
+        texts = [record[source.text] for record in records]
         _refuse(source, [fault for i, text in enumerate(texts) if (fault := _text_fault(i, source.text, text))])
         return [Row(i, text=str(text)) for i, text in enumerate(texts)]
     conversations, faults = [], []
-    for i, record in enumerate(table):
+    for i, record in enumerate(records):
         try:
             conversations.append(form.read(record))
         except Unreadable as error:

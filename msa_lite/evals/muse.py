@@ -54,7 +54,7 @@ def _is_recited(record: Record) -> bool:
 
 
 _YARDSTICK = Yardstick(
-    noun="passages",
+    unit="passages",
     forget_set="verbmem",
     forget_scores=(("verbmem", "rouge_l_f1"), ("verbmem", "extraction_strength"), ("knowmem_forget", "rouge_l_f1")),
     retain_set="knowmem_retain",

@@ -12,17 +12,18 @@ import numpy as np
 
 from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Models, Record, Weighed
-from msa_lite.report.verdict import Forgotten, Kept, percent
+from msa_lite.report.verdict import Forgotten, Kept, Unit, percent
 
 RECITED = 0.9  # a text counts as recited from this share of predicted tokens, or this ROUGE-L, on
+_NOUNS: Mapping[Unit, str] = {"texts": "texts", "passages": "passages"}  # all others are rows
 LEAST = 0.05  # a target's score counts from this distance above the floor on; below, the share left of it is noise
 
 
 class Yardstick(NamedTuple):
     """The sets and scores that say what can be extracted from a model, and what it has kept."""
 
-    noun: str
-    """The word for the items of the forget set."""
+    unit: Unit
+    """What the items of the forget set are."""
     forget_set: str
     """The set of the items to forget."""
     forget_scores: Sequence[tuple[str, str]]
@@ -49,7 +50,7 @@ def is_recited(record: Record) -> bool:
 
 
 _QUESTIONS = Yardstick(
-    noun="rows",
+    unit="questions",
     forget_set="forget",
     forget_scores=[("forget", name) for name in ("accuracy", "rouge_l", "extraction_strength")],
     retain_set="retain",
@@ -58,7 +59,7 @@ _QUESTIONS = Yardstick(
     is_recited=is_recited,
 )
 _TEXTS = Yardstick(
-    noun="texts",
+    unit="texts",
     forget_set="forget",
     forget_scores=[("forget", name) for name in ("exact_memorization", "extraction_strength")],
     retain_set="retain",
@@ -70,8 +71,9 @@ _TEXTS = Yardstick(
 
 def weigh_rows(models: Models) -> Weighed:
     """Return `weigh_recited` of forget and retain sets that hold questions, or texts alone."""
-    texts = all("text" in record for record in models["target"].get("forget", ()))
-    return weigh_recited(models, _TEXTS if texts else _QUESTIONS)
+    texts = ["text" in record for record in models["target"].get("forget", ())]
+    yardstick = _QUESTIONS._replace(unit="rows") if any(texts) else _QUESTIONS
+    return weigh_recited(models, _TEXTS if all(texts) else yardstick)
 
 
 def weigh_recited(models: Models, yardstick: Yardstick) -> Weighed:
@@ -99,10 +101,15 @@ def _forgotten(
     holdout = [r for r in models["target"].get("holdout", []) if r.get("generated") is not None or "text" in r]
     if holdout:
         recited["holdout"] = sum(map(check, holdout))
+    prior = models.get("prior", {}).get(yardstick.forget_set, [])
+    if [record.get("index") for record in prior] == [record.get("index") for record in target]:
+        recited["prior"] = sum(map(check, prior))
     gone = sum(check(t) and not check(u) for t, u in zip(target, unlearned, strict=True))
     left = left_over(models, yardstick.forget_scores)
-    sentence = _sentence(gone, recited, len(holdout), len(target), left, yardstick.noun)
-    return Forgotten(sentence, len(target), left, recited, count_changed(target, unlearned))
+    noun = _NOUNS.get(yardstick.unit, "rows")
+    sentence = _sentence(gone, recited, len(holdout), len(target), left, noun)
+    changed = count_changed(target, unlearned)
+    return Forgotten(sentence, len(target), left, recited, changed, yardstick.unit, gone, len(holdout))
 
 
 def _sentence(gone: int, recited: Mapping[str, int], holdout: int, rows: int, left: float | None, noun: str) -> str:

@@ -144,7 +144,9 @@ class Restor(Benchmark):
         spoilt = [[record for record in side if record["corrupted"]] or side for side in scored]
         kept = kept_of(others[0], others[1], ("score",), "what it answered before of other entities")
         rows = metrics["target"][metric].n
-        return Forgotten(sentence, rows, 1.0 - regained, changed=count_changed(*spoilt)), kept
+        right = {"target": target, "unlearned": unlearned, "ideal": ideal}
+        changed = count_changed(*spoilt)
+        return Forgotten(sentence, rows, 1.0 - regained, changed=changed, unit="facts", right=right), kept
 
     def judge_calls(self, records: Records, ideal: Records | None, separate: bool) -> list[JudgeCall]:
         """Return one call for each answer that is not empty."""

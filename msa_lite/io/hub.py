@@ -238,14 +238,8 @@ def hash_content(folder: Path, by_content: bool = True) -> str:
 
     Without `by_content`, as `files:…`: of files above `_BIG` bytes only size and time of change count.
     """
-    index = folder / INDEX_FILE
-    files = [
-        *find_files(folder, ("*.safetensors",)),
-        *companion_files(folder),
-        *([index] if os.path.isfile(index) else []),
-    ]
     marks = {}
-    for path in files:
+    for path in content_files(folder):
         try:
             stat = path.stat()
             quick = not by_content and stat.st_size > _BIG
@@ -253,3 +247,13 @@ def hash_content(folder: Path, by_content: bool = True) -> str:
         except OSError as error:
             raise FormatError(f"{path}: cannot be read ({error.strerror or error})") from error
     return f"{'sha256' if by_content else 'files'}:{digest(marks)}"
+
+
+def content_files(folder: Path) -> list[Path]:
+    """Return the files of a local folder that its revision is a hash of: weights, their companions, the index."""
+    index = folder / INDEX_FILE
+    return [
+        *find_files(folder, ("*.safetensors",)),
+        *companion_files(folder),
+        *([index] if os.path.isfile(index) else []),
+    ]

@@ -27,7 +27,6 @@ REPLACES = ".replaces.json"  # names the folder that a new one takes the place o
 WORKING = (LOCK, JOURNAL, REPLACES, f"{REPLACES}.tmp", f"{MARKER}.tmp", MARKER)
 _FORMAT = {"format": 2}  # a second sign of a seal, so that no change of one byte can hide that there was one
 _KEY = "manifest_sha256"
-_SEAL = re.compile(rb'(?<="manifest_sha256": ")[0-9a-f]{64}(?="\n}\n\Z)')
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any], sealed: bool = True) -> None:
@@ -36,9 +35,21 @@ def write_manifest(folder: Path, manifest: Mapping[str, Any], sealed: bool = Tru
     if not sealed:
         write_text(folder / MANIFEST, indented_json(values))
         return
-    text = indented_json({**values, **_FORMAT, _KEY: ""})
+    write_text(folder / MANIFEST, sealed_json({**values, **_FORMAT}, _KEY))
+
+
+def sealed_json(values: Mapping[str, Any], key: str) -> str:
+    """Write an object as JSON with a seal under `key`, at its end."""
+    text = indented_json({**values, key: ""})
     seal = hashlib.sha256(text.encode()).hexdigest()
-    write_text(folder / MANIFEST, text.removesuffix('"\n}\n') + f'{seal}"\n}}\n')
+    return text.removesuffix('"\n}\n') + f'{seal}"\n}}\n'
+
+
+def is_whole(raw: bytes, key: str) -> bool:
+    """Check the text of an object against the seal under `key`."""
+    pattern = re.compile(rb'(?<="%s": ")[0-9a-f]{64}(?="\n}\n\Z)' % key.encode())
+    seal = pattern.search(raw)
+    return seal is not None and hashlib.sha256(pattern.sub(b"", raw)).hexdigest().encode() == seal[0]
 
 
 def load_manifest(folder: Path) -> dict[str, Any] | None:
@@ -48,7 +59,7 @@ def load_manifest(folder: Path) -> dict[str, Any] | None:
         value = parse_json(raw, MANIFEST)
     except FormatError:
         return None
-    if not _has_form(value) or (is_sealed(value) and not _is_whole(raw)):
+    if not _has_form(value) or (is_sealed(value) and not is_whole(raw, _KEY)):
         return None
     return value
 
@@ -56,12 +67,6 @@ def load_manifest(folder: Path) -> dict[str, Any] | None:
 def is_sealed(manifest: Mapping[str, Any]) -> bool:
     """Check whether a manifest would show a change of itself; those of earlier versions would not."""
     return _KEY in manifest or not manifest.keys().isdisjoint(_FORMAT)
-
-
-def _is_whole(raw: bytes) -> bool:
-    """Check a manifest's text against its seal."""
-    seal = _SEAL.search(raw)
-    return seal is not None and hashlib.sha256(_SEAL.sub(b"", raw)).hexdigest().encode() == seal[0]
 
 
 def _has_form(value: Any) -> bool:

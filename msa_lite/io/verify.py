@@ -12,10 +12,10 @@ from msa_lite.io.seal import MANIFEST, is_sealed, load_manifest, verify_folder
 _UNFINISHED = (".partial", ".previous")
 
 
-def verify_stages(folder: Path) -> dict[Path, list[str]]:
+def verify_stages(folder: Path, needed: bool = True) -> dict[Path, list[str]]:
     """Re-hash a stage's folder, or all finished stages below a run's; return the faults of each (`verify_folder`).
 
-    Raise OutputError where there is no stage.
+    needed: raise OutputError where there is no stage.
     """
     alone = os.path.lexists(folder / MANIFEST)
     places = [folder] if alone else sorted(path.parent for path in folder.rglob(MANIFEST))
@@ -25,7 +25,7 @@ def verify_stages(folder: Path) -> dict[Path, list[str]]:
         if not any(part.endswith(_UNFINISHED) for part in place.relative_to(folder).parts)
         and not any(other in place.parents for other in places)  # a stage's own file that happens to have the name
     ]
-    if not stages:
+    if not stages and needed:
         raise OutputError(f"{folder}: no {MANIFEST} of msa-lite in there, nor in a folder below it")
     return {stage: verify_folder(stage) for stage in stages}
 

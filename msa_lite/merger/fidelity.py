@@ -65,11 +65,16 @@ class Change:
         return cosine(self.cross, *self.vectors.values()) if self.vectors.keys() == {"forget", "retain"} else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return figures for JSON: relative_size is ‖wanted‖ / ‖weight‖, changed_share the share of changed weights."""
+        """Return figures for JSON.
+
+        changed_share: the share of changed weights. norm: ‖wanted‖, weight_norm: ‖weight‖, relative_size: their ratio.
+        """
         return {
             "weights": self.weights,
             "weights_changed": self.changed,
             "changed_share": self.changed / self.weights if self.weights else 0.0,
+            "norm": math.sqrt(self.wanted),
+            "weight_norm": math.sqrt(self.weight),
             "relative_size": math.sqrt(self.wanted) / math.sqrt(self.weight) if self.weight else None,
             "rounding_loss": self.rounding_loss,
             "update_cosine": self.update_cosine,

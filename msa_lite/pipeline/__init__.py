@@ -8,6 +8,7 @@ from msa_lite.pipeline.baseline import run_baseline
 from msa_lite.pipeline.msa import RunResult, merge_arguments, run_vectors, sweep
 from msa_lite.pipeline.msa import run_recipe as run
 from msa_lite.pipeline.probe import ProbeResult, probe
+from msa_lite.pipeline.reporting import report_run
 from msa_lite.pipeline.training import TrainingResult, train_stages
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "TrainingResult",
     "merge_arguments",
     "probe",
+    "report_run",
     "run",
     "run_baseline",
     "run_vectors",

@@ -19,8 +19,7 @@ from msa_lite.baselines.methods import METHODS, TASK_VECTOR, Value, check_grids,
 from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.baselines.passes import check_layer
 from msa_lite.baselines.reference import ReferenceCache
-from msa_lite.choose.candidates import TARGET, Candidates, Values, candidate_name
-from msa_lite.choose.choice import Choice
+from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.data import Example, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, UsageError
 from msa_lite.io.checkpoint import load_checkpoint
@@ -33,8 +32,9 @@ from msa_lite.pipeline.folder import BASELINES, claimed
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.msa import RunResult, make_result, msa_plan, run_plan
 from msa_lite.pipeline.prepare import Run, RunPlan
+from msa_lite.pipeline.removal import write_record
+from msa_lite.pipeline.reporting import drop_report, write_run_report
 from msa_lite.pipeline.stages import (
-    Summary,
     choose_candidate,
     evaluate_all,
     evaluate_references,
@@ -43,11 +43,11 @@ from msa_lite.pipeline.stages import (
     merge_vectors,
     row_hashes,
     validation_of,
-    write_summary,
 )
 from msa_lite.pipeline.steps import score_steps, sweep_steps
 from msa_lite.pipeline.verdict import judge_run
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
+from msa_lite.report.choosing import candidate_name
 from msa_lite.train import FitSettings, epoch_folder, fit_vector
 from msa_lite.train.auto import EPOCHS
 
@@ -89,17 +89,18 @@ def run_baseline(
         return run_plan(recipe, replace(msa_plan(recipe), method=method, folder=folder, start="target"), progress)
     plan, settings = _plan(method, recipe)
     with claimed(recipe, plan, progress, lambda run: _resolved(run, settings).check()) as run:
+        drop_report(run.folder)
         trials = _resolved(run, settings)
         announce(progress, trials.steps())
-        setting, epoch, scale, choice = trials.choose(trials.fit(progress), progress)
+        setting, epoch, scale = trials.choose(trials.fit(progress), progress)
         merged = merge_vectors(run, [trials.term(setting, epoch, scale)], progress)
         chosen: dict[str, Value] = {**setting.parameters, "epoch": epoch}
         chosen |= {"scale": scale} if plan.start == "prior" else {}
         about = plan.describe(recipe, chosen | {"epochs": _epochs(recipe)}, trials.compat)
         reports = evaluate_all(run, merged, about, progress)
         findings = judge_run(run, progress)
-        summary = Summary(trials.title(chosen), findings.verdict, choice.doubts if choice else ())
-        write_summary(run, summary, merged, reports)
+        write_record(run, chosen, merged)
+        write_run_report(run.folder)
     return make_result(run, chosen, merged, reports, findings)
 
 
@@ -232,11 +233,11 @@ class _Trials:
             progress=progress,
         )
 
-    def choose(self, settings: Sequence[Setting], progress: Progress) -> tuple[Setting, int, float, Choice | None]:
-        """Return (setting, epoch, scale, their choice). Without scores that is the last epoch, and no choice."""
+    def choose(self, settings: Sequence[Setting], progress: Progress) -> tuple[Setting, int, float]:
+        """Return (setting, epoch, scale). Without scores that is the last epoch."""
         scales = _scales(self.run.recipe)
         if self.run.validation is None:
-            return settings[0], _epochs(self.run.recipe), scales[0], None
+            return settings[0], _epochs(self.run.recipe), scales[0]
         parts: dict[str, tuple[Setting, int, float]] = {}
         values: list[Values] = []
         known = {TARGET: evaluate_target(self.run, progress)}
@@ -258,7 +259,7 @@ class _Trials:
         vectors = [(load_manifest(setting.folder) or {}).get("files") for setting in settings]
         made_of = {"vectors": vectors} | (merge_identity(self.run) if self.from_prior else {})
         choice = choose_candidate(self.run, Candidates(values, load, made_of, known), "the epoch", progress)
-        return *parts[candidate_name(choice.values)], choice
+        return parts[candidate_name(choice.values)]
 
     def _fit_settings(self, **changes: Any) -> FitSettings:
         return fit_settings(self.run, "forget", epochs=_epochs(self.run.recipe), **changes)
@@ -267,17 +268,6 @@ class _Trials:
         """Return the weights of an epoch as the merge's one term."""
         weights = setting.folder if self.run.validation is None else epoch_folder(setting.folder, epoch)
         return Term(self.method, weights, scale)
-
-    def title(self, chosen: Values) -> tuple[str, str]:
-        """Return the summary's heading and first paragraph."""
-        sources, values = self.run.sources, ", ".join(f"{key} {value}" for key, value in chosen.items())
-        if self.from_prior:
-            what = f"θ_u = θ_D + scale (θ_1 − θ_0): run from the prior {sources['prior'].name} to θ_1. {values}."
-        else:
-            what = f"Run on the target. {values}."
-        if self.compat:
-            what += f" Repeats deviations of {', '.join(self.compat)}."
-        return f"Baseline {self.method} on {sources['target'].name}", what
 
     def _target_validation(self, progress: Progress) -> Path | None:
         """Return the folder of the target's scores on the validation rows, with which epochs are compared."""

@@ -48,12 +48,17 @@ def _changes(before: str, after: str) -> Iterator[str]:
     """Yield `forget.alpha: 1.0 → 1.25` for each key that two recipes differ in, and the data whose content changed."""
     before = before.replace("score: exposure", "score: extraction")  # the rule's former name
     old, new = (dict(_leaves(parse_yaml(text, "recipe.yaml"))) for text in (before, after))
-    for key in dict.fromkeys([*old, *new]):
+    for key in (key for key in dict.fromkeys([*old, *new]) if key != "request"):  # which decides no result
         is_new = key not in old and new[key] in ([], None)  # a key that an earlier version lacked
         if old.get(key) != new.get(key) and not is_new:
             yield f"{key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
     contents, now = recorded_revisions(before), recorded_revisions(after)
-    yield from (f"content of {name}" for name, value in now.items() if contents.get(name, value) != value)
+    yield from (f"content of {name}" for name, value in now.items() if _differ(contents.get(name), value))
+
+
+def _differ(before: str | None, now: str) -> bool:
+    """Compare two hashes; none, or one of another kind, as earlier versions wrote them, tells nothing."""
+    return before is not None and before.partition(":")[0] == now.partition(":")[0] and before != now
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -65,12 +65,6 @@ def earlier_terms(runs: Sequence[EarlierRun]) -> list[Term[Path]]:
     return [term for number, run in enumerate(runs, 2) for term in run.terms(number)]
 
 
-def describe_earlier(runs: Sequence[EarlierRun]) -> list[str]:
-    """Return a sentence on the earlier requests that are merged, too; none where there are none."""
-    requests = "; ".join(f"{run.folder} ({run.strengths})" for run in runs)
-    return [f"One merge with the vectors of earlier requests: {requests}."] if runs else []
-
-
 def open_earlier(recipe: Recipe) -> tuple[EarlierRun, ...]:
     """Return the runs of a recipe's key `earlier`, with the earlier ones of these, each once.
 

@@ -21,6 +21,7 @@ from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
 from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe
+from msa_lite.record.keyed import KEY_FILE, make_key
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo
@@ -99,7 +100,7 @@ def _check_folder(folder: Path, kind: Kind) -> None:
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder}: a file is in the way; choose another output")
     recipes = [folder / _RECIPE, *folder.glob(f"{BASELINES}/*/{_RECIPE}")]  # baselines may be run first
-    allowed = {".lock", BASELINES, HISTORY, PROMPT_FILE}
+    allowed = {".lock", BASELINES, HISTORY, PROMPT_FILE, KEY_FILE, f"{KEY_FILE}.tmp"}
     for name in WRITTEN_OUT:  # before anything else, where models come as adapters
         allowed |= {name, f"{name}.partial", f".{name}.lock"}
     is_ours = any(_is_of_kind(path, kind) for path in recipes)
@@ -141,6 +142,10 @@ def _pinned(run: Run) -> str:
     models = {name: source for name, source in run.sources.items() if name != "prior" or run.plan.start == "prior"}
     notes = [reason] if reason else []
     notes += [f"{name}: {source.revision}" for name, source in models.items()]
-    notes += [f"rows learnt, {name}: sha256:{rows_identity(rows)['sha256']}" for name, rows in run.rows.items()]
+    secret = make_key(run.folder / KEY_FILE)  # a plain hash of few rows could be guessed
+    notes += [
+        f"rows learnt, {name}: hmac-sha256:{secret.digest('rows', rows_identity(rows)['sha256'])}"
+        for name, rows in run.rows.items()
+    ]
     recipe = Recipe.model_validate(absolute_paths(values, run.recipe.folder))
     return recipe_text("run", _command(run.plan), recipe, notes)

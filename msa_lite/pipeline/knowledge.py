@@ -19,6 +19,7 @@ from msa_lite.evals.records import read_records
 from msa_lite.io.progress import Progress, silent
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.stages import evaluate_prior, evaluate_references, evaluate_target
+from msa_lite.record.keyed import KEY_FILE
 from msa_lite.report.examples import SideBySide, examples_text
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ logger = logging.getLogger(__name__)
 ROWS = 32  # of each set, if there are no validation rows to use
 SHOWN = 2  # rows with the target's answers in a message
 KNOWLEDGE_FOLDER = "knowledge"
-_TRACES = {"recipe.yaml", ".lock", "evaluation", "probe"}
+_TRACES = {"recipe.yaml", KEY_FILE, ".lock", "evaluation", "probe"}
 _CAUSES = "Wrong rows? Wrong model, or target and prior exchanged? Was it trained on them too little to recite any?"
 GO_ON = "to go on all the same: `msa-lite run --accept`, or `verdict: off` in the recipe"
 

@@ -16,13 +16,15 @@ from msa_lite.evals.records import stand_alone
 from msa_lite.io.progress import Progress, announce, notices, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Merged, MergedAdapter, Term
-from msa_lite.pipeline.earlier import describe_earlier, earlier_terms, open_earlier, rebuild_command
+from msa_lite.pipeline.earlier import earlier_terms, open_earlier, rebuild_command
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import whole_target
 from msa_lite.pipeline.probe_rows import cheap_probe
-from msa_lite.pipeline.stages import Summary, evaluate_all, merge_precision, write_summary
+from msa_lite.pipeline.removal import write_record
+from msa_lite.pipeline.reporting import drop_report, write_run_report
+from msa_lite.pipeline.stages import evaluate_all, merge_precision
 from msa_lite.pipeline.steps import fit_steps, run_steps
 from msa_lite.pipeline.strengths import (
     SweepResult,
@@ -40,7 +42,7 @@ from msa_lite.pipeline.verdict import Findings, judge_run
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report
 from msa_lite.report.examples import SideBySide
-from msa_lite.report.verdict import VERDICT_FILE, Verdict
+from msa_lite.report.verdict import Verdict
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
@@ -108,7 +110,7 @@ def run_recipe(
     """Run a recipe: fit the vectors, choose α and β, merge, score, and write the report.
 
     accept: only warn if the target does not know the rows to forget, or the prior does. show_examples: put ten
-    questions with the models' answers into report.md. Raise before anything is written if the recipe or its inputs are
+    questions with the models' answers into the report. Raise before anything is written if the recipe or its inputs are
     at fault. Later errors leave finished stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return
     None in the processes of `accelerate launch` that only help with the sweep.
     """
@@ -146,7 +148,7 @@ def run_plan(
 ) -> RunResult:
     """Run a plan: of MSA, or of the task vector, which starts from the target."""
     with claimed(recipe, plan, progress, check_strengths) as run:
-        (run.folder / VERDICT_FILE).unlink(missing_ok=True)  # of an earlier run, perhaps of another model
+        drop_report(run.folder)
         announce(progress, run_steps(run))
         if plan.method == "msa" and (warning := cheap_probe(run, progress)):
             logger.warning("%s", warning)
@@ -154,17 +156,11 @@ def run_plan(
         fit_vectors(run, run.vector_names, progress)
         swept = choose_strengths(run, progress)
         merged = merge_chosen(run, swept, progress)
-        after = rescore(run, swept, merged, progress)
+        rescore(run, swept, merged, progress)
         reports = evaluate_all(run, merged, plan.describe(recipe, swept.strengths.values), progress)
         findings = judge_run(run, progress)
-        title = (
-            f"{'Unlearned model of' if plan.method == 'msa' else f'Baseline {plan.method} on'} {recipe.target}",
-            f"θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0), {swept.strengths}, prior {run.sources['prior'].name}.",
-            *([run.recipe.prior_reason] if plan.start == "prior" and run.recipe.prior_reason else []),
-            *describe_earlier(run.earlier),
-        )
-        examples = findings.examples if show_examples else ()
-        write_summary(run, Summary(title, findings.verdict, swept.doubts, after, examples), merged, reports)
+        write_record(run, swept.strengths.values, merged)
+        write_run_report(run.folder, findings.examples if show_examples else ())
         if run.earlier:
             terms = run_terms(run, swept.strengths)
             precision = merge_precision(run) if recipe.merge.form == "model" else None

@@ -1,4 +1,4 @@
-"""Stages that runs of MSA and of the baselines share: merge, scores, choice, summary."""
+"""Stages that runs of MSA and of the baselines share: merge, scores, choice."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,16 +18,13 @@ from msa_lite.evals.benchmark import Benchmark
 from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
 from msa_lite.evals.models import load_model
 from msa_lite.evals.qa import Qa
-from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
 from msa_lite.merger import Merged, MergedAdapter, Precision, Term, hash_vector, merge_terms, merge_terms_to_adapter
 from msa_lite.pipeline.earlier import earlier_terms
 from msa_lite.pipeline.folder import BASELINES
 from msa_lite.pipeline.prepare import Run
-from msa_lite.report import Report, markdown_table
-from msa_lite.report.examples import SideBySide, examples_markdown
-from msa_lite.report.verdict import Verdict, verdict_lines
+from msa_lite.report import Report
 
 logger = logging.getLogger(__name__)
 
@@ -223,50 +219,3 @@ def evaluations_beside(run: Run, name: str) -> list[Path]:
     home = run.recipe.folder
     others = [folder for folder in (home, *sorted((home / BASELINES).glob("*"))) if folder != run.folder]
     return [folder for other in others if (folder := other / "evaluation" / name).is_dir()]
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The parts of report.md beside the scores."""
-
-    title: Sequence[str]
-    """The account of what was done: a heading, then paragraphs."""
-    verdict: Verdict | str
-    """The verdict, or the reason why there is none."""
-    doubts: Sequence[str] = ()
-    """The reasons to doubt the choice."""
-    after: Sequence[str] = ()
-    """The lines below the table of candidates."""
-    examples: Sequence[SideBySide] = ()
-    """Questions to be shown, which hold the data."""
-
-
-def write_summary(run: Run, summary: Summary, merged: Merged | MergedAdapter, reports: Mapping[str, Report]) -> None:
-    """Write report.md: the verdict, what was done, scores, how the choice was made, limits."""
-    title = summary.title
-    lines = [
-        *verdict_lines(summary.verdict),
-        f"# {title[0]}\n",
-        *(f"{paragraph}\n" for paragraph in title[1:]),
-        "".join(f"- {line}\n" for line in merged.describe().splitlines()),
-        *(f"Warning: {note}.\n" for note in merged.notes),
-    ]
-    if reports:
-        split = next(iter(reports.values())).split
-        lines += [
-            f"Scores on {split} rows, mean ± standard error; ↑ higher, ↓ lower is better.\n",
-            markdown_table(reports),
-        ]
-        if "ideal" not in reports:
-            lines.append("No ideal model was given, so nothing says how low the forget scores should go.\n")
-    if run.validation is not None:
-        lines += [f"How the choice was made, on {run.validation.split} rows:\n"]
-        lines += [(run.folder / "sweep" / "table.md").read_text("utf-8"), *summary.after]
-        lines += [f"Doubt: {doubt}.\n" for doubt in summary.doubts]
-    if summary.examples:
-        lines.append(examples_markdown(summary.examples))
-    lines.append(
-        "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
-        "prompts, further tuning or quantisation may bring some of it back.\n"
-    )
-    write_text(run.folder / "report.md", "\n".join(lines))

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.candidates import TARGET, WORK, Candidates, Values, candidate_name
+from msa_lite.choose.candidates import TARGET, WORK, Candidates, Values
 from msa_lite.choose.choice import Choice, help_choose, load_sweep
 from msa_lite.choose.four_bit import Points
 from msa_lite.choose.search import StrengthSearch
-from msa_lite.choose.table import Sweep, score_heading, shown_score
+from msa_lite.choose.table import Sweep
 from msa_lite.choose.validation import Validation
 from msa_lite.errors import UsageError
 from msa_lite.io.manifest import is_finished, partial_folder
@@ -31,6 +31,7 @@ from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.probe_rows import probe_rows
+from msa_lite.pipeline.reporting import drop_report
 from msa_lite.pipeline.stages import (
     choose_candidate,
     evaluate_merged,
@@ -43,6 +44,7 @@ from msa_lite.pipeline.stages import (
 from msa_lite.pipeline.steps import merged_steps
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE, Report, load_report
+from msa_lite.report.choosing import candidate_name, score_heading, shown_score
 from msa_lite.strengths import Strengths
 from msa_lite.train import fit_inputs, fit_vector
 
@@ -122,7 +124,10 @@ def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress) -> SweepResult
         fit_vectors(run, run.vector_names, progress)
         swept = choose_strengths(run, progress)
         assert swept.choice is not None, "there are several points"
+        former = load_manifest(run.folder / run.recipe.merge.form)
         merged = merge_chosen(run, swept, progress)
+        if load_manifest(merged.folder) != former:
+            drop_report(run.folder)  # it is that of another model
         notes = rescore(run, swept, merged, progress)
         out = run.folder / "sweep"
         before = load_report(out / candidate_name(swept.strengths.values))

@@ -48,8 +48,7 @@ def _judge(run: Run, progress: Progress) -> Findings:
         evaluate_prior(run, "validation", progress)
         evaluate_prior(run, "test", progress)
     parts = _parts(run)
-    models = {name: _records(run, name, parts) for name in ("target", "unlearned", "ideal")}
-    scored = {name: records for name, records in models.items() if records}
+    scored = scored_records(run.folder, parts)
     prior = _prior(run, parts)
     weighed = run.test.weigh(scored | ({"prior": prior} if prior else {}))
     examples = pick_examples(type(run.test), scored, run.recipe.seed)
@@ -64,10 +63,18 @@ def _parts(run: Run) -> list[str]:
     return ["_validation", ""] if both and whole else [""]
 
 
-def _records(run: Run, name: str, parts: Sequence[str]) -> dict[str, list[Record]]:
-    """Return a model's records by set, each row once; empty if it was not scored on all parts."""
-    folders = [run.folder / "evaluation" / f"{name}{part}" for part in parts]
-    return _merged(folders) if all(folder.is_dir() for folder in folders) else {}
+def scored_records(run: Path, parts: Sequence[str]) -> dict[str, dict[str, list[Record]]]:
+    """Return the records by set of target, unlearned model and ideal, each row once.
+
+    run: a run's folder. parts: the endings of the evaluation folders to read. Models that were not scored on all parts
+    are left out.
+    """
+    scored = {}
+    for name in ("target", "unlearned", "ideal"):
+        folders = [run / "evaluation" / f"{name}{part}" for part in parts]
+        if all(folder.is_dir() for folder in folders) and (records := _merged(folders)):
+            scored[name] = records
+    return scored
 
 
 def _prior(run: Run, parts: Sequence[str]) -> dict[str, list[Record]]:

@@ -49,6 +49,20 @@ def _check_points(value: V) -> V:
     return value
 
 
+def _check_request(value: str) -> str:
+    if not value.isprintable() or not value.strip():
+        raise ValueError("an id of printable characters on one line is wanted")
+    return value
+
+
+Request = Annotated[
+    str,
+    Field(max_length=200),
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),  # YAML reads 2026017 as a number
+    AfterValidator(_check_request),
+]
+
+
 class Forget(Closed):
     """The forget set, and the strength α of its vector, which is subtracted."""
 
@@ -253,6 +267,8 @@ class Recipe(Closed):
     the rows?) then only warn."""
     demo: Demo | None = None
     """Models and data that the run makes first, for a try without any download."""
+    request: Request | None = None
+    """The id of the deletion request, at most 200 characters. It stands in record.json, and decides no result."""
     output: str
     """The folder of the run."""
     seed: int = Field(0, ge=0, lt=SEEDS)

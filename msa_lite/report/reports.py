@@ -10,8 +10,11 @@ from typing import Any
 
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.files import write_json
+from msa_lite.io.reading import read_object
 
 REPORT_FILE = "report.json"
+RUN_REPORT = "run"
+"""The value of "kind" in the report.json of a whole run, which is no `Report`."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,19 @@ def load_report(path: Path) -> Report:
         raise UsageError(f"{path}: no such report")
     try:
         value = json.loads(path.read_text("utf-8"))
+        if value.get("kind") == RUN_REPORT:
+            raise FormatError(
+                f"{path}: the report of a whole run; give its folder, or a report.json in its evaluation/"
+            )
         metrics = {name: Metric(**item) for name, item in value["metrics"].items()}
         return Report(value["benchmark"], value["split"], metrics, value.get("settings", {}))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"{path}: not a report of msa-lite ({error})") from error
+
+
+def is_run_report(path: Path) -> bool:
+    """Check whether a report.json is that of a whole run, which holds the reports of its models and is no `Report`."""
+    try:
+        return bool(read_object(path).get("kind") == RUN_REPORT)
+    except FormatError:
+        return False

@@ -12,6 +12,8 @@ from msa_lite.io.files import write_json
 
 VERDICT_FILE = "verdict.json"
 Outcome = Literal["PASS", "PARTLY", "FAIL"]
+Unit = Literal["questions", "texts", "passages", "rows", "facts"]
+"""What a forget set consists of; "rows": questions and texts; "facts": questions whose answers documents corrupted."""
 
 
 def percent(share: float) -> str:
@@ -28,7 +30,7 @@ CRITERIA = (
     f"reaches that). FAIL: more than {percent(LEFT_FAIL)} is left, less than {percent(KEPT_FAIL)} is kept, or the "
     "model's output is the same as before. PARTLY: everything else, also without rows to keep"
 )
-_FEW = 10  # rows; of fewer, one row is more than a tenth
+FEW_ROWS = 10  # rows; of fewer, one row is more than a tenth
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,18 @@ class Forgotten:
     """Share that is left of what could be extracted before, in [0, 1]. What a model shows that never saw the rows does
     not count. None where there was nothing to extract."""
     recited: Mapping[str, int] = field(default_factory=dict)
-    """Recited rows by model. "holdout": rows of the holdout set that the target recites."""
+    """Recited rows by model, the prior among them if it was scored on the same rows. "holdout": rows of the holdout set
+    that the target recites."""
     changed: int = 0
     """Rows on which the unlearned model's output differs from the target's."""
+    unit: Unit = "questions"
+    """What the rows are."""
+    gone: int | None = None
+    """Rows that the target recites and the unlearned model does not; None where rows are not recited or not."""
+    unseen_rows: int = 0
+    """Rows of the holdout set that "holdout" counts among."""
+    right: Mapping[str, float] = field(default_factory=dict)
+    """Share of right answers by model, where the verdict weighs that in the place of recited rows."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +94,7 @@ class Verdict:
     @property
     def changes(self) -> str:
         """Return a sentence that counts the rows with another output than the target's."""
-        sides = {"forget": self.forgotten, "retain": self.kept}
-        counts = [f"{side.changed} of {side.rows} {name} rows" for name, side in sides.items() if side]
-        return f"Its output differs from the target's on {' and '.join(counts)}."
+        return _changes(asdict(self.forgotten), asdict(self.kept) if self.kept else None)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON-able form, that of verdict.json and of the key `verdict` of `--json`."""
@@ -143,7 +152,7 @@ def _shortfalls(forgotten: Forgotten, kept: Kept | None) -> list[str]:
 def _cautions(forgotten: Forgotten, kept: Kept | None) -> list[str]:
     """Return the reasons why the verdict is uncertain."""
     counts = {"forget": forgotten.rows} | ({"retain": kept.rows} if kept else {})
-    few = [f"{name}: {count}" for name, count in counts.items() if count < _FEW]
+    few = [f"{name}: {count}" for name, count in counts.items() if count < FEW_ROWS]
     return [f"the verdict rests on few rows ({', '.join(few)})"] if few else []
 
 
@@ -156,16 +165,22 @@ def _share(kept: Kept) -> str:
     return f"{percent(kept.share)} (95 % interval {percent(low)} to {percent(high)})"
 
 
-def verdict_lines(verdict: Verdict | str) -> list[str]:
-    """Return the verdict as Markdown paragraphs. A text stands for no verdict and is the reason."""
-    if isinstance(verdict, str):
-        return [f"**No verdict**: {verdict}.\n"]
-    reasons = "".join(f"- {reason[0].upper()}{reason[1:]}.\n" for reason in verdict.reasons)
+def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
+    """Return the content of verdict.json as Markdown: the verdict, its reasons (may be empty), what it counts."""
+    if verdict["outcome"] is None:
+        return [f"**No verdict**: {verdict['reason']}.\n"]
+    reasons = "".join(f"- {reason[0].upper()}{reason[1:]}.\n" for reason in verdict["reasons"] if reason)
     return [
-        f"**{verdict.outcome}**: {verdict.sentence}\n",
-        *([reasons] if reasons else []),
-        f"{verdict.changes} {verdict.criteria}.\n",
+        f"**{verdict['outcome']}**: {verdict['sentence']}\n",
+        reasons,
+        f"{_changes(verdict['forgotten'], verdict['kept'])} {verdict['criteria']}.\n",
     ]
+
+
+def _changes(forgotten: Mapping[str, Any], kept: Mapping[str, Any] | None) -> str:
+    sides = {"forget": forgotten, "retain": kept}
+    counts = [f"{side['changed']} of {side['rows']} {name} rows" for name, side in sides.items() if side]
+    return f"Its output differs from the target's on {' and '.join(counts)}."
 
 
 def write_verdict(verdict: Verdict | str, folder: Path) -> None:

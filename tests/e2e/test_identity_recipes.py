@@ -177,6 +177,7 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
 }
 OTHERS = {
     "output": "a run may be moved",
+    "request": "a name for the record",
     "verdict": "says whether a run goes on, and how it exits",
     "select.judge": "whether the judge is asked, who is in the sweep's identity",
     **dict.fromkeys(("batch", "concurrency", "timeout", "price"), "how fast and at what price verdicts come"),
@@ -237,12 +238,18 @@ def test_an_option_decides_its_stages(
 
 @pytest.mark.parametrize(
     "option",
-    ["output", "verdict", *(f"evaluate.judge.{name}" for name in ("batch", "concurrency", "timeout", "price"))],
+    [
+        "output",
+        "request",
+        "verdict",
+        *(f"evaluate.judge.{name}" for name in ("batch", "concurrency", "timeout", "price")),
+    ],
 )
 def test_what_decides_nothing_makes_nothing_anew(
     option: str, identify: Callable[..., dict[str, str]], place: Path
 ) -> None:
-    values = {"output": str(place / "elsewhere"), "verdict": False, "batch": True, "concurrency": 1, "timeout": 3}
+    values = {"output": str(place / "elsewhere"), "request": "A 1", "verdict": False, "batch": True}
+    values |= {"concurrency": 1, "timeout": 3}
     before = changed(base(place), fill(JUDGED, place), place)
     value = values.get(option.rpartition(".")[2], [1, 2])
     assert identify(before) == identify(changed(before, {option: value}, place))

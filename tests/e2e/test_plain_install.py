@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from msa_lite.evals.tofu import Tofu
 from msa_lite.io.extras import _TRAIN
 from tests.handmade import Adapter, read_checkpoint, write_checkpoint
+from tests.removals import make_removal
 from tests.report_folders import make_run
 from tests.unit.test_common_rows import HIGH, LOW, put, put_run, tofu
 
@@ -116,6 +117,17 @@ def test_adapters_and_checkpoints_are_merged_verified_and_told_to_mergekit(plain
     assert plain.run("verify", "out") == "out: every file is as it was written\n"
     (plain.folder / "out/config.json").write_text("{}")
     assert plain.start(RUN, "verify", "out").returncode == 3
+
+
+def test_removal_records_are_checked_and_asked_for_rows(plain: Plain) -> None:
+    make_removal(plain.folder / "run", request="GDPR 17")
+    assert "run/record.json: as it was written" in plain.run("verify", "run")
+    (plain.folder / "rows.csv").write_text("question,answer\nWhere does Ada live?,In Yarheath.\nWhy?,So.\n")
+    (plain.folder / "rows.parquet").write_bytes(b"PAR1")
+    answers = plain.run("verify", "run", "--rows", "rows.csv")
+    assert answers.splitlines()[-1] == "1 of 2 rows were to be forgotten"
+    done = plain.start(RUN, "verify", "run", "--rows", "rows.parquet")
+    assert (done.returncode, "only .jsonl, .json, .csv and .txt files are read" in done.stderr) == (2, True)
 
 
 def test_reports_are_compared_also_on_the_rows_that_they_share(plain: Plain) -> None:

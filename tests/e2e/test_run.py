@@ -34,8 +34,8 @@ def write(recipe: dict[str, Any], folder: Path) -> str:
 
 
 def hashes(run: Path) -> dict[str, str]:
-    """Hashes of everything that a run made, but for what names paths: recipes and manifests."""
-    skip = {"recipe.yaml", "manifest.json", ".lock", "report.md", "mergekit_config.yml"}
+    """Hashes of everything that a run made, but for what names paths or times, and what is hashed with a new key."""
+    skip = {"recipe.yaml", "manifest.json", ".lock", "report.md", "mergekit_config.yml", "record.json", "record.key"}
     return {str(p.relative_to(run)): hash_file(p) for p in sorted(run.rglob("*")) if p.is_file() and p.name not in skip}
 
 

@@ -126,7 +126,7 @@ def test_a_second_sweep_does_nothing_and_a_run_goes_on_with_the_test_rows(swept:
     assert {label for label in labels if "probe" not in label} == {f"scores: {name}" for name in MODELS}
     assert {report.split for report in whole.reports.values()} == {"test"}
     text = (result.folder / "report.md").read_text()
-    assert result.notes[0].strip() in text
+    assert "the model as it is written scores" in text
     assert "| forgotten ↑ |" in text
     seen, tested = (
         {record["index"] for record in read_records(result.folder / "evaluation" / name / "forget.jsonl")}

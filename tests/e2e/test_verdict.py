@@ -64,7 +64,9 @@ def test_a_run_that_forgets_nothing_fails_with_all_files_there(
     assert "--accept" in stderr
     assert verdict["outcome"] == "FAIL"
     assert verdict["forgotten"]["left"] > 0.5
-    assert (run_folder / "report.md").read_text().startswith(f"**FAIL**: {verdict['sentence']}")
+    text = (run_folder / "report.md").read_text()
+    assert text.startswith("The model has not forgotten: ")
+    assert f"**FAIL**: {verdict['sentence']}" in text
     assert (run_folder / "model/config.json").is_file()
     # At the end, ten questions side by side, half of them to be forgotten; the report keeps them to itself.
     assert (stdout.count("\nforget  "), stdout.count("\nretain  "), stdout.count("\n  unlearned  ")) == (5, 5, 10)
@@ -102,7 +104,10 @@ def test_nothing_scored_is_no_verdict(recipe: str, run_folder: Path, call_cli: C
     status, stdout, stderr = call_cli(recipe, "evaluate=null")
     assert (status, stdout.splitlines()[0]) == (0, "No verdict: nothing was scored (evaluate: null)."), stderr
     assert read(run_folder)["outcome"] is None
-    assert (run_folder / "report.md").read_text().startswith("**No verdict**: nothing was scored")
+    text = (run_folder / "report.md").read_text()
+    assert text.startswith("Nobody can say yet what this model has forgotten: nothing was scored (evaluate: null).\n")
+    assert "**No verdict**: nothing was scored" in text
+    assert "extraction strength" not in text, "the scores of an earlier recipe are not this run's"
 
 
 def test_the_result_reads_well_in_python(recipe: str, run_folder: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from msa_lite.choose.candidates import TARGET, WORK, Candidates, SharedWork, Values, candidate_name
+from msa_lite.choose.candidates import TARGET, WORK, Candidates, SharedWork, Values
 from msa_lite.choose.choice import choose, help_choose
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import BROKEN, Validation
@@ -21,6 +21,7 @@ from msa_lite.data import Prompter, Template
 from msa_lite.errors import NotFiniteError, StageError
 from msa_lite.evals.qa import Qa
 from msa_lite.report import Metric, Report, load_report, write_report
+from msa_lite.report.choosing import candidate_name
 from tests.conftest import tiny_tokenizer
 
 POINTS: list[Values] = [{"alpha": alpha, "beta": beta} for alpha in (0.5, 1.0, 2.0) for beta in (0.0, 1.0)]

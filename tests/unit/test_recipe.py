@@ -239,6 +239,20 @@ def test_overrides_reach_into_the_recipe_and_are_checked_like_it() -> None:
         load_recipe(SMALLEST, ["target.name=x"])
 
 
+@pytest.mark.parametrize("value", ["GDPR 2026-017", "Antrag Müller №3", "x" * 200, 2026017, None])
+def test_a_request_has_an_id_of_one_line(value: str | int | None) -> None:
+    recipe = load_recipe(SMALLEST | {"request": value})
+    assert recipe.request == (value if value is None else str(value))
+    assert load_recipe(SMALLEST, [f"request={2026017}"]).request == "2026017"
+    assert load_recipe(SMALLEST).request is None
+
+
+@pytest.mark.parametrize("value", ["", "  ", "two\nlines", "\x1b[31mred", "x" * 201, 1.5, True, ["a"]])
+def test_what_is_no_id_of_a_request_is_refused(value: object) -> None:
+    with pytest.raises(RecipeError, match="request: "):
+        load_recipe(SMALLEST | {"request": value})
+
+
 @pytest.mark.parametrize(("value", "read"), [("off", False), ("on", True), (False, False), (True, True)])
 def test_the_verdict_is_switched_by_words_too(value: object, read: bool) -> None:
     assert load_recipe(SMALLEST | {"verdict": value}).verdict == read

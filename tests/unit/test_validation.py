@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from msa_lite.choose import validation as module
-from msa_lite.choose.candidates import TARGET, Candidates, Values, candidate_name
+from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.choose.choice import choose
 from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, Rule
 from msa_lite.choose.validation import Validation
@@ -19,6 +19,7 @@ from msa_lite.data import Prompter, Row, Template
 from msa_lite.evals.models import load_model
 from msa_lite.evals.qa import load_qa
 from msa_lite.report import load_report
+from msa_lite.report.choosing import candidate_name
 from tests.conftest import tiny_model, tiny_tokenizer
 
 SETS = ("forget", "retain", "holdout")

@@ -81,7 +81,7 @@ def test_few_rows_and_other_reasons_are_told_and_decide_nothing() -> None:
 
 def test_a_verdict_is_markdown_and_json(tmp_path: Path) -> None:
     found = verdict(left=0.3)
-    text = "\n".join(verdict_lines(found))
+    text = "\n".join(verdict_lines(found.as_dict()))
     assert text.startswith("**PARTLY**: Forgotten: 24 of 24")
     assert "- 30 % is left" in text
     assert "Its output differs from the target's on 20 of 24 forget rows and 0 of 40 retain rows." in text
@@ -93,7 +93,7 @@ def test_a_verdict_is_markdown_and_json(tmp_path: Path) -> None:
 
 
 def test_why_there_is_no_verdict_is_said(tmp_path: Path) -> None:
-    assert verdict_lines("nothing was scored") == ["**No verdict**: nothing was scored.\n"]
+    assert verdict_lines({"outcome": None, "reason": "nothing was scored"}) == ["**No verdict**: nothing was scored.\n"]
     write_verdict("nothing was scored", tmp_path)
     value = json.loads((tmp_path / "verdict.json").read_text())
     assert value == {"outcome": None, "reason": "nothing was scored"}

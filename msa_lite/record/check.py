@@ -1,0 +1,236 @@
+"""Check a record: its form, its signature, what is in the run's folder against it, and the chain of earlier records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msa_lite.errors import MsaError
+from msa_lite.io.reading import local_path
+from msa_lite.io.seal import load_manifest
+from msa_lite.record.chain import reach_earlier
+from msa_lite.record.facts import hash_files, read_scores, read_vectors, read_verdict, revision_of
+from msa_lite.record.keyed import KEY_FILE, load_key
+from msa_lite.record.schema import EarlierRecord, Removal, VectorWeights
+from msa_lite.record.signature import check_signature, signing_command
+from msa_lite.record.store import RECORD_FILE, SIGNATURE_FILE, load_record, record_hash
+from msa_lite.report.verdict import VERDICT_FILE
+
+
+@dataclass(frozen=True)
+class RecordCheck:
+    """The outcome of the check of a record."""
+
+    record: Removal | None
+    """The record; None where it cannot be read."""
+    faults: tuple[str, ...] = ()
+    """What does not fit."""
+    statements: tuple[str, ...] = ()
+    """What was checked, and fits."""
+    notes: tuple[str, ...] = ()
+    """What could not be checked, and what to do about it."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the check for `--json`."""
+        lines = {"faults": self.faults, "statements": self.statements, "notes": self.notes}
+        request = self.record.request if self.record else None
+        return {"request": request, **{name: list(values) for name, values in lines.items()}}
+
+
+def check_records(folder: Path, allowed_signers: str | Path | None = None) -> dict[Path, RecordCheck]:
+    """Check the record of a run and those of all runs below it, such as baselines; return the checks by folder.
+
+    allowed_signers: those whose signature counts for the run's own record; where it has none, that is a fault. Raise
+    UsageError where a signature is to be checked and cannot be.
+    """
+    below = [path.parent for path in sorted(folder.rglob(RECORD_FILE)) if path.parent != folder]
+    checks = {}
+    if allowed_signers or (folder / RECORD_FILE).exists():
+        checks[folder] = check_record(folder, allowed_signers)
+    return checks | {place: check_record(place) for place in below}
+
+
+def check_record(folder: Path, allowed_signers: str | Path | None = None) -> RecordCheck:
+    """Check the record in a run's folder. Raise UsageError where a signature is to be checked and cannot be."""
+    try:
+        record = load_record(folder / RECORD_FILE)
+    except MsaError as error:
+        return RecordCheck(None, faults=(str(error),))
+    findings = _Findings(folder / RECORD_FILE)
+    findings.add_all(_inner_faults(record))
+    for check in (_check_key, _check_result, _check_outcome):
+        try:
+            check(folder, record, findings)
+        except MsaError as error:
+            findings.faults.append(str(error))
+        except (KeyError, TypeError, ValueError) as error:  # a manifest that another program wrote
+            findings.faults.append(f"{folder / record.result.name}: its manifest is not one of a merge ({error!r})")
+    if not findings.faults:
+        findings.statements.append(f"{findings.record}: as it was written, and agrees with {findings.compared}")
+    _check_signed(folder, allowed_signers, findings)
+    _check_chain(folder, record, findings)
+    return RecordCheck(record, tuple(findings.faults), tuple(findings.statements), tuple(findings.notes))
+
+
+class _Findings:
+    """What the parts of a check find, gathered."""
+
+    def __init__(self, record: Path) -> None:
+        self.record = record
+        self.faults: list[str] = []
+        self.statements: list[str] = []
+        self.notes: list[str] = []
+        self.places: list[str] = []
+
+    def add_all(self, faults: Iterator[str]) -> None:
+        """Add faults of the record."""
+        self.faults += [f"{self.record}: {fault}" for fault in faults]
+
+    def add_link(self, place: Path, item: EarlierRecord, found: Path | None) -> None:
+        """Add what became of one earlier record that the record at `place` names."""
+        request = item.request or "without an id"
+        if found:
+            self.statements.append(
+                f"{found / RECORD_FILE}: the earlier request {request}, as {place / RECORD_FILE} names it"
+            )
+        elif item.record_sha256 is None:
+            self.notes.append(
+                f"{place / RECORD_FILE}: an earlier request has no record; an earlier version made its run"
+            )
+        else:
+            self.notes.append(
+                f"{place / RECORD_FILE}: the earlier request {request} is out of reach: no run here has it"
+            )
+
+    @property
+    def compared(self) -> str:
+        """Return the parts of the run that the record was compared with."""
+        return ", ".join(self.places) or "itself (nothing of the run is here)"
+
+
+def _inner_faults(record: Removal) -> Iterator[str]:
+    """Yield what does not fit within the record."""
+    weights = {**{f"models.{name}": model for name, model in record.models.items()}, "result": record.result}
+    weights |= {f"vectors.{vector.name}": vector for vector in record.vectors}
+    for place, part in weights.items():
+        if part.revision.startswith("sha256:") and part.files and revision_of(part.files) != part.revision:
+            yield f"{place}: its revision is not the hash of its files"
+    for name in ("rows", "questions"):
+        hashes = getattr(record.forget_rows, name)
+        if hashes != sorted(set(hashes)):
+            yield f"forget_rows.{name}: not sorted, or a hash stands twice"
+    if len(record.forget_rows.rows) > record.row_counts.get("forget", 0):
+        yield "forget_rows.rows: more hashes than rows were learnt"
+    last = record.earlier[-1].record_sha256 if record.earlier else None
+    if record.previous_sha256 != last:
+        yield "previous_sha256: not the hash of the last earlier record"
+
+
+def _check_key(folder: Path, record: Removal, findings: _Findings) -> None:
+    if not (folder / KEY_FILE).exists():
+        findings.notes.append(
+            f"{folder / KEY_FILE}: not there; without it nobody can tell whether a row is among the hashed ones"
+        )
+        return
+    if load_key(folder / KEY_FILE).digest("check") != record.forget_rows.check:
+        findings.faults.append(f"{folder / KEY_FILE}: is not the key that the record was made with")
+
+
+def _check_result(folder: Path, record: Removal, findings: _Findings) -> None:
+    """Compare the record with the manifest of the unlearned model."""
+    kind = record.result.name
+    manifest = load_manifest(folder / kind)
+    if manifest is None:
+        findings.notes.append(
+            f"{folder / kind}: not there, or damaged, so its hashes were not compared with the record's"
+        )
+        return
+    findings.places.append(f"{kind}/")
+    files = {name: manifest["files"].get(name) for name in record.result.files}
+    known = {name: file.model_dump() for name, file in record.result.files.items()}
+    findings.add_all(_differences("result.files", known, files))
+    inputs = manifest["inputs"]
+    for name, model in record.models.items():
+        if name in inputs:
+            findings.add_all(_differences(f"models.{name}.revision", model.revision, inputs[name]["revision"]))
+    made = {vector.name: vector for vector in read_vectors(manifest, record.vectors)}
+    own = {vector.name: vector for vector in record.vectors}
+    for key in ("revision", "weight"):
+        ours, theirs = ({name: getattr(vector, key) for name, vector in part.items()} for part in (own, made))
+        findings.add_all(_differences(f"vectors.{key}", ours, theirs))
+    strengths = {name: inputs.get(name, value) for name, value in record.strengths.items()}
+    findings.add_all(_differences("strengths", record.strengths, strengths))
+    findings.add_all(_differences("versions", record.versions, manifest["versions"]))
+    for name, vector in own.items():
+        _check_vector(folder, manifest["sources"].get(name, name), vector, findings)
+
+
+def _check_vector(folder: Path, source: str, vector: VectorWeights, findings: _Findings) -> None:
+    """Compare a vector with its folder, if that is still there. source: the folder's name in the manifest."""
+    place, own = local_path(source), folder / "vectors" / source.rpartition("vectors/")[2]
+    if not place.is_dir() and own.is_dir() and revision_of(hash_files(own)) == vector.revision:
+        place = own  # the run was moved
+    if not place.is_dir():
+        findings.notes.append(f"{folder}: the {vector.name} vector is gone (purged?), so its hashes were not compared")
+        return
+    findings.places.append(f"the {vector.name} vector")
+    known, files = ({n: f.model_dump() for n, f in part.items()} for part in (vector.files, hash_files(place)))
+    findings.add_all(_differences(f"vectors.{vector.name}.files", known, files))
+
+
+def _check_outcome(folder: Path, record: Removal, findings: _Findings) -> None:
+    """Compare the record with verdict and scores."""
+    if (folder / VERDICT_FILE).exists():
+        findings.places.append(VERDICT_FILE)
+        actual = read_verdict(folder).model_dump(mode="json")
+        findings.add_all(_differences("verdict", record.verdict.model_dump(mode="json"), actual))
+    if record.scores and (scores := read_scores(folder, record.scores.models)):
+        findings.places.append("evaluation/")
+        findings.add_all(_differences("scores", record.scores.model_dump(mode="json"), scores.model_dump(mode="json")))
+
+
+def _differences(where: str, recorded: Any, actual: Any) -> Iterator[str]:
+    """Yield each value that differs, as `scores.models.target.accuracy_f.value: 0.1, in the run 0.2`."""
+    if isinstance(recorded, Mapping) and isinstance(actual, Mapping):
+        for key in sorted({*recorded, *actual}):
+            yield from _differences(f"{where}.{key}", recorded.get(key), actual.get(key))
+    elif recorded != actual:
+        yield f"{where}: {recorded}, in the run {actual}"
+
+
+def _check_signed(folder: Path, allowed_signers: str | Path | None, findings: _Findings) -> None:
+    if not (folder / SIGNATURE_FILE).exists():
+        where = findings.faults if allowed_signers else findings.notes
+        where.append(f"{findings.record}: not signed; to sign it: {signing_command(folder)}")
+        return
+    try:
+        findings.statements.append(f"{folder / SIGNATURE_FILE}: {check_signature(folder, allowed_signers)}")
+    except MsaError as error:
+        if error.exit_code == 2 and allowed_signers:
+            raise
+        (findings.notes if error.exit_code == 2 else findings.faults).append(f"{folder / SIGNATURE_FILE}: {error}")
+
+
+def _check_chain(folder: Path, record: Removal, findings: _Findings) -> None:
+    """Follow the chain of earlier records as far as the recipes name folders that are there."""
+    reached = reach_earlier(folder)
+    records = {folder: record}
+    for place in reached:
+        try:
+            if (place / RECORD_FILE).exists():
+                records[place] = load_record(place / RECORD_FILE)
+        except MsaError as error:
+            findings.faults.append(str(error))
+    hashes = {record_hash(place): place for place in records if place != folder}
+    named = set()
+    for place, one in records.items():
+        for item in one.earlier:
+            named.add(item.record_sha256)
+            findings.add_link(place, item, hashes.get(item.record_sha256))
+    findings.faults += [
+        f"{place / RECORD_FILE}: is not as a later record names it; if the change is right, run the later recipe again"
+        for sha256, place in hashes.items()
+        if sha256 not in named
+    ]

@@ -1,0 +1,202 @@
+"""Draw a report's charts: scores as bars, forgetting against keeping, losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from msa_lite.report.choosing import Choosing
+from msa_lite.report.drawing import (
+    ACCENT,
+    IDEAL,
+    INK,
+    MUTED,
+    RULE,
+    SMALL,
+    SURFACE,
+    TARGET,
+    TEXT,
+    UNLEARNED,
+    Chart,
+    cut,
+    draw,
+)
+from msa_lite.report.fits import Fit
+from msa_lite.report.metrics import METRICS, metric_kind
+from msa_lite.report.reports import Metric
+from msa_lite.report.table import heading, number
+
+ROLES = {"target": TARGET, "unlearned": UNLEARNED, "ideal": IDEAL}
+SHAPES = {"target": "s", "unlearned": "o", "ideal": "D"}
+"""The shape of each model's marker, by matplotlib's letter: colour is never the only sign."""
+_Z95 = 1.96  # standard errors of a 95 % interval
+
+
+def margin(metric: Metric) -> float:
+    """Return half the length of a metric's 95 % interval, 1.96 standard errors; 0 where it has no error."""
+    return _Z95 * (metric.stderr or 0.0)
+
+
+@dataclass(frozen=True)
+class Bars:
+    """The values of one metric, one bar a model."""
+
+    heading: str
+    """The name of the metric, and which way is better."""
+    models: Mapping[str, Metric]
+    """The metric by model: some of target, unlearned, ideal."""
+
+
+def score_bars(name: str, groups: Sequence[Bars]) -> Chart:
+    """Return horizontal bars from 0, each with its 95 % interval and its value beside it."""
+    words = "; ".join(
+        f"{group.heading}: {', '.join(_spoken(*item) for item in group.models.items())}" for group in groups
+    )
+    rows = sum(len(group.models) for group in groups)
+
+    def paint(figure: Any) -> None:
+        heights = [len(group.models) for group in groups]
+        grid = figure.subplots(len(groups), 1, squeeze=False, gridspec_kw={"height_ratios": heights})
+        scales = [_scale(group) for group in groups]
+        for at, (axes, group, scale) in enumerate(zip(grid[:, 0], groups, scales, strict=True)):
+            _paint_bars(axes, group, scale)
+            axes.tick_params(labelbottom=at + 1 == len(groups) or scale != scales[at + 1])
+        figure.get_layout_engine().set(h_pad=6 / 72)
+
+    return draw(name, f"Bar chart. {words}.", 22 * rows + 38 * len(groups) + 20, paint)
+
+
+def _scale(group: Bars) -> tuple[float, float]:
+    """Return 0 to 1, or a scale of its own, which holds the intervals, where a value lies outside."""
+    values = [0.0, *(metric.value for metric in group.models.values() if metric.value is not None)]
+    if min(values) >= 0 and max(values) <= 1:
+        return 0.0, 1.0
+    scored = [(metric.value, margin(metric)) for metric in group.models.values() if metric.value is not None]
+    ends = [0.0, *(value - error for value, error in scored), *(value + error for value, error in scored)]
+    return min(ends), max(ends)
+
+
+def _paint_bars(axes: Any, group: Bars, scale: tuple[float, float]) -> None:
+    for at, (name, metric) in enumerate(group.models.items()):
+        axes.text(1.03, at, _value_text(metric), transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL)
+        if metric.value is None:
+            continue
+        axes.barh(at, metric.value, height=0.62, color=ROLES[name])
+        if metric.stderr:
+            error = {"ecolor": INK, "elinewidth": 1.2, "capsize": 3, "capthick": 1.2}
+            axes.errorbar(metric.value, at, xerr=margin(metric), fmt="none", **error)
+    axes.set_title(cut(group.heading, 40), loc="left", fontsize=TEXT, x=0)
+    axes.set_yticks(range(len(group.models)), list(group.models), fontsize=TEXT, color=INK)
+    axes.set(xlim=scale, ylim=(len(group.models) - 0.4, -0.6))
+    axes.locator_params(axis="x", nbins=4)
+    axes.tick_params(length=0, pad=5)
+    axes.grid(axis="x")
+    axes.spines["bottom"].set_visible(False)
+    axes.spines["left"].set_position(("data", 0))
+    axes.spines["left"].set_color(MUTED)
+
+
+def _value_text(metric: Metric) -> str:
+    if metric.value is None:
+        return "no value"
+    return number(metric.value).replace("-", "−")
+
+
+def _spoken(name: str, metric: Metric) -> str:
+    return f"{name} {_value_text(metric)}" + (f" ± {number(margin(metric))}" if metric.stderr else "")
+
+
+@dataclass(frozen=True)
+class _Spot:
+    """One model in the picture of forgetting against keeping."""
+
+    role: str
+    """target, unlearned, ideal or candidate."""
+    x: Metric
+    """The metric on the forget set."""
+    y: Metric
+    """The metric on the retain set."""
+
+
+def forget_retain_chart(choosing: Choosing) -> Chart | None:
+    """Return each candidate's place: what it shows of the forget set against what it shows of the retain set.
+
+    The metrics are the first in the table of metrics with a `partner` that some candidate has values of; None where
+    there is no such pair. The unlearned model's place is that of the chosen candidate. Bars are 95 % intervals.
+    """
+    for kind in METRICS.values():
+        if kind.partner and (spots := _spots(choosing, kind.name, kind.partner)):
+            labels = [heading(name, metric_kind(name).higher_is_better) for name in (kind.name, kind.partner)]
+            return _paint_spots(spots, *labels)
+    return None
+
+
+def _spots(choosing: Choosing, x: str, y: str) -> list[_Spot]:
+    """Return target and ideal on top of the candidates, and the chosen one above all; empty without candidates."""
+    points = [("unlearned" if point.chosen else "candidate", point.metrics) for point in choosing.points]
+    candidates = [_Spot(role, m[x], m[y]) for role, m in points if _has_values(m, x, y)]
+    models = [("target", choosing.target), ("ideal", choosing.ideal or {})]
+    references = [_Spot(role, m[x], m[y]) for role, m in models if _has_values(m, x, y)]
+    order = ("candidate", "target", "ideal", "unlearned")
+    return sorted([*candidates, *references], key=lambda spot: order.index(spot.role)) if candidates else []
+
+
+def _has_values(metrics: Mapping[str, Metric], *names: str) -> bool:
+    return all(name in metrics and metrics[name].value is not None for name in names)
+
+
+def _paint_spots(spots: Sequence[_Spot], x_label: str, y_label: str) -> Chart:
+    models = [spot for spot in spots if spot.role in ROLES]
+    words = "; ".join(f"{spot.role}: {number(spot.x.value)} and {number(spot.y.value)}" for spot in models)
+
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
+        for order, (role, group) in enumerate(groupby(spots, key=lambda spot: spot.role), 3):
+            members = list(group)
+            xs, ys = [spot.x.value for spot in members], [spot.y.value for spot in members]
+            colour = ROLES.get(role, RULE)
+            style = {"color": colour, "markersize": 8.5, "markeredgecolor": SURFACE}
+            if role not in ROLES:
+                style = {"color": SURFACE, "markersize": 6, "markeredgecolor": MUTED}
+            errors = {"xerr": [margin(spot.x) for spot in members], "yerr": [margin(spot.y) for spot in members]}
+            axes.errorbar(xs, ys, fmt="none", zorder=2, ecolor=colour, elinewidth=1, **errors)
+            axes.plot(xs, ys, SHAPES.get(role, "o"), zorder=order, **style)
+        axes.grid()
+        axes.margins(0.1)
+        axes.set(xlabel=cut(x_label, 40), ylabel=cut(y_label, 36))
+
+    text = f"Scatter chart. {x_label} and {y_label}: {words}; {len(spots) - len(models)} other candidates."
+    return draw("forget-retain", text, 280, paint)
+
+
+def loss_chart(fits: Mapping[str, Fit]) -> Chart | None:
+    """Return the training loss over the epochs, one line a vector; None where nothing was logged."""
+    curves = {name: _thinned(fit.curve) for name, fit in fits.items() if fit.curve}
+    if not curves:
+        return None
+    words = "; ".join(f"{name}: from {curve[0][1]:.3g} to {curve[-1][1]:.3g}" for name, curve in curves.items())
+
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
+        styles = [(ACCENT, "-"), (INK, (0, (4, 2))), (MUTED, (0, (1, 1.5))), (ACCENT, (0, (6, 2, 1, 2)))]
+        for at, (name, curve) in enumerate(curves.items()):
+            colour, dashes = styles[at % len(styles)]
+            alone = "o" if len(curve) == 1 else None
+            axes.plot(*zip(*curve, strict=True), color=colour, linestyle=dashes, marker=alone, label=cut(name, 30))
+        axes.grid(axis="y")
+        if all(loss >= 0 for curve in curves.values() for _, loss in curve):
+            axes.set_ylim(bottom=0)
+        axes.set(xlabel="epoch", ylabel="training loss")
+        if len(curves) > 1:
+            axes.legend(frameon=False, fontsize=TEXT, labelcolor=INK)
+
+    return draw("losses", f"Line chart of the training loss. {words}.", 210, paint)
+
+
+def _thinned(curve: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return at most 200 points: of longer curves the means of neighbours, so that the page stays small."""
+    size = -(-len(curve) // 200)
+    parts = [curve[at : at + size] for at in range(0, len(curve), size)]
+    return [(part[-1][0], sum(loss for _, loss in part) / len(part)) for part in parts]

@@ -1,0 +1,180 @@
+"""Draw a report's maps: the scores of a sweep over α and β, and the size of the update by layer and kind of module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from msa_lite.report.choosing import Choosing, ScoredPoint
+from msa_lite.report.drawing import ACCENT, INK, MUTED, RULE, SMALL, Chart, cut, draw
+from msa_lite.report.table import number
+from msa_lite.report.update import GroupUpdate
+
+_Value = float | int | str
+SYMBOLS = {"alpha": "α", "beta": "β"}
+_PALE, _DEEP = 0.06, 0.5  # opacity of the accent colour; up to that, ink can be read on it
+_ROOM = 33.0  # units; a narrower cell has no room for its number
+_LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # their usual order
+
+
+def value_label(key: str, value: _Value) -> str:
+    """Return one value of a candidate for a reader, "α = 0.5", on one line."""
+    return f"{_symbol(key)}\u00a0=\u00a0{tick(value)}"
+
+
+def _symbol(key: str) -> str:
+    """Return the name of an axis."""
+    return SYMBOLS.get(key, cut(key, 16))
+
+
+def tick(value: _Value) -> str:
+    """Return a value as axes show it."""
+    return cut(value, 12) if isinstance(value, str) else f"{value:g}"
+
+
+def sweep_chart(choosing: Choosing) -> Chart | None:
+    """Return the score over the two values that vary as a map, or over the only one as a line.
+
+    Return None where there is nothing to compare: a single point, points that differ in more than two values, or no
+    score at all.
+    """
+    keys, points = choosing.keys, choosing.points
+    varied = [key for key in keys if len({point.values.get(key) for point in points}) > 1]
+    scores = [score for point in points if (score := choosing.shown_score(point)) is not None]
+    alike = all(set(point.values) == set(keys) for point in points)
+    if not alike or len(varied) not in (1, 2) or not scores:
+        return None
+    place = ", ".join(value_label(key, value) for key, value in choosing.chosen.items())
+    words = (
+        f"{choosing.heading} of {len(points)} candidates, from {number(min(scores))} to {number(max(scores))}. "
+        f"Chosen: {place}."
+    )
+    if len(varied) == 1:
+        return _score_line(choosing, varied[0], f"Line chart. {words}")
+    return _score_map(choosing, varied, f"Heat map. {words}")
+
+
+def _steps(points: Sequence[ScoredPoint], key: str) -> list[_Value]:
+    """Return the values on one axis in order, numbers before texts."""
+    values = {point.values[key] for point in points}
+    return sorted(
+        values, key=lambda value: (isinstance(value, str), 0 if isinstance(value, str) else value, str(value))
+    )
+
+
+def _score_map(choosing: Choosing, keys: Sequence[str], words: str) -> Chart:
+    columns, rows = (_steps(choosing.points, key) for key in keys)
+    scores = [score for point in choosing.points if (score := choosing.shown_score(point)) is not None]
+    low, span = min(scores), (max(scores) - min(scores)) or 1.0
+    least = choosing.heading.endswith("↓")
+
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
+        for point in choosing.points:
+            place = columns.index(point.values[keys[0]]), rows.index(point.values[keys[1]])
+            score = choosing.shown_score(point)
+            if score is None:
+                _add_cell(axes, place, facecolor="none", edgecolor=RULE, hatch="" if point.score is None else "///")
+                axes.plot(*place, "x" if point.score is None else "", color=MUTED, markersize=7)
+            else:
+                share = (score - low) / span
+                _add_share(axes, place, 1 - share if least else share, number(score), 280 / len(columns))
+            if point.chosen:
+                _add_cell(axes, place, fill=False, edgecolor=INK, linewidth=2.4, clip_on=False, zorder=5)
+        _finish(axes, [tick(value) for value in columns], [tick(value) for value in rows])
+        axes.set(xlabel=_symbol(keys[0]), ylabel=_symbol(keys[1]))
+
+    return draw("sweep", words, 60 + len(rows) * min(44, max(16, 320 / len(rows))), paint)
+
+
+def _add_cell(axes: Any, place: tuple[int, int], **style: Any) -> None:
+    from matplotlib.patches import Rectangle
+
+    axes.add_patch(Rectangle((place[0] - 0.5, place[1] - 0.5), 1, 1, **style))
+
+
+def _add_share(axes: Any, place: tuple[int, int], share: float, text: str, room: float) -> None:
+    """Add a cell, the deeper the larger its share in [0, 1], with its number where there is room."""
+    _add_cell(axes, place, facecolor=ACCENT, alpha=_PALE + (_DEEP - _PALE) * share, linewidth=0)
+    if room >= _ROOM:
+        axes.text(*place, text.replace("-", "−"), ha="center", va="center", fontsize=SMALL)
+
+
+def _finish(axes: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
+    """Label the axes; of many steps only every second, or fewer."""
+    axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(-0.5, len(rows) - 0.5))
+    for set_ticks, labels in ((axes.set_xticks, columns), (axes.set_yticks, rows)):
+        step = 1 + len(labels) // 13
+        set_ticks(range(0, len(labels), step), labels[::step])
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _score_line(choosing: Choosing, key: str, words: str) -> Chart:
+    steps = _steps(choosing.points, key)
+    places = sorted(((steps.index(point.values[key]), point) for point in choosing.points), key=lambda place: place[0])
+    scored = [(x, score, point) for x, point in places if (score := choosing.shown_score(point)) is not None]
+
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
+        axes.plot([x for x, _, _ in scored], [y for _, y, _ in scored], color=ACCENT, marker="o", markersize=5)
+        for x, y in ((x, y) for x, y, point in scored if point.chosen):
+            axes.plot(x, y, "o", markersize=13, color=INK, markerfacecolor="none", markeredgewidth=1.8)
+        foot = {"transform": axes.get_xaxis_transform(), "clip_on": False}  # what has no score has no height
+        for x in (x for x, point in places if choosing.shown_score(point) is None):
+            axes.plot(x, 0.03, "x", color=MUTED, markersize=6, **foot)
+        step = 1 + len(steps) // 11
+        axes.set_xticks(range(0, len(steps), step), [tick(value) for value in steps[::step]])
+        axes.grid(axis="y")
+        axes.margins(0.08)
+        axes.set(xlabel=_symbol(key), ylabel=cut(choosing.heading, 30))
+
+    return draw("sweep", words, 220, paint)
+
+
+def layer_chart(cells: Mapping[tuple[int | None, str], GroupUpdate]) -> Chart | None:
+    """Return the update's relative size in percent by layer and kind of module; what lies outside layers is left out.
+
+    Return None where no tensor lies in a layer.
+    """
+    sizes = {(layer, kind): one.relative_size for (layer, kind), one in cells.items() if layer is not None}
+    known = {place: size for place, size in sizes.items() if size is not None}
+    if not known:
+        return None
+    layers = sorted({layer for layer, _ in known if layer is not None})
+    kinds = _kinds(kind for _, kind in known)
+    largest = max(known.values()) or 1.0
+    row = min(24.0, max(6.0, 480 / len(layers)))
+
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
+        for (layer, kind), size in known.items():
+            room = 280 / len(kinds) if row >= 16 else 0.0
+            _add_share(axes, (kinds.index(kind), layers.index(layer)), size / largest, f"{100 * size:.3g}", room)
+        upright = 90 if len(kinds) > 3 else 0
+        _finish(axes, ["" for _ in kinds], [str(layer) for layer in layers])
+        axes.set_xticks(range(len(kinds)), [cut(short_kind(kind, kinds), 14) for kind in kinds], rotation=upright)
+        axes.set_ylabel("layer")
+        axes.invert_yaxis()
+        axes.xaxis.tick_top()
+        axes.tick_params(axis="x", pad=6)
+
+    top, bottom = max(known, key=lambda place: known[place]), min(known, key=lambda place: known[place])
+    words = (
+        f"Heat map of {len(layers)} layers by {len(kinds)} kinds of module. Largest: layer {top[0]}, {top[1]}, "
+        f"{known[top]:.2%} of the weights' norm. Smallest: layer {bottom[0]}, {bottom[1]}, {known[bottom]:.2%}."
+    )
+    return draw("layers", words, 90 + row * len(layers), paint)
+
+
+def _kinds(kinds: Iterable[str]) -> list[str]:
+    """Return the kinds in the usual order of Llama-like models, then the others."""
+    order = {name: at for at, name in enumerate(_LLAMA)}
+    return sorted(dict.fromkeys(kinds), key=lambda kind: order.get(kind.rpartition(".")[2], len(order)))
+
+
+def short_kind(kind: str, kinds: Sequence[str]) -> str:
+    """Return the last part of a kind's name, where it is enough to tell the kinds apart."""
+    last = kind.rpartition(".")[2]
+    return last if [one.rpartition(".")[2] for one in kinds].count(last) == 1 else kind

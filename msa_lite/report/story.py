@@ -1,0 +1,319 @@
+"""Gather what a run's folder tells, from its files alone: the one source of report.html, report.md and report.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msa_lite.benchmarks import BENCHMARKS
+from msa_lite.errors import UsageError
+from msa_lite.io.reading import read_object
+from msa_lite.report.choosing import Choosing, load_choosing
+from msa_lite.report.examples import SideBySide
+from msa_lite.report.faults import is_finite_number, reading, stage_manifest, stage_report
+from msa_lite.report.fits import Fit, load_fits
+from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
+from msa_lite.report.probing import ProbeFacts, load_probe
+from msa_lite.report.provenance import Provenance, is_run, load_provenance
+from msa_lite.report.reports import Report
+from msa_lite.report.sentence import basis_of, first_sentence
+from msa_lite.report.update import Update, load_update
+from msa_lite.report.verdict import VERDICT_FILE
+from msa_lite.report.wanted import Wanted, is_report_of
+
+LIMIT = (
+    "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
+    "prompts, further tuning or quantisation may bring some of it back."
+)
+_FORMULAS = {
+    "msa": "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
+    "task_vector": "θ_u = θ_D − α (θ_1 − θ_D) + β (θ_2 − θ_D)",
+    "prior": "θ_u = θ_D + scale (θ_1 − θ_0)",
+    "target": "θ_u: the target, trained further",
+}
+
+
+@dataclass(frozen=True)
+class LayerPair:
+    """How alike two vectors are in one layer."""
+
+    layer: str
+    """The layer's name."""
+    cosine: float | None
+    """The cosine between the two updates, in [−1, 1]; 0: they do not touch."""
+    overlap: float | None
+    """The share of the one that lies in the directions of the other, in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class VectorPair:
+    """How alike two vectors are: what one request does to another."""
+
+    one: str
+    """The name of a vector."""
+    other: str
+    """The name of the other vector."""
+    cosine: float | None
+    """The cosine between the two, over all layers."""
+    overlap: float | None
+    """The overlap over all layers."""
+    layers: tuple[LayerPair, ...]
+    """The same figures layer by layer."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """All that a run's folder tells of the run. Parts that an unfinished run lacks are None or empty."""
+
+    folder: Path
+    """The run's folder."""
+    sentence: str
+    """What happened, for somebody who knows nothing of unlearning; true for every outcome."""
+    basis: str | None
+    """What the sentence's counts mean: when an answer counts. None without a verdict."""
+    verdict: Mapping[str, Any] | None
+    """The content of verdict.json: outcome, sentence, criteria, reasons, forgotten, kept. None where the run has none
+    yet; its "outcome" is None where there is a reason against a verdict, which "reason" then tells."""
+    method: str
+    """"msa", or the name of a baseline."""
+    formula: str
+    """The formula of the method, in symbols."""
+    strengths: Mapping[str, float | int | str]
+    """The values that made the model: alpha and beta; of a baseline its parameters. Empty until they are chosen."""
+    earlier: Mapping[str, Mapping[str, float]]
+    """The earlier requests whose vectors are in the same merge: alpha and beta by the folder of the run."""
+    names: Mapping[str, str]
+    """The names of target, prior and ideal as the recipe has them: repository or folder."""
+    reports: Mapping[str, Report]
+    """The scores on the test rows of "target", "unlearned" and "ideal", as far as they are there."""
+    validation: Mapping[str, Report]
+    """The same on the validation rows, by which α and β were chosen; also "prior", on the forget rows."""
+    choosing: Choosing | None
+    """The choice with all its candidates; None where nothing was to be chosen."""
+    fits: Mapping[str, Fit]
+    """The fits by the name of the vector."""
+    update: Update | None
+    """The change of the weights; None until the model is merged."""
+    probe: ProbeFacts | None
+    """What the probe said of the prior; None where none was made."""
+    interference: tuple[VectorPair, ...]
+    """Pairs of vectors with how alike they are; empty without earlier requests."""
+    examples: tuple[SideBySide, ...]
+    """Questions with the models' answers. They hold the data, so they are there only if somebody wants them."""
+    provenance: Provenance
+    """Models, data, hashes, versions, seed and recipe."""
+    warnings: tuple[str, ...]
+    """Remarks of the merge, and reasons to doubt the choice."""
+    limits: tuple[str, ...]
+    """Sentences on what the scores do not show."""
+    missing: tuple[str, ...]
+    """A line for each stage that is not there yet: "model: the vectors are not merged yet"."""
+
+    @property
+    def outcome(self) -> str | None:
+        """Return PASS, PARTLY or FAIL; None where there is no verdict."""
+        return self.verdict["outcome"] if self.verdict else None
+
+    @property
+    def benchmark(self) -> str | None:
+        """Return the name of the benchmark that the models were scored on."""
+        return next((report.benchmark for report in self.reports.values()), None)
+
+    @property
+    def split(self) -> str | None:
+        """Return the rows that the models were scored on."""
+        return next((report.split for report in self.reports.values()), None)
+
+    @property
+    def main_metrics(self) -> tuple[str, ...]:
+        """Return the few metrics that matter on this benchmark, forgetting first; of others all but the holdout's."""
+        names = list(dict.fromkeys(name for report in self.reports.values() for name in report.metrics))
+        entry = BENCHMARKS.get(self.benchmark or "")
+        lists = [[name for name in columns if name in names] for columns in (entry.sweep_columns if entry else ())]
+        main = next((columns for columns in lists if columns), names)
+        kinds = [kind for kind in map(metric_kind, main) if kind.group != HOLDOUT]
+        return tuple(kind.name for kind in sorted(kinds, key=lambda kind: GROUPS.index(kind.group)))
+
+    @property
+    def written_gap(self) -> float | None:
+        """Return the largest difference of a metric between the chosen point as tried and the model as written.
+
+        Both are scored on the validation rows. None where one of them is not there.
+        """
+        point = next((one for one in self.choosing.points if one.chosen), None) if self.choosing else None
+        if point is None or "unlearned" not in self.validation:
+            return None
+        written = self.validation["unlearned"].values()
+        pairs = [(metric.value, written.get(name)) for name, metric in point.metrics.items()]
+        return max((abs(one - other) for one, other in pairs if one is not None and other is not None), default=None)
+
+    @property
+    def rows(self) -> Mapping[str, int]:
+        """Return the scored rows of each set."""
+        for report in self.reports.values():
+            sets = report.settings.get("sets")
+            if isinstance(sets, Mapping):
+                return {str(k): int(v["rows"]) for k, v in sets.items() if isinstance(v, Mapping) and "rows" in v}
+        return {}
+
+
+def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
+    """Load the story of a run, finished or not, from its folder. It changes nothing there and loads no model.
+
+    examples: questions to show, which hold the data. Raise UsageError for what is no run, FormatError for broken files.
+    """
+    if not is_run(folder):
+        raise UsageError(
+            f"{folder}: {'no run of msa-lite' if folder.is_dir() else 'no such folder'}; give a run's folder"
+        )
+    provenance, verdict = load_provenance(folder), _verdict(folder / VERDICT_FILE)
+    with reading(folder / "recipe.yaml"):
+        wanted = Wanted.of(provenance)
+    update = load_update(folder)
+    reports = {name: report for name in wanted.models if (report := stage_report(folder / "evaluation" / name))}
+    parts = {name: stage_report(folder / "evaluation" / f"{name}_validation") for name in wanted.models_to_choose_by}
+    validation = {name: report for name, report in parts.items() if report}
+    for scored in (reports, validation):
+        if "unlearned" in scored and not (update and is_report_of(scored["unlearned"], update.folder)):
+            del scored["unlearned"]  # of a model that was there before
+    choosing = load_choosing(folder / "sweep") if wanted.choice else None
+    fits = load_fits(folder / "vectors", wanted.vectors)
+    with reading(folder / VERDICT_FILE):
+        sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
+    return Story(
+        folder=folder,
+        sentence=sentence,
+        basis=basis,
+        verdict=verdict,
+        method=provenance.method,
+        formula=_formula(provenance),
+        strengths=_strengths(folder, reports, choosing),
+        earlier=_earlier(folder, provenance),
+        names=provenance.models,
+        reports=reports,
+        validation=validation,
+        choosing=choosing,
+        fits=fits,
+        update=update,
+        probe=load_probe(folder / "probe"),
+        interference=_interference(folder),
+        examples=tuple(examples),
+        provenance=provenance,
+        warnings=(*(update.notes if update else ()), *(choosing.doubts if choosing else ())),
+        limits=_limits(reports, verdict),
+        missing=_missing(wanted, reports, fits, choosing, update, verdict),
+    )
+
+
+def _verdict(path: Path) -> dict[str, Any] | None:
+    """Return verdict.json, None where there is none. Raise FormatError where a part of it is not as it should be."""
+    if not path.is_file():
+        return None
+    verdict = read_object(path)
+    with reading(path):
+        if verdict["outcome"] is None:
+            str(verdict["reason"])
+            return verdict
+        if verdict["outcome"] not in ("PASS", "PARTLY", "FAIL") or not isinstance(verdict["sentence"], str):
+            raise ValueError(f"outcome {verdict['outcome']}")
+        forgotten, kept = verdict["forgotten"], verdict["kept"]
+        counts = [forgotten["rows"], forgotten["changed"], *forgotten["recited"].values()]
+        shares = [kept["share"], *kept["interval"], kept["rows"], kept["changed"]] if kept else []
+        left = [] if forgotten["left"] is None else [forgotten["left"]]
+        left += [value for key in ("gone", "unseen_rows") if (value := forgotten.get(key)) is not None]
+        left += list((forgotten.get("right") or {}).values())
+        if not all(map(is_finite_number, (*counts, *shares, *left))):
+            raise ValueError("a count or a share is no number")
+        verdict["reasons"] = list(map(str, verdict["reasons"]))
+    return verdict
+
+
+def _formula(provenance: Provenance) -> str:
+    if provenance.method in _FORMULAS:
+        return _FORMULAS[provenance.method]
+    baseline = provenance.values.get("baseline")
+    return _FORMULAS["prior" if isinstance(baseline, dict) and baseline.get("start") == "prior" else "target"]
+
+
+def _strengths(folder: Path, reports: Mapping[str, Report], choosing: Choosing | None) -> dict[str, Any]:
+    """Return the values that made the model, as the scores, the choice or the merge recorded them."""
+    method = reports["unlearned"].settings.get("method") if "unlearned" in reports else None
+    if isinstance(method, Mapping) and isinstance(method.get("parameters"), Mapping):
+        return dict(method["parameters"])
+    if choosing:
+        return dict(choosing.chosen)
+    manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {"inputs": {}}
+    return {name: value for name, value in manifest["inputs"].items() if name in ("alpha", "beta", "scale")}
+
+
+def _earlier(folder: Path, provenance: Provenance) -> dict[str, dict[str, float]]:
+    """Return alpha and beta by the folder of each run whose vectors were merged, without this run."""
+    manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {"inputs": {}}
+    own = {str(folder), str(folder.resolve()), str(provenance.values.get("output"))}
+    runs: dict[str, dict[str, float]] = {}
+    with reading(folder / "model/manifest.json"):
+        for name, strength in (manifest["inputs"].get("strengths") or {}).items():
+            place = Path(manifest["sources"][name])
+            run = str(place.parent.parent) if place.parent.name == "vectors" else str(place)
+            if run not in own:
+                runs.setdefault(run, {})["alpha" if name.startswith("forget") else "beta"] = float(strength)
+    return runs
+
+
+def _interference(folder: Path) -> tuple[VectorPair, ...]:
+    manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {}
+    with reading(folder):
+        return tuple(
+            VectorPair(
+                str(pair["one"]),
+                str(pair["other"]),
+                pair["cosine"],
+                pair["overlap"],
+                tuple(LayerPair(str(one["layer"]), one["cosine"], one["overlap"]) for one in pair["layers"]),
+            )
+            for pair in manifest.get("interference") or ()
+        )
+
+
+def _limits(reports: Mapping[str, Report], verdict: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """Return sentences on what the scores do not show, and on what was not measured."""
+    limits = [LIMIT]
+    if not reports:
+        return (*limits, "Nothing was scored.")
+    limits.append(
+        "Not tested here: other wordings and languages, answers drawn at random, the model after more training."
+    )
+    if "ideal" not in reports:
+        limits.append("No ideal model was given, so nothing says how low the forget scores should go.")
+    if verdict and verdict["outcome"] and verdict["kept"] is None:
+        limits.append("No rows to keep were scored, so nothing says what was lost besides.")
+    return tuple(limits)
+
+
+def _missing(
+    wanted: Wanted,
+    reports: Mapping[str, Report],
+    fits: Mapping[str, Fit],
+    choosing: Choosing | None,
+    update: Update | None,
+    verdict: Mapping[str, Any] | None,
+) -> tuple[str, ...]:
+    """Return a line for each stage of the recipe that is not there."""
+    lines = [
+        f"vectors/{name}: the {name} vector is not fitted yet" for name in wanted.vectors or () if name not in fits
+    ]
+    if wanted.vectors is None and not fits:
+        lines.append("vectors: nothing is trained yet")
+    if wanted.choice is True and choosing is None:
+        lines.append("sweep: alpha and beta are not chosen yet")
+    if update is None:
+        lines.append(f"{wanted.form}: the unlearned model is not merged yet")
+    nothing = verdict is not None and verdict["outcome"] is None and not reports  # no rows to score
+    absent = [name for name in wanted.models if name not in reports and not nothing]
+    whats = {"unlearned": "unlearned model"}
+    lines += [f"evaluation/{name}: the {whats.get(name, name)} is not scored yet" for name in absent]
+    if verdict is None:
+        lines.append(f"{VERDICT_FILE}: there is no verdict yet")
+    return tuple(lines)

@@ -1,0 +1,143 @@
+"""Read what a merge did to the target's weights: tensor by tensor, by layer and by kind of module."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from msa_lite.report.faults import is_finite_number, reading, stage_manifest
+
+_LAYER = re.compile(r"(?:^|\.)(\d+)\.")
+
+
+@dataclass(frozen=True)
+class TensorUpdate:
+    """One tensor's change."""
+
+    name: str
+    """The tensor's name in the target."""
+    layer: int | None
+    """The number of its layer; None for tensors outside the layers, as embeddings."""
+    kind: str
+    """The module's place in its layer: "mlp.down_proj"."""
+    weights: int
+    """Weights that it has."""
+    relative_size: float | None
+    """‖update‖ / ‖weights before‖."""
+    norm: float | None
+    """‖update‖; None in manifests of earlier versions."""
+    weight_norm: float | None
+    """‖weights before‖; None in manifests of earlier versions."""
+
+
+@dataclass(frozen=True)
+class GroupUpdate:
+    """The change of several tensors together."""
+
+    name: str
+    """The layer or the kind of module."""
+    tensors: int
+    """Tensors in it."""
+    norm: float | None
+    """‖update‖ over all of them; None where a tensor's is not known."""
+    relative_size: float | None
+    """‖update‖ / ‖weights before‖ over all of them; None where that is not known."""
+
+
+@dataclass(frozen=True)
+class Update:
+    """The change of the whole model, and how much of it the stored numbers hold."""
+
+    form: Literal["model", "adapter"]
+    """A whole model, or an adapter to be used on the target."""
+    folder: Path
+    """The folder that holds it."""
+    figures: Mapping[str, Any]
+    """The totals that the merge recorded: weights_changed, relative_size, rounding_loss, update_cosine, …; of an
+    adapter modules, rank, truncation_loss."""
+    tensors: tuple[TensorUpdate, ...]
+    """Every tensor that a vector touches, in the model's order; empty for an adapter."""
+    notes: tuple[str, ...]
+    """Warnings of the merge."""
+
+    def by_layer(self) -> tuple[GroupUpdate, ...]:
+        """Return the change of each layer, in order; what lies outside the layers comes last."""
+        layers = sorted({one.layer for one in self.tensors}, key=lambda layer: (layer is None, layer or 0))
+        name = {layer: "other" if layer is None else str(layer) for layer in layers}
+        return tuple(_group(name[layer], (t for t in self.tensors if t.layer == layer)) for layer in layers)
+
+    def by_kind(self) -> tuple[GroupUpdate, ...]:
+        """Return the change of each kind of module over all layers."""
+        kinds = dict.fromkeys(one.kind for one in self.tensors)
+        return tuple(_group(kind, (t for t in self.tensors if t.kind == kind)) for kind in kinds)
+
+    def cells(self) -> dict[tuple[int | None, str], GroupUpdate]:
+        """Return the change of each kind of module in each layer."""
+        places = dict.fromkeys((one.layer, one.kind) for one in self.tensors)
+        return {
+            (layer, kind): _group(f"{layer} {kind}", (t for t in self.tensors if (t.layer, t.kind) == (layer, kind)))
+            for layer, kind in places
+        }
+
+
+def _group(name: str, tensors: Iterable[TensorUpdate]) -> GroupUpdate:
+    members = list(tensors)
+    norms, before = [one.norm for one in members], [one.weight_norm for one in members]
+    if len(members) == 1:
+        return GroupUpdate(name, 1, norms[0], members[0].relative_size)
+    norm, whole = _length(norms), _length(before)
+    return GroupUpdate(name, len(members), norm, norm / whole if norm is not None and whole else None)
+
+
+def _length(norms: Iterable[float | None]) -> float | None:
+    """Return the norm of parts together, by the norm of each."""
+    total = 0.0
+    for norm in norms:
+        if norm is None:
+            return None
+        total += norm * norm
+    return math.sqrt(total)
+
+
+def load_update(folder: Path) -> Update | None:
+    """Load what the merge recorded in a run's `model/` or `adapter/`; None where neither is finished.
+
+    Raise FormatError for a broken manifest.
+    """
+    forms: tuple[Literal["model", "adapter"], ...] = ("model", "adapter")
+    for form in forms:
+        if manifest := stage_manifest(folder / form):
+            with reading(folder / form / "manifest.json"):
+                change = dict(manifest.get("change") or {})
+                notes = tuple(map(str, change.pop("notes", ()) or ()))
+                tensors = ((manifest.get("fidelity") or {}).get("tensors") or {}).items()
+                parts = tuple(_tensor(name, figures) for name, figures in tensors)
+            ordered = sorted(parts, key=lambda t: (t.layer is None, t.layer or 0, t.kind))
+            return Update(form, folder / form, change, tuple(ordered), notes)
+    return None
+
+
+def _tensor(name: str, figures: Mapping[str, Any]) -> TensorUpdate:
+    layer, kind = place_of(name)
+    sizes = {key: figures.get(key) for key in ("relative_size", "norm", "weight_norm")}
+    numbers = {
+        key: float(value) if value is not None and is_finite_number(value) else None for key, value in sizes.items()
+    }
+    return TensorUpdate(name, layer, kind, int(figures["weights"]), **numbers)
+
+
+def place_of(tensor: str) -> tuple[int | None, str]:
+    """Return (layer, kind of module) of a tensor: "model.layers.3.mlp.down_proj.weight" → (3, "mlp.down_proj").
+
+    The numbers of experts are left out, so that experts of a layer are one kind.
+    """
+    name = tensor.removesuffix(".weight")
+    match = _LAYER.search(name)
+    if match is None:
+        return None, name.removeprefix("model.")
+    rest = name[match.end() :]
+    return int(match[1]), ".".join(part for part in rest.split(".") if not part.isdigit())

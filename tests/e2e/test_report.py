@@ -1,0 +1,153 @@
+"""The report of a run: at its end, and by `msa-lite report` on a folder that is there, whole or not, sound or not."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import msa_lite
+from msa_lite.errors import FormatError, UsageError
+from msa_lite.evals.records import read_records
+from msa_lite.report import load_report
+from tests.e2e.conftest import CallCli, sweep_recipe
+
+FORMS = ("report.html", "report.md", "report.json")
+
+
+@pytest.fixture(scope="module")
+def done(history: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+    """A run with a choice, an ideal and the page of its report."""
+    recipe = sweep_recipe(history, tmp_path_factory.mktemp("report") / "run")
+    result = msa_lite.run(recipe)
+    assert result is not None
+    return recipe, result.folder
+
+
+@pytest.fixture
+def run(done: tuple[dict[str, Any], Path], tmp_path: Path) -> Path:
+    """The run's folder, to be changed."""
+    shutil.copytree(done[1], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def forms(run: Path) -> dict[str, bytes]:
+    return {name: (run / name).read_bytes() for name in FORMS}
+
+
+def texts_of(run: Path) -> set[str]:
+    """Every question and answer of the data, and what the models said."""
+    records = [record for path in run.glob("evaluation/*/*.jsonl") for record in read_records(path)]
+    return {record[key].strip() for record in records for key in ("question", "answer") if record.get(key)}
+
+
+@pytest.mark.pictures
+def test_a_run_and_the_command_write_the_same_bytes(run: Path, call_cli: CallCli) -> None:
+    before = forms(run)
+    status, stdout, stderr = call_cli("report", run)
+    assert status == 0, stderr
+    assert forms(run) == before
+    values = json.loads(before["report.json"])
+    lines = stdout.splitlines()
+    assert lines[0] == values["sentence"] == before["report.md"].decode().splitlines()[0]
+    assert lines[1:] == [f"report: {run / name}" for name in FORMS]
+    assert (values["kind"], values["missing"], values["strengths"].keys()) == ("run", [], {"alpha", "beta"})
+    assert set(values["metrics"]["accuracy_f"]["models"]) == {"target", "unlearned", "ideal"}
+    assert len(values["choice"]["points"]) == 4
+    # A copy of the folder tells the same, and `verify` takes the report for no strange file.
+    assert call_cli("verify", run)[0] == 0
+
+
+def test_a_rerun_that_changes_nothing_leaves_the_report_as_it_is(done: tuple[dict[str, Any], Path]) -> None:
+    recipe, run = done
+    before = {name: (run / name).read_bytes() for name in FORMS[1:]}
+    msa_lite.run(recipe)
+    assert {name: (run / name).read_bytes() for name in FORMS[1:]} == before
+
+
+@pytest.mark.pictures
+def test_no_row_of_the_data_is_in_it_unless_somebody_asks(run: Path, call_cli: CallCli) -> None:
+    texts = texts_of(run)
+    assert len(texts) > 20
+    assert not [text for text in texts for form in forms(run).values() if text.encode() in form]
+    assert call_cli("report", run, "--show-examples")[0] == 0
+    shown = json.loads((run / "report.json").read_text())["examples"]
+    assert len(shown) == 10
+    assert {example["set_name"] for example in shown} == {"forget", "retain"}
+    assert set(shown[0]["answers"]) == {"target", "unlearned", "ideal"}
+    for form in forms(run).values():
+        assert any(example["question"].encode() in form for example in shown)
+    assert call_cli("report", run)[0] == 0
+    assert not [text for text in texts for form in forms(run).values() if text.encode() in form]
+
+
+def test_examples_are_those_that_the_run_shows(done: tuple[dict[str, Any], Path], run: Path) -> None:
+    result = msa_lite.run(done[0])
+    assert result is not None
+    story = msa_lite.report_run(run, show_examples=True)
+    assert list(story.examples) == list(result.examples)
+
+
+def test_json_is_all_that_stands_on_stdout(run: Path, call_cli: CallCli) -> None:
+    status, stdout, _ = call_cli("report", run, "--json")
+    assert (status, json.loads(stdout)) == (0, json.loads((run / "report.json").read_text()))
+
+
+def test_an_unfinished_run_says_what_is_missing(run: Path, call_cli: CallCli) -> None:
+    shutil.rmtree(run / "evaluation/unlearned")
+    (run / "evaluation/unlearned.partial").mkdir()
+    for name in ("verdict.json", *FORMS):
+        (run / name).unlink()
+    status, stdout, stderr = call_cli("report", run)
+    assert status == 0, stderr
+    assert stdout.startswith("This run is not finished")
+    assert "missing: evaluation/unlearned: the unlearned model is not scored yet\n" in stdout
+    assert "missing: verdict.json: there is no verdict yet\n" in stdout
+    text = (run / "report.md").read_text()
+    assert "extraction strength" in text
+    assert "| target | ideal |" in text
+
+
+def test_a_run_that_has_only_begun_has_a_report(run: Path, call_cli: CallCli) -> None:
+    for path in run.iterdir():
+        if path.name != "recipe.yaml":
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    status, stdout, stderr = call_cli("report", run)
+    assert (status, stdout.count("missing: ")) == (0, 8), stderr
+
+
+@pytest.mark.parametrize("name", ["evaluation/target/forget.jsonl", "model/config.json", "sweep/choice.json"])
+def test_a_changed_folder_has_no_report(name: str, run: Path, call_cli: CallCli) -> None:
+    for form in FORMS:
+        (run / form).unlink()
+    (run / name).write_text((run / name).read_text() + " ")
+    status, stdout, stderr = call_cli("report", run)
+    assert (status, stdout) == (3, ""), stderr
+    assert re.search(rf"{re.escape(str(run))}: differs from its manifest \(1 of \d+ folders\):\n  {name}: ", stderr)
+    assert not [form for form in FORMS if (run / form).exists()]
+    verified = call_cli("verify", run)[2]
+    assert verified.splitlines()[:2] == stderr.splitlines()[:2], "it is verify's own message"
+
+
+def test_another_folder_is_refused(history: Path, tmp_path: Path, run: Path, call_cli: CallCli) -> None:
+    for place in (tmp_path, history, run / "model", run / "evaluation"):
+        status, stdout, stderr = call_cli("report", place)
+        assert (status, stdout) == (2, ""), stderr
+        assert "no run of msa-lite" in stderr
+        assert not (place / "report.md").exists()
+    assert call_cli("report", tmp_path / "nowhere")[0] == 2
+
+
+def test_a_comparison_takes_a_runs_models_and_not_its_report(run: Path, call_cli: CallCli) -> None:
+    status, stdout, stderr = call_cli("compare", run)
+    assert (status, "Target" in stdout, "MSA" in stdout) == (0, True, True), stderr
+    with pytest.raises(FormatError, match="the report of a whole run; give its folder"):
+        load_report(run / "report.json")
+    assert call_cli("compare", run / "report.json")[0] == 3
+    shutil.rmtree(run / "evaluation")
+    with pytest.raises(UsageError, match="no report in it"):
+        msa_lite.compare([run])

@@ -1,0 +1,103 @@
+"""report.html in a real browser: what it asks for, how it fits, how it reads in the dark and on paper."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from msa_lite.report.page import make_page
+from tests.browser import Browser, browser, has_browser
+from tests.stories import STORIES, full
+
+pytestmark = pytest.mark.skipif(not has_browser(), reason="needs chromium, chromedriver and selenium")
+WIDTHS = (380, 768, 1400)
+_FOLDED = "return [...document.querySelectorAll('details > :not(summary)')].map(part => part.checkVisibility())"
+PAPER = 688  # pixels between the margins of an A4 page
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser for all tests of the module."""
+    with browser(tmp_path_factory.mktemp("profile")) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The page of every story."""
+    folder = tmp_path_factory.mktemp("pages")
+    paths = {name: folder / f"{name}.html" for name in STORIES}
+    for name, path in paths.items():
+        path.write_text(make_page(STORIES[name]()), "utf-8")
+    return paths
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_page_asks_for_nothing_logs_nothing_and_fits_every_screen(
+    name: str, window: Browser, pages: dict[str, Path]
+) -> None:
+    for width in WIDTHS:
+        window.open(pages[name], width)
+        assert window.run("document.querySelectorAll('details').forEach(one => one.open = true)") is None
+        assert (width, window.overflow()) == (width, [])
+        assert window.requests() == [pages[name].as_uri()]
+        assert window.faults() == []
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_every_text_can_be_read_by_day_and_by_night(name: str, window: Browser, pages: dict[str, Path]) -> None:
+    colours = {}
+    for scheme in ("light", "dark"):
+        window.open(pages[name], scheme=scheme)
+        colours[scheme] = window.colours()
+        assert (scheme, window.faint()) == (scheme, [])
+    for light, dark in zip(*colours.values(), strict=True):
+        assert light != dark
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_paper_is_white_holds_everything_and_cuts_nothing(name: str, window: Browser, pages: dict[str, Path]) -> None:
+    window.open(pages[name], PAPER, scheme="dark", media="print")
+    assert window.colours()[0] == "rgb(255, 255, 255)"
+    assert set(window.run(_FOLDED)) == {True}
+    assert window.overflow() == []
+
+
+def test_a_page_can_be_printed(window: Browser, pages: dict[str, Path]) -> None:
+    window.open(pages["full"], scheme="dark")
+    printed = window.pdf()
+    assert printed.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) > 1
+
+
+def test_a_broken_page_is_noticed(window: Browser, tmp_path: Path) -> None:
+    page, path = make_page(full()), tmp_path / "broken.html"
+    policy = re.search(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>", page)
+    assert policy
+
+    def opened(addition: str, free: bool = True, width: int = 380) -> Browser:
+        whole = page.replace(policy[0], "") if free else page
+        path.write_text(whole.replace("</main>", f"{addition}</main>"), "utf-8")
+        window.open(path, width)
+        return window
+
+    assert "x is not defined" in str(opened("<script>x.y</script>").faults())
+    assert "http://127.0.0.1:9/a.png" in opened('<img alt="" src="http://127.0.0.1:9/a.png">').requests()
+    assert "Content Security Policy" in str(opened('<img alt="" src="http://127.0.0.1:9/a.png">', free=False).faults())
+    wide = '<table style="width: 2000px"><tr><td>wide</td></tr></table>'
+    assert any("wide" in one for one in opened(wide).overflow())
+    assert opened(f'<div class="scroll">{wide}</div>').overflow() == []
+    cut = '<svg viewBox="0 0 100 20"><text x="90" y="15">a long label</text></svg>'
+    assert opened(cut).overflow() == ["cut off: a long label"]
+    assert any("pale" in one for one in opened('<p style="color: #aaa">pale</p>').faint())
+    assert any("dark" in one for one in opened('<p style="background: #000">dark</p>').faint())
+
+
+def test_without_the_folded_parts_paper_would_lack_them(window: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "folded.html"
+    path.write_text(make_page(full()).replace("details::details-content", "details::nothing-like-it"), "utf-8")
+    window.open(path, PAPER, media="print")
+    assert set(window.run(_FOLDED)) == {False}

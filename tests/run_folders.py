@@ -1,0 +1,136 @@
+"""The folder of a run, written by hand: every file that a report reads, and no model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from msa_lite.io.files import digest, hash_file, write_json
+from msa_lite.io.manifest import stage_folder
+from msa_lite.report import Metric, Report, write_report
+from msa_lite.report.choosing import candidate_name
+from msa_lite.report.verdict import Forgotten, Kept, make_verdict, write_verdict
+
+FIRST = "# A run of msa-lite: the recipe as resolved. `{}` on this file repeats the run.\n"
+SECRET = "Otan Wenmere was born in Yarheath"
+"""A row of the data; no report may hold it unless somebody asks for examples."""
+POINTS = [{"alpha": 0.5, "beta": 0.0}, {"alpha": 1.0, "beta": 0.0}, {"alpha": 1.0, "beta": 0.5}]
+CHOSEN = POINTS[1]
+MODELS = {"target": 0.98, "unlearned": 0.1, "ideal": 0.05}
+
+
+def recipe(**changes: Any) -> dict[str, Any]:
+    """A resolved recipe, as far as a report looks at it."""
+    values = {
+        "target": "models/target",
+        "prior": "models/prior",
+        "forget": {"data": {"path": "forget.jsonl"}, "alpha": [0.5, 1.0]},
+        "retain": {"data": {"path": "retain.jsonl"}, "beta": [0.0, 0.5]},
+        "merge": {"as": "model"},
+        "evaluate": {"benchmark": "qa", "ideal": "models/ideal"},
+        "baseline": {"start": "target"},
+        "seed": 7,
+    }
+    return values | changes
+
+
+def make_run_folder(folder: Path, command: str = "msa-lite", **changes: Any) -> Path:
+    """A finished run with a sweep, an ideal and a probe. changes: keys of the recipe."""
+    folder.mkdir(parents=True)
+    notes = "# target: sha256:aa\n# prior: sha256:bb\n# ideal: sha256:cc\n# rows learnt, forget: sha256:dd\n"
+    text = FIRST.format(command) + notes + yaml.safe_dump(recipe(**changes))
+    (folder / "recipe.yaml").write_text(text)
+    for name in ("forget", "retain"):
+        put_vector(folder / "vectors" / name)
+    put_sweep(folder / "sweep")
+    put_model(folder / "model")
+    revision = _revision(folder / "model")
+    for name in MODELS:
+        method = {"name": "msa", "parameters": dict(CHOSEN), "compat": []} if name == "unlearned" else None
+        model = revision if name == "unlearned" else f"sha256:{name}"
+        put_scores(folder / "evaluation" / name, name, "test", model, method)
+        put_scores(folder / "evaluation" / f"{name}_validation", name, "validation", model)
+    put_probe(folder / "probe/cheap/prior")
+    forgotten = Forgotten(
+        "11 of 12 rows are no longer recited (before: 12)", 12, 0.1, {"target": 12, "unlearned": 1}, 11
+    )
+    write_verdict(make_verdict(forgotten, Kept(0.95, (0.93, 0.97), 12), ["a remark"]), folder)
+    return folder
+
+
+def put_vector(folder: Path) -> None:
+    facts = {
+        "rows": 12,
+        "fit": {"loss": {"prior": 3.0, "target": 0.5, "tuned": 0.6}, "reason": "done", "learning_rate": 1e-3},
+    }
+    settings = {"mode": "lora", "lora_rank": 4, "epochs": 2, "batch_size": 8}
+    with stage_folder(folder, "vector", {"settings": settings}, facts) as partial:
+        lines = [{"step": at, "epoch": at / 2, "loss": 3.0 / at} for at in range(1, 5)] + [{"step": 4, "eval": 1}]
+        (partial / "train_log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def put_sweep(folder: Path) -> None:
+    with stage_folder(folder, "sweep", {}) as partial:
+        for name in ("target", "ideal"):
+            _put_report(partial / name, MODELS[name], "validation", {})
+        for point in POINTS:
+            _put_report(partial / candidate_name(point), 0.5 - point["alpha"] / 4, "validation", {})
+        scores = [{**point, "score": point["alpha"] / 2, "met": True} for point in POINTS]
+        choice = {**CHOSEN, "score": 0.5, "met": True, "rule": "exposure", "scores": scores, "doubts": ["few rows"]}
+        write_json(partial / "choice.json", choice)
+        (partial / "table.md").write_text("| model | alpha |\n|---|---|\n| chosen | 1 |\n")
+
+
+def put_model(folder: Path, norms: bool = True, **facts: Any) -> None:
+    change = {"tensors_touched": 2, "weights_touched": 8, "weights_changed": 8, "rounding_loss": 0.01}
+    change |= {"relative_size": 0.5, "update_cosine": 0.99, "vector_cosine": None, "notes": ["a note of the merge"]}
+    sizes = {"weights": 4, "relative_size": 0.5} | ({"norm": 3.0, "weight_norm": 6.0} if norms else {})
+    names = ("model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight", "model.embed_tokens.weight")
+    about = {"change": change, "fidelity": {"total": {}, "tensors": dict.fromkeys(names, sizes)}} | facts
+    with stage_folder(folder, "model", {"alpha": 1.0, "beta": 0.0}, about) as partial:
+        (partial / "model.safetensors").write_bytes(b"weights")
+        (partial / "config.json").write_text("{}")
+
+
+def put_scores(folder: Path, name: str, split: str, model: str, method: dict[str, Any] | None = None) -> None:
+    """An evaluation with its records, which hold the data."""
+    settings = {"sets": {"forget": {"rows": 6}, "retain": {"rows": 6}}, "model": {"revision": model}}
+    with stage_folder(folder, "evaluation", {"model": model}) as partial:
+        _put_report(partial, MODELS[name], split, settings | ({"method": method} if method else {}))
+        first = 0 if split == "test" else 6
+        for side in ("forget", "retain"):
+            rows = [
+                {
+                    "index": first + at,
+                    "question": f"{SECRET}, {side} {first + at}?",
+                    "answer": SECRET,
+                    "generated": name,
+                }
+                for at in range(6)
+            ]
+            (partial / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def put_probe(folder: Path) -> None:
+    rows = {"rows": {"forget": 12, "holdout": 12}, "intervals": {"loss_auc": [0.4, 0.6]}}
+    with stage_folder(folder, "probe", {}) as partial:
+        write_report(Report("probe", "all", {"loss_auc": Metric(0.5, 24, 0.05, None)}, rows), partial)
+
+
+def _put_report(folder: Path, value: float, split: str, settings: dict[str, Any]) -> None:
+    folder.mkdir(exist_ok=True)
+    metrics = {
+        "accuracy_f": Metric(value, 6, 0.1, False),
+        "extraction_strength": Metric(value, 6, 0.1, False),
+        "accuracy_r": Metric(0.9, 6, 0.1, True),
+        "accuracy_h": Metric(None, 0, None, None, note="nothing to score"),
+    }
+    write_report(Report("qa", split, metrics, settings), folder)
+
+
+def _revision(folder: Path) -> str:
+    names = ("model.safetensors", "config.json")
+    return f"sha256:{digest({name: hash_file(folder / name) for name in names})}"

@@ -1,0 +1,212 @@
+"""report.html as text: its order, its numbers, its markup, and what a run may not put into it."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.report.drawing import Chart, draw
+from msa_lite.report.page import make_page, write_page
+from msa_lite.report.table import number
+from tests.stories import HOSTILE, STORIES, full, hostile, huge, unfinished, without_choice
+
+_EMPTY = {"meta", "link", "br", "img", "hr", "input"}
+
+
+class _Outline(HTMLParser):
+    """The elements of a page, and where they are not closed in order."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.faults: list[str] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        self.faults += [f"<{tag}> is not closed" for tag in self._open]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in _EMPTY:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self._open or self._open.pop() != tag:
+            self.faults.append(f"</{tag}> closes nothing")
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1] not in ("style", "title"):
+            self.text.append(data)
+
+    def values(self, name: str) -> list[str]:
+        """Return every value of an attribute."""
+        return [attributes[name] for _, attributes in self.elements if name in attributes]
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    """The page of every story."""
+    return {name: make_page(story()) for name, story in STORIES.items()}
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_the_markup_is_whole_and_refers_to_nothing_outside(name: str, pages: dict[str, str]) -> None:
+    outline = _Outline(pages[name])
+    assert outline.faults == []
+    assert [tag for tag, _ in outline.elements if tag in ("script", "img", "iframe", "object", "base")] == []
+    ids = outline.values("id")
+    assert [one for one, count in Counter(ids).items() if count > 1] == []
+    links = [*outline.values("href"), *outline.values("xlink:href"), *outline.values("src")]
+    assert [link for link in links if not link.startswith(("#", "data:,"))] == []
+    assert {link[1:] for link in links if link.startswith("#")} <= set(ids)
+    named = re.findall(r"url\(#([^)]*)\)", " ".join(outline.values("style") + outline.values("clip-path")))
+    assert set(named) <= set(ids)
+    assert [name for _, attributes in outline.elements for name in attributes if name.startswith("on")] == []
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_people_who_hear_the_page_get_its_order_and_its_numbers(name: str, pages: dict[str, str]) -> None:
+    outline = _Outline(pages[name])
+    assert outline.values("lang") == ["en"]
+    levels = [int(tag[1]) for tag, _ in outline.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert all("scope" in attributes for tag, attributes in outline.elements if tag == "th")
+    pictures = [attributes for tag, attributes in outline.elements if tag == "svg"]
+    assert all(one["role"] == "img" and re.search(r"\d", one["aria-label"]) for one in pictures)
+
+
+def test_the_sentence_comes_first_then_the_picture_then_the_rest(pages: dict[str, str]) -> None:
+    ids = [one for one in _Outline(pages["full"]).values("id") if re.fullmatch("[a-z]+", one)]
+    assert ids == [
+        "result", "verdict", "scores", "method", "choice", "training", "update", "probe", "interference", "examples",
+        "provenance", "limits",
+    ]  # fmt: skip
+    page = pages["full"]
+    assert page.index("no longer answers 28 of 29") < page.index(">PASS<") < page.index("<svg") < page.index("<table")
+
+
+def test_every_score_is_there_with_its_error(pages: dict[str, str]) -> None:
+    text = re.sub(r"\s+", " ", " ".join(_Outline(pages["full"]).text))
+    for report in full().reports.values():
+        for metric in report.metrics.values():
+            assert f"{number(metric.value)} ± {metric.stderr:.3f}" in text
+    assert "share of generated answers that contain the whole right answer" in text
+
+
+def test_the_pictures_in_words_hold_the_numbers(pages: dict[str, str]) -> None:
+    labels = "\n".join(_Outline(pages["full"]).values("aria-label"))
+    for words in (
+        "accuracy: lower is better: target 1.000, unlearned 0.034 ± 0.003, ideal 0.000",
+        "Chosen: α\u00a0=\u00a01.2, β\u00a0=\u00a00.",
+        "of 8 candidates",
+        "ROUGE-L recall, forget set ↓ and ROUGE-L recall, retain set ↑",
+        "forget: from 1 to 0.0488",
+        "Heat map of 2 layers by 7 kinds of module",
+    ):
+        assert words in labels
+
+
+def test_parts_that_a_run_lacks_leave_no_gap() -> None:
+    page = make_page(unfinished())
+    ids = [one for one in _Outline(page).values("id") if re.fullmatch("[a-z]+", one)]
+    assert ids == ["method", "training", "provenance", "limits"]
+    assert "model: the unlearned model is not merged yet" in page
+    page = make_page(without_choice())
+    assert 'id="choice"' not in page
+    assert "No ideal model was given" in page
+    assert "◆" not in page
+
+
+def test_examples_are_shown_only_if_the_story_holds_them() -> None:
+    assert "Where was Fenin born?" in make_page(full())
+    page = make_page(replace(full(), examples=()))
+    assert "Fenin" not in page
+    assert "examples" not in page
+
+
+def test_texts_of_a_run_stay_texts(pages: dict[str, str]) -> None:
+    page = pages["hostile"]
+    outline = _Outline(page)
+    assert "<script" not in page
+    assert "<img" not in page
+    assert HOSTILE in " ".join(outline.text)  # {{ 7*7 }} stays what it is, too
+    assert len(outline.elements) < 2000
+
+
+def test_the_same_story_gives_the_same_bytes_and_a_small_file(tmp_path: Path) -> None:
+    write_page(huge(), tmp_path / "one.html")
+    write_page(huge(), tmp_path / "two.html")
+    data = (tmp_path / "one.html").read_bytes()
+    assert data == (tmp_path / "two.html").read_bytes()
+    assert len(data) < 500_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.html", "two.html"]
+
+
+def test_a_failure_says_why(pages: dict[str, str]) -> None:
+    page = pages["failed"]
+    assert '<span class="badge fail">FAIL</span>' in page
+    assert "68 % is left of what could be extracted" in page
+    assert "Rounding to bfloat16 lost 41 % of the update." in page
+    page = make_page(replace(full(), verdict={"outcome": None, "reason": "nothing was scored"}))
+    assert "badge " not in page.split("</style>")[1]
+
+
+def test_without_matplotlib_the_page_has_its_tables(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+    page = make_page(full())
+    assert "<svg" not in page
+    assert "matplotlib was not installed" in page
+    assert 'id="scores"' in page
+    assert "pip install matplotlib" in caplog.text
+
+
+def test_a_chart_takes_the_pages_colours_and_leaves_the_callers_matplotlib_alone() -> None:
+    import matplotlib
+
+    matplotlib.rcParams["font.size"] = 23.0
+    try:
+        chart = draw("one", 'a "quoted" <word>', 100, lambda figure: figure.add_subplot().set_title("$x_1$ <b>"))
+        assert matplotlib.rcParams["font.size"] == 23.0
+    finally:
+        matplotlib.rcParams["font.size"] = matplotlib.rcParamsDefault["font.size"]
+    assert isinstance(chart, Chart)
+    assert "fill: var(--ink)" in chart.svg
+    assert "#01010" not in chart.svg
+    assert "$x_1$ &lt;b&gt;" in chart.svg
+    assert 'aria-label="a &quot;quoted&quot; &lt;word&gt;"' in chart.svg
+    assert "<style" not in chart.svg
+    assert "font-family" not in chart.svg
+    other = draw("two", "", 100, lambda figure: figure.add_subplot().set_title("$x_1$ <b>"))
+    ids = [set(re.findall(r' id="([^"]*)"', one.svg)) for one in (chart, other)]
+    assert ids[0] & ids[1] == set()
+    assert all(one.startswith("one-") for one in ids[0])
+
+
+def test_a_sweep_of_texts_and_of_one_value_is_drawn_as_a_line() -> None:
+    story = full()
+    assert story.choosing is not None
+    points = [replace(point, values={"epoch": at, "kind": "a"}) for at, point in enumerate(story.choosing.points)]
+    page = make_page(replace(story, choosing=replace(story.choosing, points=tuple(points), chosen=points[2].values)))
+    assert "Line chart. forgotten ↑ of 8 candidates" in page
+    single = replace(story.choosing, points=story.choosing.points[2:3])
+    assert "Score by strength" not in make_page(replace(story, choosing=single))
+
+
+def test_nothing_of_the_hostile_story_breaks_a_picture() -> None:
+    for svg in re.findall(r"<svg.*?</svg>", make_page(hostile()), re.DOTALL):
+        assert _Outline(svg).faults == []

@@ -1,0 +1,387 @@
+"""The removal record: keyed hashes that nobody can guess, its form, and what shows when anything is changed."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import shutil
+import stat
+import subprocess
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.errors import FormatError, MismatchError, UsageError
+from msa_lite.io.seal import add_files, sealed_json
+from msa_lite.record.check import check_record
+from msa_lite.record.facts import read_vectors
+from msa_lite.record.find import find_rows
+from msa_lite.record.keyed import KEY_FILE, RecordKey, canonical, load_key, make_key
+from msa_lite.record.schema import SEAL, Removal
+from msa_lite.record.store import RECORD_FILE, load_record, record_hash
+from tests.removals import ROWS, make_removal
+
+KEY = RecordKey(bytes(range(32)))
+PAGE = Path(__file__).parents[2] / "docs/removal-record.md"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A finished run with its record."""
+    make_removal(tmp_path / "run", request="GDPR 17")
+    return tmp_path / "run"
+
+
+def by_hand(message: str) -> str:
+    return hmac.new(bytes(range(32)), message.encode(), hashlib.sha256).hexdigest()
+
+
+def test_hashes_are_the_hmac_of_lines_as_the_schema_says() -> None:
+    keyed = KEY.hash_rows(ROWS)
+    assert keyed.check == by_hand("check")
+    assert keyed.rows == sorted(
+        [
+            by_hand("row\nWhere does Ada live?\nIn Yarheath."),
+            by_hand("row\nWhat does Ada play?\nThe flute."),
+            by_hand("text\nAda was born in Yarheath. She plays the flute."),
+        ]
+    )
+    assert keyed.questions == sorted(
+        [by_hand("question\nWhere does Ada live?"), by_hand("question\nWhat does Ada play?")]
+    )
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+@pytest.mark.skipif(not PAGE.is_file(), reason="not the whole repository")
+def test_the_command_of_the_page_gives_the_hash(tmp_path: Path) -> None:
+    (command,) = [line.strip() for line in PAGE.read_text().splitlines() if "openssl dgst" in line]
+    (tmp_path / KEY_FILE).write_text(KEY.secret.hex() + "\n")
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == by_hand("row\nWhere does Ada live?\nIn Yarheath.")
+
+
+def test_the_order_of_rows_and_their_repetition_tell_nothing() -> None:
+    assert KEY.hash_rows([*reversed(ROWS), ROWS[0]]) == KEY.hash_rows(ROWS)
+
+
+@pytest.mark.parametrize(
+    "text", ["Où est  Zoé ?", "Où est Zoé\u00a0?", "\tOù est\r\nZoé ? ", unicodedata.normalize("NFD", "Où est Zoé ?")]
+)
+def test_spelling_of_blanks_and_accents_does_not_matter(text: str) -> None:
+    assert canonical(text) == "Où est Zoé ?"
+    assert KEY.find([(text, "Ici.", "")], KEY.hash_rows([("Où est Zoé ?", "Ici.", "")])) == ["row"]
+
+
+@pytest.mark.parametrize(
+    ("row", "match"),
+    [
+        (ROWS[0], "row"),
+        (ROWS[2], "row"),
+        (("Where does Ada live?", "In Paris.", ""), "question"),
+        (("Where does Ada live?", "", ""), "question"),
+        (("where does Ada live?", "In Yarheath.", ""), "none"),
+        (("In Yarheath.", "Where does Ada live?", ""), "none"),
+        (("", "", "Ada was born in Yarheath."), "none"),
+        (("", "In Yarheath.", ""), "none"),
+        # What moves from one line to another is another row.
+        (("Where does Ada live? In", "Yarheath.", ""), "none"),
+        (("", "", "row\nWhere does Ada live?\nIn Yarheath."), "none"),
+    ],
+)
+def test_a_row_is_among_them_or_not(row: tuple[str, str, str], match: str) -> None:
+    assert KEY.find([row], KEY.hash_rows(ROWS)) == [match]
+
+
+def test_another_key_gives_no_answer() -> None:
+    with pytest.raises(MismatchError, match="not the one that the record was made with"):
+        RecordKey(bytes(32)).find(ROWS, KEY.hash_rows(ROWS))
+
+
+def test_the_key_is_random_and_stays_and_only_its_owner_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / KEY_FILE
+    key = make_key(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert len(key.secret) == 32
+    assert make_key(path) == load_key(path) == key != make_key(tmp_path / "other")
+    assert [place.name for place in sorted(tmp_path.iterdir())] == ["other", KEY_FILE]
+
+
+@pytest.mark.parametrize("text", ["", "abc", "0" * 63, "0" * 65, "g" * 64])
+def test_a_damaged_key_is_never_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / KEY_FILE).write_text(text)
+    with pytest.raises(FormatError, match="put a copy of the right one there"):
+        make_key(tmp_path / KEY_FILE)
+    assert (tmp_path / KEY_FILE).read_text() == text
+
+
+def test_a_record_holds_no_text_and_no_plain_hash_and_no_path(run: Path) -> None:
+    text = (run / RECORD_FILE).read_text()
+    plain = [
+        hashlib.sha256("\n".join(lines).encode()).hexdigest() for row in ROWS for lines in (row, ("row", *row[:2]))
+    ]
+    plain += [hashlib.sha256(part.encode()).hexdigest() for row in ROWS for part in row if part]
+    plain += [hashlib.sha256(b"hashes").hexdigest()]  # of rows.jsonl, which may hold a single row's
+    assert [part for part in [*plain, "Ada", "Yarheath", "flute", str(run), run.parent.name] if part in text] == []
+    assert "GDPR 17" in text
+
+
+def test_intervals_are_1_96_standard_errors_wide(run: Path) -> None:
+    scores = load_record(run / RECORD_FILE).scores
+    assert scores is not None
+    metric = scores.models["unlearned"]["extraction_strength"]
+    assert (metric.value, metric.n, metric.stderr) == (0.1, 40, 0.01)
+    assert metric.interval == pytest.approx((0.1 - 0.0196, 0.1 + 0.0196))
+    assert scores.models["unlearned"]["privleak"].interval is None
+    assert "1.96" in scores.interval
+
+
+def test_the_record_of_a_whole_run_holds(run: Path) -> None:
+    check = check_record(run)
+    assert check.faults == ()
+    assert check.statements == (
+        f"{run / RECORD_FILE}: as it was written, and agrees with model/, the forget vector, verdict.json, evaluation/",
+    )
+    assert [note.split(":")[1] for note in check.notes] == [" not signed; to sign it"]
+
+
+def test_writing_again_what_did_not_change_leaves_every_byte(run: Path) -> None:
+    before = (run / RECORD_FILE).read_bytes()
+    (run / "model/README.md").write_text("Another card, a year later")
+    add_files(run / "model", ["README.md"], {"outcome": {}})
+    for path in run.rglob("*"):
+        path.touch()
+    make_removal(run, request="GDPR 17", began=2e9)
+    assert (run / RECORD_FILE).read_bytes() == before
+    make_removal(run, request="GDPR 18")
+    assert (run / RECORD_FILE).read_bytes() != before
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if parts is None:
+        yield path, value
+    else:
+        for key, part in parts:
+            yield from leaves(part, (*path, key))
+
+
+def changed(value: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
+    """A copy with another value of the same kind at one place."""
+    copy = json.loads(json.dumps(value))
+    place = copy
+    for key in path[:-1]:
+        place = place[key]
+    old = place[path[-1]]
+    if isinstance(old, bool) or old is None:
+        place[path[-1]] = "x" if old is None else not old
+    elif isinstance(old, str):
+        place[path[-1]] = ("1" if old[0] != "1" else "2") + old[1:]
+    else:
+        place[path[-1]] = old + 1
+    return copy
+
+
+def test_a_change_of_any_value_shows(run: Path) -> None:
+    value = json.loads((run / RECORD_FILE).read_text())
+    places = [path for path, _ in leaves(value)]
+    assert len(places) > 60
+    for path in places:
+        (run / RECORD_FILE).write_text(json.dumps(changed(value, path), indent=2, ensure_ascii=False) + "\n")
+        faults = check_record(run).faults
+        assert faults, path
+        assert all(RECORD_FILE in fault for fault in faults), faults
+
+
+# What only a signature shows where somebody writes the record anew with a seal that fits: no file of the run tells it.
+FREE = {"request", "method", "formula", "started", "finished", "stages", "row_counts", "forget_rows"}
+
+
+def test_a_record_that_is_sealed_anew_still_has_to_agree_with_the_run(run: Path) -> None:
+    value = json.loads((run / RECORD_FILE).read_text())
+    for path, _ in leaves(value):
+        of_target = path[:2] == ("models", "target") and path[-1] in ("name", "tokenizer", "bytes")
+        if path[0] in FREE or path == (SEAL,) or of_target:
+            continue
+        forged = changed(value, path)
+        (run / RECORD_FILE).write_text(sealed_json({k: v for k, v in forged.items() if k != SEAL}, SEAL))
+        assert check_record(run).faults, path
+
+
+def test_the_fault_names_the_place_and_both_values(run: Path) -> None:
+    value = json.loads((run / RECORD_FILE).read_text())
+    value["scores"]["models"]["unlearned"]["extraction_strength"]["value"] = 0.01
+    (run / RECORD_FILE).write_text(sealed_json({k: v for k, v in value.items() if k != SEAL}, SEAL))
+    assert check_record(run).faults == (
+        f"{run / RECORD_FILE}: scores.models.unlearned.extraction_strength.value: 0.01, in the run 0.1",
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda value: value.pop("result"), "result: Field required"),
+        (lambda value: value.update(format=2), "format: Input should be 1"),
+        (lambda value: value.update(secret="x"), "secret: Extra inputs are not permitted"),
+        (
+            lambda value: value["forget_rows"]["rows"].append("Where does Ada live?"),
+            "forget_rows.rows.3: String should",
+        ),
+        (lambda value: value["models"]["target"].update(revision="main"), "models.target.revision: String should"),
+        (lambda value: value.update(started="yesterday"), "started: String should match"),
+    ],
+)
+def test_a_record_of_another_form_is_refused(run: Path, change: Any, message: str) -> None:
+    value = json.loads((run / RECORD_FILE).read_text())
+    change(value)
+    (run / RECORD_FILE).write_text(json.dumps(value))
+    with pytest.raises(FormatError, match=message):
+        load_record(run / RECORD_FILE)
+
+
+def test_the_weights_of_several_requests_are_read_from_the_manifest() -> None:
+    one = {"revision": f"sha256:{'0' * 64}"}
+    inputs = {"target": one, "forget 1": one, "forget 2": one, "retain": one, "prior": one}
+    strengths = {"forget 1": 1.0, "forget 2": 0.5, "retain": 0.25}
+    vectors = read_vectors({"inputs": inputs | {"strengths": strengths}, "sources": {}})
+    assert {vector.name: vector.weight for vector in vectors} == {"forget 1": -1.0, "forget 2": -0.5, "retain": 0.25}
+    (trained,) = read_vectors({"inputs": {"target": one, "npo": one, "scale": 2.0}, "sources": {}})
+    assert (trained.name, trained.weight) == ("npo", 2.0)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00", '{"format": 1}', "{}" * 3])
+def test_a_broken_record_is_one_fault_and_is_written_anew_by_a_rerun(run: Path, text: str) -> None:
+    (run / RECORD_FILE).write_text(text)
+    check = check_record(run)
+    assert check.record is None
+    assert len(check.faults) == 1
+    make_removal(run, request="GDPR 17")
+    assert check_record(run).faults == ()
+
+
+@pytest.mark.parametrize("name", ["verdict.json", "evaluation/target/report.json", KEY_FILE])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff"])
+def test_broken_files_beside_the_record_are_faults(run: Path, name: str, content: bytes) -> None:
+    (run / name).write_bytes(content)
+    assert any(name in fault for fault in check_record(run).faults)
+
+
+def test_a_manifest_of_another_program_is_a_fault(run: Path) -> None:
+    manifest = json.loads((run / "model/manifest.json").read_text())
+    manifest = {key: value for key, value in manifest.items() if key not in ("format", "manifest_sha256")}
+    del manifest["inputs"]["alpha"]
+    (run / "model/manifest.json").write_text(json.dumps(manifest))
+    assert any("its manifest is not one of a merge" in fault for fault in check_record(run).faults)
+
+
+def test_what_was_purged_is_told_and_no_fault(run: Path) -> None:
+    for path in [*(run / "vectors/forget").iterdir(), run / "vectors/forget", run / "vectors"]:
+        path.rmdir() if path.is_dir() else path.unlink()
+    check = check_record(run)
+    assert check.faults == ()
+    assert f"{run}: the forget vector is gone (purged?), so its hashes were not compared" in check.notes
+    before = (run / RECORD_FILE).read_bytes()
+    make_removal(run, request="GDPR 17")  # the former record still knows its files
+    assert (run / RECORD_FILE).read_bytes() == before
+
+
+def test_a_vector_in_another_place_of_the_name_is_a_fault(run: Path) -> None:
+    (run / "vectors/forget/adapter_model.safetensors").write_text("another")
+    (run / "vectors/forget/manifest.json").unlink()
+    assert any("vectors.forget.files.adapter_model.safetensors" in fault for fault in check_record(run).faults)
+
+
+def test_the_record_alone_can_be_checked(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / RECORD_FILE).write_bytes((run / RECORD_FILE).read_bytes())
+    check = check_record(tmp_path / "copy")
+    assert check.faults == ()
+    assert check.statements[0].endswith("agrees with itself (nothing of the run is here)")
+    assert any("record.key: not there" in note for note in check.notes)
+
+
+def test_a_key_of_another_run_is_a_fault(run: Path, tmp_path: Path) -> None:
+    make_key(tmp_path / "other")
+    (run / KEY_FILE).write_text((tmp_path / "other").read_text())
+    assert check_record(run).faults == (f"{run / KEY_FILE}: is not the key that the record was made with",)
+    with pytest.raises(MismatchError, match="not the one"):
+        find_rows(run, ROWS)
+
+
+def test_a_key_that_is_gone_is_made_anew_with_a_warning(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    former = load_record(run / RECORD_FILE)
+    (run / KEY_FILE).unlink()
+    with pytest.raises(UsageError, match="no such key"):
+        find_rows(run, ROWS)
+    record = make_removal(run, request="GDPR 17")
+    assert "record.key is not the one that the record had before" in caplog.text
+    assert set(record.forget_rows.rows).isdisjoint(former.forget_rows.rows)
+    assert [answer.match for answer in find_rows(run, ROWS)] == ["row"] * 3
+
+
+def test_records_chain(tmp_path: Path) -> None:
+    one, two, three = (tmp_path / name for name in ("one", "two", "three"))
+    assert make_removal(one, request="A").previous_sha256 is None
+    make_removal(two, earlier=[one], request="B", forget_rows=ROWS[:1])
+    record = make_removal(three, earlier=[one, two], request="C", forget_rows=ROWS[1:2])
+    assert [(item.request, item.record_sha256) for item in record.earlier] == [
+        ("A", record_hash(one)),
+        ("B", record_hash(two)),
+    ]
+    assert record.previous_sha256 == record_hash(two) == hashlib.sha256((two / RECORD_FILE).read_bytes()).hexdigest()
+    check = check_record(three)
+    assert check.faults == ()
+    assert [line for line in check.statements if "earlier request" in line] == [
+        f"{one / RECORD_FILE}: the earlier request A, as {three / RECORD_FILE} names it",
+        f"{two / RECORD_FILE}: the earlier request B, as {three / RECORD_FILE} names it",
+        f"{one / RECORD_FILE}: the earlier request A, as {two / RECORD_FILE} names it",
+    ]
+    found = find_rows(three, [ROWS[1], ROWS[0], ("Where does Ada live?", "?", ""), ("x", "y", "")])
+    assert [(answer.match, answer.folder) for answer in found] == [
+        ("row", three),
+        ("row", one),
+        ("question", one),
+        ("none", three),
+    ]
+
+
+def test_a_chain_whose_earlier_record_changed_does_not_hold(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    make_removal(one, request="A")
+    make_removal(two, earlier=[one], request="B")
+    make_removal(one, request="A, corrected")
+    check = check_record(two)
+    assert check.faults == (
+        f"{one / RECORD_FILE}: is not as a later record names it; if the change is right, run the later recipe again",
+    )
+    (one / RECORD_FILE).write_text("{}")
+    assert any("no record of msa-lite" in fault for fault in check_record(two).faults)
+
+
+def test_earlier_runs_out_of_reach_or_without_record_are_told(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    make_removal(one, request="A")
+    make_removal(two, earlier=[one], request="B")
+    one.rename(tmp_path / "moved")
+    check = check_record(two)
+    assert check.faults == ()
+    assert f"{two / RECORD_FILE}: the earlier request A is out of reach: no run here has it" in check.notes
+    (tmp_path / "moved").rename(one)
+    (one / RECORD_FILE).unlink()
+    record = make_removal(two, earlier=[one], request="B")
+    assert (record.earlier[0].request, record.previous_sha256) == (None, None)
+    check = check_record(two)
+    assert check.faults == ()
+    assert f"{two / RECORD_FILE}: an earlier request has no record; an earlier version made its run" in check.notes
+
+
+def test_the_record_reads_back_as_it_was(run: Path) -> None:
+    record = load_record(run / RECORD_FILE)
+    assert isinstance(record, Removal)
+    assert sealed_json(record.model_dump(mode="json", exclude={SEAL}), SEAL) == (run / RECORD_FILE).read_text()
+    assert record.stages.keys() == {"vectors/forget", "model", "evaluation/target", "evaluation/unlearned"}
+    assert record.started == "1970-01-01T00:00:00Z"
+    assert record.finished == max(record.stages.values())

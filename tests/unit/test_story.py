@@ -1,0 +1,286 @@
+"""The story of a run, read from the files of its folder: whole, in part, of an earlier recipe, and damaged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from msa_lite.errors import FormatError, UsageError
+from msa_lite.report.run_json import run_json
+from msa_lite.report.run_markdown import run_markdown
+from msa_lite.report.story import load_story
+from msa_lite.report.update import place_of
+from tests.run_folders import CHOSEN, MODELS, SECRET, make_run_folder, put_model, put_scores, recipe
+
+DOCS = Path(__file__).parents[2] / "docs/report.md"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run_folder(tmp_path_factory.mktemp("story") / "run")
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A finished run, to be changed."""
+    shutil.copytree(finished, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_finished_run_tells_everything(run: Path) -> None:
+    story = load_story(run)
+    assert story.sentence.startswith("The model no longer answers 11 of 12 questions about what it was to forget. ")
+    assert (story.outcome, story.missing) == ("PASS", ())
+    assert (story.method, story.strengths) == ("msa", CHOSEN)
+    assert list(story.reports) == list(MODELS)
+    assert (story.benchmark, story.split, dict(story.rows)) == ("qa", "test", {"forget": 6, "retain": 6})
+    assert story.main_metrics == ("accuracy_f", "extraction_strength", "accuracy_r")
+    assert story.names == {"target": "models/target", "prior": "models/prior", "ideal": "models/ideal"}
+    choosing = story.choosing
+    assert choosing is not None
+    assert (choosing.rule, choosing.keys, choosing.doubts) == ("extraction", ("alpha", "beta"), ("few rows",))
+    assert [point.chosen for point in choosing.points] == [False, True, False]
+    assert story.written_gap == pytest.approx(0.15)
+    forget = story.fits["forget"]
+    assert (forget.rows, forget.steps, forget.epochs, len(forget.curve)) == (12, 4, 2.0, 4)
+    assert forget.closed == pytest.approx(0.96)
+    assert story.probe is not None
+    assert story.probe.models[0].intervals == {"loss_auc": (0.4, 0.6)}
+    assert story.warnings == ("a note of the merge", "few rows")
+    assert (story.provenance.seed, story.provenance.rows) == (7, {"forget": "sha256:dd"})
+    assert story.provenance.revisions["ideal"] == "sha256:cc"
+    assert set(story.provenance.files) == {"model.safetensors", "config.json"}
+    assert story.basis is not None
+    assert "over all 12 rows" in story.basis
+
+
+def test_its_forms_say_the_same_and_hold_no_row(run: Path) -> None:
+    story = load_story(run)
+    text, values = run_markdown(story), run_json(story)
+    assert text.startswith(f"{story.sentence}\n\n**PASS**: Forgotten: 11 of 12")
+    assert values["sentence"] == story.sentence
+    assert values["metrics"]["accuracy_f"]["models"]["unlearned"]["value"] == 0.1
+    assert values["choice"]["written_gap"] == story.written_gap
+    for part in ("A remark", "Doubt: few rows", "Warning: a note of the merge", "θ_u = ", "Scores on test rows"):
+        assert part in text
+    assert "0.100 ± 0.100" in text
+    assert SECRET not in text + json.dumps(values)
+    assert text == run_markdown(load_story(run)), "the same files give the same bytes"
+
+
+def test_the_documented_keys_are_those_that_are_there(run: Path) -> None:
+    rows = [line.split("|")[1].strip(" `") for line in DOCS.read_text().splitlines() if line.startswith("| `")]
+    assert rows == list(run_json(load_story(run)))
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        ("vectors/forget", "vectors/forget: the forget vector is not fitted yet"),
+        ("vectors/retain", "vectors/retain: the retain vector is not fitted yet"),
+        ("sweep", "sweep: alpha and beta are not chosen yet"),
+        ("model", "model: the unlearned model is not merged yet"),
+        ("evaluation/target", "evaluation/target: the target is not scored yet"),
+        ("evaluation/unlearned", "evaluation/unlearned: the unlearned model is not scored yet"),
+        ("evaluation/ideal", "evaluation/ideal: the ideal is not scored yet"),
+        ("verdict.json", "verdict.json: there is no verdict yet"),
+        ("probe", None),
+        ("vectors/forget/train_log.jsonl", None),
+        ("sweep/table.md", None),
+        ("evaluation/unlearned_validation", None),
+    ],
+)
+def test_what_is_missing_is_told_and_the_rest_is_made(part: str, line: str | None, run: Path) -> None:
+    shutil.rmtree(run / part) if (run / part).is_dir() else (run / part).unlink()
+    story = load_story(run)
+    assert line is None or line in story.missing
+    assert (line is not None) == bool(story.missing)
+    text = run_markdown(story)
+    assert line is None or f"- {line}\n" in text
+    assert json.loads(json.dumps(run_json(story)))["missing"] == list(story.missing)
+
+
+def test_a_run_that_has_only_begun_has_a_story(run: Path) -> None:
+    for path in run.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+    (run / "verdict.json").unlink()
+    story = load_story(run)
+    assert len(story.missing) == 8
+    assert run_markdown(story).startswith("This run is not finished, so nothing can be said of an unlearned model yet.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "gone"),
+    [
+        ({"evaluate": None}, {"reports", "validation"}),
+        ({"evaluate": {"benchmark": "qa", "ideal": None}}, {"ideal"}),
+        ({"retain": None}, {"retain"}),
+        ({"forget": {"data": {}, "alpha": 1.0}, "retain": {"data": {}, "beta": 0.0}}, {"choosing", "retain"}),
+    ],
+)
+def test_what_an_earlier_recipe_has_left_is_not_told(changes: dict[str, Any], gone: set[str], run: Path) -> None:
+    path = run / "recipe.yaml"
+    notes = "".join(line for line in path.read_text().splitlines(True) if line.startswith("#"))
+    path.write_text(notes + yaml.safe_dump(recipe(**changes)))
+    story = load_story(run)
+    absent = {name for name in ("reports", "validation", "choosing") if not getattr(story, name)}
+    absent |= {"retain"} - story.fits.keys()
+    absent |= {"ideal"} - story.reports.keys() if story.reports else set()
+    assert absent - {"validation"} == gone - {"validation"}
+    assert not story.missing
+
+
+def test_scores_of_another_model_are_not_told(run: Path) -> None:
+    """A run that was stopped after it merged another model has the scores of the one before."""
+    shutil.rmtree(run / "evaluation/unlearned")
+    put_scores(run / "evaluation/unlearned", "unlearned", "test", "sha256:another")
+    story = load_story(run)
+    assert "unlearned" not in story.reports
+    assert story.missing == ("evaluation/unlearned: the unlearned model is not scored yet",)
+
+
+@pytest.mark.parametrize(
+    ("command", "start", "formula"),
+    [
+        ("msa-lite baseline npo", "target", "trained further"),
+        ("msa-lite baseline npo", "prior", "scale (θ_1 − θ_0)"),
+        ("msa-lite baseline task_vector", "target", "(θ_1 − θ_D)"),
+    ],
+)
+def test_a_baseline_has_a_story(command: str, start: str, formula: str, tmp_path: Path) -> None:
+    run = make_run_folder(tmp_path / "run", command, baseline={"start": start})
+    story = load_story(run)
+    assert (story.method, story.missing) == (command.split()[-1], ())
+    assert formula in story.formula
+    assert f"# Baseline {story.method} on models/target" in run_markdown(story)
+
+
+def test_an_adapter_has_a_story(tmp_path: Path) -> None:
+    run = make_run_folder(tmp_path / "run", merge={"as": "adapter"})
+    shutil.rmtree(run / "model")
+    assert load_story(run).missing[0] == "adapter: the unlearned model is not merged yet"
+    put_model(run / "adapter", change={"modules": 6, "rank": 4, "truncation_loss": 0.02}, fidelity=None)
+    story = load_story(run)
+    assert story.update is not None
+    assert (story.update.form, story.update.tensors) == ("adapter", ())
+    assert "one adapter on 6 modules, rank 4" in run_markdown(story)
+
+
+def test_the_update_is_told_by_layer_and_by_kind_of_module(run: Path, tmp_path: Path) -> None:
+    update = load_story(run).update
+    assert update is not None
+    assert [(one.name, one.norm, one.relative_size) for one in update.by_layer()] == [
+        ("0", 3.0, 0.5), ("1", 3.0, 0.5), ("other", 3.0, 0.5),
+    ]  # fmt: skip
+    kind = update.by_kind()[0]
+    assert (kind.name, kind.tensors, kind.norm) == ("mlp.up_proj", 2, pytest.approx(18**0.5))
+    assert kind.relative_size == pytest.approx(0.5)
+    # Manifests of earlier versions have no norms: single tensors keep their relative size, sums are not made up.
+    shutil.rmtree(run / "model")
+    put_model(run / "model", norms=False)
+    earlier = load_story(run).update
+    assert earlier is not None
+    assert [one.relative_size for one in earlier.by_kind()] == [None, 0.5]
+    assert set(earlier.cells()) == {(0, "mlp.up_proj"), (1, "mlp.up_proj"), (None, "embed_tokens")}
+    assert "norm" in run_markdown(load_story(run))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "place"),
+    [
+        ("model.layers.3.mlp.down_proj.weight", (3, "mlp.down_proj")),
+        ("transformer.h.11.attn.c_attn.bias", (11, "attn.c_attn.bias")),
+        ("model.layers.0.mlp.experts.7.up_proj.weight", (0, "mlp.experts.up_proj")),
+        ("model.embed_tokens.weight", (None, "embed_tokens")),
+        ("lm_head.weight", (None, "lm_head")),
+    ],
+)
+def test_a_tensor_has_a_layer_and_a_kind(tensor: str, place: tuple[int | None, str]) -> None:
+    assert place_of(tensor) == place
+
+
+def test_interference_is_told_where_the_manifest_has_it(run: Path) -> None:
+    shutil.rmtree(run / "model")
+    layers = [{"layer": "0", "cosine": 0.1, "overlap": 0.2}]
+    put_model(
+        run / "model", interference=[{"one": "a", "other": "b", "cosine": 0.3, "overlap": None, "layers": layers}]
+    )
+    story = load_story(run)
+    assert story.interference[0].layers[0].overlap == 0.2
+    assert "| a, b | 0.300 | – |" in run_markdown(story)
+
+
+# Folders that somebody has damaged
+
+JSON = [
+    "verdict.json",
+    "sweep/choice.json",
+    "sweep/alpha-1_beta-0/report.json",
+    "evaluation/target/report.json",
+    "probe/cheap/prior/report.json",
+    "vectors/forget/manifest.json",
+    "vectors/forget/train_log.jsonl",
+    "model/manifest.json",
+]
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"outcome": 5}', "null", '"\\ud800"', "[" * 200, ""])
+@pytest.mark.parametrize("path", JSON)
+def test_a_broken_file_is_named(path: str, content: str, run: Path) -> None:
+    if path.endswith(".jsonl") and content in ("", "[]", '{"outcome": 5}'):
+        return  # a log without a loss is a log
+    (run / path).write_text(content)
+    with pytest.raises(FormatError, match=path.rpartition("/")[2].replace(".", r"\.")):
+        load_story(run)
+
+
+@pytest.mark.parametrize(
+    ("path", "keys", "value"),
+    [
+        ("verdict.json", ("forgotten", "recited"), {"target": "many"}),
+        ("verdict.json", ("forgotten", "recited"), {"ideal": 1}),
+        ("verdict.json", ("forgotten", "left"), float("nan")),
+        ("verdict.json", ("forgotten", "unit"), ["questions"]),
+        ("verdict.json", ("kept", "interval"), [1]),
+        ("verdict.json", ("reasons",), 5),
+        ("sweep/choice.json", ("scores",), [{"alpha": [], "score": 1, "met": True}]),
+        ("sweep/choice.json", ("scores",), 5),
+        ("evaluation/target/report.json", ("metrics", "accuracy_f", "value"), "high"),
+        ("evaluation/target/report.json", ("settings",), []),
+        ("evaluation/target/report.json", ("split",), None),
+        ("evaluation/target/report.json", ("benchmark",), {}),
+        ("probe/cheap/prior/report.json", ("settings", "intervals"), {"loss_auc": 1}),
+    ],
+)
+def test_values_of_another_kind_are_named(path: str, keys: tuple[str, ...], value: Any, run: Path) -> None:
+    content = json.loads((run / path).read_text())
+    place = content
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    (run / path).write_text(json.dumps(content))
+    with pytest.raises(FormatError, match=path.rpartition("/")[2]):
+        load_story(run)
+
+
+@pytest.mark.parametrize("text", ["", "a: 1\n", "# A training of msa-lite: …\na: 1\n"])
+def test_another_folder_is_no_run(text: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(UsageError, match="no run of msa-lite"):
+        load_story(tmp_path)
+    with pytest.raises(UsageError, match="no such folder"):
+        load_story(tmp_path / "no")
+
+
+@pytest.mark.parametrize("text", ["- a\n", "forget: 5\n", "target: [\n", "{}\n"])
+def test_a_damaged_recipe_is_named(text: str, run: Path) -> None:
+    first = (run / "recipe.yaml").read_text().split("\n")[0]
+    (run / "recipe.yaml").write_text(f"{first}\n{text}")
+    with pytest.raises(FormatError, match=r"recipe\.yaml"):
+        load_story(run)
