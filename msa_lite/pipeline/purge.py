@@ -112,7 +112,8 @@ def purge(folder: str | Path, remove: bool = False) -> Purge:
         found = _survey(run)
         if found.holdings:
             _remove(run, found)
-        return Purge(**(vars(found) | {"removed": True, "kept": _survey(run).kept}))
+        # A whole survey would read the rows again, and `datasets` would put those of Parquet files back into its cache.
+        return Purge(**(vars(found) | {"removed": True, "kept": survey_run(run).kept}))
 
 
 def purge_command(folder: Path) -> str:

@@ -124,6 +124,24 @@ def test_no_row_is_left_and_the_rest_works_on(
     assert json.loads((run / "purged.json").read_text()) == note
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".csv", ".json"])
+def test_no_row_is_left_in_the_cache_whatever_form_the_data_has(
+    run: Path, history: Path, cache: Path, tmp_path: Path, suffix: str
+) -> None:
+    import datasets
+
+    path = tmp_path / f"rows{suffix}"
+    rows = datasets.Dataset.from_json(str(history / "data/forget.jsonl"), cache_dir=str(tmp_path / "elsewhere"))
+    write = {".parquet": rows.to_parquet, ".csv": rows.to_csv, ".json": rows.to_json}[suffix]
+    write(str(path))
+    text = (run / "recipe.yaml").read_text().replace(str(history / "data/forget.jsonl"), str(path))
+    (run / "recipe.yaml").write_text(text)
+    load_rows(DataSource(str(path)))
+    assert holding(cache, forms(history)) != set()
+    purge(run, remove=True)
+    assert holding(cache, forms(history)) == set()
+
+
 def test_scores_without_records_serve_no_other_run(run: Path, history: Path, recipe: dict[str, Any]) -> None:
     purge(run / "baselines/task_vector", remove=True)
     assert verify_folder(run / "evaluation/unlearned") == []
