@@ -19,6 +19,7 @@ from msa_lite.io.checkpoint import CONFIG_LIMIT, INDEX_FILE, Checkpoint, TensorE
 from msa_lite.io.companions import PATTERNS, companion_files, find_files, is_text
 from msa_lite.io.disk import check_space
 from msa_lite.io.files import digest, hash_file
+from msa_lite.io.masking import without_login
 from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.revisions import find_branch, is_number
 from msa_lite.io.seal import CARD_FILE
@@ -229,7 +230,9 @@ def explain(error: Exception) -> str:
     from huggingface_hub.errors import RepositoryNotFoundError
 
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = " ".join(lines[:2]) or type(error).__name__  # the first line alone may be no more than "404 Client Error."
+    text = (
+        without_login(" ".join(lines[:2])) or type(error).__name__
+    )  # the first line alone may be no more than "404 Client Error."
     if isinstance(error, RepositoryNotFoundError):  # also when it is private or gated: the Hub does not tell
         text += " Check the name; for a private or gated repository, `hf auth login` with an account that may read it"
     return text

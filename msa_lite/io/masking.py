@@ -37,6 +37,11 @@ def masked(text: str, key: str) -> str:
     return shown[:_SHOWN]
 
 
+def without_login(text: str) -> str:
+    """Return a text with addresses, without account and password in them."""
+    return re.sub(r"(?<=://)[^/\s@]*@", "", text)
+
+
 def _spellings(key: str) -> Iterator[str]:
     """Yield the key in lower case: as it is, without signs, backwards, in hexadecimal, in base64 at each offset."""
     raw = key.encode()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from msa_lite.errors import OutputError, UsageError
+from msa_lite.io.masking import without_login
 from msa_lite.publish.replies import LOGIN, describe_error, patiently, read_token
 
 TITLE = "Published with msa-lite"  # the first words of a commit on main, by which a repository is known as ours
@@ -78,11 +79,6 @@ def _names(info: Any) -> set[str]:
     return {file.rfilename for file in info.siblings or ()}
 
 
-def _address(api: Any) -> str:
-    """Return the server's address without account and password."""
-    return re.sub(r"//[^/]*@", "//", str(api.endpoint))
-
-
 def _check_name(repo: str) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
@@ -127,12 +123,12 @@ def _find(repo: str, private: bool) -> Destination:
         if isinstance(error, GatedRepoError):
             raise UsageError(f"{name}: {describe_error(error)}; {LOGIN}") from None
         _check_free(api, name, account, user.get("orgs", ()))
-        return Destination(name, private, account, False, frozenset(), _address(api))
+        return Destination(name, private, account, False, frozenset(), without_login(str(api.endpoint)))
     if info.id != name:
         raise UsageError(f"{name}: is called {info.id} now; send to that name")
     check_repository(api, info, private)
     api.auth_check(name, write=True)
-    return Destination(name, private, account, True, frozenset(_names(info)), _address(api))
+    return Destination(name, private, account, True, frozenset(_names(info)), without_login(str(api.endpoint)))
 
 
 def _check_free(api: Any, name: str, account: str, organisations: Iterable[Any]) -> None:

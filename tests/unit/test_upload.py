@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from msa_lite.errors import OutputError, StageError, UsageError
+from msa_lite.io.hub import explain
 from msa_lite.publish.destination import find_destination
 from msa_lite.publish.upload import push
 from tests.hub_uploads import WRITER, Fault, UploadHub
@@ -260,3 +261,9 @@ def test_a_password_in_the_address_of_the_server_is_not_told(hub: UploadHub, mon
     to = find_destination(REPO, private=True)
     assert to.endpoint == hub.url
     assert "s3cret" not in to.describe() + to.url
+
+
+def test_an_error_of_the_client_does_not_tell_the_password_in_an_address() -> None:
+    error = RuntimeError("Client error '401' for url 'http://eve:s3cret@127.0.0.1:1/api/models/a/b'\nmore")
+    assert explain(error) == "Client error '401' for url 'http://127.0.0.1:1/api/models/a/b' more"
+    assert explain(RuntimeError("write to eve@example.org")) == "write to eve@example.org"
