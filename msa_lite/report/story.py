@@ -27,6 +27,7 @@ LIMIT = (
     "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
     "prompts, further tuning or quantisation may bring some of it back."
 )
+_STRENGTHS = ("alpha", "beta", "scale")
 _FORMULAS = {
     "msa": "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
     "task_vector": "θ_u = θ_D − α (θ_1 − θ_D) + β (θ_2 − θ_D)",
@@ -189,7 +190,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         verdict=verdict,
         method=provenance.method,
         formula=_formula(provenance),
-        strengths=_strengths(folder, reports, choosing),
+        strengths=_strengths(folder, reports, choosing, wanted),
         earlier=_earlier(folder, provenance),
         names=provenance.models,
         reports=reports,
@@ -237,15 +238,19 @@ def _formula(provenance: Provenance) -> str:
     return _FORMULAS["prior" if isinstance(baseline, dict) and baseline.get("start") == "prior" else "target"]
 
 
-def _strengths(folder: Path, reports: Mapping[str, Report], choosing: Choosing | None) -> dict[str, Any]:
+def _strengths(
+    folder: Path, reports: Mapping[str, Report], choosing: Choosing | None, wanted: Wanted
+) -> Mapping[str, Any]:
     """Return the values that made the model, as the scores, the choice or the merge recorded them."""
     method = reports["unlearned"].settings.get("method") if "unlearned" in reports else None
     if isinstance(method, Mapping) and isinstance(method.get("parameters"), Mapping):
         return dict(method["parameters"])
     if choosing:
         return dict(choosing.chosen)
-    manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {"inputs": {}}
-    return {name: value for name, value in manifest["inputs"].items() if name in ("alpha", "beta", "scale")}
+    manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter")
+    if manifest and "strengths" in manifest["inputs"]:  # of several requests; the recipe has this one's
+        return wanted.strengths
+    return {name: value for name, value in (manifest or {"inputs": {}})["inputs"].items() if name in _STRENGTHS}
 
 
 def _earlier(folder: Path, provenance: Provenance) -> dict[str, dict[str, float]]:
