@@ -25,8 +25,6 @@ class Wanted:
     """The vectors to be fitted; None for a baseline, whose fits have names of their own."""
     choice: bool | Literal["perhaps"]
     """True if something is to be chosen; "perhaps": if there are rows to choose by."""
-    form: str
-    """"model" or "adapter"."""
     strengths: Mapping[str, float]
     """alpha and beta, where the recipe gives one value of each."""
     models: tuple[str, ...]
@@ -52,7 +50,6 @@ class Wanted:
         return cls(
             vectors=used if method in _OF_VECTORS else None,
             choice=any(map(_is_choice, strengths.values())) if method in _OF_VECTORS else "perhaps",
-            form=str((recipe.get("merge") or {}).get("as", "model")),
             strengths=numbers,
             models=("target", "unlearned", *ideal) if evaluate else (),
         )
