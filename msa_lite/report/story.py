@@ -28,6 +28,7 @@ LIMIT = (
     "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
     "prompts, further tuning or quantisation may bring some of it back."
 )
+_STRENGTHS = ("alpha", "beta", "scale")
 _FORMULAS = {
     "msa": "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
     "task_vector": "θ_u = θ_D − α (θ_1 − θ_D) + β (θ_2 − θ_D)",
@@ -172,7 +173,8 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
     provenance, verdict = load_provenance(folder), _verdict(folder / VERDICT_FILE)
     with reading(folder / "recipe.yaml"):
         wanted = Wanted.of(provenance)
-    update = load_update(folder)
+    merged = folder / provenance.form
+    update, manifest = load_update(merged, provenance.form), stage_manifest(merged) or {"inputs": {}}
     reports = {name: report for name in wanted.models if (report := stage_report(folder / "evaluation" / name))}
     parts = {name: stage_report(folder / "evaluation" / f"{name}_validation") for name in wanted.models_to_choose_by}
     validation = {name: report for name, report in parts.items() if report}
@@ -190,8 +192,8 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         verdict=verdict,
         method=provenance.method,
         formula=_formula(provenance),
-        strengths=_strengths(folder, reports, choosing),
-        earlier=_earlier(folder, provenance),
+        strengths=_strengths(manifest, reports, choosing, wanted),
+        earlier=_earlier(folder, provenance, manifest),
         names=provenance.models,
         reports=reports,
         validation=validation,
@@ -199,12 +201,12 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         fits=fits,
         update=update,
         probe=load_probe(folder / "probe"),
-        interference=_interference(folder),
+        interference=_interference(merged, manifest),
         examples=tuple(examples),
         provenance=provenance,
         warnings=(*(update.notes if update else ()), *(choosing.doubts if choosing else ())),
         limits=_limits(reports, verdict),
-        missing=after_purge(folder, _missing(wanted, reports, fits, choosing, update, verdict)),
+        missing=after_purge(folder, _missing(provenance.form, wanted, reports, fits, choosing, update, verdict)),
     )
 
 
@@ -238,23 +240,25 @@ def _formula(provenance: Provenance) -> str:
     return _FORMULAS["prior" if isinstance(baseline, dict) and baseline.get("start") == "prior" else "target"]
 
 
-def _strengths(folder: Path, reports: Mapping[str, Report], choosing: Choosing | None) -> dict[str, Any]:
+def _strengths(
+    manifest: Mapping[str, Any], reports: Mapping[str, Report], choosing: Choosing | None, wanted: Wanted
+) -> Mapping[str, Any]:
     """Return the values that made the model, as the scores, the choice or the merge recorded them."""
     method = reports["unlearned"].settings.get("method") if "unlearned" in reports else None
     if isinstance(method, Mapping) and isinstance(method.get("parameters"), Mapping):
         return dict(method["parameters"])
     if choosing:
         return dict(choosing.chosen)
-    manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {"inputs": {}}
-    return {name: value for name, value in manifest["inputs"].items() if name in ("alpha", "beta", "scale")}
+    if "strengths" in manifest["inputs"]:  # of several requests; the recipe has this one's
+        return wanted.strengths
+    return {name: value for name, value in manifest["inputs"].items() if name in _STRENGTHS}
 
 
-def _earlier(folder: Path, provenance: Provenance) -> dict[str, dict[str, float]]:
+def _earlier(folder: Path, provenance: Provenance, manifest: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return alpha and beta by the folder of each run whose vectors were merged, without this run."""
-    manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {"inputs": {}}
     own = {str(folder), str(folder.resolve()), str(provenance.values.get("output"))}
     runs: dict[str, dict[str, float]] = {}
-    with reading(folder / "model/manifest.json"):
+    with reading(folder / provenance.form / "manifest.json"):
         for name, strength in (manifest["inputs"].get("strengths") or {}).items():
             place = Path(manifest["sources"][name])
             run = str(place.parent.parent) if place.parent.name == "vectors" else str(place)
@@ -263,9 +267,8 @@ def _earlier(folder: Path, provenance: Provenance) -> dict[str, dict[str, float]
     return runs
 
 
-def _interference(folder: Path) -> tuple[VectorPair, ...]:
-    manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {}
-    with reading(folder):
+def _interference(folder: Path, manifest: Mapping[str, Any]) -> tuple[VectorPair, ...]:
+    with reading(folder / "manifest.json"):
         return tuple(
             VectorPair(
                 str(pair["one"]),
@@ -294,6 +297,7 @@ def _limits(reports: Mapping[str, Report], verdict: Mapping[str, Any] | None) ->
 
 
 def _missing(
+    form: str,
     wanted: Wanted,
     reports: Mapping[str, Report],
     fits: Mapping[str, Fit],
@@ -310,7 +314,7 @@ def _missing(
     if wanted.choice is True and choosing is None:
         lines.append("sweep: alpha and beta are not chosen yet")
     if update is None:
-        lines.append(f"{wanted.form}: the unlearned model is not merged yet")
+        lines.append(f"{form}: the unlearned model is not merged yet")
     nothing = verdict is not None and verdict["outcome"] is None and not reports  # no rows to score
     absent = [name for name in wanted.models if name not in reports and not nothing]
     whats = {"unlearned": "unlearned model"}

@@ -171,7 +171,7 @@ def test_a_baseline_has_a_story(command: str, start: str, formula: str, tmp_path
 
 def test_an_adapter_has_a_story(tmp_path: Path) -> None:
     run = make_run_folder(tmp_path / "run", merge={"as": "adapter"})
-    shutil.rmtree(run / "model")
+    assert (run / "model").is_dir(), "of an earlier recipe"
     assert load_story(run).missing[0] == "adapter: the unlearned model is not merged yet"
     put_model(run / "adapter", change={"modules": 6, "rank": 4, "truncation_loss": 0.02}, fidelity=None)
     story = load_story(run)
