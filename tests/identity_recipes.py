@@ -8,8 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 from pydantic import BaseModel
 
+from msa_lite.io.hub import fetch
+from msa_lite.io.manifest import stage_folder
+from msa_lite.pipeline.folder import recipe_text
+from msa_lite.recipe import Recipe
+from tests.handmade import Adapter
 from tests.muse_data import ROWS as MUSE_ROWS
 from tests.muse_data import write_data
 from tests.tofu_data import TABLES, row, write_tofu
@@ -82,7 +88,25 @@ def write_place(folder: Path, make_checkpoint: Callable[..., Path]) -> Path:
     write_tofu(folder / "authors", {name: [row(i, 2) for i in range(45)] for name in TABLES})  # 20 rows are an author
     tofu = {(name.replace("01", "10"), "train"): rows for name, rows in TABLES.items()}
     write_data(folder / "both", {**MUSE_ROWS, **tofu})
+    write_run(folder / "first", folder)
     return folder
+
+
+def write_run(run: Path, place: Path) -> None:
+    """A finished run on the target, with a vector that no fit made."""
+    random, module = np.random.default_rng(0), "model.layers.0.self_attn.q_proj"
+    factors = {module: tuple(random.normal(size=shape).astype(np.float32) for shape in ((2, 32), (32, 2)))}
+    values = {key: value for key, value in base(place).items() if key != "retain"}
+    recipe = Recipe.model_validate(values | {"forget": {"data": values["forget"]["data"], "alpha": 0.5}})
+    notes = [f"target: {fetch(str(place / 'target')).revision}"]
+    with stage_folder(run / "vectors" / "forget", "vector", {}) as partial:
+        Adapter(factors).write(partial / "adapter")  # type: ignore[arg-type]
+        for path in (partial / "adapter").iterdir():
+            path.rename(partial / path.name)
+        (partial / "adapter").rmdir()
+        (partial / "rows.jsonl").write_text('{"index": 0, "sha256": "of another row"}\n')
+    (run / "recipe.yaml").write_text(recipe_text("run", "msa-lite", recipe, notes))
+    (run / "report.md").write_text("done")
 
 
 def base(place: Path) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class Inputs:
         Raise OutputError when another process has written the output since the start. At the end, raise StageError when
         a source's file has changed, also in the place of another error.
         """
-        facts = {
+        facts: dict[str, Any] = {
             "sources": {name: printable(source.pinned()) for name, source in self.sources.items()},
             "terms": [{"name": term.name, "weight": term.weight} for term in self.terms],
         }

@@ -49,9 +49,8 @@ def _changes(before: str, after: str) -> Iterator[str]:
     before = before.replace("score: exposure", "score: extraction")  # the rule's former name
     old, new = (dict(_leaves(parse_yaml(text, "recipe.yaml"))) for text in (before, after))
     for key in (key for key in dict.fromkeys([*old, *new]) if key != "request"):  # which decides no result
-        if old.get(key) != new.get(key) and (
-            key in old or new[key] not in ([], None)
-        ):  # an earlier version lacks a key
+        is_new = key not in old and new[key] in ([], None)  # a key that an earlier version lacked
+        if old.get(key) != new.get(key) and not is_new:
             yield f"{key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
     contents, now = recorded_revisions(before), recorded_revisions(after)
     yield from (f"content of {name}" for name, value in now.items() if _differ(contents.get(name), value))

@@ -20,7 +20,7 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.reading import parse_json, read_text
 from msa_lite.io.seal import load_manifest, verify_folder
-from msa_lite.merger import Precision, Term, hash_vector, open_merge
+from msa_lite.merger import Precision, Term, open_merge
 from msa_lite.pipeline.changes import recorded_revisions
 from msa_lite.pipeline.prepare_models import same_weights
 from msa_lite.recipe import Recipe, load_recipe
@@ -122,8 +122,8 @@ def _open(folder: Path, by: str) -> EarlierRun:
         revisions |= {name: value["revision"] for name, value in made["inputs"].items() if _is_model(value)}
     run = EarlierRun(folder, recipe, strengths, revisions)
     _check_vectors(run, by)
-    if made is not None and "forget" in run.vectors and not _made_from(made, fetch(str(run.vectors["forget"]))):
-        raise UsageError(f"{folder}{by}: its vectors are newer than its model; {again}")
+    if made is not None and "forget" in run.vectors and not _made_from(made["inputs"], run):
+        raise UsageError(f"{folder}{by}: its vectors or strengths are newer than its model; {again}")
     return run
 
 
@@ -131,10 +131,15 @@ def _is_model(value: Any) -> bool:
     return isinstance(value, dict) and "revision" in value
 
 
-def _made_from(manifest: Mapping[str, Any], vector: Source) -> bool:
-    """Check whether a merge's manifest has the vector among the forget vectors of its inputs."""
-    inputs = {name: value for name, value in manifest["inputs"].items() if _is_model(value)}
-    return any(name.startswith("forget") and inputs[name]["revision"] == vector.revision for name in inputs)
+def _made_from(inputs: Mapping[str, Any], run: EarlierRun) -> bool:
+    """Check whether a merge's inputs hold the run's forget vector, at its strength."""
+    revision = fetch(str(run.vectors["forget"])).revision
+    strengths = inputs.get("strengths", {"forget": inputs.get("alpha")})
+    return any(
+        inputs[name]["revision"] == revision and strength == run.strengths.alpha
+        for name, strength in strengths.items()
+        if name.startswith("forget") and _is_model(inputs.get(name))
+    )
 
 
 def _check_vectors(run: EarlierRun, by: str) -> None:
@@ -152,13 +157,12 @@ def _check_vectors(run: EarlierRun, by: str) -> None:
 
 
 def _check_different(runs: Sequence[EarlierRun]) -> None:
-    """Raise UsageError where two runs have the same forget vector, since one is a copy of the other."""
-    seen: dict[str, Path] = {}
+    """Raise UsageError where two runs remove the same rows; one may be a copy of the other."""
+    seen: dict[frozenset[str], Path] = {}
     for run in runs:
-        if vector := run.vectors.get("forget"):
-            twin = seen.setdefault(hash_vector(vector), run.folder)
-            if twin != run.folder:
-                raise UsageError(f"earlier: {twin} and {run.folder} have the same forget vector; leave one out")
+        twin = seen.setdefault(frozenset(run.rows), run.folder) if "forget" in run.vectors else run.folder
+        if twin != run.folder:
+            raise UsageError(f"earlier: {twin} and {run.folder} remove the same rows; leave one out")
 
 
 def strengths_of(recipe: Recipe, folder: Path) -> Strengths | None:

@@ -17,6 +17,7 @@ from msa_lite.errors import MismatchError, MsaError, UsageError
 from msa_lite.io.files import hash_file
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import merge
+from msa_lite.pipeline.changes import warn_of_changes
 from msa_lite.pipeline.earlier import open_earlier
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import Run, prepare
@@ -188,6 +189,16 @@ def refit(run: Path) -> None:
         shutil.copy(run / "vectors/retain" / path.name, path)
 
 
+def edit_recipe(run: Path, old: str, new: str) -> None:
+    text = (run / "recipe.yaml").read_text()
+    assert text.count(old) == 1
+    (run / "recipe.yaml").write_text(text.replace(old, new))
+
+
+def change_alpha(run: Path) -> None:
+    edit_recipe(run, "  alpha: 1.0", "  alpha: 1.5")
+
+
 @pytest.mark.parametrize(
     ("spoil", "error", "says"),
     [
@@ -196,7 +207,8 @@ def refit(run: Path) -> None:
         (leave_unfinished, UsageError, "the run is not finished"),
         (lambda run: (run / "recipe.yaml").unlink(), UsageError, "is no run of msa-lite"),
         (shutil.rmtree, UsageError, "is no run of msa-lite"),
-        (refit, UsageError, "its vectors are newer than its model"),
+        (refit, UsageError, "its vectors or strengths are newer than its model"),
+        (change_alpha, UsageError, "its vectors or strengths are newer than its model"),
     ],
 )
 def test_an_earlier_run_that_cannot_be_used_is_refused_before_any_work(
@@ -221,7 +233,7 @@ def test_lists_that_make_no_sense_are_refused(second: dict[str, Any], first: Pat
     inside = {"output": str(first / "inside")}
     for change, says in (
         ({"earlier": [str(first), str(first / "../run-0")]}, "stands there twice"),
-        ({"earlier": [str(first), str(copy)]}, "have the same forget vector"),
+        ({"earlier": [str(first), str(copy)]}, "remove the same rows"),
         ({"earlier": [second["output"]]}, "is this run itself"),
         ({"forget": load_recipe(first / "recipe.yaml").model_dump()["forget"]}, r"removes all these \d+ rows already"),
         (inside, "lies in this run's output, or around it"),
@@ -255,3 +267,40 @@ def test_a_baseline_knows_no_earlier_requests(second: dict[str, Any]) -> None:
     for method in ("task_vector", "grad_ascent"):
         with pytest.raises(UsageError, match=f"earlier: {method} is compared on one request"):
             msa_lite.run_baseline(method, second)
+
+
+def test_full_checkpoints_of_earlier_requests_need_the_same_prior_and_fit_into_no_adapter(
+    second: dict[str, Any], first: Path, history: Path, tmp_path: Path
+) -> None:
+    run = copy_of(first, tmp_path)
+    edit_recipe(run, "  mode: lora", "  mode: full")
+    second["earlier"] = [str(run)]
+    assert prepared(second).earlier
+    with pytest.raises(UsageError, match=r"full checkpoints, which merge\.as: adapter cannot take"):
+        prepared(second | {"merge": {"as": "adapter"}})
+    with pytest.raises(MismatchError, match=r"full checkpoints of another prior, .*prior; .*ideal"):
+        prepared(second | {"prior": str(history / "ideal")})
+
+
+def test_folders_are_found_beside_the_recipe_and_pinned_with_their_full_path(
+    second: dict[str, Any], first: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(first, tmp_path / "beside" / "run-0")
+    path = tmp_path / "beside" / "recipe.yaml"
+    path.write_text(yaml.safe_dump(second | {"earlier": ["run-0"]}))
+    assert load_recipe(path).earlier == [str(tmp_path / "beside" / "run-0")]
+
+
+def test_only_a_key_with_a_value_is_a_change_of_a_recipe_from_before_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/manifest.json").write_text("{}")
+    (tmp_path / "recipe.yaml").write_text("seed: 1\nretain: {}\n")
+    for text, says in (
+        ("earlier: []\nseed: 1\nretain: {}\n", ""),
+        ("earlier: [a]\nseed: 1\nretain: {}\n", "earlier: none → "),
+    ):
+        caplog.clear()
+        warn_of_changes(tmp_path, text)
+        assert ("changed since the last run" in caplog.text, says in caplog.text) == (bool(says), True)

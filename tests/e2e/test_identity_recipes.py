@@ -21,6 +21,7 @@ from msa_lite.io.hub import Source
 from msa_lite.io.progress import silent
 from msa_lite.merger import Precision, Term
 from msa_lite.pipeline import stages, strengths
+from msa_lite.pipeline.earlier import earlier_terms
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import prepare
 from msa_lite.recipe import Recipe, load_recipe
@@ -53,7 +54,14 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         found[f"{out.name} rows"] = inputs["examples"]
 
     def merge(
-        target: Source, out: Path, terms: Any, prior: Source, *precision: Precision, replace: bool, progress: Any
+        target: Source,
+        out: Path,
+        terms: Any,
+        prior: Source,
+        *precision: Precision,
+        replace: bool,
+        progress: Any,
+        compare: bool = True,
     ) -> None:
         vectors = {term.name: {"vector": term.vector, "weight": term.weight} for term in terms}
         records = [one.record for one in precision]
@@ -85,7 +93,8 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         strengths.fit_vectors(job, job.vector_names)
         swept = strengths.choose_strengths(job, silent)
         weights = {"forget": -1.0, "retain": swept.strengths.beta}
-        stages.merge_vectors(job, [Term(name, place / "prior", weight) for name, weight in weights.items()], silent)
+        own = [Term(name, place / "prior", weight) for name, weight in weights.items()]
+        stages.merge_vectors(job, [*own, *earlier_terms(job.earlier)], silent)
         stages.evaluate_all(job, SimpleNamespace(folder=place / "target"), {"name": "msa"}, silent)  # type: ignore[arg-type]
         return {name: canonical_json(value) for name, value in found.items()}
 
@@ -116,6 +125,7 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "forget.alpha": ([0.5, 2.0], ("sweep",), {}),
     "retain.beta": ([0.0, 0.7], ("sweep",), {}),
     "retain.data.sample": ("match_forget", ("retain",), {"forget.data.path": "{place}/few.jsonl"}),
+    "earlier": (["{place}/first"], ("model", "points", "sweep"), {}),
     "vector.mode": ("full", FITS, {}),
     "vector.lora.rank": (3, FITS, {}),
     "vector.lora.alpha": (5, FITS, {}),
