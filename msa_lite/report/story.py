@@ -259,11 +259,13 @@ def _earlier(folder: Path, provenance: Provenance, manifest: Mapping[str, Any]) 
     own = {str(folder), str(folder.resolve()), str(provenance.values.get("output"))}
     runs: dict[str, dict[str, float]] = {}
     with reading(folder / provenance.form / "manifest.json"):
+        sources, shared = manifest.get("sources") or {}, manifest.get("shared") or {}
         for name, strength in (manifest["inputs"].get("strengths") or {}).items():
-            place = Path(manifest["sources"][name])
-            run = str(place.parent.parent) if place.parent.name == "vectors" else str(place)
-            if run not in own:
-                runs.setdefault(run, {})["alpha" if name.startswith("forget") else "beta"] = float(strength)
+            for part in shared.get(name) or [{"source": sources[name], "weight": strength}]:
+                place = Path(part["source"])
+                run = str(place.parent.parent) if place.parent.name == "vectors" else str(place)
+                if run not in own:
+                    runs.setdefault(run, {})["alpha" if name.startswith("forget") else "beta"] = abs(part["weight"])
     return runs
 
 
