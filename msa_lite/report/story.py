@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
             del scored["unlearned"]  # of a model that was there before
     choosing = load_choosing(folder / "sweep") if wanted.choice else None
     fits = load_fits(folder / "vectors", wanted.vectors)
+    earlier = _earlier(folder, provenance, manifest)
     with reading(folder / VERDICT_FILE):
         sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
     return Story(
@@ -193,7 +194,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         method=provenance.method,
         formula=_formula(provenance),
         strengths=_strengths(manifest, reports, choosing, wanted),
-        earlier=_earlier(folder, provenance, manifest),
+        earlier=earlier,
         names=provenance.models,
         reports=reports,
         validation=validation,
@@ -205,7 +206,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         examples=tuple(examples),
         provenance=provenance,
         warnings=(*(update.notes if update else ()), *(choosing.doubts if choosing else ())),
-        limits=_limits(reports, verdict),
+        limits=_limits(reports, verdict, earlier),
         missing=after_purge(folder, _missing(provenance.form, wanted, reports, fits, choosing, update, verdict)),
     )
 
@@ -283,14 +284,24 @@ def _interference(folder: Path, manifest: Mapping[str, Any]) -> tuple[VectorPair
         )
 
 
-def _limits(reports: Mapping[str, Report], verdict: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return sentences on what the scores do not show, and on what was not measured."""
+def _limits(
+    reports: Mapping[str, Report], verdict: Mapping[str, Any] | None, earlier: Iterable[str]
+) -> tuple[str, ...]:
+    """Return sentences on what the scores do not show, and on what was not measured.
+
+    earlier: the folders of the runs whose vectors were merged, too.
+    """
     limits = [LIMIT]
     if not reports:
         return (*limits, "Nothing was scored.")
     limits.append(
         "Not tested here: other wordings and languages, answers drawn at random, the model after more training."
     )
+    if runs := list(earlier):
+        limits.append(
+            "The rows of earlier requests were not scored again. `msa-lite evaluate` with `--recipe RUN/recipe.yaml` "
+            f"scores this model on those of a run: {', '.join(runs)}."
+        )
     if "ideal" not in reports:
         limits.append("No ideal model was given, so nothing says how low the forget scores should go.")
     if verdict and verdict["outcome"] and verdict["kept"] is None:
