@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msa_lite.errors import FormatError
 from msa_lite.io.reading import parse_yaml, read_text
@@ -42,6 +42,8 @@ class Provenance:
     """The versions of msa-lite and its libraries that merged the model."""
     seed: int | None
     """The seed of the run."""
+    form: Literal["model", "adapter"] = "model"
+    """What the merge makes, which is also the name of its folder."""
 
 
 def load_provenance(folder: Path) -> Provenance:
@@ -54,13 +56,18 @@ def load_provenance(folder: Path) -> Provenance:
     first, *notes = [line[2:] for line in text.splitlines() if line.startswith("# ")]
     method = re.search(r"`msa-lite baseline (\w+)`", first)
     pinned = {found[1]: found[2] for line in notes if (found := _PINNED.fullmatch(line))}
-    manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {}
+    merge = values.get("merge")
+    form: Literal["model", "adapter"] = (
+        "adapter" if isinstance(merge, dict) and merge.get("as") == "adapter" else "model"
+    )
+    manifest = stage_manifest(folder / form) or {}
     revisions = {name: value for name, value in pinned.items() if not name.startswith(_ROWS)}
     seed = values.get("seed")
     return Provenance(
         recipe=text,
         values=values,
         method=method[1] if method else "msa",
+        form=form,
         reason=next((line for line in notes if not _PINNED.fullmatch(line)), None),
         models=_models(values, revisions),
         revisions=revisions,

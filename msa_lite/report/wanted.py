@@ -25,8 +25,8 @@ class Wanted:
     """The vectors to be fitted; None for a baseline, whose fits have names of their own."""
     choice: bool | Literal["perhaps"]
     """True if something is to be chosen; "perhaps": if there are rows to choose by."""
-    form: str
-    """"model" or "adapter"."""
+    strengths: Mapping[str, float]
+    """alpha and beta, where the recipe gives one value of each."""
     models: tuple[str, ...]
     """The models to be scored: target, unlearned and ideal; none where nothing is scored."""
 
@@ -42,13 +42,15 @@ class Wanted:
         strengths = {"forget": recipe["forget"]["alpha"]}
         if retain := recipe.get("retain"):
             strengths["retain"] = retain["beta"]
+        symbols = {"forget": "alpha", "retain": "beta"}
+        numbers = {symbols[name]: value for name, value in strengths.items() if isinstance(value, int | float)}
         used = tuple(name for name, value in strengths.items() if _is_used(value))
         evaluate = recipe.get("evaluate")
         ideal = ("ideal",) if evaluate and evaluate.get("ideal") else ()
         return cls(
             vectors=used if method in _OF_VECTORS else None,
             choice=any(map(_is_choice, strengths.values())) if method in _OF_VECTORS else "perhaps",
-            form=str((recipe.get("merge") or {}).get("as", "model")),
+            strengths=numbers,
             models=("target", "unlearned", *ideal) if evaluate else (),
         )
 
