@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.io.checkpoint import INDEX_FILE
-from msa_lite.io.companions import companion_files, find_files
-from msa_lite.io.files import digest
+from msa_lite.io.hub import content_files, revision_of
 from msa_lite.report.faults import stage_manifest
 from msa_lite.report.provenance import Provenance
 from msa_lite.report.reports import Report
@@ -71,6 +69,6 @@ def is_report_of(report: Report, folder: Path) -> bool:
     if not isinstance(model, Mapping) or manifest is None:
         return True  # an earlier version, which did not record it
     hashes = {name: item["sha256"] for name, item in manifest["files"].items()}
-    names = [path.name for path in (*find_files(folder, ("*.safetensors",)), *companion_files(folder))]
-    names += [INDEX_FILE] if INDEX_FILE in hashes else []
-    return bool(model.get("revision") == f"sha256:{digest({name: hashes.get(name) for name in names})}")
+    return bool(
+        model.get("revision") == revision_of({path.name: hashes.get(path.name) for path in content_files(folder)})
+    )
