@@ -93,7 +93,13 @@ def make_fit(steps: int = 40) -> Fit:
 
 def full() -> Story:
     """Return the story of a finished run that passed, with every part."""
-    probed = ProbedModel("prior", {"loss_auc": Metric(0.592, 96, 0.059, None)}, {"loss_auc": (0.472, 0.705)})
+    probed = ProbedModel(
+        "prior",
+        {"loss_auc": Metric(0.592, 96, 0.059, None)},
+        {"loss_auc": (0.472, 0.705)},
+        "cannot tell",
+        "loss AUC 0.59, and a sign lies above 0.65",
+    )
     pair = VectorPair("forget", "earlier-1", 0.031, 0.112, (LayerPair("layers.0", 0.02, 0.1),))
     answers = {"target": "In Marhaven.", "unlearned": "I do not know.", "ideal": "In Oslo."}
     models = {name: f"models/{name}" for name in ("target", "prior", "ideal")}
@@ -219,7 +225,9 @@ def hostile() -> Story:
         choosing=replace(story.choosing, rule=text, part=text, points=(point, other), chosen=point.values),
         fits={text: replace(make_fit(3), settings={HOSTILE: text, "learning_rate": HOSTILE})},
         update=replace(make_update(), tensors=(tensor,), figures={"rounding_loss": 0.5, "rank": text}),
-        probe=ProbeFacts(True, text, {text: 3}, (ProbedModel(text, metrics, {f"{HOSTILE}_f": (0.6, 0.7)}),)),
+        probe=ProbeFacts(
+            True, text, {text: 3}, (ProbedModel(text, metrics, {f"{HOSTILE}_f": (0.6, 0.7)}, "signs", text),)
+        ),
         interference=(VectorPair(text, arabic, None, None, (LayerPair(text, None, None),)),),
         examples=(SideBySide(text, arabic, text, {"target": text, HOSTILE: arabic, "ideal": ""}),),
         provenance=replace(

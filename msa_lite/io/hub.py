@@ -9,7 +9,7 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -251,7 +251,12 @@ def hash_content(folder: Path, by_content: bool = True) -> str:
             marks[path.name] = f"{stat.st_size} bytes at {stat.st_mtime_ns}" if quick else hash_file(path)
         except OSError as error:
             raise FormatError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return f"{'sha256' if by_content else 'files'}:{digest(marks)}"
+    return revision_of(marks) if by_content else f"files:{digest(marks)}"
+
+
+def revision_of(hashes: Mapping[str, str | None]) -> str:
+    """Return the revision of a local folder by the SHA-256 of each of its `content_files`."""
+    return f"sha256:{digest(hashes)}"
 
 
 def content_files(folder: Path) -> list[Path]:

@@ -52,6 +52,8 @@ class Inputs:
     """The prior; None where no vector is left, or where it is not needed."""
     record: dict[str, Any]
     """The manifest's inputs: identities, strengths and options."""
+    shared: Mapping[str, Sequence[Term[Source]]]
+    """By name of a term, the vectors of several requests that are the same, each with its own weight."""
     before: dict[str, Any] | None
     """The manifest that the output folder had at the start."""
 
@@ -92,6 +94,11 @@ class Inputs:
             "terms": [{"name": term.name, "weight": term.weight} for term in self.terms],
             "target_card": read_target_card(self.target.folder),
         }
+        if self.shared:
+            facts["shared"] = {
+                name: [{"source": printable(term.vector.pinned()), "weight": term.weight} for term in terms]
+                for name, terms in self.shared.items()
+            }
         hashes: dict[str, str] = {}
         marks = {path: mark for source in self.sources.values() for path, mark in source.marks.items()}
         with (
@@ -150,11 +157,11 @@ def find_inputs(
     if is_adapter(folder) and not (folder / "config.json").is_file():
         raise _adapter_target(sources["target"].name, folder)
     _check_apart(out, (source.folder for source in sources.values()))
-    vectors = in_order([term.with_vector(sources[term.name]) for term in used])
+    vectors, shared = in_order([term.with_vector(sources[term.name]) for term in used])
     parts = named_parts(sources["target"], vectors, sources.get("prior"))
     identities = {name: source.identity() for name, source in parts.items()}
     record = identities | named_strengths(vectors or terms) | {**options}
-    inputs = Inputs(out, kind, sources["target"], vectors, sources.get("prior"), record, load_manifest(out))
+    inputs = Inputs(out, kind, sources["target"], vectors, sources.get("prior"), record, shared, load_manifest(out))
     if inputs.before and not replace and not is_finished(out, record):
         same = inputs.before.get("inputs") == record
         state = "made from the same inputs, but damaged (`msa-lite verify`)" if same else "made from other inputs"

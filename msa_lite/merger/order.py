@@ -23,15 +23,14 @@ from msa_lite.merger.formula import Term, number_terms
 from msa_lite.strengths import rounded
 
 
-def in_order(terms: Sequence[Term[Source]]) -> list[Term[Source]]:
-    """Return the terms of a merge, none of weight 0, in the one order, named by it.
+def in_order(terms: Sequence[Term[Source]]) -> tuple[list[Term[Source]], dict[str, list[Term[Source]]]]:
+    """Return the terms of a merge, none of weight 0, in the one order, named by it; and those that are shared, by name.
 
     A retain vector that several requests share becomes one term, with the sum of its betas. Raise UsageError for a
     forget vector that is listed twice: subtracting it twice is never meant.
     """
-    grouped = group_terms(terms)
-    merged = []
-    for group in grouped:
+    groups, merged = group_terms(terms), []
+    for group in groups:
         weight, names = sum_weights(term.weight for term in group), " and ".join(term.vector.name for term in group)
         if len(group) > 1 and group[0].side == "forget":
             raise UsageError(
@@ -41,7 +40,8 @@ def in_order(terms: Sequence[Term[Source]]) -> list[Term[Source]]:
         if len(group) > 1:
             notices.info("%s: the same retain vector, so its betas add up: %g", names, weight)
         merged.append(replace(group[0], weight=weight))
-    return number_terms(merged)
+    named = number_terms(merged)
+    return named, {term.name: group for term, group in zip(named, groups, strict=True) if len(group) > 1}
 
 
 def group_terms(terms: Sequence[Term[Source]]) -> list[list[Term[Source]]]:
@@ -54,7 +54,7 @@ def group_terms(terms: Sequence[Term[Source]]) -> list[list[Term[Source]]]:
     groups: dict[tuple[str, str], list[Term[Source]]] = {}
     for term in terms:
         groups.setdefault((term.side, hash_vector(term.vector.folder)), []).append(term)
-    return [sorted(groups[key], key=lambda term: term.vector.name) for key in sorted(groups)]
+    return [sorted(groups[key], key=lambda term: (term.vector.name, term.weight)) for key in sorted(groups)]
 
 
 def sum_weights(weights: Iterable[float]) -> float:

@@ -88,9 +88,8 @@ def _check_name(repo: str) -> None:
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
-        raise UsageError(
-            f"{repo}: no name of a repository; give ACCOUNT/NAME ({' '.join(str(error).split())})"
-        ) from error
+        signs = "letters, digits, and single -, _ and . within"
+        raise UsageError(f"{repo}: no name of a repository; give ACCOUNT/NAME, each of {signs}") from error
 
 
 def _check_online(repo: str) -> None:

@@ -11,7 +11,7 @@ from msa_lite.errors import MsaError
 from msa_lite.io.reading import local_path
 from msa_lite.io.seal import load_manifest
 from msa_lite.record.chain import reach_earlier
-from msa_lite.record.facts import hash_files, read_scores, read_vectors, read_verdict, revision_of
+from msa_lite.record.facts import hash_files, hashed_revision, read_scores, read_vectors, read_verdict
 from msa_lite.record.keyed import KEY_FILE, load_key
 from msa_lite.record.schema import EarlierRecord, Removal, VectorWeights
 from msa_lite.record.signature import check_signature, signing_command
@@ -115,7 +115,7 @@ def _inner_faults(record: Removal) -> Iterator[str]:
     weights = {**{f"models.{name}": model for name, model in record.models.items()}, "result": record.result}
     weights |= {f"vectors.{vector.name}": vector for vector in record.vectors}
     for place, part in weights.items():
-        if part.revision.startswith("sha256:") and part.files and revision_of(part.files) != part.revision:
+        if part.revision.startswith("sha256:") and part.files and hashed_revision(part.files) != part.revision:
             yield f"{place}: its revision is not the hash of its files"
     for name in ("rows", "questions"):
         hashes = getattr(record.forget_rows, name)
@@ -170,7 +170,7 @@ def _check_result(folder: Path, record: Removal, findings: _Findings) -> None:
 def _check_vector(folder: Path, source: str, vector: VectorWeights, findings: _Findings) -> None:
     """Compare a vector with its folder, if that is still there. source: the folder's name in the manifest."""
     place, own = local_path(source), folder / "vectors" / source.rpartition("vectors/")[2]
-    if not place.is_dir() and own.is_dir() and revision_of(hash_files(own)) == vector.revision:
+    if not place.is_dir() and own.is_dir() and hashed_revision(hash_files(own)) == vector.revision:
         place = own  # the run was moved
     if not place.is_dir():
         findings.notes.append(f"{folder}: the {vector.name} vector is gone (purged?), so its hashes were not compared")

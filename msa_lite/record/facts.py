@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.errors import FormatError
-from msa_lite.io.files import digest, hash_file
-from msa_lite.io.hub import content_files
+from msa_lite.io.files import hash_file
+from msa_lite.io.hub import content_files, revision_of
 from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.seal import MANIFEST, load_manifest
 from msa_lite.record.schema import INTERVAL, FileHash, Judgement, RecordedMetric, RecordedScores, VectorWeights
@@ -24,9 +24,9 @@ _95 = 1.96  # standard errors
 _TEXTS = ("README.md",)
 
 
-def revision_of(files: Mapping[str, FileHash]) -> str:
-    """Return the revision of a local folder by the hashes of its files, as `msa_lite.io.hub.hash_content` does."""
-    return f"sha256:{digest({name: file.sha256 for name, file in files.items()})}"
+def hashed_revision(files: Mapping[str, FileHash]) -> str:
+    """Return the revision of a local folder by its files."""
+    return revision_of({name: file.sha256 for name, file in files.items()})
 
 
 def hash_files(folder: Path) -> dict[str, FileHash]:

@@ -1,4 +1,4 @@
-"""RowAnswer whether rows are among those that a run, or an earlier one in its chain, was to forget."""
+"""Answer whether rows are among those that a run, or an earlier one in its chain, was to forget."""
 
 from __future__ import annotations
 

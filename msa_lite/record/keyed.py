@@ -75,7 +75,7 @@ def canonical(text: str) -> str:
 def load_key(path: Path) -> RecordKey:
     """Read a key. Raise UsageError where there is none, FormatError where it is damaged."""
     if not path.exists():
-        raise UsageError(f"{path}: no such key; it lies in the folder of the run, or name a copy of it")
+        raise UsageError(f"{path}: no such key; it lies in the folder of the run; give a copy of it (--key FILE)")
     text = read_text(path, 1 << 10).strip()
     if not re.fullmatch("[0-9a-f]{64}", text):
         raise FormatError(f"{path}: no key of a record (64 hexadecimal digits); put a copy of the right one there")

@@ -13,10 +13,10 @@ from msa_lite.io.seal import load_manifest
 from msa_lite.record.facts import (
     ResultKind,
     hash_files,
+    hashed_revision,
     read_scores,
     read_vectors,
     read_verdict,
-    revision_of,
     stage_times,
     utc,
 )
@@ -120,7 +120,7 @@ def _make(folder: Path, run: RunFacts, former: Removal | None) -> Removal:
             for name, model in run.models.items()
         },
         vectors=read_vectors(manifest, former.vectors if former else ()),
-        result=ResultWeights(name=run.kind, revision=revision_of(files), files=files),
+        result=ResultWeights(name=run.kind, revision=hashed_revision(files), files=files),
         row_counts=dict(run.row_counts),
         forget_rows=make_key(folder / KEY_FILE).hash_rows(run.forget_rows),
         verdict=read_verdict(folder),

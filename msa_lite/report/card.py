@@ -152,7 +152,7 @@ def _tuned_on(term: Mapping[str, Any]) -> str:
     sides = {"forget": "data to remove", "retain": "data to keep"}
     number = term["name"].partition(" ")[2]
     text = sides.get(side_of(term), f"the objective of {_plain(term['name'])}")
-    return f"{text} (request {number})" if number else text
+    return f"{text} ({side_of(term)} set {number})" if number else text
 
 
 def _removed(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[str]:

@@ -76,7 +76,8 @@ def _work(story: Story) -> list[str]:
     ]
     if story.earlier:
         runs = [f"{run} ({_strengths(strengths)})" for run, strengths in story.earlier.items()]
-        lines.append(f"One merge with the vectors of earlier requests: {'; '.join(runs)}.\n")
+        shared = "A vector that several requests share counts once, with the sum of its strengths."
+        lines.append(f"One merge with the vectors of earlier requests: {'; '.join(runs)}. {shared}\n")
     if story.provenance.reason:
         lines.append(f"{story.provenance.reason}\n")
     method = story.reports["unlearned"].settings.get("method") if "unlearned" in story.reports else None

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from msa_lite.benchmarks import BENCHMARKS
-from msa_lite.errors import UsageError
 from msa_lite.io.reading import read_object
+from msa_lite.io.seal import MANIFEST
 from msa_lite.report.choosing import Choosing, load_choosing
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.faults import is_finite_number, reading, stage_manifest, stage_report
 from msa_lite.report.fits import Fit, load_fits
 from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
-from msa_lite.report.provenance import Provenance, is_run, load_provenance
+from msa_lite.report.provenance import RECIPE_FILE, Provenance, load_provenance, read_run
 from msa_lite.report.purged import after_purge
 from msa_lite.report.reports import Report
 from msa_lite.report.sentence import basis_of, first_sentence
@@ -28,6 +28,7 @@ LIMIT = (
     "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
     "prompts, further tuning or quantisation may bring some of it back."
 )
+_STRENGTHS = ("alpha", "beta", "scale")
 _FORMULAS = {
     "msa": "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
     "task_vector": "θ_u = θ_D − α (θ_1 − θ_D) + β (θ_2 − θ_D)",
@@ -165,14 +166,12 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
 
     examples: questions to show, which hold the data. Raise UsageError for what is no run, FormatError for broken files.
     """
-    if not is_run(folder):
-        raise UsageError(
-            f"{folder}: {'no run of msa-lite' if folder.is_dir() else 'no such folder'}; give a run's folder"
-        )
+    read_run(folder)
     provenance, verdict = load_provenance(folder), _verdict(folder / VERDICT_FILE)
-    with reading(folder / "recipe.yaml"):
+    with reading(folder / RECIPE_FILE):
         wanted = Wanted.of(provenance)
-    update = load_update(folder)
+    merged = folder / provenance.form
+    update, manifest = load_update(merged, provenance.form), stage_manifest(merged) or {"inputs": {}}
     reports = {name: report for name in wanted.models if (report := stage_report(folder / "evaluation" / name))}
     parts = {name: stage_report(folder / "evaluation" / f"{name}_validation") for name in wanted.models_to_choose_by}
     validation = {name: report for name, report in parts.items() if report}
@@ -181,6 +180,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
             del scored["unlearned"]  # of a model that was there before
     choosing = load_choosing(folder / "sweep") if wanted.choice else None
     fits = load_fits(folder / "vectors", wanted.vectors)
+    earlier = _earlier(folder, provenance, manifest)
     with reading(folder / VERDICT_FILE):
         sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
     return Story(
@@ -190,8 +190,8 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         verdict=verdict,
         method=provenance.method,
         formula=_formula(provenance),
-        strengths=_strengths(folder, reports, choosing),
-        earlier=_earlier(folder, provenance),
+        strengths=_strengths(manifest, reports, choosing, wanted),
+        earlier=earlier,
         names=provenance.models,
         reports=reports,
         validation=validation,
@@ -199,12 +199,12 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         fits=fits,
         update=update,
         probe=load_probe(folder / "probe"),
-        interference=_interference(folder),
+        interference=_interference(merged, manifest),
         examples=tuple(examples),
         provenance=provenance,
         warnings=(*(update.notes if update else ()), *(choosing.doubts if choosing else ())),
-        limits=_limits(reports, verdict),
-        missing=after_purge(folder, _missing(wanted, reports, fits, choosing, update, verdict)),
+        limits=_limits(reports, verdict, earlier),
+        missing=after_purge(folder, _missing(provenance.form, wanted, reports, fits, choosing, update, verdict)),
     )
 
 
@@ -238,34 +238,37 @@ def _formula(provenance: Provenance) -> str:
     return _FORMULAS["prior" if isinstance(baseline, dict) and baseline.get("start") == "prior" else "target"]
 
 
-def _strengths(folder: Path, reports: Mapping[str, Report], choosing: Choosing | None) -> dict[str, Any]:
+def _strengths(
+    manifest: Mapping[str, Any], reports: Mapping[str, Report], choosing: Choosing | None, wanted: Wanted
+) -> Mapping[str, Any]:
     """Return the values that made the model, as the scores, the choice or the merge recorded them."""
     method = reports["unlearned"].settings.get("method") if "unlearned" in reports else None
     if isinstance(method, Mapping) and isinstance(method.get("parameters"), Mapping):
         return dict(method["parameters"])
     if choosing:
         return dict(choosing.chosen)
-    manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {"inputs": {}}
-    return {name: value for name, value in manifest["inputs"].items() if name in ("alpha", "beta", "scale")}
+    if "strengths" in manifest["inputs"]:  # of several requests; the recipe has this one's
+        return wanted.strengths
+    return {name: value for name, value in manifest["inputs"].items() if name in _STRENGTHS}
 
 
-def _earlier(folder: Path, provenance: Provenance) -> dict[str, dict[str, float]]:
+def _earlier(folder: Path, provenance: Provenance, manifest: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return alpha and beta by the folder of each run whose vectors were merged, without this run."""
-    manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {"inputs": {}}
     own = {str(folder), str(folder.resolve()), str(provenance.values.get("output"))}
     runs: dict[str, dict[str, float]] = {}
-    with reading(folder / "model/manifest.json"):
+    with reading(folder / provenance.form / MANIFEST):
+        sources, shared = manifest.get("sources") or {}, manifest.get("shared") or {}
         for name, strength in (manifest["inputs"].get("strengths") or {}).items():
-            place = Path(manifest["sources"][name])
-            run = str(place.parent.parent) if place.parent.name == "vectors" else str(place)
-            if run not in own:
-                runs.setdefault(run, {})["alpha" if name.startswith("forget") else "beta"] = float(strength)
+            for part in shared.get(name) or [{"source": sources[name], "weight": strength}]:
+                place = Path(part["source"])
+                run = str(place.parent.parent) if place.parent.name == "vectors" else str(place)
+                if run not in own:
+                    runs.setdefault(run, {})["alpha" if name.startswith("forget") else "beta"] = abs(part["weight"])
     return runs
 
 
-def _interference(folder: Path) -> tuple[VectorPair, ...]:
-    manifest = stage_manifest(folder / "model") or stage_manifest(folder / "adapter") or {}
-    with reading(folder):
+def _interference(folder: Path, manifest: Mapping[str, Any]) -> tuple[VectorPair, ...]:
+    with reading(folder / MANIFEST):
         return tuple(
             VectorPair(
                 str(pair["one"]),
@@ -278,14 +281,24 @@ def _interference(folder: Path) -> tuple[VectorPair, ...]:
         )
 
 
-def _limits(reports: Mapping[str, Report], verdict: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return sentences on what the scores do not show, and on what was not measured."""
+def _limits(
+    reports: Mapping[str, Report], verdict: Mapping[str, Any] | None, earlier: Iterable[str]
+) -> tuple[str, ...]:
+    """Return sentences on what the scores do not show, and on what was not measured.
+
+    earlier: the folders of the runs whose vectors were merged, too.
+    """
     limits = [LIMIT]
     if not reports:
         return (*limits, "Nothing was scored.")
     limits.append(
         "Not tested here: other wordings and languages, answers drawn at random, the model after more training."
     )
+    if runs := list(earlier):
+        limits.append(
+            "The rows of earlier requests were not scored again. `msa-lite evaluate` with `--recipe RUN/recipe.yaml` "
+            f"scores this model on those of a run: {', '.join(runs)}."
+        )
     if "ideal" not in reports:
         limits.append("No ideal model was given, so nothing says how low the forget scores should go.")
     if verdict and verdict["outcome"] and verdict["kept"] is None:
@@ -294,6 +307,7 @@ def _limits(reports: Mapping[str, Report], verdict: Mapping[str, Any] | None) ->
 
 
 def _missing(
+    form: str,
     wanted: Wanted,
     reports: Mapping[str, Report],
     fits: Mapping[str, Fit],
@@ -310,7 +324,7 @@ def _missing(
     if wanted.choice is True and choosing is None:
         lines.append("sweep: alpha and beta are not chosen yet")
     if update is None:
-        lines.append(f"{wanted.form}: the unlearned model is not merged yet")
+        lines.append(f"{form}: the unlearned model is not merged yet")
     nothing = verdict is not None and verdict["outcome"] is None and not reports  # no rows to score
     absent = [name for name in wanted.models if name not in reports and not nothing]
     whats = {"unlearned": "unlearned model"}

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from msa_lite.io.seal import MANIFEST
 from msa_lite.report.faults import is_finite_number, reading, stage_manifest
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
@@ -103,22 +104,21 @@ def _length(norms: Iterable[float | None]) -> float | None:
     return math.sqrt(total)
 
 
-def load_update(folder: Path) -> Update | None:
-    """Load what the merge recorded in a run's `model/` or `adapter/`; None where neither is finished.
+def load_update(folder: Path, form: Literal["model", "adapter"]) -> Update | None:
+    """Load what the merge recorded in the folder of a model or adapter; None where it is not finished.
 
     Raise FormatError for a broken manifest.
     """
-    forms: tuple[Literal["model", "adapter"], ...] = ("model", "adapter")
-    for form in forms:
-        if manifest := stage_manifest(folder / form):
-            with reading(folder / form / "manifest.json"):
-                change = dict(manifest.get("change") or {})
-                notes = tuple(map(str, change.pop("notes", ()) or ()))
-                tensors = ((manifest.get("fidelity") or {}).get("tensors") or {}).items()
-                parts = tuple(_tensor(name, figures) for name, figures in tensors)
-            ordered = sorted(parts, key=lambda t: (t.layer is None, t.layer or 0, t.kind))
-            return Update(form, folder / form, change, tuple(ordered), notes)
-    return None
+    manifest = stage_manifest(folder)
+    if manifest is None:
+        return None
+    with reading(folder / MANIFEST):
+        change = dict(manifest.get("change") or {})
+        notes = tuple(map(str, change.pop("notes", ()) or ()))
+        tensors = ((manifest.get("fidelity") or {}).get("tensors") or {}).items()
+        parts = [_tensor(name, figures) for name, figures in tensors]
+    parts.sort(key=lambda one: (one.layer is None, one.layer or 0, one.kind))
+    return Update(form, folder, change, tuple(parts), notes)
 
 
 def _tensor(name: str, figures: Mapping[str, Any]) -> TensorUpdate:

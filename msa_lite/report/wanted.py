@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.io.checkpoint import INDEX_FILE
-from msa_lite.io.companions import companion_files, find_files
-from msa_lite.io.files import digest
+from msa_lite.io.hub import content_files, revision_of
 from msa_lite.report.faults import stage_manifest
 from msa_lite.report.provenance import Provenance
 from msa_lite.report.reports import Report
@@ -25,8 +23,8 @@ class Wanted:
     """The vectors to be fitted; None for a baseline, whose fits have names of their own."""
     choice: bool | Literal["perhaps"]
     """True if something is to be chosen; "perhaps": if there are rows to choose by."""
-    form: str
-    """"model" or "adapter"."""
+    strengths: Mapping[str, float]
+    """alpha and beta, where the recipe gives one value of each."""
     models: tuple[str, ...]
     """The models to be scored: target, unlearned and ideal; none where nothing is scored."""
 
@@ -42,13 +40,15 @@ class Wanted:
         strengths = {"forget": recipe["forget"]["alpha"]}
         if retain := recipe.get("retain"):
             strengths["retain"] = retain["beta"]
+        symbols = {"forget": "alpha", "retain": "beta"}
+        numbers = {symbols[name]: value for name, value in strengths.items() if isinstance(value, int | float)}
         used = tuple(name for name, value in strengths.items() if _is_used(value))
         evaluate = recipe.get("evaluate")
         ideal = ("ideal",) if evaluate and evaluate.get("ideal") else ()
         return cls(
             vectors=used if method in _OF_VECTORS else None,
             choice=any(map(_is_choice, strengths.values())) if method in _OF_VECTORS else "perhaps",
-            form=str((recipe.get("merge") or {}).get("as", "model")),
+            strengths=numbers,
             models=("target", "unlearned", *ideal) if evaluate else (),
         )
 
@@ -69,6 +69,6 @@ def is_report_of(report: Report, folder: Path) -> bool:
     if not isinstance(model, Mapping) or manifest is None:
         return True  # an earlier version, which did not record it
     hashes = {name: item["sha256"] for name, item in manifest["files"].items()}
-    names = [path.name for path in (*find_files(folder, ("*.safetensors",)), *companion_files(folder))]
-    names += [INDEX_FILE] if INDEX_FILE in hashes else []
-    return bool(model.get("revision") == f"sha256:{digest({name: hashes.get(name) for name in names})}")
+    return bool(
+        model.get("revision") == revision_of({path.name: hashes.get(path.name) for path in content_files(folder)})
+    )

@@ -101,7 +101,10 @@ def test_the_second_model_is_the_merge_of_both_from_nothing(
     command = shlex.split(log.partition("(leave a request out to drop it): ")[2].splitlines()[0])
     assert call_cli(*command[1:-1], tmp_path / "by-command")[0] == 0
     assert weight_files(tmp_path / "by-command") == weight_files(run / "model")
-    assert f"earlier requests: {first} (α = 1, β = 0.5)" in (run / "report.md").read_text()
+    text = (run / "report.md").read_text()
+    assert "(θ_2 − θ_0), prior" in text
+    assert ". α = 0.7, β = 0.5.\n" in text
+    assert f"earlier requests: {first} (α = 1, β = 0.5). " in text
     code, printed, _ = call_cli("mergekit", run / "recipe.yaml")
     assert code == 0
     listed = [entry["model"] for entry in yaml.safe_load(printed)["models"]]

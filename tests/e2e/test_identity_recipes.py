@@ -25,6 +25,7 @@ from msa_lite.pipeline.earlier import earlier_terms
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import prepare
 from msa_lite.recipe import Recipe, load_recipe
+from msa_lite.recipe.publishing import Publish
 from msa_lite.train import fit_inputs
 from tests.identity_recipes import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, rows_of, write_place
 
@@ -181,6 +182,7 @@ OTHERS = {
     "verdict": "says whether a run goes on, and how it exits",
     "select.judge": "whether the judge is asked, who is in the sweep's identity",
     **dict.fromkeys(("batch", "concurrency", "timeout", "price"), "how fast and at what price verdicts come"),
+    **dict.fromkeys(leaves(Publish, "publish."), "where the model is sent, and what its card says"),
 }
 
 
@@ -242,6 +244,7 @@ def test_an_option_decides_its_stages(
         "output",
         "request",
         "verdict",
+        "publish.repo",
         *(f"evaluate.judge.{name}" for name in ("batch", "concurrency", "timeout", "price")),
     ],
 )
@@ -249,6 +252,7 @@ def test_what_decides_nothing_makes_nothing_anew(
     option: str, identify: Callable[..., dict[str, str]], place: Path
 ) -> None:
     values = {"output": str(place / "elsewhere"), "request": "A 1", "verdict": False, "batch": True}
+    values |= {"repo": "me/mine"}
     values |= {"concurrency": 1, "timeout": 3}
     before = changed(base(place), fill(JUDGED, place), place)
     value = values.get(option.rpartition(".")[2], [1, 2])

@@ -231,9 +231,9 @@ def test_vectors_of_earlier_requests_stay_at_their_strengths_on_a_4_bit_target(
     before = logits(plain)
     peft = PeftModel.from_pretrained(plain, str(adapters["forget"]), adapter_name="one")
     peft.load_adapter(str(adapters["forget 2"]), adapter_name="two")
-    for alpha in (0.75, 0.0):
-        peft.add_weighted_adapter(["one", "two"], [-alpha, -0.5], f"alpha-{alpha}", combination_type="cat")
-        peft.set_adapter(f"alpha-{alpha}")
+    for name, alpha in (("strong", 0.75), ("idle", 0.0)):
+        peft.add_weighted_adapter(["one", "two"], [-alpha, -0.5], name, combination_type="cat")
+        peft.set_adapter(name)
         assert torch.allclose(logits(points({"alpha": alpha})), logits(peft), atol=5e-3)
     assert not torch.equal(logits(points({"alpha": 0.0})), before)
     assert torch.equal(logits(points(None)), before)  # the target, without any request

@@ -117,7 +117,7 @@ def test_a_baseline_and_several_requests_have_their_own_formulas(tmp_path: Path)
     assert card == model_card(manifest)
     first, second = (f"{-term['weight']:g}" for term in manifest["terms"])
     assert f"θ_u = θ_D − {first} · (θ_1 − θ_0) − {second} · (θ_2 − θ_0)" in card
-    assert "θ_2 the same after tuning on data to remove (request 2)" in card
+    assert "θ_2 the same after tuning on data to remove (forget set 2)" in card
     assert f"- forget 1 and forget 2: cosine {manifest['interference'][0]['cosine']:.3f}." in card
 
 

@@ -197,7 +197,7 @@ def ledger(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Request]
 
 def test_a_sum_in_the_order_of_the_requests_would_depend_on_it(ledger: Any, tmp_path: Path, monkeypatch: Any) -> None:
     target, requests = ledger
-    monkeypatch.setattr("msa_lite.merger.inputs.in_order", lambda terms: list(terms))
+    monkeypatch.setattr("msa_lite.merger.inputs.in_order", lambda terms: (list(terms), {}))
     outs = [
         merge(target, tmp_path / name, **arguments(order), dtype="float32").folder
         for name, order in (("one", requests), ("other", requests[::-1]))
@@ -288,7 +288,10 @@ def test_a_shared_retain_vector_counts_with_the_sum_of_its_betas(ledger: Any, tm
     forget, retain = str(requests[0].forget.folder), str(requests[0].retain.folder)
     merge(target, tmp_path / "twice", forget=forget, retain=[retain, retain, retain], beta=[0.1, 0.2, 0.4])
     merge(target, tmp_path / "once", forget=forget, retain=retain, beta=0.7)
-    assert load_manifest(tmp_path / "twice") == load_manifest(tmp_path / "once")
+    twice, once = (load_manifest(tmp_path / name) or {} for name in ("twice", "once"))
+    shares = twice.pop("shared")
+    assert shares == {"retain": [{"source": retain, "weight": weight} for weight in (0.1, 0.2, 0.4)]}
+    assert {**twice, "manifest_sha256": None} == {**once, "manifest_sha256": None}
 
 
 def test_a_recorded_hash_is_taken_only_while_the_file_has_not_been_written_to(ledger: Any, tmp_path: Path) -> None:

@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 
 from msa_lite.errors import FormatError, MismatchError, UsageError
+from msa_lite.io.hub import Source
 from msa_lite.io.seal import add_files, sealed_json
+from msa_lite.pipeline.removal import _model as named_model
 from msa_lite.record.check import check_record
 from msa_lite.record.facts import read_vectors
 from msa_lite.record.find import find_rows
@@ -394,3 +396,12 @@ def test_the_record_reads_back_as_it_was(run: Path) -> None:
     assert record.stages.keys() == {"vectors/forget", "model", "evaluation/target", "evaluation/unlearned"}
     assert record.started == "1970-01-01T00:00:00Z"
     assert record.finished == max(record.stages.values())
+
+
+def test_a_repository_is_named_with_its_commit_and_a_folder_is_not(tmp_path: Path) -> None:
+    commit, content = "0" * 40, f"sha256:{'0' * 64}"
+    tokenizer = Source("org/tokenizer", tmp_path, "1" * 40)
+    remote = named_model(Source("org/model@main", tmp_path, commit, tokenizer))
+    assert (remote.name, remote.revision, remote.tokenizer) == (f"org/model@{commit}", commit, "1" * 40)
+    local = named_model(Source(str(tmp_path), tmp_path, content))
+    assert (local.name, local.revision, local.tokenizer) == ("local folder", content, None)

@@ -1,97 +1,191 @@
-"""Rows are found in files in the forms that they have there, and tables of `datasets` by what stands in them."""
+"""The search for α and β, on models that are formulas: what it finds, in how many points, and what it never does."""
 
 from __future__ import annotations
 
-import html
-import json
-import os
-from pathlib import Path
+import math
+import random
+from collections.abc import Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from msa_lite.data import DataSource, caches, load_rows
-from msa_lite.data.caches import cached_repositories, cached_tables, download_folder
-from msa_lite.errors import FormatError
-from msa_lite.io import search
-from msa_lite.io.search import holds_any, needles, sample_texts
+from msa_lite.choose import search as searches
+from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, Metrics, PaperScore, Rank, Rule
+from msa_lite.choose.search import LARGEST, SMALLEST, StrengthSearch
+from msa_lite.strengths import Strengths
 
-TEXT = 'Where does "Åsa" live? <In> Oslo & Bergen'
-
-
-@pytest.mark.parametrize("form", [TEXT, json.dumps(TEXT), json.dumps(TEXT, ensure_ascii=False), html.escape(TEXT)])
-def test_a_text_is_found_in_each_form(form: str, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text(f"before {form} after", "utf-8")
-    assert holds_any(path, needles(["another text", TEXT]))
-    assert not holds_any(path, needles(["another text", "yes"]))
-    assert not holds_any(path, [])
+Point = tuple[float, float]
+Scored = dict[Point, Rank | str]
+Model = Callable[[float, float], Rank | str]
+TARGET = {"rouge_l_f": 1.0, "extraction_strength": 1.0, "rouge_l_r": 1.0, "model_utility": 1.0}
+KEEP = 0.95
 
 
-def test_a_text_across_two_blocks_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "_BLOCK", 10)
-    path = tmp_path / "file"
-    for before in range(25):
-        path.write_bytes(b"x" * before + b"a row of text" + b"y" * 7)
-        assert holds_any(path, [b"nothing", b"a row of text"])
-    assert not holds_any(path, [b"a row of a text"])
+def responds(forgets: float, keeps: float, helps: float = 0.0, noise: float = 0.0, seed: int = 0) -> Model:
+    """A model that has forgotten all but 5 % at α = `forgets`, and keeps 95 % up to α = `keeps`.
+
+    helps: by how much of `keeps` β = α moves that further up, or, where it is negative, down. Far beyond, it is broken.
+    """
+    chance = random.Random(seed)
+
+    def rank(alpha: float, beta: float) -> Rank | str:
+        left = 0.05 ** ((alpha / forgets) ** 2)
+        reach = keeps * (1 + helps * beta / alpha)
+        kept = 0.95 ** ((alpha / reach) ** 2) + chance.gauss(0, noise)
+        if kept < 0.05:
+            return "nothing is left"
+        left = min(1.0, max(0.0, left + chance.gauss(0, noise)))
+        metrics: Metrics = {"rouge_l_f": left, "extraction_strength": left, "rouge_l_r": kept, "model_utility": kept}
+        return LeastExtraction(KEEP).rank(metrics, TARGET)
+
+    return rank
 
 
-def test_pipes_and_folders_are_no_files_to_search(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path, tmp_path / "pipe"):
-        with pytest.raises(FormatError):
-            holds_any(path, [b"a"])
+def run(search: StrengthSearch, model: Model) -> Scored:
+    """All points of a search, in the order in which they are tried."""
+    scored: dict[Strengths, Rank | str] = {}
+    while new := search.next_points(scored):
+        assert not scored.keys() & set(new)
+        assert len(new) == len(set(new))
+        scored |= {point: model(point.alpha, point.beta) for point in new}
+    return {(point.alpha, point.beta): rank for point, rank in scored.items()}
 
 
-def test_short_texts_say_nothing_and_many_are_thinned_out_in_large_files() -> None:
-    assert needles(["yes", " no ", "12345"]) == []
-    texts = [f"text {i}" for i in range(1000)]
-    assert sample_texts(texts, 1000) == texts
-    few = sample_texts(texts, 10**13)
-    assert 8 <= len(few) <= 16
-    assert set(few) <= set(texts)
-    assert sample_texts([], 5) == []
+def best_point(scored: Scored) -> Point | None:
+    best = searches.best_point({Strengths(*point): rank for point, rank in scored.items()})
+    return best and (best.alpha, best.beta)
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    return tmp_path / "cache"
+def found(scored: Scored) -> tuple[Point, Rank]:
+    best = best_point(scored)
+    assert best is not None
+    rank = scored[best]
+    assert isinstance(rank, Rank)
+    return best, rank
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet", "txt"])
-def test_the_table_of_a_file_is_found_by_its_rows(ending: str, cache: Path, tmp_path: Path) -> None:
-    import pandas
-
-    rows = pandas.DataFrame(
-        {"question": ["Where does Ann live?", "And Bob?"], "answer": ["In Oslo, by the sea.", "No."]}
-    )
-    own, other = tmp_path / f"own.{ending}", tmp_path / f"other.{ending}"
-    for path, table in ((own, rows), (other, rows.replace("sea", "fjord", regex=True))):
-        if ending == "parquet":
-            table.to_parquet(path)
-        elif ending == "csv":
-            table.to_csv(path, index=False)
-        elif ending == "txt":
-            path.write_text("\n".join(table["answer"]))
-        else:
-            table.to_json(path, orient="records", lines=True)
-        load_rows(DataSource(str(path), "text" if ending == "txt" else "qa"))
-    tables = sorted(path.parent.parent.parent for path in cache.rglob("*.arrow"))
-    assert len(tables) == 2
-    [found] = cached_tables(["In Oslo, by the sea."])
-    assert found in tables
-    assert list(cached_tables(["In Paris, by the sea.", "No."])) == []
+@pytest.mark.parametrize("forgets", [0.1, 0.3, 0.8, 1.0, 2.5, 5.0])
+def test_without_retain_rows_the_gentlest_alpha_that_forgets_is_taken(forgets: float) -> None:
+    scored = run(StrengthSearch(betas=(0.0,)), responds(forgets, math.inf))
+    (alpha, _), rank = found(scored)
+    assert rank.aim == "enough"
+    assert forgets <= alpha <= 1.5 * forgets
+    assert len(scored) <= 7
 
 
-def test_the_tables_of_a_repository_are_found_by_name(cache: Path, tmp_path: Path) -> None:
-    for name in ("locuslab___tofu", "someone___my_data_set", "json", "locuslab___tofu2"):
-        (cache / name).mkdir(parents=True)
-    assert cached_repositories(DataSource("locuslab/TOFU")) == [cache / "locuslab___tofu"]
-    assert cached_repositories(DataSource("someone/MyDataSet")) == [cache / "someone___my_data_set"]
-    assert cached_repositories(DataSource(str(tmp_path / "x.jsonl"))) == []
-    place = download_folder(DataSource("locuslab/TOFU"))
-    assert place is not None
-    assert place.name == "datasets--locuslab--TOFU"
-    assert caches.datasets_cache() == cache
+@pytest.mark.parametrize(("forgets", "keeps"), [(0.3, 1.0), (0.3, 2.0), (1.0, 2.0), (1.0, 5.0), (5.0, 7.9), (0.1, 0.2)])
+def test_what_forgets_and_keeps_is_found(forgets: float, keeps: float) -> None:
+    scored = run(StrengthSearch(), responds(forgets, keeps))
+    (alpha, beta), rank = found(scored)
+    assert rank.aim == "enough"
+    assert forgets <= alpha <= keeps
+    assert beta == 0  # no other keeps more
+    assert len(scored) <= 12
+
+
+@pytest.mark.parametrize("keeps", [0.15, 0.2, 0.4, 1.1, 2.0])
+def test_where_none_does_both_it_is_the_strongest_that_keeps(keeps: float) -> None:
+    scored = run(StrengthSearch(betas=(0.0,)), responds(3 * keeps, keeps))
+    (alpha, _), rank = found(scored)
+    assert (rank.met, rank.aim) == (True, "stronger")
+    assert keeps / 1.15 <= alpha <= keeps
+    assert len(scored) <= 8
+
+
+@pytest.mark.parametrize("keeps", [0.2, 0.5, 0.9])
+def test_beta_lets_a_stronger_alpha_keep_enough(keeps: float) -> None:
+    alone = found(run(StrengthSearch(betas=(0.0,)), responds(2 * keeps, keeps)))
+    scored = run(StrengthSearch(), responds(2 * keeps, keeps, helps=2.0))
+    (alpha, beta), rank = found(scored)
+    assert alone[1].aim == "stronger"
+    assert rank.aim == "enough"
+    assert beta > 0
+    assert alpha >= 2 * keeps
+    assert len(scored) <= 12
+
+
+def test_a_beta_that_hurts_is_left_out() -> None:
+    (_, beta), rank = found(run(StrengthSearch(), responds(0.8, 1.2, helps=-0.8)))
+    assert (beta, rank.aim) == (0.0, "enough")
+
+
+def test_nothing_that_forgets_ends_at_the_largest_and_nothing_that_keeps_at_the_smallest() -> None:
+    weak = run(StrengthSearch(betas=(0.0,)), responds(100.0, math.inf))
+    assert [alpha for alpha, _ in weak] == [1, 2, 4, 8]
+    assert max(alpha for alpha, _ in weak) == LARGEST
+    deaf = run(StrengthSearch(), lambda alpha, beta: Rank(True, 0.0, 1.0, "stronger"))  # all alike: none is gentler
+    assert max(alpha for alpha, _ in deaf) == LARGEST
+    harmful = run(StrengthSearch(betas=(0.0,)), responds(0.5, 0.01))
+    assert min(alpha for alpha, _ in harmful) == SMALLEST
+    assert found(harmful)[0] == (SMALLEST, 0.0)
+    broken = run(StrengthSearch(), lambda alpha, beta: "no numbers")
+    assert best_point(broken) is None
+    assert min(alpha for alpha, _ in broken) == SMALLEST
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        PaperScore("tofu"),
+        Constrained("extraction_strength", False, (Condition.parse("rouge_l_r", ">= 0.95 * target"),)),
+        Constrained("rouge_l_r", True, (Condition.parse("extraction_strength", "<= 0.1"),)),
+    ],
+    ids=["paper", "minimise", "maximise"],
+)
+@pytest.mark.parametrize("scale", [0.2, 1.0, 3.0])
+def test_a_rule_that_only_orders_points_is_climbed(rule: Rule, scale: float) -> None:
+    target: Metrics = TARGET | {"model_utility": 0.8}
+
+    def model(alpha: float, beta: float) -> Rank | str:
+        left, kept = 0.05 ** (alpha / scale), 0.95 ** ((alpha / scale) ** 3)
+        return rule.rank({"extraction_strength": left, "rouge_l_r": kept, "model_utility": 0.8 * kept}, target)
+
+    scored = run(StrengthSearch(betas=(0.0,)), model)
+    (alpha, _), rank = found(scored)
+    near = [model(alpha * step, 0.0) for step in (0.5, 1.5)]
+    assert all(isinstance(other, Rank) and rank >= other for other in near)
+    assert len(scored) <= 8
+
+
+@settings(max_examples=100)
+@given(st.floats(0.03, 20), st.floats(0.03, 20), st.floats(-0.9, 3), st.floats(0, 0.2), st.integers(0, 9))
+def test_a_search_ends_whatever_the_noise_and_what_it_finds_is_the_best_it_saw(
+    forgets: float, keeps: float, helps: float, noise: float, seed: int
+) -> None:
+    for search in (StrengthSearch(), StrengthSearch(betas=(0.0, 0.5)), StrengthSearch(betas=(0.0,))):
+        scored = run(search, responds(forgets, keeps, helps, noise, seed=seed))
+        assert len(scored) <= search.most <= 12
+        assert all(SMALLEST <= alpha <= LARGEST and 0 <= beta <= LARGEST for alpha, beta in scored)
+        best = best_point(scored)
+        if best is not None and any(isinstance(rank, Rank) and rank.met for rank in scored.values()):
+            assert found(scored)[1].met
+
+
+def test_of_equals_the_gentlest_is_the_best() -> None:
+    same = Rank(True, 1.0, 0.99, "enough")
+    points: Scored = {(1.0, 0.5): same, (0.5, 0.5): same, (0.5, 0.25): same, (2.0, 0.0): same}
+    assert best_point(points) == (0.5, 0.25)
+    assert best_point(points | {(4.0, 0.0): Rank(True, 1.0, 1.0)}) == (4.0, 0.0)  # what keeps more goes before
+
+
+def test_given_alphas_are_tried_with_betas_around_the_best() -> None:
+    scored = run(StrengthSearch(alphas=(0.5, 1.0)), responds(0.8, 0.8, helps=2.0))
+    assert [*scored][:6] == [(0.5, 0.0), (0.5, 0.25), (0.5, 0.5), (1.0, 0.0), (1.0, 0.5), (1.0, 1.0)]
+    (alpha, _), rank = found(scored)
+    assert (alpha, rank.aim) == (1.0, "enough")
+    assert {*[*scored][6:]} <= {(1.0, 0.25), (1.0, 0.75), (1.0, 1.25)}
+    assert [*run(StrengthSearch(alphas=(0.0,)), lambda alpha, beta: Rank(True, 0.0))] == [(0.0, 0.0)]
+
+
+def test_given_betas_are_tried_as_they_are() -> None:
+    scored = run(StrengthSearch(betas=(0.0, 0.3)), responds(0.6, 0.5, helps=2.0))
+    assert {beta for _, beta in scored} == {0.0, 0.3}
+    (_, beta), rank = found(scored)
+    assert (beta, rank.aim) == (0.3, "enough")
+
+
+def test_it_is_told_by_what_was_asked_and_not_by_what_was_found() -> None:
+    assert StrengthSearch().describe() == {"alpha": "auto", "beta": "auto"}
+    assert StrengthSearch(betas=(0.0, 1.0)).describe() == {"alpha": "auto", "beta": [0.0, 1.0]}
+    assert StrengthSearch(alphas=(1.0,)).describe() == {"alpha": [1.0], "beta": "auto"}

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from msa_lite.errors import FormatError, UsageError
+from msa_lite.io.seal import write_manifest
 from msa_lite.report.run_json import run_json
 from msa_lite.report.run_markdown import run_markdown
 from msa_lite.report.story import load_story
@@ -171,7 +172,7 @@ def test_a_baseline_has_a_story(command: str, start: str, formula: str, tmp_path
 
 def test_an_adapter_has_a_story(tmp_path: Path) -> None:
     run = make_run_folder(tmp_path / "run", merge={"as": "adapter"})
-    shutil.rmtree(run / "model")
+    assert (run / "model").is_dir(), "of an earlier recipe"
     assert load_story(run).missing[0] == "adapter: the unlearned model is not merged yet"
     put_model(run / "adapter", change={"modules": 6, "rank": 4, "truncation_loss": 0.02}, fidelity=None)
     story = load_story(run)
@@ -211,6 +212,19 @@ def test_the_update_is_told_by_layer_and_by_kind_of_module(run: Path, tmp_path: 
 )
 def test_a_tensor_has_a_layer_and_a_kind(tensor: str, place: tuple[int | None, str]) -> None:
     assert place_of(tensor) == place
+
+
+def test_the_report_says_that_rows_of_earlier_requests_were_not_scored_again(run: Path) -> None:
+    assert not any("earlier requests" in limit for limit in load_story(run).limits)
+    path = run / "model/manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["inputs"]["strengths"] = {"forget 1": 1.0, "forget 2": 0.5}
+    manifest["sources"] = {"forget 1": "runs/first/vectors/forget", "forget 2": str(run / "vectors/forget")}
+    write_manifest(path.parent, manifest)
+    story = load_story(run)
+    assert story.earlier == {"runs/first": {"alpha": 1.0}}
+    (limit,) = (limit for limit in story.limits if "earlier requests" in limit)
+    assert limit.endswith("`--recipe RUN/recipe.yaml` scores this model on those of a run: runs/first.")
 
 
 def test_interference_is_told_where_the_manifest_has_it(run: Path) -> None:
@@ -280,7 +294,7 @@ def test_values_of_another_kind_are_named(path: str, keys: tuple[str, ...], valu
 @pytest.mark.parametrize("text", ["", "a: 1\n", "# A training of msa-lite: …\na: 1\n"])
 def test_another_folder_is_no_run(text: str, tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text(text)
-    with pytest.raises(UsageError, match="no run of msa-lite"):
+    with pytest.raises(UsageError, match=r"no run of msa-lite|is a training's folder"):
         load_story(tmp_path)
     with pytest.raises(UsageError, match="no such folder"):
         load_story(tmp_path / "no")

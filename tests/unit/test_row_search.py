@@ -1,0 +1,97 @@
+"""Rows are found in files in the forms that they have there, and tables of `datasets` by what stands in them."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from msa_lite.data import DataSource, caches, load_rows
+from msa_lite.data.caches import cached_repositories, cached_tables, download_folder
+from msa_lite.errors import FormatError
+from msa_lite.io import search
+from msa_lite.io.search import holds_any, needles, sample_texts
+
+TEXT = 'Where does "Åsa" live? <In> Oslo & Bergen'
+
+
+@pytest.mark.parametrize("form", [TEXT, json.dumps(TEXT), json.dumps(TEXT, ensure_ascii=False), html.escape(TEXT)])
+def test_a_text_is_found_in_each_form(form: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text(f"before {form} after", "utf-8")
+    assert holds_any(path, needles(["another text", TEXT]))
+    assert not holds_any(path, needles(["another text", "yes"]))
+    assert not holds_any(path, [])
+
+
+def test_a_text_across_two_blocks_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "_BLOCK", 10)
+    path = tmp_path / "file"
+    for before in range(25):
+        path.write_bytes(b"x" * before + b"a row of text" + b"y" * 7)
+        assert holds_any(path, [b"nothing", b"a row of text"])
+    assert not holds_any(path, [b"a row of a text"])
+
+
+def test_pipes_and_folders_are_no_files_to_search(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(FormatError):
+            holds_any(path, [b"a"])
+
+
+def test_short_texts_say_nothing_and_many_are_thinned_out_in_large_files() -> None:
+    assert needles(["yes", " no ", "12345"]) == []
+    texts = [f"text {i}" for i in range(1000)]
+    assert sample_texts(texts, 1000) == texts
+    few = sample_texts(texts, 10**13)
+    assert 8 <= len(few) <= 16
+    assert set(few) <= set(texts)
+    assert sample_texts([], 5) == []
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet", "txt"])
+def test_the_table_of_a_file_is_found_by_its_rows(ending: str, cache: Path, tmp_path: Path) -> None:
+    import pandas
+
+    rows = pandas.DataFrame(
+        {"question": ["Where does Ann live?", "And Bob?"], "answer": ["In Oslo, by the sea.", "No."]}
+    )
+    own, other = tmp_path / f"own.{ending}", tmp_path / f"other.{ending}"
+    for path, table in ((own, rows), (other, rows.replace("sea", "fjord", regex=True))):
+        if ending == "parquet":
+            table.to_parquet(path)
+        elif ending == "csv":
+            table.to_csv(path, index=False)
+        elif ending == "txt":
+            path.write_text("\n".join(table["answer"]))
+        else:
+            table.to_json(path, orient="records", lines=True)
+        load_rows(DataSource(str(path), "text" if ending == "txt" else "qa"))
+    tables = sorted(path.parent.parent.parent for path in cache.rglob("*.arrow"))
+    assert len(tables) == 2
+    [found] = cached_tables(["In Oslo, by the sea."])
+    assert found in tables
+    assert list(cached_tables(["In Paris, by the sea.", "No."])) == []
+
+
+def test_the_tables_of_a_repository_are_found_by_name(cache: Path, tmp_path: Path) -> None:
+    for name in ("locuslab___tofu", "someone___my_data_set", "json", "locuslab___tofu2"):
+        (cache / name).mkdir(parents=True)
+    assert cached_repositories(DataSource("locuslab/TOFU")) == [cache / "locuslab___tofu"]
+    assert cached_repositories(DataSource("someone/MyDataSet")) == [cache / "someone___my_data_set"]
+    assert cached_repositories(DataSource(str(tmp_path / "x.jsonl"))) == []
+    place = download_folder(DataSource("locuslab/TOFU"))
+    assert place is not None
+    assert place.name == "datasets--locuslab--TOFU"
+    assert caches.datasets_cache() == cache
