@@ -58,14 +58,19 @@ def find_destination(repo: str, private: bool) -> Destination:
     return patiently(lambda: _find(repo, private), repo)
 
 
-def check_repository(api: Any, info: Any, private: bool) -> None:
-    """Raise OutputError unless an existing model repository is as private as wanted, and empty or ours."""
+def check_privacy(info: Any, private: bool) -> None:
+    """Raise OutputError unless an existing repository is as private as wanted."""
     if info.private != private:
         wanted, other = ("private", "--public") if private else ("public", "--private")
         raise OutputError(
             f"{info.id}: is {other[2:]} already, and is to be {wanted}; an upload does not change that. Send with "
             f"{other}, choose another name, or change it in the repository's settings"
         )
+
+
+def check_repository(api: Any, info: Any, private: bool) -> None:
+    """Raise OutputError unless an existing model repository is as private as wanted, and empty or ours."""
+    check_privacy(info, private)
     strange = sorted(_names(info) - _OF_ANYBODY)
     if strange and not any(commit.title.startswith(TITLE) for commit in api.list_repo_commits(info.id)):
         more = f" and {len(strange) - 3} more" if len(strange) > 3 else ""

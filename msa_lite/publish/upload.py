@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from msa_lite.errors import FormatError, StageError, join_faults
 from msa_lite.io.files import digest
 from msa_lite.io.progress import Progress, notices, readable, silent, tell
-from msa_lite.publish.destination import TITLE, Destination, check_repository
+from msa_lite.publish.destination import TITLE, Destination, check_privacy, check_repository
 from msa_lite.publish.replies import describe_error, patiently, status_of
 
 if TYPE_CHECKING:
@@ -174,6 +174,7 @@ class _Upload:
             self._commit_files(group)
             left -= sum(item.nbytes for item in group)
         branch = self._info(self.branch)
+        check_privacy(branch, self.to.private)  # the upload may have taken hours
         if differing := self._missing(branch):
             names = [item.name for item in differing]
             raise StageError(join_faults(f"{self.to.repo}: arrived otherwise than sent; main is as it was:", names))

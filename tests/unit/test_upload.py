@@ -217,6 +217,15 @@ def test_a_repository_that_turns_public_meanwhile_gets_nothing(hub: UploadHub, t
     assert hub.on(REPO) == wanted(contents)
 
 
+def test_a_repository_that_turns_public_while_weights_are_sent_keeps_its_main(hub: UploadHub, tmp_path: Path) -> None:
+    contents = make_upload(tmp_path / "model")
+    publish(contents)
+    hub.faults = [Fault("PUT /lfs", act=lambda: hub.private.update({REPO: False}))]
+    with pytest.raises(OutputError, match="is public already"):
+        publish(make_upload(tmp_path / "other", seed=3))
+    assert hub.on(REPO) == wanted(contents)
+
+
 def test_no_token_is_told_whatever_the_server_says(hub: UploadHub, tmp_path: Path) -> None:
     words = f"Bearer {WRITER} is not welcome; neither is {WRITER[::-1]}"
     hub.faults = [Fault("POST /.*/commit/", 403, words=words)]
