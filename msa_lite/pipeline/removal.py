@@ -13,9 +13,9 @@ from msa_lite.record.keyed import RowContent
 from msa_lite.record.schema import Removal
 from msa_lite.record.write import FoundModel, RunFacts, write_run_record
 from msa_lite.report.provenance import RECIPE_FILE
+from msa_lite.report.story import formula_of
 
 _WITH_STRENGTHS = ("msa", TASK_VECTOR)  # the methods whose merge has alpha and beta
-_MSA = "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)"
 
 
 def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter) -> Removal:
@@ -60,9 +60,7 @@ def _formula(run: Run) -> str:
     """Return the merge of a run in one line."""
     if run.earlier:
         return "θ_u = θ_D + Σ weight · vector, over all vectors of this request and of the earlier ones"
-    if run.plan.method in _WITH_STRENGTHS:
-        return _MSA if run.plan.start == "prior" else _MSA.replace("θ_0", "θ_D")
-    return "θ_u = θ_D + scale (θ_1 − θ_0)" if run.plan.start == "prior" else "θ_u = θ_1, the target tuned by the method"
+    return formula_of(run.plan.method, run.plan.start)
 
 
 def _model(source: Source) -> FoundModel:
