@@ -191,8 +191,8 @@ def _scores(outcome: Mapping[str, Any]) -> list[str]:
 
 
 def _report(outcome: Mapping[str, Any], metrics: Mapping[str, Any], model: str) -> Report:
-    found = {name: models[model] for name, models in metrics.items() if model in models}
-    return Report(outcome["benchmark"], outcome["split"], {name: Metric(**value) for name, value in found.items()})
+    values = {name: Metric(**models[model]) for name, models in metrics.items() if model in models}
+    return Report(outcome["benchmark"], outcome["split"], values)
 
 
 def _choice(outcome: Mapping[str, Any]) -> list[str]:

@@ -137,13 +137,13 @@ def _bars(story: Story) -> list[tuple[str, Chart]]:
 
 def _shown(story: Story) -> list[tuple[str, MetricKind]]:
     """Return the metrics of the first pictures, each with the heading of its side; those without any value are not."""
-    shown: dict[str, list[MetricKind]] = {heading: [] for heading in _SIDES}
+    sides: dict[str, list[MetricKind]] = {heading: [] for heading in _SIDES}
     for kind in map(metric_kind, story.main_metrics):
-        side = shown[_SIDES[kind.group not in _FORGETTING]]
+        side = sides[_SIDES[kind.group not in _FORGETTING]]
         values = [report.values().get(kind.name) for report in story.reports.values()]
         if len(side) < _MOST_BARS and any(value is not None for value in values):
             side.append(kind)
-    return [(heading, kind) for heading, kinds in shown.items() for kind in kinds]
+    return [(heading, kind) for heading, kinds in sides.items() for kind in kinds]
 
 
 def _meanings(story: Story) -> dict[str, str]:
