@@ -12,7 +12,7 @@ from msa_lite.io.hub import hash_content
 from msa_lite.io.manifest import stage_folder
 from msa_lite.record.keyed import RowContent
 from msa_lite.record.schema import Removal
-from msa_lite.record.write import FoundModel, RunFacts, write_run_record
+from msa_lite.record.write import ModelSource, RunFacts, write_run_record
 from msa_lite.report import write_report
 from msa_lite.report.verdict import Forgotten, Kept, make_verdict, write_verdict
 from tests.report_folders import make_report
@@ -24,12 +24,12 @@ ROWS: list[RowContent] = [
 ]
 
 
-def put_model(folder: Path, text: str) -> FoundModel:
+def put_model(folder: Path, text: str) -> ModelSource:
     """A folder that looks like a model."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.safetensors").write_text(text)
     (folder / "config.json").write_text("{}")
-    return FoundModel("local folder", folder, hash_content(folder))
+    return ModelSource("local folder", folder, hash_content(folder))
 
 
 def make_stages(run: Path, alpha: float = 1.2) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msa_lite.choose.table import Candidate, Sweep, Values, value_text
+from msa_lite.choose.table import Candidate, Sweep
 from msa_lite.io.seal import add_files, load_manifest
+from msa_lite.report.choosing import in_symbols, value_text
 from msa_lite.report.metrics import METRICS
 from msa_lite.report.reports import Metric
 from msa_lite.report.table import heading
@@ -32,7 +33,6 @@ _DPI = 200
 _SIZE = (5.6, 4.6)  # inches
 _FONT = 9  # points
 _SMALLEST = 5.5  # points, of a score that can still be read
-_SYMBOLS = {"alpha": "α", "beta": "β"}
 _STRENGTHS = {"alpha": "α, strength of the forget vector", "beta": "β, strength of the retain vector"}
 _RING: dict[str, Any] = {
     "marker": "o", "linestyle": "none", "markersize": 13, "color": "black", "markerfacecolor": "none",
@@ -135,7 +135,7 @@ def _line(sweep: Sweep, key: str) -> Figure:
     axes.margins(0.1)
     axes.grid(color="0.9", linewidth=0.6)
     fixed = {name: value for name, value in candidates[0].values.items() if name != key}
-    _finish(figure, axes, _STRENGTHS[key] + (f" ({_in_symbols(fixed)})" if fixed else ""), sweep.score_heading)
+    _finish(figure, axes, _STRENGTHS[key] + (f" ({in_symbols(fixed)})" if fixed else ""), sweep.score_heading)
     return figure
 
 
@@ -238,11 +238,7 @@ def _finish(figure: Figure, axes: Any, x_label: str, y_label: str) -> None:
 
 
 def _chosen(sweep: Sweep) -> str:
-    return _plain(f"chosen: {_in_symbols(sweep.chosen)}")
-
-
-def _in_symbols(values: Values) -> str:
-    return ", ".join(f"{_SYMBOLS.get(key, key)} = {value_text(value)}" for key, value in values.items())
+    return _plain(f"chosen: {in_symbols(sweep.chosen)}")
 
 
 def _plain(text: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.choose.candidates import Values
 from msa_lite.choose.rules import LeastExtraction
-from msa_lite.report.choosing import score_heading, shown_score
+from msa_lite.report.choosing import score_heading, shown_score, value_text
 from msa_lite.report.formats import Cell, Section, TextTable, csv_lines, escape_markdown, markdown
 from msa_lite.report.reports import Metric
 from msa_lite.report.table import heading, metric_cell, number
@@ -90,11 +90,6 @@ def shown_metrics(sweep: Sweep) -> dict[str, int]:
 def values_text(values: Values) -> str:
     """Return the values of a candidate in words: `alpha 0.5, beta 1`."""
     return ", ".join(f"{key} {value_text(value)}" for key, value in values.items())
-
-
-def value_text(value: float | int | str) -> str:
-    """Return one of a candidate's values as tables show it."""
-    return value if isinstance(value, str) else f"{value:g}"
 
 
 def points_table(sweep: Sweep) -> TextTable:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from msa_lite.data import DataSource
     from msa_lite.record.check import RecordCheck
 
 _ANSWERS = {
@@ -18,8 +17,8 @@ _ANSWERS = {
 }
 
 
-def _print_schema(context: click.Context, option: click.Parameter, wanted: bool) -> None:
-    if wanted:
+def _print_schema(context: click.Context, option: click.Parameter, is_set: bool) -> None:
+    if is_set:
         from msa_lite.cli.output import print_json
         from msa_lite.record.schema import removal_schema
 
@@ -106,13 +105,11 @@ def _place(folder: Path, stage: Path, fault: str) -> str:
 
 
 def _print_answers(folder: Path, rows: str, key: str | None, as_json: bool) -> int:
-    """Tell for each row of a file whether it was to be forgotten. The rows themselves are not printed."""
+    """Say for each row of a file whether it was to be forgotten. The rows themselves are not printed."""
     from msa_lite.cli.output import print_json
-    from msa_lite.data.plain import read_any_rows
-    from msa_lite.record.find import find_rows
+    from msa_lite.pipeline.removal import find_forgotten
 
-    found = read_any_rows(rows, _columns(folder, rows))
-    answers = find_rows(folder, [(row.question, row.answer, row.text) for row in found], key)
+    answers = find_forgotten(folder, rows, key)
     count = sum(answer.match == "row" for answer in answers)
     if as_json:
         values = [{"row": i, "match": a.match, "run": str(a.folder)} for i, a in enumerate(answers)]
@@ -123,17 +120,3 @@ def _print_answers(folder: Path, rows: str, key: str | None, as_json: bool) -> i
         click.echo(f"row {number}: {_ANSWERS[answer.match]}{other}")
     click.echo(f"{count} of {len(answers)} rows were to be forgotten")
     return 0
-
-
-def _columns(folder: Path, rows: str) -> DataSource:
-    """Return the columns of the run's forget set, where its recipe can be read; else the usual ones."""
-    from contextlib import suppress
-
-    from msa_lite.data import DataSource
-    from msa_lite.errors import MsaError
-    from msa_lite.recipe import load_recipe
-
-    with suppress(MsaError):
-        recipe = load_recipe(str(folder / "recipe.yaml"))
-        return DataSource(**recipe.forget.data.flat(recipe.columns))
-    return DataSource(rows)

@@ -107,8 +107,8 @@ def fetch_files(name: str, patterns: Iterable[str], pin: Callable[[Path], str]) 
 
     repo, revision = split_name(name)
     try:  # patterns reach into folders, where repositories keep copies in other formats and intermediate checkpoints
-        wanted = [*patterns, CARD_FILE]  # a card is no part of a model's identity, but names its licence
-        path = Path(snapshot_download(repo, revision=revision, allow_patterns=wanted, ignore_patterns=["*/*"]))
+        files = [*patterns, CARD_FILE]  # a card is no part of a model's identity, but names its licence
+        path = Path(snapshot_download(repo, revision=revision, allow_patterns=files, ignore_patterns=["*/*"]))
     except Exception as error:  # the errors of the HTTP client underneath have no base that is the Hub library's own
         reason = explain(error)
         raise UsageError(f"{name}: no such folder, and it could not be fetched from the Hub ({reason})") from error

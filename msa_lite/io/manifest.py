@@ -45,7 +45,7 @@ from msa_lite.io.seal import (
     holds_leftovers,
     list_files,
     load_manifest,
-    strange_files,
+    remove_ours,
     verify_folder,
     write_manifest,
 )
@@ -375,20 +375,6 @@ def is_partial(folder: Path) -> bool:
     except OutputError:
         return False
     return True
-
-
-def remove_ours(folder: Path) -> bool:
-    """Remove what a folder's manifest names, the manifest last, and empty folders; return whether that was all."""
-    if manifest := load_manifest(folder):
-        strange = strange_files(folder, manifest)
-        for name, path in entries(folder).items():
-            if name != MANIFEST and name not in strange:
-                path.unlink()
-        (folder / MANIFEST).unlink()
-    for place in [*sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True), folder]:
-        with suppress(OSError):  # not empty, or a link
-            place.rmdir()
-    return not os.path.lexists(folder)
 
 
 def _sweep(folder: Path) -> None:

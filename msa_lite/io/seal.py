@@ -11,6 +11,7 @@ import os
 import re
 import stat
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,20 @@ def drop_files(folder: Path, names: Collection[str]) -> None:
             path.unlink()
     files = {name: item for name, item in manifest["files"].items() if name not in names}
     write_manifest(folder, {**manifest, "files": files}, is_sealed(manifest))
+
+
+def remove_ours(folder: Path) -> bool:
+    """Remove what a folder's manifest names, the manifest last, and empty folders; return whether that was all."""
+    if manifest := load_manifest(folder):
+        strange = strange_files(folder, manifest)
+        for name, path in entries(folder).items():
+            if name != MANIFEST and name not in strange:
+                path.unlink()
+        (folder / MANIFEST).unlink()
+    for place in [*sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True), folder]:
+        with suppress(OSError):  # not empty, or a link
+            place.rmdir()
+    return not os.path.lexists(folder)
 
 
 def describe_file(path: Path, sha256: str | None = None) -> dict[str, Any]:

@@ -9,9 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from msa_lite.io.manifest import is_partial, remove_ours, remove_partial
+from msa_lite.io.manifest import is_partial, remove_partial
 from msa_lite.io.reading import printable
-from msa_lite.io.seal import LOCK, MANIFEST, MARKER, WORKING, drop_files, entries, load_manifest, strange_files
+from msa_lite.io.seal import (
+    LOCK,
+    MANIFEST,
+    MARKER,
+    WORKING,
+    drop_files,
+    entries,
+    load_manifest,
+    remove_ours,
+    strange_files,
+)
 from msa_lite.pipeline.folder import BASELINES, HISTORY
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE

@@ -44,6 +44,7 @@ from msa_lite.pipeline.verdict import Findings, judge_run
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report
+from msa_lite.report.choosing import SYMBOLS
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.verdict import Verdict
 from msa_lite.strengths import Strengths
@@ -75,8 +76,7 @@ class RunResult:
     """Where it was sent on the Hub, if the recipe says so."""
 
     def __repr__(self) -> str:
-        names = {"alpha": "α", "beta": "β"}
-        chosen = ", ".join(f"{names.get(key, key)} = {value}" for key, value in self.chosen.items())
+        chosen = ", ".join(f"{SYMBOLS.get(key, key)} = {value}" for key, value in self.chosen.items())
         outcome = self.verdict.outcome if self.verdict else "no verdict"
         return f"RunResult({self.folder}: {outcome}, {chosen})"
 

@@ -109,11 +109,11 @@ def purge(folder: str | Path, remove: bool = False) -> Purge:
     with ExitStack() as locks:
         for place in run_folders(run):
             locks.enter_context(locked(place))
-        found = _survey(run)
-        if found.holdings:
-            _remove(run, found)
+        before = _survey(run)
+        if before.holdings:
+            _remove(run, before.holdings)
         # A whole survey would read the rows again, and `datasets` would put those of Parquet files back into its cache.
-        return Purge(**(vars(found) | {"removed": True, "kept": survey_run(run).kept}))
+        return Purge(**(vars(before) | {"removed": True, "kept": survey_run(run).kept}))
 
 
 def purge_command(folder: Path) -> str:
@@ -139,18 +139,18 @@ def _survey(run: RunFolder) -> Purge:
     return Purge(run.folder, holdings, survey.kept, strays, list(_elsewhere(run, sources)), False, purged)
 
 
-def _remove(run: RunFolder, found: Purge) -> None:
+def _remove(run: RunFolder, holdings: Sequence[Holding]) -> None:
     """Remove the holdings. Raise StageError with all that cannot be removed; the others are gone then."""
     file, began = run.folder / PURGED_FILE, utc(time.time())
     former: dict[str, Any] = {}
     with suppress(MsaError):
         former = read_object(file)
-    entries = [*former.get("removed", ()), *map(_entry, found.holdings)]
+    entries = [*former.get("removed", ()), *map(_entry, holdings)]
     entries = list({json.dumps(entry, sort_keys=True): entry for entry in entries}.values())
     note = {"began": former.get("began", began), "ended": None, "removed": entries}
     write_json(file, note)  # first, so that no run begins in what a kill has left
     faults = []
-    for holding in found.holdings:
+    for holding in holdings:
         try:
             holding.remove()
         except OSError as error:
@@ -221,9 +221,9 @@ def _searched(run: RunFolder, stray: Remark, rows: Sequence[str]) -> Remark:
 def _reports_with_rows(run: RunFolder) -> Iterator[Holding]:
     """Yield the reports that show examples; they are written again without them."""
     for home in run_folders(run):
-        if shown := list(_files_with_examples(home)):
-            name = ", ".join(printable(path.relative_to(run.folder)) for path in shown)
-            size = sum(path.stat().st_size for path in shown)
+        if files := list(_files_with_examples(home)):
+            name = ", ".join(printable(path.relative_to(run.folder)) for path in files)
+            size = sum(path.stat().st_size for path in files)
             yield Holding(name, _EXAMPLES, size, partial(_write_without, home))
 
 

@@ -1,21 +1,28 @@
-"""Write the removal record of a finished run."""
+"""Write the removal record of a finished run, and answer by it which rows it was about."""
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
+
 from msa_lite.baselines.methods import TASK_VECTOR
 from msa_lite.choose.candidates import Values
-from msa_lite.data import Row
+from msa_lite.data import DataSource, Row
+from msa_lite.data.plain import read_any_rows
+from msa_lite.errors import MsaError
 from msa_lite.io.hub import Source
 from msa_lite.merger import Merged, MergedAdapter
 from msa_lite.pipeline.prepare import Run
+from msa_lite.recipe import load_recipe
 from msa_lite.record.facts import ResultKind
+from msa_lite.record.find import RowAnswer, find_rows
 from msa_lite.record.keyed import RowContent
 from msa_lite.record.schema import Removal
-from msa_lite.record.write import FoundModel, RunFacts, write_run_record
+from msa_lite.record.write import ModelSource, RunFacts, write_run_record
 from msa_lite.report.provenance import RECIPE_FILE
+from msa_lite.report.story import formula_of
 
 _WITH_STRENGTHS = ("msa", TASK_VECTOR)  # the methods whose merge has alpha and beta
-_MSA = "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)"
 
 
 def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter) -> Removal:
@@ -51,6 +58,19 @@ def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter) -> Re
     return write_run_record(run.folder, facts)
 
 
+def find_forgotten(folder: Path, rows: str, key: str | None = None) -> list[RowAnswer]:
+    """Return for each row of a file whether a run, or an earlier one in its chain, was to forget it.
+
+    The columns are those of the run's forget set, where its recipe can be read; else the usual ones. key: a copy of
+    the run's record.key. Raise as `find_rows`, and FormatError for a file without rows.
+    """
+    columns = DataSource(rows)
+    with suppress(MsaError):
+        recipe = load_recipe(str(folder / RECIPE_FILE))
+        columns = DataSource(**recipe.forget.data.flat(recipe.columns))
+    return find_rows(folder, [_content(row) for row in read_any_rows(rows, columns)], key)
+
+
 def _content(row: Row) -> RowContent:
     """Return the part of a row that its keyed hash is of."""
     return row.question, row.answer, row.text
@@ -60,12 +80,10 @@ def _formula(run: Run) -> str:
     """Return the merge of a run in one line."""
     if run.earlier:
         return "θ_u = θ_D + Σ weight · vector, over all vectors of this request and of the earlier ones"
-    if run.plan.method in _WITH_STRENGTHS:
-        return _MSA if run.plan.start == "prior" else _MSA.replace("θ_0", "θ_D")
-    return "θ_u = θ_D + scale (θ_1 − θ_0)" if run.plan.start == "prior" else "θ_u = θ_1, the target tuned by the method"
+    return formula_of(run.plan.method, run.plan.start)
 
 
-def _model(source: Source) -> FoundModel:
+def _model(source: Source) -> ModelSource:
     """Return a model as the record names it: without the path of a folder."""
     name = "local folder" if source.is_folder else source.pinned()
-    return FoundModel(name, source.folder, source.revision, source.tokenizer.revision if source.tokenizer else None)
+    return ModelSource(name, source.folder, source.revision, source.tokenizer.revision if source.tokenizer else None)

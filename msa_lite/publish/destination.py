@@ -9,12 +9,13 @@ from typing import Any
 
 from msa_lite.errors import OutputError, UsageError
 from msa_lite.io.masking import without_login
+from msa_lite.io.seal import CARD_FILE
 from msa_lite.publish.replies import LOGIN, describe_error, patiently, read_token
 
 TITLE = "Published with msa-lite"  # the first words of a commit on main, by which a repository is known as ours
 _HUB = "https://huggingface.co"
 _TOKEN = re.compile(r"(?:^|/)(?:hf|api_org)_[A-Za-z0-9]{20,}$")
-_OF_ANYBODY = {".gitattributes", ".gitignore", "README.md", "LICENSE"}  # in a repository that was made in the browser
+_OF_ANYBODY = {".gitattributes", ".gitignore", CARD_FILE, "LICENSE"}  # in a repository that was made in the browser
 
 
 @dataclass(frozen=True)

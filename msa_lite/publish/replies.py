@@ -84,8 +84,8 @@ def _passes_after(error: Exception) -> float | None:
         return 0.0
     if status_of(error) not in _PASSING:
         return None
-    wanted = error.response.headers.get("Retry-After", "")  # type: ignore[attr-defined]
-    return float(wanted) if re.fullmatch(r"\d{1,9}", wanted) else 0.0
+    pause = error.response.headers.get("Retry-After", "")  # type: ignore[attr-defined]
+    return float(pause) if re.fullmatch(r"\d{1,9}", pause) else 0.0
 
 
 def _is_broken(error: Exception) -> bool:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from msa_lite.errors import FormatError, StageError, join_faults
 from msa_lite.io.files import digest
 from msa_lite.io.progress import Progress, notices, readable, silent, tell
+from msa_lite.io.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE
 from msa_lite.publish.destination import TITLE, Destination, check_privacy, check_repository
 from msa_lite.publish.replies import describe_error, patiently, status_of
 
@@ -35,7 +36,7 @@ _MB = 1_000_000
 _LOADED = (
     "*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "adapter_config.json",
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "chat_template*",
-    "mergekit_config.yml", "manifest.json",
+    MERGEKIT_FILE, MANIFEST,
 )  # fmt: skip
 
 
@@ -279,7 +280,7 @@ def _rank(name: str) -> int:
     """Return when a file is sent: weights (0), config and tokenizer (1), index, manifest and card (2)."""
     if name.endswith(".safetensors"):
         return 0
-    return 2 if name in ("README.md", "manifest.json") or name.endswith(".safetensors.index.json") else 1
+    return 2 if name in (CARD_FILE, MANIFEST) or name.endswith(".safetensors.index.json") else 1
 
 
 def _groups(items: Iterable[SentFile]) -> Iterator[list[SentFile]]:

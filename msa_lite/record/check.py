@@ -88,12 +88,12 @@ class _Findings:
         """Add faults of the record."""
         self.faults += [f"{self.record}: {fault}" for fault in faults]
 
-    def add_link(self, place: Path, item: EarlierRecord, found: Path | None) -> None:
-        """Add what became of one earlier record that the record at `place` names."""
+    def add_link(self, place: Path, item: EarlierRecord, run: Path | None) -> None:
+        """Add what became of one earlier record that the record at `place` names. run: the folder that has it."""
         request = item.request or "without an id"
-        if found:
+        if run:
             self.statements.append(
-                f"{found / RECORD_FILE}: the earlier request {request}, as {place / RECORD_FILE} names it"
+                f"{run / RECORD_FILE}: the earlier request {request}, as {place / RECORD_FILE} names it"
             )
         elif item.record_sha256 is None:
             self.notes.append(

@@ -12,16 +12,16 @@ from msa_lite.errors import FormatError
 from msa_lite.io.files import hash_file
 from msa_lite.io.hub import content_files, revision_of
 from msa_lite.io.reading import local_path, read_object
-from msa_lite.io.seal import MANIFEST, load_manifest
+from msa_lite.io.seal import CARD_FILE, MANIFEST, load_manifest
 from msa_lite.record.schema import INTERVAL, FileHash, Judgement, RecordedMetric, RecordedScores, VectorWeights
 from msa_lite.report import Metric, Report, load_report
+from msa_lite.report.card import terms_of
 from msa_lite.report.verdict import VERDICT_FILE
 
 ResultKind = Literal["model", "adapter"]
 """The kind of a result: its folder in the run, and the kind of its manifest."""
-_95 = 1.96  # standard errors
 # Written beside the weights; they may be made anew, and a later card says nothing of when the weights were made.
-_TEXTS = ("README.md",)
+_TEXTS = (CARD_FILE,)
 
 
 def hashed_revision(files: Mapping[str, FileHash]) -> str:
@@ -46,21 +46,14 @@ def read_vectors(manifest: Mapping[str, Any], former: Iterable[VectorWeights] = 
     former: vectors with known files, for those whose folder is gone.
     """
     inputs, vectors = manifest["inputs"], []
+    weights = {term["name"]: float(term["weight"]) for term in terms_of(manifest)}
     known = {vector.revision: vector.files for vector in former}
     for name, value in inputs.items():
         if isinstance(value, dict) and "revision" in value and name not in ("target", "prior"):
             revision, folder = value["revision"], local_path(manifest["sources"].get(name, name))
             files = known.get(revision) or (hash_files(folder) if folder.is_dir() else {})
-            vectors.append(VectorWeights(name=name, weight=_weight(name, inputs), revision=revision, files=files))
+            vectors.append(VectorWeights(name=name, weight=weights[name], revision=revision, files=files))
     return vectors
-
-
-def _weight(name: str, inputs: Mapping[str, Any]) -> float:
-    """Return the factor of a vector in a merge, by its manifest's inputs: of several, `strengths` has them by name."""
-    side = name.partition(" ")[0]  # of "forget 2"
-    key = {"forget": "alpha", "retain": "beta"}.get(side, "scale")
-    strength = float(inputs["strengths"][name] if "strengths" in inputs else inputs[key])
-    return -strength if side == "forget" else strength
 
 
 def read_verdict(folder: Path) -> Judgement:
@@ -100,7 +93,7 @@ def _metrics(report: Report) -> dict[str, RecordedMetric]:
 
 def _score(metric: Metric) -> RecordedMetric:
     value, stderr = _finite(metric.value), _finite(metric.stderr)
-    interval = None if value is None or stderr is None else (value - _95 * stderr, value + _95 * stderr)
+    interval = None if value is None or stderr is None else (value - metric.margin, value + metric.margin)
     return RecordedMetric(
         value=value, n=metric.n, stderr=stderr, interval=interval, higher_is_better=metric.higher_is_better
     )  # fmt: skip

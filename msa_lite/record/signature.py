@@ -54,9 +54,9 @@ def _call(record: Path, action: str, *arguments: str | Path) -> str:
         raise UsageError("the signature cannot be checked without ssh-keygen: install OpenSSH 8.1 or later") from error
     except subprocess.TimeoutExpired as error:
         raise UsageError(f"ssh-keygen gave no answer within {_SECONDS} seconds") from error
-    said = (done.stdout + done.stderr).decode(errors="replace").strip()
+    message = (done.stdout + done.stderr).decode(errors="replace").strip()
     if done.returncode:
-        raise MismatchError(_refusal(action, said))
+        raise MismatchError(_refusal(action, message))
     return done.stdout.decode(errors="replace").strip()
 
 
@@ -65,9 +65,9 @@ def _argument(value: str | Path) -> str:
     return str(value.absolute()) if isinstance(value, Path) else value
 
 
-def _refusal(action: str, said: str) -> str:
+def _refusal(action: str, message: str) -> str:
     """Return the message that a signature is not good."""
-    reason = f" (ssh-keygen: {said.splitlines()[0]})" if said else ""
+    reason = f" (ssh-keygen: {message.splitlines()[0]})" if message else ""
     if action == "find-principals":
         return f"made with no key of the allowed signers, or no signature{reason}"
     return f"does not fit {RECORD_FILE} (changed since it was signed?), or is no signature{reason}"

@@ -30,7 +30,7 @@ _CHANGING = {"started", "finished", "stages", "record_sha256"}  # may differ whe
 
 
 @dataclass(frozen=True)
-class FoundModel:
+class ModelSource:
     """A model that a run read."""
 
     name: str
@@ -56,7 +56,7 @@ class RunFacts:
     """alpha and beta; of a baseline all that was chosen."""
     kind: ResultKind
     """The form of the result."""
-    models: Mapping[str, FoundModel]
+    models: Mapping[str, ModelSource]
     """The models by name: target, prior, ideal."""
     forget_rows: Sequence[RowContent]
     """The rows to forget."""

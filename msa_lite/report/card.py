@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msa_lite.report.choosing import score_heading, shown_score, value_text
 from msa_lite.report.formats import escape_markdown
 from msa_lite.report.front_matter import (
     CardOptions,
@@ -190,34 +191,31 @@ def _scores(outcome: Mapping[str, Any]) -> list[str]:
 
 
 def _report(outcome: Mapping[str, Any], metrics: Mapping[str, Any], model: str) -> Report:
-    found = {name: models[model] for name, models in metrics.items() if model in models}
-    return Report(outcome["benchmark"], outcome["split"], {name: Metric(**value) for name, value in found.items()})
+    values = {name: Metric(**models[model]) for name, models in metrics.items() if model in models}
+    return Report(outcome["benchmark"], outcome["split"], values)
 
 
 def _choice(outcome: Mapping[str, Any]) -> list[str]:
     """Return how the strengths were chosen."""
     sweep, chosen = outcome.get("sweep"), outcome.get("chosen", {})
-    values = ", ".join(f"{_plain(key)} = {_plain(_value(value))}" for key, value in chosen.items())
+    values = ", ".join(f"{_plain(key)} = {_plain(value_text(value))}" for key, value in chosen.items())
     if not sweep:
         return ["## How the strengths were chosen", f"They were set by hand: {values}."] if values else []
-    points = sweep["points"]
+    rule, points = sweep["rule"], sweep["points"]
     keys = list(dict.fromkeys(key for point in points for key in point["values"]))
-    lines = [f"| {' | '.join(map(_plain, keys))} | score ↑ |", "|" + "---:|" * (len(keys) + 1)]
+    lines = [f"| {' | '.join(map(_plain, keys))} | {_plain(score_heading(rule))} |", "|" + "---:|" * (len(keys) + 1)]
     for point in points:
         bold = "**" if point["values"] == chosen else ""
-        cells = [_plain(_value(point["values"].get(key, ""))) for key in keys]
-        cells.append("broken" if point["score"] is None else number(point["score"]) if point["met"] else _UNMET)
+        cells = [_plain(value_text(point["values"].get(key, ""))) for key in keys]
+        score = shown_score(rule, point["score"], point["met"])
+        cells.append("broken" if point["score"] is None else _UNMET if score is None else number(score))
         lines.append(f"| {' | '.join(f'{bold}{cell}{bold}' if cell else '' for cell in cells)} |")
     return [
         "## How the strengths were chosen",
-        f"By the rule {_plain(sweep['rule'])}, among {len(points)} points, on {_plain(sweep['split'])} rows, which are "
+        f"By the rule {_plain(rule)}, among {len(points)} points, on {_plain(sweep['split'])} rows, which are "
         f"not among those of the scores above. Chosen: {values}.",
         "\n".join(lines),
     ]
-
-
-def _value(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _fidelity(manifest: Mapping[str, Any]) -> list[str]:

@@ -26,17 +26,11 @@ from msa_lite.report.drawing import (
 from msa_lite.report.fits import Fit
 from msa_lite.report.metrics import METRICS, metric_kind
 from msa_lite.report.reports import Metric
-from msa_lite.report.table import heading, number
+from msa_lite.report.table import heading, number, signed
 
 ROLES = {"target": TARGET, "unlearned": UNLEARNED, "ideal": IDEAL}
 SHAPES = {"target": "s", "unlearned": "o", "ideal": "D"}
 """The shape of each model's marker, by matplotlib's letter: colour is never the only sign."""
-_Z95 = 1.96  # standard errors of a 95 % interval
-
-
-def margin(metric: Metric) -> float:
-    """Return half the length of a metric's 95 % interval, 1.96 standard errors; 0 where it has no error."""
-    return _Z95 * (metric.stderr or 0.0)
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,7 @@ def _scale(group: Bars) -> tuple[float, float]:
     values = [0.0, *(metric.value for metric in group.models.values() if metric.value is not None)]
     if min(values) >= 0 and max(values) <= 1:
         return 0.0, 1.0
-    scored = [(metric.value, margin(metric)) for metric in group.models.values() if metric.value is not None]
+    scored = [(metric.value, metric.margin) for metric in group.models.values() if metric.value is not None]
     ends = [0.0, *(value - error for value, error in scored), *(value + error for value, error in scored)]
     return min(ends), max(ends)
 
@@ -86,7 +80,7 @@ def _paint_bars(axes: Any, group: Bars, scale: tuple[float, float]) -> None:
         axes.barh(at, metric.value, height=0.62, color=ROLES[name])
         if metric.stderr:
             error = {"ecolor": INK, "elinewidth": 1.2, "capsize": 3, "capthick": 1.2}
-            axes.errorbar(metric.value, at, xerr=margin(metric), fmt="none", **error)
+            axes.errorbar(metric.value, at, xerr=metric.margin, fmt="none", **error)
     axes.set_title(cut(group.heading, 40), loc="left", fontsize=TEXT, x=0)
     axes.set_yticks(range(len(group.models)), list(group.models), fontsize=TEXT, color=INK)
     axes.set(xlim=scale, ylim=(len(group.models) - 0.4, -0.6))
@@ -101,11 +95,11 @@ def _paint_bars(axes: Any, group: Bars, scale: tuple[float, float]) -> None:
 def _value_text(metric: Metric) -> str:
     if metric.value is None:
         return "no value"
-    return number(metric.value).replace("-", "−")
+    return signed(metric.value)
 
 
 def _spoken(name: str, metric: Metric) -> str:
-    return f"{name} {_value_text(metric)}" + (f" ± {number(margin(metric))}" if metric.stderr else "")
+    return f"{name} {_value_text(metric)}" + (f" ± {number(metric.margin)}" if metric.stderr else "")
 
 
 @dataclass(frozen=True)
@@ -160,7 +154,7 @@ def _paint_spots(spots: Sequence[_Spot], x_label: str, y_label: str) -> Chart:
             style = {"color": colour, "markersize": 8.5, "markeredgecolor": SURFACE}
             if role not in ROLES:
                 style = {"color": SURFACE, "markersize": 6, "markeredgecolor": MUTED}
-            errors = {"xerr": [margin(spot.x) for spot in members], "yerr": [margin(spot.y) for spot in members]}
+            errors = {"xerr": [spot.x.margin for spot in members], "yerr": [spot.y.margin for spot in members]}
             axes.errorbar(xs, ys, fmt="none", zorder=2, ecolor=colour, elinewidth=1, **errors)
             axes.plot(xs, ys, SHAPES.get(role, "o"), zorder=order, **style)
         axes.grid()

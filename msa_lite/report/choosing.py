@@ -14,6 +14,7 @@ from msa_lite.report.reports import Metric
 
 CHOICE_FILE = "choice.json"
 CHOICE_TABLE = "table.md"
+SYMBOLS = {"alpha": "α", "beta": "β"}
 _EXTRACTION, _MAXIMISE, _MINIMISE = "extraction", "maximise ", "minimise "
 _FORMER_RULES = {"exposure": _EXTRACTION}
 _NO_VALUES = ("score", "met", "note")
@@ -22,6 +23,16 @@ _NO_VALUES = ("score", "met", "note")
 def candidate_name(values: Mapping[str, float | int | str]) -> str:
     """Return the name of a candidate's folder: `alpha-0.5_beta-1`; no two candidates share one."""
     return "_".join(f"{key}-{v if isinstance(v, str) else format(v, '.12g')}" for key, v in values.items())
+
+
+def value_text(value: object) -> str:
+    """Return one of a candidate's values as tables and pictures show it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def in_symbols(values: Mapping[str, object]) -> str:
+    """Return a candidate's values in words: "α = 1, β = 0.5"."""
+    return ", ".join(f"{SYMBOLS.get(key, key)} = {value_text(value)}" for key, value in values.items())
 
 
 @dataclass(frozen=True)

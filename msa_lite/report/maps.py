@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from msa_lite.report.choosing import Choosing, ScoredPoint
+from msa_lite.report.choosing import SYMBOLS, Choosing, ScoredPoint, value_text
 from msa_lite.report.drawing import ACCENT, INK, MUTED, RULE, SMALL, Chart, cut, draw
 from msa_lite.report.table import number
 from msa_lite.report.update import GroupUpdate
 
 _Value = float | int | str
-SYMBOLS = {"alpha": "α", "beta": "β"}
 _PALE, _DEEP = 0.06, 0.5  # opacity of the accent colour; up to that, ink can be read on it
 _ROOM = 33.0  # units; a narrower cell has no room for its number
 _LLAMA = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # their usual order
@@ -29,7 +28,7 @@ def _symbol(key: str) -> str:
 
 def tick(value: _Value) -> str:
     """Return a value as axes show it."""
-    return cut(value, 12) if isinstance(value, str) else f"{value:g}"
+    return cut(value_text(value), 12)
 
 
 def sweep_chart(choosing: Choosing) -> Chart | None:

@@ -24,7 +24,7 @@ from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, metric_kind
 from msa_lite.report.probing import ProbeFacts
 from msa_lite.report.reports import Metric
 from msa_lite.report.story import Story
-from msa_lite.report.table import metric_cell, notes, number
+from msa_lite.report.table import metric_cell, notes, signed
 from msa_lite.report.update import Update
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def make_page(story: Story) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {
-        "number": _signed,
+        "number": signed,
         "percent": _percent,
         "count": "{:,}".format,
         "subscripts": _subscripts,
@@ -83,11 +83,6 @@ def make_page(story: Story) -> str:
         probed=_probed(story.probe) if story.probe else [],
     )
     return page.rstrip() + "\n"
-
-
-def _signed(value: float | None) -> str:
-    """Return a number as tables show it, with a proper minus sign."""
-    return number(value).replace("-", "−")
 
 
 def _percent(share: float | None) -> str:
@@ -142,13 +137,13 @@ def _bars(story: Story) -> list[tuple[str, Chart]]:
 
 def _shown(story: Story) -> list[tuple[str, MetricKind]]:
     """Return the metrics of the first pictures, each with the heading of its side; those without any value are not."""
-    shown: dict[str, list[MetricKind]] = {heading: [] for heading in _SIDES}
+    sides: dict[str, list[MetricKind]] = {heading: [] for heading in _SIDES}
     for kind in map(metric_kind, story.main_metrics):
-        side = shown[_SIDES[kind.group not in _FORGETTING]]
+        side = sides[_SIDES[kind.group not in _FORGETTING]]
         values = [report.values().get(kind.name) for report in story.reports.values()]
         if len(side) < _MOST_BARS and any(value is not None for value in values):
             side.append(kind)
-    return [(heading, kind) for heading, kinds in shown.items() for kind in kinds]
+    return [(heading, kind) for heading, kinds in sides.items() for kind in kinds]
 
 
 def _meanings(story: Story) -> dict[str, str]:
@@ -243,7 +238,7 @@ def _point_table(story: Story) -> PointTable | None:
     rows += [PointRow("ideal", "", cells(choosing.ideal))] if choosing.ideal else []
     for point in choosing.points:
         score = choosing.shown_score(point)
-        words = "broken" if point.score is None else "not met" if score is None else _signed(score)
+        words = "broken" if point.score is None else "not met" if score is None else signed(score)
         name = _strengths(point.values)
         rows.append(PointRow(name, words, cells(point.metrics), point.chosen, point.note))
     return PointTable(kinds, rows)
@@ -292,7 +287,7 @@ def _figure(figures: Mapping[str, Any], key: str, form: str) -> str:
     if form == "count":
         whole = figures.get("weights_touched") if key == "weights_changed" else None
         return f"{value:,} of {whole:,}" if whole else f"{value:,}"
-    return _percent(value) if form == "percent" else _signed(value)
+    return _percent(value) if form == "percent" else signed(value)
 
 
 @dataclass(frozen=True)
@@ -314,7 +309,7 @@ def _probed(probe: ProbeFacts) -> list[ProbedRow]:
     for model in probe.models:
         for name, metric in model.metrics.items():
             low, high = model.intervals.get(name, (None, None))
-            ends = f"{_signed(low)} to {_signed(high)}" if low is not None else "–"
+            ends = f"{signed(low)} to {signed(high)}" if low is not None else "–"
             kind = METRICS.get(name) or metric_kind(name)
-            rows.append(ProbedRow(model.name, kind.label, kind.formula, _signed(metric.value), ends, model.explanation))
+            rows.append(ProbedRow(model.name, kind.label, kind.formula, signed(metric.value), ends, model.explanation))
     return rows

@@ -15,5 +15,5 @@ def after_purge(folder: Path, missing: tuple[str, ...]) -> tuple[str, ...]:
     if not path.is_file():
         return missing
     day = str(read_object(path).get("began"))[:10]
-    gone = f"vectors: purged on {day}, and so were the records of rows; {PURGED_FILE} lists what was removed"
-    return (gone, *(line for line in missing if not line.startswith("vectors")))
+    line = f"vectors: purged on {day}, and so were the records of rows; {PURGED_FILE} lists what was removed"
+    return (line, *(other for other in missing if not other.startswith("vectors")))

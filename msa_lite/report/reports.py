@@ -13,6 +13,7 @@ from msa_lite.io.files import write_json
 from msa_lite.io.reading import read_object
 
 REPORT_FILE = "report.json"
+_Z95 = 1.96  # standard errors from a value to the ends of its 95 % interval
 RUN_REPORT = "run"
 """The value of "kind" in the report.json of a whole run, which is no `Report`."""
 
@@ -33,6 +34,11 @@ class Metric:
     """Items left out because their score is not defined."""
     note: str | None = None
     """A remark on the value, or the reason why there is none."""
+
+    @property
+    def margin(self) -> float:
+        """Return half the length of the 95 % interval around the value; 0 where it has no error."""
+        return _Z95 * (self.stderr or 0.0)
 
 
 @dataclass(frozen=True)

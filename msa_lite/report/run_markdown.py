@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msa_lite.report.choosing import in_symbols, value_text
 from msa_lite.report.examples import examples_markdown
 from msa_lite.report.formats import Cell, Section, TextTable, escape_markdown, markdown
 from msa_lite.report.metrics import metric_kind
@@ -16,7 +17,6 @@ from msa_lite.report.update import GroupUpdate, Update
 from msa_lite.report.verdict import percent, verdict_lines
 
 _MODELS = {"target": "before (target)", "unlearned": "unlearned", "ideal": "never met it (ideal)"}
-_SYMBOLS = {"alpha": "α", "beta": "β"}
 _SETTINGS = ("mode", "lora_rank", "epochs", "learning_rate", "batch_size")
 
 
@@ -67,7 +67,7 @@ def _highlights(story: Story) -> list[str]:
 
 def _work(story: Story) -> list[str]:
     """Return what was done, under the title."""
-    target, values = story.names.get("target", "–"), _strengths(story.strengths)
+    target, values = story.names.get("target", "–"), in_symbols(story.strengths)
     title = f"Unlearned model of {target}" if story.method == "msa" else f"Baseline {story.method} on {target}"
     prior = f", prior {story.names['prior']}" if "prior" in story.names else ""
     lines = [
@@ -75,7 +75,7 @@ def _work(story: Story) -> list[str]:
         f"{story.formula}{prior}. {values}.\n" if values else f"{story.formula}{prior}.\n",
     ]
     if story.earlier:
-        runs = [f"{run} ({_strengths(strengths)})" for run, strengths in story.earlier.items()]
+        runs = [f"{run} ({in_symbols(strengths)})" for run, strengths in story.earlier.items()]
         shared = "A vector that several requests share counts once, with the sum of its strengths."
         lines.append(f"One merge with the vectors of earlier requests: {'; '.join(runs)}. {shared}\n")
     if story.provenance.reason:
@@ -119,7 +119,7 @@ def _choice(story: Story) -> list[str]:
 def _fits(story: Story) -> list[str]:
     rows = []
     for name, fit in story.fits.items():
-        settings = [f"{key} {_value(fit.settings[key])}" for key in _SETTINGS if key in fit.settings]
+        settings = [f"{key} {value_text(fit.settings[key])}" for key in _SETTINGS if key in fit.settings]
         ends = f"{fit.curve[0][1]:.3g} → {fit.curve[-1][1]:.3g}" if fit.curve else "–"
         texts = (name, "–" if fit.rows is None else str(fit.rows), str(fit.steps), f"{fit.epochs:g}", ends)
         rows.append([*map(Cell, texts), Cell(", ".join(settings))])
@@ -215,12 +215,3 @@ def _provenance(provenance: Provenance) -> list[str]:
 
 def _table(headings: list[str], rows: list[list[Cell]]) -> str:
     return markdown(TextTable(headings, [Section(rows)]))
-
-
-def _strengths(values: Mapping[str, object]) -> str:
-    """Return values in words: "α = 1, β = 0.5"."""
-    return ", ".join(f"{_SYMBOLS.get(key, key)} = {_value(value)}" for key, value in values.items())
-
-
-def _value(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

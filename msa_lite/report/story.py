@@ -189,7 +189,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         basis=basis,
         verdict=verdict,
         method=provenance.method,
-        formula=_formula(provenance),
+        formula=formula_of(provenance.method, _start(provenance)),
         strengths=_strengths(manifest, reports, choosing, wanted),
         earlier=earlier,
         names=provenance.models,
@@ -231,11 +231,14 @@ def _verdict(path: Path) -> dict[str, Any] | None:
     return verdict
 
 
-def _formula(provenance: Provenance) -> str:
-    if provenance.method in _FORMULAS:
-        return _FORMULAS[provenance.method]
+def formula_of(method: str, start: str) -> str:
+    """Return the formula of "msa" or of a baseline in symbols. start: the model that is tuned, "prior" or "target"."""
+    return _FORMULAS.get(method) or _FORMULAS[start]
+
+
+def _start(provenance: Provenance) -> str:
     baseline = provenance.values.get("baseline")
-    return _FORMULAS["prior" if isinstance(baseline, dict) and baseline.get("start") == "prior" else "target"]
+    return "prior" if isinstance(baseline, dict) and baseline.get("start") == "prior" else "target"
 
 
 def _strengths(

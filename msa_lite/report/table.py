@@ -28,6 +28,11 @@ def number(value: float | None) -> str:
     return f"{value:{'.1e' if small else '.3f'}}"
 
 
+def signed(value: float | None) -> str:
+    """Return a value as pages and pictures show it, with a proper minus sign."""
+    return number(value).replace("-", "−")
+
+
 def metric_cell(metric: Metric | None, n: int, with_error: bool = True) -> Cell:
     """Return a metric as tables show it, with its number of items where it is not n."""
     if metric is None or metric.value is None:

@@ -247,9 +247,10 @@ def test_a_record_of_another_form_is_refused(run: Path, change: Any, message: st
 def test_the_weights_of_several_requests_are_read_from_the_manifest() -> None:
     one = {"revision": f"sha256:{'0' * 64}"}
     inputs = {"target": one, "forget 1": one, "forget 2": one, "retain": one, "prior": one}
-    strengths = {"forget 1": 1.0, "forget 2": 0.5, "retain": 0.25}
-    vectors = read_vectors({"inputs": inputs | {"strengths": strengths}, "sources": {}})
-    assert {vector.name: vector.weight for vector in vectors} == {"forget 1": -1.0, "forget 2": -0.5, "retain": 0.25}
+    weights = {"forget 1": -1.0, "forget 2": -0.5, "retain": 0.25}
+    terms = [{"name": name, "weight": weight} for name, weight in weights.items()]
+    vectors = read_vectors({"inputs": inputs, "terms": terms, "sources": {}})
+    assert {vector.name: vector.weight for vector in vectors} == weights
     (trained,) = read_vectors({"inputs": {"target": one, "npo": one, "scale": 2.0}, "sources": {}})
     assert (trained.name, trained.weight) == ("npo", 2.0)
 
