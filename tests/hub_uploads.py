@@ -245,7 +245,9 @@ class _Handler(HubHandler):
         repo = f"{wanted['organization'] or (account[0] if account else '')}/{wanted['name']}"
         self._check_writer(hub, repo)
         if repo in hub.private:
-            raise _Refused(409, "You already created this model repo")
+            words = {"error": "You already created this model repo", "url": f"{hub.url}/{repo}"}
+            self._answer(409, json.dumps(words).encode())
+            return
         hub.make(repo, private=wanted.get("visibility") == "private")
         self._answer_json({"url": f"{hub.url}/{repo}", "name": repo, "id": repo})
 

@@ -10,6 +10,7 @@ import click
 
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.disk import disk_fault
+from msa_lite.io.reading import without_controls
 
 _RESUME = "finished stages stay, the same command resumes"
 
@@ -78,5 +79,5 @@ def _print_usage(error: click.ClickException) -> None:
 
 
 def _say(message: str, status: int) -> int:
-    click.echo(f"error: {message}", err=True)
+    click.echo(f"error: {without_controls(message)}", err=True)  # may hold names from files and servers of others
     return status

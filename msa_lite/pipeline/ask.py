@@ -24,11 +24,11 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, notices, silent
 from msa_lite.io.seal import MANIFEST, load_manifest
 from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer
-from msa_lite.pipeline.folder import RECIPE_FILE
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import find_prompter
 from msa_lite.pipeline.reopen import RunFolder, open_run
 from msa_lite.recipe import Recipe
+from msa_lite.report.provenance import RECIPE_FILE
 from msa_lite.report.purged import PURGED_FILE
 
 _MOST_TOKENS = 200  # of an answer, where the recipe scores nothing

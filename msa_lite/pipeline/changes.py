@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,21 @@ from typing import Any
 from msa_lite.errors import MsaError
 from msa_lite.io.reading import parse_yaml, read_text
 from msa_lite.io.seal import MANIFEST
+from msa_lite.report.provenance import RECIPE_FILE, recorded_revisions
 
 logger = logging.getLogger(__name__)
 
 _MOST = 5
 _IDLE = ("publish.", "request")  # these decide no stage
-_NOTE = re.compile(r"^# ([\w ,]+): (\S+)$", re.MULTILINE)  # revisions of models, hashes of rows
-
-
-def recorded_revisions(recipe: str) -> dict[str, str]:
-    """Return the revisions of models and the hashes of rows in the comments of a run's recipe.yaml, by name."""
-    return dict(_NOTE.findall(recipe))
 
 
 def warn_of_changes(folder: Path, recipe: str) -> None:
     """Warn if a run with this recipe (the text of recipe.yaml) may replace the model in its folder."""
     made = [name for name in ("model", "adapter") if (folder / name / MANIFEST).is_file()]
-    if not made or not (folder / "recipe.yaml").is_file():
+    if not made or not (folder / RECIPE_FILE).is_file():
         return
     try:
-        changes = list(_changes(read_text(folder / "recipe.yaml"), recipe))
+        changes = list(_changes(read_text(folder / RECIPE_FILE), recipe))
     except MsaError as error:
         logger.warning("%s; so the changes since the last run are unknown", error)
         return
@@ -48,7 +42,7 @@ def warn_of_changes(folder: Path, recipe: str) -> None:
 def _changes(before: str, after: str) -> Iterator[str]:
     """Yield `forget.alpha: 1.0 → 1.25` for each key that two recipes differ in, and the data whose content changed."""
     before = before.replace("score: exposure", "score: extraction")  # the rule's former name
-    old, new = (dict(_leaves(parse_yaml(text, "recipe.yaml"))) for text in (before, after))
+    old, new = (dict(_leaves(parse_yaml(text, RECIPE_FILE))) for text in (before, after))
     for key in dict.fromkeys([*old, *new]):
         is_new = key not in old and new[key] in ([], None)  # an earlier version lacks the key
         if old.get(key) != new.get(key) and not is_new and not key.startswith(_IDLE):

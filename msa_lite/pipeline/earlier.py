@@ -15,21 +15,19 @@ from typing import Any
 
 from msa_lite.choose.choice import load_choice
 from msa_lite.data import Row
-from msa_lite.errors import Faults, FormatError, MismatchError, MsaError, UsageError
+from msa_lite.errors import Faults, MismatchError, MsaError, UsageError
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.reading import parse_json, read_text
 from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.merger import Precision, Term, open_merge
-from msa_lite.pipeline.changes import recorded_revisions
 from msa_lite.pipeline.prepare_models import same_weights
 from msa_lite.recipe import Recipe, load_recipe
+from msa_lite.report.provenance import RECIPE_FILE, read_run, recorded_method, recorded_revisions
 from msa_lite.report.purged import PURGED_FILE
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
-
-_FIRST_LINE = "# A run of msa-lite: the recipe as resolved. `msa-lite` on this file"
 
 
 @dataclass(frozen=True)
@@ -105,15 +103,16 @@ def _open_all(folder: Path, own: Path, runs: dict[Path, EarlierRun], through: Se
 def _open(folder: Path, by: str) -> EarlierRun:
     """Open one run. by: for messages, the run that names it."""
     try:
-        text = read_text(folder / "recipe.yaml")
-    except FormatError:
-        text = ""
-    if not text.startswith(_FIRST_LINE):
+        text = read_run(folder)
+        is_msa = recorded_method(text) == "msa"
+    except UsageError:
+        is_msa = False
+    if not is_msa:
         raise UsageError(
-            f"{folder}{by}: is no run of msa-lite (it has no recipe.yaml of one); name the folder of a run"
+            f"{folder}{by}: is no run of msa-lite (it has no {RECIPE_FILE} of one); name the folder of a run"
         )
-    again = f"`msa-lite {folder / 'recipe.yaml'}` finishes it"
-    recipe = load_recipe(folder / "recipe.yaml")
+    again = f"`msa-lite {folder / RECIPE_FILE}` finishes it"
+    recipe = load_recipe(folder / RECIPE_FILE)
     made = load_manifest(folder / ("adapter" if recipe.merge.form == "adapter" else "model"))
     strengths = strengths_of(recipe, folder)
     if strengths is None or (made is None and not (folder / "report.md").is_file()):
@@ -152,7 +151,7 @@ def _check_vectors(run: EarlierRun, by: str) -> None:
                 way = "Take the run out of `earlier`; to keep its removal, name its unlearned model as the target"
             else:
                 why = f"are gone ({path})"
-                way = f"Fit them anew (`msa-lite {run.folder / 'recipe.yaml'}`), or take the run out of `earlier`"
+                way = f"Fit them anew (`msa-lite {run.folder / RECIPE_FILE}`), or take the run out of `earlier`"
             raise MismatchError(
                 f"{run.folder}{by}: its vectors {why}, and without them its request cannot be merged again. {way}"
             )

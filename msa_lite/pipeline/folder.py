@@ -22,11 +22,11 @@ from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
 from msa_lite.recipe import Recipe, TrainingRecipe, absolute_paths, dump_recipe
 from msa_lite.record.keyed import KEY_FILE, make_key
+from msa_lite.report.provenance import RECIPE_FILE
 from msa_lite.report.purged import PURGED_FILE
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo
-RECIPE_FILE = "recipe.yaml"
 
 Prepared = TypeVar("Prepared")
 Kind = Literal["run", "training"]

@@ -12,13 +12,14 @@ from typing import Any
 from msa_lite.io.manifest import is_partial, remove_ours, remove_partial
 from msa_lite.io.reading import printable
 from msa_lite.io.seal import LOCK, MANIFEST, MARKER, WORKING, drop_files, entries, load_manifest, strange_files
-from msa_lite.pipeline.folder import BASELINES, HISTORY, RECIPE_FILE
+from msa_lite.pipeline.folder import BASELINES, HISTORY
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
 from msa_lite.pipeline.reopen import RunFolder
 from msa_lite.pipeline.reporting import REPORT_FILES
 from msa_lite.record.keyed import KEY_FILE
 from msa_lite.record.store import RECORD_FILE, SIGNATURE_FILE
+from msa_lite.report.provenance import RECIPE_FILE
 from msa_lite.report.purged import PURGED_FILE
 from msa_lite.report.verdict import VERDICT_FILE
 

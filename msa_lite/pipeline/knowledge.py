@@ -21,13 +21,14 @@ from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.stages import evaluate_prior, evaluate_references, evaluate_target
 from msa_lite.record.keyed import KEY_FILE
 from msa_lite.report.examples import SideBySide, examples_text
+from msa_lite.report.provenance import RECIPE_FILE
 
 logger = logging.getLogger(__name__)
 
 ROWS = 32  # of each set, if there are no validation rows to use
 SHOWN = 2  # rows with the target's answers in a message
 KNOWLEDGE_FOLDER = "knowledge"
-_TRACES = {"recipe.yaml", KEY_FILE, ".lock", "evaluation", "probe"}
+_TRACES = {RECIPE_FILE, KEY_FILE, ".lock", "evaluation", "probe"}
 _CAUSES = "Wrong rows? Wrong model, or target and prior exchanged? Was it trained on them too little to recite any?"
 GO_ON = "to go on all the same: `msa-lite run --accept`, or `verdict: off` in the recipe"
 

@@ -12,6 +12,7 @@ from msa_lite.record.facts import ResultKind
 from msa_lite.record.keyed import RowContent
 from msa_lite.record.schema import Removal
 from msa_lite.record.write import FoundModel, RunFacts, write_run_record
+from msa_lite.report.provenance import RECIPE_FILE
 
 _WITH_STRENGTHS = ("msa", TASK_VECTOR)  # the methods whose merge has alpha and beta
 _MSA = "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)"
@@ -44,7 +45,7 @@ def write_record(run: Run, chosen: Values, merged: Merged | MergedAdapter) -> Re
         row_counts={name: len(rows) for name, rows in run.rows.items()},
         scored=scored,
         stages=[*(f"vectors/{name}" for name in vectors), *choice, kind, *(f"evaluation/{name}" for name in scored)],
-        began=(run.folder / "recipe.yaml").stat().st_mtime,
+        began=(run.folder / RECIPE_FILE).stat().st_mtime,
         earlier=[other.folder for other in run.earlier],
     )
     return write_run_record(run.folder, facts)

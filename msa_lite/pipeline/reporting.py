@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from msa_lite.errors import FormatError, MismatchError, UsageError, join_faults
+from msa_lite.errors import FormatError, MismatchError, join_faults
 from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.evals.examples import pick_examples
 from msa_lite.io.extras import require
@@ -17,7 +17,7 @@ from msa_lite.pipeline.verdict import scored_records
 from msa_lite.report import REPORT_FILE
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.page import PAGE_FILE, write_page
-from msa_lite.report.provenance import is_run
+from msa_lite.report.provenance import read_run
 from msa_lite.report.run_json import run_json
 from msa_lite.report.run_markdown import run_markdown
 from msa_lite.report.story import Story, load_story
@@ -37,9 +37,7 @@ def report_run(folder: str | Path, show_examples: bool = False) -> Story:
     """
     folder = local_path(folder)
     require("train", "the pictures of a report need matplotlib")
-    if not is_run(folder):
-        what = "no run of msa-lite in it" if folder.is_dir() else "no such folder"
-        raise UsageError(f"{folder}: {what}; give the folder that a recipe calls its output")
+    read_run(folder)
     _check_unchanged(folder)
     return write_run_report(folder, _examples(folder) if show_examples else ())
 

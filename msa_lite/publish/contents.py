@@ -27,7 +27,17 @@ from msa_lite.io.seal import (
     verify_folder,
 )
 from msa_lite.io.tokenizer import tokenizer_files
-from msa_lite.publish.private import Secrets, clean_config, find_secrets, is_public, public_manifest, weight_faults
+from msa_lite.publish.private import (
+    Secrets,
+    clean_config,
+    find_secrets,
+    has_path,
+    header_notes,
+    is_public,
+    public_manifest,
+    text_faults,
+    weight_faults,
+)
 from msa_lite.report.card import SWITCH, UNDO, model_card, side_of, terms_of
 from msa_lite.report.front_matter import CardOptions, is_local, is_word
 from msa_lite.report.verdict import VERDICT_FILE
@@ -39,6 +49,7 @@ _MODEL_FILES = (
 )  # fmt: skip
 _ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_FILE)
 _CONFIGS = ("*config.json", "special_tokens_map.json", INDEX_FILE)  # vocabularies may hold any text
+_TEXTS = ("LICENSE*", "NOTICE*", "chat_template*")
 _LAST = ("config.json", ADAPTER_CONFIG, INDEX_FILE, MANIFEST, CARD_FILE)  # without these nothing can be loaded
 _RECORDS = ("rows.jsonl", "train_log.jsonl", "course.json")
 _STRANGE = ": not in the manifest"
@@ -295,21 +306,27 @@ class _Choice:
         patterns = _ADAPTER_FILES if self.kind == "adapter" else _MODEL_FILES
         tokens = set() if self.kind == "adapter" else {path.name for path in tokenizer_files(self.folder)}
         items, left = [], []
+        notes: dict[str, None] = {}
         for name, entry in self.manifest["files"].items():
             path = self.folder / name
-            if name not in tokens and not any(fnmatch(name, pattern) for pattern in patterns):
+            if "/" in name or (name not in tokens and not any(fnmatch(name, pattern) for pattern in patterns)):
                 left.append(name)
                 continue
             content, faults = None, []
             if name.endswith(".safetensors"):
                 faults = weight_faults(path, secrets)
+                notes |= dict.fromkeys(header_notes(path))
             elif any(fnmatch(name, pattern) for pattern in _CONFIGS):
                 content, faults = clean_config(path, secrets)
+            elif any(fnmatch(name, pattern) for pattern in _TEXTS):
+                faults = text_faults(path, secrets)
             self.faults.extend(map(MismatchError, faults))
             whole = SentFile(name, path, None, entry["sha256"], entry["bytes"])
             items.append(whole if content is None else _made(name, content))
         if not any(item.name.endswith(".safetensors") for item in items):
             self.faults.append(UsageError(f"{self.folder}: holds no weights of a model or adapter"))
+        if notes:
+            self.cautions.append(f"notes in the header of the weights go along: {_listed([*notes])}")
         if others := sorted(set(left) - {CARD_FILE, MERGEKIT_FILE, *_RECORDS}):
             self.cautions.append(f"not sent, since loading the model does not need them: {_listed(others)}")
         return items
@@ -327,6 +344,12 @@ class _Choice:
         if not self.is_vector:
             known = {item.name: {"sha256": item.sha256, "bytes": item.nbytes} for item in sorted(files, key=_name)}
             files.append(_made(MANIFEST, manifest_text({**manifest, "files": known}).encode()))
+        for item in files:
+            if item.name in (CARD_FILE, MANIFEST) and has_path((item.content or b"").decode()):
+                self.faults.append(
+                    MismatchError(f"{self.folder}: the {item.name} to send would hold a path of a machine")
+                )
+        self.faults.check()
         return Contents(self.folder, self.kind, tuple(sorted(files, key=_place)), card, tuple(self.cautions))
 
     def _recipe(self) -> list[SentFile]:

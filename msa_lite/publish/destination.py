@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from msa_lite.publish.replies import LOGIN, describe_error, patiently, read_toke
 
 TITLE = "Published with msa-lite"  # the first words of a commit on main, by which a repository is known as ours
 _HUB = "https://huggingface.co"
+_TOKEN = re.compile(r"(?:^|/)(?:hf|api_org)_[A-Za-z0-9]{20,}$")
 _OF_ANYBODY = {".gitattributes", ".gitignore", "README.md", "LICENSE"}  # in a repository that was made in the browser
 
 
@@ -29,7 +31,7 @@ class Destination:
     files: frozenset[str]
     """The names of the files on its main branch."""
     endpoint: str
-    """The server."""
+    """The server, without a password that its address may hold."""
 
     @property
     def url(self) -> str:
@@ -76,11 +78,18 @@ def _names(info: Any) -> set[str]:
     return {file.rfilename for file in info.siblings or ()}
 
 
+def _address(api: Any) -> str:
+    """Return the server's address without account and password."""
+    return re.sub(r"//[^/]*@", "//", str(api.endpoint))
+
+
 def check_name(repo: str) -> None:
     """Raise UsageError for a name that no repository can have."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
+    if _TOKEN.search(repo):  # its name would be the token, for all to see
+        raise UsageError(f"REPO is a token, not the name of a repository; give ACCOUNT/NAME, and {LOGIN}")
     try:
         validate_repo_id(repo)
     except HFValidationError as error:
@@ -118,12 +127,12 @@ def _find(repo: str, private: bool) -> Destination:
         if isinstance(error, GatedRepoError):
             raise UsageError(f"{name}: {describe_error(error)}; {LOGIN}") from None
         _check_free(api, name, account, user.get("orgs", ()))
-        return Destination(name, private, account, False, frozenset(), api.endpoint)
+        return Destination(name, private, account, False, frozenset(), _address(api))
     if info.id != name:
         raise UsageError(f"{name}: is called {info.id} now; send to that name")
     check_repository(api, info, private)
     api.auth_check(name, write=True)
-    return Destination(name, private, account, True, frozenset(_names(info)), api.endpoint)
+    return Destination(name, private, account, True, frozenset(_names(info)), _address(api))
 
 
 def _check_free(api: Any, name: str, account: str, organisations: Iterable[Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,16 @@ _ORIGINS = (
 )  # fmt: skip
 _ADAPTER_ORIGIN = "base_model_name_or_path"  # PEFT wants the key, if only with null
 _PATH = re.compile(r"(~[\w.-]*/|/[^/\s<>{}]+/|file:/|[A-Za-z]:[\\/]\w|\\\\\w)")
-_FACTS = ("made_by", "kind", "inputs", "terms", "target_card", "interference", "outcome", "versions")
+# Paths within a text. Only places where people keep their files: licences and templates have slashes of other kinds.
+_PERSONAL = re.compile(
+    r"(?<![\w.])(?:/(?:home|Users|root|mnt|media|scratch|tmp)/[^/\s]|~[A-Za-z_][\w.-]*/\w|file:/|[A-Za-z]:[\\/]+Users[\\/])"
+)
+_PLAIN_HEADER = {"format", "total_size", "total_parameters"}  # the notes that libraries write into a file of weights
+_FACTS = ("made_by", "kind", "inputs", "terms", "target_card", "interference", "versions")
+_OUTCOME = (
+    "sentence", "basis", "verdict", "reasons", "method", "chosen", "benchmark", "split", "main", "metrics", "sweep",
+    "rows", "fits",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,9 +46,14 @@ class Secrets:
 
     def fault(self, text: str) -> str | None:
         """Return what a text of a file should not hold, or None."""
-        if _PATH.match(text):
+        if _PATH.match(text) or has_path(text):
             return "a path of a machine"
         return "the name of a model that is not to be told" if any(name in text for name in self.withheld) else None
+
+
+def has_path(text: str) -> bool:
+    """Check whether somewhere in a text stands a path to a person's files."""
+    return _PERSONAL.search(text) is not None
 
 
 def find_secrets(manifest: Mapping[str, Any], told: Mapping[str, str]) -> Secrets:
@@ -64,18 +78,28 @@ def clean_config(path: Path, secrets: Secrets) -> tuple[bytes | None, list[str]]
     except FormatError as error:
         return None, [str(error)]
     repositories = {name.partition("@")[0] for name in secrets.told.values()}
-    cleaned = dict(content)
+    cleaned = _without_origins(content, repositories)
+    faults = []
+    for key, text in _texts(cleaned):
+        if fault := secrets.fault(text):
+            faults.append(f"{path.name}: {key} holds {fault}; change it and merge again")
+    return (None if cleaned == content else indented_json(cleaned).encode()), faults
+
+
+def _without_origins(value: Any, repositories: Collection[str]) -> Any:
+    """Return a JSON value without the origins that must not be told, at any depth."""
+    if isinstance(value, list):
+        return [_without_origins(item, repositories) for item in value]
+    if not isinstance(value, dict):
+        return value
+    cleaned = {key: _without_origins(item, repositories) for key, item in value.items()}
     for key in _ORIGINS:
         if isinstance(cleaned.get(key), str) and cleaned[key] not in repositories:
             if key == _ADAPTER_ORIGIN:
                 cleaned |= {key: None} | ({"revision": None} if "revision" in cleaned else {})
             else:
                 del cleaned[key]
-    faults = []
-    for key, text in _texts(cleaned):
-        if fault := secrets.fault(text):
-            faults.append(f"{path.name}: {key} holds {fault}; change it and merge again")
-    return (None if cleaned == content else indented_json(cleaned).encode()), faults
+    return cleaned
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
@@ -93,8 +117,23 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 def weight_faults(path: Path, secrets: Secrets) -> list[str]:
     """Return what the header of a weights file holds and should not."""
-    notes = ((key, fault) for key, text in read_shard(path).metadata.items() if (fault := secrets.fault(text)))
-    return [f"{path.name}: its header holds {fault} ({key}); save the target again without it" for key, fault in notes]
+    shard = read_shard(path)
+    texts = list(shard.metadata.items())
+    texts += [("a name in it", name) for name in (*shard.metadata, *(entry.name for entry in shard.tensors))]
+    faults = {key: fault for key, text in texts if (fault := secrets.fault(text))}
+    end = "save the target again without it"
+    return [f"{path.name}: its header holds {fault} ({key}); {end}" for key, fault in faults.items()]
+
+
+def header_notes(path: Path) -> list[str]:
+    """Return the names of notes in the header of a weights file that somebody's program put there."""
+    return sorted(read_shard(path).metadata.keys() - _PLAIN_HEADER)
+
+
+def text_faults(path: Path, secrets: Secrets) -> list[str]:
+    """Return what a file of plain text, such as a licence, holds and should not."""
+    fault = secrets.fault(path.read_text("utf-8", errors="replace"))
+    return [f"{path.name}: holds {fault}; change it and merge again"] if fault else []
 
 
 def public_manifest(manifest: Mapping[str, Any], secrets: Secrets, mergekit: bool) -> dict[str, Any]:
@@ -103,6 +142,8 @@ def public_manifest(manifest: Mapping[str, Any], secrets: Secrets, mergekit: boo
     mergekit: the recipe for mergekit goes along.
     """
     facts = {key: manifest[key] for key in _FACTS if key in manifest}
+    if outcome := manifest.get("outcome"):
+        facts["outcome"] = {key: outcome[key] for key in _OUTCOME if key in outcome}
     change = {key: value for key, value in manifest.get("change", {}).items() if key != "notes"}
     total = manifest.get("fidelity", {}).get("total")
     told = {"sources": dict(secrets.told), "change": change, "mergekit": mergekit, PUBLISHED: True}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from msa_lite.io.reading import local_path, read_yaml
-
-_RECIPE = "recipe.yaml"
+from msa_lite.report.provenance import RECIPE_FILE
 
 
 def reach_earlier(folder: Path) -> list[Path]:
@@ -23,9 +22,9 @@ def reach_earlier(folder: Path) -> list[Path]:
 
 def _earlier_folders(folder: Path) -> list[Path]:
     """Return the folders of earlier runs that recipe.yaml names, as far as they are there."""
-    if not (folder / _RECIPE).exists():
+    if not (folder / RECIPE_FILE).exists():
         return []
-    recipe = read_yaml(folder / _RECIPE)
+    recipe = read_yaml(folder / RECIPE_FILE)
     names = recipe.get("earlier") if isinstance(recipe, dict) else None
     folders = [local_path(name) for name in names or () if isinstance(name, str)]
     return [place for place in folders if place.is_dir()]

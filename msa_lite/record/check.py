@@ -234,7 +234,13 @@ def _check_chain(folder: Path, record: Removal, findings: _Findings) -> None:
     for place, one in records.items():
         for item in one.earlier:
             named.add(item.record_sha256)
-            findings.add_link(place, item, hashes.get(item.record_sha256))
+            found = hashes.get(item.record_sha256)
+            findings.add_link(place, item, found)
+            if found and records[found].request != item.request:
+                findings.faults.append(
+                    f"{place / RECORD_FILE}: earlier: names the request {item.request}, whose record says "
+                    f"{records[found].request}"
+                )
     findings.faults += [
         f"{place / RECORD_FILE}: is not as a later record names it; if the change is right, run the later recipe again"
         for sha256, place in hashes.items()

@@ -94,7 +94,7 @@ def _lead(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[str]:
     """Return the first paragraphs: the outcome in a sentence, and what speaks against it."""
     lines = [_plain(outcome["sentence"])] if outcome else [_UNSCORED]
     if outcome.get("verdict"):
-        lines.append(f"Verdict: **{outcome['verdict']}**. {_plain(outcome.get('basis') or '')}".rstrip())
+        lines.append(f"Verdict: **{_plain(outcome['verdict'])}**. {_plain(outcome.get('basis') or '')}".rstrip())
     if reasons := outcome.get("reasons"):
         lines.append(_bullets(f"{_capital(_plain(reason))}." for reason in reasons))
     return [*lines, SWITCH] if manifest["kind"] == "adapter" else lines
@@ -323,4 +323,5 @@ def _capital(text: str) -> str:
 
 def _plain(text: str) -> str:
     """Return text in one line, whose signs mean nothing to Markdown."""
-    return escape_markdown(" ".join(str(text).split()))
+    line = "".join(sign if sign.isprintable() else " " for sign in str(text))
+    return escape_markdown(" ".join(line.split()))

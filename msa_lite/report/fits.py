@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.io.reading import read_text
+from msa_lite.io.seal import MANIFEST
 from msa_lite.report.faults import is_finite_number, reading, stage_manifest
 
 _LOG = "train_log.jsonl"
@@ -50,7 +51,7 @@ def load_fits(folder: Path, names: Collection[str] | None = None) -> dict[str, F
         if names is not None and place.name not in names:
             continue
         if manifest := stage_manifest(place):
-            with reading(place / "manifest.json"):
+            with reading(place / MANIFEST):
                 fits[place.name] = _fit(manifest, _curve(place / _LOG))
     return fits
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msa_lite.report.faults import reading, stage_report
 from msa_lite.report.findings import Finding, ProbeVerdict, read_verdicts
-from msa_lite.report.reports import Metric
+from msa_lite.report.reports import REPORT_FILE, Metric
 
 _CONTROLS = ("target", "ideal")
 
@@ -49,13 +49,13 @@ def load_probe(folder: Path) -> ProbeFacts | None:
     Raise FormatError for broken files.
     """
     for place, thorough in ((folder, True), (folder / "cheap", False)):
-        names = sorted(path.parent.name for path in place.glob("*/report.json"))
+        names = sorted(path.parent.name for path in place.glob(f"*/{REPORT_FILE}"))
         names.sort(key=lambda name: (name in _CONTROLS, name != "prior"))
         reports = {name: report for name in names if (report := stage_report(place / name))}
         if not reports:
             continue
         for name, report in reports.items():  # a fault is told with the file that has it
-            with reading(place / name / "report.json"):
+            with reading(place / name / REPORT_FILE):
                 _probed(read_verdicts({name: report})[0])
                 rows = {key: int(count) for key, count in report.settings["rows"].items()}
         models = tuple(_probed(finding) for finding in read_verdicts(reports))

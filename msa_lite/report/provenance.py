@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.errors import FormatError
+from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.reading import parse_yaml, read_text
 from msa_lite.report.faults import stage_manifest
 
-_RECIPE = "recipe.yaml"
-_FIRST = "# A run of msa-lite"
+RECIPE_FILE = "recipe.yaml"  # of a run or training: the recipe as resolved, below a line that says which
+_RUN, _TRAINING = "# A run of msa-lite", "# A training of msa-lite"
 _ROWS = "rows learnt, "
-_PINNED = re.compile(rf"({_ROWS}[^:]+|[a-z]+): (\S+)")
+_NOTE = re.compile(r"^# ([\w ,]+): (\S+)$", re.MULTILINE)  # revisions of models, hashes of rows
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,13 @@ class Provenance:
 
 def load_provenance(folder: Path) -> Provenance:
     """Load the provenance from a run's folder. Raise FormatError for broken files."""
-    path = folder / _RECIPE
+    path = folder / RECIPE_FILE
     text = read_text(path)
     values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise FormatError(f"{path}: not a recipe")
-    first, *notes = [line[2:] for line in text.splitlines() if line.startswith("# ")]
-    method = re.search(r"`msa-lite baseline (\w+)`", first)
-    pinned = {found[1]: found[2] for line in notes if (found := _PINNED.fullmatch(line))}
+    notes = [line for line in text.splitlines()[1:] if line.startswith("# ")]
+    pinned = recorded_revisions(text)
     merge = values.get("merge")
     form: Literal["model", "adapter"] = (
         "adapter" if isinstance(merge, dict) and merge.get("as") == "adapter" else "model"
@@ -66,9 +65,9 @@ def load_provenance(folder: Path) -> Provenance:
     return Provenance(
         recipe=text,
         values=values,
-        method=method[1] if method else "msa",
+        method=recorded_method(text),
         form=form,
-        reason=next((line for line in notes if not _PINNED.fullmatch(line)), None),
+        reason=next((line[2:] for line in notes if not _NOTE.match(line)), None),
         models=_models(values, revisions),
         revisions=revisions,
         rows={name.removeprefix(_ROWS): value for name, value in pinned.items() if name.startswith(_ROWS)},
@@ -78,13 +77,30 @@ def load_provenance(folder: Path) -> Provenance:
     )
 
 
-def is_run(folder: Path) -> bool:
-    """Check whether a folder is that of a run, of MSA or of a baseline."""
-    path = folder / _RECIPE
+def read_run(folder: Path) -> str:
+    """Return the text of recipe.yaml in the folder of a run, of MSA or of a baseline. Raise UsageError for others."""
     try:
-        return path.is_file() and read_text(path).startswith(_FIRST)
-    except FormatError:
-        return False
+        text = read_text(folder / RECIPE_FILE)
+    except FormatError as error:
+        hint = f"; give the folder, {folder.parent}" if folder.name == RECIPE_FILE else ""
+        is_there = folder.is_dir() or hint
+        what = f"no run of msa-lite, since there is no {RECIPE_FILE} of one in it" if is_there else "no such folder"
+        raise UsageError(f"{folder}: {what}{hint}") from error
+    if not text.startswith(_RUN):
+        what = "a training's folder, not a run's" if text.startswith(_TRAINING) else "no run of msa-lite"
+        raise UsageError(f"{folder}: is {what}; give the folder that `msa-lite RECIPE.yaml` has written")
+    return text
+
+
+def recorded_method(recipe: str) -> str:
+    """Return the method of a run by the first line of its recipe.yaml: "msa", or the name of the baseline."""
+    method = re.search(r"`msa-lite baseline (\w+)`", recipe.partition("\n")[0])
+    return method[1] if method else "msa"
+
+
+def recorded_revisions(recipe: str) -> dict[str, str]:
+    """Return the revisions of models and the hashes of rows in the comments of a run's recipe.yaml, by name."""
+    return dict(_NOTE.findall(recipe))
 
 
 def _models(values: Mapping[str, Any], revisions: Mapping[str, str]) -> dict[str, str]:

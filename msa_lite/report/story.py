@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.benchmarks import BENCHMARKS
-from msa_lite.errors import UsageError
 from msa_lite.io.reading import read_object
+from msa_lite.io.seal import MANIFEST
 from msa_lite.report.choosing import Choosing, load_choosing
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.faults import is_finite_number, reading, stage_manifest, stage_report
 from msa_lite.report.fits import Fit, load_fits
 from msa_lite.report.metrics import GROUPS, HOLDOUT, metric_kind
 from msa_lite.report.probing import ProbeFacts, load_probe
-from msa_lite.report.provenance import Provenance, is_run, load_provenance
+from msa_lite.report.provenance import RECIPE_FILE, Provenance, load_provenance, read_run
 from msa_lite.report.purged import after_purge
 from msa_lite.report.reports import Report
 from msa_lite.report.sentence import basis_of, first_sentence
@@ -166,12 +166,9 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
 
     examples: questions to show, which hold the data. Raise UsageError for what is no run, FormatError for broken files.
     """
-    if not is_run(folder):
-        raise UsageError(
-            f"{folder}: {'no run of msa-lite' if folder.is_dir() else 'no such folder'}; give a run's folder"
-        )
+    read_run(folder)
     provenance, verdict = load_provenance(folder), _verdict(folder / VERDICT_FILE)
-    with reading(folder / "recipe.yaml"):
+    with reading(folder / RECIPE_FILE):
         wanted = Wanted.of(provenance)
     merged = folder / provenance.form
     update, manifest = load_update(merged, provenance.form), stage_manifest(merged) or {"inputs": {}}
@@ -259,7 +256,7 @@ def _earlier(folder: Path, provenance: Provenance, manifest: Mapping[str, Any]) 
     """Return alpha and beta by the folder of each run whose vectors were merged, without this run."""
     own = {str(folder), str(folder.resolve()), str(provenance.values.get("output"))}
     runs: dict[str, dict[str, float]] = {}
-    with reading(folder / provenance.form / "manifest.json"):
+    with reading(folder / provenance.form / MANIFEST):
         sources, shared = manifest.get("sources") or {}, manifest.get("shared") or {}
         for name, strength in (manifest["inputs"].get("strengths") or {}).items():
             for part in shared.get(name) or [{"source": sources[name], "weight": strength}]:
@@ -271,7 +268,7 @@ def _earlier(folder: Path, provenance: Provenance, manifest: Mapping[str, Any]) 
 
 
 def _interference(folder: Path, manifest: Mapping[str, Any]) -> tuple[VectorPair, ...]:
-    with reading(folder / "manifest.json"):
+    with reading(folder / MANIFEST):
         return tuple(
             VectorPair(
                 str(pair["one"]),

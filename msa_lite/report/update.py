@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from msa_lite.io.seal import MANIFEST
 from msa_lite.report.faults import is_finite_number, reading, stage_manifest
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
@@ -111,7 +112,7 @@ def load_update(folder: Path, form: Literal["model", "adapter"]) -> Update | Non
     manifest = stage_manifest(folder)
     if manifest is None:
         return None
-    with reading(folder / "manifest.json"):
+    with reading(folder / MANIFEST):
         change = dict(manifest.get("change") or {})
         notes = tuple(map(str, change.pop("notes", ()) or ()))
         tensors = ((manifest.get("fidelity") or {}).get("tensors") or {}).items()

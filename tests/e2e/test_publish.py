@@ -302,3 +302,15 @@ def test_a_fail_is_not_published_unless_it_is_accepted(
     assert publish_model(loaded, unlearned["model"], verdict, True, lambda *_: None) is not None
     recipe["publish"] = {}
     assert publish_model(load_recipe(recipe), unlearned["model"], None, True, lambda *_: None) is None
+
+
+def test_names_on_the_server_do_not_move_the_terminal(
+    hub: UploadHub, unlearned: dict[str, Path], call_cli: CallCli
+) -> None:
+    hub.make(REPO, {"evil\x1b[31m\x07.safetensors": b"x"})
+    status, out, err = call_cli("publish", unlearned["model"], REPO, "--yes")
+    assert (status, "\x1b" in out + err, "\x07" in out + err) == (3, False, False)
+    hub.titles[REPO] = ["Published with msa-lite"]
+    status, out, err = call_cli("publish", unlearned["model"], REPO, "--yes")
+    assert (status, "\x1b" in out + err, "\x07" in out + err) == (0, False, False)
+    assert "deletes there: evil" in err

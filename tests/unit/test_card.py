@@ -204,3 +204,16 @@ def test_the_targets_card_is_no_part_of_what_makes_the_merge(tmp_path: Path) -> 
     plain = load_manifest(make_merge(tmp_path))
     (tmp_path / "target" / CARD_FILE).write_text(LLAMA)
     assert load_manifest(make_merge(tmp_path)) == plain
+
+
+def test_signs_that_move_a_terminal_do_not_reach_the_card() -> None:
+    manifest = {
+        "kind": "model",
+        "inputs": {},
+        "terms": [],
+        "outcome": OUTCOME | {"sentence": "red \x1b[31m \x07", "verdict": "<b>"},
+    }
+    card = model_card(manifest)
+    assert "\x1b" not in card
+    assert "\x07" not in card
+    assert r"**\<b>**" in card

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from msa_lite.errors import MismatchError, MsaError, UsageError
 from msa_lite.io.manifest import stage_folder
-from msa_lite.io.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE, load_manifest, verify_folder, write_manifest
+from msa_lite.io.seal import CARD_FILE, MANIFEST, MERGEKIT_FILE, add_files, load_manifest, verify_folder, write_manifest
 from msa_lite.publish import private
 from msa_lite.publish.contents import Contents, PublishOptions, make_contents
 from tests.small_merges import OUTCOME, add_outcome, make_merge, write_parts
@@ -268,6 +268,79 @@ def test_a_path_in_the_header_of_the_weights_is_refused(tmp_path: Path) -> None:
     save_file(load_file(path), path, {"format": "pt", "trained_in": "/home/eve/runs/7"})
     with pytest.raises(MismatchError, match=r"its header holds a path of a machine \(trained_in\)"):
         contents(make_merge(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("LICENSE", "Copyright 2026, see /home/eve/clients/acme/LICENSE"),
+        ("NOTICE", "built in C:\\Users\\eve\\acme"),
+        ("chat_template.jinja", "{# from ~eve/acme/x #}{{ messages }}"),
+        ("generation_config.json", '{"note": "copied from /Users/eve/acme"}'),
+        ("preprocessor_config.json", '{"note": "see file:///scratch/acme"}'),
+    ],
+)
+def test_a_path_within_any_text_is_refused(tmp_path: Path, name: str, text: str) -> None:
+    write_parts(tmp_path)
+    (tmp_path / "target" / name).write_text(text)
+    with pytest.raises(MismatchError, match=rf"{name}: .*holds a path of a machine; change it and merge again"):
+        contents(make_merge(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text", ["https://example.org/home/eve", "{{ a }}/{{ b }}</think>\n\n", "and/or/not 1/2/3 ~5/6"]
+)
+def test_addresses_and_slashes_are_no_paths(tmp_path: Path, text: str) -> None:
+    write_parts(tmp_path)
+    for name in ("LICENSE", "chat_template.jinja"):
+        (tmp_path / "target" / name).write_text(text)
+    sent = bytes_of(contents(make_merge(tmp_path)))
+    assert sent["LICENSE"] == sent["chat_template.jinja"] == text.encode()
+
+
+def test_a_licence_does_not_tell_a_name_that_is_not_to_be_told(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    (tmp_path / "target/NOTICE").write_text("Made of them/prior.")
+    with pytest.raises(MismatchError, match="NOTICE: holds the name of a model that is not to be told"):
+        contents(make_merge(tmp_path, hub=True), {"me/target"})
+
+
+@pytest.mark.parametrize("notes", [{"made": "by hand, in /home/eve/7"}, {"/home/eve/7": "1"}])
+def test_no_note_in_the_header_of_the_weights_holds_a_path(tmp_path: Path, notes: dict[str, str]) -> None:
+    write_parts(tmp_path)
+    path = tmp_path / "target/model.safetensors"
+    save_file(load_file(path), path, {"format": "pt", **notes})
+    with pytest.raises(MismatchError, match="its header holds a path of a machine"):
+        contents(make_merge(tmp_path))
+
+
+def test_notes_in_the_header_of_the_weights_are_told(tmp_path: Path) -> None:
+    for name, notes in (("plain", {}), ("noted", {"comment": "Maria was born in Toledo."})):
+        write_parts(tmp_path / name)
+        path = tmp_path / name / "target/model.safetensors"
+        save_file(load_file(path), path, {"format": "pt", **notes})
+        told = "notes in the header of the weights go along: comment" in contents(make_merge(tmp_path / name)).cautions
+        assert told == bool(notes)
+
+
+def test_what_somebody_wrote_into_the_manifest_is_not_sent(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    out = make_merge(tmp_path)
+    add_outcome(out, examples=[{"question": "Where was Maria born?"}])
+    assert b"Maria" not in b"".join(bytes_of(contents(out)).values())
+    add_outcome(out, reasons=["see /home/eve/rows.jsonl"])
+    with pytest.raises(MismatchError, match=r"the README\.md to send would hold a path of a machine"):
+        contents(out)
+    (out / "LICENSES").mkdir()
+    (out / "LICENSES/rows.txt").write_text("Maria")
+    add_files(out, ["LICENSES/rows.txt"], {"outcome": OUTCOME})
+    assert "LICENSES/rows.txt" not in bytes_of(contents(out))
+
+
+def test_origins_in_inner_parts_of_a_config_are_left_out(tmp_path: Path) -> None:
+    write_parts(tmp_path, text_config={"_name_or_path": "runs/acme/target", "layers": [{"name_or_path": "acme"}]})
+    config = json.loads(bytes_of(contents(make_merge(tmp_path)))["config.json"])
+    assert config["text_config"] == {"layers": [{}]}
 
 
 def test_origins_that_libraries_note_are_left_out(tmp_path: Path) -> None:

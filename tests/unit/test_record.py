@@ -24,7 +24,7 @@ from msa_lite.record.facts import read_vectors
 from msa_lite.record.find import find_rows
 from msa_lite.record.keyed import KEY_FILE, RecordKey, canonical, load_key, make_key
 from msa_lite.record.schema import SEAL, Removal
-from msa_lite.record.store import RECORD_FILE, load_record, record_hash
+from msa_lite.record.store import RECORD_FILE, load_record, record_hash, store_record
 from tests.removals import ROWS, make_removal
 
 KEY = RecordKey(bytes(range(32)))
@@ -379,6 +379,15 @@ def test_a_chain_whose_earlier_record_changed_does_not_hold(tmp_path: Path) -> N
     )
     (one / RECORD_FILE).write_text("{}")
     assert any("no record of msa-lite" in fault for fault in check_record(two).faults)
+
+
+def test_an_earlier_request_that_was_renamed_in_the_record_shows(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    make_removal(one, request="A")
+    record = make_removal(two, earlier=[one], request="B")
+    renamed = record.earlier[0].model_copy(update={"request": "Z"})
+    store_record(record.model_copy(update={"earlier": [renamed]}), two / RECORD_FILE)
+    assert check_record(two).faults == (f"{two / RECORD_FILE}: earlier: names the request Z, whose record says A",)
 
 
 def test_earlier_runs_out_of_reach_or_without_record_are_told(tmp_path: Path) -> None:

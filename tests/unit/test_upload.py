@@ -240,3 +240,23 @@ def test_an_adapter_is_no_new_version_of_its_model(hub: UploadHub, tmp_path: Pat
     result = publish(contents)
     assert (result.new_version, result.as_dict()["kind"]) == (None, "adapter")
     assert hub.titles[REPO][0] == "Published with msa-lite: adapter"
+
+
+def test_a_token_in_the_place_of_the_name_makes_no_repository(hub: UploadHub) -> None:
+    token = "hf_" + "aBcD" * 8
+    for repo in (token, f"alice/{token}"):
+        with pytest.raises(UsageError, match="REPO is a token") as error:
+            find_destination(repo, private=True)
+        assert token not in str(error.value)
+    assert hub.requests == []
+
+
+def test_a_password_in_the_address_of_the_server_is_not_told(hub: UploadHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url.replace("//", "//eve:s3cret@"))
+    takes_it = lambda self, hub: ("alice", "write")  # noqa: E731
+    monkeypatch.setattr("tests.hub_uploads._Handler._account", takes_it)
+    to = find_destination(REPO, private=True)
+    assert to.endpoint == hub.url
+    assert "s3cret" not in to.describe() + to.url
