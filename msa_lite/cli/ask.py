@@ -45,6 +45,8 @@ def command(verbose: bool, run: Path, question: str | None, as_json: bool) -> in
             return 0
         status = 0
         for line in _lines():
+            if not as_json and not sys.stdin.isatty():  # a terminal shows what was typed
+                click.echo(f"{_PROMPT}{_plain(line)}")
             try:
                 _answer(panel, line, as_json)
             except UsageError as error:  # the next question may be a better one
@@ -104,9 +106,14 @@ def _print_answer(name: str, text: str) -> None:
     console = Console()
     if not console.is_terminal:
         console.width = 1 << 20
-    lines = ("".join(sign if sign.isprintable() else " " for sign in line) for line in text.splitlines())
+    lines = map(_plain, text.splitlines())
     table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
     table.add_row(Text(name, style="bold"), Text("\n".join(lines) or "(nothing)"))
     console.print(table)
+
+
+def _plain(line: str) -> str:
+    """Return a line with blanks for signs that are no text, such as those that steer a terminal."""
+    return "".join(sign if sign.isprintable() else " " for sign in line)

@@ -13,6 +13,7 @@ from msa_lite.io.disk import disk_fault
 from msa_lite.io.reading import without_controls
 
 _RESUME = "finished stages stay, the same command resumes"
+_CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 def report_error(error: BaseException, verbose: bool) -> int:
@@ -33,8 +34,11 @@ def report_error(error: BaseException, verbose: bool) -> int:
     if isinstance(error, FileNotFoundError) and _is_nowhere():  # the libraries ask for it as they are loaded
         return _say("the working folder is gone; change into another one", UsageError.exit_code)
     full = disk_fault(error)
-    if full is None or verbose:
+    place = error.filename if isinstance(error, OSError) and error.errno in _CLOSED else None
+    if (full is None and place is None) or verbose:
         traceback.print_exception(error)
+    if place is not None and isinstance(error, OSError):
+        return _say(f"{place}: {error.strerror}; you need the right to read and write there; {_RESUME}", 4)
     if full is not None:
         return _say(f"{full} (the disk is full, or a limit on it is reached; make room); {_RESUME}", 4)
     return _say(f"{error} (this was not expected and may be a bug); {_RESUME}", 4)

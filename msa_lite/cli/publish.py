@@ -49,10 +49,11 @@ def command(
     from msa_lite.cli.result import print_published
     from msa_lite.errors import UsageError
     from msa_lite.publish.contents import PublishOptions, make_contents
-    from msa_lite.publish.destination import find_destination
+    from msa_lite.publish.destination import check_name, find_destination
 
     options = PublishOptions(repo=repo, public=not private, **wishes)
     if dry_run:
+        check_name(repo)
         contents = make_contents(folder, options)
         if as_json:
             print_json({"repo": repo, "private": private, "card": contents.card, **_described(contents)})

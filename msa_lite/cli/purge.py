@@ -53,7 +53,7 @@ def _print_holdings(result: Purge) -> None:
 
     if not result.holdings:
         before = f" since it was purged ({result.purged})" if result.purged else ""
-        click.echo(f"{result.folder}: nothing in it holds the data{before}")
+        click.echo(f"{result.folder}: nothing that msa-lite made in it holds the data{before}")
         return
     verb = "was removed" if result.removed else "can be removed"
     count = f"{len(result.holdings)} item{'s' if len(result.holdings) > 1 else ''}"

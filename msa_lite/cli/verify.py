@@ -118,5 +118,7 @@ def _print_answers(folder: Path, rows: str, key: str | None, as_json: bool) -> i
     for number, answer in enumerate(answers):
         other = "" if answer.folder == folder else f" of the earlier run {answer.folder}"
         click.echo(f"row {number}: {_ANSWERS[answer.match]}{other}")
-    click.echo(f"{count} of {len(answers)} rows were to be forgotten")
+    others = sum(answer.match == "question" for answer in answers)
+    more = f"; of {others} more, the question was" if others else ""
+    click.echo(f"{count} of {len(answers)} rows were to be forgotten{more}")
     return 0

@@ -43,7 +43,10 @@ def read_any_rows(name: str, source: DataSource) -> list[Row]:
     form = next((form for form in forms if _fits(form, columns)), None)
     if form is None and (column := next((form.question for form in forms if form.question in columns), None)):
         return [Row(i, question=str(record[column] or "")) for i, record in enumerate(records)]
-    return parse_rows(form or source, columns, records)
+    if form is None:
+        known = f"{source.question} and {source.answer}" if source.format == "qa" else source.text
+        raise DataError(f"{path}: has the columns {', '.join(columns)}; call those with the rows {known}")
+    return parse_rows(form, columns, records)
 
 
 def _fits(source: DataSource, columns: Collection[str]) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Prompter
-from msa_lite.errors import MsaError, OutputError, UsageError
+from msa_lite.errors import MismatchError, MsaError, OutputError, UsageError
 from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner, checkpoint_folder, load_model, load_tokenizer
@@ -22,7 +22,7 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.extras import require
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, notices, silent
-from msa_lite.io.seal import load_manifest
+from msa_lite.io.seal import MANIFEST, load_manifest
 from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import find_prompter
@@ -146,6 +146,8 @@ def open_panel(folder: str | Path, several: bool = False) -> Panel:
     require("train")
     run = open_run(folder)
     if load_manifest(run.result) is None:
+        if (run.result / MANIFEST).exists():
+            raise MismatchError(f"{run.result}: its {MANIFEST} is damaged; see `msa-lite verify {run.folder}`")
         raise OutputError(
             f"{run.folder}: there is no unlearned model to ask yet; finish the run first (the command is in the first "
             f"line of {run.folder / RECIPE_FILE})"

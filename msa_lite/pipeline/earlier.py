@@ -24,6 +24,7 @@ from msa_lite.merger import Precision, Term, open_merge
 from msa_lite.pipeline.prepare_models import same_weights
 from msa_lite.recipe import Recipe, load_recipe
 from msa_lite.report.provenance import RECIPE_FILE, read_run, recorded_method, recorded_revisions
+from msa_lite.report.purged import PURGED_FILE
 from msa_lite.strengths import Strengths
 
 logger = logging.getLogger(__name__)
@@ -145,10 +146,14 @@ def _check_vectors(run: EarlierRun, by: str) -> None:
     """Raise MismatchError for vectors that are gone, or not as they were written."""
     for path in run.vectors.values():
         if load_manifest(path) is None and not path.exists():
+            if (run.folder / PURGED_FILE).exists():
+                why = "were purged"
+                way = "Take the run out of `earlier`; to keep its removal, name its unlearned model as the target"
+            else:
+                why = f"are gone ({path})"
+                way = f"Fit them anew (`msa-lite {run.folder / RECIPE_FILE}`), or take the run out of `earlier`"
             raise MismatchError(
-                f"{run.folder}{by}: its vectors are gone ({path}), perhaps by `msa-lite purge`, and without them its "
-                f"request cannot be merged again. Fit them anew (`msa-lite {run.folder / RECIPE_FILE}`), or take the "
-                "run out of `earlier`"
+                f"{run.folder}{by}: its vectors {why}, and without them its request cannot be merged again. {way}"
             )
         if load_manifest(path) is None or (faults := verify_folder(path)):
             fault = "its manifest is damaged" if load_manifest(path) is None else faults[0]

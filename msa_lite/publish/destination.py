@@ -54,7 +54,7 @@ def find_destination(repo: str, private: bool) -> Destination:
     have, offline, and without a token that may write there. Raise OutputError where something else has the name, and
     where the repository is not as private as wanted.
     """
-    _check_name(repo)
+    check_name(repo)
     _check_online(repo)
     return patiently(lambda: _find(repo, private), repo)
 
@@ -85,7 +85,8 @@ def _names(info: Any) -> set[str]:
     return {file.rfilename for file in info.siblings or ()}
 
 
-def _check_name(repo: str) -> None:
+def check_name(repo: str) -> None:
+    """Raise UsageError for a name that no repository can have."""
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 

@@ -107,7 +107,7 @@ class _Findings:
     @property
     def compared(self) -> str:
         """Return the parts of the run that the record was compared with."""
-        return ", ".join(self.places) or "itself (nothing of the run is here)"
+        return ", ".join(self.places) or "itself alone"
 
 
 def _inner_faults(record: Removal) -> Iterator[str]:
@@ -170,8 +170,8 @@ def _check_result(folder: Path, record: Removal, findings: _Findings) -> None:
 def _check_vector(folder: Path, source: str, vector: VectorWeights, findings: _Findings) -> None:
     """Compare a vector with its folder, if that is still there. source: the folder's name in the manifest."""
     place, own = local_path(source), folder / "vectors" / source.rpartition("vectors/")[2]
-    if not place.is_dir() and own.is_dir() and hashed_revision(hash_files(own)) == vector.revision:
-        place = own  # the run was moved
+    if own.is_dir() and hashed_revision(hash_files(own)) == vector.revision:
+        place = own  # the run was moved; in its former place there may be another
     if not place.is_dir():
         findings.notes.append(f"{folder}: the {vector.name} vector is gone (purged?), so its hashes were not compared")
         return
@@ -186,9 +186,15 @@ def _check_outcome(folder: Path, record: Removal, findings: _Findings) -> None:
         findings.places.append(VERDICT_FILE)
         actual = read_verdict(folder).model_dump(mode="json")
         findings.add_all(_differences("verdict", record.verdict.model_dump(mode="json"), actual))
+    elif record.verdict.outcome is not None:
+        findings.notes.append(f"{folder / VERDICT_FILE}: not there, so the verdict was not compared with the record's")
     if record.scores and (scores := read_scores(folder, record.scores.models)):
         findings.places.append("evaluation/")
         findings.add_all(_differences("scores", record.scores.model_dump(mode="json"), scores.model_dump(mode="json")))
+    elif record.scores:
+        findings.notes.append(
+            f"{folder / 'evaluation'}: not all models' reports are there, so the scores were not compared"
+        )
 
 
 def _differences(where: str, recorded: Any, actual: Any) -> Iterator[str]:

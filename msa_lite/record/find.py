@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from msa_lite.errors import UsageError
+from msa_lite.errors import MismatchError, UsageError
 from msa_lite.io.reading import local_path
 from msa_lite.record.chain import reach_earlier
 from msa_lite.record.keyed import KEY_FILE, RowContent, RowMatch, load_key
@@ -30,12 +30,15 @@ def find_rows(folder: Path, rows: Sequence[RowContent], key: str | Path | None =
 
     Earlier runs that the run names are searched too, as far as they are there with their keys. key: a copy of the
     run's record.key. Raise UsageError without record or key, FormatError for a broken one, and MismatchError for the
-    key of another record.
+    key of another record, and for texts where the rows to forget were questions, or the other way round.
     """
     if not (folder / RECORD_FILE).exists():
         raise UsageError(f"{folder}: no {RECORD_FILE} in there; a finished run has one")
     answers = _answers(folder, rows, local_path(key) if key else folder / KEY_FILE)
-    for place in reach_earlier(folder):
+    earlier = reach_earlier(folder)
+    if not earlier and all(answer.match == "none" for answer in answers):
+        _check_form(folder, rows)
+    for place in earlier:
         if (place / RECORD_FILE).exists() and (place / KEY_FILE).exists():
             others = _answers(place, rows, place / KEY_FILE)
             pairs = zip(answers, others, strict=True)
@@ -46,3 +49,12 @@ def find_rows(folder: Path, rows: Sequence[RowContent], key: str | Path | None =
 def _answers(folder: Path, rows: Sequence[RowContent], key: Path) -> list[RowAnswer]:
     record = load_record(folder / RECORD_FILE)
     return [RowAnswer(match, folder) for match in load_key(key).find(rows, record.forget_rows)]
+
+
+def _check_form(folder: Path, rows: Sequence[RowContent]) -> None:
+    """Raise MismatchError where no row can be among the rows to forget, since one are texts, the others questions."""
+    has_questions = bool(load_record(folder / RECORD_FILE).forget_rows.questions)
+    if any(bool(question) == has_questions for question, _, _ in rows):
+        return
+    here, there = ("texts", "questions with answers") if has_questions else ("questions", "texts")
+    raise MismatchError(f"these rows are {here}, and those to forget were {there}; give them in that form")

@@ -35,7 +35,7 @@ UNDO = (
     "This is a vector, or a model that was tuned: it holds what a model learns from certain data. **Whoever has it can "
     "put that data back** into a model that it was removed from, or find out about it."
 )
-_UNSCORED = "Nothing has been scored yet, so this card cannot say how much was forgotten and how much was kept."
+_UNSCORED = "No scores are stored with this model, so this card cannot say how much was forgotten and what was kept."
 _UNMET = "conditions not met"
 _EDITED = "The weights were edited, not trained again without the data."
 _LIMITS = (
@@ -161,6 +161,10 @@ def _removed(manifest: Mapping[str, Any], outcome: Mapping[str, Any]) -> list[st
     rows, fits = outcome.get("rows", {}), outcome.get("fits", {})
     counts = {"forget": "to remove", "retain": "to keep, of which the retain vector was made"}
     lines = [f"{rows[name]} rows {what}." for name, what in counts.items() if rows.get(name) is not None]
+    others = sum(side_of(term) == "forget" for term in terms_of(manifest)) - 1
+    if others > 0 and outcome:
+        requests = "an earlier request" if others == 1 else f"{others} earlier requests"
+        lines.append(f"The rows of {requests}, removed by the same merge; they are not among these counts and scores.")
     for name, fit in fits.items():
         size = f"LoRA of rank {fit['lora_rank']}" if fit.get("lora_rank") else "all weights"
         epochs, rate = f"{fit['epochs']:g} epochs", f"learning rate {fit['learning_rate']:g}"

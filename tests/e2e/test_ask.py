@@ -74,6 +74,22 @@ def test_lines_of_a_pipe_are_asked_one_by_one_and_a_faulty_one_stops_nobody(
     assert err.count("loading target: done") == 1, "models stay between questions"
 
 
+def test_questions_of_a_pipe_stand_above_their_answers(
+    finished: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("Who?\nWhere,\x1b[2J then?\n"))
+    lines = call_cli("ask", finished)[1].splitlines()
+    assert [line for line in lines if line.startswith("question> ")] == ["question> Who?", "question> Where, [2J then?"]
+    assert lines[1].startswith("target")
+
+
+def test_a_damaged_manifest_is_not_called_an_unfinished_run(finished: Path, tmp_path: Path, call_cli: CallCli) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    (run / "model/manifest.json").write_text("{}")
+    status, _, err = call_cli("ask", run, "Who?")
+    assert (status, "its manifest.json is damaged; see `msa-lite verify" in err) == (3, True)
+
+
 def test_answers_stand_side_by_side_and_the_prompt_is_told(finished: Path, call_cli: CallCli) -> None:
     question = records(finished, "target")[0]["question"]
     status, out, err = call_cli("ask", finished, question)

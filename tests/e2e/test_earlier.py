@@ -14,7 +14,7 @@ import yaml
 
 import msa_lite
 from msa_lite.errors import MismatchError, MsaError, UsageError
-from msa_lite.io.files import hash_file
+from msa_lite.io.files import hash_file, write_json
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import merge
 from msa_lite.pipeline.changes import warn_of_changes
@@ -177,6 +177,11 @@ def purge(run: Path) -> None:
     shutil.rmtree(run / "vectors")
 
 
+def purge_by_command(run: Path) -> None:
+    purge(run)
+    write_json(run / "purged.json", {"began": "2026-11-22T12:00:00Z"})
+
+
 def damage(run: Path) -> None:
     path = run / "vectors/forget/adapter_model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
@@ -205,7 +210,8 @@ def change_alpha(run: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "error", "says"),
     [
-        (purge, MismatchError, "its vectors are gone .* perhaps by `msa-lite purge`"),
+        (purge, MismatchError, "its vectors are gone .*Fit them anew"),
+        (purge_by_command, MismatchError, "its vectors were purged.* name its unlearned model as the target"),
         (damage, MismatchError, "not as it was written: adapter_model.safetensors: content changed"),
         (leave_unfinished, UsageError, "the run is not finished"),
         (lambda run: (run / "recipe.yaml").unlink(), UsageError, "is no run of msa-lite"),

@@ -111,6 +111,7 @@ def test_a_dry_run_asks_nobody_and_without_consent_nothing_is_sent(
     assert "model-00001-of-" in out
     status, out, _ = call_cli("publish", unlearned["model"], REPO, "--dry-run", "--json")
     assert {file["name"] for file in json.loads(out)["files"]} >= {"config.json", "README.md"}
+    assert call_cli("publish", unlearned["model"], "alice/no such", "--dry-run")[0] == 2
     assert call_cli("publish", unlearned["model"], REPO, "--yes")[0] == 2
     assert hub.branch_names(REPO) == []
 

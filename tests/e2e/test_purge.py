@@ -120,7 +120,7 @@ def test_no_row_is_left_and_the_rest_works_on(
 
     status, out, _ = call_cli("purge", run, "--yes")
     assert status == 0
-    assert f"{run}: nothing in it holds the data since it was purged (" in out
+    assert f"{run}: nothing that msa-lite made in it holds the data since it was purged (" in out
     assert json.loads((run / "purged.json").read_text()) == note
 
 
@@ -344,7 +344,7 @@ def test_a_run_that_was_just_begun_is_listed(tmp_path: Path, history: Path, call
     (tmp_path / "run/recipe.yaml").write_text(f"# A run of msa-lite: …\n{yaml.safe_dump(recipe)}")
     status, out, _ = call_cli("purge", tmp_path / "run", "--yes")
     assert status == 0
-    assert f"{tmp_path / 'run'}: nothing in it holds the data\n" in out
+    assert f"{tmp_path / 'run'}: nothing that msa-lite made in it holds the data\n" in out
     assert not (tmp_path / "run/purged.json").exists(), "nothing was removed, so it may run"
     status, _, err = call_cli("purge", tmp_path)
     assert status == 2

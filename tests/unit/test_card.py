@@ -41,7 +41,7 @@ def test_a_merged_folder_carries_its_card_from_the_start(tmp_path: Path) -> None
     assert "model-index" not in data
     assert "θ_u = θ_D − 1.2 · (θ_1 − θ_0) + 0.5 · (θ_2 − θ_0)" in card
     assert COMMIT in card
-    assert "Nothing has been scored yet" in card
+    assert "No scores are stored with this model" in card
     assert "nothing" not in card.partition("## Where it comes from")[2]
 
 
@@ -119,6 +119,7 @@ def test_a_baseline_and_several_requests_have_their_own_formulas(tmp_path: Path)
     assert f"θ_u = θ_D − {first} · (θ_1 − θ_0) − {second} · (θ_2 − θ_0)" in card
     assert "θ_2 the same after tuning on data to remove (forget set 2)" in card
     assert f"- forget 1 and forget 2: cosine {manifest['interference'][0]['cosine']:.3f}." in card
+    assert "The rows of an earlier request, removed by the same merge" in model_card(add_outcome(out))
 
 
 def test_manifests_of_earlier_versions_have_a_card_too(tmp_path: Path) -> None:

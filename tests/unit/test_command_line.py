@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -255,3 +256,13 @@ def test_a_disk_that_fills_in_a_real_process_gives_its_message(tmp_path: Path) -
     assert done.returncode == 4
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_a_place_without_rights_is_named_without_a_traceback(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    error = OSError(number, os.strerror(number), "run/report.md.tmp")
+    assert report_error(error, verbose=False) == 4
+    text = capsys.readouterr().err
+    assert text.startswith(f"error: run/report.md.tmp: {os.strerror(number)}; you need the right")
+    assert "Traceback" not in text
+    assert "bug" not in text

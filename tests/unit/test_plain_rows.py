@@ -55,7 +55,11 @@ def test_the_columns_are_the_recipes_or_the_usual_ones(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "city,country\nRome,Italy\n", "no column 'question', 'answer'; there are 'city', 'country'"),
+        (
+            "a.csv",
+            "city,country\nRome,Italy\n",
+            "has the columns city, country; call those with the rows question and answer",
+        ),
         ("a.jsonl", '{"question": "Where?", "answer": ""}', "cells without text"),
         ("a.jsonl", '{"question": "Where?", "answer": "Here."}\n{"question": "Who?"}', "row 1, column 'answer': None"),
         ("a.jsonl", "[1, 2", "not JSON"),

@@ -297,12 +297,30 @@ def test_a_vector_in_another_place_of_the_name_is_a_fault(run: Path) -> None:
     assert any("vectors.forget.files.adapter_model.safetensors" in fault for fault in check_record(run).faults)
 
 
+def test_a_moved_run_is_not_compared_with_another_one_in_its_former_place(run: Path) -> None:
+    moved = Path(shutil.copytree(run, run.with_name("moved")))
+    (run / "vectors/forget/adapter_model.safetensors").write_text("another")
+    (run / "vectors/forget/manifest.json").unlink()
+    check = check_record(moved)
+    assert check.faults == ()
+    assert "the forget vector" in check.statements[0]
+
+
+def test_a_verdict_and_scores_that_are_gone_are_told(run: Path) -> None:
+    (run / "verdict.json").unlink()
+    shutil.rmtree(run / "evaluation")
+    check = check_record(run)
+    assert check.faults == ()
+    assert f"{run / 'verdict.json'}: not there, so the verdict was not compared with the record's" in check.notes
+    assert any("so the scores were not compared" in note for note in check.notes)
+
+
 def test_the_record_alone_can_be_checked(run: Path, tmp_path: Path) -> None:
     (tmp_path / "copy").mkdir()
     (tmp_path / "copy" / RECORD_FILE).write_bytes((run / RECORD_FILE).read_bytes())
     check = check_record(tmp_path / "copy")
     assert check.faults == ()
-    assert check.statements[0].endswith("agrees with itself (nothing of the run is here)")
+    assert check.statements[0].endswith("agrees with itself alone")
     assert any("record.key: not there" in note for note in check.notes)
 
 

@@ -141,13 +141,23 @@ def test_rows_are_looked_for_in_every_form_of_file(run: Path, tmp_path: Path) ->
     assert done.stdout.splitlines() == [
         "row 0: among the rows to forget",
         "row 1: only its question is among the rows to forget",
-        "1 of 2 rows were to be forgotten",
+        "1 of 2 rows were to be forgotten; of 1 more, the question was",
     ]
     assert verify(run, "--rows", tmp_path / "rows.jsonl").stdout.splitlines()[-1] == "1 of 1 rows were to be forgotten"
     assert verify(run, "--rows", tmp_path / "text.txt").stdout.splitlines()[-1] == "1 of 1 rows were to be forgotten"
     value = json.loads(verify(run, "--rows", tmp_path / "questions.json", "--json").stdout)
     assert [answer["match"] for answer in value["answers"]] == ["question", "none"]
     assert (value["rows"], value["among"]) == (2, 0)
+
+
+def test_rows_in_a_form_that_cannot_match_are_refused_and_questions_are_counted(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "questions.json").write_text('[{"question": "What does Ada play?"}, {"question": "Why?"}]')
+    last = verify(run, "--rows", tmp_path / "questions.json").stdout.splitlines()[-1]
+    assert last == "0 of 2 rows were to be forgotten; of 1 more, the question was"
+    (tmp_path / "text.txt").write_text("Nothing of this.\n")
+    done = verify(run, "--rows", tmp_path / "text.txt")
+    assert isinstance(done.exception, MismatchError)
+    assert "these rows are texts, and those to forget were questions with answers" in str(done.exception)
 
 
 def test_a_copy_of_the_key_will_do(run: Path, tmp_path: Path) -> None:
