@@ -147,6 +147,7 @@ def test_a_card_that_somebody_edited_stays(run: dict[str, Any], caplog: pytest.L
     assert verify_folder(model) == []
 
 
+@pytest.mark.slow
 def test_other_strengths_have_another_card(run: dict[str, Any]) -> None:
     result = msa_lite.run(run, ["forget.alpha=0.25", "retain.beta=0", "evaluate=null"])
     manifest, card = load_manifest(result.merged.folder), (result.merged.folder / CARD_FILE).read_text()

@@ -144,6 +144,7 @@ def test_alpha_is_chosen_for_the_model_that_is_written(second: dict[str, Any], f
     assert not [label for label in labels if "vector" in label]
 
 
+@pytest.mark.slow
 def test_runs_that_are_earlier_for_an_earlier_one_come_along_once(
     both: tuple[dict[str, Any], Path, str], first: Path, history: Path, tmp_path: Path
 ) -> None:

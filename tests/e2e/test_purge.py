@@ -221,6 +221,7 @@ msa_lite.run(sys.argv[1], progress=progress)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("label", "step", "left"),
     [("forget vector", 4, "vectors/forget.partial"), ("scores: target", 5, "evaluation/target.partial")],

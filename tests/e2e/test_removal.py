@@ -174,6 +174,7 @@ def test_a_baseline_has_a_record_of_its_own(small: dict[str, Any]) -> None:
     assert check_record(run).faults == ()
 
 
+@pytest.mark.slow
 def test_requests_chain(recipe: dict[str, Any], history: Path, tmp_path: Path, call_cli: CallCli) -> None:
     lines = (history / "data/forget.jsonl").read_text().splitlines(keepends=True)
     for name, part in {"one": lines[:9], "two": lines[9:]}.items():

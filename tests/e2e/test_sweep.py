@@ -53,8 +53,8 @@ def choice_of(run: Path) -> Any:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Hashes of everything below a folder, but for what names paths."""
-    skip = {"recipe.yaml", "manifest.json", ".lock", "mergekit_config.yml"}
+    """Hashes of everything below a folder, but for what names paths, and the card, which a run completes."""
+    skip = {"recipe.yaml", "manifest.json", ".lock", "mergekit_config.yml", "README.md"}
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in skip)
     return {str(path.relative_to(folder)): hash_file(path) for path in files}
 
