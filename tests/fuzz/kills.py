@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import random
+import re
 import shutil
 import signal
 import time
@@ -23,6 +24,8 @@ _HANG = 120.0  # seconds; a whole run with fits
 _WORK = {"home"}
 # Names that hold times or the like in any run, killed or not.
 _VARY = ("train_log.jsonl", "work.json")
+_KEYED = ("record.key", "record.json")
+_KEYED_HASH = re.compile(rb"hmac-sha256:[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -166,12 +169,16 @@ def _of_rerun(
 
 
 def _contents(root: Path, inputs: dict[str, str]) -> dict[str, bytes]:
-    """Return the bytes of each file that is no input, by path."""
+    """Return the bytes of each file that is no input, by path.
+
+    Each run has a random key of its own, so hashes made with it do not count, and of key and record only that they are
+    there.
+    """
     found = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
         if name not in inputs and name.split("/")[0] not in _WORK and path.is_file() and path.name not in _VARY:
-            found[name] = path.read_bytes()
+            found[name] = b"" if path.name in _KEYED else _KEYED_HASH.sub(b"", path.read_bytes())
     return found
 
 
