@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msa_lite.benchmarks import BENCHMARKS, OWN
 from msa_lite.errors import FormatError
 from msa_lite.io.reading import YAML_LIMIT, parse_yaml, read_text
 from msa_lite.io.seal import CARD_FILE
@@ -19,7 +20,6 @@ _LONGEST_CARD = 4 << 20  # bytes
 _BLOCK = re.compile(r"\s*---\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|$)", re.DOTALL)
 _WORD = re.compile(r"[\w.+-]{1,60}")
 _LINK = re.compile(r"https?://[\w.-]+/[^\s\"'<>\\]{0,300}|(?:LICENSE|NOTICE)[\w.-]{0,40}")
-_TITLES = {"tofu": "TOFU", "muse": "MUSE", "restor": "RESTOR", "qa": "own questions and texts"}
 _TASK = "text-generation"
 _GATE = (
     "This model was made by removing training data from another one. By asking for access you agree not to try to "
@@ -146,7 +146,9 @@ def _results(outcome: Mapping[str, Any]) -> list[Any]:
 def benchmark_title(outcome: Mapping[str, Any]) -> str:
     """Return the name of an outcome's benchmark for people."""
     benchmark = str(outcome.get("benchmark"))
-    return _TITLES.get(benchmark, benchmark)
+    if benchmark == OWN:
+        return "own questions and texts"
+    return BENCHMARKS[benchmark].summary.partition(",")[0] if benchmark in BENCHMARKS else benchmark
 
 
 def main_metrics(outcome: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
