@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 OWN = "qa"
@@ -22,7 +22,7 @@ class BenchmarkEntry:
     columns: Sequence[str] = ()
     """The metrics that a comparison shows; all where it is empty."""
     sweep_columns: Sequence[Sequence[str]] = ()
-    """The metrics that the table of a sweep shows; of several lists, the first whose first metric has a value."""
+    """The metrics that reports and the table of a sweep show first; of several lists, see `main_columns`."""
     scores: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     """Selection scores by name, as weights by metric. A positive weight belongs to the factor m, a negative one to
     1 − m (`choose.rules.paper_score`). A name that ends in -printed stands for the form that the MSA paper prints."""
@@ -31,6 +31,13 @@ class BenchmarkEntry:
     validation: float = 0.15
     """The share of its questions that a choice by its own score is made on (MSA paper, App. "Choosing
     Hyperparameters")."""
+
+    def main_columns(self, available: Collection[str]) -> Sequence[str]:
+        """Return the first list of `sweep_columns` whose first metric has a value, else the first one.
+
+        available: the metrics that have a value.
+        """
+        return next((names for names in self.sweep_columns if names[0] in available), [*self.sweep_columns, ()][0])
 
 
 _TOFU = {"model_utility": 2, "acc_forget": 1, "acc_recover": 2, "acc_retain": 1, "extraction_strength": -2}

@@ -79,8 +79,7 @@ def shown_metrics(sweep: Sweep) -> dict[str, int]:
     models = [sweep.target, *(one.metrics for one in sweep.candidates)]
     available = [name for metrics in models for name, metric in metrics.items() if metric.value is not None]
     entry = BENCHMARKS.get(sweep.benchmark)
-    columns = (entry and entry.sweep_columns) or [available]
-    main = next((names for names in columns if available and names[0] in available), columns[0])
+    main = (entry and entry.main_columns(available)) or available
     named = re.findall(r"[\w/]+", sweep.score_name)
     names = dict.fromkeys(name for name in (*main, *named) if name in available)
     metrics = _metrics(sweep)

@@ -83,10 +83,11 @@ def _scores(story: Story) -> dict[str, Any]:
         for name, metric in report.metrics.items():
             metrics.setdefault(name, {})[model] = {key: getattr(metric, key) for key in _FIGURES}
     entry = BENCHMARKS.get(story.benchmark or "")
+    main = dict.fromkeys([*story.main_metrics, *(entry.columns if entry else ())])
     return {
         "benchmark": story.benchmark,
         "split": story.split,
-        "main": [name for name in (entry.columns if entry else ()) if name in metrics],
+        "main": [name for name in main if name in metrics],
         "metrics": metrics,
     }
 

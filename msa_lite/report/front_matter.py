@@ -148,8 +148,7 @@ def benchmark_title(outcome: Mapping[str, Any]) -> str:
     benchmark = str(outcome.get("benchmark"))
     if benchmark == OWN:
         return "own questions and texts"
-    entry = BENCHMARKS.get(benchmark)
-    return entry.summary.partition(",")[0] if entry else benchmark
+    return BENCHMARKS[benchmark].summary.partition(",")[0] if benchmark in BENCHMARKS else benchmark
 
 
 def main_metrics(outcome: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

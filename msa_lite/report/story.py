@@ -131,11 +131,11 @@ class Story:
     @property
     def main_metrics(self) -> tuple[str, ...]:
         """Return the few metrics that matter on this benchmark, forgetting first; of others all but the holdout's."""
-        names = list(dict.fromkeys(name for report in self.reports.values() for name in report.metrics))
+        values = [(name, value) for report in self.reports.values() for name, value in report.values().items()]
+        names = list(dict.fromkeys(name for name, value in values if value is not None))
         entry = BENCHMARKS.get(self.benchmark or "")
-        lists = [[name for name in columns if name in names] for columns in (entry.sweep_columns if entry else ())]
-        main = next((columns for columns in lists if columns), names)
-        kinds = [kind for kind in map(metric_kind, main) if kind.group != HOLDOUT]
+        main = [name for name in (entry.main_columns(names) if entry else ()) if name in names]
+        kinds = [kind for kind in map(metric_kind, main or names) if kind.group != HOLDOUT]
         return tuple(kind.name for kind in sorted(kinds, key=lambda kind: GROUPS.index(kind.group)))
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import yaml
 
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.io.seal import write_manifest
+from msa_lite.report import Metric, load_report, write_report
 from msa_lite.report.run_json import run_json
 from msa_lite.report.run_markdown import run_markdown
 from msa_lite.report.story import load_story
@@ -289,6 +291,18 @@ def test_values_of_another_kind_are_named(path: str, keys: tuple[str, ...], valu
     (run / path).write_text(json.dumps(content))
     with pytest.raises(FormatError, match=path.rpartition("/")[2]):
         load_story(run)
+
+
+def test_texts_have_the_main_metrics_of_texts(run: Path) -> None:
+    names = ("extraction_strength", "probability_f", "extraction_strength_r", "probability_r")
+    metrics = {name: Metric(0.5, 6, 0.1, None) for name in names} | {"accuracy_f": Metric(None, 0, None, True)}
+    for model in MODELS:
+        path = run / "evaluation" / model
+        write_report(replace(load_report(path), metrics=metrics), path)
+    assert load_story(run).main_metrics == names
+    path = run / "evaluation/target"
+    write_report(replace(load_report(path), metrics=metrics | {"accuracy_f": Metric(0.5, 6, 0.1, True)}), path)
+    assert load_story(run).main_metrics == ("accuracy_f", "extraction_strength")
 
 
 @pytest.mark.parametrize("text", ["", "a: 1\n", "# A training of msa-lite: …\na: 1\n"])
