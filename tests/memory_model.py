@@ -35,6 +35,7 @@ from msa_lite.data import Example, to_batch
 from msa_lite.io import precision
 from msa_lite.train import FitSettings, loop
 from msa_lite.train import model as train_model
+from msa_lite.train.plain import PlainLoss
 
 GB = 1e9
 CONTEXT = 0.45 * GB
@@ -257,15 +258,20 @@ def _apply(module: Any, change: Any, recurse: bool = True) -> Any:
 
 
 @contextmanager
-def without_memory(vocabulary: int) -> Iterator[Ledger]:
-    """Make tensors without memory, as on a GPU that computes in bf16; provide the ledger of their bytes."""
+def without_memory(vocabulary: int, fake: bool = True) -> Iterator[Ledger]:
+    """Make tensors without memory, as on a GPU that computes in bf16; provide the ledger of their bytes.
+
+    fake: False to make real tensors, to check the ledger.
+    """
     ledger = Ledger(vocabulary)
     with ExitStack() as stack:
         for module in (precision, train_model, loop):
-            stack.enter_context(mock.patch.object(module, "has_bf16", lambda: True))
-        stack.enter_context(mock.patch("transformers.training_args.is_torch_bf16_gpu_available", lambda: True))
-        stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _apply))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            if hasattr(module, "has_bf16"):
+                stack.enter_context(mock.patch.object(module, "has_bf16", return_value=True))
+        stack.enter_context(mock.patch("transformers.training_args.is_torch_bf16_gpu_available", return_value=True))
+        if fake:
+            stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _apply))
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         yield stack.enter_context(ledger)
 
 
@@ -274,13 +280,17 @@ def peak(
     mode: Any,
     rows: Sequence[Example],
     *,
+    micro: int | None = None,
     checkpointing: bool = True,
     rank: int = 32,
     stored: Any = torch.bfloat16,
+    peer: bool = False,
+    fake: bool = True,
 ) -> Memory:
-    """Return the peak of one training step with all rows in one forward pass, optimiser states included.
+    """Return the peak of one training step of a fit, optimiser states included.
 
-    shape: a name of `SHAPES`, or the sizes. stored: the dtype of the prior's files.
+    shape: a name of `SHAPES`, or the sizes. rows: those of the step. micro: rows of one forward pass; None for all.
+    stored: the dtype of the prior's files. peer: True for the Trainer with PEFT and no code of ours, all rows at once.
     """
     sizes = SHAPES[shape] if isinstance(shape, str) else shape
     settings = FitSettings(mode, lora_rank=rank, lora_alpha=2 * rank, batch_size=len(rows))
@@ -288,14 +298,39 @@ def peak(
     def load(folder: Any, dtype: Any, device_map: Any = None, **kwargs: Any) -> Any:
         return make_model(sizes, stored if dtype == "auto" else dtype, **kwargs)
 
-    with without_memory(sizes["vocab_size"]) as ledger, tempfile.TemporaryDirectory() as folder:
+    with without_memory(sizes["vocab_size"], fake) as ledger, tempfile.TemporaryDirectory() as folder:
         with mock.patch.object(train_model, "load_whole", load):
-            model = train_model.load_trainable(Path(folder), settings)
+            make = _peer_trainer if peer else _our_trainer
+            trainer = make(rows, settings, Path(folder), micro or len(rows))
         if checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        tokenizer = SimpleNamespace(pad_token_id=2)
-        run: Any = loop.Loop(None, rows, tokenizer, settings, Path(folder), "", None, None, _quiet, micro=len(rows))
-        return _one_step(run._trainer(model), to_batch(rows, 2), ledger)
+            trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
+        return _one_step(trainer, to_batch(rows, 2) if peer else {"rows": list(range(len(rows)))}, ledger)
+
+
+def _our_trainer(rows: Sequence[Example], settings: FitSettings, folder: Path, micro: int) -> Any:
+    """Make the trainer of a fit."""
+    model = train_model.load_trainable(folder, settings)
+    objective, tokenizer = PlainLoss(rows, 2), SimpleNamespace(pad_token_id=2)
+    run: Any = loop.Loop(None, rows, tokenizer, settings, folder, "", objective, None, _quiet, micro=micro)  # type: ignore[arg-type]
+    return run._trainer(model)
+
+
+def _peer_trainer(rows: Sequence[Example], settings: FitSettings, folder: Path, micro: int) -> Any:
+    """Make the Trainer that PEFT's documentation shows: 4-bit models go through `prepare_model_for_kbit_training`."""
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+    from transformers import Trainer, TrainingArguments
+
+    dtypes = {"full": torch.float32, "lora": "auto", "qlora": torch.bfloat16}
+    quantised = {"quantization_config": precision.nf4()} if settings.mode == "qlora" else {}
+    model = train_model.load_whole(folder, dtype=dtypes[settings.mode], **quantised)
+    model.config.use_cache = False
+    if settings.mode == "qlora":
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    if settings.mode != "full":
+        rank, alpha = settings.lora_rank, settings.lora_alpha
+        config = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=settings.lora_targets)
+        model = get_peft_model(model, config)
+    return Trainer(model, TrainingArguments(str(folder), bf16=True, report_to="none"))
 
 
 def _one_step(trainer: Any, inputs: dict[str, Any], ledger: Ledger) -> Memory:
@@ -307,12 +342,12 @@ def _one_step(trainer: Any, inputs: dict[str, Any], ledger: Ledger) -> Memory:
         if len(trained) < len(list(model.parameters())):
             ledger.move(parameter, "adapters")
         parameter.register_post_accumulate_grad_hook(lambda p: ledger.move(p.grad, "gradients"))
-        parameter.grad = torch.empty_like(parameter)
+        parameter.grad = torch.zeros_like(parameter)
     ledger.phase = "optimizer"
     optimizer.step()  # makes its states
     model.zero_grad()
-    ledger.phase, ledger.peak = "step", Memory(0, {}, "")
     trainer.current_gradient_accumulation_steps = 1
+    ledger.phase, ledger.peak = "step", Memory(0, {}, "")
     trainer.training_step(model, inputs)
     ledger.phase = "optimizer"
     trainer.accelerator.clip_grad_norm_(model.parameters(), 1.0)
