@@ -68,9 +68,7 @@ def measure_fit(prior: Path, rows: Sequence[Example], out: Path, settings: FitSe
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     with mock.patch.object(train_model, "load_whole", side_effect=load) as loader:
-        fit_vector(
-            str(prior), rows, out, tokenizer=tiny_tokenizer(), settings=settings, progress=clock, **changes
-        )
+        fit_vector(str(prior), rows, out, tokenizer=tiny_tokenizer(), settings=settings, progress=clock, **changes)
     manifest = load_manifest(out)
     assert manifest is not None
     tokens = settings.epochs * sum(len(row.ids) for row in rows)
@@ -169,7 +167,9 @@ def check_lora_dtypes(model: Any) -> None:
         assert parameter.requires_grad == ("lora_" in name), name
 
 
-def write_checkpoint(folder: Path, sizes: dict[str, Any], dtype: Any = torch.bfloat16, shard: int = 2_000_000_000) -> Path:
+def write_checkpoint(
+    folder: Path, sizes: dict[str, Any], dtype: Any = torch.bfloat16, shard: int = 2_000_000_000
+) -> Path:
     """Write a Llama of random weights, file by file, so that it never lies in memory."""
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, LlamaConfig
