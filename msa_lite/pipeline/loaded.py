@@ -44,13 +44,20 @@ class LoadedTarget:
             self._model = self._model or load_model(self._run.sources["target"].folder, dtype=stored)
             self._by_disk = not add_weights(self._weights, self._model, merge)
         if self._by_disk:
-            self._model, self._weights = None, {}  # their memory is for the merged one
+            self.close()  # the memory is for the merged one
             return merge_candidate(self._run, terms)
         if self._last is not None and not self._last.rewritten.keys() <= merge.rewritten.keys():
             self._last.restore(self._put)
         self._last = merge
         merge.fill({term.name: term.weight for term in terms}, self._put)
         return self._model
+
+    def close(self) -> None:
+        """Free the memory of the model and its vectors; the next call of `merged` loads them again."""
+        from accelerate.utils.memory import clear_device_cache
+
+        self._model, self._weights, self._merges, self._last = None, {}, {}, None
+        clear_device_cache(garbage_collection=True)
 
     def _open(self, terms: Terms) -> OpenMerge:
         key = tuple((term.name, term.vector) for term in terms)
