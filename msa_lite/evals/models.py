@@ -183,11 +183,9 @@ class Runner:
 
     def close(self) -> None:
         """Free the model's memory now, for the next model. Hooks make it part of reference cycles."""
-        from accelerate.utils.memory import clear_device_cache
-
         self.model = None
         self.__dict__.pop("halves", None)
-        clear_device_cache(garbage_collection=True)
+        free_memory()
 
     def lower_budget(self, error: BaseException, tokens: int) -> bool:
         """Halve the budget and return True if an error means that memory ran out. tokens: of the batch that failed."""
