@@ -14,7 +14,7 @@ from msa_lite.io.files import write_json
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import load_whole
 from msa_lite.io.manifest import discarded
-from msa_lite.io.precision import Precision, choose_precision, dtype_of, nf4, note_precision
+from msa_lite.io.precision import NumberFormat, choose_precision, dtype_of, nf4, note_precision
 from msa_lite.io.quiet import without_bars
 from msa_lite.io.vocabulary import AddedRows
 
@@ -46,6 +46,9 @@ def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None 
     if settings.mode == "full":
         return model
     model.requires_grad_(False)
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):  # of 4-bit layers, whose layout for scoring cannot be trained
+            module.support_avx512bf16_for_cpu = False
     if precision != "fp32" and (settings.mode == "qlora" or not _is_stored_in(folder, precision)):
         _widen_vectors(model, folder)
     if precision == "fp16":  # its range is too small for the sum of all layers
@@ -53,7 +56,7 @@ def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None 
     return _with_adapter(model, settings, precision)
 
 
-def _is_stored_in(folder: Path, precision: Precision) -> bool:
+def _is_stored_in(folder: Path, precision: NumberFormat) -> bool:
     """Check whether a checkpoint's matrices are all stored in a precision."""
     dtype = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}[precision]
     entries = load_checkpoint(folder).tensors.values()
@@ -88,7 +91,7 @@ def _like_inputs(module: Any, inputs: tuple[Any, ...], states: Any) -> Any:
     return states.to(inputs[0].dtype) if inputs and hasattr(states, "to") else states
 
 
-def _with_adapter(model: Any, settings: FitSettings, precision: Precision) -> Any:
+def _with_adapter(model: Any, settings: FitSettings, precision: NumberFormat) -> Any:
     """Put a fresh adapter on the model, in fp32. Raise UsageError for targets that the model lacks."""
     from peft import LoraConfig, get_peft_model
 
