@@ -73,7 +73,7 @@ class RunResult:
     examples: Sequence[SideBySide] = ()
     """Questions with what target, unlearned model and ideal say. They hold the data."""
     published: Published | None = None
-    """Where it was sent on the Hub, if the recipe says so."""
+    """Its place on the Hub, if the recipe says to send it."""
 
     def __repr__(self) -> str:
         chosen = ", ".join(f"{SYMBOLS.get(key, key)} = {value}" for key, value in self.chosen.items())
