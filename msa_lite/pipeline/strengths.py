@@ -132,9 +132,10 @@ def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew) ->
         after = load_report(validation_folder(run, "unlearned"))
     return SweepResult(run.folder, swept.choice, load_sweep(out), merged, before, after, notes)
 
-    evaluate_references(run, progress)  # by all processes, before they turn to the points
-    with run.crew.helped(CHOOSE):
-        choice = choose_candidate(run, _candidates(run, *_open_points(run)), "alpha and beta", progress)
+
+def help_sweep(run: Run) -> None:
+    """Score points of a sweep that the first process makes, until it has its choice."""
+    load, release = _open_points(run)
 
     def make() -> tuple[Candidates, Validation]:
         return _candidates(run, load, release), validation_of(run)
