@@ -52,7 +52,7 @@ def fit_sharded(
     until: Until | None = None,
     progress: Progress = silent,
 ) -> Path:
-    """Tune all weights of the prior on the examples, with the processes of torch.distributed; write the vector's folder.
+    """Tune all weights of the prior on the examples by the processes of torch.distributed; write the vector's folder.
 
     All processes call this alike, with torch.distributed initialised (nccl for GPUs, else gloo). The folder, its
     manifest and its log are those of `fit_vector`. A stopped fit goes on after its last save, with any number of
@@ -70,6 +70,7 @@ def fit_sharded(
         peers.check_same({**inputs, "out": str(out), "files": extra_files or {}})
         if peers.in_first(lambda: is_finished(out, inputs)):
             logger.info("%s: already made from the same inputs", out)
+            peers.leave()
             return out
         facts: dict[str, Any] = {"sources": {"prior": source.pinned()}, "rows": len(examples)}
         with ExitStack() as stack:
@@ -225,7 +226,7 @@ def _fit(loop: Loop, gauge: _SharedGauge | None, peers: Peers) -> int:
 
 
 def _take_up(folder: Path) -> tuple[Path | None, int, int]:
-    """Return the save to go on from, its epoch and step. Remove what a stopped fit left after it, or of another kind."""
+    """Return the save to go on from, its epoch and step; remove what a stopped fit left that is of no use."""
     save, epoch, step = last_save(folder / SAVES)
     if save is None:
         shutil.rmtree(folder / SAVES, ignore_errors=True)
@@ -366,10 +367,10 @@ class _Steps:
             group["lr"] = self._rate(step)
         passes = deal(rows, lengths, peers.rank, peers.count, self.micro)
         loss = peers.sum(run_passes(self.model, loop.examples, passes, labels, pad_id(loop.tokenizer)))
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0).full_tensor()
+        norm: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)  # of weights in shards: a DTensor
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return {"loss": float(loss), "grad_norm": float(norm), "learning_rate": self._rate(step)}
+        return {"loss": float(loss), "grad_norm": float(norm.full_tensor()), "learning_rate": self._rate(step)}
 
     def _rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""
