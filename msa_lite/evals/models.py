@@ -17,6 +17,7 @@ from msa_lite.errors import MismatchError, NotFiniteError, NoTokenizerError
 from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.loading import attach_adapter, check_loads, load_whole
+from msa_lite.io.memory import free_memory, is_out_of_memory
 from msa_lite.io.quiet import without_bars
 from msa_lite.io.tokenizer import has_tokenizer
 from msa_lite.io.vocabulary import AddedRows
@@ -211,11 +212,8 @@ class Runner:
 
     def lower_budget(self, error: BaseException, tokens: int) -> bool:
         """Halve the budget and return True if an error means that memory ran out. tokens: of the batch that failed."""
-        import torch
-        from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
-
-        if not (isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)):
+        if not is_out_of_memory(error):
             return False
-        clear_device_cache(garbage_collection=True)
+        free_memory()
         self.budget = max(1, min(self.budget, tokens) // 2)
         return True
