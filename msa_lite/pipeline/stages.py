@@ -35,7 +35,7 @@ def row_hashes(rows: Sequence[Row]) -> dict[str, str]:
     return {"rows.jsonl": "".join(json.dumps({"index": r.index, "sha256": r.sha256}) + "\n" for r in rows)}
 
 
-Part = Literal["validation", "test"]
+_Part = Literal["validation", "test"]
 COLLECT = "collect"  # the order to run a share of the questions
 
 Terms = Sequence[Term[Path]]
@@ -126,7 +126,7 @@ def evaluate_target(run: Run, progress: Progress) -> Path:
     return _evaluate_validation(run, "target", run.sources["target"], progress)
 
 
-def evaluate_prior(run: Run, part: Part, progress: Progress) -> Path | None:
+def evaluate_prior(run: Run, part: _Part, progress: Progress) -> Path | None:
     """Score the prior on the forget rows of one part: the level of a model that never saw them. Return its folder.
 
     Return None for a published benchmark, which has an ideal or holdout rows for that, and where the prior is the
@@ -174,7 +174,7 @@ def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress
     return folder
 
 
-def _collected(run: Run, name: str, part: Part, sets: Sequence[str] | None = None) -> Collect:
+def _collected(run: Run, name: str, part: _Part, sets: Sequence[str] | None = None) -> Collect:
     """Return what runs the model of this name on a part of the questions, with the help of the other processes."""
 
     def collect(
@@ -188,7 +188,9 @@ def _collected(run: Run, name: str, part: Part, sets: Sequence[str] | None = Non
     return collect
 
 
-def help_collect(run: Run, name: str, written: str | None, part: Part, sets: Sequence[str] | None, folder: str) -> None:
+def help_collect(
+    run: Run, name: str, written: str | None, part: _Part, sets: Sequence[str] | None, folder: str
+) -> None:
     """Run this process's share of the items, as the first process has ordered.
 
     written: the folder of the model, where it is none of the run's sources. sets: the sets of questions; None for all.

@@ -124,7 +124,7 @@ def _lead(loaded: TrainingRecipe, crew: Crew, progress: Progress) -> TrainingRes
         training = _Training(prepare_training(loaded, folder), folder, crew)
         check_space(folder, training.bytes_needed)
         for stage in training.run.stages:
-            check_shares(crew, f"{stage.name}: batch_size", stage.settings.batch_size)
+            check_shares(crew, stage.settings)
         return training
 
     # Written first: the data may be kept in the folder, which has to say whose it is.
