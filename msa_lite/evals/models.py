@@ -6,6 +6,7 @@ the hidden states of the positions to score.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +19,7 @@ from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.loading import attach_adapter, check_loads, load_whole
+from msa_lite.io.memory import free_memory, is_out_of_memory
 from msa_lite.io.precision import has_bf16, nf4
 from msa_lite.io.quiet import without_bars
 from msa_lite.io.tokenizer import has_tokenizer
@@ -227,19 +229,15 @@ class Runner:
 
     def close(self) -> None:
         """Free the model's memory now, for the next model. Hooks make it part of reference cycles."""
-        from accelerate.utils.memory import clear_device_cache
-
         self.model = None
         self.__dict__.pop("_parts", None)
-        clear_device_cache(garbage_collection=True)
+        free_memory()
 
     def lower_budget(self, error: BaseException, tokens: int) -> bool:
         """Halve the budget and return True if an error means that memory ran out. tokens: of the batch that failed."""
-        import torch
-        from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
-
-        if not (isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)):
+        if not is_out_of_memory(error):
             return False
-        clear_device_cache(garbage_collection=True)
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the batch that failed
+        free_memory()
         self.budget = max(1, min(self.budget, tokens) // 2)
         return True

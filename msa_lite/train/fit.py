@@ -29,6 +29,7 @@ from msa_lite.io.progress import Progress, silent
 from msa_lite.train.loop import SAVES, SCORES, Loop
 from msa_lite.train.model import load_trainable
 from msa_lite.train.objective import AfterEpoch, Objective
+from msa_lite.train.plain import PlainLoss
 from msa_lite.train.settings import FitSettings
 from msa_lite.train.tries import Gauge, Tries
 from msa_lite.train.until import Until
@@ -74,7 +75,8 @@ def fit_vector(
     check_mode(settings.mode)
     facts: dict[str, Any] = {"sources": {"prior": source.pinned()}, "rows": len(examples)}
     with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
-        loop = Loop(source, examples, tokenizer, settings, partial, label, objective, after_epoch, progress)
+        loss = objective or PlainLoss(examples, pad_id(tokenizer))
+        loop = Loop(source, examples, tokenizer, settings, partial, label, loss, after_epoch, progress)
         facts |= _run_until(loop, until) if until else {"micro_batch_size": _run(loop)}
         for name, text in (extra_files or {}).items():
             (partial / name).write_text(text, "utf-8")
@@ -184,8 +186,7 @@ def _micro_batches(loop: Loop) -> Iterator[int]:
         return iter([fixed])
     limit = size
     if not torch.cuda.is_available():
-        longest = max(len(e.ids) for e in loop.examples)
-        limit = max(1, _CPU_TOKENS // max(longest, loop.objective.longest if loop.objective else 0))
+        limit = max(1, _CPU_TOKENS // max(loop.objective.longest, max(len(e.ids) for e in loop.examples)))
     for mark in (loop.partial / SAVES).glob("micro-*"):
         limit = min(limit, int(mark.name.removeprefix("micro-")))
     return (part for part in range(size, 0, -1) if size % part == 0 and part <= limit)

@@ -9,14 +9,13 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msa_lite.data import Example, pad_id, to_batch
+from msa_lite.data import Example
 from msa_lite.errors import MsaError, NotFiniteError
 from msa_lite.io.manifest import discarded
-from msa_lite.io.precision import autocast, has_bf16
+from msa_lite.io.precision import autocast, choose_precision
 from msa_lite.io.progress import Progress, tell
 from msa_lite.train.model import broken_weight, save_model
 from msa_lite.train.objective import AfterEpoch, KeptEpochs, Objective
@@ -47,7 +46,7 @@ class Loop:
     partial: Path
     """The folder to write into."""
     label: str
-    objective: Objective | None
+    objective: Objective
     after_epoch: AfterEpoch | None
     progress: Progress
     gauge: Gauge | None = None
@@ -72,14 +71,12 @@ class Loop:
         try:
             if self.gauge is not None:
                 self.gauge.begin(model, round(state["epoch"]), state["global_step"], self.micro)
-            if self.objective is not None:
-                self.objective.prepare(model)
+            self.objective.prepare(model)
             ended = resume and self.after_epoch and not self.finish_epoch(model, round(state["epoch"]), False).go_on
             if not ended:
                 trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         finally:
-            if self.objective is not None:
-                self.objective.release()
+            self.objective.release()
         if self.after_epoch is None:
             if name := broken_weight(model):
                 raise self.failure(f"{name} is no number after training")
@@ -116,18 +113,18 @@ class Loop:
 
     def _trainer(self, model: Any) -> Any:
         import torch
-        from transformers import PrinterCallback, Trainer, TrainingArguments
+        from transformers import PrinterCallback, TrainingArguments
 
         cuda = torch.cuda.is_available()
         # transformers renamed the option; versions for Python 3.10 know the older name.
         names = ("activation_checkpointing", "gradient_checkpointing")
         checkpointing = next(name for name in names if name in TrainingArguments.__dataclass_fields__)
-        settings, own = self.settings, self.objective is not None
+        settings = self.settings
         arguments = TrainingArguments(
             output_dir=str(self.partial / SAVES),
-            # An objective divides the rows of a step itself, since its means are over all of them.
-            per_device_train_batch_size=settings.batch_size if own else self.micro,
-            gradient_accumulation_steps=1 if own else settings.batch_size // self.micro,
+            # The objective divides the rows of a step itself, since its means are over all of them.
+            per_device_train_batch_size=settings.batch_size,
+            gradient_accumulation_steps=1,
             num_train_epochs=settings.epochs,
             learning_rate=settings.learning_rate,
             weight_decay=settings.weight_decay,
@@ -135,7 +132,7 @@ class Loop:
             lr_scheduler_type={"linear": "linear", "constant": "constant_with_warmup"}[settings.schedule],
             max_grad_norm=1.0,
             seed=settings.seed,
-            bf16=has_bf16(),
+            bf16=choose_precision(settings.compute) == "bf16",
             **{checkpointing: cuda, f"{checkpointing}_kwargs": {"use_reentrant": False} if cuda else None},
             logging_steps=1,
             logging_nan_inf_filter=False,
@@ -144,18 +141,16 @@ class Loop:
             report_to="none",
             disable_tqdm=True,
             remove_unused_columns=False,
-            dataloader_pin_memory=cuda and not own,
-            label_names=["labels"],
+            dataloader_pin_memory=False,  # of indices
         )
         arguments._n_gpu = min(arguments.n_gpu, 1)  # a process trains on one GPU; DataParallel would spread it over all
-        common: dict[str, Any] = {"model": model, "args": arguments, "callbacks": [_make_callback(self)]}
-        if self.objective is not None:
-            rows = list(range(len(self.examples)))
-            kind = _objective_trainer(self.objective, self.micro)
-            trainer = kind(**common, train_dataset=rows, data_collator=lambda batch: {"rows": list(batch)})
-        else:
-            collate = partial(to_batch, pad=pad_id(self.tokenizer))
-            trainer = Trainer(**common, train_dataset=list(self.examples), data_collator=collate)
+        trainer = _objective_trainer(self.objective, self.micro)(
+            model=model,
+            args=arguments,
+            callbacks=[_make_callback(self)],
+            train_dataset=list(range(len(self.examples))),
+            data_collator=lambda batch: {"rows": list(batch)},
+        )
         trainer.remove_callback(PrinterCallback)
         return trainer
 

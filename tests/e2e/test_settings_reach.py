@@ -17,7 +17,7 @@ from msa_lite.pipeline.prepare_training import prepare_training
 from msa_lite.recipe import load_training
 from msa_lite.recipe.schema import Lora, VectorSpec
 from msa_lite.recipe.training import Training
-from msa_lite.train import FitSettings, Until, fit
+from msa_lite.train import FitSettings, Until, fit, loop
 
 pytestmark = pytest.mark.usefixtures("quick_fits")
 
@@ -41,8 +41,8 @@ ARGUMENTS = {
     "weight_decay": 0.07,
     "warmup_steps": 3,  # of 3.75, rounded down
     "lr_scheduler_type": "linear",
-    "per_device_train_batch_size": 2,
-    "gradient_accumulation_steps": 3,
+    "per_device_train_batch_size": 6,  # which the objective divides
+    "gradient_accumulation_steps": 1,
     "max_grad_norm": 1.0,
     "seed": SEED,
 }
@@ -58,6 +58,7 @@ class Calls:
 
     made: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     seeds: list[int] = field(default_factory=list)
+    micros: list[int] = field(default_factory=list)
     fits: list[tuple[FitSettings, int, Any]] = field(default_factory=list)
 
     def of(self, name: str, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -90,6 +91,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     def train(*args: Any, **keywords: Any) -> None:
         raise Stop
 
+    trainer = loop._objective_trainer
+    monkeypatch.setattr(loop, "_objective_trainer", lambda *given: noted.micros.append(given[1]) or trainer(*given))
     monkeypatch.setattr(fit, "fit_inputs", fit_inputs)
     monkeypatch.setattr(transformers, "set_seed", noted.seeds.append)
     monkeypatch.setattr(transformers.Trainer, "train", train)
@@ -121,7 +124,7 @@ def test_a_vectors_settings_reach_peft_and_the_trainer(recipe: dict[str, Any], c
     assert calls.of("TrainingArguments", ARGUMENTS) == ARGUMENTS
     wanted = {"r": 3, "lora_alpha": 5.0, "lora_dropout": 0.25, "target_modules": ["q_proj", "up_proj"]}
     assert calls.of("LoraConfig", wanted) == wanted
-    assert calls.seeds == [SEED]
+    assert (calls.seeds, calls.micros) == ([SEED], [2])
     ((_, longest, until),) = calls.fits
     assert (longest, until) == (40, None)
 
@@ -131,7 +134,7 @@ def test_in_full_mode_all_weights_are_trained_by_the_same_settings(recipe: dict[
     stopped(run_vectors, recipe | {"vector": vector, "seed": SEED}, "forget")
     assert calls.of("TrainingArguments", ARGUMENTS) == ARGUMENTS
     assert "LoraConfig" not in calls.made
-    assert calls.seeds == [SEED]
+    assert (calls.seeds, calls.micros) == ([SEED], [2])
 
 
 def test_what_is_left_to_an_open_ended_fit_reaches_the_trainer(
@@ -163,11 +166,10 @@ def test_a_baselines_own_settings_reach_the_trainer(
     asked = {"start": start, "epochs": 6, "learning_rate": 4e-3}
     changes = {"vector": VECTOR | {"mode": mode}, "baseline": asked, "evaluate": None, "seed": SEED}
     stopped(msa_lite.run_baseline, "dpo", recipe | changes)
-    # Its rows are divided by the objective, and not by the Trainer.
     wanted = ARGUMENTS | {"num_train_epochs": 6, "learning_rate": 4e-3}
-    wanted |= {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 1}
     assert calls.of("TrainingArguments", wanted) == wanted
     assert set(drawn) == set(calls.seeds) == {SEED}
+    assert calls.micros == [2]
     assert len(calls.made.get("LoraConfig", [])) == (mode == "lora")
 
 
@@ -183,7 +185,7 @@ def test_each_stage_of_a_training_has_its_own_settings(history: Path, calls: Cal
     wanted = ARGUMENTS | {"lr_scheduler_type": "constant_with_warmup"}
     assert calls.of("TrainingArguments", wanted) == wanted
     assert "LoraConfig" not in calls.made
-    assert (calls.seeds, calls.fits[0][1]) == ([SEED], 40)
+    assert (calls.seeds, calls.fits[0][1], calls.micros) == ([SEED], 40, [2])
     again = load_training(recipe | {"stages": recipe["stages"] * 3, "seed": SEED})
     job = prepare_training(again, tmp_path / "more")  # equally many rows are shuffled alike by one seed
     assert [one.settings.seed for one in job.stages] == [SEED, SEED + 1, SEED + 2]
