@@ -28,7 +28,7 @@ from msa_lite.pipeline.prepare_models import check_apart, check_readings, open_m
 from msa_lite.pipeline.prepare_prompt import resolve_prompt
 from msa_lite.pipeline.prepare_questions import Questions, WhenToChoose, load_questions
 from msa_lite.recipe import Recipe
-from msa_lite.train import check_mode
+from msa_lite.train import check_mode, check_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +129,7 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     """
     recipe = _pin_benchmark(recipe)
     check_mode(recipe.vector.mode)
+    check_trackers(recipe.trackers)
     if recipe.merge.form == "adapter" and recipe.vector.mode == "full":
         raise UsageError("merge.as: vector.mode full makes no adapter; choose merge.as model, or vector.mode lora")
     open_judge(_judge_settings(recipe))  # it may lack a key

@@ -38,6 +38,7 @@ from msa_lite.pipeline.stages import (
     merge_identity,
     merge_vectors,
     row_hashes,
+    tracking_of,
     validation_folder,
     validation_of,
 )
@@ -179,6 +180,7 @@ def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> 
             label=f"{name} vector",
             extra_files=row_hashes(run.rows[name]),
             until=fit_until(run),
+            tracking=tracking_of(run),
             progress=progress,
         )
 

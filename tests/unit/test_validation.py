@@ -168,11 +168,10 @@ def test_the_memory_of_a_batch_that_failed_is_free_for_the_next(model: Any, word
         raise RuntimeError(words)
 
     runner = models.Runner(model, 64)
-    try:
+    with pytest.raises(RuntimeError) as caught:
         fail()
-    except RuntimeError as error:
-        assert references[0]() is not None
-        assert runner.lower_budget(error, 32)
-        assert references[0]() is None
+    assert references[0]() is not None
+    assert runner.lower_budget(caught.value, 32)
+    assert references[0]() is None
     assert runner.budget == 16
     assert not runner.lower_budget(RuntimeError("shapes cannot be multiplied"), 8)
