@@ -20,6 +20,7 @@ from msa_lite.io.progress import Progress, tell
 from msa_lite.train.model import broken_weight, save_model
 from msa_lite.train.objective import AfterEpoch, KeptEpochs, Objective
 from msa_lite.train.rungs import Rung
+from msa_lite.train.tracking import UNTRACKED, Tracking
 
 if TYPE_CHECKING:
     from msa_lite.io.hub import Source
@@ -56,6 +57,8 @@ class Loop:
     """Ends an open-ended run, which is saved about once a minute, not every epoch. None: the run has fixed epochs."""
     rung: Rung = _LOWEST
     """How it uses memory."""
+    tracking: Tracking = UNTRACKED
+    """Where the Trainer reports to."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -64,6 +67,10 @@ class Loop:
 
     def run(self, model: Any) -> None:
         """Train, from the last whole save where there is one, and write the weights."""
+        with self.tracking.fit(self.label):
+            self._run(model)
+
+    def _run(self, model: Any) -> None:
         resume = last_save(self.partial / SAVES)
         state = (
             json.loads((resume / "trainer_state.json").read_text("utf-8")) if resume else {"global_step": 0, "epoch": 0}
@@ -135,7 +142,7 @@ class Loop:
             logging_nan_inf_filter=False,
             save_strategy="no" if self.gauge else "epoch",
             save_total_limit=2,
-            report_to="none",
+            **self.tracking.arguments(self.label),
             disable_tqdm=True,
             remove_unused_columns=False,
             dataloader_pin_memory=False,  # of indices
