@@ -38,6 +38,7 @@ from msa_lite.train import model as train_model
 from msa_lite.train.plain import PlainLoss
 
 GB = 1e9
+_CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # of safetensors' headers
 CONTEXT = 0.45 * GB
 """Bytes that CUDA and cuBLAS take for themselves."""
 
@@ -265,9 +266,7 @@ def without_memory(vocabulary: int, fake: bool = True) -> Iterator[Ledger]:
     """
     ledger = Ledger(vocabulary)
     with ExitStack() as stack:
-        for module in (precision, train_model, loop):
-            if hasattr(module, "has_bf16"):
-                stack.enter_context(mock.patch.object(module, "has_bf16", return_value=True))
+        stack.enter_context(mock.patch.object(precision, "has_bf16", return_value=True))
         stack.enter_context(mock.patch("transformers.training_args.is_torch_bf16_gpu_available", return_value=True))
         if fake:
             stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _apply))
@@ -299,7 +298,13 @@ def peak(
         return make_model(sizes, stored if dtype == "auto" else dtype, **kwargs)
 
     with without_memory(sizes["vocab_size"], fake) as ledger, tempfile.TemporaryDirectory() as folder:
-        with mock.patch.object(train_model, "load_whole", load):
+        headers = SimpleNamespace(
+            tensors={"weight": SimpleNamespace(is_float=True, shape=(1, 1), dtype=_CODES[stored])}
+        )
+        with (
+            mock.patch.object(train_model, "load_whole", load),
+            mock.patch.object(train_model, "load_checkpoint", return_value=headers),
+        ):
             make = _peer_trainer if peer else _our_trainer
             trainer = make(rows, settings, Path(folder), micro or len(rows))
         if checkpointing:

@@ -19,6 +19,7 @@ from msa_lite.errors import FormatError, MismatchError, MsaError, join_faults
 from msa_lite.io.adapter import ADAPTER_CONFIG, ADAPTER_FILE
 from msa_lite.io.checkpoint import INDEX_FILE, SINGLE_FILE, Checkpoint, load_checkpoint, read_shard
 from msa_lite.io.limits import OverrunError, limited
+from msa_lite.io.memory import is_out_of_memory
 from msa_lite.io.quiet import without_bars
 from msa_lite.io.reading import read_object
 
@@ -322,14 +323,12 @@ def _check_whole(folder: Path, report: Mapping[str, Any]) -> None:
 @contextmanager
 def _explained(folder: Path, what: str) -> Iterator[None]:
     """Turn any error of a library about a user's files into FormatError; running out of memory stays what it is."""
-    from accelerate.utils.memory import should_reduce_batch_size
-
     try:
         yield
     except (MsaError, MemoryError):
         raise
     except Exception as error:
-        if should_reduce_batch_size(error) or "CUDA" in str(error):
+        if is_out_of_memory(error) or "CUDA" in str(error):
             raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise FormatError(f"{folder}: {what} cannot be loaded ({reason[:500]})") from error

@@ -50,6 +50,8 @@ def fit_settings(run: Run, name: str, **changes: Any) -> FitSettings:
         schedule="constant" if open_ended else "linear",
         seed=run.recipe.seed,
         warmup_steps=WARMUP_STEPS if open_ended and warmup == "auto" else None,
+        optimizer=spec.optimizer,
+        compute=spec.compute,
     )
     return replace(settings, **{key: value for key, value in changes.items() if value is not None})
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from msa_lite.data import Example
 from msa_lite.errors import MsaError, NotFiniteError
 from msa_lite.io.manifest import discarded
-from msa_lite.io.precision import autocast, has_bf16
+from msa_lite.io.precision import autocast, choose_precision
 from msa_lite.io.progress import Progress, tell
 from msa_lite.train.model import broken_weight, save_model
 from msa_lite.train.objective import AfterEpoch, KeptEpochs, Objective
@@ -132,7 +132,7 @@ class Loop:
             lr_scheduler_type={"linear": "linear", "constant": "constant_with_warmup"}[settings.schedule],
             max_grad_norm=1.0,
             seed=settings.seed,
-            bf16=has_bf16(),
+            bf16=choose_precision(settings.compute) == "bf16",
             **{checkpointing: cuda, f"{checkpointing}_kwargs": {"use_reentrant": False} if cuda else None},
             logging_steps=1,
             logging_nan_inf_filter=False,

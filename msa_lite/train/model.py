@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from msa_lite.errors import UsageError
 from msa_lite.io.adapter import ADAPTER_CONFIG
 from msa_lite.io.added_rows import cut_adapter, extend, without_added_rows
+from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.files import write_json
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import load_whole
 from msa_lite.io.manifest import discarded
-from msa_lite.io.precision import has_bf16, nf4
+from msa_lite.io.precision import Precision, choose_precision, dtype_of, nf4, note_precision
 from msa_lite.io.quiet import without_bars
 from msa_lite.io.vocabulary import AddedRows
 
@@ -24,29 +25,66 @@ if TYPE_CHECKING:
 def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None = None) -> Any:
     """Load the prior, ready to train in the mode of `settings`; seed the random numbers that initialise adapters.
 
-    added: embedding rows for tokens of the target that the prior lacks.
+    Weights go straight to the device. Trained weights are in fp32, and so is all of a fit in fp32. Otherwise frozen
+    weights are held in 16 bits or, for qlora, in 4; matrix products would round them anyway. Norms and biases are held
+    as they are stored, for qlora in fp32. added: embedding rows for tokens of the target that the prior lacks.
     """
     import torch
+    from accelerate import PartialState
     from transformers import set_seed
 
     set_seed(settings.seed)
-    cuda = torch.cuda.is_available()
-    kwargs: dict[str, Any] = {"dtype": torch.float32}
-    if settings.mode == "lora" and has_bf16():
-        kwargs["dtype"] = "auto"  # frozen weights lose nothing in the dtype they are stored in
+    precision = choose_precision(settings.compute)
+    is_narrowed = settings.mode == "qlora" or (settings.mode == "lora" and _is_wide(folder, precision))
+    kwargs: dict[str, Any] = {"dtype": dtype_of(precision if is_narrowed else "fp32")}
+    if settings.mode == "lora" and precision != "fp32" and not is_narrowed:
+        kwargs["dtype"] = "auto"
     if settings.mode == "qlora":
-        compute = torch.bfloat16 if has_bf16() else torch.float32
-        kwargs |= {"dtype": compute, "device_map": {"": 0 if cuda else "cpu"}, "quantization_config": nf4()}
-    model = load_whole(folder, **kwargs)
+        kwargs["quantization_config"] = nf4(precision)
+    device = PartialState().device if torch.cuda.is_available() else "cpu"
+    model = note_precision(load_whole(folder, device_map={"": device}, **kwargs), precision)
     model.config.use_cache = False
     if added:
         extend(model, added)
     if settings.mode == "full":
         return model
-    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+    model.requires_grad_(False)
+    if is_narrowed:
+        _widen_vectors(model, folder)
+    if precision == "fp16":  # its range is too small for the sum of all layers
+        model.get_input_embeddings().register_forward_hook(lambda module, inputs, states: states.float())
+    return _with_adapter(model, settings, precision)
 
-    if settings.mode == "qlora":
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=cuda)
+
+def _is_wide(folder: Path, precision: Precision) -> bool:
+    """Check whether a checkpoint's matrices are stored in another format than a fit with 16 bits can hold them in."""
+    usable = {"bf16": ("BF16", "F16"), "fp16": ("F16",)}.get(precision)
+    if usable is None:
+        return False
+    entries = load_checkpoint(folder).tensors.values()
+    return any(entry.is_float and len(entry.shape) > 1 and entry.dtype not in usable for entry in entries)
+
+
+def _widen_vectors(model: Any, folder: Path) -> None:
+    """Hold norms and biases in fp32, with the values that are stored."""
+    import torch
+    from safetensors import safe_open
+
+    stored = load_checkpoint(folder).tensors
+    for name, parameter in model.named_parameters():
+        if parameter.dim() != 1 or not parameter.is_floating_point():
+            continue
+        value, entry = parameter.data, stored.get(name)
+        if entry is not None and entry.shape == tuple(parameter.shape):
+            with safe_open(entry.file, "pt") as file:
+                value = file.get_tensor(name)
+        parameter.data = value.to(parameter.device, torch.float32)
+
+
+def _with_adapter(model: Any, settings: FitSettings, precision: Precision) -> Any:
+    """Put a fresh adapter on the model, in fp32. Raise UsageError for targets that the model lacks."""
+    from peft import LoraConfig, get_peft_model
+
     targets = settings.lora_targets
     config = LoraConfig(
         task_type="CAUSAL_LM",
@@ -56,9 +94,14 @@ def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None 
         target_modules=targets if isinstance(targets, str) else list(targets),
     )
     try:
-        return get_peft_model(model, config)
+        model = get_peft_model(model, config)
     except ValueError as error:
         raise discarded(UsageError(f"vector.lora.targets: {error}")) from error
+    if precision != "fp32":  # autocast takes the inputs as they are; PEFT would keep a copy of each in fp32
+        for module in model.modules():
+            if hasattr(module, "cast_input_dtype_enabled"):
+                module.cast_input_dtype_enabled = False
+    return model
 
 
 def broken_weight(model: Any) -> str | None:

@@ -6,12 +6,14 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from msa_lite.io.precision import Compute
+
 
 @dataclass(frozen=True)
 class FitSettings:
     """The hyper-parameters. Defaults follow the paper's TOFU runs (App. "Obtaining Forget and Retain Vectors").
 
-    The optimiser is AdamW; gradients are clipped to norm 1.
+    The optimiser is AdamW. Gradients are clipped to norm 1.
     """
 
     mode: Literal["lora", "qlora", "full"] = "lora"
@@ -35,6 +37,20 @@ class FitSettings:
     seed: int = 0
     warmup_steps: int | None = None
     """Length of the warm-up in steps, in place of warmup_epochs."""
+    optimizer: Literal["auto", "adamw", "adamw_8bit"] = "auto"
+    """adamw_8bit: AdamW of bitsandbytes with 8-bit states, 2 bytes a weight, not 8; on a GPU they are paged, so that
+    they give way to the host's memory. auto: adamw_8bit for qlora on a GPU, else adamw."""
+    compute: Compute = "auto"
+    """The precision of matrix products. auto: the best of a GPU (bf16, or fp16 with loss scaling), fp32 on a CPU."""
+
+    @property
+    def has_8bit_states(self) -> bool:
+        """Check whether the optimiser's states have 8 bits on this device."""
+        import torch
+
+        return self.optimizer == "adamw_8bit" or (
+            self.optimizer == "auto" and self.mode == "qlora" and torch.cuda.is_available()
+        )
 
     def count_warmup(self, steps_per_epoch: int) -> int:
         """Return the steps of the warm-up."""
@@ -47,5 +63,6 @@ class FitSettings:
         values = {k: v for k, v in asdict(self).items() if self.mode != "full" or not k.startswith("lora_")}
         if self.schedule == "linear":  # the manifests of older runs have no such key
             del values["schedule"]
+        values = {k: v for k, v in values.items() if k not in ("optimizer", "compute") or v != "auto"}
         del values["warmup_epochs" if self.warmup_steps is not None else "warmup_steps"]
         return values

@@ -1,0 +1,76 @@
+"""The GPU's memory: how much is free, how it is given back, and the errors that mean that there was too little."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+_ALLOCATOR = "PYTORCH_ALLOC_CONF"
+_OLD_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+# Of torch (GPU and CPU), the CUDA runtime, cuBLAS, cuDNN and bitsandbytes: most have no class of their own. cuDNN says
+# "not supported" where its workspace found no room.
+_WORDS = re.compile(
+    r"out of memory|_STATUS_ALLOC_FAILED|CUDNN_STATUS_NOT_SUPPORTED\.|cudaErrorMemoryAllocation"
+    r"|DefaultCPUAllocator: (can't allocate|not enough) memory|Devmem Allocation failed|hipErrorOutOfMemory",
+    re.IGNORECASE,
+)
+_LONGEST = 120  # characters of a library's message in a line of ours
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Check whether an error, or one that it was raised from, means that the device's memory ran out."""
+    return any(
+        isinstance(part, MemoryError) or (isinstance(part, RuntimeError) and _WORDS.search(str(part)))
+        for part in _chain(error)
+    )
+
+
+def memory_fault(error: BaseException) -> str:
+    """Return the first sentence of an error that `is_out_of_memory` knows."""
+    parts = [part for part in _chain(error) if _WORDS.search(str(part))] or [error]
+    text = " ".join(str(parts[0]).split())
+    return re.split(r"(?<=[^\d])\. (?=GPU|See|Of|If|[A-Z])", text)[0][:_LONGEST].rstrip(".") or "out of memory"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield the error and those that it was raised from on purpose."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__
+
+
+def free_bytes() -> int | None:
+    """Return the bytes that this process can still take on its GPU; None without one, where nobody can tell."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    free, _ = torch.cuda.mem_get_info()
+    return int(free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated())
+
+
+def total_bytes() -> int:
+    """Return the memory of the GPU."""
+    import torch
+
+    return int(torch.cuda.mem_get_info()[1]) if torch.cuda.is_available() else 0
+
+
+def free_memory() -> None:
+    """Give the memory of dead objects back, in cycles of references too, and what the allocator keeps."""
+    from accelerate.utils.memory import clear_device_cache
+
+    clear_device_cache(garbage_collection=True)
+
+
+def avoid_fragments() -> None:
+    """Let CUDA's allocator grow its segments, unless the user has set it up; call it before CUDA starts.
+
+    Rows of uneven length otherwise leave gaps that no later tensor fits into.
+    """
+    if sys.platform == "linux" and not any(name in os.environ for name in (_ALLOCATOR, *_OLD_ALLOCATORS)):
+        os.environ[_ALLOCATOR] = "expandable_segments:True"
