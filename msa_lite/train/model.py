@@ -104,6 +104,21 @@ def _with_adapter(model: Any, settings: FitSettings, precision: Precision) -> An
     return model
 
 
+def copy_trained(model: Any) -> dict[str, Any]:
+    """Copy the trained weights into the host's memory, by name."""
+    return {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters() if p.requires_grad}
+
+
+def restore_trained(model: Any, weights: dict[str, Any]) -> None:
+    """Put the copies of `copy_trained` back."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in weights:
+                parameter.copy_(weights[name])
+
+
 def broken_weight(model: Any) -> str | None:
     """Return the name of a trained weight that holds NaN or infinity, if there is one."""
     import torch
