@@ -16,7 +16,6 @@ from msa_lite.budget.shape import Shape
 NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes of a weight: the code, an 8-bit scale a block, an fp32 scale of scales
 _EIGHT_BIT = 2 + 2 * 4 / 256  # bytes of 8-bit AdamW a weight: two states, each with a scale a block
 _SMALLEST = 4096  # weights of a tensor from which on bitsandbytes keeps its states in 8 bits
-CASTS = True  # PEFT casts the input of each adapter, so that none is shared
 _LOGITS = 64 << 20  # bytes of fp32 logits at a time
 
 
@@ -31,6 +30,8 @@ class FitCase:
     targets: str | Iterable[str] = "all-linear"
     eight_bit: bool = False
     """True for AdamW with 8-bit states."""
+    wide_norms: bool = False
+    """True where norms are in fp32 beside matrices in 16 or 4 bits."""
     halves: bool = True
     """True where the device computes in bf16 or fp16."""
     on_gpu: bool = True
@@ -102,8 +103,9 @@ def _at_loss(shape: Shape, case: FitCase, run: Pass, layer: _Layer) -> dict[str,
         parts["gradients"] = 0
     saved = layer.input if run.checkpointing else layer.saved
     parts["activations"] = int(shape.layers * saved + layer.around)
-    if case.mode == "full" and case.halves:
-        parts["activations"] += 2 * (shape.in_linear + shape.vocabulary * shape.hidden)  # autocast's 16-bit copies
+    if case.halves:  # autocast's 16-bit copies of trained weights
+        tied = shape.vocabulary * shape.hidden if case.mode == "full" else 0
+        parts["activations"] += 2 * tied + layer.copies
     parts["logits"] = int(_loss_bytes(shape, case, run.micro * case.longest))
     return parts
 
@@ -111,13 +113,12 @@ def _at_loss(shape: Shape, case: FitCase, run: Pass, layer: _Layer) -> dict[str,
 def _at_layer(shape: Shape, case: FitCase, run: Pass, layer: _Layer) -> dict[str, int]:
     """Return the parts in the backward pass of the last layer, when all layers still hold what they saved."""
     parts = static_bytes(shape, case, run.embedding_on_cpu)
-    copies = 2 * shape.in_linear if case.mode == "full" and case.halves else 0
     if not run.accumulates:
         parts["gradients"] //= shape.layers
     if run.checkpointing:
-        parts["activations"] = int(shape.layers * layer.input + layer.saved + copies / shape.layers)
+        parts["activations"] = int(shape.layers * layer.input + layer.saved + layer.copies / shape.layers)
     else:
-        parts["activations"] = int(shape.layers * layer.saved + copies)
+        parts["activations"] = int(shape.layers * layer.saved + layer.copies)
     parts["temporaries"] = int(layer.temporaries)
     return parts
 
@@ -150,8 +151,10 @@ class _Layer:
     def __init__(self, shape: Shape, case: FitCase, tokens: int) -> None:
         full, hidden, inner = case.mode == "full", shape.hidden, shape.intermediate
         half = 2 if case.halves else 4
-        residual = 4 if full or not case.halves else 2
-        normed = 4 if full or case.mode == "qlora" or not case.halves else 2  # a norm's output is of its weight's dtype
+        # A norm's output is of its weight's dtype. 4-bit layers give their outputs in the dtype of their inputs.
+        normed = 4 if full or case.wide_norms or not case.halves else 2
+        product = normed if case.mode == "qlora" else half
+        residual = 4 if full else product
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         adapted = shape.adapted(case.targets)
         names = {linear.name for linear in adapted}
@@ -159,17 +162,16 @@ class _Layer:
         def inputs(width: int, *modules: str) -> int:
             """Return what linear layers save of an input that they share: one copy, or each its own after a cast."""
             savers = len(modules) if full else sum(name in names for name in modules)
-            shared = normed == half and (full or not CASTS)
-            return half * width * (min(1, savers) if shared else savers)
+            return half * width * (min(1, savers) if normed == half else savers)
 
         norms = 2 * (4 * hidden + (residual * hidden if full else 0))  # the input in fp32; the output where it is trained
         if shape.has_head_norms:
             norms += (4 + (half if full else 0)) * (queries + keys)
         attention = inputs(hidden, "q_proj", "k_proj", "v_proj") + half * (2 * queries + 2 * keys) + 4 * shape.heads
-        if not full and CASTS:
-            attention += half * queries  # the input of o_proj
-        mlp = inputs(hidden, "gate_proj", "up_proj") + 4 * half * inner
+        mlp = inputs(hidden, "gate_proj", "up_proj") + (3 * product + half) * inner  # gate, its activation, up; their product
         ranks = 0 if full else half * case.rank * sum(linear.count for linear in adapted) / shape.layers
+        trained = shape.in_linear if full else sum(linear.adapter(case.rank) for linear in adapted)
+        self.copies = 2 * trained if case.halves else 0
         self.input = tokens * residual * hidden
         self.saved = tokens * (norms + attention + mlp + ranks)
         self.around = tokens * (residual * hidden + 4 * hidden + half * hidden)  # embedding, last norm, its output
