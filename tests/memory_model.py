@@ -36,6 +36,7 @@ from msa_lite.io import precision
 from msa_lite.train import FitSettings, loop
 from msa_lite.train import model as train_model
 from msa_lite.train.plain import PlainLoss
+from msa_lite.train.rungs import Rung
 
 GB = 1e9
 _CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # of safetensors' headers
@@ -316,7 +317,7 @@ def _our_trainer(rows: Sequence[Example], settings: FitSettings, folder: Path, m
     """Make the trainer of a fit."""
     model = train_model.load_trainable(folder, settings)
     objective, tokenizer = PlainLoss(rows, 2), SimpleNamespace(pad_token_id=2)
-    run: Any = loop.Loop(None, rows, tokenizer, settings, folder, "", objective, None, _quiet, micro=micro)  # type: ignore[arg-type]
+    run: Any = loop.Loop(None, rows, tokenizer, settings, folder, "", objective, None, _quiet, rung=Rung(micro))  # type: ignore[arg-type]
     return run._trainer(model)
 
 

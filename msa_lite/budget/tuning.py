@@ -164,7 +164,9 @@ class _Layer:
             savers = len(modules) if full else sum(name in names for name in modules)
             return half * width * (min(1, savers) if normed == half else savers)
 
-        norms = 2 * (4 * hidden + (residual * hidden if full else 0))  # the input in fp32; the output where it is trained
+        norms = 2 * (
+            4 * hidden + (residual * hidden if full else 0)
+        )  # the input in fp32; the output where it is trained
         if shape.has_head_norms:
             norms += (4 + (half if full else 0)) * (queries + keys)
         attention = inputs(hidden, "q_proj", "k_proj", "v_proj") + half * (2 * queries + 2 * keys) + 4 * shape.heads

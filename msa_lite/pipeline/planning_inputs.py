@@ -79,7 +79,9 @@ def find_inputs(recipe: Recipe) -> PlanInputs:
     for key, other in (("target", "prior"), ("prior", "target")):
         if key not in shapes:  # a prior has the target's sizes
             shapes[key] = shapes[other]
-            notes[:] = [f"{note}; taken to be as large as the {other}" if note.startswith(key) else note for note in notes]
+            notes[:] = [
+                f"{note}; taken to be as large as the {other}" if note.startswith(key) else note for note in notes
+            ]
     return PlanInputs(shapes, _find_rows(recipe, notes), download, notes)
 
 

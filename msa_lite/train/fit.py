@@ -142,7 +142,7 @@ def _run(loop: Loop) -> int:
     model = _load(loop)
     rungs = _rungs_left(loop, ladder(model, [*_micro_batches(loop)]))
     start = None if loop.settings.mode == "full" else copy_trained(model)
-    longest = max(range(len(loop.examples)), key=lambda i: len(loop.examples[i].ids))
+    longest = sorted(range(len(loop.examples)), key=lambda i: -len(loop.examples[i].ids))
     probe = Probe(loop.objective, loop.settings, longest)
     try:
         for rung, lower in zip(rungs, [*rungs[1:], None], strict=True):

@@ -127,12 +127,12 @@ class Static:
 
 @dataclass(frozen=True)
 class Probe:
-    """Tries whether a step fits: the longest row as often as a micro-batch has rows, forward and backward."""
+    """Tries whether a step fits: the longest rows that a forward pass may have, forward and backward."""
 
     objective: Objective
     settings: FitSettings
-    row: int
-    """The index of the longest row."""
+    rows: Sequence[int]
+    """The indices of all rows, the longest first."""
 
     def fault(self, model: Any, micro: int) -> str | None:
         """Return why a step does not fit, or None. On a CPU nothing is tried. The model is left as it was."""
@@ -146,7 +146,7 @@ class Probe:
         try:
             with _scratch(model, static.optimizer), autocast(model):
                 self.objective.prepare(model)
-                self.objective.step(model, [self.row] * micro, 0, micro, lambda loss: loss.backward())
+                self.objective.step(model, self.rows[:micro], 0, micro, lambda loss: loss.backward())
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
