@@ -121,12 +121,15 @@ class _SharedGauge:
             self.gauge.begin(model, epoch, step, micro)
         elif is_new:
             self._join(model)
+        model.reshard()  # a forward pass leaves the embedding gathered, until a backward pass
 
     def after_epoch(self, model: Any, epoch: int, step: int) -> tuple[bool, bool]:
         """Measure; return whether the fit goes on, and whether to save it. Raise NotFiniteError as `Gauge` does."""
         if self.gauge is None:
             self._join(model)
-        return self.peers.in_first(lambda: self._decide(model, epoch, step))
+        decision = self.peers.in_first(lambda: self._decide(model, epoch, step))
+        model.reshard()
+        return decision
 
     def likely_steps(self, per_epoch: int) -> int:
         """Return the first process's guess; 0 in the others, which show nothing."""

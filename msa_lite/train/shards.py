@@ -45,7 +45,7 @@ def load_shards(source: Source, settings: FitSettings, peers: Peers) -> Any:
     if precision == "bf16":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if peers.device.type == "cuda":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        checkpoint_layers(model)
     for layer in decoder_layers(model):
         fully_shard(layer, **options)
     fully_shard(model, **options)
@@ -54,6 +54,13 @@ def load_shards(source: Source, settings: FitSettings, peers: Peers) -> Any:
     _fill(model, whole, peers)
     source.check_unchanged()
     return note_precision(model, precision)
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Have the model make the activations of a layer again in the backward pass, instead of keeping them."""
+    # transformers renamed the method; versions for Python 3.10 know the older name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def decoder_layers(model: Any) -> list[Any]:

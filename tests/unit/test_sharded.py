@@ -1,0 +1,187 @@
+"""Full fits over two processes: the vector of one process, kills and resumes, and what stops them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.io.hub import Source, fetch
+from msa_lite.io.seal import load_manifest, verify_folder
+from msa_lite.train import FitSettings, Until, fit_vector
+from tests.conftest import tiny_tokenizer
+from tests.fits import assert_close, steps_of, weights
+from tests.pairs import Outcome, run_together
+from tests.ragged import ragged_rows
+
+Make = Callable[..., Path]
+ROWS = ragged_rows(9, seed=1)
+# Batches of 4, 4 and 1: in the last one, the second process has no row.
+SETTINGS = FitSettings("full", epochs=3, learning_rate=5e-3, batch_size=4)
+CLOSE = 1e-5
+pytestmark = pytest.mark.slow
+DONE = [Outcome("", None)] * 2
+
+
+def one(prior: Path, out: Path, settings: FitSettings = SETTINGS, **more: Any) -> Path:
+    return fit_vector(str(prior), ROWS, out, tokenizer=tiny_tokenizer(), settings=settings, **more)
+
+
+def sharded(rank: int, prior: Any, out: Path, settings: FitSettings = SETTINGS, **more: Any) -> None:
+    from msa_lite.train.sharded import fit_sharded
+
+    source = prior if isinstance(prior, Source) else str(prior)
+    rows = more.pop("rows", ROWS)
+    fit_sharded(source, rows, out, tokenizer=tiny_tokenizer(), settings=settings, extra_files={"x": "y"}, **more)
+
+
+def dies(rank: int, who: int, step: int, prior: Path, out: Path) -> None:
+    """Fit, but one process is killed before a step."""
+    from msa_lite.train.sharded import _Steps
+
+    own = _Steps._step
+
+    def killed(self: Any, rows: Any, number: int) -> Any:
+        if (rank, number) == (who, step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return own(self, rows, number)
+
+    _Steps._step = killed  # type: ignore[method-assign]
+    sharded(rank, prior, out)
+
+
+def checkpointed(rank: int, prior: Path, out: Path) -> None:
+    """Fit as on GPUs, where activations are made again in the backward pass."""
+    from msa_lite.train import shards
+
+    own = shards._bare_model
+
+    def bare(source: Source) -> Any:
+        model = own(source)
+        shards.checkpoint_layers(model)
+        return model
+
+    shards._bare_model = bare
+    sharded(rank, prior, out)
+
+
+def log(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+
+
+def assert_same_fit(found: Path, wanted: Path) -> None:
+    assert_close(weights(found), weights(wanted), CLOSE)
+    assert {path.name for path in found.iterdir()} - {"x"} == {path.name for path in wanted.iterdir()}
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        assert (found / name).read_bytes() == (wanted / name).read_bytes()
+    assert len(log(found)) == len(log(wanted))
+    for line, other in zip(log(found), log(wanted), strict=True):
+        assert line == pytest.approx(other, rel=1e-5)
+    assert verify_folder(found) == []
+    one, other = (load_manifest(folder) or {} for folder in (found, wanted))
+    assert one["inputs"] == other["inputs"]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_two_processes_take_the_steps_of_one(tied: bool, make_checkpoint: Make, tmp_path: Path) -> None:
+    prior = make_checkpoint("llama", tie_word_embeddings=tied)
+    assert run_together(sharded, prior, tmp_path / "two") == DONE
+    assert_same_fit(tmp_path / "two", one(prior, tmp_path / "one"))
+    assert max((t - weights(prior)[n]).abs().max() for n, t in weights(tmp_path / "two").items()) > 100 * CLOSE
+    assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
+    written = (tmp_path / "two" / "manifest.json").stat().st_mtime_ns
+    one(prior, tmp_path / "two")  # is taken for the same by one process
+    assert (tmp_path / "two" / "manifest.json").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("kind", ["olmo2", "qwen2"])
+def test_other_architectures_and_checkpointing(kind: str, make_checkpoint: Make, tmp_path: Path) -> None:
+    prior = make_checkpoint(kind)
+    assert run_together(checkpointed, prior, tmp_path / "two") == DONE
+    assert_same_fit(tmp_path / "two", one(prior, tmp_path / "one"))
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_dead_process_stops_the_other_and_a_rerun_gives_the_same_bits(
+    who: int, make_checkpoint: Make, tmp_path: Path
+) -> None:
+    prior = make_checkpoint("llama")
+    ended = run_together(dies, who, 7, prior, tmp_path / "killed")  # in the third epoch
+    assert ended[who].error == "killed"
+    assert ended[1 - who].error == "StageError"
+    assert "another process" in ended[1 - who].value
+    assert not (tmp_path / "killed").exists()
+    saves = sorted(path.name for path in (tmp_path / "killed.partial" / "checkpoints").iterdir())
+    assert saves == ["step-3", "step-6"]
+    if who == 0:
+        assert run_together(sharded, prior, tmp_path / "killed") == DONE
+        assert run_together(sharded, prior, tmp_path / "whole") == DONE
+        assert_close(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
+        assert log(tmp_path / "killed") == log(tmp_path / "whole")
+    else:  # one process goes on with what two have done
+        assert run_together(sharded, prior, tmp_path / "killed", count=1) == DONE[:1]
+        assert_same_fit(tmp_path / "killed", one(prior, tmp_path / "one"))
+    assert steps_of(tmp_path / "killed") == list(range(1, 10))
+
+
+def different(rank: int, prior: Path, out: Path) -> None:
+    sharded(rank, prior, out, rows=ROWS[rank:])
+
+
+def wrong(rank: int, prior: Path, out: Path) -> None:
+    sharded(rank, prior, out, replace(SETTINGS, mode="lora", batch_size=5, optimizer="adamw_8bit"))
+
+
+def test_what_cannot_be_done_together_fails_at_once_in_both(make_checkpoint: Make, tmp_path: Path) -> None:
+    prior = make_checkpoint("llama")
+    for outcome in run_together(different, prior, tmp_path / "v"):
+        assert outcome.error == "MismatchError"
+        assert "examples: not the same in process 1 as in process 0" in outcome.value
+    for outcome in run_together(wrong, prior, tmp_path / "v"):
+        assert outcome.error == "UsageError"
+        for part in ("use 4 or 6", "vector.mode lora", "adamw_8bit"):
+            assert part in outcome.value
+    (tmp_path / "v").write_text("a user's file")
+    for outcome in run_together(sharded, prior, tmp_path / "v"):  # the first one sees it, both tell
+        assert outcome.error == "OutputError"
+    assert [path.name for path in tmp_path.iterdir()] == ["v"]
+
+
+def open_ended(prior: Path, target: Path) -> tuple[FitSettings, Until]:
+    settings = replace(SETTINGS, epochs=12, learning_rate=1e-4, schedule="constant", warmup_steps=2)
+    return settings, Until(fetch(str(target)), load=Loads(target), tries=2)
+
+
+class Loads:
+    """Loads a target; a function would not reach another process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self) -> Any:
+        from transformers import AutoModelForCausalLM
+
+        return AutoModelForCausalLM.from_pretrained(self.folder).eval()
+
+
+def until_known(rank: int, prior: Path, target: Path, out: Path) -> None:
+    settings, until = open_ended(prior, target)
+    sharded(rank, prior, out, settings, until=until)
+
+
+def test_an_open_ended_fit_goes_as_in_one_process(make_checkpoint: Make, tmp_path: Path) -> None:
+    prior = make_checkpoint("llama")
+    target = one(prior, tmp_path / "target", replace(SETTINGS, epochs=6))
+    assert run_together(until_known, prior, target, tmp_path / "two") == DONE
+    settings, until = open_ended(prior, target)
+    assert_same_fit(tmp_path / "two", one(prior, tmp_path / "one", settings, until=until))
+    two, alone = ((load_manifest(tmp_path / name) or {})["fit"] for name in ("two", "one"))
+    assert len(two["rates"]) == 2
+    assert {k: v for k, v in two.items() if k != "loss"} == {k: v for k, v in alone.items() if k != "loss"}
+    assert two["loss"] == pytest.approx(alone["loss"], rel=1e-4)
