@@ -169,7 +169,7 @@ class Scores:
         return "scores"
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
-        self.apart.append(Runner(model)._parts is not None)
+        self.apart.append(Runner(model).halves.body is not None)
         scores.mkdir(exist_ok=True)
         self.validation.score_into(epoch_folder(scores, epoch), lambda: model)
         return KeptEpochs(frozenset([epoch]))
