@@ -36,7 +36,7 @@ from msa_lite.train.until import Until
 
 logger = logging.getLogger(__name__)
 
-CPU_TOKENS = 4096  # tokens of a micro-batch on a CPU, where running out of memory cannot be caught
+_CPU_TOKENS = 4096  # tokens of a micro-batch on a CPU, where running out of memory cannot be caught
 
 
 def fit_vector(
@@ -186,7 +186,7 @@ def _micro_batches(loop: Loop) -> Iterator[int]:
         return iter([fixed])
     limit = size
     if not torch.cuda.is_available():
-        limit = max(1, CPU_TOKENS // max(loop.objective.longest, max(len(e.ids) for e in loop.examples)))
+        limit = max(1, _CPU_TOKENS // max(loop.objective.longest, max(len(e.ids) for e in loop.examples)))
     for mark in (loop.partial / SAVES).glob("micro-*"):
         limit = min(limit, int(mark.name.removeprefix("micro-")))
     return (part for part in range(size, 0, -1) if size % part == 0 and part <= limit)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from msa_lite.errors import UsageError
 from msa_lite.io.added_rows import extend
 from msa_lite.io.files import write_json
+from msa_lite.io.heads import split_model
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import check_model, load_whole
 from msa_lite.io.precision import choose_precision, note_precision
@@ -25,13 +26,17 @@ from msa_lite.train.peers import Peers
 if TYPE_CHECKING:
     from msa_lite.train.settings import FitSettings
 
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, for each weight
 _SAVED_WHOLE = "complete"
 _STATE = "state.json"
 _KEPT_SAVES = 2
 
 
-def load_shards(source: Source, settings: FitSettings, peers: Peers) -> Any:
-    """Load the prior, divided among the processes, ready to train; seed the random numbers."""
+def load_shards(source: Source, settings: FitSettings, peers: Peers) -> tuple[Any, bool]:
+    """Load the prior, divided among the processes, ready to train; seed the random numbers.
+
+    Return it, and whether its logits can be made apart from the model.
+    """
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -53,7 +58,7 @@ def load_shards(source: Source, settings: FitSettings, peers: Peers) -> Any:
     model.tie_weights()
     _fill(model, whole, peers)
     source.check_unchanged()
-    return note_precision(model, precision)
+    return note_precision(model, precision), peers.share(whole is not None and _is_split(whole))
 
 
 def checkpoint_layers(model: Any) -> None:
@@ -77,6 +82,12 @@ def _load_on_host(source: Source) -> Any:
     if source.added:
         extend(model, source.added)
     return model
+
+
+def _is_split(whole: Any) -> bool:
+    """Check whether a model's logits can be made apart from it; not if a router adds a loss of its own."""
+    has_router_loss = getattr(whole.config, "output_router_logits", False)
+    return not has_router_loss and split_model(note_precision(whole, "fp32")).body is not None
 
 
 def _bare_model(source: Source) -> Any:
@@ -180,29 +191,30 @@ def last_save(saves: Path) -> tuple[Path | None, int, int]:
     whole = _whole_saves(saves)
     if not whole:
         return None, 0, 0
-    state = json.loads((whole[-1] / _STATE).read_text("utf-8"))
+    state = _read_state(whole[-1])
     return whole[-1], state["epoch"], state["step"]
 
 
-def read_save(folder: Path, model: Any, optimizer: Any, step: int, peers: Peers) -> None:
+def _read_state(save: Path) -> dict[str, int]:
+    return json.loads((save / _STATE).read_text("utf-8"))
+
+
+def read_save(folder: Path, model: Any, optimizer: Any, peers: Peers) -> None:
     """Read a save into the model and a new optimiser."""
     import torch
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            steps = torch.tensor(float(step), device=peers.device if group["fused"] else "cpu")
-            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[parameter] = {"step": steps, **moments}
     reader = HuggingFaceStorageReader(str(folder))
     with torch.no_grad():
         dcp.load(dict(_states(model, optimizer)), storage_reader=reader, process_group=peers.talk)
+    for state in optimizer.state.values():
+        state["step"].fill_(_read_state(folder)["step"])
 
 
 def _states(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a save holds: each weight and its two moments of Adam."""
     for name, parameter in model.named_parameters():
         yield f"weight.{name}", parameter.detach()
-        for moment in ("exp_avg", "exp_avg_sq"):
+        for moment in MOMENTS:
             yield f"{moment}.{name}", optimizer.state[parameter][moment]
