@@ -52,6 +52,8 @@ class Candidates:
     """How many times points around the best are tried as well (`grid.refined`)."""
     search: StrengthSearch | None = None
     """The search that finds the values one after the other, in place of a list."""
+    release: Callable[[], None] = lambda: None
+    """Frees the memory of the loaded models; `load` may be called again."""
 
     def inputs(self, validation: Validation) -> dict[str, Any]:
         """Return all that decides the choice, for a manifest."""
@@ -147,7 +149,8 @@ class SharedWork:
         logger.info("scoring %s in process %d", name, os.getpid())
         try:
             about = {"candidate": values or TARGET}
-            self.validation.score_into(folder, partial(self.candidates.load, values), about, whole=values is None)
+            load, release = partial(self.candidates.load, values), self.candidates.release
+            self.validation.score_into(folder, load, about, whole=values is None, release=release)
         except NotFiniteError as error:
             if values is None:  # candidates are compared with the target
                 raise

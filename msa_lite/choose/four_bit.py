@@ -36,6 +36,13 @@ class Points:
         set_weights(self._model, {**Strengths.of(values or {}).weights, **fixed})
         return self._model
 
+    def close(self) -> None:
+        """Free the memory of the model; the next call loads it again."""
+        from accelerate.utils.memory import clear_device_cache
+
+        self._model = None
+        clear_device_cache(garbage_collection=True)
+
 
 def load_with_adapters(target: Path, adapters: Mapping[str, Path], four_bit: bool = False) -> Any:
     """Load the target with PEFT adapters by name, all active at once."""

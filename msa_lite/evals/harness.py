@@ -224,8 +224,10 @@ def _run(
     source: Source, manager: Any, loaded: list[Any], settings: Mapping[str, Any], progress: Progress
 ) -> Mapping[str, Any]:
     """Run `lm_eval.simple_evaluate` on a model. Raise StageError when it fails."""
-    model = _wrap(source, progress)
+    from accelerate.utils.memory import clear_device_cache
     from lm_eval import simple_evaluate
+
+    model = _wrap(source, progress)
 
     try:
         return simple_evaluate(
@@ -238,6 +240,9 @@ def _run(
         )
     except Exception as error:
         raise StageError(f"{source.name}: lm_eval failed ({explain(error)}); nothing was kept") from error
+    finally:
+        del model
+        clear_device_cache(garbage_collection=True)
 
 
 def _wrap(source: Source, progress: Progress) -> Any:

@@ -11,10 +11,12 @@ from typing import Any
 from msa_lite.data import open_tokenizer
 from msa_lite.errors import MismatchError, NotFiniteError, NoTokenizerError
 from msa_lite.io.adapter import base_name, is_adapter
+from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.heads import Halves, split_model
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.loading import attach_adapter, check_loads, load_whole
 from msa_lite.io.memory import free_memory, is_out_of_memory
+from msa_lite.io.precision import has_bf16, nf4
 from msa_lite.io.quiet import without_bars
 from msa_lite.io.tokenizer import has_tokenizer
 from msa_lite.io.vocabulary import AddedRows
@@ -94,30 +96,44 @@ def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None, a
 
     folder: a checkpoint, or a PEFT adapter, which is then loaded onto its model. dtype: torch's name of a dtype to use
     on the GPU in place of the stored one. added: rows for tokens that the model lacks. Each process of
-    `accelerate launch` gets its own GPU.
+    `accelerate launch` gets its own GPU. In NF4, what is not quantised (embedding, head, norms) is 16 bits wide on a
+    GPU. GPUs without bf16 get fp16 in its place.
     """
     import torch
     from accelerate import PartialState
 
-    below = checkpoint_folder(folder)
-    # Straight to the GPU: otherwise each of several processes would for a while hold the model in the host's memory.
-    stored = getattr(torch, dtype) if dtype else "auto"
-    gpu = {"dtype": stored, "device_map": {"": PartialState().device}} if torch.cuda.is_available() else {}
     from msa_lite.io.added_rows import extend
 
+    below = checkpoint_folder(folder)
+    how: dict[str, Any] = {"dtype": _scoring_dtype(below, four_bit, dtype)}
+    if torch.cuda.is_available() or four_bit:
+        # Straight to the GPU: otherwise each of several processes would for a while hold the model in host memory.
+        how["device_map"] = {"": PartialState().device}
     if four_bit:
-        from msa_lite.io.precision import nf4
-
-        gpu = {"device_map": {"": PartialState().device}, "quantization_config": nf4()}
+        how["quantization_config"] = nf4()
     if below != Path(folder):
         check_loads(Path(folder), below)
     with without_bars():
-        model = load_whole(below, **({"dtype": torch.float32} | gpu))
+        model = load_whole(below, **how)
         if added:
             extend(model, added)
         if below != Path(folder):
             model = attach_adapter(model, folder)
     return model.eval()
+
+
+def _scoring_dtype(folder: Path, four_bit: bool, dtype: str | None) -> Any:
+    """Return the dtype to load a checkpoint in, as transformers takes it. dtype: torch's name of the one asked for."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.float32
+    if four_bit:
+        return torch.bfloat16 if has_bf16() else torch.float16
+    stored = {entry.dtype for entry in load_checkpoint(folder).tensors.values()}
+    if not has_bf16() and (dtype == "bfloat16" or (dtype is None and "BF16" in stored)):
+        return torch.float16
+    return getattr(torch, dtype) if dtype else "auto"
 
 
 def can_divide(cache: Any) -> bool:
@@ -164,6 +180,12 @@ class Runner:
     def blocks(self, states: Any) -> Iterator[tuple[slice, Any]]:
         """Yield (slice, fp32 logits) over (n, ·) states, in blocks small enough for memory."""
         return ((part, self.halves.logits(states[part])) for part in self.halves.blocks(len(states)))
+
+    def close(self) -> None:
+        """Free the model's memory now, for the next model. Hooks make it part of reference cycles."""
+        self.model = None
+        self.__dict__.pop("halves", None)
+        free_memory()
 
     def lower_budget(self, error: BaseException, tokens: int) -> bool:
         """Halve the budget and return True if an error means that memory ran out. tokens: of the batch that failed."""

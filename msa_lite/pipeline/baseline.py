@@ -260,7 +260,8 @@ class _Trials:
 
         vectors = [(load_manifest(setting.folder) or {}).get("files") for setting in settings]
         made_of = {"vectors": vectors} | (merge_identity(self.run) if self.from_prior else {})
-        choice = choose_candidate(self.run, Candidates(values, load, made_of, known), "the epoch", progress)
+        candidates = Candidates(values, load, made_of, known, release=target.close)
+        choice = choose_candidate(self.run, candidates, "the epoch", progress)
         return parts[candidate_name(choice.values)]
 
     def _fit_settings(self, **changes: Any) -> FitSettings:

@@ -144,10 +144,10 @@ def help_sweep(recipe: Recipe, plan: RunPlan) -> None:
         return
     run, out = prepare(recipe, plan), plan.folder / "sweep"
     _wait_for_vectors(run, out)
-    target = _load_points(run)
+    load, release = _open_points(run)
 
     def make() -> tuple[Candidates, Validation]:
-        return _candidates(run, target), validation_of(run)
+        return _candidates(run, load, release), validation_of(run)
 
     help_choose(make, out)
 
@@ -196,7 +196,7 @@ def choose_strengths(run: Run, progress: Progress) -> Swept:
     """Return the recipe's one point, or the best of several on validation rows."""
     if run.validation is None:
         return Swept(run.recipe.points[0])
-    choice = choose_candidate(run, _candidates(run, _load_points(run)), "alpha and beta", progress)
+    choice = choose_candidate(run, _candidates(run, *_open_points(run)), "alpha and beta", progress)
     return Swept(Strengths.of(choice.values), choice)
 
 
@@ -231,20 +231,21 @@ def _scored(rule: str, score: float, met: bool) -> str:
     return "conditions not met" if number is None else f"{number:.4f}"
 
 
-def _load_points(run: Run) -> Callable[[Values | None], Any]:
-    """Return a function that gives the model of a point, or, for None, the target."""
+def _open_points(run: Run) -> tuple[Callable[[Values | None], Any], Callable[[], None]]:
+    """Return a function that gives the model of a point, or, for None, the target; and one that frees its memory."""
     if run.recipe.select.four_bit:
         earlier = earlier_terms(run.earlier)
         adapters = {name: run.vector_folder(name) for name in run.vector_names}
         adapters |= {term.name: term.vector for term in earlier}
-        return Points(run.sources["target"].folder, adapters, {term.name: term.weight for term in earlier})
+        points = Points(run.sources["target"].folder, adapters, {term.name: term.weight for term in earlier})
+        return points, points.close
     target = LoadedTarget(run)
 
     def load(values: Values | None) -> Any:
         terms = run_terms(run, Strengths.of(values or {}))
         return target.merged(terms if values is not None else [replace(term, weight=0.0) for term in terms])
 
-    return load
+    return load, target.close
 
 
 def recorded_points(recipe: Recipe) -> Any:
@@ -261,7 +262,7 @@ def _search(recipe: Recipe) -> StrengthSearch | None:
     return StrengthSearch(alphas, betas)
 
 
-def _candidates(run: Run, load: Callable[[Values | None], Any]) -> Candidates:
+def _candidates(run: Run, load: Callable[[Values | None], Any], release: Callable[[], None]) -> Candidates:
     vectors: Mapping[str, Path] = {name: run.vector_folder(name) for name in run.vector_names}
     return Candidates(
         [point.values for point in run.recipe.points],
@@ -274,6 +275,7 @@ def _candidates(run: Run, load: Callable[[Values | None], Any]) -> Candidates:
         known=_known(run),
         refine=run.recipe.select.refine,
         search=_search(run.recipe),
+        release=release,
     )
 
 

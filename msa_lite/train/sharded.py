@@ -112,11 +112,13 @@ class _SharedGauge:
     """The first process's; None in the others."""
     loop: Loop
     peers: Peers
+    micro: int = 1
+    """Rows of one forward pass, from `begin` on."""
     saved_at: float = field(default_factory=time.monotonic)
 
     def begin(self, model: Any, epoch: int, step: int, micro: int) -> None:
         """Measure the prior, unless that is done."""
-        self.loop = replace(self.loop, micro=micro)
+        self.micro = micro
         is_new = self.peers.share(self.gauge is not None and self.gauge.course.start is None)
         if self.gauge is not None:
             self.gauge.begin(model, epoch, step, micro)
@@ -150,7 +152,7 @@ class _SharedGauge:
     def _join(self, model: Any) -> None:
         """Take part in the first process's measurement."""
         loop = self.loop
-        measure_loss(model, sample_examples(loop.examples, loop.settings.seed), pad_id(loop.tokenizer), loop.micro)
+        measure_loss(model, sample_examples(loop.examples, loop.settings.seed), pad_id(loop.tokenizer), self.micro)
 
 
 def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:

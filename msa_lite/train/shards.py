@@ -11,11 +11,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msa_lite.errors import UsageError
+from msa_lite.errors import StageError, UsageError, join_faults
 from msa_lite.io.added_rows import extend
+from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.files import write_json
 from msa_lite.io.heads import split_model
 from msa_lite.io.hub import Source
@@ -43,7 +45,7 @@ def load_shards(source: Source, settings: FitSettings, peers: Peers) -> tuple[An
     from transformers import set_seed
 
     set_seed(settings.seed)
-    whole = _load_on_host(source) if peers.first else None
+    whole = peers.in_first_only(lambda: _load_on_host(source))
     model = _bare_model(source)
     precision = choose_precision(settings.compute)
     options: dict[str, Any] = {"mesh": init_device_mesh(peers.device.type, (peers.count,))}
@@ -75,10 +77,13 @@ def decoder_layers(model: Any) -> list[Any]:
 
 
 def _load_on_host(source: Source) -> Any:
-    """Load the prior in fp32 into the host's memory."""
+    """Load the prior into the host's memory, as it is stored; in fp32 where it is stored in several formats."""
     import torch
 
-    model = load_whole(source.folder, dtype=torch.float32)
+    kinds = {entry.dtype for entry in load_checkpoint(source.folder).tensors.values() if entry.is_float}
+    stored = {"BF16": torch.bfloat16, "F16": torch.float16}.get(min(kinds), torch.float32)
+    is_exact = len(kinds) == 1 and not source.added  # whose rows may be stored in another format
+    model = load_whole(source.folder, dtype=stored if is_exact else torch.float32)
     if source.added:
         extend(model, source.added)
     return model
@@ -161,8 +166,22 @@ def write_save(saves: Path, model: Any, optimizer: Any, epoch: int, step: int, p
     folder = saves / f"step-{step}"
     peers.in_first(lambda: _make_anew(folder))
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    dcp.save(dict(_states(model, optimizer)), storage_writer=writer, process_group=peers.talk)
+    with _told_of_faults(folder):
+        dcp.save(dict(_states(model, optimizer)), storage_writer=writer, process_group=peers.talk)
     peers.in_first(lambda: _finish_save(folder, epoch, step))
+
+
+@contextmanager
+def _told_of_faults(folder: Path) -> Iterator[None]:
+    """Raise StageError, in all processes, in the place of what torch raises where one of them cannot write or read."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        faults = [f"process {rank}: {fault}" for rank, (fault, _) in sorted(error.failures.items())]
+        what = f"{folder}: the save cannot be written or read; see to the disk and run the same command again:"
+        raise StageError(join_faults(what, faults)) from error
 
 
 def _make_anew(folder: Path) -> None:
@@ -206,7 +225,7 @@ def read_save(folder: Path, model: Any, optimizer: Any, peers: Peers) -> None:
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
     reader = HuggingFaceStorageReader(str(folder))
-    with torch.no_grad():
+    with torch.no_grad(), _told_of_faults(folder):
         dcp.load(dict(_states(model, optimizer)), storage_reader=reader, process_group=peers.talk)
     for state in optimizer.state.values():
         state["step"].fill_(_read_state(folder)["step"])

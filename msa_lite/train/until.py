@@ -79,7 +79,10 @@ def _batches(examples: Sequence[Example], rows: int) -> Iterator[list[Example]]:
 
 def measure_target(until: Until, examples: Sequence[Example], pad: int) -> float:
     """Return the target's loss on the examples. Raise NotFiniteError where it is not finite."""
+    from accelerate.utils.memory import clear_device_cache
+
     loss = measure_loss(until.load(), examples, pad)
+    clear_device_cache(garbage_collection=True)  # the prior is loaded next
     if not math.isfinite(loss):
         raise NotFiniteError(f"{until.target.name}: its loss on the rows is no number ({loss}); its weights are broken")
     return loss

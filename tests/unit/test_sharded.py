@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +13,12 @@ from typing import Any
 
 import pytest
 
+from msa_lite.data import Example
+from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
+from msa_lite.io.precision import _cpu_has_bf16
 from msa_lite.io.seal import load_manifest, verify_folder
+from msa_lite.io.vocabulary import find_added_rows
 from msa_lite.train import FitSettings, Until, fit_vector
 from tests.conftest import tiny_tokenizer
 from tests.fits import assert_close, steps_of, weights
@@ -23,6 +28,7 @@ from tests.ragged import ragged_rows
 Make = Callable[..., Path]
 ROWS = ragged_rows(9, seed=1)
 # Batches of 4, 4 and 1: in the last one, the second process has no row.
+ADDED_ROWS = [Example(i, [305, 10 + i, 20, 30 + i], [-100, 10 + i, 20, 30 + i]) for i in range(9)]
 SETTINGS = FitSettings("full", epochs=3, learning_rate=5e-3, batch_size=4)
 CLOSE = 1e-5
 pytestmark = pytest.mark.slow
@@ -124,7 +130,10 @@ def test_a_dead_process_stops_the_other_and_a_rerun_gives_the_same_bits(
         assert run_together(sharded, prior, tmp_path / "whole") == DONE
         assert_close(weights(tmp_path / "killed"), weights(tmp_path / "whole"))
         assert log(tmp_path / "killed") == log(tmp_path / "whole")
-    else:  # one process goes on with what two have done
+    else:  # one process goes on with what two have done, or begins anew in its own way
+        shutil.copytree(tmp_path / "killed.partial", tmp_path / "alone.partial")
+        one(prior, tmp_path / "alone", extra_files={"x": "y"})
+        assert_same_fit(tmp_path / "alone", one(prior, tmp_path / "one"))
         assert run_together(sharded, prior, tmp_path / "killed", count=1) == DONE[:1]
         assert_same_fit(tmp_path / "killed", one(prior, tmp_path / "one"))
     assert steps_of(tmp_path / "killed") == list(range(1, 10))
@@ -185,3 +194,72 @@ def test_an_open_ended_fit_goes_as_in_one_process(make_checkpoint: Make, tmp_pat
     assert len(two["rates"]) == 2
     assert {k: v for k, v in two.items() if k != "loss"} == {k: v for k, v in alone.items() if k != "loss"}
     assert two["loss"] == pytest.approx(alone["loss"], rel=1e-4)
+
+
+def with_added_rows(rank: int, source: Source, out: Path) -> None:
+    sharded(rank, source, out, rows=ADDED_ROWS)
+
+
+def test_a_prior_with_rows_of_the_target_and_stored_in_bf16(make_checkpoint: Make, tmp_path: Path) -> None:
+    target, prior = make_checkpoint("llama", 3, vocab_size=310), make_checkpoint("llama", 1, "bfloat16")
+    added = find_added_rows(load_checkpoint(target), load_checkpoint(prior))
+    for name, source in (("more", replace(fetch(str(prior)), added=added)), ("bf16", fetch(str(prior)))):
+        rows = ADDED_ROWS if added is source.added else ROWS
+        assert run_together(with_added_rows if source.added else sharded, source, tmp_path / name) == DONE
+        wanted = fit_vector(source, rows, tmp_path / "one" / name, tokenizer=tiny_tokenizer(), settings=SETTINGS)
+        assert_same_fit(tmp_path / name, wanted)
+
+
+def in_bf16(rank: int, prior: Path, out: Path) -> None:
+    sharded(rank, prior, out, replace(SETTINGS, compute="bf16"))
+
+
+@pytest.mark.skipif(not _cpu_has_bf16(), reason="this CPU has no bf16")
+def test_arithmetic_in_bf16_leaves_weights_in_fp32(make_checkpoint: Make, tmp_path: Path) -> None:
+    prior = make_checkpoint("llama")
+    assert run_together(in_bf16, prior, tmp_path / "two") == DONE
+    exact = one(prior, tmp_path / "one")
+    for line, other in zip(log(tmp_path / "two"), log(exact), strict=True):
+        assert line["loss"] == pytest.approx(other["loss"], rel=0.01)
+        assert line["loss"] != other["loss"]
+    found, start, wanted = weights(tmp_path / "two"), weights(prior), weights(exact)
+    moved, gap = (sum(float((found[n] - other[n]).square().sum()) for n in found) for other in (start, wanted))
+    assert gap < 0.1 * moved
+    assert any((t != t.bfloat16().float()).any() for t in found.values())
+
+
+def chosen_micro(rank: int, prior: Path, limit: int) -> list[int]:
+    """Choose a micro-batch where passes of more rows than the limit run out of memory, as on a GPU."""
+    from msa_lite.data import pad_id
+    from msa_lite.io.progress import silent
+    from msa_lite.train.loop import Loop
+    from msa_lite.train.passes import choose_micro, make_loss
+    from msa_lite.train.peers import Peers
+    from msa_lite.train.plain import PlainLoss
+    from msa_lite.train.shards import load_shards
+
+    peers, source, pad, sizes = Peers.join(), fetch(str(prior)), pad_id(tiny_tokenizer()), []
+    model, is_split = load_shards(source, SETTINGS, peers)
+    own = make_loss(model, is_split, pad)
+
+    def loss(examples: Any, labels: int) -> Any:
+        sizes.append(len(examples))
+        value = own(examples, labels)
+        if len(examples) > limit:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return value
+
+    plain, settings = PlainLoss(ROWS, pad), replace(SETTINGS, batch_size=8)
+    loop = Loop(source, ROWS, tiny_tokenizer(), settings, prior, "vector", plain, None, silent)
+    on_gpu = replace(peers, device=type("Device", (), {"type": "cuda"}))
+    micro = choose_micro(loop, model, loss, on_gpu)
+    own(ROWS[:1], 1).backward()  # the model works after passes that failed
+    assert is_split
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    return [micro, *sizes]
+
+
+def test_the_micro_batch_falls_until_it_fits_in_all(make_checkpoint: Make) -> None:
+    prior = make_checkpoint("llama")
+    assert run_together(chosen_micro, prior, 2) == [Outcome("", [2, 4, 2])] * 2
+    assert [outcome.error for outcome in run_together(chosen_micro, prior, 0)] == ["StageError"] * 2
