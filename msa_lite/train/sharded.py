@@ -24,6 +24,7 @@ from msa_lite.errors import MsaError, NotFiniteError, UsageError
 from msa_lite.io.extras import require
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
+from msa_lite.io.memory import avoid_fragments
 from msa_lite.io.precision import choose_precision
 from msa_lite.io.progress import Progress, silent, tell
 from msa_lite.train.dealing import check_batch, deal, epoch_order
@@ -34,7 +35,7 @@ from msa_lite.train.passes import Loss, choose_micro, count_labels, make_loss, r
 from msa_lite.train.peers import Peers, told_of_losses
 from msa_lite.train.plain import PlainLoss
 from msa_lite.train.settings import FitSettings
-from msa_lite.train.shards import MOMENTS, find_broken, gather_model, last_save, load_shards, read_save, write_save
+from msa_lite.train.shards import MOMENTS, find_broken, gather_model, load_shards, newest_save, read_save, write_save
 from msa_lite.train.tries import Gauge, Tries
 from msa_lite.train.until import Until, measure_loss, sample_examples
 
@@ -63,6 +64,7 @@ def fit_sharded(
     inputs, StageError when another process dies, NotFiniteError when the loss is no longer finite.
     """
     require("train")
+    avoid_fragments()
     with told_of_losses(label):
         peers = Peers.join()
         check_sharded(settings, peers.count)
@@ -234,7 +236,7 @@ def _fit(loop: Loop, gauge: _SharedGauge | None, peers: Peers) -> int:
 
 def _take_up(folder: Path) -> tuple[Path | None, int, int]:
     """Return the save to go on from, its epoch and step; remove what a stopped fit left that is of no use."""
-    save, epoch, step = last_save(folder / SAVES)
+    save, epoch, step = newest_save(folder / SAVES)
     if save is None:
         shutil.rmtree(folder / SAVES, ignore_errors=True)
     cut_log(folder / LOG, step)

@@ -71,9 +71,9 @@ def checkpoint_layers(model: Any) -> None:
 
 
 def decoder_layers(model: Any) -> list[Any]:
-    """Return the layers of a model, the blocks that transformers itself never divides between devices."""
+    """Return the layers of a model, the blocks that transformers never divides between devices; inner ones first."""
     names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    return [module for module in model.modules() if type(module).__name__ in names][::-1]
 
 
 def _load_on_host(source: Source) -> Any:
@@ -142,6 +142,7 @@ def gather_model(model: Any, source: Source, peers: Peers) -> Any:
     weights |= {name: buffer.cpu() for name, buffer in model.named_buffers()}
     whole.load_state_dict(weights, strict=False, assign=True)
     whole.tie_weights()
+    assert not any(parameter.is_meta for parameter in whole.parameters()), "a weight was not gathered"
     return whole
 
 
@@ -205,7 +206,7 @@ def _whole_saves(saves: Path) -> list[Path]:
     return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
-def last_save(saves: Path) -> tuple[Path | None, int, int]:
+def newest_save(saves: Path) -> tuple[Path | None, int, int]:
     """Return the last whole save, its epoch and its step; (None, 0, 0) where there is none."""
     whole = _whole_saves(saves)
     if not whole:

@@ -1,10 +1,12 @@
-"""The rows of a step, dealt to several processes."""
+"""The rows of a step and the layers of a model, dealt to several processes."""
 
 from __future__ import annotations
 
 import pytest
 
 from msa_lite.train.dealing import check_batch, deal, epoch_order
+from msa_lite.train.shards import decoder_layers
+from tests.conftest import tiny_model
 
 LENGTHS = [5, 9, 2, 7, 7, 3, 8, 1, 6, 4]
 
@@ -34,3 +36,12 @@ def test_a_batch_that_cannot_be_divided_is_told_with_the_nearest_ones() -> None:
     assert check_batch(32, 4) is None
     assert "use 30 or 33," in str(check_batch(32, 3))
     assert "use 4," in str(check_batch(2, 4))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "olmo2", "gpt2"])
+def test_the_layers_of_a_model_are_known(kind: str) -> None:
+    model = tiny_model(kind)
+    layers = decoder_layers(model)
+    assert len(layers) == model.config.num_hidden_layers
+    inside = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
+    assert 0 < inside < sum(parameter.numel() for parameter in model.parameters())

@@ -63,7 +63,7 @@ def dies(rank: int, who: int, step: int, prior: Path, out: Path) -> None:
 
 
 def checkpointed(rank: int, prior: Path, out: Path) -> None:
-    """Fit as on GPUs, where activations are made again in the backward pass."""
+    """Fit as on GPUs, where activations are made again in the backward pass, a model that makes its own loss."""
     from msa_lite.train import shards
 
     own = shards._bare_model
@@ -73,7 +73,7 @@ def checkpointed(rank: int, prior: Path, out: Path) -> None:
         shards.checkpoint_layers(model)
         return model
 
-    shards._bare_model = bare
+    shards._bare_model, shards._is_split = bare, lambda whole: False
     sharded(rank, prior, out)
 
 
@@ -107,7 +107,7 @@ def test_two_processes_take_the_steps_of_one(tied: bool, make_checkpoint: Make, 
 
 
 @pytest.mark.parametrize("kind", ["olmo2", "qwen2"])
-def test_other_architectures_and_checkpointing(kind: str, make_checkpoint: Make, tmp_path: Path) -> None:
+def test_other_architectures_with_checkpointing(kind: str, make_checkpoint: Make, tmp_path: Path) -> None:
     prior = make_checkpoint(kind)
     assert run_together(checkpointed, prior, tmp_path / "two") == DONE
     assert_same_fit(tmp_path / "two", one(prior, tmp_path / "one"))
@@ -184,6 +184,21 @@ def until_known(rank: int, prior: Path, target: Path, out: Path) -> None:
     sharded(rank, prior, out, settings, until=until)
 
 
+def until_killed(rank: int, prior: Path, target: Path, out: Path) -> None:
+    """Die within the second try, where every epoch is saved."""
+    from msa_lite.train import sharded as module
+
+    write, module.SAVE_SECONDS = module.write_save, -1.0
+
+    def saved(saves: Path, model: Any, optimizer: Any, epoch: int, *rest: Any) -> None:
+        write(saves, model, optimizer, epoch, *rest)
+        if rank == 1 and saves.parent.name == "try-2" and epoch == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    module.write_save = saved
+    until_known(rank, prior, target, out)
+
+
 def test_an_open_ended_fit_goes_as_in_one_process(make_checkpoint: Make, tmp_path: Path) -> None:
     prior = make_checkpoint("llama")
     target = one(prior, tmp_path / "target", replace(SETTINGS, epochs=6))
@@ -194,6 +209,14 @@ def test_an_open_ended_fit_goes_as_in_one_process(make_checkpoint: Make, tmp_pat
     assert len(two["rates"]) == 2
     assert {k: v for k, v in two.items() if k != "loss"} == {k: v for k, v in alone.items() if k != "loss"}
     assert two["loss"] == pytest.approx(alone["loss"], rel=1e-4)
+    ended = run_together(until_killed, prior, target, tmp_path / "killed")
+    assert [outcome.error for outcome in ended] == ["StageError", "killed"]
+    assert [
+        path.name for path in (tmp_path / "killed.partial/try-2/checkpoints").iterdir() if (path / "complete").exists()
+    ]
+    assert run_together(until_known, prior, target, tmp_path / "killed") == DONE
+    assert_close(weights(tmp_path / "killed"), weights(tmp_path / "two"))
+    assert (tmp_path / "killed" / "course.json").read_bytes() == (tmp_path / "two" / "course.json").read_bytes()
 
 
 def with_added_rows(rank: int, source: Source, out: Path) -> None:
