@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -18,6 +18,7 @@ from msa_lite.io.files import digest
 from msa_lite.io.heartbeat import Heartbeat, Stopped, stoppable
 from msa_lite.io.ranks import Ranks, stand_alone
 
+PREPARE = "prepare"  # the order to prepare the run
 _MEET = 600.0  # seconds until all processes have to be there
 _LEAVE = 10.0  # seconds that the first process waits for the others at the end
 _LISTEN = 60.0  # seconds that a follower that failed waits until the first process has heard of it
@@ -62,7 +63,20 @@ def gathered(inputs: Any) -> Iterator[Crew]:
         _leave(crew)
 
 
-def check_alike(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
+def agree(crew: Crew, prepare: Callable[[], Mapping[str, Any]]) -> None:
+    """Have the other processes prepare the run, too, and compare what all of them prepared.
+
+    prepare: returns what the run starts from, JSON-able, by name. A follower does the same for the order `PREPARE`.
+    Raise MismatchError where it differs, in this first process.
+    """
+    if crew.is_alone:
+        return
+    with crew.helped(PREPARE) as others:
+        own = prepare()
+    _check_alike(own, others)
+
+
+def _check_alike(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
     """Raise MismatchError unless the other processes, in the order of their ranks, have the same as this first one."""
     faults = []
     for rank, other in enumerate(others, start=1):
@@ -104,7 +118,7 @@ def _greet(crew: Crew, inputs: str) -> None:
         raise StageError(f"not all of {crew.ranks.count} processes have come within {_MEET:.0f} s") from error
     gpus = [(one["host"], one["gpu"]) for one in (greeting, *others) if one["gpu"] is not None]
     crew.own_gpus = len(gpus) == len(set(gpus))
-    check_alike({"recipe": inputs}, others)
+    _check_alike({"recipe": inputs}, others)
 
 
 def _end_first(crew: Crew, error: BaseException, reason: str | None) -> BaseException:
