@@ -22,6 +22,7 @@ PREPARE = "prepare"  # the order to prepare the run
 _MEET = 600.0  # seconds until all processes have to be there
 _LEAVE = 10.0  # seconds that the first process waits for the others at the end
 _LISTEN = 60.0  # seconds that a follower that failed waits until the first process has heard of it
+_TELL = 2.0  # seconds until a follower that failed has told why
 _KILLED = (
     "this process was told to end (SIGTERM); a launcher does that when another of its processes died or was stopped"
 )
@@ -126,7 +127,7 @@ def _end_first(crew: Crew, error: BaseException, reason: str | None) -> BaseExce
     told: dict[str, Any] | None = None
     with suppress(Exception):  # the store may be what has failed
         # A collective breaks before the follower that failed can tell why.
-        if comes_true(lambda: crew.has("failed"), 0.0 if isinstance(error, MsaError) else 2.0):
+        if comes_true(lambda: crew.has("failed"), 0.0 if isinstance(error, MsaError) else _TELL):
             told = crew.get("failed")
     _leave(crew, failed=True)
     if isinstance(error, MsaError) or (isinstance(error, KeyboardInterrupt) and not isinstance(error, Stopped)):
