@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
     from msa_lite.pipeline import ask as ask
+    from msa_lite.pipeline import plan as plan
     from msa_lite.pipeline import probe as probe
     from msa_lite.pipeline import purge as purge
     from msa_lite.pipeline import report_run as report_run
@@ -36,6 +37,7 @@ _HOMES = {
     "run_baseline": "pipeline",
     "sweep": "pipeline",
     "train_stages": "pipeline",
+    "plan": "pipeline",
     "probe": "pipeline",
     "ask": "pipeline",
     "purge": "pipeline",
@@ -58,6 +60,7 @@ __all__ = [
     "merge",
     "merge_adapters",
     "mergekit_recipe",
+    "plan",
     "probe",
     "purge",
     "push_folder",

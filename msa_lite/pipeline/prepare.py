@@ -20,6 +20,7 @@ from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.disk import check_space
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import pattern_fault
+from msa_lite.io.memory import avoid_fragments
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.vocabulary import token_tensors
 from msa_lite.pipeline.earlier import EarlierRun, check_earlier, check_rows, open_earlier
@@ -128,7 +129,8 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     Raise MismatchError with the tensors on which target and prior differ.
     """
     recipe = _pin_benchmark(recipe)
-    check_mode(recipe.vector.mode)
+    check_mode(recipe.vector.mode, recipe.vector.optimizer, recipe.vector.compute)
+    avoid_fragments()
     check_trackers(recipe.trackers)
     if recipe.merge.form == "adapter" and recipe.vector.mode == "full":
         raise UsageError("merge.as: vector.mode full makes no adapter; choose merge.as model, or vector.mode lora")

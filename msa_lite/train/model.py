@@ -66,7 +66,10 @@ def _is_wide(folder: Path, precision: Precision) -> bool:
 
 
 def _widen_vectors(model: Any, folder: Path) -> None:
-    """Hold norms and biases in fp32, with the values that are stored."""
+    """Hold norms and biases in fp32, with the values that are stored.
+
+    A norm's outputs get the dtype of its inputs. In fp32 they would make all that follows fp32, 4-bit layers too.
+    """
     import torch
     from safetensors import safe_open
 
@@ -79,6 +82,15 @@ def _widen_vectors(model: Any, folder: Path) -> None:
             with safe_open(entry.file, "pt") as file:
                 value = file.get_tensor(name)
         parameter.data = value.to(parameter.device, torch.float32)
+    for module in model.modules():
+        own = [*module.parameters(recurse=False)]
+        if own and all(parameter.dim() == 1 for parameter in own):
+            module.register_forward_hook(_like_inputs)
+
+
+def _like_inputs(module: Any, inputs: tuple[Any, ...], states: Any) -> Any:
+    """Return a norm's outputs in the dtype of its inputs."""
+    return states.to(inputs[0].dtype) if inputs and hasattr(states, "to") else states
 
 
 def _with_adapter(model: Any, settings: FitSettings, precision: Precision) -> Any:
@@ -102,6 +114,21 @@ def _with_adapter(model: Any, settings: FitSettings, precision: Precision) -> An
             if hasattr(module, "cast_input_dtype_enabled"):
                 module.cast_input_dtype_enabled = False
     return model
+
+
+def copy_trained(model: Any) -> dict[str, Any]:
+    """Copy the trained weights into the host's memory, by name."""
+    return {name: p.detach().to("cpu", copy=True) for name, p in model.named_parameters() if p.requires_grad}
+
+
+def restore_trained(model: Any, weights: dict[str, Any]) -> None:
+    """Put the copies of `copy_trained` back."""
+    import torch
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in weights:
+                parameter.copy_(weights[name])
 
 
 def broken_weight(model: Any) -> str | None:
