@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import msa_lite
 from msa_lite.data import Example
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.train import FitSettings
-from tests.e2e.conftest import PEOPLE, SHORT, sweep_recipe
+from tests.e2e.conftest import PEOPLE, SHORT
 from tests.gpu import cases
 from tests.memory_model import CONTEXT, GB, SHAPES, peak
 
