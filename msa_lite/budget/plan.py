@@ -43,7 +43,7 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
-class Change:
+class Remedy:
     """A change of the recipe, and what it makes of the peak."""
 
     overrides: tuple[str, ...]
@@ -70,7 +70,7 @@ class Plan:
     """Bytes that are free on the disk of the run's folder."""
     notes: Sequence[str] = ()
     """What is not known or rough, one line each."""
-    changes: Sequence[Change] = field(default=())
+    changes: Sequence[Remedy] = field(default=())
     """Changes that lower the peak, by harm, if it does not fit."""
     price_per_hour: float | None = None
 
@@ -96,7 +96,7 @@ class Plan:
         return (1 - MARGIN) * (need.nbytes if is_known else sum(need.parts.get(part, 0) for part in _CERTAIN))
 
     @property
-    def cheapest(self) -> Change | None:
+    def cheapest(self) -> Remedy | None:
         """Return the least harmful change that fits."""
         return next((change for change in self.changes if change.fits), None)
 
@@ -143,7 +143,7 @@ class Plan:
         }
 
 
-def advice(change: Change | None) -> str:
+def advice(change: Remedy | None) -> str:
     """Return what to try, in one sentence."""
     if change is None:
         return "No change of the recipe makes it fit: take a larger GPU, or a smaller model"

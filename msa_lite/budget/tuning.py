@@ -55,21 +55,33 @@ def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) 
 
     accumulates: True where gradients are there from the start, as in the second forward pass of a step.
     """
-    layer = _Layer(shape, case, rung.micro * case.longest)
-    held = static_bytes(shape, case, rung.embedding_on_cpu)
-    before = held if accumulates else {**held, "gradients": 0}
-    kept = shape.layers * (layer.saved if not rung.checkpointing else 0 if rung.states_on_cpu else layer.input)
-    copies = 0 if rung.checkpointing else layer.copies
+    tokens = rung.micro * case.longest
+    rows = min(tokens, max(1, _LOGITS // (4 * shape.vocabulary)))
+    layer, block = _Layer(shape, case, tokens), rows * shape.vocabulary
     head = shape.vocabulary * shape.hidden if case.mode == "full" else 0
-    at_loss = {
-        "activations": kept + copies + layer.around,
-        "logits": _loss_bytes(shape, case),
-        "temporaries": (8 if case.halves else 4) * head,  # the head in 16 bits, its gradient in 16 and in 32
-    }
+    held = static_bytes(shape, case, rung.embedding_on_cpu)
+    before = held if accumulates else {**held, "gradients": 4 * head if rows < tokens else 0}
+    inputs = 0 if rung.states_on_cpu else shape.layers * layer.input
+    kept = inputs if rung.checkpointing else shape.layers * layer.saved + layer.copies
     again = layer.saved + layer.copies / shape.layers if rung.checkpointing else 0
-    at_layer = {"activations": kept + copies + again, "temporaries": layer.temporaries}
-    at_end = {"temporaries": 4 * head}  # the embedding's gradient, before it is added to the head's
-    moments = [before | at_loss, before | at_layer, held | at_end, held]
+    states = tokens * shape.hidden * (2 if case.halves else 4)
+    at_logits = {  # logits and softmax in fp32, logits in 16 bits, the gradients of all
+        "activations": kept + layer.around + (2 * head if case.halves else 0),
+        "logits": block * (16 if case.halves else 12),
+        "temporaries": states,
+    }
+    at_head = {  # the gradient of the head, in 16 bits and in fp32
+        "activations": kept + layer.around,
+        "logits": 4 * block,
+        "temporaries": head * (6 if case.halves else 4) + states,
+    }
+    at_layer = {"activations": kept + again, "temporaries": layer.temporaries}
+    at_end = {  # the gradient of the embedding
+        "activations": inputs if rung.checkpointing else 0,
+        "gradients": held["gradients"] - (0 if accumulates or not shape.head else 4 * head),
+        "temporaries": 4 * head + (2 * tokens * layer.residual * shape.hidden if head else 0),
+    }
+    moments = [before | at_logits, before | at_head, before | at_layer, held | at_end, held]
     return highest(*(Need({part: int(size) for part, size in one.items()}, shape.rough) for one in moments))
 
 
@@ -92,12 +104,6 @@ def static_bytes(shape: Shape, case: FitCase, embedding_on_cpu: bool = False) ->
         parts["adapters"] = 4 * trained
     fixed = {"context": CONTEXT} if case.on_gpu else {"process": PROCESS}
     return {part: int(nbytes) for part, nbytes in parts.items()} | fixed
-
-
-def _loss_bytes(shape: Shape, case: FitCase) -> int:
-    """Return the bytes of a block of logits: in 16 bits, in fp32, their softmax and its gradient."""
-    rows = max(1, _LOGITS // (4 * shape.vocabulary))
-    return rows * shape.vocabulary * (14 if case.halves else 12)
 
 
 class _Layer:
@@ -126,7 +132,11 @@ class _Layer:
         ranks = 0 if full else half * case.rank * sum(linear.count for linear in adapted) / shape.layers
         trained = shape.in_linear if full else sum(linear.adapter(case.rank) for linear in adapted)
         self.copies = 2 * trained if case.halves else 0
+        self.residual = residual
         self.input = tokens * residual * hidden
         self.saved = tokens * (norms + attention + mlp + ranks)
-        self.around = tokens * (residual * hidden + 4 * hidden + half * hidden)  # embedding, last norm, its output
-        self.temporaries = tokens * (residual * hidden + 3 * half * inner)
+        # The embedding's output, and the last norm's input in fp32 with its outputs.
+        self.around = tokens * hidden * (4 * 4 if full else residual + 4 + half)
+        self.temporaries = tokens * (3 * half * inner + 4 * hidden)
+        if case.mode == "qlora":  # the widest weight, unpacked for the gradient of its input
+            self.temporaries = max(self.temporaries, tokens * (2 * half * inner + 4 * hidden) + half * inner * hidden)

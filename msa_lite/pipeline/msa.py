@@ -120,8 +120,9 @@ def run_recipe(
 
     accept: only warn if the target does not know the rows to forget, or the prior does. show_examples: put ten
     questions with the models' answers into the report. force: only warn if the device's memory is too small by
-    prediction. Raise before anything is written if the recipe or its inputs are at fault. Later errors leave finished stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return
-    None in the processes of a launcher other than the first: they fit, score and try points with it.
+    prediction. Raise before anything is written if the recipe or its inputs are at fault. Later errors leave finished
+    stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return None in the processes of a launcher
+    other than the first: they fit, score and try points with it.
     """
     recipe = load_recipe(recipe, overrides)
     check_grids(recipe.baseline.methods)

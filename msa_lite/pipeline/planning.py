@@ -9,7 +9,7 @@ from typing import Literal
 
 from msa_lite.budget.machine import Device, host_memory, this_device
 from msa_lite.budget.need import Need
-from msa_lite.budget.plan import Change, Plan, StagePlan
+from msa_lite.budget.plan import Plan, Remedy, StagePlan
 from msa_lite.budget.scoring import score_need
 from msa_lite.budget.shape import Shape
 from msa_lite.budget.speed import Speed, fit_seconds, score_seconds, speed_of
@@ -17,7 +17,7 @@ from msa_lite.budget.tuning import FitCase, fit_need, rungs
 from msa_lite.errors import RecipeError
 from msa_lite.io.disk import nearest_place
 from msa_lite.merger.plan import parse_size
-from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts, find_inputs
+from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts, find_plan_inputs
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.train.auto import EPOCHS, MOST_BATCH, auto_batch, most_epochs
 from msa_lite.train.rungs import Rung
@@ -45,14 +45,14 @@ def plan(
     """
     loaded = load_recipe(recipe, overrides)
     device = Device(f"a GPU of {gpu}", parse_size(gpu)) if gpu is not None else this_device()
-    inputs = find_inputs(loaded)
+    inputs = find_plan_inputs(loaded)
     made = forecast(loaded, inputs, device)
-    changes = () if made.fits else tuple(find_changes(loaded, inputs, device))
+    changes = () if made.fits else tuple(find_remedies(loaded, inputs, device))
     return replace(made, changes=changes, price_per_hour=price_per_hour)
 
 
 def forecast(recipe: Recipe, inputs: PlanInputs, device: Device, processes: int = 1) -> Plan:
-    """Return the plan of a recipe's run on a device, without changes. processes: those that share a fit in full mode."""
+    """Return the plan of a recipe's run on a device. processes: those that share a fit in full mode."""
     speed = speed_of(device)
     maker = _Maker(recipe, inputs, device, speed, processes)
     rough = dict.fromkeys(f"{shape.name}: {shape.rough}" for shape in inputs.shapes.values() if shape.rough)
@@ -213,7 +213,7 @@ def choose_rung(shape: Shape, case: FitCase, batch: int, micro: int | str, devic
     return next(fitting, min(ladder, key=lambda pair: pair[1].nbytes))
 
 
-def find_changes(recipe: Recipe, inputs: PlanInputs, device: Device) -> Iterator[Change]:
+def find_remedies(recipe: Recipe, inputs: PlanInputs, device: Device) -> Iterator[Remedy]:
     """Yield changes of the recipe that lower its peak, by what they cost, each with the peak that it leaves."""
     before = forecast(recipe, inputs, device).peak.need.nbytes
     for overrides, harm in _candidates(recipe):
@@ -222,7 +222,7 @@ def find_changes(recipe: Recipe, inputs: PlanInputs, device: Device) -> Iterator
         except RecipeError:  # keys that exclude each other in this recipe
             continue
         if (peak := changed.peak.need.nbytes) < before:
-            yield Change(tuple(overrides), harm, peak, changed.fits)
+            yield Remedy(tuple(overrides), harm, peak, changed.fits)
 
 
 def _candidates(recipe: Recipe) -> Iterator[tuple[list[str], str]]:

@@ -14,7 +14,7 @@ from msa_lite.budget.tuning import FitCase
 from msa_lite.errors import FormatError, MismatchError
 from msa_lite.evals.models import checkpoint_folder
 from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.pipeline.planning import choose_rung, find_changes, forecast
+from msa_lite.pipeline.planning import choose_rung, find_remedies, forecast
 from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_training import TrainingRun
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_memory(run: Run, fits_only: bool = False) -> None:
-    """Raise MismatchError where a stage that is still to run cannot fit into the device's memory; warn where it may not.
+    """Raise MismatchError where a stage still to run cannot fit into the device's memory; warn where it may not.
 
     fits_only: True if nothing is scored. The refusal has the numbers, and the change of the recipe that costs least.
     With the plan's `force` it is a warning, too.
@@ -41,7 +41,7 @@ def check_memory(run: Run, fits_only: bool = False) -> None:
     left = replace(made, stages=stages)
     if not stages or left.fits:
         return
-    _refuse(replace(left, changes=tuple(find_changes(run.recipe, inputs, device))), run.plan.force)
+    _refuse(replace(left, changes=tuple(find_remedies(run.recipe, inputs, device))), run.plan.force)
 
 
 def check_training_memory(run: TrainingRun, processes: int, force: bool) -> None:

@@ -57,7 +57,7 @@ class PlanInputs:
     """What could not be read."""
 
 
-def find_inputs(recipe: Recipe) -> PlanInputs:
+def find_plan_inputs(recipe: Recipe) -> PlanInputs:
     """Find models and rows of a recipe. Raise UsageError where no model's sizes can be read."""
     notes: list[str] = []
     if recipe.demo is not None and not (recipe.folder / "history" / "target").is_dir():
