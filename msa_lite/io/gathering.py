@@ -151,6 +151,7 @@ def _leave(crew: Crew, failed: bool = False) -> None:
 
 def _as_message(error: Exception, rank: int) -> dict[str, Any]:
     """Return an error of a follower, JSON-able."""
-    known = isinstance(error, MsaError)
-    text = str(error) if known else f"{error} (this was not expected and may be a bug)"
-    return {"class": type(error).__name__ if known else "StageError", "text": f"process {rank}: {text}"}
+    if isinstance(error, MsaError):
+        return {"code": error.exit_code, "text": f"process {rank}: {error}"}
+    text = f"process {rank}: {type(error).__name__}: {error} (this was not expected and may be a bug)"
+    return {"code": StageError.exit_code, "text": text}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def epoch_order(rows: int, seed: int, epoch: int) -> list[int]:
-    """Return the order of the rows in an epoch, counted from 0: the one in which the Trainer of one process has them."""
+    """Return the order of the rows in an epoch, counted from 0, as the Trainer of a single process has it."""
     from accelerate.data_loader import SeedableRandomSampler
 
     sampler = SeedableRandomSampler(range(rows), data_seed=seed)
@@ -18,8 +18,8 @@ def epoch_order(rows: int, seed: int, epoch: int) -> list[int]:
 def deal(rows: Sequence[int], lengths: Sequence[int], rank: int, count: int, micro: int) -> list[list[int]]:
     """Return the forward passes, of at most `micro` rows each, that a process runs of a step's rows.
 
-    lengths: tokens of each row of the data. Every process has equally many passes; an empty one stands for a row without
-    labels. The longest rows come first, and each goes to the next process, so that all have about the same work.
+    lengths: tokens of each row of the data. Every process has equally many passes; an empty one stands for a row
+    without labels. The rows go round the processes by length, so that all have about the same work.
     """
     passes = math.ceil(math.ceil(len(rows) / count) / micro)
     own = sorted(rows, key=lambda row: -lengths[row])[rank::count]

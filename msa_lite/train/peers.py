@@ -1,4 +1,4 @@
-"""The processes that fit one vector together: they agree on what one of them decides, and stop when one of them dies."""
+"""The processes that fit one vector together: they agree on what one of them decides, and stop when one dies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Peers:
         import torch.distributed as dist
 
         device = torch.device("cpu")
-        if "nccl" in dist.get_backend():
+        if "cuda:nccl" in dist.get_backend_config():
             local = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
             device = torch.device("cuda", local % torch.cuda.device_count())
             torch.cuda.set_device(device)

@@ -12,6 +12,7 @@ import numpy as np
 from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.hub import Source
+from msa_lite.io.memory import free_memory
 from msa_lite.io.precision import autocast
 
 SAMPLE = 64  # the most rows to measure
@@ -79,10 +80,8 @@ def _batches(examples: Sequence[Example], rows: int) -> Iterator[list[Example]]:
 
 def measure_target(until: Until, examples: Sequence[Example], pad: int) -> float:
     """Return the target's loss on the examples. Raise NotFiniteError where it is not finite."""
-    from accelerate.utils.memory import clear_device_cache
-
     loss = measure_loss(until.load(), examples, pad)
-    clear_device_cache(garbage_collection=True)  # the prior is loaded next
+    free_memory()  # the prior is loaded next
     if not math.isfinite(loss):
         raise NotFiniteError(f"{until.target.name}: its loss on the rows is no number ({loss}); its weights are broken")
     return loss
