@@ -125,14 +125,8 @@ def _lead(loaded: TrainingRecipe, crew: Crew, progress: Progress, force: bool) -
         training = _Training(prepare_training(loaded, folder), folder, crew)
         check_space(folder, training.bytes_needed)
         for stage in training.run.stages:
-<<<<<<< HEAD
-            check_shares(crew, f"{stage.name}: batch_size", stage.settings.batch_size)
-        check_training_memory(training.run, crew.ranks.count, force)
-||||||| cde28a6
-            check_shares(crew, f"{stage.name}: batch_size", stage.settings.batch_size)
-=======
             check_shares(crew, stage.settings)
->>>>>>> lead
+        check_training_memory(training.run, crew.ranks.count, force)
         return training
 
     # Written first: the data may be kept in the folder, which has to say whose it is.

@@ -34,7 +34,7 @@ from msa_lite.train.loop import SAVES, SCORES, Loop, last_save
 from msa_lite.train.model import copy_trained, load_trainable, restore_trained
 from msa_lite.train.objective import AfterEpoch, Objective
 from msa_lite.train.plain import PlainLoss
-from msa_lite.train.rungs import StepProbe, Rung, Static, ladder, set_up
+from msa_lite.train.rungs import Rung, Static, StepProbe, ladder, set_up
 from msa_lite.train.settings import FitSettings
 from msa_lite.train.tracking import UNTRACKED, Tracking
 from msa_lite.train.tries import Gauge, Tries
