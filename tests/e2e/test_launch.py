@@ -19,6 +19,7 @@ pytestmark = pytest.mark.slow
 
 FULL = ["vector.mode=full", "vector.batch_size=6", "vector.learning_rate=1e-3"]
 GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 256}
+GPT2 |= dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)  # else each process draws numbers of its own
 ALIKE = (
     "sweep/choice.json",
     "sweep/table.csv",
