@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from msa_lite.merger import merge as merge
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
+    from msa_lite.pipeline import plan as plan
     from msa_lite.pipeline import report_run as report_run
     from msa_lite.pipeline import run as run
     from msa_lite.pipeline import run_baseline as run_baseline
@@ -36,6 +37,7 @@ _HOMES = {
     "run_baseline": "pipeline",
     "sweep": "pipeline",
     "train_stages": "pipeline",
+    "plan": "pipeline",
     "probe": "pipeline",
     "ask": "pipeline",
     "purge": "pipeline",
@@ -58,6 +60,7 @@ __all__ = [
     "merge",
     "merge_adapters",
     "mergekit_recipe",
+    "plan",
     "probe",
     "purge",
     "push_folder",

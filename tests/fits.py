@@ -128,7 +128,7 @@ class Noted(CrossEntropy):
         super().prepare(model)
 
     def count(self) -> int:
-        return sum(model() is not None for model in self.seen)
+        return len({id(model()) for model in self.seen} - {id(None)})
 
 
 def keeping(*epochs: Sequence[int], stop: int = 0) -> dict[int, KeptEpochs]:

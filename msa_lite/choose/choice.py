@@ -73,7 +73,10 @@ def choose(
         facts: dict[str, Any] = {}
         candidates = replace(candidates, known={**_scored_before(out, scored_by), **candidates.known})
         with stage_folder(out, "sweep", inputs, facts, resumable=True, resume_key=scored_by) as folder:
-            _choose(SharedWork(folder, candidates, validation), label, progress)
+            try:
+                _choose(SharedWork(folder, candidates, validation), label, progress)
+            finally:
+                candidates.release()  # the memory is for the next model
             facts[DRAWN] = draw_pictures(load_sweep(folder), folder)
     return load_choice(out)
 
@@ -163,6 +166,7 @@ def _score_all(work: SharedWork, candidates: Sequence[Values], label: str, progr
 
     def report_progress() -> None:
         progress(label, len(todo) - len(work.missing(list(todo))), likely)
+        work.tell(todo)
 
     for part in ({TARGET: None}, todo):
         while True:
@@ -193,6 +197,7 @@ def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path) ->
             time.sleep(_POLL)
             last_match = time.monotonic()
         if is_finished(out, work.inputs):
+            candidates.release()
             return
         if not warned and work.is_open and time.monotonic() - last_match > _PATIENCE:
             logger.warning(

@@ -14,6 +14,7 @@ from typing import Any
 from msa_lite.choose.candidates import Values
 from msa_lite.evals.models import load_model
 from msa_lite.io.loading import attach_adapter
+from msa_lite.io.memory import free_memory
 from msa_lite.strengths import Strengths
 
 
@@ -35,6 +36,11 @@ class Points:
         fixed = self.fixed if values is not None else dict.fromkeys(self.fixed, 0.0)
         set_weights(self._model, {**Strengths.of(values or {}).weights, **fixed})
         return self._model
+
+    def close(self) -> None:
+        """Free the memory of the model; the next call loads it again."""
+        self._model = None
+        free_memory()
 
 
 def load_with_adapters(target: Path, adapters: Mapping[str, Path], four_bit: bool = False) -> Any:

@@ -79,12 +79,18 @@ class Validation:
         return self.rule.rank(metrics, target, evidence)
 
     def score_into(
-        self, folder: Path, load: Callable[[], Any], about: Mapping[str, Any] | None = None, whole: bool = False
+        self,
+        folder: Path,
+        load: Callable[[], Any],
+        about: Mapping[str, Any] | None = None,
+        whole: bool = False,
+        release: Callable[[], None] | None = None,
     ) -> Report:
         """Return the report of a model's scores in a folder. The model is only scored where there is no report yet.
 
-        about: the model, for the report. whole: score it on all sets, not only on those of candidates. Sets whose
-        records a stop has left are not run again. Raise NotFiniteError for a model whose outputs are no numbers.
+        about: the model, for the report. whole: score it on all sets, not only on those of candidates. release: frees
+        the model's memory for a local judge. Sets whose records a stop has left are not run again. Raise NotFiniteError
+        for a model whose outputs are no numbers.
         """
         if (folder / REPORT_FILE).is_file():
             report = load_report(folder)
@@ -99,6 +105,9 @@ class Validation:
             if not path.is_file():
                 write_records(path, run_items(runner, benchmark, name))
             records[name] = read_records(path)
+        if release and self.judge.kind == "local":
+            runner.close()
+            release()
         ideal = read_sets(self.ideal, benchmark) if self.ideal else None
         return write_scores(folder, benchmark, records, ideal, self.judge, about or {})
 

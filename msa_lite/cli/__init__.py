@@ -18,6 +18,7 @@ _COMMANDS = {
     _QUICKSTART: "Try msa-lite in minutes, without GPU or downloads.",
     "run": "Run a recipe: vectors, choice, merge, scores, report.",
     "recipes": "List, show and check recipes.",
+    "plan": "Predict memory, disk and time of a run.",
     "evaluate": "Score a model on a benchmark.",
     "report": "Write the report of a run: a page, Markdown and JSON.",
     "compare": "Put reports side by side, as in the paper.",

@@ -214,7 +214,7 @@ def _run(
     mask = torch.cat([past.mask, mask], dim=1) if past else mask
     # Padding repeats the last position: one beyond the model's window must not be looked up.
     positions = tensor([[start + min(t, len(row) - 1) for t in range(width)] for row in rows])
-    states, cache = runner.states(
+    states, cache = runner.halves.run(
         input_ids=ids,
         attention_mask=mask,
         position_ids=positions,

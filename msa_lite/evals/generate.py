@@ -60,7 +60,7 @@ def generate(
                 texts = _sample(runner, tokenizer, ids, decoding)
             else:
                 texts = [[text] for text in _greedy(runner, tokenizer, ids, decoding, hidden)]
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if "probability tensor contains" in str(error):  # torch's words for NaN, when it samples
                 raise no_numbers() from error
             if not runner.lower_budget(error, width * len(batch)):
@@ -118,10 +118,10 @@ def _greedy(
                 rows, ids, mask, positions, alive = (x[keep] for x in (rows, ids, mask, positions, alive))
                 if cache is not None:
                     cache.batch_select_indices(keep)
-            states, cache = runner.states(
+            states, cache = runner.halves.run(
                 input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
             )
-            most, chosen = runner.logits(states[:, -1]).max(-1)
+            most, chosen = runner.halves.logits(states[:, -1]).max(-1)
             check_numbers(most)
             ended = torch.isin(chosen, ends)
             for row, token, goes_on in zip(rows.tolist(), chosen.tolist(), (alive & ~ended).tolist(), strict=True):
@@ -152,7 +152,7 @@ def _run_beginning(runner: Runner, prompts: Sequence[list[int]], hidden: int | N
     mask = torch.ones_like(ids) if hidden is None else (ids != hidden).long()
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
     with torch.inference_mode():
-        _, cache = runner.states(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True)
+        _, cache = runner.halves.run(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True)
         if any(type(layer) is not DynamicLayer for layer in cache.layers):
             return [], None
         cache.batch_repeat_interleave(len(prompts))

@@ -26,6 +26,7 @@ from msa_lite.io.extras import require
 from msa_lite.io.files import digest, hash_file, write_json
 from msa_lite.io.hub import Source, explain
 from msa_lite.io.manifest import is_finished, stage_folder
+from msa_lite.io.memory import free_memory
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.ranks import Ranks
 from msa_lite.io.seal import list_files
@@ -225,8 +226,9 @@ def _run(
     source: Source, manager: Any, loaded: list[Any], settings: Mapping[str, Any], progress: Progress
 ) -> Mapping[str, Any]:
     """Run `lm_eval.simple_evaluate` on a model. Raise StageError when it fails."""
-    model = _wrap(source, progress)
     from lm_eval import simple_evaluate
+
+    model = _wrap(source, progress)
 
     try:
         return simple_evaluate(
@@ -239,6 +241,9 @@ def _run(
         )
     except Exception as error:
         raise StageError(f"{source.name}: lm_eval failed ({explain(error)}); nothing was kept") from error
+    finally:
+        del model
+        free_memory()
 
 
 def _wrap(source: Source, progress: Progress) -> Any:

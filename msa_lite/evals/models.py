@@ -1,11 +1,8 @@
-"""Load models to score, and split them into a body that makes hidden states and a head that makes logits.
-
-With a vocabulary of 128k, logits are far larger than everything else. So they are made block by block, and only from
-the hidden states of the positions to score.
-"""
+"""Load models to score, and run them in batches as large as fit into memory."""
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,14 +12,16 @@ from typing import Any
 from msa_lite.data import open_tokenizer
 from msa_lite.errors import MismatchError, NotFiniteError, NoTokenizerError
 from msa_lite.io.adapter import base_name, is_adapter
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.heads import Halves, split_model
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.loading import attach_adapter, check_loads, load_whole
 from msa_lite.io.memory import free_memory, is_out_of_memory
+from msa_lite.io.precision import has_bf16, nf4
 from msa_lite.io.quiet import without_bars
 from msa_lite.io.tokenizer import has_tokenizer
 from msa_lite.io.vocabulary import AddedRows
 
-_BLOCK_BYTES = 64 << 20  # of fp32 logits in memory at a time
 _START_TOKENS = {"cpu": 2048, "cuda": 65536}  # of one batch; halved on a GPU until it fits
 _CACHED = {"cpu": 4, "cuda": 1}  # times the budget may be in a cache; on a CPU, a step of few rows costs nearly as much
 
@@ -98,30 +97,44 @@ def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None, a
 
     folder: a checkpoint, or a PEFT adapter, which is then loaded onto its model. dtype: torch's name of a dtype to use
     on the GPU in place of the stored one. added: rows for tokens that the model lacks. Each process of
-    `accelerate launch` gets its own GPU.
+    `accelerate launch` gets its own GPU. In NF4, what is not quantised (embedding, head, norms) is 16 bits wide on a
+    GPU. GPUs without bf16 get fp16 in its place.
     """
     import torch
     from accelerate import PartialState
 
-    below = checkpoint_folder(folder)
-    # Straight to the GPU: otherwise each of several processes would for a while hold the model in the host's memory.
-    stored = getattr(torch, dtype) if dtype else "auto"
-    gpu = {"dtype": stored, "device_map": {"": PartialState().device}} if torch.cuda.is_available() else {}
     from msa_lite.io.added_rows import extend
 
+    below = checkpoint_folder(folder)
+    how: dict[str, Any] = {"dtype": _scoring_dtype(below, four_bit, dtype)}
+    if torch.cuda.is_available() or four_bit:
+        # Straight to the GPU: otherwise each of several processes would for a while hold the model in host memory.
+        how["device_map"] = {"": PartialState().device}
     if four_bit:
-        from msa_lite.io.precision import nf4
-
-        gpu = {"device_map": {"": PartialState().device}, "quantization_config": nf4()}
+        how["quantization_config"] = nf4()
     if below != Path(folder):
         check_loads(Path(folder), below)
     with without_bars():
-        model = load_whole(below, **({"dtype": torch.float32} | gpu))
+        model = load_whole(below, **how)
         if added:
             extend(model, added)
         if below != Path(folder):
             model = attach_adapter(model, folder)
     return model.eval()
+
+
+def _scoring_dtype(folder: Path, four_bit: bool, dtype: str | None) -> Any:
+    """Return the dtype to load a checkpoint in, as transformers takes it. dtype: torch's name of the one asked for."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.float32
+    if four_bit:
+        return torch.bfloat16 if has_bf16() else torch.float16
+    stored = {entry.dtype for entry in load_checkpoint(folder).tensors.values()}
+    if not has_bf16() and (dtype == "bfloat16" or (dtype is None and "BF16" in stored)):
+        return torch.float16
+    return getattr(torch, dtype) if dtype else "auto"
 
 
 def can_divide(cache: Any) -> bool:
@@ -142,18 +155,18 @@ class Runner:
     def __post_init__(self) -> None:
         if not self.budget:
             self.budget = _START_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]
-            if self._parts is None:  # then all logits are in memory, and their size counts
-                self.budget = min(self.budget, max(1, 4 * self.block_rows))
+            if self.halves.body is None:  # then all logits are in memory, and their size counts
+                self.budget = min(self.budget, max(1, 4 * self.halves.block_rows))
+
+    @cached_property
+    def halves(self) -> Halves:
+        """Return the model's body and head."""
+        return split_model(self.model)
 
     @property
     def device(self) -> Any:
         """Return the device for inputs."""
         return self.model.device
-
-    @cached_property
-    def vocabulary(self) -> int:
-        """Return the number of logits of one position."""
-        return int(self.model.get_output_embeddings().weight.shape[0])
 
     @property
     def cache_budget(self) -> int:
@@ -161,59 +174,25 @@ class Runner:
         return self.budget * _CACHED["cuda" if self.device.type == "cuda" else "cpu"]
 
     @property
-    def block_rows(self) -> int:
-        """Return the number of positions whose fp32 logits are in memory at a time."""
-        return max(1, _BLOCK_BYTES // (4 * self.vocabulary))
-
-    @property
     def window(self) -> int | None:
         """Return the most tokens that the model was made for, or None if its config does not say."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
-    @cached_property
-    def _parts(self) -> tuple[Any, Any] | None:
-        """Return (body, head), or None for a model that changes its logits after the head.
-
-        Soft caps and scales come after the head, different in each family. A run of the model itself over a few tokens
-        shows whether there are any.
-        """
-        import torch
-
-        if getattr(getattr(self.model, "active_peft_config", None), "is_prompt_learning", False):
-            return None
-        inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        body, head = inner.base_model, inner.get_output_embeddings()
-        if body is inner:
-            return None
-        ids = torch.arange(8, device=self.device)[None] % self.vocabulary
-        with torch.inference_mode():
-            whole = self.model(input_ids=ids, use_cache=False).logits
-            parts = head(body(input_ids=ids, use_cache=False).last_hidden_state)
-        # Compared in fp32: a model in training returns its own logits in that dtype.
-        return (body, head) if torch.equal(whole.float(), parts.float()) else None
-
-    def states(self, **inputs: Any) -> tuple[Any, Any]:
-        """Run a forward pass; return (states, key-value cache). states: (batch, positions, ·), for `logits`."""
-        if self._parts is None:
-            output = self.model(**inputs)
-            return output.logits, output.past_key_values
-        output = self._parts[0](**inputs)
-        return output.last_hidden_state, output.past_key_values
-
-    def logits(self, states: Any) -> Any:
-        """Return (…, vocabulary) logits of states in fp32. A model's own are in bf16, too coarse for a softmax."""
-        return states.float() if self._parts is None else self._parts[1](states).float()
-
     def blocks(self, states: Any) -> Iterator[tuple[slice, Any]]:
         """Yield (slice, fp32 logits) over (n, ·) states, in blocks small enough for memory."""
-        for start in range(0, len(states), self.block_rows):
-            part = slice(start, start + self.block_rows)
-            yield part, self.logits(states[part])
+        return ((part, self.halves.logits(states[part])) for part in self.halves.blocks(len(states)))
+
+    def close(self) -> None:
+        """Free the model's memory now, for the next model. Hooks make it part of reference cycles."""
+        self.model = None
+        self.__dict__.pop("halves", None)
+        free_memory()
 
     def lower_budget(self, error: BaseException, tokens: int) -> bool:
         """Halve the budget and return True if an error means that memory ran out. tokens: of the batch that failed."""
         if not is_out_of_memory(error):
             return False
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the batch that failed
         free_memory()
         self.budget = max(1, min(self.budget, tokens) // 2)
         return True

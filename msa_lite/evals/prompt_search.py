@@ -81,17 +81,13 @@ def rank_prompts(
     rows: questions; of more than `PROMPT_ROWS`, a seeded sample is scored. base: see `prompt_forms`. The model is
     loaded for this, and freed again.
     """
-    from accelerate.utils.memory import clear_device_cache
-
     few = sample_rows(rows, PROMPT_ROWS, seed)
     forms = prompt_forms(replace(base, tokenizer=tokenizer))
     texts = {name: _examples(few, prompter) for name, prompter in forms.items()}
-    runner: Runner | None = Runner(load_model(source.folder))
+    runner = Runner(load_model(source.folder))
     source.check_unchanged()
-    assert runner is not None
     ranked = [RankedPrompt(name, forms[name], tuple(_score(runner, examples))) for name, examples in texts.items()]
-    runner = None
-    clear_device_cache(garbage_collection=True)
+    runner.close()
     return sorted(ranked, key=lambda item: -item.probability)
 
 

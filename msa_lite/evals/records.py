@@ -35,8 +35,6 @@ def collect_records(
     Write `SET.jsonl` into `folder`, which all processes share. Sets and items that are there already are not run
     again. Processes other than the first get no records.
     """
-    from accelerate.utils.memory import clear_device_cache
-
     names = [name for name in benchmark.sets if not (folder / f"{name}.jsonl").is_file()]
     if ranks.first:
         for name in benchmark.sets.keys() - set(names):  # a kill after the records were written leaves parts
@@ -56,8 +54,7 @@ def collect_records(
                 done += count
                 progress(label, done, total)
     if runner is not None:
-        runner = None  # its memory is for the next model
-        clear_device_cache(garbage_collection=True)
+        runner.close()
     ranks.wait()
     if not ranks.first:
         return {}

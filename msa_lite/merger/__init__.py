@@ -14,6 +14,8 @@ from msa_lite.merger.memory import open_merge as open_merge
 from msa_lite.merger.model import Merged as Merged
 from msa_lite.merger.model import merge as merge
 from msa_lite.merger.model import merge_terms as merge_terms
+from msa_lite.merger.on_device import OnDevice as OnDevice
+from msa_lite.merger.on_device import as_tensor as as_tensor
 from msa_lite.merger.order import hash_vector as hash_vector
 from msa_lite.merger.plan import DTYPES as DTYPES
 from msa_lite.merger.plan import Precision as Precision
@@ -24,9 +26,11 @@ __all__ = [
     "DTYPES",
     "Merged",
     "MergedAdapter",
+    "OnDevice",
     "OpenMerge",
     "Precision",
     "Term",
+    "as_tensor",
     "check_mergeable",
     "hash_vector",
     "merge",

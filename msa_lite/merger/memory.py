@@ -10,6 +10,7 @@ from threadpoolctl import threadpool_limits
 from msa_lite.io.checkpoint import TensorEntry
 from msa_lite.io.hub import Source
 from msa_lite.merger.formula import Term
+from msa_lite.merger.on_device import OnDevice
 from msa_lite.merger.order import group_terms, sum_weights
 from msa_lite.merger.plan import MergePlan, Precision, make_budget, make_plan
 from msa_lite.merger.stream import Put, Stream
@@ -35,12 +36,12 @@ class OpenMerge:
         """Return the target's tensors that a vector touches, or that are stored in another dtype, by name."""
         return {name: self.plan.target.tensors[name] for name in self.plan.rewritten}
 
-    def fill(self, weights: Mapping[str, float], put: Put) -> None:
+    def fill(self, weights: Mapping[str, float], put: Put, on_device: OnDevice | None = None) -> None:
         """Hand the rows of every rewritten tensor to `put` as `merge` would store them (`Stream.fill`).
 
-        weights: by the names of the vectors, as they were given to `open_merge`.
+        weights: by the names of the vectors, as they were given to `open_merge`. on_device: makes the rows on a GPU.
         """
-        self._fill(replace(self.plan, terms=self._weighted(weights)), put)
+        self._fill(replace(self.plan, terms=self._weighted(weights)), put, on_device)
 
     def restore(self, put: Put) -> None:
         """Hand the target's own rows of every tensor that a vector touches to `put`, as they are stored."""
@@ -52,9 +53,9 @@ class OpenMerge:
             for term in self.plan.terms
         )
 
-    def _fill(self, plan: MergePlan, put: Put) -> None:
+    def _fill(self, plan: MergePlan, put: Put, on_device: OnDevice | None = None) -> None:
         with threadpool_limits(1, user_api="blas"), Stream(plan, make_budget(plan, MAX_MEMORY, None)) as stream:
-            stream.fill(put)
+            stream.fill(put, on_device)
 
 
 def open_merge(target: Source, vectors: Mapping[str, Source], prior: Source, precision: Precision) -> OpenMerge:

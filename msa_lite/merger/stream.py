@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,10 +33,11 @@ from msa_lite.merger.fidelity import (
     measure_factors,
 )
 from msa_lite.merger.formula import Factors, Term, combine, combine_factors
+from msa_lite.merger.on_device import DeviceTensor, OnDevice
 from msa_lite.merger.plan import Budget, MergePlan, block_rows
 
-Put = Callable[[str, slice, np.ndarray], None]
-"""Takes a tensor's name, a slice of its rows, and their values, in a buffer that is used again."""
+Put = Callable[[str, slice, Any], None]
+"""Takes a tensor's name, a slice of its rows, and their values: an array that is used again, or a tensor of torch."""
 _COPY = 16 << 20  # bytes of a range that stays, copied at a time
 
 
@@ -126,11 +128,11 @@ class Stream:
             self._files.close()  # or a model of many files would use up the descriptors
             return sink.close(), changes
 
-    def fill(self, put: Put) -> None:
+    def fill(self, put: Put, on_device: OnDevice | None = None) -> None:
         """Hand the rows of every rewritten tensor to `put`, as they would be stored.
 
-        put: called on worker threads. A vector of weight 0 is not read; a tensor that it alone touches comes as the
-        target's.
+        put: called on worker threads. on_device: merges the blocks that it can. A vector of weight 0 is not read; a
+        tensor that it alone touches comes as the target's.
         """
         pending: list[Future[None]] = []
         for name in self._plan.rewritten:
@@ -138,7 +140,8 @@ class Stream:
             load, _ = self._load(entry)
             step, rows = block_rows(entry), entry.matrix_shape[0]
             blocks = [_Block(entry, (start, min(start + step, rows)), *load) for start in range(0, rows, step)]
-            futures = [self._workers.submit(self._put, block, put) for block in blocks]
+            on_gpu = on_device.open(entry, self._plan.precision, *load[:2]) if on_device else None
+            futures = [self._workers.submit(self._put, block, put, on_gpu) for block in blocks]
             for future in pending:  # no more than two tensors' factors are in memory
                 future.result()
             pending = futures
@@ -175,8 +178,13 @@ class Stream:
         with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is looked at on its own
             return merge_block(self._plan, self._files, block, self._scratch(), output)
 
-    def _put(self, block: _Block, put: Put) -> None:
+    def _put(self, block: _Block, put: Put, on_gpu: DeviceTensor | None) -> None:
         """Merge a block on a worker thread and hand it over."""
+        if on_gpu is not None:
+            values = on_gpu.merge(self._files, *block.rows, self._scratch()[0])
+            if values is not None:
+                put(block.entry.name, slice(*block.rows), values)
+                return
         with np.errstate(over="ignore", invalid="ignore"):
             rows = merge_rows(self._plan, self._files, block, self._scratch(), self._scratch()[0])
         put(block.entry.name, slice(*block.rows), rows.stored)

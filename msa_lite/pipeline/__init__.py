@@ -8,6 +8,7 @@ from msa_lite.pipeline.ask import Answers, ask
 from msa_lite.pipeline.baseline import run_baseline
 from msa_lite.pipeline.msa import RunResult, merge_arguments, run_vectors, sweep
 from msa_lite.pipeline.msa import run_recipe as run
+from msa_lite.pipeline.planning import plan
 from msa_lite.pipeline.probe import ProbeResult, probe
 from msa_lite.pipeline.purge import Purge, purge
 from msa_lite.pipeline.reporting import report_run
@@ -21,6 +22,7 @@ __all__ = [
     "TrainingResult",
     "ask",
     "merge_arguments",
+    "plan",
     "probe",
     "purge",
     "report_run",

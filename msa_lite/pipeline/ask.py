@@ -101,8 +101,7 @@ class Panel:
             return next(texts for batch in batches for _, texts in batch)[0]
         finally:
             if not self.stays:
-                del runner
-                self._release(name)
+                self._loaded.pop(name).close()
 
     def answers(self, question: str, progress: Progress = silent) -> Answers:
         """Return the answers of all models. Raise as `answer`."""
@@ -120,12 +119,6 @@ class Panel:
             self._loaded[name] = Runner(load_model(self.sources[name].folder))
             progress(f"loading {name}", 1, 1)
         return self._loaded[name]
-
-    def _release(self, name: str) -> None:
-        from accelerate.utils.memory import clear_device_cache
-
-        del self._loaded[name]
-        clear_device_cache(garbage_collection=True)
 
 
 def ask(folder: str | Path, question: str, progress: Progress = silent) -> Answers:

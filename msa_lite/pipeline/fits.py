@@ -8,6 +8,7 @@ from typing import Any
 
 from msa_lite.errors import UsageError
 from msa_lite.evals.models import load_model
+from msa_lite.io.precision import choose_precision, note_precision
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_models import count_weights
 from msa_lite.train import FitSettings, Until
@@ -61,9 +62,14 @@ def fit_until(run: Run) -> Until | None:
     if not is_open_ended(run):
         return None
     target, vector = run.sources["target"], run.recipe.vector
+
+    def load() -> Any:
+        model = load_model(target.folder, four_bit=vector.mode == "qlora")
+        return note_precision(model, choose_precision(vector.compute))
+
     return Until(
         target,
-        load=lambda: load_model(target.folder, four_bit=vector.mode == "qlora"),
+        load=load,
         tries=TRIES if vector.learning_rate == "auto" else 1,
     )
 

@@ -31,6 +31,7 @@ from msa_lite.report.purged import PURGED_FILE
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo
+TRACKING = "tracking"  # files of trackers
 
 Prepared = TypeVar("Prepared")
 Kind = Literal["run", "training"]

@@ -17,7 +17,8 @@ import numpy as np
 from msa_lite.evals.models import load_model
 from msa_lite.io.checkpoint import TensorEntry
 from msa_lite.io.hub import fetch
-from msa_lite.merger import OpenMerge, open_merge
+from msa_lite.io.memory import free_memory
+from msa_lite.merger import OnDevice, OpenMerge, as_tensor, open_merge
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.stages import Terms, merge_candidate, merge_precision
 
@@ -34,6 +35,7 @@ class LoadedTarget:
         self._by_disk = False  # because the model does not hold them as they are stored
         self._merges: dict[tuple[tuple[str, Path], ...], OpenMerge] = {}  # the latest one, by its vectors
         self._last: OpenMerge | None = None
+        self._on_device: OnDevice | None = None  # where the model is on a GPU
 
     def merged(self, terms: Terms) -> Any:
         """Return the model that the merge of these terms would write; it is good until the next call."""
@@ -41,16 +43,23 @@ class LoadedTarget:
         if not self._by_disk:
             dtype = self._run.recipe.merge.dtype
             stored = None if dtype == "same" else dtype  # as the merged model would be loaded
-            self._model = self._model or load_model(self._run.sources["target"].folder, dtype=stored)
+            if self._model is None:
+                self._model = load_model(self._run.sources["target"].folder, dtype=stored)
+                self._on_device = OnDevice(self._model.device) if self._model.device.type == "cuda" else None
             self._by_disk = not add_weights(self._weights, self._model, merge)
         if self._by_disk:
-            self._model, self._weights = None, {}  # their memory is for the merged one
+            self.close()  # the memory is for the merged one
             return merge_candidate(self._run, terms)
         if self._last is not None and not self._last.rewritten.keys() <= merge.rewritten.keys():
             self._last.restore(self._put)
         self._last = merge
-        merge.fill({term.name: term.weight for term in terms}, self._put)
+        merge.fill({term.name: term.weight for term in terms}, self._put, self._on_device)
         return self._model
+
+    def close(self) -> None:
+        """Free the memory of the model and its vectors; the next call of `merged` loads them again."""
+        self._model, self._weights, self._merges, self._last = None, {}, {}, None
+        free_memory()
 
     def _open(self, terms: Terms) -> OpenMerge:
         key = tuple((term.name, term.vector) for term in terms)
@@ -59,8 +68,8 @@ class LoadedTarget:
             self._merges = {key: open_merge(sources["target"], vectors, sources["prior"], merge_precision(self._run))}
         return self._merges[key]
 
-    def _put(self, name: str, rows: slice, values: np.ndarray) -> None:
-        self._weights[name][rows].copy_(as_tensor(values))
+    def _put(self, name: str, rows: slice, values: Any) -> None:
+        self._weights[name][rows].copy_(as_tensor(values) if isinstance(values, np.ndarray) else values)
 
 
 def add_weights(weights: dict[str, Any], model: Any, merge: OpenMerge) -> bool:
@@ -95,12 +104,3 @@ def _find(state: Mapping[str, Any], name: str, prefix: str, entry: TensorEntry) 
     """Return the tensor of a file's entry in a model's state, as a matrix; None where there is none of its shape."""
     weight = state.get(name, state.get(f"{prefix}.{name}"))
     return weight.view(entry.matrix_shape) if weight is not None and tuple(weight.shape) == entry.shape else None
-
-
-def as_tensor(values: np.ndarray) -> Any:
-    """Return a numpy array as a tensor over the same memory; torch knows bf16 by another type than numpy."""
-    import torch
-
-    if values.dtype.name == "bfloat16":
-        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(values)

@@ -18,9 +18,11 @@ from msa_lite.evals.models import check_source
 from msa_lite.evals.qa import Qa
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.crew import Crew
+from msa_lite.io.devices import check_device
 from msa_lite.io.disk import check_space
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import pattern_fault
+from msa_lite.io.memory import avoid_fragments
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.vocabulary import token_tensors
 from msa_lite.pipeline.earlier import EarlierRun, check_earlier, check_rows, open_earlier
@@ -29,7 +31,7 @@ from msa_lite.pipeline.prepare_models import check_apart, check_readings, open_m
 from msa_lite.pipeline.prepare_prompt import resolve_prompt
 from msa_lite.pipeline.prepare_questions import Questions, WhenToChoose, load_questions
 from msa_lite.recipe import Recipe
-from msa_lite.train import check_mode
+from msa_lite.train import check_mode, check_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ class RunPlan:
     """The fp32 checkpoints that a fit leaves in full mode."""
     sample: bool = True
     """True if the retain set is sampled as the recipe says."""
+    force: bool = False
+    """True to run even if the device's memory is too small by prediction."""
 
     def describe(self, recipe: Recipe, parameters: Mapping[str, Any], compat: Sequence[str] = ()) -> dict[str, Any]:
         """Return the method as the unlearned model's report names it."""
@@ -131,7 +135,10 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     Raise MismatchError with the tensors on which target and prior differ.
     """
     recipe = _pin_benchmark(recipe)
-    check_mode(recipe.vector.mode)
+    check_mode(recipe.vector.mode, recipe.vector.optimizer, recipe.vector.compute)
+    check_trackers(recipe.trackers)
+    avoid_fragments()
+    check_device()
     if recipe.merge.form == "adapter" and recipe.vector.mode == "full":
         raise UsageError("merge.as: vector.mode full makes no adapter; choose merge.as model, or vector.mode lora")
     open_judge(_judge_settings(recipe))  # it may lack a key

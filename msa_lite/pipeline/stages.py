@@ -6,12 +6,14 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.choose.candidates import Candidates
+from msa_lite.choose.candidates import Candidates, Values
 from msa_lite.choose.choice import Choice, choose
-from msa_lite.choose.rules import LeastExtraction
+from msa_lite.choose.evidence import Metrics
+from msa_lite.choose.rules import LeastExtraction, Rank
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Row
 from msa_lite.evals.benchmark import Benchmark, Record
@@ -23,9 +25,10 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
 from msa_lite.merger import Merged, MergedAdapter, Precision, Term, hash_vector, merge_terms, merge_terms_to_adapter
 from msa_lite.pipeline.earlier import earlier_terms
-from msa_lite.pipeline.folder import BASELINES
+from msa_lite.pipeline.folder import BASELINES, TRACKING
 from msa_lite.pipeline.prepare import Run
 from msa_lite.report import Report
+from msa_lite.train import Line, Tracking
 
 logger = logging.getLogger(__name__)
 
@@ -209,10 +212,25 @@ def validation_folder(run: Run, name: str) -> Path:
 def choose_candidate(run: Run, candidates: Candidates, what: str, progress: Progress) -> Choice:
     """Return the best candidate on the run's validation rows. Warn of reasons to doubt it."""
     evaluate_references(run, progress)
-    choice = choose(candidates, validation_of(run), run.folder / "sweep", f"choosing {what}", progress)
+    with tracking_of(run).lines("sweep") as report:
+        if run.recipe.trackers:
+            candidates = replace(candidates, tell=lambda *scored: report(_tracked_line(*scored)))
+        choice = choose(candidates, validation_of(run), run.folder / "sweep", f"choosing {what}", progress)
     for doubt in choice.doubts:
         logger.warning("the choice of %s: %s", what, doubt)
     return choice
+
+
+def tracking_of(run: Run) -> Tracking:
+    """Return the run's trackers."""
+    return Tracking(run.recipe.trackers, run.folder / TRACKING, run.folder.resolve().name)
+
+
+def _tracked_line(values: Values, rank: Rank | str, metrics: Metrics) -> Line:
+    """Return the numbers of a candidate: its values, its score unless it is broken, its metrics."""
+    scored = {} if isinstance(rank, str) else {"score": rank.value, "conditions_met": float(rank.met)}
+    line = {**values, **scored, **metrics}
+    return {name: float(value) for name, value in line.items() if isinstance(value, int | float)}
 
 
 def evaluate_all(

@@ -27,6 +27,7 @@ from msa_lite.pipeline.fits import check_learns
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.loaded import LoadedTarget
+from msa_lite.pipeline.planning_check import check_memory
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.probe_rows import probe_rows
 from msa_lite.pipeline.reporting import drop_report
@@ -110,13 +111,18 @@ class SweepResult:
         }
 
 
+def _check(run: Run) -> None:
+    check_strengths(run)
+    check_memory(run)
+
+
 def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew) -> SweepResult:
     """Fit the vectors of a recipe, score its points, merge the best. Raise UsageError where there is only one point."""
     if not recipe.has_choice:
         raise UsageError(
             "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
         )
-    with claimed(recipe, plan, progress, check_strengths, crew=crew) as run:
+    with claimed(recipe, plan, progress, _check, crew=crew) as run:
         announce(progress, merged_steps(run))
         check_knowledge(run, progress=progress)
         fit_vectors(run, run.vector_names, progress)
@@ -135,10 +141,10 @@ def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew) ->
 
 def help_sweep(run: Run) -> None:
     """Score points of a sweep that the first process makes, until it has its choice."""
-    target = _load_points(run)
+    load, release = _open_points(run)
 
     def make() -> tuple[Candidates, Validation]:
-        return _candidates(run, target), validation_of(run)
+        return _candidates(run, load, release), validation_of(run)
 
     help_choose(make, run.folder / "sweep")
 
@@ -159,7 +165,7 @@ def choose_strengths(run: Run, progress: Progress) -> Swept:
         return Swept(run.recipe.points[0])
     evaluate_references(run, progress)  # by all processes, before they turn to the points
     with run.crew.helped(CHOOSE):
-        choice = choose_candidate(run, _candidates(run, _load_points(run)), "alpha and beta", progress)
+        choice = choose_candidate(run, _candidates(run, *_open_points(run)), "alpha and beta", progress)
     return Swept(Strengths.of(choice.values), choice)
 
 
@@ -194,20 +200,21 @@ def _scored(rule: str, score: float, met: bool) -> str:
     return "conditions not met" if number is None else f"{number:.4f}"
 
 
-def _load_points(run: Run) -> Callable[[Values | None], Any]:
-    """Return a function that gives the model of a point, or, for None, the target."""
+def _open_points(run: Run) -> tuple[Callable[[Values | None], Any], Callable[[], None]]:
+    """Return a function that gives the model of a point, or, for None, the target; and one that frees its memory."""
     if run.recipe.select.four_bit:
         earlier = earlier_terms(run.earlier)
         adapters = {name: run.vector_folder(name) for name in run.vector_names}
         adapters |= {term.name: term.vector for term in earlier}
-        return Points(run.sources["target"].folder, adapters, {term.name: term.weight for term in earlier})
+        points = Points(run.sources["target"].folder, adapters, {term.name: term.weight for term in earlier})
+        return points, points.close
     target = LoadedTarget(run)
 
     def load(values: Values | None) -> Any:
         terms = run_terms(run, Strengths.of(values or {}))
         return target.merged(terms if values is not None else [replace(term, weight=0.0) for term in terms])
 
-    return load
+    return load, target.close
 
 
 def recorded_points(recipe: Recipe) -> Any:
@@ -224,7 +231,7 @@ def _search(recipe: Recipe) -> StrengthSearch | None:
     return StrengthSearch(alphas, betas)
 
 
-def _candidates(run: Run, load: Callable[[Values | None], Any]) -> Candidates:
+def _candidates(run: Run, load: Callable[[Values | None], Any], release: Callable[[], None]) -> Candidates:
     vectors: Mapping[str, Path] = {name: run.vector_folder(name) for name in run.vector_names}
     return Candidates(
         [point.values for point in run.recipe.points],
@@ -237,6 +244,7 @@ def _candidates(run: Run, load: Callable[[Values | None], Any]) -> Candidates:
         known=_known(run),
         refine=run.recipe.select.refine,
         search=_search(run.recipe),
+        release=release,
     )
 
 

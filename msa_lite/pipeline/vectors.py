@@ -11,7 +11,7 @@ from msa_lite.io.manifest import is_finished
 from msa_lite.io.progress import Progress, Step, Watcher, silent, tell
 from msa_lite.pipeline.fits import fit_settings, fit_until
 from msa_lite.pipeline.prepare import Run
-from msa_lite.pipeline.stages import row_hashes
+from msa_lite.pipeline.stages import row_hashes, tracking_of
 from msa_lite.train import FitSettings, fit_inputs, fit_vector
 
 FIT = "fit"  # the order to fit a vector beside another one
@@ -66,7 +66,13 @@ def check_shares(crew: Crew, settings: FitSettings) -> None:
 
 def fit_alone(run: Run, name: str, progress: Progress) -> None:
     """Fit a vector by this process alone."""
-    fit_vector(run.sources["prior"], run.examples[name], run.vector_folder(name), **_arguments(run, name, progress))
+    fit_vector(
+        run.sources["prior"],
+        run.examples[name],
+        run.vector_folder(name),
+        tracking=tracking_of(run),
+        **_arguments(run, name, progress),
+    )
 
 
 def fit_with_all(run: Run, name: str, progress: Progress) -> None:

@@ -3,9 +3,9 @@
 A fit minimises the loss of the rows, or an `Objective` in its place, as the baselines do.
 
 Three modes. `lora`: a PEFT adapter in fp32 on a frozen prior. `qlora`: the same on a prior held in 4-bit NF4. `full`:
-all weights, fp32 masters, saved as an fp32 checkpoint so that the difference to the prior is not rounded. Where the
-device has it, arithmetic runs in bf16 autocast. Training is saved after every epoch, and a rerun goes on from there
-with the same result.
+all weights, fp32 masters, saved as an fp32 checkpoint so that the difference to the prior is not rounded. On a GPU,
+matrix products run in bf16, or in fp16 with loss scaling. Training is saved after every epoch, and a rerun goes on from
+there with the same result. Where memory runs out, so does the fit itself, in a way that takes less (`Rung`).
 
 A fit has a fixed number of epochs, or is open-ended (`Until`): it goes on until the prior knows the rows as well as the
 target does.
@@ -23,20 +23,27 @@ from typing import Any
 from msa_lite.data import Example, hash_ids, pad_id
 from msa_lite.errors import StageError, UsageError
 from msa_lite.io.extras import require
+from msa_lite.io.files import write_json
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
-from msa_lite.io.progress import Progress, silent
-from msa_lite.train.loop import SAVES, SCORES, Loop
-from msa_lite.train.model import load_trainable
+from msa_lite.io.memory import avoid_fragments, free_memory, is_out_of_memory, memory_fault, total_bytes
+from msa_lite.io.precision import Compute, choose_precision
+from msa_lite.io.progress import Progress, notices, readable, silent
+from msa_lite.io.reading import read_object
+from msa_lite.train.loop import SAVES, SCORES, Loop, last_save
+from msa_lite.train.model import copy_trained, load_trainable, restore_trained
 from msa_lite.train.objective import AfterEpoch, Objective
 from msa_lite.train.plain import PlainLoss
+from msa_lite.train.rungs import Rung, Static, StepProbe, ladder, set_up
 from msa_lite.train.settings import FitSettings
+from msa_lite.train.tracking import UNTRACKED, Tracking
 from msa_lite.train.tries import Gauge, Tries
 from msa_lite.train.until import Until
 
 logger = logging.getLogger(__name__)
 
-CPU_TOKENS = 4096  # tokens of a micro-batch on a CPU, where running out of memory cannot be caught
+_RUNG = "rung.json"  # beside the saves: the rung that they were made at
+_CPU_TOKENS = 4096  # tokens of a micro-batch on a CPU, where running out of memory cannot be caught
 
 
 def fit_vector(
@@ -51,6 +58,7 @@ def fit_vector(
     objective: Objective | None = None,
     after_epoch: AfterEpoch | None = None,
     until: Until | None = None,
+    tracking: Tracking = UNTRACKED,
     progress: Progress = silent,
 ) -> Path:
     """Tune the prior on the examples and write the vector's folder: a PEFT adapter, or an fp32 checkpoint in full mode.
@@ -58,11 +66,12 @@ def fit_vector(
     Also writes train_log.jsonl (one line a step: step, epoch, loss, grad_norm, learning_rate), the files of
     `extra_files` (name → text) and a manifest. With `after_epoch`, the weights that it keeps go into its folders
     `epoch-1`, `epoch-2`, … With `until`, the fit is open-ended: it has at most `settings.epochs` epochs, course.json
-    and the manifest (`fit`) record how it went, and a warning says when it has not learnt enough. A folder made from
-    the same inputs is left as it is. A stopped fit goes on after its last save.
+    and the manifest (`fit`) record how it went, and a warning says when it has not learnt enough. tracking: is told the
+    loss of each step, and decides no result. A folder made from the same inputs is left as it is. A stopped fit goes on
+    after its last save.
 
     Raise UsageError where packages are missing (torch; for qlora, bitsandbytes), NotFiniteError when the loss is no
-    longer finite and there is no epoch to keep.
+    longer finite and there is no epoch to keep, StageError when memory runs out whatever is tried.
     """
     require("train")
     source = prior if isinstance(prior, Source) else fetch(str(prior))
@@ -72,11 +81,13 @@ def fit_vector(
     if is_finished(out, inputs):
         logger.info("%s: already made from the same inputs", out)
         return out
-    check_mode(settings.mode)
+    check_mode(settings.mode, settings.optimizer, settings.compute)
+    avoid_fragments()
     facts: dict[str, Any] = {"sources": {"prior": source.pinned()}, "rows": len(examples)}
     with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
         loss = objective or PlainLoss(examples, pad_id(tokenizer))
         loop = Loop(source, examples, tokenizer, settings, partial, label, loss, after_epoch, progress)
+        loop = replace(loop, tracking=tracking)
         facts |= _run_until(loop, until) if until else {"micro_batch_size": _run(loop)}
         for name, text in (extra_files or {}).items():
             (partial / name).write_text(text, "utf-8")
@@ -106,10 +117,14 @@ def fit_inputs(
     return inputs
 
 
-def check_mode(mode: str) -> None:
-    """Raise UsageError when the mode needs a package that is not installed."""
+def check_mode(mode: str, optimizer: str = "auto", compute: Compute = "auto") -> None:
+    """Raise UsageError when settings need a package that is not installed, or a precision that the device lacks."""
     if mode == "qlora":
         require("qlora")
+    if optimizer == "adamw_8bit":
+        require("qlora", "vector.optimizer adamw_8bit needs bitsandbytes")
+    if compute == "bf16":
+        choose_precision(compute)
 
 
 def _run_until(loop: Loop, until: Until) -> dict[str, Any]:
@@ -126,57 +141,124 @@ def _run_until(loop: Loop, until: Until) -> dict[str, Any]:
 
 
 def _run(loop: Loop) -> int:
-    """Train, with smaller micro-batches when the device runs out of memory; return the size that fitted."""
-    from accelerate.utils import find_executable_batch_size
-    from accelerate.utils.memory import clear_device_cache
-
-    sizes = _micro_batches(loop)
-    run = find_executable_batch_size(
-        lambda micro: _attempt(loop, micro),
-        starting_batch_size=next(sizes),
-        reduce_batch_size_fn=lambda: next(sizes, 0),
-    )
+    """Train at the first rung that fits into memory; return its rows of a forward pass."""
+    _drop_other_saves(loop)
+    model = _load(loop)
+    rungs = _rungs_left(loop, ladder(model, [*_micro_batches(loop)]))
+    start = None if loop.settings.mode == "full" else copy_trained(model)
+    longest = sorted(range(len(loop.examples)), key=lambda i: -len(loop.examples[i].ids))
+    probe = StepProbe(loop.objective, loop.settings, longest)
     try:
-        fitted = run()
-    except RuntimeError as error:
-        if "No executable batch size" not in str(error):
-            raise
-        raise StageError(
-            f"{loop.label}: out of memory, even with one row at a time; try a smaller max_length, or, for "
-            "vectors, vector.mode qlora"
-        ) from error
+        for rung, lower in zip(rungs, [*rungs[1:], None], strict=True):
+            set_up(model, rung)
+            fault, has_run = probe.fault(model, rung.micro), False
+            if fault is None:
+                fault, has_run = _attempt(replace(loop, rung=rung), model), True
+            if fault is None:
+                shutil.rmtree(loop.partial / SAVES)
+                return rung.micro
+            if lower is None:
+                raise _too_large(loop, model, rung, fault)
+            notices.info("%s: out of memory with %s (%s); going on with %s", loop.label, rung, fault, lower)
+            if has_run and not _restore(loop, model, start):
+                model = None
+                free_memory()
+                model = _load(loop)
     finally:  # in bf16, accelerate makes a reference cycle of the model, which would keep it in memory
-        clear_device_cache(garbage_collection=True)
-    shutil.rmtree(loop.partial / SAVES)
-    return int(fitted)
+        model = None
+        free_memory()
+    raise AssertionError("the lowest rung fits or raises")
 
 
-def _attempt(loop: Loop, micro: int) -> int:
-    """Train with one size of micro-batch; return it."""
-    from accelerate.utils.memory import clear_device_cache
+def _attempt(loop: Loop, model: Any) -> str | None:
+    """Train at a rung; return why memory ran out, or None. Its saves stay."""
+    write_json(loop.partial / SAVES / _RUNG, {"rung": loop.rung.as_json(), **_kind(loop.settings)})
+    try:
+        loop.run(model)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return memory_fault(error)
+    finally:
+        for parameter in model.parameters():
+            parameter.grad = None
+        free_memory()
+    return None
 
-    clear_device_cache(garbage_collection=True)  # of a model that did not fit
-    partial, saves = loop.partial, loop.partial / SAVES
-    if saves.exists() and not (saves / f"micro-{micro}").exists():  # left by a larger one that did not fit
-        for mark in saves.glob("micro-*"):  # first, so that a rerun after a kill in between resumes nothing
-            mark.unlink()
-        for folder in (*partial.glob("epoch-*"), partial / SCORES, saves):
-            shutil.rmtree(folder, ignore_errors=True)
-    saves.mkdir(exist_ok=True)
-    (saves / f"micro-{micro}").touch()
-    replace(loop, micro=micro).run(_load(loop))
-    return micro
+
+def _restore(loop: Loop, model: Any, start: dict[str, Any] | None) -> bool:
+    """Bring the model back to where `Loop.run` begins; return False where only loading it again does.
+
+    Then the last save is loaded into it, if there is one. An objective looks at the prior first, so in full mode the
+    model must be loaded again for it.
+    """
+    if start is not None:
+        restore_trained(model, start)
+        return True
+    return isinstance(loop.objective, PlainLoss) and last_save(loop.partial / SAVES) is not None
 
 
 def _load(loop: Loop) -> Any:
-    """Load the model to tune. Raise StageError when its files have changed since they were first read."""
-    model = load_trainable(loop.source.folder, loop.settings, loop.source.added)
+    """Load the model to tune. Raise StageError when it does not fit, or its files have changed since."""
+    try:
+        model = load_trainable(loop.source.folder, loop.settings, loop.source.added)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise StageError(
+            f"{loop.label}: the model does not fit into the memory of the device, {readable(total_bytes())} in all "
+            f"({memory_fault(error)}); close other programs that use it, or, for vectors, choose vector.mode "
+            f"{'lora' if loop.settings.mode == 'full' else 'qlora'}"
+        ) from error
     loop.source.check_unchanged()
     return model
 
 
+def _too_large(loop: Loop, model: Any, rung: Rung, fault: str) -> StageError:
+    """Return the error for a fit that has no rung left."""
+    settings, longest = loop.settings, max(len(e.ids) for e in loop.examples)
+    rows = "even with one row at a time" if rung.micro == 1 else f"with micro_batch_size {rung.micro}"
+    changes = {
+        "full": "vector.optimizer adamw_8bit, vector.mode lora",
+        "lora": "vector.mode qlora, a smaller max_length",
+        "qlora": "a smaller max_length or vector.lora.rank",
+    }[settings.mode]
+    if rung.micro > 1:
+        changes = f"micro_batch_size auto, {changes}"
+    return StageError(
+        f"{loop.label}: out of memory, {rows} ({fault}): {Static.of(model, settings)}; the longest row has {longest} "
+        f"tokens. Try {changes}"
+    )
+
+
+def _kind(settings: FitSettings) -> dict[str, Any]:
+    """Return what a save must have been made with to be resumed, beside the inputs of the fit."""
+    return {"optimizer": "adamw_8bit" if settings.has_8bit_states else "adamw"}
+
+
+def _drop_other_saves(loop: Loop) -> None:
+    """Remove saves that cannot be resumed here: those of another optimiser, or of an older version."""
+    partial, saves = loop.partial, loop.partial / SAVES
+    record = read_object(saves / _RUNG) if (saves / _RUNG).exists() else {}
+    if saves.exists() and any(record.get(key) != value for key, value in _kind(loop.settings).items()):
+        (saves / _RUNG).unlink(missing_ok=True)  # first, so that a rerun after a kill in between resumes nothing
+        for folder in (*partial.glob("epoch-*"), partial / SCORES, saves):
+            shutil.rmtree(folder, ignore_errors=True)
+    saves.mkdir(exist_ok=True)
+
+
+def _rungs_left(loop: Loop, rungs: list[Rung]) -> list[Rung]:
+    """Return the rungs from the one on that the saves were made at."""
+    path = loop.partial / SAVES / _RUNG
+    if not path.exists():
+        return rungs
+    last = Rung(**read_object(path)["rung"])
+    left = rungs[rungs.index(last) :] if last in rungs else [rung for rung in rungs if rung.micro <= last.micro]
+    return left or rungs[-1:]
+
+
 def _micro_batches(loop: Loop) -> Iterator[int]:
-    """Return the sizes to try, largest first: the divisors of batch_size up to the last one tried before."""
+    """Return the sizes to try, largest first: the divisors of batch_size, on a CPU up to a number of tokens."""
     import torch
 
     size, fixed = loop.settings.batch_size, loop.settings.micro_batch_size
@@ -186,7 +268,5 @@ def _micro_batches(loop: Loop) -> Iterator[int]:
         return iter([fixed])
     limit = size
     if not torch.cuda.is_available():
-        limit = max(1, CPU_TOKENS // max(loop.objective.longest, max(len(e.ids) for e in loop.examples)))
-    for mark in (loop.partial / SAVES).glob("micro-*"):
-        limit = min(limit, int(mark.name.removeprefix("micro-")))
+        limit = max(1, _CPU_TOKENS // max(loop.objective.longest, max(len(e.ids) for e in loop.examples)))
     return (part for part in range(size, 0, -1) if size % part == 0 and part <= limit)

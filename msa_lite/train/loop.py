@@ -19,6 +19,8 @@ from msa_lite.io.precision import autocast, choose_precision
 from msa_lite.io.progress import Progress, tell
 from msa_lite.train.model import broken_weight, save_model
 from msa_lite.train.objective import AfterEpoch, KeptEpochs, Objective
+from msa_lite.train.rungs import Rung
+from msa_lite.train.tracking import UNTRACKED, Tracking
 
 if TYPE_CHECKING:
     from msa_lite.io.hub import Source
@@ -31,7 +33,9 @@ SAVES = "checkpoints"
 SCORES = "scores"  # the folder that `after_epoch` writes into
 _SAVED_WHOLE = "complete"
 LOG = "train_log.jsonl"
+_MOST_SKIPPED = 20  # steps in a row whose gradients overflow in fp16; the loss's scale starts at 2^16 and is halved
 SAVE_SECONDS = 60.0  # between saves of an open-ended fit, whose epochs may take seconds, and its saves longer
+_LOWEST = Rung(1)
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,10 @@ class Loop:
     progress: Progress
     gauge: Gauge | None = None
     """Ends an open-ended run, which is saved about once a minute, not every epoch. None: the run has fixed epochs."""
-    micro: int = 1
-    """Rows of one forward pass."""
+    rung: Rung = _LOWEST
+    """How it uses memory."""
+    tracking: Tracking = UNTRACKED
+    """Where the Trainer reports to."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -61,7 +67,11 @@ class Loop:
 
     def run(self, model: Any) -> None:
         """Train, from the last whole save where there is one, and write the weights."""
-        resume = _last_save(self.partial / SAVES)
+        with self.tracking.fit(self.label):
+            self._run(model)
+
+    def _run(self, model: Any) -> None:
+        resume = last_save(self.partial / SAVES)
         state = (
             json.loads((resume / "trainer_state.json").read_text("utf-8")) if resume else {"global_step": 0, "epoch": 0}
         )
@@ -70,7 +80,7 @@ class Loop:
         trainer = self._trainer(model)  # which puts the model on its device
         try:
             if self.gauge is not None:
-                self.gauge.begin(model, round(state["epoch"]), state["global_step"], self.micro)
+                self.gauge.begin(model, round(state["epoch"]), state["global_step"], self.rung.micro)
             self.objective.prepare(model)
             ended = resume and self.after_epoch and not self.finish_epoch(model, round(state["epoch"]), False).go_on
             if not ended:
@@ -112,13 +122,8 @@ class Loop:
                 shutil.rmtree(folder)
 
     def _trainer(self, model: Any) -> Any:
-        import torch
         from transformers import PrinterCallback, TrainingArguments
 
-        cuda = torch.cuda.is_available()
-        # transformers renamed the option; versions for Python 3.10 know the older name.
-        names = ("activation_checkpointing", "gradient_checkpointing")
-        checkpointing = next(name for name in names if name in TrainingArguments.__dataclass_fields__)
         settings = self.settings
         arguments = TrainingArguments(
             output_dir=str(self.partial / SAVES),
@@ -132,19 +137,18 @@ class Loop:
             lr_scheduler_type={"linear": "linear", "constant": "constant_with_warmup"}[settings.schedule],
             max_grad_norm=1.0,
             seed=settings.seed,
-            bf16=choose_precision(settings.compute) == "bf16",
-            **{checkpointing: cuda, f"{checkpointing}_kwargs": {"use_reentrant": False} if cuda else None},
+            **settings.trainer_options(),
             logging_steps=1,
             logging_nan_inf_filter=False,
             save_strategy="no" if self.gauge else "epoch",
             save_total_limit=2,
-            report_to="none",
+            **self.tracking.arguments(self.label),
             disable_tqdm=True,
             remove_unused_columns=False,
             dataloader_pin_memory=False,  # of indices
         )
         arguments._n_gpu = min(arguments.n_gpu, 1)  # a process trains on one GPU; DataParallel would spread it over all
-        trainer = _objective_trainer(self.objective, self.micro)(
+        trainer = _objective_trainer(self.objective, self.rung.micro)(
             model=model,
             args=arguments,
             callbacks=[_make_callback(self)],
@@ -181,8 +185,11 @@ def _make_callback(loop: Loop) -> Any:
     """Make the Trainer callback: log, progress, the check for a broken loss, epochs' ends, the mark on whole saves."""
     from transformers import TrainerCallback
 
+    scales = choose_precision(loop.settings.compute) == "fp16"
+
     class Watch(TrainerCallback):
         broken = False
+        skipped = 0
         saved_at = time.monotonic()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
@@ -190,12 +197,21 @@ def _make_callback(loop: Loop) -> Any:
                 return
             keys = ("loss", "grad_norm", "learning_rate")
             line = {"step": state.global_step, "epoch": state.epoch} | {k: logs[k] for k in keys if k in logs}
+            if self._overflows(line):  # the step is skipped, and the next one has a smaller scale
+                del line["grad_norm"]
             if not all(math.isfinite(float(line[k])) for k in ("loss", "grad_norm") if k in line):
                 norm = line.get("grad_norm")
                 self._stop(control, f"the loss is {line['loss']} (gradient norm {norm}) at step {line['step']}")
                 return
             with open(loop.partial / LOG, "a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
+
+        def _overflows(self, line: dict[str, Any]) -> bool:
+            """Check whether the gradients, and not the loss, overflowed in fp16; not for ever, or it is no overflow."""
+            norm, loss = float(line.get("grad_norm", 0)), float(line["loss"])
+            is_infinite = not math.isfinite(norm) and math.isfinite(loss)
+            self.skipped = self.skipped + 1 if is_infinite else 0
+            return is_infinite and scales and self.skipped <= _MOST_SKIPPED
 
         def _stop(self, control: Any, fault: str) -> None:
             """End the training and keep its epochs so far. Raise NotFiniteError where there are none."""
@@ -242,7 +258,7 @@ def _last_loss(state: Any) -> str:
     return next((f"loss {line['loss']:.3g}" for line in reversed(state.log_history) if "loss" in line), "")
 
 
-def _last_save(saves: Path) -> Path | None:
+def last_save(saves: Path) -> Path | None:
     """Return the newest save that was written to its end; a kill may have left a half one."""
     whole = [path.parent for path in saves.glob(f"checkpoint-*/{_SAVED_WHOLE}")]
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)

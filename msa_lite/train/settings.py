@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from msa_lite.io.precision import Compute
+from msa_lite.io.precision import Compute, choose_precision
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,18 @@ class FitSettings:
         return self.optimizer == "adamw_8bit" or (
             self.optimizer == "auto" and self.mode == "qlora" and torch.cuda.is_available()
         )
+
+    def trainer_options(self) -> dict[str, Any]:
+        """Return the Trainer's options that depend on the device."""
+        import torch
+
+        precision, cuda = choose_precision(self.compute), torch.cuda.is_available()
+        options: dict[str, Any] = {"bf16": precision == "bf16", "fp16": precision == "fp16"}
+        if precision == "bf16" and not cuda:
+            options["use_cpu"] = True
+        if self.has_8bit_states:
+            options["optim"] = "paged_adamw_8bit" if cuda else "adamw_bnb_8bit"
+        return options
 
     def count_warmup(self, steps_per_epoch: int) -> int:
         """Return the steps of the warm-up."""

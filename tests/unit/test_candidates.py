@@ -35,7 +35,7 @@ class Counted(Validation):
     meet: int = 0  # who is done with a first point waits until so many have begun one
     scored: list[tuple[str, str]] = field(default_factory=list)
 
-    def score_into(self, folder: Path, load: Any, about: Any = None, whole: bool = False) -> Report:
+    def score_into(self, folder: Path, load: Any, about: Any = None, **_: Any) -> Report:
         self.scored.append((folder.name, threading.current_thread().name))
         while len({who for _, who in self.scored}) < self.meet:
             time.sleep(0.01)

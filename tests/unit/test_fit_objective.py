@@ -169,7 +169,7 @@ class Scores:
         return "scores"
 
     def __call__(self, model: Any, epoch: int, scores: Path) -> KeptEpochs:
-        self.apart.append(Runner(model)._parts is not None)
+        self.apart.append(Runner(model).halves.body is not None)
         scores.mkdir(exist_ok=True)
         self.validation.score_into(epoch_folder(scores, epoch), lambda: model)
         return KeptEpochs(frozenset([epoch]))
@@ -225,26 +225,20 @@ def test_an_objective_gets_the_model_where_it_is_trained(
 # When memory runs out
 
 
-def test_a_smaller_micro_batch_starts_afresh(prior: Path, tmp_path: Path) -> None:
+def test_a_smaller_micro_batch_goes_on_from_the_last_save(prior: Path, tmp_path: Path) -> None:
     plan = keeping([1], [1, 2], [1, 2, 3])
-    wanted = fit(
-        prior,
-        tmp_path / "wanted",
-        replace(SETTINGS, micro_batch_size=2),
-        objective=CrossEntropy(),
-        after_epoch=Watch(plan),
-    )
+    wanted = fit(prior, tmp_path / "wanted", objective=CrossEntropy(), after_epoch=Watch(plan))
     watch, objective = Watch(plan), CrossEntropy(before=out_of_memory(1, 2))
     folder = fit(prior, tmp_path / "v", objective=objective, after_epoch=watch)
-    assert watch.calls == [1, 1, 2, 3]
-    assert watch.known == [[], [], ["epoch-1.json"], ["epoch-1.json", "epoch-2.json"]]  # nothing of the larger one
-    assert [micro for _, _, micro in objective.steps] == [4] * 2 + [2] * 6
+    assert watch.calls == [1, 1, 1, 2, 3]  # asked again after the save of epoch 1, with checkpointing and with two rows
+    assert [(epoch, micro) for _, epoch, micro in objective.steps] == [(0, 4)] * 2 + [(1, 2)] * 2 + [(2, 2)] * 2
     manifest = load_manifest(folder)
     assert manifest is not None
     assert manifest["micro_batch_size"] == 2
     assert steps_of(folder) == [1, 2, 3, 4, 5, 6]
-    for name in epochs_in(wanted):
-        assert_close(weights(folder / name), weights(wanted / name))
+    assert epochs_in(folder) == epochs_in(wanted)
+    for name, tolerance in (("epoch-1", 0.0), ("epoch-2", 1e-4), ("epoch-3", 1e-4)):
+        assert_close(weights(folder / name), weights(wanted / name), tolerance)
 
 
 def test_a_run_that_was_stopped_keeps_the_micro_batch_that_fitted(prior: Path, tmp_path: Path) -> None:
@@ -262,32 +256,6 @@ def test_a_run_that_was_stopped_keeps_the_micro_batch_that_fitted(prior: Path, t
     assert steps_of(folder) == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_kill_while_a_larger_micro_batch_is_cleared_away_leaves_nothing_of_it(
-    prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from msa_lite.train import fit as module
-
-    plan, rmtree = keeping([1], [1, 2], [2, 3]), module.shutil.rmtree
-    removed: list[Path] = []
-
-    def dies_after_one(path: Path, **options: Any) -> None:
-        if removed:
-            raise Killed
-        removed.append(path)
-        rmtree(path, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "shutil", type("Shutil", (), {"rmtree": staticmethod(dies_after_one)}))
-        with pytest.raises(Killed):
-            fit(prior, tmp_path / "v", objective=CrossEntropy(before=out_of_memory(1, 2)), after_epoch=Watch(plan))
-    assert removed
-    watch = Watch(plan)
-    folder = fit(prior, tmp_path / "v", objective=CrossEntropy(), after_epoch=watch)
-    assert watch.calls == [1, 2, 3]
-    assert watch.known[0] == []
-    assert epochs_in(folder) == ["epoch-2", "epoch-3"]
-
-
 @pytest.mark.parametrize("mode", ["lora", "full"])
 def test_in_half_precision_no_model_outlives_its_fit(
     mode: Any, prior: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -302,7 +270,8 @@ def test_in_half_precision_no_model_outlives_its_fit(
             assert objective.count() == 0
     finally:
         gc.enable()
-    assert objective.alive == [0] * 4  # two starts a fit: the first micro-batch is too large
+    # Three starts a fit: four rows are too many, with checkpointing too. An adapter's model is loaded once.
+    assert objective.alive == ([0, 1, 1] if mode == "lora" else [0] * 3) * 2
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["lora", "full"])
@@ -332,7 +301,7 @@ def test_the_model_that_did_not_fit_is_let_go(full: bool, prior: Path, tmp_path:
     finally:
         gc.enable()
     assert len(old) == 1 + full
-    assert alive == [0, 0]
+    assert alive == ([0, 0, 0] if full else [0, 1, 1])  # an adapter's model is used again
     del made.step, made.prepare
     gc.collect()
     assert made._model is None

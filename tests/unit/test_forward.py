@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from msa_lite.data import IGNORE, Example, Template
 from msa_lite.errors import StageError
-from msa_lite.evals import models
 from msa_lite.evals.forward import TokenScores, score_bundles
 from msa_lite.evals.models import Runner, load_model
+from msa_lite.io import heads
 from tests.conftest import VOCABULARY
 from tests.muse_data import PLAIN, make_prompter
 from tests.plain import KINDS, SPECIAL, Crowded, broken_model, plain_scores, wide_model
@@ -147,7 +147,7 @@ def test_a_vocabulary_is_taken_in_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
         model = wide_model(kind)
         wanted = score(model, BUNDLES)
         for rows in (1, 3):
-            monkeypatch.setattr(models, "_BLOCK_BYTES", 4 * VOCABULARY * rows)
+            monkeypatch.setattr(heads, "_BLOCK_BYTES", 4 * VOCABULARY * rows)
             assert_equal(score(model, BUNDLES), wanted)
             assert_equal(score(model, BUNDLES, budget=0), wanted)  # the budget that is found by itself
         monkeypatch.undo()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from accelerate import PartialState
 
 from msa_lite.choose import validation as module
 from msa_lite.choose.candidates import TARGET, Candidates, Values
@@ -16,6 +18,8 @@ from msa_lite.choose.choice import choose
 from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, Rule
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Prompter, Row, Template
+from msa_lite.evals import models
+from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.models import load_model
 from msa_lite.evals.qa import load_qa
 from msa_lite.report import load_report
@@ -98,7 +102,76 @@ def test_records_that_a_stop_has_left_are_not_made_again(
         assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
+@pytest.mark.parametrize(("kind", "freed"), [("local", 1), ("openai", 0)])
+def test_a_local_judge_gets_the_memory_of_the_model_that_it_judges(
+    validation: Validation, model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, freed: int
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(module, "write_scores", lambda *_: order.append("judged"))
+    judged = replace(validation, judge=JudgeSettings(kind, "a model"))
+    judged.score_into(tmp_path / "candidate", lambda: model, release=lambda: order.append("freed"))
+    assert order == ["freed"] * freed + ["judged"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "four_bit", "dtype", "has_bf16", "wanted"),
+    [
+        ("bfloat16", False, None, True, "auto"),
+        ("bfloat16", False, None, False, torch.float16),  # a GPU such as a T4
+        ("float32", False, None, False, "auto"),
+        ("float32", False, "bfloat16", True, torch.bfloat16),
+        ("float32", False, "bfloat16", False, torch.float16),
+        ("float32", False, "float32", False, torch.float32),
+        ("float32", True, None, True, torch.bfloat16),
+        ("float32", True, None, False, torch.float16),
+    ],
+)
+def test_scoring_on_a_gpu_takes_16_bits_where_it_loses_nothing(
+    make_checkpoint: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    stored: str,
+    four_bit: bool,
+    dtype: str | None,
+    has_bf16: bool,
+    wanted: Any,
+) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def load(folder: Path, **how: Any) -> Any:
+        calls.append(how)
+        return torch.nn.Linear(1, 1)
+
+    PartialState()  # which looks for the device once
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(models, "has_bf16", lambda: has_bf16)
+    monkeypatch.setattr(models, "nf4", lambda: "NF4")
+    monkeypatch.setattr(models, "load_whole", load)
+    load_model(make_checkpoint("llama", dtype=stored), four_bit, dtype)
+    assert calls[0]["dtype"] == wanted
+    assert ("quantization_config" in calls[0]) == four_bit
+    assert "device_map" in calls[0]
+
+
 def test_another_dtype_than_the_stored_one_is_for_gpus_alone(make_checkpoint: Any) -> None:
     """In a half precision, CPUs are slow and say other things."""
     loaded = load_model(make_checkpoint("llama"), dtype="bfloat16")
     assert loaded.dtype == (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
+
+
+@pytest.mark.parametrize("words", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"])
+def test_the_memory_of_a_batch_that_failed_is_free_for_the_next(model: Any, words: str) -> None:
+    references: list[weakref.ref[Any]] = []
+
+    def fail() -> None:
+        logits = torch.zeros(8)
+        references.append(weakref.ref(logits))
+        raise RuntimeError(words)
+
+    runner = models.Runner(model, 64)
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    assert references[0]() is not None
+    assert runner.lower_budget(caught.value, 32)
+    assert references[0]() is None
+    assert runner.budget == 16
+    assert not runner.lower_budget(RuntimeError("shapes cannot be multiplied"), 8)

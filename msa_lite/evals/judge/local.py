@@ -38,10 +38,12 @@ class LocalJudge:
         keys, asks = list(todo), list(todo.values())
         prompts = [encode_ask(tokenizer, ask) for ask in asks]
         done = 0
-        for batch in generate(Runner(load_model(source.folder)), tokenizer, prompts, Decoding(REPLY_TOKENS)):
+        runner = Runner(load_model(source.folder))
+        for batch in generate(runner, tokenizer, prompts, Decoding(REPLY_TOKENS)):
             self.cache.keep({keys[i]: read_letter(texts[0], asks[i].letters) or "" for i, texts in batch})
             done += len(batch)
             progress("judge", done, len(keys))
+        runner.close()
         return Spent(calls=done)
 
 

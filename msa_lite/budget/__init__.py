@@ -1,0 +1,1 @@
+"""Predict memory, disk and time of a stage from a model's config and headers, in plain numbers, without torch."""

@@ -1,0 +1,59 @@
+"""The memory of this machine, found without torch: of its first GPU by the driver, of the host by the system."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # versions 2 and 1
+
+
+@dataclass(frozen=True)
+class Device:
+    """The place where models are tuned and scored."""
+
+    name: str
+    """"NVIDIA H200", or "CPU"."""
+    nbytes: int
+    """Its memory."""
+    is_gpu: bool = True
+
+
+def host_memory() -> int | None:
+    """Return the bytes that this process may use of the host's memory, or None where the system does not say."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # Windows
+        return None
+    for path in _CGROUPS:
+        try:
+            total = min(total, int(Path(path).read_text("ascii")))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return total
+
+
+def find_gpu() -> Device | None:
+    """Return the first GPU that CUDA shows, or None. No memory is taken on it."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    handle, size, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(100)
+    try:
+        faults = [
+            driver.cuInit(0),
+            driver.cuDeviceGet(ctypes.byref(handle), 0),
+            driver.cuDeviceGetName(name, len(name), handle),
+            driver.cuDeviceTotalMem_v2(ctypes.byref(size), handle),
+        ]
+    except AttributeError:  # no such function: a stub of the driver
+        return None
+    return None if any(faults) or not size.value else Device(name.value.decode(errors="replace"), size.value)
+
+
+def this_device() -> Device:
+    """Return the GPU of this machine, or its CPU with the host's memory."""
+    return find_gpu() or Device("CPU", host_memory() or 1 << 62, is_gpu=False)

@@ -1,0 +1,155 @@
+"""The plan of a run: what each stage needs, whether it fits, and what would make it fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from msa_lite.budget.machine import Device
+from msa_lite.budget.need import Need
+
+MARGIN = 0.05  # the error of a prediction that a refusal allows for
+_CERTAIN = ("weights", "adapters", "gradients", "optimizer")  # the parts that follow from headers alone
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """What one stage needs."""
+
+    name: str
+    """"the fit of the forget vector", "the sweep", …"""
+    kind: Literal["goal", "fit", "sweep", "merge", "scores"]
+    """goal: the target's loss, which open-ended fits are to reach."""
+    need: Need
+    """Memory at the peak: of the host for a merge, else of the device."""
+    vector: str | None = None
+    """The vector that is fitted."""
+    seconds: tuple[float, float] | None = None
+    """The shortest and the longest time; None where the rows are not known."""
+    how: str = ""
+    """How it runs at this peak: "4 rows at a time, with checkpointing"."""
+
+    @property
+    def on_device(self) -> bool:
+        """Check whether it runs on the device."""
+        return self.kind != "merge"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON-able form."""
+        return {"stage": self.name, "kind": self.kind, "on": "device" if self.on_device else "host", "how": self.how,
+                "memory": self.need.as_dict(), "seconds": list(self.seconds) if self.seconds else None}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change of the recipe, and what it makes of the peak."""
+
+    overrides: tuple[str, ...]
+    """As they are typed behind the recipe: "vector.mode=qlora"."""
+    harm: str
+    """What it costs."""
+    peak: int
+    """Bytes of the highest peak of all stages on the device."""
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a run on a device."""
+
+    device: Device
+    stages: Sequence[StagePlan]
+    """In the order in which they run."""
+    host: int | None
+    """Bytes of the host's memory, where they are known."""
+    disk: Mapping[str, int]
+    """Bytes that the run writes, by what they hold, and those it downloads."""
+    free: int
+    """Bytes that are free on the disk of the run's folder."""
+    notes: Sequence[str] = ()
+    """What is not known or rough, one line each."""
+    changes: Sequence[Remedy] = field(default=())
+    """Changes that lower the peak, by harm, if it does not fit."""
+    price_per_hour: float | None = None
+
+    @property
+    def peak(self) -> StagePlan:
+        """Return the stage with the highest need of the device."""
+        return max((stage for stage in self.stages if stage.on_device), key=lambda stage: stage.need.nbytes)
+
+    @property
+    def fits(self) -> bool:
+        """Check whether all stages fit into the device's memory."""
+        return self.peak.need.nbytes <= self.device.nbytes
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Check whether it cannot fit, whatever the error of a prediction and the parts that are known only roughly."""
+        least = max((self._least(stage.need) for stage in self.stages if stage.on_device), default=0.0)
+        return least > self.device.nbytes
+
+    def _least(self, need: Need) -> float:
+        """Return the bytes that a stage takes at least. On a CPU, activations may be swapped out."""
+        is_known = need.rough is None and self.device.is_gpu
+        return (1 - MARGIN) * (need.nbytes if is_known else sum(need.parts.get(part, 0) for part in _CERTAIN))
+
+    @property
+    def cheapest(self) -> Remedy | None:
+        """Return the least harmful change that fits."""
+        return next((change for change in self.changes if change.fits), None)
+
+    @property
+    def verdict(self) -> str:
+        """Return one line: does it fit, the highest peak, and the cheapest change if it does not."""
+        peak, where = self.peak, f"{gigabytes(self.device.nbytes)} ({self.device.name})"
+        about = "about " if peak.need.rough else ""
+        line = f"peak {about}{gigabytes(peak.need.nbytes)} in {peak.name}"
+        if self.fits:
+            return f"Fits on {where}: yes, {line}"
+        return f"Fits on {where}: no, {line}. {advice(self.cheapest)}"
+
+    @property
+    def seconds(self) -> tuple[float, float] | None:
+        """Return the shortest and the longest time of all stages; None where one is not known."""
+        known = [stage.seconds for stage in self.stages if stage.seconds]
+        if len(known) < len(self.stages):
+            return None
+        return math.fsum(low for low, _ in known), math.fsum(high for _, high in known)
+
+    @property
+    def price(self) -> tuple[float, float] | None:
+        """Return the lowest and the highest price, where the time and the price of an hour are known."""
+        if self.price_per_hour is None or self.seconds is None:
+            return None
+        return self.seconds[0] / 3600 * self.price_per_hour, self.seconds[1] / 3600 * self.price_per_hour
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON-able form, for `--json`."""
+        return {
+            "fits": self.fits,
+            "verdict": self.verdict,
+            "device": asdict(self.device),
+            "peak": {"stage": self.peak.name, "bytes": self.peak.need.nbytes},
+            "stages": [stage.as_dict() for stage in self.stages],
+            "disk": dict(self.disk),
+            "disk_free": self.free,
+            "host_memory": self.host,
+            "seconds": list(self.seconds) if self.seconds else None,
+            "price": list(self.price) if self.price else None,
+            "changes": [asdict(change) for change in self.changes],
+            "notes": list(self.notes),
+        }
+
+
+def advice(change: Remedy | None) -> str:
+    """Return what to try, in one sentence."""
+    if change is None:
+        return "No change of the recipe makes it fit: take a larger GPU, or a smaller model"
+    return f"What changes least and fits: {' '.join(change.overrides)} ({gigabytes(change.peak)}; {change.harm})"
+
+
+def gigabytes(nbytes: float) -> str:
+    """Return bytes as tables show them: "6.8 GB"."""
+    return f"{nbytes / 1e9:.1f} GB"

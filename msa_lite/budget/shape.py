@@ -1,0 +1,187 @@
+"""The sizes of a model that decide its memory, from its config and the headers of its weights."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from msa_lite.errors import FormatError
+from msa_lite.io.checkpoint import Checkpoint
+from msa_lite.io.vocabulary import has_token_role, is_head
+
+# Families whose layers are those that `activations` counts. Others get a rough estimate.
+_KNOWN = {
+    "llama", "mistral", "qwen2", "qwen3", "olmo", "olmo2", "olmo3", "smollm3", "gemma", "gemma2", "gemma3_text",
+    "phi3", "granite",
+}  # fmt: skip
+_HEAD_NORMS = {"qwen3", "olmo2", "olmo3", "gemma3_text"}  # queries and keys are normalised, too
+_TIED = {"gpt2", "gemma", "gemma2", "gemma3_text"}  # whose configs need not say so
+_LAYER = re.compile(r"\.\d+\.")
+_FLOATS = {"F64": 8, "F32": 4}
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer, or several of equal name and size in different blocks."""
+
+    name: str
+    """The last part of the module's name: "q_proj"."""
+    outputs: int
+    inputs: int
+    count: int = 1
+
+    @property
+    def weights(self) -> int:
+        """Return the weights of all of them."""
+        return self.outputs * self.inputs * self.count
+
+    def adapter(self, rank: int) -> int:
+        """Return the weights of their adapters of this rank."""
+        return rank * (self.outputs + self.inputs) * self.count
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a causal language model."""
+
+    name: str
+    """The model's name in messages."""
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+    linear: tuple[Linear, ...]
+    """The linear layers of all blocks."""
+    embedding: int
+    """Weights of the embedding, and of positions where they are learnt."""
+    head: int
+    """Weights of the head; 0 where it is tied to the embedding."""
+    other: int
+    """All other weights: norms and biases."""
+    stored: int
+    """Bytes of the weights as they are stored."""
+    has_head_norms: bool = False
+    """True where queries and keys are normalised, too."""
+    rough: str | None = None
+    """The reason why estimates of activations are rough; None for a family that is known."""
+
+    @property
+    def in_linear(self) -> int:
+        """Return the weights of the linear layers."""
+        return sum(linear.weights for linear in self.linear)
+
+    @property
+    def weights(self) -> int:
+        """Return the number of weights."""
+        return self.in_linear + self.embedding + self.head + self.other
+
+    @property
+    def width(self) -> float:
+        """Return the bytes of a weight as it is stored, on average."""
+        return self.stored / self.weights
+
+    def adapted(self, targets: str | Iterable[str]) -> list[Linear]:
+        """Return the linear layers that get an adapter. targets: "all-linear", a regular expression, or names."""
+        if isinstance(targets, str):
+            is_all = targets.lower() == "all-linear"
+            return [one for one in self.linear if is_all or re.search(rf"\b{re.escape(one.name)}\b", targets)]
+        return [one for one in self.linear if any(target.rpartition(".")[2] == one.name for target in targets)]
+
+
+def read_shape(checkpoint: Checkpoint, name: str) -> Shape:
+    """Return the sizes of a checkpoint. name: for messages. Raise FormatError where the config lacks them."""
+    tensors = {entry.name: entry.shape for entry in checkpoint.tensors.values() if entry.is_float}
+    stored = sum(entry.nbytes for entry in checkpoint.tensors.values())
+    quantised = "its weights are stored quantised" if checkpoint.config.get("quantization_config") else None
+    return _make_shape(name, checkpoint.config, tensors, stored, quantised)
+
+
+def shape_of_config(config: Mapping[str, Any], name: str) -> Shape:
+    """Return the sizes of a model that is made of a config of a Llama's keys, with weights in fp32."""
+    sizes = _sizes(config, name)
+    hidden, inner, vocabulary = sizes["hidden"], sizes["intermediate"], sizes["vocabulary"]
+    queries, keys = sizes["heads"] * sizes["head_dim"], sizes["kv_heads"] * sizes["head_dim"]
+    block = {
+        "self_attn.q_proj": (queries, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, queries), "mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner), "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+    }  # fmt: skip
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    for layer in range(sizes["layers"]):
+        tensors |= {f"model.layers.{layer}.{module}.weight": shape for module, shape in block.items()}
+    tensors["model.norm.weight"] = (hidden,)
+    if not _is_tied(config):
+        tensors["lm_head.weight"] = (vocabulary, hidden)
+    return _make_shape(name, config, tensors, 4 * sum(math.prod(shape) for shape in tensors.values()), None)
+
+
+def _make_shape(
+    name: str, config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]], stored: int, fault: str | None
+) -> Shape:
+    text = config.get("text_config")
+    config = {**config, **text} if isinstance(text, dict) else config
+    family = str(config.get("model_type"))
+    linear: dict[tuple[str, int, int], int] = {}
+    embedding = head = other = 0
+    for tensor, shape in tensors.items():
+        count, module = math.prod(shape), tensor.removesuffix(".weight").rpartition(".")[2]
+        if is_head(tensor) and len(shape) == 2:
+            head += count
+        elif has_token_role(tensor) or (len(shape) == 2 and not _LAYER.search(tensor)):
+            embedding += count
+        elif len(shape) == 2 and tensor.endswith(".weight"):
+            key = (module, shape[1], shape[0]) if family == "gpt2" else (module, shape[0], shape[1])
+            linear[key] = linear.get(key, 0) + 1
+        else:
+            other += count
+    return Shape(
+        name=name,
+        linear=tuple(Linear(*key, count) for key, count in linear.items()),
+        embedding=embedding,
+        head=0 if _is_tied(config) and embedding else head,
+        other=other,
+        stored=stored,
+        has_head_norms=family in _HEAD_NORMS,
+        rough=fault or _doubt(family, config, tensors),
+        **_sizes(config, name),
+    )
+
+
+def _doubt(family: str, config: Mapping[str, Any], tensors: Mapping[str, tuple[int, ...]]) -> str | None:
+    """Return why the activations of a model are not known well, or None."""
+    if any("expert" in key and config[key] for key in config) or any(".experts." in name for name in tensors):
+        return "a mixture of experts"
+    return None if family in _KNOWN else f"a family that is not known well ({family[:40]})"
+
+
+def _sizes(config: Mapping[str, Any], name: str) -> dict[str, int]:
+    """Return layers, widths and heads of a config of any family. Raise FormatError where one is missing."""
+
+    def read(*keys: str, default: int | None = None) -> int:
+        value = next((config[key] for key in keys if type(config.get(key)) is int and config[key] > 0), default)
+        if value is None:
+            raise FormatError(f"{name}: config.json: no {keys[0]}, so its memory cannot be predicted")
+        return int(value)
+
+    hidden = read("hidden_size", "n_embd", "d_model")
+    heads = read("num_attention_heads", "n_head", "num_heads", default=1)
+    return {
+        "layers": read("num_hidden_layers", "n_layer", "num_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": read("num_key_value_heads", default=heads),
+        "head_dim": read("head_dim", default=max(1, hidden // heads)),
+        "intermediate": read("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden),
+        "vocabulary": read("vocab_size"),
+    }
+
+
+def _is_tied(config: Mapping[str, Any]) -> bool:
+    tied = config.get("tie_word_embeddings")
+    return tied if isinstance(tied, bool) else config.get("model_type") in _TIED

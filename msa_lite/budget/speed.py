@@ -1,0 +1,63 @@
+"""The time of a stage: from operations and bytes, at stated speeds of devices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msa_lite.budget.machine import Device
+from msa_lite.budget.shape import Shape
+
+# Dense 16-bit tensor operations a second and bytes a second, by a part of the name, as the makers state them.
+_GPUS = (
+    ("B200", 2.25e15, 8.0e12), ("H200", 9.9e14, 4.8e12), ("H100", 9.9e14, 3.35e12), ("A100", 3.12e14, 2.0e12),
+    ("L40S", 3.6e14, 8.6e11), ("L4", 1.2e14, 3.0e11), ("A10", 1.25e14, 6.0e11), ("A6000", 1.55e14, 7.7e11),
+    ("5090", 2.1e14, 1.8e12), ("4090", 1.65e14, 1.0e12), ("4080", 0.97e14, 7.2e11), ("4070", 0.58e14, 5.0e11),
+    ("4060", 0.3e14, 2.7e11), ("3090", 0.71e14, 9.4e11), ("3080", 0.6e14, 7.6e11), ("3070", 0.41e14, 4.5e11),
+    ("3060", 0.26e14, 3.6e11), ("V100", 1.25e14, 9.0e11), ("T4", 0.65e14, 3.2e11), ("2080", 0.54e14, 4.5e11),
+)  # fmt: skip
+_OTHER = (0.3e14, 3.0e11)  # a GPU that the table lacks: like a small one of 2021
+_CPU = (1.0e11, 2.0e10)  # two cores in fp32
+_REACHED = 0.35  # the share of the stated operations that training reaches with these sizes
+_STREAMED = 0.5  # the share of the stated bytes a second that decoding reaches
+_STEP = 0.02  # seconds of a decoding step on a GPU, whatever the model
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The speed of a device."""
+
+    operations: float
+    """Per second, as reached."""
+    nbytes: float
+    """Bytes per second, as reached."""
+    source: str
+    """Where it comes from, for a note."""
+
+
+def speed_of(device: Device) -> Speed:
+    """Return the speed of a device by its name."""
+    if not device.is_gpu:
+        return Speed(_CPU[0] * _REACHED, _CPU[1] * _STREAMED, "that of two cores")
+    known = next((row for row in _GPUS if row[0] in device.name), None)
+    operations, nbytes = known[1:] if known else _OTHER
+    source = f"stated by the maker of the {known[0]}" if known else "that of a small GPU"
+    return Speed(operations * _REACHED, nbytes * _STREAMED, source)
+
+
+def fit_seconds(shape: Shape, mode: str, checkpointing: bool, tokens: int, speed: Speed) -> float:
+    """Return the seconds of a fit over so many tokens, all epochs together.
+
+    A forward pass takes 2 operations a weight and token, the gradients of activations 2, those of weights 2.
+    """
+    operations = (6 if mode == "full" else 4) + (2 if checkpointing else 0)
+    slower = 1.3 if mode == "qlora" else 1.0  # 4-bit weights are unpacked in each pass
+    return slower * operations * (shape.in_linear + shape.vocabulary * shape.hidden) * tokens / speed.operations
+
+
+def score_seconds(shape: Shape, questions: int, tokens: int, new_tokens: int, batch: int, speed: Speed) -> float:
+    """Return the seconds of scoring and answering so many questions of so many tokens each, in batches."""
+    forward = 2 * shape.weights * questions * tokens / speed.operations
+    steps = new_tokens * -(-questions // max(1, batch))
+    width = 2 if shape.stored < 3 * shape.weights else 4
+    decode = steps * max(_STEP, width * shape.weights / speed.nbytes)
+    return forward + decode

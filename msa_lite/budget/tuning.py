@@ -1,0 +1,142 @@
+"""The memory of a fit at its peak, counted from the tensors that a decoder layer saves for its backward pass.
+
+The counts are those of transformers' Llama under bf16 autocast, and of families that are built like it. The comments
+name the tensors. `tests/memory_model.py` counts the same on fake tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from msa_lite.budget.need import CONTEXT, PROCESS, Need, highest
+from msa_lite.budget.shape import Shape
+from msa_lite.train.rungs import Rung
+
+NF4 = 0.5 + 1 / 64 + 4 / (64 * 256)  # bytes of a weight: the code, an 8-bit scale a block, an fp32 scale of scales
+_EIGHT_BIT = 2 + 2 * 4 / 256  # bytes of 8-bit AdamW a weight: two states, each with a scale a block
+_SMALLEST = 4096  # weights of a tensor from which on bitsandbytes keeps its states in 8 bits
+_LOGITS = 64 << 20  # bytes of fp32 logits at a time
+
+
+@dataclass(frozen=True)
+class FitCase:
+    """A fit, as far as its memory depends on it."""
+
+    mode: Literal["lora", "qlora", "full"]
+    longest: int
+    """Tokens of the longest row."""
+    rank: int = 32
+    targets: str | Iterable[str] = "all-linear"
+    eight_bit: bool = False
+    """True for AdamW with 8-bit states."""
+    halves: bool = True
+    """True where the device computes in bf16 or fp16."""
+    on_gpu: bool = True
+    shards: int = 1
+    """Processes that share weights, gradients and states in full mode."""
+
+
+def rungs(shape: Shape, case: FitCase, micros: Sequence[int]) -> list[Rung]:
+    """Return the rungs of a fit on a GPU in the order in which it tries them, as `train.rungs.ladder` has them.
+
+    micros: rows of a forward pass, falling.
+    """
+    first = [Rung(micros[0]), Rung(micros[0], checkpointing=True)]
+    if case.mode != "full" and shape.head:
+        first.append(replace(first[-1], embedding_on_cpu=True))
+    first.append(replace(first[-1], states_on_cpu=True))
+    return first + [replace(first[-1], micro=micro) for micro in micros[1:]]
+
+
+def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) -> Need:
+    """Return the memory of the fit's step at its peak, everything included.
+
+    accumulates: True where gradients are there from the start, as in the second forward pass of a step.
+    """
+    tokens = rung.micro * case.longest
+    rows = min(tokens, max(1, _LOGITS // (4 * shape.vocabulary)))
+    layer, block = _Layer(shape, case, tokens), rows * shape.vocabulary
+    head = shape.vocabulary * shape.hidden if case.mode == "full" else 0
+    held = static_bytes(shape, case, rung.embedding_on_cpu)
+    before = held if accumulates else {**held, "gradients": 4 * head if rows < tokens else 0}
+    inputs = 0 if rung.states_on_cpu else shape.layers * layer.input
+    kept = inputs if rung.checkpointing else shape.layers * layer.saved + layer.copies
+    again = layer.saved + layer.copies / shape.layers if rung.checkpointing else 0
+    states = tokens * shape.hidden * (2 if case.halves else 4)
+    at_logits = {  # logits and softmax in fp32, logits in 16 bits, the gradients of all
+        "activations": kept + layer.around + (2 * head if case.halves else 0),
+        "logits": block * (16 if case.halves else 12),
+        "temporaries": states,
+    }
+    at_head = {  # the gradient of the head, in 16 bits and in fp32
+        "activations": kept + layer.around,
+        "logits": 4 * block,
+        "temporaries": head * (6 if case.halves else 4) + states,
+    }
+    at_layer = {"activations": kept + again, "temporaries": layer.temporaries}
+    at_end = {  # the gradient of the embedding
+        "activations": inputs if rung.checkpointing else 0,
+        "gradients": held["gradients"] - (0 if accumulates or not shape.head else 4 * head),
+        "temporaries": 4 * head + (2 * tokens * layer.residual * shape.hidden if head else 0),
+    }
+    moments = [before | at_logits, before | at_head, before | at_layer, held | at_end, held]
+    return highest(*(Need({part: int(size) for part, size in one.items()}, shape.rough) for one in moments))
+
+
+def static_bytes(shape: Shape, case: FitCase, embedding_on_cpu: bool = False) -> dict[str, int]:
+    """Return the bytes that a fit holds all the time: weights, adapters, gradients and the optimiser's states."""
+    width = 2.0 if case.halves else 4.0  # of a frozen weight that is not quantised
+    if case.mode == "full":
+        trained, weights = shape.weights, 4.0 * shape.weights
+    else:
+        trained = sum(linear.adapter(case.rank) for linear in shape.adapted(case.targets))
+        linear = NF4 if case.mode == "qlora" else width
+        moved = shape.embedding if embedding_on_cpu else 0
+        norms = 4 if case.mode == "qlora" else width
+        weights = linear * shape.in_linear + width * (shape.embedding + shape.head - moved) + norms * shape.other
+    states = _EIGHT_BIT if case.eight_bit else 8
+    parts = {"weights": weights, "gradients": 4 * trained, "optimizer": states * trained}
+    if case.mode == "full":
+        parts = {part: nbytes / case.shards for part, nbytes in parts.items()}
+    else:
+        parts["adapters"] = 4 * trained
+    fixed = {"context": CONTEXT} if case.on_gpu else {"process": PROCESS}
+    return {part: int(nbytes) for part, nbytes in parts.items()} | fixed
+
+
+class _Layer:
+    """Bytes of one decoder layer over so many tokens."""
+
+    def __init__(self, shape: Shape, case: FitCase, tokens: int) -> None:
+        full, hidden, inner = case.mode == "full", shape.hidden, shape.intermediate
+        half = 2 if case.halves else 4
+        residual = normed = 4 if full else half  # a frozen norm's output is of the dtype of its input
+        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        adapted = shape.adapted(case.targets)
+        names = {linear.name for linear in adapted}
+
+        def inputs(width: int, *modules: str) -> int:
+            """Return what linear layers save of an input that they share: one copy, or each its own after a cast."""
+            savers = len(modules) if full else sum(name in names for name in modules)
+            return half * width * (min(1, savers) if normed == half else savers)
+
+        norms = 2 * (
+            4 * hidden + (residual * hidden if full else 0)
+        )  # the input in fp32; the output where it is trained
+        if shape.has_head_norms:
+            norms += (4 + (half if full else 0)) * (queries + keys)
+        attention = inputs(hidden, "q_proj", "k_proj", "v_proj") + half * (2 * queries + 2 * keys) + 4 * shape.heads
+        mlp = inputs(hidden, "gate_proj", "up_proj") + 4 * half * inner  # gate, its activation, up; their product
+        ranks = 0 if full else half * case.rank * sum(linear.count for linear in adapted) / shape.layers
+        trained = shape.in_linear if full else sum(linear.adapter(case.rank) for linear in adapted)
+        self.copies = 2 * trained if case.halves else 0
+        self.residual = residual
+        self.input = tokens * residual * hidden
+        self.saved = tokens * (norms + attention + mlp + ranks)
+        # The embedding's output, and the last norm's input in fp32 with its outputs.
+        self.around = tokens * hidden * (4 * 4 if full else residual + 4 + half)
+        self.temporaries = tokens * (3 * half * inner + 4 * hidden)
+        if case.mode == "qlora":  # the widest weight, unpacked for the gradient of its input
+            self.temporaries = max(self.temporaries, tokens * (2 * half * inner + 4 * hidden) + half * inner * hidden)

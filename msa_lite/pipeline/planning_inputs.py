@@ -1,0 +1,162 @@
+"""Find what a plan is made of, without weights: sizes of models from headers, lengths of rows from the data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msa_lite.budget.shape import Shape, read_shape, shape_of_config
+from msa_lite.data import Example, encode, open_tokenizer
+from msa_lite.errors import MsaError, UsageError, join_faults
+from msa_lite.io.adapter import base_name, is_adapter
+from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
+from msa_lite.io.hub import fetch_headers, is_remote, split_name
+from msa_lite.io.reading import local_path
+from msa_lite.io.tokenizer import fetch_tokenizer
+from msa_lite.pipeline.prepare_data import load_set
+from msa_lite.pipeline.prepare_prompt import find_prompter
+from msa_lite.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+_QUESTION = 60  # tokens of a question with its answer, where the rows cannot be read
+_PERSON = 6  # rows of a person of the demo
+
+
+@dataclass(frozen=True)
+class RowFacts:
+    """The rows of a fit."""
+
+    count: int
+    longest: int
+    """Tokens of the longest row."""
+    tokens: int
+    """Tokens of all rows."""
+
+    @classmethod
+    def of(cls, examples: Sequence[Example]) -> RowFacts:
+        """Return the facts of rows as token ids."""
+        lengths = [len(example.ids) for example in examples]
+        return cls(len(lengths), max(lengths), sum(lengths))
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """What a plan is made of."""
+
+    shapes: Mapping[str, Shape]
+    """The models by name: target, prior, perhaps ideal."""
+    rows: Mapping[str, RowFacts]
+    """The rows by vector, where they could be read."""
+    download: int = 0
+    """Bytes of weights that are not on this machine yet."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be read."""
+
+
+def find_plan_inputs(recipe: Recipe) -> PlanInputs:
+    """Find models and rows of a recipe. Raise UsageError where no model's sizes can be read."""
+    notes: list[str] = []
+    if recipe.demo is not None and not (recipe.folder / "history" / "target").is_dir():
+        return _demo_inputs(recipe)
+    names = {"target": recipe.target, "prior": recipe.prior_checkpoint}
+    if recipe.evaluate and recipe.evaluate.ideal:
+        names["ideal"] = recipe.evaluate.ideal
+    shapes, download = {}, 0
+    for key, name in names.items():
+        checkpoint = find_headers(name)
+        if checkpoint is None:
+            notes.append(f"{key} {name}: not on this machine, and the Hub gives no headers")
+        else:
+            shapes[key] = read_shape(checkpoint, name)
+            download += sum(entry.nbytes for entry in checkpoint.tensors.values()) if not checkpoint.shards else 0
+    if not shapes.keys() & {"target", "prior"}:
+        raise UsageError(join_faults("the sizes of no model can be read, so there is nothing to plan with; log in with "
+                                     "`hf auth login`, or name folders:", notes))  # fmt: skip
+    for key, other in (("target", "prior"), ("prior", "target")):
+        if key not in shapes:  # a prior has the target's sizes
+            shapes[key] = shapes[other]
+            notes[:] = [
+                f"{note}; taken to be as large as the {other}" if note.startswith(key) else note for note in notes
+            ]
+    return PlanInputs(shapes, _find_rows(recipe, notes), download, notes)
+
+
+def find_headers(name: str) -> Checkpoint | None:
+    """Return a checkpoint by its headers, from a folder, the Hub's cache, or the Hub; None where there are none.
+
+    For an adapter, return that of the model below it.
+    """
+    folder = local_path(name)
+    if not folder.is_dir() and is_remote(name):
+        from huggingface_hub import try_to_load_from_cache
+
+        repo, revision = split_name(name)
+        cached = try_to_load_from_cache(repo, "config.json", revision=revision)
+        if not isinstance(cached, str):
+            return fetch_headers(name)
+        try:
+            return load_checkpoint(Path(cached).parent)
+        except MsaError:  # only a part of it is in the cache
+            return fetch_headers(name)
+    if folder.is_dir() and is_adapter(folder) and not (folder / "config.json").is_file():
+        return find_headers(base_name(folder))
+    return load_checkpoint(folder)
+
+
+def _find_rows(recipe: Recipe, notes: list[str]) -> dict[str, RowFacts]:
+    """Return the rows of each vector. Add a note where they cannot be read, or the tokenizer cannot."""
+    sets = {"forget": recipe.forget.data} | ({"retain": recipe.retain.data} if recipe.retain else {})
+    rows: dict[str, RowFacts] = {}
+    try:
+        place = fetch_tokenizer(recipe.tokenizer or recipe.target)
+        prompter = find_prompter(recipe, open_tokenizer(place.folder, place.name))
+        for name, data in sets.items():
+            source, loaded = load_set(data, recipe.columns)
+            with _quiet():
+                rows[name] = RowFacts.of(encode(loaded, source, prompter, recipe.vector.max_length))
+    except (MsaError, ImportError) as error:
+        missing = " and ".join(name for name in sets if name not in rows)
+        reason = str(error).splitlines()[0]
+        notes.append(f"{missing} rows could not be read ({reason}); they are taken to be as long as max_length allows")
+    return match_forget(recipe, rows)
+
+
+def match_forget(recipe: Recipe, rows: dict[str, RowFacts]) -> dict[str, RowFacts]:
+    """Return the rows with a retain set that is sampled to the size of the forget set, where the recipe says so."""
+    if recipe.retain and recipe.retain.data.sample == "match_forget" and {"forget", "retain"} <= rows.keys():
+        count, whole = rows["forget"].count, rows["retain"]
+        if count < whole.count:
+            rows["retain"] = RowFacts(count, whole.longest, whole.tokens * count // whole.count)
+    return rows
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out the warnings about rows: the run itself tells them."""
+    parent = logging.getLogger("msa_lite.data")
+    level = parent.level
+    parent.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        parent.setLevel(level)
+
+
+def _demo_inputs(recipe: Recipe) -> PlanInputs:
+    """Return the inputs of a demo whose history is not made yet."""
+    demo = recipe.demo
+    assert demo is not None, "checked"
+    sizes = {
+        "model_type": "llama", "hidden_size": demo.hidden_size, "intermediate_size": 4 * demo.hidden_size,
+        "num_hidden_layers": demo.layers, "num_attention_heads": 4, "vocab_size": demo.vocabulary,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    shape = shape_of_config(sizes, "the demo's model")
+    people = {"forget": demo.forget, "retain": demo.retain}
+    rows = {name: RowFacts(_PERSON * n, _QUESTION, _QUESTION * _PERSON * n) for name, n in people.items()}
+    names = ("target", "prior", "ideal")
+    return PlanInputs(dict.fromkeys(names, shape), match_forget(recipe, rows), 0, ["the demo makes its models first"])

@@ -1,0 +1,75 @@
+"""One model at a time: whenever a run loads a model, the memory of all earlier ones is free again."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import msa_lite
+from msa_lite.choose.four_bit import Points
+from msa_lite.evals import models
+from msa_lite.evals.models import Runner, load_model
+from msa_lite.pipeline.loaded import LoadedTarget
+from msa_lite.train import model as trained
+from tests.e2e.conftest import sweep_recipe
+
+
+@pytest.fixture
+def beside(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For each model that was loaded, how many earlier ones were still in memory."""
+    counts: list[int] = []
+    references: list[weakref.ref[Any]] = []
+    load = models.load_whole
+
+    def count(folder: Path, **how: Any) -> Any:
+        counts.append(sum(reference() is not None for reference in references))
+        model = load(folder, **how)
+        references.append(weakref.ref(model))
+        return model
+
+    for module in (models, trained):
+        monkeypatch.setattr(module, "load_whole", count)
+    return counts
+
+
+def sweep_small(learnt: Path, output: Path) -> dict[str, Any]:
+    """A recipe whose fits go on until the target's loss, which is measured first; two gentle points."""
+    recipe = sweep_recipe(learnt, output)
+    recipe["forget"]["alpha"] = [0.25]
+    recipe["vector"] |= {"epochs": "auto", "learning_rate": 1e-3}
+    return recipe
+
+
+def test_a_run_holds_one_model_at_a_time(learnt: Path, tmp_path: Path, beside: list[int]) -> None:
+    assert msa_lite.run(sweep_small(learnt, tmp_path / "run")) is not None
+    assert beside == [0] * len(beside)
+    assert len(beside) >= 10  # to compare with, each vector's goal and fit, points, the merged one, test rows
+
+
+def test_a_target_that_stays_would_show(
+    learnt: Path, tmp_path: Path, beside: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stays: list[Any] = []
+    monkeypatch.setattr(LoadedTarget, "close", lambda target: stays.append(target))
+    assert msa_lite.sweep(sweep_small(learnt, tmp_path / "run"), ["vector.epochs=1"]) is not None
+    assert sum(beside) > 0
+
+
+def test_a_4_bit_target_and_a_scored_model_go_when_they_are_closed(
+    make_checkpoint: Callable[..., Path], make_adapter: Callable[..., Path]
+) -> None:
+    pytest.importorskip("bitsandbytes")
+    shape = {"hidden_size": 64, "intermediate_size": 64}
+    target, adapter = make_checkpoint("llama", **shape), make_adapter("llama", 1, model=shape)
+    points, runner = Points(target, {"forget": adapter}), Runner(load_model(target))
+    swept = weakref.ref(points({"alpha": 1.0}).get_base_model())
+    scored = weakref.ref(runner.model)
+    assert runner.halves
+    points.close()
+    runner.close()
+    assert (swept(), scored()) == (None, None)
+    assert points({"alpha": 0.5}) is not None  # loaded again
