@@ -23,7 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import torch
@@ -31,12 +31,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from msa_lite.data import Example, to_batch
+from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.io import precision
-from msa_lite.train import FitSettings, loop
+from msa_lite.train import FitSettings
 from msa_lite.train import model as train_model
+from msa_lite.train.loop import Loop
 from msa_lite.train.plain import PlainLoss
-from msa_lite.train.rungs import Rung
+from msa_lite.train.rungs import Rung, set_up
 
 GB = 1e9
 _CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}  # of safetensors' headers
@@ -95,11 +96,15 @@ class Memory:
     """The phase of the peak: forward, backward or optimizer."""
 
 
+_HOST = "host"
+# What a fake tensor answers where code asks for its values: two ways to compute the same agree.
+_ANSWERS = {torch.ops.aten._local_scalar_dense.default: 1.0, torch.ops.aten.equal.default: True}
+
+
 class Ledger(TorchDispatchMode):
     """Count the bytes of all storages that operations create, until they are freed.
 
-    Tensors of integers, and what is computed of them alone, are real; all others are fake. `item()` of a fake tensor
-    is 1.0.
+    Tensors of integers, and what is computed of them alone, are real; all others are fake.
     """
 
     def __init__(self, vocabulary: int) -> None:
@@ -119,8 +124,8 @@ class Ledger(TorchDispatchMode):
         if not fake:
             with unset_fake_temporarily():
                 result = func(*args, **kwargs)
-        elif func is torch.ops.aten._local_scalar_dense.default:
-            return 1.0
+        elif func in _ANSWERS:
+            return _ANSWERS[func]
         else:
             result = func(*_without_masks(func, args), **kwargs)
         for tensor in tree_leaves(result):
@@ -159,10 +164,10 @@ class Ledger(TorchDispatchMode):
         entry[0] = part
 
     def _look(self, transient: int) -> None:
-        total = sum(self.live.values()) + transient
+        total = sum(self.live.values()) - self.live[_HOST] + transient
         if total <= self.peak.total:
             return
-        parts = {part: size for part, size in self.live.items() if size}
+        parts = {part: size for part, size in self.live.items() if size and part != _HOST}
         if transient:
             parts["temporaries"] = parts.get("temporaries", 0) + transient
         backward = torch._C._current_graph_task_id() != -1
@@ -237,12 +242,12 @@ def _quantise(module: Any, config: Any) -> None:
 
 
 def make_rows(lengths: Sequence[int], labelled: float = 1.0) -> list[Example]:
-    """Make rows whose last part is labelled."""
+    """Make rows that begin differently and whose last part is labelled."""
     rows = []
     for index, length in enumerate(lengths):
-        ids = [3] * length
+        ids = [3 + (7 * index + t) % 90 for t in range(length)]
         start = length - round(length * labelled)
-        rows.append(Example(index, ids, [-100] * start + ids[start:]))
+        rows.append(Example(index, ids, [IGNORE] * start + ids[start:]))
     return rows
 
 
@@ -279,49 +284,56 @@ def peak(
     shape: str | dict[str, Any],
     mode: Any,
     rows: Sequence[Example],
+    rung: Rung | None = None,
     *,
-    micro: int | None = None,
-    checkpointing: bool = True,
     rank: int = 32,
+    optimizer: Literal["auto", "adamw", "adamw_8bit"] = "auto",
     stored: Any = torch.bfloat16,
     peer: bool = False,
     fake: bool = True,
 ) -> Memory:
     """Return the peak of one training step of a fit, optimiser states included.
 
-    shape: a name of `SHAPES`, or the sizes. rows: those of the step. micro: rows of one forward pass; None for all.
-    stored: the dtype of the prior's files. peer: True for the Trainer with PEFT and no code of ours, all rows at once.
+    shape: a name of `SHAPES`, or the sizes. rows: those of the step. rung: all rows at once if None. optimizer: auto as
+    on a GPU. stored: the dtype of the prior's files. peer: True for the Trainer with PEFT and no code of ours, which
+    runs all rows at once, with checkpointing if the rung says so.
     """
     sizes = SHAPES[shape] if isinstance(shape, str) else shape
-    settings = FitSettings(mode, lora_rank=rank, lora_alpha=2 * rank, batch_size=len(rows))
+    if optimizer == "auto" and mode == "qlora" and not peer:
+        optimizer = "adamw_8bit"
+    settings = FitSettings(mode, lora_rank=rank, lora_alpha=2 * rank, batch_size=len(rows), optimizer=optimizer)
+    rung = rung or Rung(len(rows))
 
     def load(folder: Any, dtype: Any, device_map: Any = None, **kwargs: Any) -> Any:
         return make_model(sizes, stored if dtype == "auto" else dtype, **kwargs)
 
-    with without_memory(sizes["vocab_size"], fake) as ledger, tempfile.TemporaryDirectory() as folder:
-        headers = SimpleNamespace(
-            tensors={"weight": SimpleNamespace(is_float=True, shape=(1, 1), dtype=_CODES[stored])}
-        )
-        with (
-            mock.patch.object(train_model, "load_whole", load),
-            mock.patch.object(train_model, "load_checkpoint", return_value=headers),
-        ):
-            make = _peer_trainer if peer else _our_trainer
-            trainer = make(rows, settings, Path(folder), micro or len(rows))
-        if checkpointing:
-            trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
-        return _one_step(trainer, to_batch(rows, 2) if peer else {"rows": list(range(len(rows)))}, ledger)
+    headers = SimpleNamespace(tensors={"weight": SimpleNamespace(is_float=True, shape=(1, 1), dtype=_CODES[stored])})
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.object(train_model, "load_whole", load),
+        mock.patch.object(train_model, "load_checkpoint", return_value=headers),
+        without_memory(sizes["vocab_size"], fake) as ledger,
+    ):
+        if peer:
+            trainer, inputs = _peer_trainer(settings, Path(folder), rung), to_batch(rows, 2)
+        else:
+            trainer, inputs = _our_trainer(rows, settings, Path(folder), rung), {"rows": list(range(len(rows)))}
+        if rung.embedding_on_cpu:
+            ledger.move(trainer.model.get_input_embeddings().weight, _HOST)
+        return _one_step(trainer, inputs, ledger)
 
 
-def _our_trainer(rows: Sequence[Example], settings: FitSettings, folder: Path, micro: int) -> Any:
+def _our_trainer(rows: Sequence[Example], settings: FitSettings, folder: Path, rung: Rung) -> Any:
     """Make the trainer of a fit."""
     model = train_model.load_trainable(folder, settings)
+    set_up(model, rung)
     objective, tokenizer = PlainLoss(rows, 2), SimpleNamespace(pad_token_id=2)
-    run: Any = loop.Loop(None, rows, tokenizer, settings, folder, "", objective, None, _quiet, rung=Rung(micro))  # type: ignore[arg-type]
+    objective.prepare(model)
+    run: Any = Loop(None, rows, tokenizer, settings, folder, "", objective, None, _quiet, rung=rung)  # type: ignore[arg-type]
     return run._trainer(model)
 
 
-def _peer_trainer(rows: Sequence[Example], settings: FitSettings, folder: Path, micro: int) -> Any:
+def _peer_trainer(settings: FitSettings, folder: Path, rung: Rung) -> Any:
     """Make the Trainer that PEFT's documentation shows: 4-bit models go through `prepare_model_for_kbit_training`."""
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
     from transformers import Trainer, TrainingArguments
@@ -336,6 +348,8 @@ def _peer_trainer(rows: Sequence[Example], settings: FitSettings, folder: Path, 
         rank, alpha = settings.lora_rank, settings.lora_alpha
         config = LoraConfig(task_type="CAUSAL_LM", r=rank, lora_alpha=alpha, target_modules=settings.lora_targets)
         model = get_peft_model(model, config)
+    if rung.checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
     return Trainer(model, TrainingArguments(str(folder), bf16=True, report_to="none"))
 
 

@@ -30,9 +30,13 @@ class FitCase:
     targets: str | Iterable[str] = "all-linear"
     eight_bit: bool = False
     """True for AdamW with 8-bit states."""
+    wide_norms: bool = False
+    """True where norms are in fp32 beside matrices in 16 or 4 bits."""
     halves: bool = True
     """True where the device computes in bf16 or fp16."""
     on_gpu: bool = True
+    shards: int = 1
+    """Processes that share weights, gradients and states in full mode."""
     all_logits: bool = False
     """True where the loss is made of the logits of all tokens at once."""
 
@@ -46,6 +50,8 @@ class Pass:
     checkpointing: bool
     """True where layers save only their inputs, and run again in the backward pass."""
     embedding_on_cpu: bool = False
+    accumulates: bool = True
+    """True where a step has several forward passes, so that gradients are there from the first one on."""
 
 
 def passes(batch: int, micro: int | None, qlora: bool, largest: int) -> Iterator[Pass]:
@@ -55,76 +61,88 @@ def passes(batch: int, micro: int | None, qlora: bool, largest: int) -> Iterator
     """
     sizes = [micro] if micro else [size for size in range(batch, 0, -1) if batch % size == 0 and size <= largest]
     for size in sizes:
-        yield Pass(size, checkpointing=False)
-        yield Pass(size, checkpointing=True)
+        several = size < batch
+        yield Pass(size, checkpointing=False, accumulates=several)
+        yield Pass(size, checkpointing=True, accumulates=several)
         if qlora:
-            yield Pass(size, checkpointing=True, embedding_on_cpu=True)
+            yield Pass(size, checkpointing=True, embedding_on_cpu=True, accumulates=several)
 
 
 def fit_need(shape: Shape, case: FitCase, run: Pass) -> Need:
     """Return the memory of the fit's step at its peak, everything included."""
-    return highest(*(_at(shape, case, run, moment) for moment in ("loss", "layer", "step")))
+    layer = _Layer(shape, case, run.micro * case.longest)
+    moments = (_at_loss, _at_layer, _at_end, _at_step)
+    return highest(*(Need(moment(shape, case, run, layer), shape.rough) for moment in moments))
 
 
-def static_bytes(shape: Shape, case: FitCase, embedding_on_cpu: bool = False) -> int:
+def static_bytes(shape: Shape, case: FitCase, embedding_on_cpu: bool = False) -> dict[str, int]:
     """Return the bytes that a fit holds all the time: weights, adapters, gradients and the optimiser's states."""
-    return sum(_static(shape, case, embedding_on_cpu).values())
-
-
-def _static(shape: Shape, case: FitCase, embedding_on_cpu: bool) -> dict[str, int]:
+    width = 2.0 if case.halves else 4.0  # of a frozen weight that is not quantised
     if case.mode == "full":
         trained, weights = shape.weights, 4.0 * shape.weights
     else:
         trained = sum(linear.adapter(case.rank) for linear in shape.adapted(case.targets))
-        width = frozen_width(shape, case)
         linear = NF4 if case.mode == "qlora" else width
         moved = shape.embedding if embedding_on_cpu else 0
         norms = 4 if case.mode == "qlora" else width
         weights = linear * shape.in_linear + width * (shape.embedding + shape.head - moved) + norms * shape.other
-    parts = {"weights": int(weights)}
-    if case.mode != "full":
-        parts["adapters"] = 4 * trained
     states = _EIGHT_BIT if case.eight_bit else 8
-    return parts | {"gradients": 4 * trained, "optimizer": int(states * trained)} | _fixed(case)
+    parts = {"weights": weights, "gradients": 4 * trained, "optimizer": states * trained}
+    if case.mode == "full":
+        parts = {part: nbytes / case.shards for part, nbytes in parts.items()}
+    else:
+        parts["adapters"] = 4 * trained
+    fixed = {"context": CONTEXT} if case.on_gpu else {"process": PROCESS}
+    return {part: int(nbytes) for part, nbytes in parts.items()} | fixed
 
 
-def _fixed(case: FitCase) -> dict[str, int]:
-    return {"context": CONTEXT} if case.on_gpu else {"process": PROCESS}
-
-
-def frozen_width(shape: Shape, case: FitCase) -> float:
-    """Return the bytes of a frozen weight that is not quantised: 16 bits where the device computes in them."""
-    return 2.0 if case.halves else 4.0
-
-
-def _at(shape: Shape, case: FitCase, run: Pass, moment: str) -> Need:
-    parts = _static(shape, case, run.embedding_on_cpu)
-    tokens = run.micro * case.longest
-    if moment == "step":
-        return Need(parts, shape.rough)
-    layer = _Layer(shape, case, tokens)
+def _at_loss(shape: Shape, case: FitCase, run: Pass, layer: _Layer) -> dict[str, int]:
+    """Return the parts while the loss is made of logits, after the last layer."""
+    parts = static_bytes(shape, case, run.embedding_on_cpu)
+    if not run.accumulates:
+        parts["gradients"] = 0
     saved = layer.input if run.checkpointing else layer.saved
     parts["activations"] = int(shape.layers * saved + layer.around)
-    if case.mode == "full" and case.halves and not run.checkpointing:
-        parts["activations"] += 2 * shape.in_linear  # the 16-bit copies of autocast
-    if moment == "loss":
-        if case.mode == "full" and case.halves and run.checkpointing:
-            parts["activations"] += 2 * shape.in_linear
-        parts["logits"] = int(_loss_bytes(shape, case, tokens))
+    if case.halves:  # autocast's 16-bit copies of trained weights
+        tied = shape.vocabulary * shape.hidden if case.mode == "full" else 0
+        parts["activations"] += 2 * tied + layer.copies
+    parts["logits"] = int(_loss_bytes(shape, case, run.micro * case.longest))
+    return parts
+
+
+def _at_layer(shape: Shape, case: FitCase, run: Pass, layer: _Layer) -> dict[str, int]:
+    """Return the parts in the backward pass of the last layer, when all layers still hold what they saved."""
+    parts = static_bytes(shape, case, run.embedding_on_cpu)
+    if not run.accumulates:
+        parts["gradients"] //= shape.layers
+    if run.checkpointing:
+        parts["activations"] = int(shape.layers * layer.input + layer.saved + layer.copies / shape.layers)
     else:
-        recomputed = layer.saved + (2 * shape.in_linear / shape.layers if case.mode == "full" and case.halves else 0)
-        parts["activations"] += int(recomputed if run.checkpointing else 0)
-        parts["temporaries"] = int(layer.temporaries)
-    return Need(parts, shape.rough)
+        parts["activations"] = int(shape.layers * layer.saved + layer.copies)
+    parts["temporaries"] = int(layer.temporaries)
+    return parts
+
+
+def _at_end(shape: Shape, case: FitCase, run: Pass, layer: _Layer) -> dict[str, int]:
+    """Return the parts when the embedding gets its gradient, last of all."""
+    parts = static_bytes(shape, case, run.embedding_on_cpu)
+    if case.mode == "full":  # the gradients of head and embedding and, where these are one, their sum
+        new = 4 * shape.vocabulary * shape.hidden
+        parts["temporaries"] = new * (3 if not shape.head else 1)
+        if not run.accumulates:
+            parts["gradients"] -= new
+    return parts
+
+
+def _at_step(shape: Shape, case: FitCase, run: Pass, layer: _Layer) -> dict[str, int]:
+    """Return the parts in the optimiser's step."""
+    return static_bytes(shape, case, run.embedding_on_cpu)
 
 
 def _loss_bytes(shape: Shape, case: FitCase, tokens: int) -> float:
-    """Return the bytes of logits and their gradients at the most."""
-    half = 2 if case.halves else 4
-    if case.all_logits:
-        return tokens * shape.vocabulary * (half + 4 + 4)
-    rows = min(tokens, max(1, _LOGITS // (4 * shape.vocabulary)))
-    return rows * shape.vocabulary * (half + 4 + 4)
+    """Return the bytes of logits and their gradients: in 16 bits, in fp32, their softmax and its gradient."""
+    rows = tokens if case.all_logits else min(tokens, max(1, _LOGITS // (4 * shape.vocabulary)))
+    return rows * shape.vocabulary * (12 if case.halves else 16)
 
 
 class _Layer:
@@ -133,16 +151,18 @@ class _Layer:
     def __init__(self, shape: Shape, case: FitCase, tokens: int) -> None:
         full, hidden, inner = case.mode == "full", shape.hidden, shape.intermediate
         half = 2 if case.halves else 4
-        residual = 4 if full or not case.halves else 2
-        normed = 4 if full or case.mode == "qlora" or not case.halves else 2  # a norm's output is of its weight's dtype
+        # A norm's output is of its weight's dtype. 4-bit layers give their outputs in the dtype of their inputs.
+        normed = 4 if full or case.wide_norms or not case.halves else 2
+        product = normed if case.mode == "qlora" else half
+        residual = 4 if full else product
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         adapted = shape.adapted(case.targets)
         names = {linear.name for linear in adapted}
 
         def inputs(width: int, *modules: str) -> int:
-            """Return what linear layers save of an input that they share."""
+            """Return what linear layers save of an input that they share: one copy, or each its own after a cast."""
             savers = len(modules) if full else sum(name in names for name in modules)
-            return half * width * (savers if normed != half else min(1, savers))
+            return half * width * (min(1, savers) if normed == half else savers)
 
         norms = 2 * (
             4 * hidden + (residual * hidden if full else 0)
@@ -150,8 +170,10 @@ class _Layer:
         if shape.has_head_norms:
             norms += (4 + (half if full else 0)) * (queries + keys)
         attention = inputs(hidden, "q_proj", "k_proj", "v_proj") + half * (2 * queries + 2 * keys) + 4 * shape.heads
-        mlp = inputs(hidden, "gate_proj", "up_proj") + 4 * half * inner
+        mlp = inputs(hidden, "gate_proj", "up_proj") + (3 * product + half) * inner  # gate, its activation, up; their product
         ranks = 0 if full else half * case.rank * sum(linear.count for linear in adapted) / shape.layers
+        trained = shape.in_linear if full else sum(linear.adapter(case.rank) for linear in adapted)
+        self.copies = 2 * trained if case.halves else 0
         self.input = tokens * residual * hidden
         self.saved = tokens * (norms + attention + mlp + ranks)
         self.around = tokens * (residual * hidden + 4 * hidden + half * hidden)  # embedding, last norm, its output

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from msa_lite.cli.completion import complete_recipe
+from msa_lite.io.ranks import Ranks
 
 Body = Callable[..., int | None]
 Result = TypeVar("Result")
@@ -36,11 +37,12 @@ class Invocation:
         from msa_lite.errors import NoTokenizerError
 
         quieten_libraries(self.verbose)
+        can_ask = in_terminal() and Ranks.current().count == 1
         with progress_bars() as progress:
             try:
                 return function(self.recipe, progress=progress, **options)
             except NoTokenizerError as error:
-                if error.offer is None or self.recipe.tokenizer is not None or not in_terminal():
+                if error.offer is None or self.recipe.tokenizer is not None or not can_ask:
                     raise
                 question = f"{self.recipe.target} was saved without a tokenizer. Take that of the prior, {error.offer}?"
                 if not click.confirm(question, err=True):

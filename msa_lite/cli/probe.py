@@ -26,6 +26,8 @@ def command(invocation: Invocation) -> None:
     from msa_lite.report.formats import Cell, Section, TextTable
 
     result = invocation.call(probe)
+    if result is None:  # of the processes of a launcher, the first one prints
+        return
     if invocation.as_json:
         print_json(result.as_dict())
         return

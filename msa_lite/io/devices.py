@@ -26,17 +26,17 @@ def check_device() -> None:
         if reason := why_unused():
             logger.warning("this machine has an NVIDIA GPU, but the CPU is used: %s", reason)
         return
-    name = "the GPU"
+    number, name = own_gpu(), "the GPU"
     try:
-        name = torch.cuda.get_device_name()
-        torch.ones(1, device="cuda").add(1).item()  # a kernel: a torch may have none for this GPU
+        name = torch.cuda.get_device_name(number)
+        torch.ones(1, device=f"cuda:{number}").add(1).item()  # a kernel: a torch may have none for this GPU
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(
             f"{name} does not work ({reason}). nvidia-smi shows who uses it; CUDA_VISIBLE_DEVICES=1 takes another one, "
             "and CUDA_VISIBLE_DEVICES= the CPU"
         ) from error
-    others, total = bytes_of_others(), torch.cuda.mem_get_info()[1]
+    others, total = bytes_of_others(), torch.cuda.mem_get_info(number)[1]
     if others > _WORTH * total:
         logger.warning(
             "%s: other processes use %.1f of its %.1f GB, so %.1f GB are left; nvidia-smi shows who does, and "
@@ -51,8 +51,16 @@ def bytes_of_others() -> int:
 
     if not torch.cuda.is_available():
         return 0
-    free, total = torch.cuda.mem_get_info()
-    return max(0, int(total - free - torch.cuda.memory_reserved() - _OWN))
+    number = own_gpu()
+    free, total = torch.cuda.mem_get_info(number)
+    return max(0, int(total - free - torch.cuda.memory_reserved(number) - _OWN))
+
+
+def own_gpu() -> int:
+    """Return the number of this process's GPU, also where a launcher started several processes."""
+    import torch
+
+    return int(os.environ.get("LOCAL_RANK", 0)) % max(1, torch.cuda.device_count())
 
 
 def why_unused() -> str | None:

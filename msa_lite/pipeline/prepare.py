@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import check_source
 from msa_lite.evals.qa import Qa
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
+from msa_lite.io.crew import Crew
 from msa_lite.io.devices import check_device
 from msa_lite.io.disk import check_space
 from msa_lite.io.hub import Source
@@ -86,6 +87,8 @@ class Run:
     """The runs of earlier requests, whose vectors are merged, too."""
     prompt_search: dict[str, Any] | None = None
     """The outcome of `prompt: auto` in detail. The recipe has the prompt itself."""
+    crew: Crew = field(default_factory=Crew, compare=False)
+    """The processes at work on it."""
 
     @property
     def folder(self) -> Path:
@@ -131,8 +134,8 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     """
     recipe = _pin_benchmark(recipe)
     check_mode(recipe.vector.mode, recipe.vector.optimizer, recipe.vector.compute)
-    avoid_fragments()
     check_trackers(recipe.trackers)
+    avoid_fragments()
     check_device()
     if recipe.merge.form == "adapter" and recipe.vector.mode == "full":
         raise UsageError("merge.as: vector.mode full makes no adapter; choose merge.as model, or vector.mode lora")

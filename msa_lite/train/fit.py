@@ -43,7 +43,7 @@ from msa_lite.train.until import Until
 logger = logging.getLogger(__name__)
 
 _RUNG = "rung.json"  # beside the saves: the rung that they were made at
-_CPU_TOKENS = 4096  # tokens of a micro-batch on a CPU, where running out of memory cannot be caught
+CPU_TOKENS = 4096  # tokens of a micro-batch on a CPU, where running out of memory cannot be caught
 
 
 def fit_vector(
@@ -268,5 +268,5 @@ def _micro_batches(loop: Loop) -> Iterator[int]:
         return iter([fixed])
     limit = size
     if not torch.cuda.is_available():
-        limit = max(1, _CPU_TOKENS // max(loop.objective.longest, max(len(e.ids) for e in loop.examples)))
+        limit = max(1, CPU_TOKENS // max(loop.objective.longest, max(len(e.ids) for e in loop.examples)))
     return (part for part in range(size, 0, -1) if size % part == 0 and part <= limit)

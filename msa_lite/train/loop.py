@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 SAVES = "checkpoints"
 SCORES = "scores"  # the folder that `after_epoch` writes into
 _SAVED_WHOLE = "complete"
-_LOG = "train_log.jsonl"
+LOG = "train_log.jsonl"
 _MOST_SKIPPED = 20  # steps in a row whose gradients overflow in fp16; the loss's scale starts at 2^16 and is halved
 SAVE_SECONDS = 60.0  # between saves of an open-ended fit, whose epochs may take seconds, and its saves longer
 _LOWEST = Rung(1)
@@ -75,7 +75,7 @@ class Loop:
         state = (
             json.loads((resume / "trainer_state.json").read_text("utf-8")) if resume else {"global_step": 0, "epoch": 0}
         )
-        _cut_log(self.partial / _LOG, state["global_step"])
+        cut_log(self.partial / LOG, state["global_step"])
         self._drop_epochs(lambda epoch: epoch > round(state["epoch"]))  # written after the save, perhaps half
         trainer = self._trainer(model)  # which puts the model on its device
         try:
@@ -203,7 +203,7 @@ def _make_callback(loop: Loop) -> Any:
                 norm = line.get("grad_norm")
                 self._stop(control, f"the loss is {line['loss']} (gradient norm {norm}) at step {line['step']}")
                 return
-            with open(loop.partial / _LOG, "a", encoding="utf-8") as stream:
+            with open(loop.partial / LOG, "a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
 
         def _overflows(self, line: dict[str, Any]) -> bool:
@@ -264,7 +264,7 @@ def last_save(saves: Path) -> Path | None:
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-def _cut_log(log: Path, steps: int) -> None:
+def cut_log(log: Path, steps: int) -> None:
     """Drop the lines of steps that will be trained again."""
     if log.exists():
         lines = [line for line in log.read_text("utf-8").splitlines() if line.endswith("}")]

@@ -18,11 +18,20 @@ from unittest import mock
 import pytest
 import torch
 
+import msa_lite
+from msa_lite.choose.four_bit import Points
 from msa_lite.data import Example
+from msa_lite.evals.forward import score_bundles
+from msa_lite.evals.generate import Decoding, generate
+from msa_lite.evals.judge import JudgeSettings, open_judge
+from msa_lite.evals.judge.prompts import Ask
+from msa_lite.evals.models import Runner
+from msa_lite.io import precision
 from msa_lite.io.seal import load_manifest
 from msa_lite.train import FitSettings, fit_vector
 from msa_lite.train import model as train_model
 from tests.conftest import tiny_tokenizer
+from tests.e2e.conftest import sweep_recipe
 from tests.fits import ROWS, SETTINGS, Killed, assert_close, kill_at_disk, weights
 
 ROOT = Path(__file__).parents[2]
@@ -152,8 +161,22 @@ def limited(size: float) -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def check_lora_dtypes(model: Any) -> None:
-    """Check a model that qlora trains: 4-bit weights quantised twice, fp32 norms and adapters, no other fp32."""
+def score_all(model: Any, rows: Sequence[Example], budget: int = 0) -> tuple[list[list[float]], int]:
+    """Score rows; return (log-probabilities of each, the budget of a batch at the end)."""
+    runner = Runner(model, budget)
+    pairs = [pair for batch in score_bundles(runner, [[row] for row in rows]) for pair in batch]
+    return [scores[0].log_probs.tolist() for _, scores in sorted(pairs, key=lambda pair: pair[0])], runner.budget
+
+
+def answer_all(model: Any, prompts: Sequence[list[int]], tokens: int, budget: int = 0) -> tuple[list[str], int]:
+    """Answer prompts; return (the answers, the budget of a batch at the end)."""
+    runner = Runner(model, budget)
+    batches = generate(runner, tiny_tokenizer(), prompts, Decoding(tokens))
+    return [texts[0] for _, texts in sorted(pair for batch in batches for pair in batch)], runner.budget
+
+
+def check_quantised(model: Any) -> None:
+    """Check that linear layers are NF4, quantised twice."""
     from bitsandbytes.nn import Linear4bit
 
     layers = [module for module in model.modules() if isinstance(module, Linear4bit)]
@@ -161,10 +184,45 @@ def check_lora_dtypes(model: Any) -> None:
     for layer in layers:
         state = layer.weight.quant_state
         assert (state.quant_type, state.nested, layer.weight.dtype) == ("nf4", True, torch.uint8)
+
+
+def check_qlora(prior: Path) -> None:
+    """Check a model that qlora trains: 4-bit linear layers; norms and adapters in fp32, embedding and head in 16 bits.
+
+    On a CPU, which computes in fp32, these are in fp32 as well.
+    """
+    model = train_model.load_trainable(prior, FitSettings("qlora", lora_rank=4))
+    check_quantised(model)
     for name, parameter in model.named_parameters():
-        if parameter.dtype == torch.float32:
-            assert parameter.ndim == 1 or "lora_" in name, name
+        wide = parameter.ndim == 1 or "lora_" in name or not torch.cuda.is_available()
+        if parameter.is_floating_point():
+            assert parameter.dtype == (torch.float32 if wide else precision.dtype_of(precision.choose_precision())), (
+                name
+            )
         assert parameter.requires_grad == ("lora_" in name), name
+
+
+def four_bit_logits(target: str, adapters: dict[str, str]) -> list[list[float]]:
+    """Return the logits of a 4-bit target at a few points, of the last token of one row."""
+    points = Points(Path(target), {name: Path(folder) for name, folder in adapters.items()})
+    check_quantised(points(None))  # a forward pass on a CPU packs them in another way
+    rows = []
+    for values in (None, {"alpha": 0.5}, {"alpha": 1.0}):
+        model = points(values)
+        with torch.inference_mode():
+            rows.append(model(input_ids=torch.arange(3, 40, device=model.device)[None]).logits[0, -1].float().tolist())
+    return rows
+
+
+def run_everything(history: Path, output: Path) -> int:
+    """Run a sweep in 4-bit with a rescored choice, its evaluation and a judge; return the bytes left on the GPU."""
+    recipe = sweep_recipe(history, output)
+    recipe["select"] |= {"four_bit": True}
+    assert msa_lite.run(recipe) is not None
+    judge = open_judge(JudgeSettings(kind="local", model=str(history / "target")), output / "judge")
+    assert judge is not None
+    judge.ask([Ask("Judge.", "Which one?", "AB")])
+    return resident()
 
 
 def write_checkpoint(

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-import msa_lite
+from msa_lite.budget.need import Need
+from msa_lite.budget.shape import read_shape
+from msa_lite.budget.tuning import FitCase, fit_need, passes
 from msa_lite.data import Example
 from msa_lite.demo import HistorySettings, make_groups, make_history
+from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.train import FitSettings
-from tests.e2e.conftest import PEOPLE, SHORT, sweep_recipe
+from tests.e2e.conftest import PEOPLE, SHORT
 from tests.gpu import cases
 from tests.memory_model import CONTEXT, GB, SHAPES, peak
 
@@ -27,6 +29,13 @@ def random_rows(count: int, vocabulary: int, tokens: int = TOKENS) -> list[Examp
     draw = random.Random(0)
     rows = ([draw.randrange(3, vocabulary) for _ in range(tokens)] for _ in range(count))
     return [Example(index, ids, ids) for index, ids in enumerate(rows)]
+
+
+def predicted(prior: Path, mode: Any, bound: float, micro: int | None = None) -> Need:
+    """Return what `msa-lite plan` says for 4 such rows on a GPU of this size, CUDA's context included."""
+    shape, case = read_shape(load_checkpoint(prior), prior.name), FitCase(mode, TOKENS, eight_bit=mode == "qlora")
+    needs = [fit_need(shape, case, run) for run in passes(4, micro, mode == "qlora", 4)]
+    return next((need for need in needs if need.nbytes <= bound), needs[-1])
 
 
 def settings_of(mode: Any, micro: Any = "auto") -> FitSettings:
@@ -60,16 +69,18 @@ def test_a_fit_of_4_rows_of_512_tokens_fits(
     prior, rows = checkpoint_of(shape), random_rows(4, SHAPES[shape]["vocab_size"])
     with cases.limited(bound - CONTEXT):
         fit = cases.measure_fit(prior, rows, tmp_path / "vector", settings_of(mode))
-    measured(f"{shape} {mode} 4 × 512", fit, predicted(prior, rows, mode, bound))
+    plan = predicted(prior, mode, bound).nbytes - CONTEXT
+    measured(f"{shape} {mode} 4 × {TOKENS}", fit, plan)
     assert fit.micro == 4
     assert fit.loads == 1
+    assert plan == pytest.approx(fit.peak, rel=0.1)  # the mean over all of the table should be 0.03
 
 
 @pytest.mark.parametrize("mode", cases.MODES)
 def test_a_large_vocabulary_makes_no_large_logits(tmp_path: Path, measured: Any, mode: str) -> None:
     prior, rows = cases.write_checkpoint(tmp_path / "prior", WIDE), random_rows(4, WIDE["vocab_size"])
     fit = cases.measure_fit(prior, rows, tmp_path / "vector", settings_of(mode, 4))
-    measured(f"128k tokens, {mode} 4 × 512", fit)
+    measured(f"128k tokens, {mode} 4 × {TOKENS}", fit, predicted(prior, mode, 1e12, 4).nbytes - CONTEXT)
     model = peak(WIDE, mode, rows, checkpointing=False)
     assert fit.peak == pytest.approx(model.total, rel=0.1, abs=50e6)
     all_logits = 4 * TOKENS * WIDE["vocab_size"] * 4
@@ -78,7 +89,7 @@ def test_a_large_vocabulary_makes_no_large_logits(tmp_path: Path, measured: Any,
 
 def test_nothing_is_left_on_the_gpu(tmp_path: Path) -> None:
     history = tmp_path / "history"
-    make_history(history, make_groups(PEOPLE, seed=0), HistorySettings(**SHORT))
+    make_history(history, make_groups(PEOPLE, seed=0), HistorySettings(**(SHORT | {"hidden_size": 64})))  # type: ignore[arg-type]
     sizes = [cases.run_everything(history, tmp_path / f"run-{i}") for i in range(3)]
     assert sizes[2] == sizes[1]  # the first one pays for workspaces that stay
     assert not cases.models_alive()

@@ -52,7 +52,7 @@ def make_job(target: Path, prior: Path, folder: Path, **merge_options: Any) -> R
 
 def logits(model: Any) -> torch.Tensor:
     with torch.inference_mode():
-        return model(input_ids=IDS).logits.clone()
+        return model(input_ids=IDS.to(model.device)).logits.clone()
 
 
 def merged_logits(job: Run, vectors: Mapping[str, Path], point: tuple[float, float], out: Path) -> torch.Tensor:

@@ -1,0 +1,52 @@
+"""Models as a GPU holds them: 4-bit priors and targets, and points of a sweep with the bits of the merged model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from msa_lite.evals.models import load_model
+from msa_lite.io import precision
+from tests.gpu import cases
+from tests.parity.test_points import assert_points_are_merges, make_job
+
+Make = Callable[..., Path]
+SIZES = {"hidden_size": 64, "intermediate_size": 128}
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+def test_qlora_holds_only_norms_and_adapters_in_fp32(make_checkpoint: Make, stored: str) -> None:
+    cases.check_qlora(make_checkpoint("llama", dtype=stored, **SIZES))
+
+
+def test_4_bit_targets_are_16_bits_wide_otherwise(make_checkpoint: Make) -> None:
+    model = load_model(make_checkpoint("llama", **SIZES), four_bit=True)
+    cases.check_quantised(model)
+    dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    assert dtypes == {precision.dtype_of(precision.choose_precision())}
+
+
+def test_4_bit_points_are_near_those_of_the_cpu(make_checkpoint: Make, make_adapter: Make) -> None:
+    target = str(make_checkpoint("llama", **SIZES))
+    adapters = {name: str(make_adapter("llama", seed, model=SIZES)) for seed, name in enumerate(("forget", "retain"))}
+    ours, plain = cases.four_bit_logits(target, adapters), cases.on_cpu("four_bit_logits", target, adapters)
+    for here, there in zip(torch.tensor(ours), torch.tensor(plain), strict=True):
+        assert (here - there).norm() < 0.03 * there.norm()
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["adapters", "full"])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+def test_points_have_the_bits_of_the_merged_model(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, stored: str, rounding: str, full: bool
+) -> None:
+    job = make_job(
+        make_checkpoint("llama", 0, stored), make_checkpoint("llama", 1, stored), tmp_path, rounding=rounding
+    )
+    vectors = {"forget": make_adapter("llama", 1), "retain": make_adapter("llama", 2)}
+    if full:
+        vectors = {"forget": make_checkpoint("llama", 2), "retain": make_checkpoint("llama", 3)}
+    assert_points_are_merges(job, vectors, tmp_path / "out")
