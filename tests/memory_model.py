@@ -33,10 +33,9 @@ from torch.utils._pytree import tree_leaves
 
 from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.io import precision
-from msa_lite.train import FitSettings
+from msa_lite.train import FitSettings, plain
 from msa_lite.train import model as train_model
 from msa_lite.train.loop import Loop
-from msa_lite.train.plain import PlainLoss
 from msa_lite.train.rungs import Rung, set_up
 
 GB = 1e9
@@ -280,6 +279,23 @@ def without_memory(vocabulary: int, fake: bool = True) -> Iterator[Ledger]:
         yield stack.enter_context(ledger)
 
 
+@contextmanager
+def _states_on_host(ledger: Ledger) -> Iterator[None]:
+    """Count what `save_on_cpu` saves as the host's: here both are CPU tensors."""
+
+    class Saved(torch.autograd.graph.saved_tensors_hooks):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(self._pack, torch.clone)
+
+        def _pack(self, tensor: Any) -> Any:
+            copy = torch.clone(tensor.detach())
+            ledger.move(copy, _HOST)
+            return copy
+
+    with mock.patch("transformers.modeling_utils.save_on_cpu", Saved):
+        yield
+
+
 def peak(
     shape: str | dict[str, Any],
     mode: Any,
@@ -312,14 +328,17 @@ def peak(
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(train_model, "load_whole", load),
         mock.patch.object(train_model, "load_checkpoint", return_value=headers),
+        mock.patch.object(plain, "can_share", return_value=False),  # no two rows begin alike
         without_memory(sizes["vocab_size"], fake) as ledger,
+        _states_on_host(ledger),
     ):
         if peer:
             trainer, inputs = _peer_trainer(settings, Path(folder), rung), to_batch(rows, 2)
         else:
             trainer, inputs = _our_trainer(rows, settings, Path(folder), rung), {"rows": list(range(len(rows)))}
-        if rung.embedding_on_cpu:
-            ledger.move(trainer.model.get_input_embeddings().weight, _HOST)
+        embedding = trainer.model.get_input_embeddings()
+        if "weight" not in embedding._parameters:  # left on the CPU by the rung; a head may share it, and then it stays
+            ledger.move(embedding.weight, _HOST)
         return _one_step(trainer, inputs, ledger)
 
 
@@ -327,7 +346,7 @@ def _our_trainer(rows: Sequence[Example], settings: FitSettings, folder: Path, r
     """Make the trainer of a fit."""
     model = train_model.load_trainable(folder, settings)
     set_up(model, rung)
-    objective, tokenizer = PlainLoss(rows, 2), SimpleNamespace(pad_token_id=2)
+    objective, tokenizer = plain.PlainLoss(rows, 2), SimpleNamespace(pad_token_id=2)
     objective.prepare(model)
     run: Any = Loop(None, rows, tokenizer, settings, folder, "", objective, None, _quiet, rung=rung)  # type: ignore[arg-type]
     return run._trainer(model)

@@ -8,7 +8,7 @@ from msa_lite.cli.invocation import Invocation, takes_recipe
 
 
 @click.command()
-@takes_recipe()
+@takes_recipe(checks=False)
 def command(invocation: Invocation) -> None:
     """Check whether the prior of RECIPE, or any checkpoint of its history, has already seen the forget set.
 

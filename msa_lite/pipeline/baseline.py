@@ -35,6 +35,7 @@ from msa_lite.pipeline.folder import BASELINES, claimed
 from msa_lite.pipeline.follow import follow_run
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.msa import RunResult, make_result, msa_plan, run_plan
+from msa_lite.pipeline.planning_check import check_memory
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.removal import write_record
 from msa_lite.pipeline.reporting import drop_report, write_run_report
@@ -72,13 +73,18 @@ class Setting:
 
 
 def run_baseline(
-    method: str, recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent
+    method: str,
+    recipe: RecipeSource,
+    overrides: Iterable[str] = (),
+    progress: Progress = silent,
+    *,
+    force: bool = False,
 ) -> RunResult | None:
     """Run a method that MSA is compared with on a recipe's models and data, and score it in the same way.
 
     The run goes into `baselines/METHOD` of the recipe's output (`METHOD-prior` with `start: prior`). Raise before
-    anything is written if method, recipe or inputs are at fault. Return None in the processes of a launcher but the
-    first.
+    anything is written if method, recipe or inputs are at fault. force: only warn if the device's memory is too small
+    by prediction. Return None in the processes of a launcher but the first.
     """
     check_method(method)
     recipe = load_recipe(recipe, overrides)
@@ -96,6 +102,7 @@ def run_baseline(
         plan = replace(msa_plan(recipe), method=method, folder=folder, start="target")
     else:
         plan, settings = _plan(method, recipe)
+    plan = replace(plan, force=force)
     with gathered([method, recipe.model_dump(mode="json")]) as crew:
         if not crew.first:
             follow_run(crew, recipe, plan)
@@ -108,7 +115,12 @@ def run_baseline(
 
 def _run(recipe: Recipe, plan: RunPlan, settings: Sequence[Setting], progress: Progress, crew: Crew) -> RunResult:
     """Run the plan of a baseline that trains. The first process of a crew trains alone; all of them score."""
-    with claimed(recipe, plan, progress, lambda run: _resolved(run, settings).check(), crew=crew) as run:
+
+    def check(run: Run) -> None:
+        _resolved(run, settings).check()
+        check_memory(run)
+
+    with claimed(recipe, plan, progress, check, crew=crew) as run:
         if not crew.is_alone:
             notices.info("%s: one process trains; the others help with the scores", plan.method)
         drop_report(run.folder)

@@ -22,6 +22,7 @@ from msa_lite.pipeline.earlier import earlier_terms, open_earlier, rebuild_comma
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.follow import follow_run
 from msa_lite.pipeline.knowledge import check_knowledge
+from msa_lite.pipeline.planning_check import check_memory
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import whole_target
 from msa_lite.pipeline.probe_rows import cheap_probe
@@ -113,17 +114,19 @@ def run_recipe(
     *,
     accept: bool = False,
     show_examples: bool = False,
+    force: bool = False,
 ) -> RunResult | None:
     """Run a recipe: fit the vectors, choose α and β, merge, score, and write the report.
 
     accept: only warn if the target does not know the rows to forget, or the prior does. show_examples: put ten
-    questions with the models' answers into the report. Raise before anything is written if the recipe or its inputs are
-    at fault. Later errors leave finished stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return
-    None in the processes of a launcher other than the first: they fit, score and try points with it.
+    questions with the models' answers into the report. force: only warn if the device's memory is too small by
+    prediction. Raise before anything is written if the recipe or its inputs are at fault. Later errors leave finished
+    stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return None in the processes of a launcher
+    other than the first: they fit, score and try points with it.
     """
     recipe = load_recipe(recipe, overrides)
     check_grids(recipe.baseline.methods)
-    plan = msa_plan(recipe)
+    plan = replace(msa_plan(recipe), force=force)
     with gathered(recipe.model_dump(mode="json")) as crew:
         if crew.first:
             check_publishing(recipe)
@@ -134,14 +137,17 @@ def run_recipe(
     return None
 
 
-def sweep(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent) -> SweepResult | None:
+def sweep(
+    recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent, *, force: bool = False
+) -> SweepResult | None:
     """Fit the vectors of a recipe, score its points on validation rows, merge the best and score that again.
 
     This is `run` without the scores on test rows. Under a launcher all processes work on it, and only the first returns
-    a result; the others return None. Raise UsageError for a recipe with a single point.
+    a result; the others return None. force: only warn if the device's memory is too small by prediction. Raise
+    UsageError for a recipe with a single point.
     """
     recipe = load_recipe(recipe, overrides)
-    plan = msa_plan(recipe)
+    plan = replace(msa_plan(recipe), force=force)
     with gathered(recipe.model_dump(mode="json")) as crew:
         if crew.first:
             return sweep_plan(recipe, plan, progress, crew)
@@ -191,6 +197,12 @@ def run_plan(
 def _check(run: Run) -> None:
     check_strengths(run)
     check_licence(run)
+    check_memory(run)
+
+
+def _check_fits(run: Run) -> None:
+    check_strengths(run)
+    check_memory(run, fits_only=True)
 
 
 def make_result(
@@ -206,18 +218,21 @@ def run_vectors(
     which: Literal["forget", "retain", "all"] = "all",
     overrides: Iterable[str] = (),
     progress: Progress = silent,
+    *,
+    force: bool = False,
 ) -> list[Path] | None:
     """Fit only the vectors of a recipe. Return their folders; None in the processes of a launcher but the first.
 
-    Raise UsageError for `retain` without a retain set.
+    force: only warn if the device's memory is too small by prediction. Raise UsageError for `retain` without a retain
+    set.
     """
     recipe = load_recipe(recipe, overrides)
-    plan = msa_plan(recipe)
+    plan = replace(msa_plan(recipe), force=force)
     with gathered(recipe.model_dump(mode="json")) as crew:
         if not crew.first:
             follow_run(crew, recipe, plan)
             return None
-        with claimed(recipe, plan, progress, check_strengths, crew=crew) as run:
+        with claimed(recipe, plan, progress, _check_fits, crew=crew) as run:
             names = run.vector_names if which == "all" else [which]
             if "retain" in names and "retain" not in run.rows:
                 raise UsageError("the recipe has no retain set, so there is no retain vector to fit")

@@ -54,6 +54,8 @@ class RunPlan:
     """The fp32 checkpoints that a fit leaves in full mode."""
     sample: bool = True
     """True if the retain set is sampled as the recipe says."""
+    force: bool = False
+    """True to run even if the device's memory is too small by prediction."""
 
     def describe(self, recipe: Recipe, parameters: Mapping[str, Any], compat: Sequence[str] = ()) -> dict[str, Any]:
         """Return the method as the unlearned model's report names it."""

@@ -27,6 +27,7 @@ from msa_lite.pipeline.fits import check_learns
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.loaded import LoadedTarget
+from msa_lite.pipeline.planning_check import check_memory
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.probe_rows import probe_rows
 from msa_lite.pipeline.reporting import drop_report
@@ -110,13 +111,18 @@ class SweepResult:
         }
 
 
+def _check(run: Run) -> None:
+    check_strengths(run)
+    check_memory(run)
+
+
 def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew) -> SweepResult:
     """Fit the vectors of a recipe, score its points, merge the best. Raise UsageError where there is only one point."""
     if not recipe.has_choice:
         raise UsageError(
             "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
         )
-    with claimed(recipe, plan, progress, check_strengths, crew=crew) as run:
+    with claimed(recipe, plan, progress, _check, crew=crew) as run:
         announce(progress, merged_steps(run))
         check_knowledge(run, progress=progress)
         fit_vectors(run, run.vector_names, progress)

@@ -21,13 +21,14 @@ from msa_lite.data import hash_ids
 from msa_lite.io.crew import Crew
 from msa_lite.io.disk import check_space
 from msa_lite.io.files import digest, write_json, write_text
-from msa_lite.io.gathering import check_alike, gathered
+from msa_lite.io.gathering import PREPARE, agree, gathered
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, software_versions
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.pipeline.folder import PREPARE, TRACKING, claim, recipe_text
+from msa_lite.pipeline.folder import TRACKING, claim, recipe_text
 from msa_lite.pipeline.follow import muted
+from msa_lite.pipeline.planning_check import check_training_memory
 from msa_lite.pipeline.prepare_training import ReadyStage, TrainingRun, prepare_training
 from msa_lite.pipeline.vectors import check_shares
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
@@ -101,23 +102,23 @@ class TrainingResult:
 
 
 def train_stages(
-    recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent
+    recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent, *, force: bool = False
 ) -> TrainingResult | None:
     """Train the stages of a recipe, one after the other, and return what was made.
 
     Raise before any training if the recipe or its inputs are at fault. Later errors leave finished stages in place, and
-    a rerun resumes. Under a launcher all processes train each stage together; only the first returns a result, the
-    others return None.
+    a rerun resumes. force: only warn if the device's memory is too small by prediction. Under a launcher all processes
+    train each stage together; only the first returns a result, the others return None.
     """
     loaded = load_training(recipe, overrides)
     with gathered(loaded.model_dump(mode="json")) as crew:
         if crew.first:
-            return _lead(loaded, crew, progress)
+            return _lead(loaded, crew, progress, force)
         _follow(loaded, crew)
     return None
 
 
-def _lead(loaded: TrainingRecipe, crew: Crew, progress: Progress) -> TrainingResult:
+def _lead(loaded: TrainingRecipe, crew: Crew, progress: Progress, force: bool) -> TrainingResult:
     folder = loaded.folder
 
     def prepare() -> _Training:
@@ -125,14 +126,13 @@ def _lead(loaded: TrainingRecipe, crew: Crew, progress: Progress) -> TrainingRes
         check_space(folder, training.bytes_needed)
         for stage in training.run.stages:
             check_shares(crew, stage.settings)
+        check_training_memory(training.run, crew.ranks.count, force)
         return training
 
     # Written first: the data may be kept in the folder, which has to say whose it is.
     first = recipe_text("training", _COMMAND, loaded)
     with claim(folder, "training", prepare, lambda training: _pinned(training.run), first) as training:
-        with crew.helped(PREPARE) as others:
-            own = _inputs(training.run)
-        check_alike(own, others)
+        agree(crew, lambda: _inputs(training.run))
         return TrainingResult(folder, training.train(progress))
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from msa_lite.budget.machine import Device
 from msa_lite.errors import UsageError
 from msa_lite.io import devices
+from msa_lite.pipeline import planning_check
 
 GB = 10**9
 
@@ -102,3 +104,13 @@ def test_each_process_of_a_launcher_looks_at_its_own_gpu(gpu: pytest.MonkeyPatch
     for rank, number in (("1", 1), ("2", 0)):
         gpu.setenv("LOCAL_RANK", rank)
         assert devices.own_gpu() == number
+
+
+def test_the_runs_own_check_counts_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning_check, "this_device", lambda: Device("Tesla T4", 16 * GB))
+    monkeypatch.setattr(planning_check, "bytes_of_others", lambda: 8 * GB)
+    device = planning_check._free_device()
+    assert device.nbytes == 8 * GB
+    assert device.name == "Tesla T4: other processes hold 8.0 GB of 16.0 GB"
+    monkeypatch.setattr(planning_check, "bytes_of_others", lambda: 0)
+    assert planning_check._free_device() == Device("Tesla T4", 16 * GB)

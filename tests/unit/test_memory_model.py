@@ -1,12 +1,14 @@
-"""The memory model counts what a step really holds, and a fit of each mode stays under its bound."""
+"""The memory model counts what a step really holds, and fits of real sizes stay under their bounds."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+import torch
 
-from tests.memory_model import make_rows, peak
+from msa_lite.train.rungs import Rung
+from tests.memory_model import CONTEXT, GB, make_rows, peak
 
 TINY: dict[str, Any] = {
     "vocab_size": 1000,
@@ -16,23 +18,79 @@ TINY: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+EMBEDDING, LAYER = 1000 * 64, 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64
+WEIGHTS = 2 * EMBEDDING + 3 * LAYER + 64
+SIDES = 2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128)  # of a layer's q, o; k, v; gate, up, down
 ROWS = make_rows([30, 17, 9, 30], labelled=0.5)
+FULL = make_rows([512] * 4)
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("mode", ["lora", "full"])
-def test_fake_tensors_take_the_memory_of_real_ones(mode: str, checkpointing: bool) -> None:
-    fake, real = (peak(TINY, mode, ROWS, checkpointing=checkpointing, fake=fake) for fake in (True, False))
+@pytest.mark.parametrize(("mode", "rung"), [("lora", Rung(4)), ("full", Rung(2, checkpointing=True))])
+def test_fake_tensors_take_the_memory_of_real_ones(mode: str, rung: Rung) -> None:
+    fake, real = (peak(TINY, mode, ROWS, rung, fake=fake) for fake in (True, False))
     assert fake == real
 
 
-def test_static_parts_are_those_of_a_hand_count() -> None:
-    embedding, layer = 1000 * 64, 64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128 + 2 * 64
-    weights = 2 * embedding + 3 * layer + 64
+def test_parts_are_those_of_a_hand_count() -> None:
     full, lora = peak(TINY, "full", ROWS), peak(TINY, "lora", ROWS, rank=8)
-    assert full.parts["weights"] == pytest.approx(4 * weights, rel=0.01)  # and buffers
-    assert full.parts["optimizer"] == pytest.approx(8 * weights, rel=0.01)
-    sides = 2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128)  # q, o; k, v; gate, up, down
-    assert lora.parts["weights"] == pytest.approx(2 * weights, rel=0.01)
-    assert lora.parts["adapters"] == 4 * 3 * 8 * sides
+    assert full.parts["weights"] == pytest.approx(4 * WEIGHTS, rel=0.01)  # and buffers
+    assert full.parts["optimizer"] == pytest.approx(8 * WEIGHTS, rel=0.01)
+    assert lora.parts["weights"] == pytest.approx(2 * WEIGHTS, rel=0.01)
+    assert lora.parts["adapters"] == 4 * 3 * 8 * SIDES
     assert lora.total == sum(lora.parts.values())
+
+
+def test_qlora_holds_4_bits_and_leaves_what_a_rung_leaves() -> None:
+    sizes = TINY | {"vocab_size": 5000, "hidden_size": 256, "intermediate_size": 512}
+    embedding, linear = 5000 * 256, 3 * (256 * 256 * 2 + 256 * 128 * 2 + 3 * 256 * 512)
+    here, there = (peak(sizes, "qlora", ROWS, Rung(4, True, embedding_on_cpu=left)) for left in (False, True))
+    by_hand = (0.5 + 1 / 64 + 4 / 64 / 256) * linear + 2 * 2 * embedding + 4 * 7 * 256
+    assert here.parts["weights"] == pytest.approx(by_hand, rel=0.01)
+    assert here.parts["weights"] - there.parts["weights"] == 2 * embedding
+    trained = here.parts["adapters"] / 4
+    assert here.parts["optimizer"] == pytest.approx(2 * trained, rel=0.05)  # two states of 8 bits
+
+
+def test_each_rung_takes_less() -> None:
+    sizes, rows = TINY | {"num_hidden_layers": 6}, make_rows([64] * 4)
+    rungs = [Rung(4), Rung(4, True), Rung(4, True, states_on_cpu=True), Rung(1, True)]
+    totals = [peak(sizes, "lora", rows, rung).total for rung in rungs]
+    assert totals == sorted(totals, reverse=True)
+    assert len(set(totals)) == len(rungs)
+
+
+def test_logits_of_all_tokens_never_exist() -> None:
+    """Where they do, as in the Trainer's own loss, the model counts them."""
+    sizes, rows = TINY | {"vocab_size": 100_000}, make_rows([512] * 2)
+    all_logits = 2 * 512 * 100_000 * 4
+    ours, peer = (peak(sizes, "lora", rows, Rung(2), peer=peer) for peer in (False, True))
+    assert ours.parts["logits"] < all_logits
+    assert peer.parts["logits"] > 2 * all_logits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "mode", "rung", "bound"),
+    [
+        ("8B", "qlora", Rung(4, checkpointing=True, embedding_on_cpu=True), 7 * GB),
+        ("1B", "lora", Rung(4, checkpointing=True), 4 * GB),
+        ("1B", "full", Rung(4, checkpointing=True), 20 * 2**30),  # 16 bytes a weight are 19.8 GB already
+    ],
+)
+def test_4_rows_of_512_tokens_fit(shape: str, mode: str, rung: Rung, bound: float) -> None:
+    assert peak(shape, mode, FULL, rung).total + CONTEXT <= bound
+
+
+@pytest.mark.slow
+def test_the_trainer_with_peft_takes_twice_as_much() -> None:
+    """The bound can fail."""
+    assert peak("8B", "qlora", FULL, Rung(4, checkpointing=True), peer=True).total + CONTEXT > 14 * GB
+
+
+@pytest.mark.slow
+def test_fp32_priors_are_held_in_16_bits() -> None:
+    rung = Rung(4, checkpointing=True)
+    stored = [
+        peak("135M", "lora", FULL, rung, stored=dtype).parts["weights"] for dtype in (torch.float32, torch.bfloat16)
+    ]
+    assert stored[0] == pytest.approx(stored[1], rel=0.01)
