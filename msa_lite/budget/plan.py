@@ -70,7 +70,7 @@ class Plan:
     """Bytes that are free on the disk of the run's folder."""
     notes: Sequence[str] = ()
     """What is not known or rough, one line each."""
-    changes: Sequence[Remedy] = field(default=())
+    remedies: Sequence[Remedy] = field(default=())
     """Changes that lower the peak, by harm, if it does not fit."""
     price_per_hour: float | None = None
 
@@ -98,7 +98,7 @@ class Plan:
     @property
     def cheapest(self) -> Remedy | None:
         """Return the least harmful change that fits."""
-        return next((change for change in self.changes if change.fits), None)
+        return next((change for change in self.remedies if change.fits), None)
 
     @property
     def verdict(self) -> str:
@@ -138,7 +138,7 @@ class Plan:
             "host_memory": self.host,
             "seconds": list(self.seconds) if self.seconds else None,
             "price": list(self.price) if self.price else None,
-            "changes": [asdict(change) for change in self.changes],
+            "remedies": [asdict(change) for change in self.remedies],
             "notes": list(self.notes),
         }
 

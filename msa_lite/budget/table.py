@@ -50,6 +50,6 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     if plan.price:
         low, high = plan.price
         yield f"price:   {low:.2f} to {high:.2f}" if round(low, 2) != round(high, 2) else f"price:   {low:.2f}"
-    for change in plan.changes:
+    for change in plan.remedies:
         yield f"change:  {' '.join(change.overrides)} → {gigabytes(change.peak)}{' (fits)' if change.fits else ''}"
     yield plan.verdict

@@ -47,8 +47,8 @@ def plan(
     device = Device(f"a GPU of {gpu}", parse_size(gpu)) if gpu is not None else this_device()
     inputs = find_plan_inputs(loaded)
     made = forecast(loaded, inputs, device)
-    changes = () if made.fits else tuple(find_remedies(loaded, inputs, device))
-    return replace(made, changes=changes, price_per_hour=price_per_hour)
+    remedies = () if made.fits else tuple(find_remedies(loaded, inputs, device))
+    return replace(made, remedies=remedies, price_per_hour=price_per_hour)
 
 
 def forecast(recipe: Recipe, inputs: PlanInputs, device: Device, processes: int = 1) -> Plan:

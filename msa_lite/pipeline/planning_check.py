@@ -41,7 +41,7 @@ def check_memory(run: Run, fits_only: bool = False) -> None:
     left = replace(made, stages=stages)
     if not stages or left.fits:
         return
-    _refuse(replace(left, changes=tuple(find_remedies(run.recipe, inputs, device))), run.plan.force)
+    _refuse(replace(left, remedies=tuple(find_remedies(run.recipe, inputs, device))), run.plan.force)
 
 
 def check_training_memory(run: TrainingRun, processes: int, force: bool) -> None:
