@@ -25,7 +25,7 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
 from msa_lite.merger import Merged, MergedAdapter, Precision, Term, hash_vector, merge_terms, merge_terms_to_adapter
 from msa_lite.pipeline.earlier import earlier_terms
-from msa_lite.pipeline.folder import BASELINES
+from msa_lite.pipeline.folder import BASELINES, TRACKING
 from msa_lite.pipeline.prepare import Run
 from msa_lite.report import Report
 from msa_lite.train import Line, Tracking
@@ -223,7 +223,7 @@ def choose_candidate(run: Run, candidates: Candidates, what: str, progress: Prog
 
 def tracking_of(run: Run) -> Tracking:
     """Return the run's trackers."""
-    return Tracking(run.recipe.trackers, run.folder / "tracking", run.folder.resolve().name)
+    return Tracking(run.recipe.trackers, run.folder / TRACKING, run.folder.resolve().name)
 
 
 def _tracked_line(values: Values, rank: Rank | str, metrics: Metrics) -> Line:

@@ -34,7 +34,7 @@ from msa_lite.train.loop import SAVES, SCORES, Loop, last_save
 from msa_lite.train.model import copy_trained, load_trainable, restore_trained
 from msa_lite.train.objective import AfterEpoch, Objective
 from msa_lite.train.plain import PlainLoss
-from msa_lite.train.rungs import Probe, Rung, Static, ladder, set_up
+from msa_lite.train.rungs import Rung, Static, StepProbe, ladder, set_up
 from msa_lite.train.settings import FitSettings
 from msa_lite.train.tracking import UNTRACKED, Tracking
 from msa_lite.train.tries import Gauge, Tries
@@ -43,7 +43,7 @@ from msa_lite.train.until import Until
 logger = logging.getLogger(__name__)
 
 _RUNG = "rung.json"  # beside the saves: the rung that they were made at
-CPU_TOKENS = 4096  # tokens of a micro-batch on a CPU, where running out of memory cannot be caught
+_CPU_TOKENS = 4096  # tokens of a micro-batch on a CPU, where running out of memory cannot be caught
 
 
 def fit_vector(
@@ -147,7 +147,7 @@ def _run(loop: Loop) -> int:
     rungs = _rungs_left(loop, ladder(model, [*_micro_batches(loop)]))
     start = None if loop.settings.mode == "full" else copy_trained(model)
     longest = sorted(range(len(loop.examples)), key=lambda i: -len(loop.examples[i].ids))
-    probe = Probe(loop.objective, loop.settings, longest)
+    probe = StepProbe(loop.objective, loop.settings, longest)
     try:
         for rung, lower in zip(rungs, [*rungs[1:], None], strict=True):
             set_up(model, rung)
@@ -268,5 +268,5 @@ def _micro_batches(loop: Loop) -> Iterator[int]:
         return iter([fixed])
     limit = size
     if not torch.cuda.is_available():
-        limit = max(1, CPU_TOKENS // max(loop.objective.longest, max(len(e.ids) for e in loop.examples)))
+        limit = max(1, _CPU_TOKENS // max(loop.objective.longest, max(len(e.ids) for e in loop.examples)))
     return (part for part in range(size, 0, -1) if size % part == 0 and part <= limit)

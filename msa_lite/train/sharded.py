@@ -15,25 +15,27 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import IGNORE, Example, pad_id, to_batch
-from msa_lite.errors import MsaError, NotFiniteError, StageError, UsageError
+from msa_lite.data import PASS_TOKENS, Example, pad_id
+from msa_lite.errors import MsaError, NotFiniteError, UsageError
 from msa_lite.io.extras import require
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
-from msa_lite.io.memory import free_memory, is_out_of_memory
+from msa_lite.io.memory import avoid_fragments
 from msa_lite.io.precision import choose_precision
 from msa_lite.io.progress import Progress, silent, tell
 from msa_lite.train.dealing import check_batch, deal, epoch_order
-from msa_lite.train.fit import CPU_TOKENS, fit_inputs
+from msa_lite.train.fit import fit_inputs
 from msa_lite.train.loop import LOG, SAVE_SECONDS, SAVES, Loop, cut_log
 from msa_lite.train.model import save_model
+from msa_lite.train.passes import Loss, choose_micro, count_labels, make_loss, run_passes
 from msa_lite.train.peers import Peers, told_of_losses
 from msa_lite.train.plain import PlainLoss
 from msa_lite.train.settings import FitSettings
-from msa_lite.train.shards import find_broken, gather_model, last_save, load_shards, read_save, write_save
+from msa_lite.train.shards import MOMENTS, find_broken, gather_model, load_shards, newest_save, read_save, write_save
 from msa_lite.train.tries import Gauge, Tries
 from msa_lite.train.until import Until, measure_loss, sample_examples
 
@@ -62,6 +64,7 @@ def fit_sharded(
     inputs, StageError when another process dies, NotFiniteError when the loss is no longer finite.
     """
     require("train")
+    avoid_fragments()
     with told_of_losses(label):
         peers = Peers.join()
         check_sharded(settings, peers.count)
@@ -111,22 +114,27 @@ class _SharedGauge:
     """The first process's; None in the others."""
     loop: Loop
     peers: Peers
+    micro: int = 1
+    """Rows of one forward pass, from `begin` on."""
     saved_at: float = field(default_factory=time.monotonic)
 
     def begin(self, model: Any, epoch: int, step: int, micro: int) -> None:
         """Measure the prior, unless that is done."""
-        self.loop = replace(self.loop, micro=micro)
+        self.micro = micro
         is_new = self.peers.share(self.gauge is not None and self.gauge.course.start is None)
         if self.gauge is not None:
             self.gauge.begin(model, epoch, step, micro)
         elif is_new:
             self._join(model)
+        model.reshard()  # a forward pass leaves the embedding gathered, until a backward pass
 
     def after_epoch(self, model: Any, epoch: int, step: int) -> tuple[bool, bool]:
         """Measure; return whether the fit goes on, and whether to save it. Raise NotFiniteError as `Gauge` does."""
         if self.gauge is None:
             self._join(model)
-        return self.peers.in_first(lambda: self._decide(model, epoch, step))
+        decision = self.peers.in_first(lambda: self._decide(model, epoch, step))
+        model.reshard()
+        return decision
 
     def likely_steps(self, per_epoch: int) -> int:
         """Return the first process's guess; 0 in the others, which show nothing."""
@@ -146,7 +154,7 @@ class _SharedGauge:
     def _join(self, model: Any) -> None:
         """Take part in the first process's measurement."""
         loop = self.loop
-        measure_loss(model, sample_examples(loop.examples, loop.settings.seed), pad_id(loop.tokenizer), loop.micro)
+        measure_loss(model, sample_examples(loop.examples, loop.settings.seed), pad_id(loop.tokenizer), self.micro)
 
 
 def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
@@ -197,12 +205,13 @@ def _fit(loop: Loop, gauge: _SharedGauge | None, peers: Peers) -> int:
     """Train, from the last whole save where there is one, and write the weights; return the micro-batch."""
     settings, saves = loop.settings, loop.partial / SAVES
     save, epoch, step = peers.in_first(lambda: _take_up(loop.partial))
-    model = load_shards(loop.source, settings, peers)
-    micro = _choose_micro(loop, model, peers)
+    model, is_split = load_shards(loop.source, settings, peers)
     optimizer = _make_optimizer(model, settings, peers)
-    steps = _Steps(loop, model, optimizer, peers, micro, _make_schedule(loop, optimizer))
+    loss = make_loss(model, is_split, pad_id(loop.tokenizer))
+    micro = choose_micro(loop, model, loss, peers)
+    steps = _Steps(loop, model, loss, optimizer, _make_schedule(loop, optimizer), peers, micro)
     if save:
-        read_save(save, model, optimizer, step, peers)
+        read_save(save, model, optimizer, peers)
     if gauge is not None:
         gauge.begin(model, epoch, step, micro)
     goes_on = True
@@ -227,7 +236,7 @@ def _fit(loop: Loop, gauge: _SharedGauge | None, peers: Peers) -> int:
 
 def _take_up(folder: Path) -> tuple[Path | None, int, int]:
     """Return the save to go on from, its epoch and step; remove what a stopped fit left that is of no use."""
-    save, epoch, step = last_save(folder / SAVES)
+    save, epoch, step = newest_save(folder / SAVES)
     if save is None:
         shutil.rmtree(folder / SAVES, ignore_errors=True)
     cut_log(folder / LOG, step)
@@ -245,7 +254,12 @@ def _make_optimizer(model: Any, settings: FitSettings, peers: Peers) -> Any:
         {"params": [p for decays, p in weights if decays], "weight_decay": settings.weight_decay},
         {"params": [p for decays, p in weights if not decays], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=settings.learning_rate, fused=peers.device.type == "cuda")
+    fused = peers.device.type == "cuda"
+    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, fused=fused)
+    for parameter in model.parameters():  # now, so that a probe of the memory has them in it
+        moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
+        optimizer.state[parameter] = {"step": torch.tensor(0.0, device=peers.device if fused else "cpu"), **moments}
+    return optimizer
 
 
 def _make_schedule(loop: Loop, optimizer: Any) -> Callable[[int], float]:
@@ -257,80 +271,24 @@ def _make_schedule(loop: Loop, optimizer: Any) -> Callable[[int], float]:
     return get_scheduler(name, optimizer, warmup, steps).lr_lambdas[0]
 
 
-def _choose_micro(loop: Loop, model: Any, peers: Peers) -> int:
-    """Return the rows of a forward pass: on GPUs, as many as fit into memory when they are the longest rows.
-
-    All processes try the same rows, so they run out of memory alike. Raise StageError where not even one row fits.
-    """
-    share, fixed = loop.settings.batch_size // peers.count, loop.settings.micro_batch_size
-    if fixed != "auto":
-        return min(fixed, share)
-    limit = share
-    if peers.device.type == "cpu":
-        limit = max(1, CPU_TOKENS // loop.objective.longest)
-    sizes = [size for size in range(share, 0, -1) if share % size == 0 and size <= limit]
-    if peers.device.type == "cpu":
-        return sizes[0]
-    for size in sizes:
-        if _fits(loop, model, size, peers):
-            return size
-        logger.info("%s: %d rows at a time do not fit into GPU memory", loop.label, size)
-    raise StageError(
-        f"{loop.label}: out of memory, even with one row at a time on each of {peers.count} GPUs; try more of them, or "
-        "a smaller max_length"
-    )
-
-
-def _fits(loop: Loop, model: Any, micro: int, peers: Peers) -> bool:
-    """Run the longest rows once, forward and backward; return whether all processes had enough memory for it."""
-    longest = sorted(range(len(loop.examples)), key=lambda row: -len(loop.examples[row].ids))
-    fitted = True
-    try:
-        run_passes(model, loop.examples, [longest[:micro]], 1, pad_id(loop.tokenizer))
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        fitted = False
-    if not fitted:
-        model.reset_iter_state()
-    model.zero_grad()
-    free_memory()
-    return all(peers.collect(fitted))
-
-
-def run_passes(model: Any, examples: Sequence[Example], passes: Sequence[Sequence[int]], labels: int, pad: int) -> Any:
-    """Run forward and backward passes of these rows; return the detached sum of their losses over `labels`.
-
-    An empty pass runs a row without labels, so that all processes make equally many passes.
-    """
-    import torch.distributed as dist
-
-    total: Any = 0.0
-    for rows in passes:
-        batch = to_batch([examples[row] for row in rows] or [_without_labels(examples)], pad, model.device)
-        loss = model(**batch, use_cache=False, num_items_in_batch=labels).loss
-        (loss * dist.get_world_size()).backward()  # FSDP takes the mean of the processes' gradients
-        total = total + loss.detach()
-    return total
-
-
-def _without_labels(examples: Sequence[Example]) -> Example:
-    """Return the shortest row with nothing to learn."""
-    row = min(examples, key=lambda example: len(example.ids))
-    return replace(row, labels=[IGNORE] * len(row.ids))
-
-
 @dataclass
 class _Steps:
     """The optimiser steps of a fit."""
 
     loop: Loop
     model: Any
+    loss: Loss
     optimizer: Any
-    peers: Peers
-    micro: int
     factor: Callable[[int], float]
     """The part of the learning rate that a step has."""
+    peers: Peers
+    micro: int
+    """Rows of one forward pass."""
+
+    @cached_property
+    def _sizes(self) -> tuple[list[int], list[int]]:
+        """Return the tokens and the labels of each row."""
+        return [len(e.ids) for e in self.loop.examples], [count_labels(e) for e in self.loop.examples]
 
     def run_epoch(self, epoch: int, step: int, gauge: _SharedGauge | None) -> int:
         """Run the steps of an epoch, counted from 0, after `step` earlier ones; return the number of steps by then."""
@@ -361,12 +319,13 @@ class _Steps:
         import torch
 
         loop, peers = self.loop, self.peers
-        lengths = [len(example.ids) for example in loop.examples]
-        labels = sum(label != IGNORE for row in rows for label in loop.examples[row].labels[1:])
+        lengths, counts = self._sizes
+        labelled = [row for row in rows if counts[row]]
+        budget, per_pass = self.micro * loop.objective.longest, PASS_TOKENS[peers.device.type]
+        passes = deal(labelled, lengths, peers.count, budget, per_pass)[peers.rank]
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate(step)
-        passes = deal(rows, lengths, peers.rank, peers.count, self.micro)
-        loss = peers.sum(run_passes(self.model, loop.examples, passes, labels, pad_id(loop.tokenizer)))
+        loss = peers.sum(run_passes(self.loss, loop.examples, passes, sum(counts[row] for row in rows)))
         norm: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)  # of weights in shards: a DTensor
         self.optimizer.step()
         self.optimizer.zero_grad()

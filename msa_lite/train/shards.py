@@ -11,12 +11,15 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msa_lite.errors import UsageError
+from msa_lite.errors import StageError, UsageError, join_faults
 from msa_lite.io.added_rows import extend
+from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.files import write_json
+from msa_lite.io.heads import split_model
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import check_model, load_whole
 from msa_lite.io.precision import choose_precision, note_precision
@@ -25,27 +28,31 @@ from msa_lite.train.peers import Peers
 if TYPE_CHECKING:
     from msa_lite.train.settings import FitSettings
 
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, for each weight
 _SAVED_WHOLE = "complete"
 _STATE = "state.json"
 _KEPT_SAVES = 2
 
 
-def load_shards(source: Source, settings: FitSettings, peers: Peers) -> Any:
-    """Load the prior, divided among the processes, ready to train; seed the random numbers."""
+def load_shards(source: Source, settings: FitSettings, peers: Peers) -> tuple[Any, bool]:
+    """Load the prior, divided among the processes, ready to train; seed the random numbers.
+
+    Return it, and whether its logits can be made apart from the model.
+    """
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from transformers import set_seed
 
     set_seed(settings.seed)
-    whole = _load_on_host(source) if peers.first else None
+    whole = peers.in_first_only(lambda: _load_on_host(source))
     model = _bare_model(source)
     precision = choose_precision(settings.compute)
     options: dict[str, Any] = {"mesh": init_device_mesh(peers.device.type, (peers.count,))}
     if precision == "bf16":
         options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     if peers.device.type == "cuda":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        checkpoint_layers(model)
     for layer in decoder_layers(model):
         fully_shard(layer, **options)
     fully_shard(model, **options)
@@ -53,23 +60,39 @@ def load_shards(source: Source, settings: FitSettings, peers: Peers) -> Any:
     model.tie_weights()
     _fill(model, whole, peers)
     source.check_unchanged()
-    return note_precision(model, precision)
+    return note_precision(model, precision), peers.share(whole is not None and _is_split(whole))
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Have the model make the activations of a layer again in the backward pass, instead of keeping them."""
+    # transformers renamed the method; versions for Python 3.10 know the older name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def decoder_layers(model: Any) -> list[Any]:
-    """Return the layers of a model, the blocks that transformers itself never divides between devices."""
+    """Return the layers of a model, the blocks that transformers never divides between devices; inner ones first."""
     names = set(model._no_split_modules or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    return [module for module in model.modules() if type(module).__name__ in names][::-1]
 
 
 def _load_on_host(source: Source) -> Any:
-    """Load the prior in fp32 into the host's memory."""
+    """Load the prior into the host's memory, as it is stored; in fp32 where it is stored in several formats."""
     import torch
 
-    model = load_whole(source.folder, dtype=torch.float32)
+    kinds = {entry.dtype for entry in load_checkpoint(source.folder).tensors.values() if entry.is_float}
+    stored = {"BF16": torch.bfloat16, "F16": torch.float16}.get(min(kinds), torch.float32)
+    is_exact = len(kinds) == 1 and not source.added  # whose rows may be stored in another format
+    model = load_whole(source.folder, dtype=stored if is_exact else torch.float32)
     if source.added:
         extend(model, source.added)
     return model
+
+
+def _is_split(whole: Any) -> bool:
+    """Check whether a model's logits can be made apart from it; not if a router adds a loss of its own."""
+    has_router_loss = getattr(whole.config, "output_router_logits", False)
+    return not has_router_loss and split_model(note_precision(whole, "fp32")).body is not None
 
 
 def _bare_model(source: Source) -> Any:
@@ -119,6 +142,7 @@ def gather_model(model: Any, source: Source, peers: Peers) -> Any:
     weights |= {name: buffer.cpu() for name, buffer in model.named_buffers()}
     whole.load_state_dict(weights, strict=False, assign=True)
     whole.tie_weights()
+    assert not any(parameter.is_meta for parameter in whole.parameters()), "a weight was not gathered"
     return whole
 
 
@@ -143,8 +167,22 @@ def write_save(saves: Path, model: Any, optimizer: Any, epoch: int, step: int, p
     folder = saves / f"step-{step}"
     peers.in_first(lambda: _make_anew(folder))
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
-    dcp.save(dict(_states(model, optimizer)), storage_writer=writer, process_group=peers.talk)
+    with _told_of_faults(folder):
+        dcp.save(dict(_states(model, optimizer)), storage_writer=writer, process_group=peers.talk)
     peers.in_first(lambda: _finish_save(folder, epoch, step))
+
+
+@contextmanager
+def _told_of_faults(folder: Path) -> Iterator[None]:
+    """Raise StageError, in all processes, in the place of what torch raises where one of them cannot write or read."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        faults = [f"process {rank}: {fault}" for rank, (fault, _) in sorted(error.failures.items())]
+        what = f"{folder}: the save cannot be written or read; see to the disk and run the same command again:"
+        raise StageError(join_faults(what, faults)) from error
 
 
 def _make_anew(folder: Path) -> None:
@@ -168,34 +206,35 @@ def _whole_saves(saves: Path) -> list[Path]:
     return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))
 
 
-def last_save(saves: Path) -> tuple[Path | None, int, int]:
+def newest_save(saves: Path) -> tuple[Path | None, int, int]:
     """Return the last whole save, its epoch and its step; (None, 0, 0) where there is none."""
     whole = _whole_saves(saves)
     if not whole:
         return None, 0, 0
-    state = json.loads((whole[-1] / _STATE).read_text("utf-8"))
+    state = _read_state(whole[-1])
     return whole[-1], state["epoch"], state["step"]
 
 
-def read_save(folder: Path, model: Any, optimizer: Any, step: int, peers: Peers) -> None:
+def _read_state(save: Path) -> dict[str, int]:
+    return json.loads((save / _STATE).read_text("utf-8"))
+
+
+def read_save(folder: Path, model: Any, optimizer: Any, peers: Peers) -> None:
     """Read a save into the model and a new optimiser."""
     import torch
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint import HuggingFaceStorageReader
 
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            steps = torch.tensor(float(step), device=peers.device if group["fused"] else "cpu")
-            moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-            optimizer.state[parameter] = {"step": steps, **moments}
     reader = HuggingFaceStorageReader(str(folder))
-    with torch.no_grad():
+    with torch.no_grad(), _told_of_faults(folder):
         dcp.load(dict(_states(model, optimizer)), storage_reader=reader, process_group=peers.talk)
+    for state in optimizer.state.values():
+        state["step"].fill_(_read_state(folder)["step"])
 
 
 def _states(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
     """Yield what a save holds: each weight and its two moments of Adam."""
     for name, parameter in model.named_parameters():
         yield f"weight.{name}", parameter.detach()
-        for moment in ("exp_avg", "exp_avg_sq"):
+        for moment in MOMENTS:
             yield f"{moment}.{name}", optimizer.state[parameter][moment]

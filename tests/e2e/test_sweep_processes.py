@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import socket
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,8 +14,8 @@ import yaml
 
 import msa_lite
 from tests.e2e.conftest import tiny_recipe
+from tests.launching import TORCHRUN, launch
 
-TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 NAMES = {"target", *(f"alpha-{alpha:g}_beta-{beta:g}" for alpha in (0.5, 1.0) for beta in (0.0, 0.5))}
 
 # The command line, but nobody is done with a first point before two processes have begun one. The process whose rank
@@ -76,19 +72,6 @@ def meeting(tmp_path: Path) -> list[str]:
     (tmp_path / "meet.py").write_text(MEET)
     (tmp_path / "meet").mkdir()
     return [str(tmp_path / "meet.py"), str(tmp_path / "meet")]
-
-
-def launch(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run Python with a command; when it takes too long, end all that it started."""
-    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    with subprocess.Popen([sys.executable, *command], env=environment, start_new_session=True, **options) as process:
-        try:
-            said, told = process.communicate(timeout=600)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return subprocess.CompletedProcess(command, process.returncode, said, told)
 
 
 def assert_equal(run: Path, alone: Path) -> None:

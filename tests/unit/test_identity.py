@@ -151,6 +151,8 @@ SETTINGS = {
     "schedule": "constant",
     "seed": 11,
     "warmup_steps": 3,
+    "optimizer": "adamw_8bit",
+    "compute": "bf16",
 }
 PRIOR = Source("some/prior", Path("prior"), "a" * 40)
 ROWS = ragged_rows(4)
@@ -190,7 +192,7 @@ def test_a_fit_is_known_by_all_that_it_learns_from() -> None:
         "until": Until(PRIOR, load=list),
     }
     assert_all_named(fit_inputs, changes, [])
-    assert_all_named(fit_vector, changes, ["out", "tokenizer", "label", "extra_files", "progress"])
+    assert_all_named(fit_vector, changes, ["out", "tokenizer", "label", "extra_files", "tracking", "progress"])
     base = {"prior": PRIOR, "examples": ROWS, "settings": FitSettings()}
 
     def identity(change: Change) -> Any:
