@@ -15,10 +15,14 @@ class Device:
     """The place where models are tuned and scored."""
 
     name: str
-    """"NVIDIA H200", or "CPU"."""
+    """"NVIDIA H200", "CPU", or empty for a size alone."""
     nbytes: int
     """Its memory."""
     is_gpu: bool = True
+
+    def __str__(self) -> str:
+        size = f"{self.nbytes / 1e9:.1f}".removesuffix(".0")
+        return f"{size} GB ({self.name})" if self.name else f"{size} GB"
 
 
 def host_memory() -> int | None:

@@ -22,7 +22,7 @@ def plan_table(plan: Plan) -> TextTable:
     """Return the memory of each stage, part by part, in GB."""
     headings = ["stage", "how", *_COLUMNS, "peak", "time"]
     rows = [_row(stage, bold=stage is plan.peak) for stage in plan.stages]
-    title = f"GB at the peak of each stage, on {plan.device.name} with {gigabytes(plan.device.nbytes)}"
+    title = f"GB at the peak of each stage, on {plan.device}"
     return TextTable(headings, [Section(rows)], title, plan.notes, left=2)
 
 

@@ -44,7 +44,7 @@ def plan(
     Raise UsageError where neither target nor prior can be found, on this machine or on the Hub.
     """
     loaded = load_recipe(recipe, overrides)
-    device = Device(f"a GPU of {gpu}", parse_size(gpu)) if gpu is not None else this_device()
+    device = Device("", parse_size(gpu)) if gpu is not None else this_device()
     inputs = find_plan_inputs(loaded)
     made = forecast(loaded, inputs, device)
     remedies = () if made.fits else tuple(find_remedies(loaded, inputs, device))

@@ -14,7 +14,8 @@ from msa_lite.budget.machine import Device
 from msa_lite.errors import MismatchError
 from tests.e2e.conftest import CallCli
 
-SMALL = Device("a small GPU", 1_000_000)
+FITS_ALONE = ("evaluate=null", "forget.alpha=1.0", "retain.beta=0.5")
+SMALL = Device("a small GPU", 10_000)
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def path(grid: dict[str, Any], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have runs take this machine for one with a GPU of 1 MB; only the prediction does."""
+    """Have runs take this machine for one with a GPU of 10 kB; only the prediction does."""
     monkeypatch.setattr("msa_lite.pipeline.planning_check.this_device", lambda: SMALL)
 
 
@@ -37,14 +38,14 @@ def test_a_run_that_fits_is_planned_stage_by_stage_and_nothing_is_written(
     code, out, _ = call_cli("plan", path, "--gpu", "8GB", "--price-per-hour", "2")
     lines = out.splitlines()
     assert code == 0
-    assert lines[-1].startswith("Fits on 8.0 GB (a GPU of 8GB): yes, peak 0.")
+    assert lines[-1].startswith("Fits on 8 GB: yes, peak 0.")
     for name in ("fit of the forget vector", "fit of the retain vector", "sweep", "merge", "scores", "price:", "disk:"):
         assert any(line.strip().startswith(name) for line in lines), name
     assert [file.name for file in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
 def test_what_does_not_fit_gets_exit_code_3_and_changes_with_their_figures(path: Path, call_cli: CallCli) -> None:
-    code, out, _ = call_cli("plan", path, "vector.mode=full", "--gpu", "451MB", "--json")
+    code, out, _ = call_cli("plan", path, *FITS_ALONE, "vector.mode=full", "--gpu", "450300kB", "--json")
     plan = json.loads(out)
     assert code == 3
     assert plan["fits"] is False
@@ -54,7 +55,7 @@ def test_what_does_not_fit_gets_exit_code_3_and_changes_with_their_figures(path:
     assert ["vector.mode=lora"] in [remedy["overrides"] for remedy in plan["remedies"]]
     for stage in plan["stages"]:
         assert stage["memory"]["bytes"] == sum(stage["memory"]["parts"].values())
-    assert "Fits on 0.5 GB (a GPU of 451MB): no" in plan["verdict"]
+    assert "Fits on 0.5 GB: no, peak" in plan["verdict"]
 
 
 def test_python_plans_a_mapping_on_this_machine(grid: dict[str, Any]) -> None:
@@ -89,7 +90,7 @@ def test_a_run_that_cannot_fit_is_refused_before_any_work(
 ) -> None:
     code, out, err = call_cli(*command, path)
     assert (code, out) == (3, "")
-    assert "error: Fits on 0.0 GB (a small GPU): no, peak" in err
+    assert "error: the run does not fit on 0 GB (a small GPU): peak" in err
     assert "--force" in err
     assert [file.name for file in tmp_path.iterdir()] == ["recipe.yaml"]
 
@@ -98,7 +99,7 @@ def test_a_run_that_cannot_fit_is_refused_before_any_work(
 def test_force_only_warns(path: Path, call_cli: CallCli, tmp_path: Path) -> None:
     code, _, err = call_cli("vector", path, "--force", "--which", "forget", "vector.epochs=1")
     assert code == 0
-    assert "warning: Fits on 0.0 GB (a small GPU): no" in err
+    assert "warning: the run does not fit on 0 GB (a small GPU): peak" in err
     assert (tmp_path / "run/vectors/forget/manifest.json").is_file()
 
 

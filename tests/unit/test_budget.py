@@ -105,7 +105,9 @@ def test_the_rungs_are_those_of_the_fit(kind: str, mode: Any, tmp_path: Path, mo
 
 def error_of(sizes: dict[str, Any], mode: Any, rung: Rung, tokens: int, passes: int = 2) -> float:
     """The error of a prediction: by how much it is above the memory model's count, as a share."""
-    rows = [Example(i, [3 + i] * tokens, [3 + i] * tokens) for i in range(passes * rung.micro)]  # they share no beginning
+    rows = [
+        Example(i, [3 + i] * tokens, [3 + i] * tokens) for i in range(passes * rung.micro)
+    ]  # they share no beginning
     case = FitCase(mode, tokens, eight_bit=mode == "qlora")
     predicted = fit_need(shape_of(sizes), case, rung, accumulates=passes > 1).nbytes - CONTEXT
     return predicted / peak(sizes, mode, rows, rung=rung).total - 1
@@ -179,7 +181,7 @@ def test_only_what_cannot_fit_is_hopeless() -> None:
 
 def test_the_verdict_names_the_peak_and_the_first_remedy_that_fits() -> None:
     plan = make_plan(12_000_000_000, 8_000_000_000)
-    assert plan.verdict.startswith("Fits on 8.0 GB (GPU): no, peak 12.0 GB in the fit of the forget vector. No change")
+    assert plan.verdict.startswith("Fits on 8 GB (GPU): no, peak 12.0 GB in the fit of the forget vector. No change")
     remedies = [
         Remedy(("vector.max_length=256",), "longer rows are cut", 9_000_000_000, False),
         Remedy(("vector.mode=qlora",), "the prior is in 4 bits", 6_000_000_000, True),
@@ -187,6 +189,6 @@ def test_the_verdict_names_the_peak_and_the_first_remedy_that_fits() -> None:
     ]
     assert "vector.mode=qlora (6.0 GB; the prior is in 4 bits)" in replace(plan, remedies=remedies).verdict
     assert make_plan(6_800_000_000, 8_000_000_000).verdict == (
-        "Fits on 8.0 GB (GPU): yes, peak 6.8 GB in the fit of the forget vector"
+        "Fits on 8 GB (GPU): yes, peak 6.8 GB in the fit of the forget vector"
     )
     assert plan.price == (pytest.approx(0.05), pytest.approx(0.1))
