@@ -14,7 +14,7 @@ _COLUMNS = {
     "optimizer": ("optimizer",),
     "activations": ("activations", "temporaries", "cache"),
     "logits": ("logits",),
-    "other": ("context", "process", "buffers", "reference"),
+    "other": ("context", "process", "buffers", "gathered"),
 }
 
 

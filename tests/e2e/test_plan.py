@@ -63,7 +63,7 @@ def test_python_plans_a_mapping_on_this_machine(grid: dict[str, Any]) -> None:
     assert plan.fits
     kinds = [stage.kind for stage in plan.stages]
     assert kinds == ["fit", "fit", "sweep", "merge", "scores"]
-    assert [stage.kind for stage in msa_lite.plan(grid, ["vector.epochs=auto"]).stages][0] == "goal"
+    assert msa_lite.plan(grid, ["vector.epochs=auto"]).stages[0].kind == "goal"
     assert plan.seconds is not None
     assert plan.seconds[0] <= plan.seconds[1]
 
@@ -109,7 +109,7 @@ def test_a_family_that_is_not_known_well_only_warns(
     from msa_lite.budget import shape
 
     monkeypatch.setattr("msa_lite.pipeline.planning_check.this_device", lambda: Device("a GPU", 400_000_000))
-    with pytest.raises(MismatchError, match="peak 0.*GB in the"):
+    with pytest.raises(MismatchError, match=r"peak 0\..* GB in the"):
         msa_lite.sweep(grid)
     monkeypatch.setattr(shape, "_KNOWN", set())
     monkeypatch.setattr("msa_lite.pipeline.strengths.fit_vectors", lambda *args: (_ for _ in ()).throw(KeyError("fit")))

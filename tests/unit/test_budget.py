@@ -77,6 +77,9 @@ def test_static_bytes_by_hand() -> None:
     assert qlora["weights"] == pytest.approx(4.127 / 8 * shape.in_linear + 2 * (shape.embedding + shape.head), rel=1e-3)
     halved = static_bytes(shape, FitCase("full", 512, shards=2))
     assert 2 * halved["optimizer"] == full["optimizer"]
+    alone, shared = (fit_need(shape, FitCase("full", 512, shards=n), Rung(1, True)).nbytes for n in (1, 4))
+    assert alone > 128e9
+    assert shared < 80e9
 
 
 @pytest.mark.parametrize("mode", ["lora", "qlora", "full"])
@@ -159,6 +162,45 @@ def test_this_device_is_the_gpu_or_the_host(monkeypatch: pytest.MonkeyPatch) -> 
     assert this_device() == Device("CPU", host_memory() or 0, is_gpu=False)
     monkeypatch.setattr(machine, "find_gpu", lambda: Device("A", 5))
     assert this_device() == Device("A", 5)
+
+
+class Driver:
+    """The driver of an RTX 2080 with 8 GB, as ctypes calls it. fault: what each call returns."""
+
+    def __init__(self, fault: int = 0) -> None:
+        self.fault = fault
+
+    def cuInit(self, flags: int) -> int:
+        return self.fault
+
+    def cuDeviceGet(self, handle: Any, number: int) -> int:
+        return self.fault
+
+    def cuDeviceGetName(self, name: Any, length: int, handle: Any) -> int:
+        name.value = b"NVIDIA GeForce RTX 2080"
+        return self.fault
+
+    def cuDeviceTotalMem_v2(self, size: Any, handle: Any) -> int:
+        size._obj.value = 8_589_934_592
+        return self.fault
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, handle: Any) -> int:
+        value._obj.value = 7 if attribute == 75 else 0
+        return self.fault
+
+
+def test_the_driver_tells_the_gpu_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
+    found = machine.find_gpu()
+    assert found == Device("NVIDIA GeForce RTX 2080", 8_589_934_592, has_bf16=False)
+    assert str(found) == "8.6 GB (NVIDIA GeForce RTX 2080)"
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver(fault=100))  # no device
+    assert machine.find_gpu() is None
+    shape = shape_of(LARGE)
+    assert (
+        fit_need(shape, FitCase("lora", 512, wide=True), Rung(4)).nbytes
+        > fit_need(shape, FitCase("lora", 512), Rung(4)).nbytes
+    )
 
 
 def make_plan(nbytes: int, device: int, rough: str | None = None, is_gpu: bool = True) -> Plan:
