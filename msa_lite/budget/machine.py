@@ -19,8 +19,6 @@ class Device:
     nbytes: int
     """Its memory."""
     is_gpu: bool = True
-    halves: bool = True
-    """True if it computes in bf16 or fp16 by default."""
 
 
 def host_memory() -> int | None:
@@ -58,4 +56,4 @@ def find_gpu() -> Device | None:
 
 def this_device() -> Device:
     """Return the GPU of this machine, or its CPU with the host's memory."""
-    return find_gpu() or Device("CPU", host_memory() or 1 << 62, is_gpu=False, halves=False)
+    return find_gpu() or Device("CPU", host_memory() or 1 << 62, is_gpu=False)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from msa_lite.budget.machine import Device
 from msa_lite.budget.need import Need
 
 MARGIN = 0.05  # the error of a prediction that a refusal allows for
+_CERTAIN = ("weights", "adapters", "gradients", "optimizer")  # the parts that follow from headers alone
 
 
 @dataclass(frozen=True)
@@ -18,24 +19,31 @@ class StagePlan:
     """What one stage needs."""
 
     name: str
-    """"forget vector", "sweep", "merge", …"""
+    """"the fit of the forget vector", "the sweep", …"""
+    kind: Literal["goal", "fit", "sweep", "merge", "scores"]
+    """goal: the target's loss, which open-ended fits are to reach."""
     need: Need
-    """Memory at the peak, of the device where it has one, else of the host."""
-    on_device: bool = True
-    """False for a stage of the host alone, such as a merge."""
+    """Memory at the peak: of the host for a merge, else of the device."""
+    vector: str | None = None
+    """The vector that is fitted."""
     seconds: tuple[float, float] | None = None
     """The shortest and the longest time; None where the rows are not known."""
     how: str = ""
     """How it runs at this peak: "4 rows at a time, with checkpointing"."""
 
+    @property
+    def on_device(self) -> bool:
+        """Check whether it runs on the device."""
+        return self.kind != "merge"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""
-        return {"stage": self.name, "on": "device" if self.on_device else "host", "how": self.how,
+        return {"stage": self.name, "kind": self.kind, "on": "device" if self.on_device else "host", "how": self.how,
                 "memory": self.need.as_dict(), "seconds": list(self.seconds) if self.seconds else None}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Change:
+class Remedy:
     """A change of the recipe, and what it makes of the peak."""
 
     overrides: tuple[str, ...]
@@ -62,7 +70,7 @@ class Plan:
     """Bytes that are free on the disk of the run's folder."""
     notes: Sequence[str] = ()
     """What is not known or rough, one line each."""
-    changes: Sequence[Change] = field(default=())
+    changes: Sequence[Remedy] = field(default=())
     """Changes that lower the peak, by harm, if it does not fit."""
     price_per_hour: float | None = None
 
@@ -77,12 +85,18 @@ class Plan:
         return self.peak.need.nbytes <= self.device.nbytes
 
     @property
-    def is_certain(self) -> bool:
-        """Check whether it cannot fit, beyond the error of a prediction and of what is known only roughly."""
-        return self.peak.need.rough is None and self.peak.need.nbytes * (1 - MARGIN) > self.device.nbytes
+    def is_hopeless(self) -> bool:
+        """Check whether it cannot fit, whatever the error of a prediction and the parts that are known only roughly."""
+        least = max((self._least(stage.need) for stage in self.stages if stage.on_device), default=0.0)
+        return least > self.device.nbytes
+
+    def _least(self, need: Need) -> float:
+        """Return the bytes that a stage takes at least. On a CPU, activations may be swapped out."""
+        is_known = need.rough is None and self.device.is_gpu
+        return (1 - MARGIN) * (need.nbytes if is_known else sum(need.parts.get(part, 0) for part in _CERTAIN))
 
     @property
-    def cheapest(self) -> Change | None:
+    def cheapest(self) -> Remedy | None:
         """Return the least harmful change that fits."""
         return next((change for change in self.changes if change.fits), None)
 
@@ -129,7 +143,7 @@ class Plan:
         }
 
 
-def advice(change: Change | None) -> str:
+def advice(change: Remedy | None) -> str:
     """Return what to try, in one sentence."""
     if change is None:
         return "No change of the recipe makes it fit: take a larger GPU, or a smaller model"

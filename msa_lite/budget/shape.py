@@ -95,7 +95,7 @@ class Shape:
 
 
 def read_shape(checkpoint: Checkpoint, name: str) -> Shape:
-    """Return the sizes of a checkpoint. name: the model's, for messages. Raise FormatError where the config lacks them."""
+    """Return the sizes of a checkpoint. name: for messages. Raise FormatError where the config lacks them."""
     tensors = {entry.name: entry.shape for entry in checkpoint.tensors.values() if entry.is_float}
     stored = sum(entry.nbytes for entry in checkpoint.tensors.values())
     quantised = "its weights are stored quantised" if checkpoint.config.get("quantization_config") else None
@@ -161,7 +161,7 @@ def _doubt(family: str, config: Mapping[str, Any], tensors: Mapping[str, tuple[i
 
 
 def _sizes(config: Mapping[str, Any], name: str) -> dict[str, int]:
-    """Return layers, widths and heads of a config, in the words of any family. Raise FormatError where one is missing."""
+    """Return layers, widths and heads of a config of any family. Raise FormatError where one is missing."""
 
     def read(*keys: str, default: int | None = None) -> int:
         value = next((config[key] for key in keys if type(config.get(key)) is int and config[key] > 0), default)

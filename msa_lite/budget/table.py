@@ -28,7 +28,7 @@ def plan_table(plan: Plan) -> TextTable:
 
 def _row(stage: StagePlan, bold: bool) -> list[Cell]:
     name = stage.name.removeprefix("the ")
-    cells = [Cell(name if stage.on_device else f"{name} (RAM)", bold), Cell(stage.how)]
+    cells = [Cell(name, bold), Cell(stage.how)]
     for parts in _COLUMNS.values():
         size = sum(stage.need.parts.get(part, 0) for part in parts)
         cells.append(Cell(f"{size / 1e9:.1f}" if size else "–"))

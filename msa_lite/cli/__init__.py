@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msa_lite.errors import UsageError, nearest
+from msa_lite.io.ranks import Ranks
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -34,6 +35,8 @@ _COMMANDS = {
     "publish": "Send a model or adapter to the Hugging Face Hub.",
     "mergekit": "Print a merge as a recipe for mergekit.",
 }
+# Commands that several processes of a launcher work on, or that know of them.
+_SHARED = {"run", "sweep", "vector", "train", "baseline", "probe", "evaluate"}
 
 
 class _Commands(click.Group):
@@ -71,6 +74,8 @@ class _Commands(click.Group):
                 raise UsageError(f"'{name}' is neither a command nor a recipe (a .yaml file, or a shipped one){hint}")
         if name not in _COMMANDS or name == _QUICKSTART:
             args = ["run", *args]
+        if args[0] not in _SHARED and not Ranks.current().first:  # of the processes of a launcher, the first one works
+            raise click.exceptions.Exit(0)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
@@ -141,6 +146,7 @@ def _run(args: list[str]) -> int:
     from msa_lite.cli.faults import broken_pipe, report_error
     from msa_lite.cli.output import repeat_warnings
 
+    rank = Ranks.current().rank  # a run leaves the launcher's group, and then there is none
     try:
         try:
             status = cli.main(args, prog_name="msa-lite", standalone_mode=False)
@@ -149,9 +155,9 @@ def _run(args: list[str]) -> int:
     except SystemExit as end:
         if (error := broken_pipe(end)) is None:
             raise
-        return report_error(error, _is_verbose(args))
+        return report_error(error, _is_verbose(args), rank)
     except (Exception, KeyboardInterrupt) as error:
-        return report_error(error, _is_verbose(args))
+        return report_error(error, _is_verbose(args), rank)
     return status if isinstance(status, int) else 0
 
 

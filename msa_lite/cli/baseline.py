@@ -40,6 +40,8 @@ def command(invocation: Invocation, method: str) -> None:
     from msa_lite.pipeline import run_baseline
 
     result = invocation.call(partial(run_baseline, method))
+    if result is None:  # of the processes of a launcher, the first one prints
+        return
     print_verdict(result, to_stderr=invocation.as_json)
     if invocation.as_json:
         print_json(result.as_dict())

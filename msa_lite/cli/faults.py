@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 import traceback
 
 import click
@@ -13,11 +14,21 @@ from msa_lite.io.disk import disk_fault
 from msa_lite.io.reading import without_controls
 
 _RESUME = "finished stages stay, the same command resumes"
+_PATIENCE = 5.0  # seconds
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def report_error(error: BaseException, verbose: bool) -> int:
-    """Print what a command raised on stderr; return the exit status."""
+def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
+    """Print what a command raised on stderr; return the exit status.
+
+    rank: the number of the process. The first one of a launcher prints the errors that all have, and the launcher then
+    ends the others. One that is still there after some seconds has an error of its own.
+    """
+    if rank:
+        if isinstance(error, KeyboardInterrupt):
+            return 130
+        time.sleep(_PATIENCE)
+        click.echo(f"process {rank}: ", err=True, nl=False)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):  # its message is the whole help
         error.show()
         return error.exit_code

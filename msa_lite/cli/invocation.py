@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Literal, TypeVar
 
 import click
 
 from msa_lite.cli.completion import complete_recipe
+from msa_lite.io.ranks import Ranks
 
 Body = Callable[..., int | None]
 Result = TypeVar("Result")
@@ -26,6 +27,8 @@ class Invocation:
     """Show what the libraries underneath print."""
     as_json: bool
     """Print one JSON object in the place of tables and lines."""
+    checked: Mapping[str, bool] = field(default_factory=dict)
+    """`force` of commands that check their memory first; it goes to the library function."""
 
     def call(self, function: Callable[..., Result], **options: Any) -> Result:
         """Return what a library function makes of the recipe, with progress on stderr.
@@ -36,11 +39,13 @@ class Invocation:
         from msa_lite.errors import NoTokenizerError
 
         quieten_libraries(self.verbose)
+        can_ask = in_terminal() and Ranks.current().count == 1
+        options |= self.checked
         with progress_bars() as progress:
             try:
                 return function(self.recipe, progress=progress, **options)
             except NoTokenizerError as error:
-                if error.offer is None or self.recipe.tokenizer is not None or not in_terminal():
+                if error.offer is None or self.recipe.tokenizer is not None or not can_ask:
                     raise
                 question = f"{self.recipe.target} was saved without a tokenizer. Take that of the prior, {error.offer}?"
                 if not click.confirm(question, err=True):
@@ -49,8 +54,11 @@ class Invocation:
             return function(recipe, progress=progress, **options)
 
 
-def takes_recipe(kind: Literal["run", "training"] = "run") -> Callable[[Body], Body]:
-    """Give a command the arguments RECIPE and KEY.SUB=VALUE and the option --json; its body takes an `Invocation`."""
+def takes_recipe(kind: Literal["run", "training"] = "run", checks: bool = True) -> Callable[[Body], Body]:
+    """Give a command the arguments RECIPE and KEY.SUB=VALUE and the option --json; its body takes an `Invocation`.
+
+    checks: False for a command that does not check its memory first, and so has no --force.
+    """
 
     def decorate(body: Body) -> Body:
         @click.argument("recipe", shell_complete=complete_recipe)
@@ -66,8 +74,12 @@ def takes_recipe(kind: Literal["run", "training"] = "run") -> Callable[[Body], B
 
             loaded = (load_recipe if kind == "run" else load_training)(recipe, overrides)
             print_start(recipe, loaded.output)
-            return body(Invocation(loaded, verbose, as_json), **options)
+            checked = {"force": options.pop("force")} if checks else {}
+            return body(Invocation(loaded, verbose, as_json, checked), **options)
 
+        if checks:
+            text = "Start even if the memory is too small by prediction (`msa-lite plan`)."
+            command = click.option("--force", is_flag=True, help=text)(command)
         return command
 
     return decorate

@@ -8,7 +8,7 @@ from msa_lite.cli.invocation import Invocation, takes_recipe
 
 
 @click.command()
-@takes_recipe()
+@takes_recipe(checks=False)
 def command(invocation: Invocation) -> None:
     """Check whether the prior of RECIPE, or any checkpoint of its history, has already seen the forget set.
 
@@ -26,6 +26,8 @@ def command(invocation: Invocation) -> None:
     from msa_lite.report.formats import Cell, Section, TextTable
 
     result = invocation.call(probe)
+    if result is None:  # of the processes of a launcher, the first one prints
+        return
     if invocation.as_json:
         print_json(result.as_dict())
         return

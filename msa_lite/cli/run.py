@@ -31,7 +31,7 @@ def command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
     from msa_lite.pipeline import run
 
     result = invocation.call(run, accept=accept, show_examples=show_examples)
-    if result is None:  # this process of `accelerate launch` only helped with the sweep
+    if result is None:  # of the processes of a launcher, the first one prints
         return 0
     print_verdict(result, to_stderr=invocation.as_json)
     status = exit_code(result, accept or not invocation.recipe.verdict)

@@ -40,7 +40,7 @@ def command(invocation: Invocation) -> None:
     from msa_lite.pipeline import sweep
 
     result = invocation.call(sweep)
-    if result is None:  # of the processes of `accelerate launch`, the first one prints
+    if result is None:  # of the processes of a launcher, the first one prints
         return
     if invocation.as_json:
         print_json(result.as_dict())

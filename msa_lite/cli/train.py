@@ -24,6 +24,8 @@ def command(invocation: Invocation) -> None:
     from msa_lite.pipeline import train_stages
 
     result = invocation.call(train_stages)
+    if result is None:  # of the processes of a launcher, the first one prints
+        return
     if invocation.as_json:
         print_json(result.as_dict())
         return

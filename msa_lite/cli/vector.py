@@ -30,6 +30,8 @@ def command(invocation: Invocation, which: str) -> None:
     from msa_lite.pipeline import run_vectors
 
     folders = invocation.call(run_vectors, which=which)
+    if folders is None:  # of the processes of a launcher, the first one prints
+        return
     if invocation.as_json:
         print_json({"vectors": {folder.name: str(folder) for folder in folders}})
         return

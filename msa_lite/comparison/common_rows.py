@@ -34,7 +34,7 @@ class Evaluation:
     folder: Path
     report: Report
     inputs: Mapping[str, Any]
-    """What its manifest says it was made of."""
+    """The inputs that its manifest names."""
     records: Mapping[str, Mapping[int, Record]]
     """By set and row."""
 

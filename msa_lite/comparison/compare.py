@@ -59,7 +59,7 @@ class TableRow:
     source: str
     """The path of its report.json, or the name of the published table."""
     method: Mapping[str, Any]
-    """How the model was made, as its report says."""
+    """The method that made the model, as its report says."""
     cells: tuple[ModelValue, ...]
 
 
@@ -73,7 +73,7 @@ class Comparison:
     columns: tuple[Column, ...]
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...]
-    """What a reader has to know to read the table, one line each."""
+    """Remarks that a reader needs, one line each."""
     published: str | None = None
     """The heading of the rows of a paper."""
 

@@ -257,7 +257,7 @@ class Benchmark(ABC):
 
 
 Weighed = tuple[Forgotten, Kept | None] | str
-"""What became of the forget and the retain set, or the reason why nothing can be said."""
+"""The outcome for the forget and the retain set, or the reason why nothing can be said."""
 
 
 @dataclass(frozen=True)

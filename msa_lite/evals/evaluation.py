@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -18,11 +18,12 @@ from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.benchmark import Benchmark, JudgeCall, Record, Records
 from msa_lite.evals.judge import JudgeSettings, Ruling, open_judge
 from msa_lite.evals.models import model_identity
-from msa_lite.evals.records import Ranks, collect_records, read_records, write_records
+from msa_lite.evals.records import collect_records, read_records, write_records
 from msa_lite.io.files import canonical_json
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.progress import Progress, silent
+from msa_lite.io.ranks import Ranks
 from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.report import REPORT_FILE, Report, load_report, write_report
 
@@ -33,6 +34,9 @@ NO_JUDGE = JudgeSettings()
 Ideal = Source | Path | Literal["itself"] | None
 """The model that never saw the forget set: a model to score too, the folder of an earlier evaluation, "itself" where it
 is the model that is scored, or None."""
+
+Collect = Callable[[Source, Benchmark, Path, str, Progress], dict[str, list[Record]]]
+"""Runs a model: collect(source, benchmark, folder, label, progress)."""
 
 
 def evaluate_benchmark(
@@ -46,12 +50,14 @@ def evaluate_benchmark(
     earlier: Sequence[Path] = (),
     label: str = "scores",
     progress: Progress = silent,
+    collect: Collect | None = None,
 ) -> Report | None:
     """Score a model. Write `SET.jsonl` records, report.json and a manifest into `out`.
 
     An ideal that is a model is scored first, into `out`/ideal. A folder made from the same inputs is read instead.
     After a stop, finished items are not run again. method: what made the model, for the report. earlier: folders
-    of evaluations, whose records are copied where they come from the same model and questions.
+    of evaluations, whose records are copied where they come from the same model and questions. collect: runs the model,
+    in the place of `collect_records` in this process.
 
     Return None in the processes of `accelerate launch` that only help. Raise what `check_comparable` and the judge
     raise.
@@ -66,16 +72,18 @@ def evaluate_benchmark(
         return load_report(out) if ranks.first else None
     open_judge(judge)  # raises before any work where it lacks something
 
-    def collect(folder: Path) -> dict[str, list[Record]]:
+    def collect_all(folder: Path) -> dict[str, list[Record]]:
         if isinstance(ideal, Source):
             own: dict[str, Any] = {"ideal": "itself", "judge": judge, "label": "scores: ideal", "progress": progress}
             evaluate_benchmark(ideal, benchmark, folder / "ideal", **own)
+        if collect:
+            return collect(source, benchmark, folder, label, progress)
         return collect_records(source, benchmark, folder, ranks, label, progress)
 
     if not ranks.first:
         progress = silent
         ranks.wait()  # until the first process has made the folder
-        collect(partial_folder(out))
+        collect_all(partial_folder(out))
         return None
     facts = {"sources": {"model": source.pinned()}}
     with stage_folder(out, EVALUATION_KIND, inputs, facts, resumable=True, resume_key=subject) as partial:
@@ -84,7 +92,7 @@ def evaluate_benchmark(
             for name in ("ideal", "ideal.partial"):
                 shutil.rmtree(partial / name, ignore_errors=True)
         ranks.wait()
-        records = collect(partial)
+        records = collect_all(partial)
         reference = _ideal_records(partial, ideal, benchmark, records)
         about = {"model": subject["model"]} | ({"method": method} if method else {})
         return write_scores(partial, benchmark, records, reference, judge, about, progress)

@@ -21,12 +21,13 @@ from typing import Any
 from msa_lite.errors import DataError, StageError, UsageError, join_faults, nearest
 from msa_lite.evals.models import check_source, load_model, load_tokenizer, model_identity
 from msa_lite.evals.own_tasks import check_no_code, sandboxed
-from msa_lite.evals.records import Ranks, write_records
+from msa_lite.evals.records import write_records
 from msa_lite.io.extras import require
 from msa_lite.io.files import digest, hash_file, write_json
 from msa_lite.io.hub import Source, explain
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, silent
+from msa_lite.io.ranks import Ranks
 from msa_lite.io.seal import list_files
 from msa_lite.report import Metric, Report, load_report, write_report
 

@@ -23,7 +23,7 @@ class Yardstick(NamedTuple):
     """The sets and scores that say what can be extracted from a model, and what it has kept."""
 
     unit: Unit
-    """What the items of the forget set are."""
+    """The units of the forget set."""
     forget_set: str
     """The set of the items to forget."""
     forget_scores: Sequence[tuple[str, str]]

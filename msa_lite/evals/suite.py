@@ -27,12 +27,12 @@ from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import can_read, check_source, checkpoint_folder, load_tokenizer
 from msa_lite.evals.prompt_search import choose_prompt, prompt_forms, rank_prompts
 from msa_lite.evals.qa import load_qa
-from msa_lite.evals.records import Ranks
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.disk import output_path
 from msa_lite.io.extras import require
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, notices, silent
+from msa_lite.io.ranks import Ranks
 from msa_lite.io.reading import local_path
 from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.io.vocabulary import vocabulary_size

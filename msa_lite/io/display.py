@@ -108,7 +108,7 @@ class StepProgress:
     title: str
     """The label, with the number of its step if it was announced."""
     started: float
-    """When it began, in seconds of the display's clock."""
+    """The time when it began, in seconds of the display's clock."""
     first: int
     """Units that an earlier run had done."""
     done: int

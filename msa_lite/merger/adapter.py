@@ -62,7 +62,7 @@ class MergedAdapter:
     truncation_loss: float
     """The share of the update that truncation to `max_rank` lost."""
     interference: Sequence[dict[str, Any]] = ()
-    """How the vectors of several requests interfere, pair by pair (`Interference.as_dict`)."""
+    """The interference of the vectors of several requests, pair by pair (`Interference.as_dict`)."""
 
     notes: ClassVar[tuple[str, ...]] = ()  # nothing is rounded
 

@@ -63,7 +63,7 @@ class Merged:
     notes: tuple[str, ...] = ()
     """Warnings for the user, one sentence each."""
     interference: Sequence[dict[str, Any]] = ()
-    """How the vectors of several requests interfere, pair by pair (`Interference.as_dict`)."""
+    """The interference of the vectors of several requests, pair by pair (`Interference.as_dict`)."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result for `--json`."""

@@ -23,15 +23,19 @@ from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.data import Example, encode_qa, pad_id
 from msa_lite.errors import NotFiniteError, UsageError
 from msa_lite.io.checkpoint import load_checkpoint
-from msa_lite.io.progress import Progress, Step, announce, silent
+from msa_lite.io.crew import Crew
+from msa_lite.io.gathering import gathered
+from msa_lite.io.progress import Progress, Step, announce, notices, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Term
 from msa_lite.pipeline.cards import complete_card
 from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.folder import BASELINES, claimed
+from msa_lite.pipeline.follow import follow_run
 from msa_lite.pipeline.loaded import LoadedTarget
 from msa_lite.pipeline.msa import RunResult, make_result, msa_plan, run_plan
+from msa_lite.pipeline.planning_check import check_memory
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.removal import write_record
 from msa_lite.pipeline.reporting import drop_report, write_run_report
@@ -68,12 +72,18 @@ class Setting:
 
 
 def run_baseline(
-    method: str, recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent
-) -> RunResult:
+    method: str,
+    recipe: RecipeSource,
+    overrides: Iterable[str] = (),
+    progress: Progress = silent,
+    *,
+    force: bool = False,
+) -> RunResult | None:
     """Run a method that MSA is compared with on a recipe's models and data, and score it in the same way.
 
     The run goes into `baselines/METHOD` of the recipe's output (`METHOD-prior` with `start: prior`). Raise before
-    anything is written if method, recipe or inputs are at fault.
+    anything is written if method, recipe or inputs are at fault. force: only warn if the device's memory is too small
+    by prediction. Return None in the processes of a launcher but the first.
     """
     check_method(method)
     recipe = load_recipe(recipe, overrides)
@@ -83,13 +93,35 @@ def run_baseline(
             "rows of all requests"
         )
     check_grids(recipe.baseline.methods)
+    if method == TASK_VECTOR and recipe.baseline.start == "prior":
+        raise UsageError(f"{method} from the prior is MSA itself: `msa-lite run`; leave baseline.start at target")
+    settings: Sequence[Setting] = ()
     if method == TASK_VECTOR:
-        if recipe.baseline.start == "prior":
-            raise UsageError(f"{method} from the prior is MSA itself: `msa-lite run`; leave baseline.start at target")
         folder = recipe.folder / BASELINES / method
-        return run_plan(recipe, replace(msa_plan(recipe), method=method, folder=folder, start="target"), progress)
-    plan, settings = _plan(method, recipe)
-    with claimed(recipe, plan, progress, lambda run: _resolved(run, settings).check()) as run:
+        plan = replace(msa_plan(recipe), method=method, folder=folder, start="target")
+    else:
+        plan, settings = _plan(method, recipe)
+    plan = replace(plan, force=force)
+    with gathered([method, recipe.model_dump(mode="json")]) as crew:
+        if not crew.first:
+            follow_run(crew, recipe, plan)
+            return None
+        if method == TASK_VECTOR:
+            return run_plan(recipe, plan, progress, crew=crew)
+        return _run(recipe, plan, settings, progress, crew)
+    return None
+
+
+def _run(recipe: Recipe, plan: RunPlan, settings: Sequence[Setting], progress: Progress, crew: Crew) -> RunResult:
+    """Run the plan of a baseline that trains. The first process of a crew trains alone; all of them score."""
+
+    def check(run: Run) -> None:
+        _resolved(run, settings).check()
+        check_memory(run)
+
+    with claimed(recipe, plan, progress, check, crew=crew) as run:
+        if not crew.is_alone:
+            notices.info("%s: one process trains; the others help with the scores", plan.method)
         drop_report(run.folder)
         trials = _resolved(run, settings)
         announce(progress, trials.steps())

@@ -5,15 +5,19 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
-from msa_lite.data import rows_identity
+from msa_lite.data import hash_ids, rows_identity
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import FormatError, MsaError, OutputError
+from msa_lite.io.crew import Crew
 from msa_lite.io.extras import require
-from msa_lite.io.files import write_json, write_text
+from msa_lite.io.files import digest, write_json, write_text
+from msa_lite.io.gathering import check_alike
 from msa_lite.io.lock import locked
+from msa_lite.io.manifest import software_versions
 from msa_lite.io.progress import Progress, notices
 from msa_lite.io.reading import read_text
 from msa_lite.pipeline.changes import warn_of_changes
@@ -27,6 +31,7 @@ from msa_lite.report.purged import PURGED_FILE
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo
+PREPARE = "prepare"  # the order to prepare the same inputs
 
 Prepared = TypeVar("Prepared")
 Kind = Literal["run", "training"]
@@ -34,9 +39,9 @@ Kind = Literal["run", "training"]
 
 @contextmanager
 def claimed(
-    recipe: Recipe, plan: RunPlan, progress: Progress, check: Callable[[Run], None] = lambda run: None
+    recipe: Recipe, plan: RunPlan, progress: Progress, check: Callable[[Run], None] = lambda run: None, *, crew: Crew
 ) -> Iterator[Run]:
-    """Prepare a run, call `check` on it, and claim its folder."""
+    """Prepare a run, call `check` on it, and claim its folder. The other processes of the crew prepare it then, too."""
     if plan.start == "prior" and recipe.prior_reason:
         notices.info("%s", recipe.prior_reason)
     _check_folder(recipe.folder, "run")
@@ -47,7 +52,7 @@ def claimed(
             people = {name: sizes.pop(name) for name in ("prior", "retain", "forget", "holdout")}
             settings = HistorySettings(**sizes, seed=recipe.seed)
             make_history(recipe.folder / HISTORY, make_groups(people, recipe.seed), settings, progress)
-        run = prepare(recipe, plan, progress)
+        run = replace(prepare(recipe, plan, progress), crew=crew)
         check(run)
         return run
 
@@ -57,7 +62,22 @@ def claimed(
             write_json(run.folder / PROMPT_FILE, run.prompt_search)
         if run.renders:
             notices.info("prompt: %s", run.prompter.sentence)
+        if not crew.is_alone:
+            with crew.helped(PREPARE) as others:
+                own = run_inputs(run)
+            check_alike(own, others)
         yield run
+
+
+def run_inputs(run: Run) -> dict[str, Any]:
+    """Return hashes of all that a run starts from, by name. They are the same in all processes of a launcher."""
+    inputs = {
+        "models": {name: source.identity() for name, source in run.sources.items()},
+        "rows": {name: hash_ids(examples) for name, examples in run.examples.items()},
+        "questions": [part and part.describe() for part in (run.validation, run.test)],
+        "package versions": software_versions(),
+    }
+    return {name: digest(value) for name, value in inputs.items()}
 
 
 @contextmanager

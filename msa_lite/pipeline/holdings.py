@@ -71,7 +71,7 @@ class Holding:
     name: str
     """Its path from the run's folder, or the whole path outside of it."""
     reason: str
-    """What of the data it holds."""
+    """The part of the data that it holds."""
     nbytes: int
     """The size of its files."""
     remove: Callable[[], object]

@@ -12,14 +12,17 @@ from msa_lite.baselines.methods import check_grids
 from msa_lite.choose.candidates import Values
 from msa_lite.choose.choice import load_choice
 from msa_lite.errors import UsageError
-from msa_lite.evals.records import stand_alone
+from msa_lite.io.crew import Crew
+from msa_lite.io.gathering import gathered
 from msa_lite.io.progress import Progress, announce, notices, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Merged, MergedAdapter, Term
 from msa_lite.pipeline.cards import complete_card
 from msa_lite.pipeline.earlier import earlier_terms, open_earlier, rebuild_command
 from msa_lite.pipeline.folder import claimed
+from msa_lite.pipeline.follow import follow_run
 from msa_lite.pipeline.knowledge import check_knowledge
+from msa_lite.pipeline.planning_check import check_memory
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import whole_target
 from msa_lite.pipeline.probe_rows import cheap_probe
@@ -32,14 +35,13 @@ from msa_lite.pipeline.strengths import (
     SweepResult,
     check_strengths,
     choose_strengths,
-    fit_vectors,
-    help_sweep,
     merge_chosen,
     recorded_points,
     rescore,
     run_terms,
     sweep_plan,
 )
+from msa_lite.pipeline.vectors import fit_vectors
 from msa_lite.pipeline.verdict import Findings, judge_run
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
@@ -73,7 +75,7 @@ class RunResult:
     examples: Sequence[SideBySide] = ()
     """Questions with what target, unlearned model and ideal say. They hold the data."""
     published: Published | None = None
-    """Where it was sent on the Hub, if the recipe says so."""
+    """Its place on the Hub, if the recipe says to send it."""
 
     def __repr__(self) -> str:
         chosen = ", ".join(f"{SYMBOLS.get(key, key)} = {value}" for key, value in self.chosen.items())
@@ -112,37 +114,45 @@ def run_recipe(
     *,
     accept: bool = False,
     show_examples: bool = False,
+    force: bool = False,
 ) -> RunResult | None:
     """Run a recipe: fit the vectors, choose α and β, merge, score, and write the report.
 
     accept: only warn if the target does not know the rows to forget, or the prior does. show_examples: put ten
-    questions with the models' answers into the report. Raise before anything is written if the recipe or its inputs are
-    at fault. Later errors leave finished stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return
-    None in the processes of `accelerate launch` that only help with the sweep.
+    questions with the models' answers into the report. force: only warn if the device's memory is too small by
+    prediction. Raise before anything is written if the recipe or its inputs are at fault. Later errors leave finished
+    stages in place, and a rerun resumes. A verdict of FAIL raises nothing. Return None in the processes of a launcher
+    other than the first: they fit, score and try points with it.
     """
     recipe = load_recipe(recipe, overrides)
     check_grids(recipe.baseline.methods)
-    plan = msa_plan(recipe)
-    if not stand_alone().first:
-        help_sweep(recipe, plan)
-        return None
-    check_publishing(recipe)
-    result = run_plan(recipe, plan, progress, accept, show_examples)
-    return replace(result, published=publish_model(recipe, result.merged.folder, result.verdict, accept, progress))
+    plan = replace(msa_plan(recipe), force=force)
+    with gathered(recipe.model_dump(mode="json")) as crew:
+        if crew.first:
+            check_publishing(recipe)
+            result = run_plan(recipe, plan, progress, accept, show_examples, crew=crew)
+            published = publish_model(recipe, result.merged.folder, result.verdict, accept, progress)
+            return replace(result, published=published)
+        follow_run(crew, recipe, plan)
+    return None
 
 
-def sweep(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent) -> SweepResult | None:
+def sweep(
+    recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent, *, force: bool = False
+) -> SweepResult | None:
     """Fit the vectors of a recipe, score its points on validation rows, merge the best and score that again.
 
-    This is `run` without the scores on test rows. Under `accelerate launch` all processes score points, and only the
-    first returns a result; the others return None. Raise UsageError for a recipe with a single point.
+    This is `run` without the scores on test rows. Under a launcher all processes work on it, and only the first returns
+    a result; the others return None. force: only warn if the device's memory is too small by prediction. Raise
+    UsageError for a recipe with a single point.
     """
     recipe = load_recipe(recipe, overrides)
-    plan = msa_plan(recipe)
-    if not stand_alone().first:
-        help_sweep(recipe, plan)
-        return None
-    return sweep_plan(recipe, plan, progress)
+    plan = replace(msa_plan(recipe), force=force)
+    with gathered(recipe.model_dump(mode="json")) as crew:
+        if crew.first:
+            return sweep_plan(recipe, plan, progress, crew)
+        follow_run(crew, recipe, plan)
+    return None
 
 
 def msa_plan(recipe: Recipe) -> RunPlan:
@@ -152,10 +162,16 @@ def msa_plan(recipe: Recipe) -> RunPlan:
 
 
 def run_plan(
-    recipe: Recipe, plan: RunPlan, progress: Progress, accept: bool = False, show_examples: bool = False
+    recipe: Recipe,
+    plan: RunPlan,
+    progress: Progress,
+    accept: bool = False,
+    show_examples: bool = False,
+    *,
+    crew: Crew,
 ) -> RunResult:
     """Run a plan: of MSA, or of the task vector, which starts from the target."""
-    with claimed(recipe, plan, progress, _check) as run:
+    with claimed(recipe, plan, progress, _check, crew=crew) as run:
         drop_report(run.folder)
         announce(progress, run_steps(run))
         if plan.method == "msa" and (warning := cheap_probe(run, progress)):
@@ -181,6 +197,12 @@ def run_plan(
 def _check(run: Run) -> None:
     check_strengths(run)
     check_licence(run)
+    check_memory(run)
+
+
+def _check_fits(run: Run) -> None:
+    check_strengths(run)
+    check_memory(run, fits_only=True)
 
 
 def make_result(
@@ -196,16 +218,28 @@ def run_vectors(
     which: Literal["forget", "retain", "all"] = "all",
     overrides: Iterable[str] = (),
     progress: Progress = silent,
-) -> list[Path]:
-    """Fit only the vectors of a recipe. Return their folders. Raise UsageError for `retain` without a retain set."""
+    *,
+    force: bool = False,
+) -> list[Path] | None:
+    """Fit only the vectors of a recipe. Return their folders; None in the processes of a launcher but the first.
+
+    force: only warn if the device's memory is too small by prediction. Raise UsageError for `retain` without a retain
+    set.
+    """
     recipe = load_recipe(recipe, overrides)
-    with claimed(recipe, msa_plan(recipe), progress, check_strengths) as run:
-        names = run.vector_names if which == "all" else [which]
-        if "retain" in names and "retain" not in run.rows:
-            raise UsageError("the recipe has no retain set, so there is no retain vector to fit")
-        announce(progress, fit_steps(run, names))
-        fit_vectors(run, names, progress)
-        return [run.vector_folder(name) for name in names]
+    plan = replace(msa_plan(recipe), force=force)
+    with gathered(recipe.model_dump(mode="json")) as crew:
+        if not crew.first:
+            follow_run(crew, recipe, plan)
+            return None
+        with claimed(recipe, plan, progress, _check_fits, crew=crew) as run:
+            names = run.vector_names if which == "all" else [which]
+            if "retain" in names and "retain" not in run.rows:
+                raise UsageError("the recipe has no retain set, so there is no retain vector to fit")
+            announce(progress, fit_steps(run, names))
+            fit_vectors(run, names, progress)
+            return [run.vector_folder(name) for name in names]
+    return None
 
 
 def merge_arguments(recipe: Recipe) -> dict[str, Any]:

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Literal
 
 from msa_lite.budget.machine import Device, host_memory, this_device
-from msa_lite.budget.need import PROCESS, Need
-from msa_lite.budget.plan import Change, Plan, StagePlan
+from msa_lite.budget.need import Need
+from msa_lite.budget.plan import Plan, Remedy, StagePlan
 from msa_lite.budget.scoring import score_need
 from msa_lite.budget.shape import Shape
 from msa_lite.budget.speed import Speed, fit_seconds, score_seconds, speed_of
-from msa_lite.budget.tuning import FitCase, Pass, fit_need, passes
+from msa_lite.budget.tuning import FitCase, fit_need, rungs
 from msa_lite.errors import RecipeError
 from msa_lite.io.disk import nearest_place
 from msa_lite.merger.plan import parse_size
-from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts, find_inputs
+from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts, find_plan_inputs
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.train.auto import EPOCHS, MOST_BATCH, auto_batch, most_epochs
+from msa_lite.train.rungs import Rung
 
 _MERGE = 512_000_000  # bytes of a merge (`merger.memory.MAX_MEMORY`)
 _QUESTIONS = 400  # of a published benchmark, where the recipe sets no limit
 _SEARCHED = 10  # points of a search
 _LONGEST_QUESTION = 512  # tokens
 _SAVES = 3  # of a fit on disk at a time: two, and a third until the oldest is removed
-_LARGEST_BATCH = 65536  # tokens of a scored batch on a GPU, halved until it fits (`evals.models`)
 _CPU_BATCH = 2048
 _CPU_TOKENS = 4096  # of a micro-batch on a CPU (`train.fit`)
 
@@ -46,16 +45,16 @@ def plan(
     """
     loaded = load_recipe(recipe, overrides)
     device = Device(f"a GPU of {gpu}", parse_size(gpu)) if gpu is not None else this_device()
-    inputs = find_inputs(loaded)
+    inputs = find_plan_inputs(loaded)
     made = forecast(loaded, inputs, device)
-    changes = () if made.fits else tuple(find_changes(loaded, inputs, device))
+    changes = () if made.fits else tuple(find_remedies(loaded, inputs, device))
     return replace(made, changes=changes, price_per_hour=price_per_hour)
 
 
-def forecast(recipe: Recipe, inputs: PlanInputs, device: Device) -> Plan:
-    """Return the plan of a recipe's run on a device, without changes."""
+def forecast(recipe: Recipe, inputs: PlanInputs, device: Device, processes: int = 1) -> Plan:
+    """Return the plan of a recipe's run on a device. processes: those that share a fit in full mode."""
     speed = speed_of(device)
-    maker = _Maker(recipe, inputs, device, speed)
+    maker = _Maker(recipe, inputs, device, speed, processes)
     rough = dict.fromkeys(f"{shape.name}: {shape.rough}" for shape in inputs.shapes.values() if shape.rough)
     notes = [*inputs.notes, *(f"{line}: its activations are a rough estimate" for line in rough)]
     notes.append(f"times are estimated from operations and bytes at a speed {speed.source}, and may be off by 2 ×")
@@ -72,6 +71,7 @@ class _Maker:
     inputs: PlanInputs
     device: Device
     speed: Speed
+    processes: int
 
     def stages(self) -> Iterator[StagePlan]:
         """Yield the stages in their order."""
@@ -79,29 +79,32 @@ class _Maker:
         if recipe.vector.epochs == "auto":
             four_bit = recipe.vector.mode == "qlora"
             need = self._scoring("target", four_bit, least=True)
-            yield StagePlan("the target's loss", need, seconds=(0.0, 60.0), how="the goal of the fits")
+            yield StagePlan("the target's loss", "goal", need, seconds=(0.0, 60.0), how="the goal of the fits")
         for name in vectors:
             yield self.fit(name)
         if recipe.has_choice:
-            yield self._scored("the sweep", "target", len(recipe.points) or _SEARCHED, recipe.select.four_bit)
-        yield StagePlan("the merge", Need({"buffers": _MERGE}), False, self._merge_seconds(), "block by block")
+            yield self._scored("sweep", "target", len(recipe.points) or _SEARCHED, recipe.select.four_bit)
+        yield StagePlan(
+            "the merge", "merge", Need({"buffers": _MERGE}), None, self._merge_seconds(), "block by block, in RAM"
+        )
         if recipe.evaluate:
             largest = max(self.inputs.shapes, key=lambda key: self.inputs.shapes[key].stored)
             models = 1 + sum(key in self.inputs.shapes for key in ("target", "ideal"))
-            yield self._scored("the scores", largest, models)
+            yield self._scored("scores", largest, models)
 
     def fit(self, name: str) -> StagePlan:
         """Return the plan of the fit of a vector."""
         spec, rows, shape = self.recipe.vector, self.inputs.rows.get(name), self.inputs.shapes["prior"]
-        case = fit_case(self.recipe, rows, self.device)
+        case = replace(fit_case(self.recipe, rows, self.device), shards=self.processes)
         batch = batch_size(self.recipe, rows)
-        chosen, need = choose_pass(shape, case, batch, spec.micro_batch_size, self.device)
+        rung, need = choose_rung(shape, case, batch, spec.micro_batch_size, self.device)
         few, most = self._epochs(name, rows, batch)
         times = None
         if rows:
-            once = fit_seconds(shape, spec.mode, chosen.checkpointing, rows.tokens, self.speed)
+            once = fit_seconds(shape, spec.mode, rung.checkpointing, rows.tokens, self.speed)
             times = few * once, most * once
-        return StagePlan(f"the {name} vector", need, True, times, describe_pass(chosen, case))
+        how = f"{rung}; the longest row has {case.longest} tokens"
+        return StagePlan(f"the fit of the {name} vector", "fit", need, name, times, how)
 
     def _epochs(self, name: str, rows: RowFacts | None, batch: int) -> tuple[int, int]:
         """Return the fewest and the most epochs of a fit."""
@@ -110,7 +113,7 @@ class _Maker:
             return epochs, epochs
         return 1, most_epochs(rows.count, batch, retain=name == "retain") if rows else EPOCHS
 
-    def _scored(self, name: str, model: str, times: int, four_bit: bool = False) -> StagePlan:
+    def _scored(self, kind: Literal["sweep", "scores"], model: str, times: int, four_bit: bool = False) -> StagePlan:
         """Return the plan of scoring a model several times."""
         recipe, shape = self.recipe, self.inputs.shapes[model]
         assert recipe.evaluate is not None, "checked"
@@ -120,7 +123,7 @@ class _Maker:
             questions = sum(min(rows.count, limit) for rows in sets)
         else:
             questions = 4 * min(limit, _QUESTIONS)
-        if name == "the sweep":
+        if kind == "sweep":
             questions = max(1, round(questions * recipe.validation))
         seconds = score_seconds(shape, questions, 100, min(recipe.evaluate.max_new_tokens, 200), 64, self.speed)
         how = "in 4 bits, with the adapters beside it" if four_bit else "batches grow with free memory"
@@ -128,13 +131,13 @@ class _Maker:
         if four_bit:
             beside = sum(one.adapter(recipe.vector.lora.rank) for one in shape.adapted(recipe.vector.lora.targets))
             need = need.plus("adapters", 4 * beside * len(vector_names(recipe)))
-        return StagePlan(name, need, True, (times * seconds, times * seconds), how)
+        return StagePlan(f"the {kind}", kind, need, None, (times * seconds, times * seconds), how)
 
     def _scoring(self, model: str, four_bit: bool = False, least: bool = True) -> Need:
         """Return the need of scoring with the smallest batches; larger ones take what is free."""
         shape = self.inputs.shapes[model]
         width = min(shape.width, 4.0) if self.device.is_gpu else 4.0
-        width = 2.0 if four_bit and self.device.halves else width
+        width = 2.0 if four_bit and self.device.is_gpu else width
         tokens = _LONGEST_QUESTION if least else _CPU_BATCH
         return score_need(shape, tokens, width, on_gpu=self.device.is_gpu, four_bit=four_bit)
 
@@ -181,45 +184,36 @@ def fit_case(recipe: Recipe, rows: RowFacts | None, device: Device) -> FitCase:
         rank=spec.lora.rank,
         targets=targets if isinstance(targets, str) else tuple(targets),
         eight_bit=uses_eight_bit(recipe, device),
-        halves=device.halves,
+        halves=computes_in_halves(recipe, device),
         on_gpu=device.is_gpu,
     )
 
 
 def uses_eight_bit(recipe: Recipe, device: Device) -> bool:
     """Check whether AdamW keeps its states in 8 bits."""
-    optimizer: Any = getattr(recipe.vector, "optimizer", "auto")
+    optimizer = recipe.vector.optimizer
     return optimizer == "adamw_8bit" or (optimizer == "auto" and recipe.vector.mode == "qlora" and device.is_gpu)
 
 
-def choose_pass(shape: Shape, case: FitCase, batch: int, micro: int | str, device: Device) -> tuple[Pass, Need]:
-    """Return the first way of running rows that fits on the device, or the last one, and its need."""
-    fixed = None if isinstance(micro, str) else min(micro, batch)
+def computes_in_halves(recipe: Recipe, device: Device) -> bool:
+    """Check whether matrix products are in 16 bits."""
+    return recipe.vector.compute == "bf16" or (recipe.vector.compute == "auto" and device.is_gpu)
+
+
+def choose_rung(shape: Shape, case: FitCase, batch: int, micro: int | str, device: Device) -> tuple[Rung, Need]:
+    """Return the first rung that fits on the device, or the one that needs least, and its need."""
+    sizes = [size for size in range(batch, 0, -1) if batch % size == 0]
+    if not isinstance(micro, str):
+        sizes = [next(size for size in sizes if size <= micro)]
     if not device.is_gpu:  # nothing is tried there: a process that takes too much is killed
-        size = fixed or max(1, min(batch, _CPU_TOKENS // case.longest))
-        run = Pass(size, checkpointing=False)
-        return run, fit_need(shape, case, run)
-    chosen: tuple[Pass, Need] | None = None
-    for run in passes(batch, fixed, case.mode == "qlora", batch):
-        need = fit_need(shape, case, run)
-        if need.nbytes <= device.nbytes:
-            return run, need
-        if chosen is None or need.nbytes < chosen[1].nbytes:
-            chosen = run, need
-    assert chosen is not None, "a batch has at least one row"
-    return chosen
+        rung = Rung(next((size for size in sizes if size * case.longest <= _CPU_TOKENS), sizes[-1]))
+        return rung, fit_need(shape, case, rung)
+    ladder = [(rung, fit_need(shape, case, rung)) for rung in rungs(shape, case, sizes)]
+    fitting = (pair for pair in ladder if pair[1].nbytes <= device.nbytes)
+    return next(fitting, min(ladder, key=lambda pair: pair[1].nbytes))
 
 
-def describe_pass(run: Pass, case: FitCase) -> str:
-    """Return how rows run, in words."""
-    rows = "1 row" if run.micro == 1 else f"{run.micro} rows"
-    parts = [f"{rows} of {case.longest} tokens at a time"]
-    parts += ["with checkpointing"] if run.checkpointing else []
-    parts += ["embedding on the CPU"] if run.embedding_on_cpu else []
-    return ", ".join(parts)
-
-
-def find_changes(recipe: Recipe, inputs: PlanInputs, device: Device) -> Iterator[Change]:
+def find_remedies(recipe: Recipe, inputs: PlanInputs, device: Device) -> Iterator[Remedy]:
     """Yield changes of the recipe that lower its peak, by what they cost, each with the peak that it leaves."""
     before = forecast(recipe, inputs, device).peak.need.nbytes
     for overrides, harm in _candidates(recipe):
@@ -228,7 +222,7 @@ def find_changes(recipe: Recipe, inputs: PlanInputs, device: Device) -> Iterator
         except RecipeError:  # keys that exclude each other in this recipe
             continue
         if (peak := changed.peak.need.nbytes) < before:
-            yield Change(tuple(overrides), harm, peak, changed.fits)
+            yield Remedy(tuple(overrides), harm, peak, changed.fits)
 
 
 def _candidates(recipe: Recipe) -> Iterator[tuple[list[str], str]]:
@@ -236,7 +230,7 @@ def _candidates(recipe: Recipe) -> Iterator[tuple[list[str], str]]:
     spec = recipe.vector
     if spec.micro_batch_size != "auto":
         yield ["vector.micro_batch_size=auto"], "no change of the result"
-    if getattr(spec, "optimizer", None) in ("auto", "adamw") and spec.mode != "qlora":
+    if spec.optimizer != "adamw_8bit" and spec.mode != "qlora":
         yield ["vector.optimizer=adamw_8bit"], "nearly no change of the result"
     modes = {"full": ["lora", "qlora"], "lora": ["qlora"], "qlora": []}[spec.mode]
     half = max(8, spec.max_length // 2)

@@ -13,7 +13,7 @@ from msa_lite.data import Example, encode, open_tokenizer
 from msa_lite.errors import MsaError, UsageError, join_faults
 from msa_lite.io.adapter import base_name, is_adapter
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
-from msa_lite.io.hub import Source, fetch_headers, is_remote, split_name
+from msa_lite.io.hub import fetch_headers, is_remote, split_name
 from msa_lite.io.reading import local_path
 from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.pipeline.prepare_data import load_set
@@ -57,7 +57,7 @@ class PlanInputs:
     """What could not be read."""
 
 
-def find_inputs(recipe: Recipe) -> PlanInputs:
+def find_plan_inputs(recipe: Recipe) -> PlanInputs:
     """Find models and rows of a recipe. Raise UsageError where no model's sizes can be read."""
     notes: list[str] = []
     if recipe.demo is not None and not (recipe.folder / "history" / "target").is_dir():

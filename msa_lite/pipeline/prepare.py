@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from msa_lite.evals.judge import JudgeSettings, open_judge
 from msa_lite.evals.models import check_source
 from msa_lite.evals.qa import Qa
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
+from msa_lite.io.crew import Crew
 from msa_lite.io.disk import check_space
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import pattern_fault
@@ -52,6 +53,8 @@ class RunPlan:
     """The fp32 checkpoints that a fit leaves in full mode."""
     sample: bool = True
     """True if the retain set is sampled as the recipe says."""
+    force: bool = False
+    """True to run even if the device's memory is too small by prediction."""
 
     def describe(self, recipe: Recipe, parameters: Mapping[str, Any], compat: Sequence[str] = ()) -> dict[str, Any]:
         """Return the method as the unlearned model's report names it."""
@@ -85,6 +88,8 @@ class Run:
     """The runs of earlier requests, whose vectors are merged, too."""
     prompt_search: dict[str, Any] | None = None
     """The outcome of `prompt: auto` in detail. The recipe has the prompt itself."""
+    crew: Crew = field(default_factory=Crew, compare=False)
+    """The processes at work on it."""
 
     @property
     def folder(self) -> Path:

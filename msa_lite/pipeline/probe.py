@@ -9,9 +9,11 @@ from typing import Any
 
 from msa_lite.errors import UsageError
 from msa_lite.evals.probe import PROBE_ROWS, probe_model
+from msa_lite.io.crew import Crew
 from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
+from msa_lite.io.ranks import stand_alone
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import Run
@@ -67,16 +69,19 @@ class ProbeResult:
         }
 
 
-def probe(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent) -> ProbeResult:
+def probe(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent) -> ProbeResult | None:
     """Check the candidates for the prior, and target and ideal as controls, for signs of having seen the forget set.
 
     Candidates are all checkpoints of the recipe's history, or its prior. Write a folder for each model and report.md
     into OUTPUT/probe. Models that were scored before are not scored again. Before any scoring, raise UsageError if
-    there is nothing to compare the forget rows with, and MismatchError for a candidate of another shape.
+    there is nothing to compare the forget rows with, and MismatchError for a candidate of another shape. Under a
+    launcher the first process does it alone; return None in the others.
     """
     recipe = load_recipe(recipe, overrides)
+    if not stand_alone().first:
+        return None
     plan = replace(msa_plan(recipe), choice=False, vectors=())  # nothing is chosen, so no rows are set apart for it
-    with claimed(recipe, plan, progress, _check) as run:
+    with claimed(recipe, plan, progress, _check, crew=Crew()) as run:
         rows, sources, folder = probe_rows(run), _models(run), run.folder / PROBE_FOLDER
         assert rows is not None, "checked"
         rows = rows.sampled(PROBE_ROWS, recipe.seed)

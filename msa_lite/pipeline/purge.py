@@ -56,18 +56,18 @@ AFTER = (
 
 @dataclass(frozen=True)
 class Purge:
-    """What holds the data of a run, and what became of it."""
+    """The files that hold the data of a run, and the outcome of their removal."""
 
     folder: Path
     """The run's folder."""
     holdings: Sequence[Holding]
-    """What holds the data, and can be removed."""
+    """The files that hold the data and can be removed."""
     kept: Sequence[Remark]
-    """What stays in the folder."""
+    """The files that stay in the folder."""
     strays: Sequence[Remark]
     """Files in the folder that msa-lite leaves alone, since it did not make them."""
     elsewhere: Sequence[str]
-    """What no command of msa-lite reaches."""
+    """Places that no command of msa-lite reaches."""
     removed: bool
     """True once the holdings are gone."""
     purged: str | None

@@ -14,10 +14,11 @@ from msa_lite.choose.choice import Choice, choose
 from msa_lite.choose.rules import LeastExtraction
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Row
-from msa_lite.evals.benchmark import Benchmark
-from msa_lite.evals.evaluation import NO_JUDGE, Ideal, evaluate_benchmark
+from msa_lite.evals.benchmark import Benchmark, Record
+from msa_lite.evals.evaluation import NO_JUDGE, Collect, Ideal, evaluate_benchmark
 from msa_lite.evals.models import load_model
 from msa_lite.evals.qa import Qa
+from msa_lite.evals.records import collect_records
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
 from msa_lite.merger import Merged, MergedAdapter, Precision, Term, hash_vector, merge_terms, merge_terms_to_adapter
@@ -33,6 +34,9 @@ def row_hashes(rows: Sequence[Row]) -> dict[str, str]:
     """Return a file with the hashes of the rows that were learnt. The rows themselves are not written down again."""
     return {"rows.jsonl": "".join(json.dumps({"index": r.index, "sha256": r.sha256}) + "\n" for r in rows)}
 
+
+Part = Literal["validation", "test"]
+COLLECT = "collect"  # the order to run a share of the questions
 
 Terms = Sequence[Term[Path]]
 """The folders of vectors, with their weights."""
@@ -122,7 +126,7 @@ def evaluate_target(run: Run, progress: Progress) -> Path:
     return _evaluate_validation(run, "target", run.sources["target"], progress)
 
 
-def evaluate_prior(run: Run, part: Literal["validation", "test"], progress: Progress) -> Path | None:
+def evaluate_prior(run: Run, part: Part, progress: Progress) -> Path | None:
     """Score the prior on the forget rows of one part: the level of a model that never saw them. Return its folder.
 
     Return None for a published benchmark, which has an ideal or holdout rows for that, and where the prior is the
@@ -137,6 +141,7 @@ def evaluate_prior(run: Run, part: Literal["validation", "test"], progress: Prog
         run.sources["prior"],
         benchmark.only({"forget"}),
         folder,
+        collect=_collected(run, "prior", part, ("forget",)),
         earlier=[*evaluations_beside(run, name), validation_folder(run, "prior")],
         label=f"{part}: prior",
         progress=progress,
@@ -159,6 +164,7 @@ def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress
         source,
         validation.benchmark,
         folder,
+        collect=_collected(run, name, "validation"),
         ideal="itself" if name == "ideal" else validation.ideal,
         judge=validation.judge,
         earlier=evaluations_beside(run, folder.name),
@@ -166,6 +172,31 @@ def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress
         progress=progress,
     )
     return folder
+
+
+def _collected(run: Run, name: str, part: Part, sets: Sequence[str] | None = None) -> Collect:
+    """Return what runs the model of this name on a part of the questions, with the help of the other processes."""
+
+    def collect(
+        source: Source, benchmark: Benchmark, folder: Path, label: str, progress: Progress
+    ) -> dict[str, list[Record]]:
+        written = None if name in run.sources else str(source.folder.resolve())
+        order = {"name": name, "written": written, "part": part, "sets": sets, "folder": str(folder)}
+        with run.crew.helped(COLLECT, order):
+            return collect_records(source, benchmark, folder, run.crew.ranks, label, progress)
+
+    return collect
+
+
+def help_collect(run: Run, name: str, written: str | None, part: Part, sets: Sequence[str] | None, folder: str) -> None:
+    """Run this process's share of the items, as the first process has ordered.
+
+    written: the folder of the model, where it is none of the run's sources. sets: the sets of questions; None for all.
+    """
+    benchmark = run.validation if part == "validation" else run.test
+    assert benchmark is not None, "the first process has it"
+    source = fetch(written) if written else run.sources[name]
+    collect_records(source, benchmark.only(set(sets)) if sets else benchmark, Path(folder), run.crew.ranks)
 
 
 def validation_folder(run: Run, name: str) -> Path:
@@ -202,6 +233,7 @@ def evaluate_all(
             source,
             run.test,
             folder / name,
+            collect=_collected(run, name, "test"),
             ideal=ideal,
             judge=run.judge,
             method=method if name == "unlearned" else None,

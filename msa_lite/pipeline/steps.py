@@ -12,6 +12,7 @@ from msa_lite.evals.qa import Qa
 from msa_lite.io.progress import Step
 from msa_lite.pipeline.knowledge import checks_validation
 from msa_lite.pipeline.prepare import Run
+from msa_lite.pipeline.vectors import TOGETHER, are_fitted_together
 
 _SEARCHED = 10  # points to score if the recipe lists none
 
@@ -46,7 +47,10 @@ def _prior_steps(run: Run) -> list[Step]:
 
 
 def fit_steps(run: Run, names: Iterable[str]) -> list[Step]:
-    """Return the fits of vectors."""
+    """Return the fits of vectors; two that are fitted side by side are one step."""
+    names = list(names)
+    if are_fitted_together(run, names):
+        return [Step(TOGETHER, "fit", max(len(run.examples[name]) for name in names))]
     return [Step(f"{name} vector", "fit", len(run.examples[name])) for name in names]
 
 

@@ -1,56 +1,55 @@
 """The sweep: fit the vectors once, score points (α, β) on one loaded target, merge only the chosen one.
 
-Several processes may score the points. Under `accelerate launch` the first process does the run, and the others score
-points with it. They share nothing but the sweep's folder.
+Several processes may score the points: under a launcher, the others score points with the first one.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.choose.candidates import TARGET, WORK, Candidates, Values
+from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.choose.choice import Choice, help_choose, load_sweep
 from msa_lite.choose.four_bit import Points
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.table import Sweep
 from msa_lite.choose.validation import Validation
 from msa_lite.errors import UsageError
-from msa_lite.io.manifest import is_finished, partial_folder
-from msa_lite.io.progress import Progress, announce, silent
-from msa_lite.io.seal import MANIFEST, load_manifest
+from msa_lite.io.crew import Crew
+from msa_lite.io.progress import Progress, announce
+from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Merged, MergedAdapter, Term
 from msa_lite.pipeline.earlier import earlier_terms
-from msa_lite.pipeline.fits import check_learns, fit_settings, fit_until
+from msa_lite.pipeline.fits import check_learns
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.knowledge import check_knowledge
 from msa_lite.pipeline.loaded import LoadedTarget
-from msa_lite.pipeline.prepare import Run, RunPlan, prepare
+from msa_lite.pipeline.planning_check import check_memory
+from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.probe_rows import probe_rows
 from msa_lite.pipeline.reporting import drop_report
 from msa_lite.pipeline.stages import (
     choose_candidate,
     evaluate_merged,
+    evaluate_references,
     merge_identity,
     merge_vectors,
-    row_hashes,
     validation_folder,
     validation_of,
 )
 from msa_lite.pipeline.steps import merged_steps
+from msa_lite.pipeline.vectors import check_processes, fit_vectors
 from msa_lite.recipe import Recipe
 from msa_lite.report import REPORT_FILE, Report, load_report
 from msa_lite.report.choosing import candidate_name, score_heading, shown_score
 from msa_lite.strengths import Strengths
-from msa_lite.train import fit_inputs, fit_vector
 
 logger = logging.getLogger(__name__)
 
-_POLL = 0.5  # seconds
+CHOOSE = "choose"  # the order to score points
 _APART = 0.02  # difference of a score before and after the merge that is worth a warning
 
 
@@ -112,13 +111,18 @@ class SweepResult:
         }
 
 
-def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress) -> SweepResult:
+def _check(run: Run) -> None:
+    check_strengths(run)
+    check_memory(run)
+
+
+def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew) -> SweepResult:
     """Fit the vectors of a recipe, score its points, merge the best. Raise UsageError where there is only one point."""
     if not recipe.has_choice:
         raise UsageError(
             "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
         )
-    with claimed(recipe, plan, progress, check_strengths) as run:
+    with claimed(recipe, plan, progress, _check, crew=crew) as run:
         announce(progress, merged_steps(run))
         check_knowledge(run, progress=progress)
         fit_vectors(run, run.vector_names, progress)
@@ -135,57 +139,20 @@ def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress) -> SweepResult
     return SweepResult(run.folder, swept.choice, load_sweep(out), merged, before, after, notes)
 
 
-def help_sweep(recipe: Recipe, plan: RunPlan) -> None:
-    """Score points of a sweep that another process makes from the same recipe, until it has its choice.
-
-    A demo is left to that process: its history may not be made yet, and all of a demo takes seconds.
-    """
-    if plan.choice is False or recipe.demo is not None:
-        return
-    run, out = prepare(recipe, plan), plan.folder / "sweep"
-    _wait_for_vectors(run, out)
+def help_sweep(run: Run) -> None:
+    """Score points of a sweep that the first process makes, until it has its choice."""
     load, release = _open_points(run)
 
     def make() -> tuple[Candidates, Validation]:
         return _candidates(run, load, release), validation_of(run)
 
-    help_choose(make, out)
-
-
-def _wait_for_vectors(run: Run, out: Path) -> None:
-    """Wait until the vectors of these settings are fitted, and the sweep is open or done."""
-    prior, until = run.sources["prior"], fit_until(run)
-    fits = {
-        run.vector_folder(name): fit_inputs(prior, run.examples[name], fit_settings(run, name), until=until)
-        for name in run.vector_names
-    }
-
-    def is_open() -> bool:
-        return (partial_folder(out) / WORK).is_file() or (out / MANIFEST).is_file()
-
-    while not (all(is_finished(folder, inputs) for folder, inputs in fits.items()) and is_open()):
-        time.sleep(_POLL)
-
-
-def fit_vectors(run: Run, names: Iterable[str], progress: Progress = silent) -> None:
-    """Fit the named vectors ("forget", "retain") into the run's folder, unless they are there already."""
-    for name in names:
-        fit_vector(
-            run.sources["prior"],
-            run.examples[name],
-            run.vector_folder(name),
-            tokenizer=run.prompter.tokenizer,
-            settings=fit_settings(run, name),
-            label=f"{name} vector",
-            extra_files=row_hashes(run.rows[name]),
-            until=fit_until(run),
-            progress=progress,
-        )
+    help_choose(make, run.folder / "sweep")
 
 
 def check_strengths(run: Run) -> None:
     """Raise UsageError, before any work, if a vector would learn nothing, or the probe or 4-bit trial cannot work."""
     check_learns(run, run.vector_names)
+    check_processes(run)
     if run.recipe.probe.against:  # the one comparison that can be at fault
         probe_rows(run)
     if run.recipe.select.four_bit and run.recipe.vector.mode == "full":
@@ -196,7 +163,9 @@ def choose_strengths(run: Run, progress: Progress) -> Swept:
     """Return the recipe's one point, or the best of several on validation rows."""
     if run.validation is None:
         return Swept(run.recipe.points[0])
-    choice = choose_candidate(run, _candidates(run, *_open_points(run)), "alpha and beta", progress)
+    evaluate_references(run, progress)  # by all processes, before they turn to the points
+    with run.crew.helped(CHOOSE):
+        choice = choose_candidate(run, _candidates(run, *_open_points(run)), "alpha and beta", progress)
     return Swept(Strengths.of(choice.values), choice)
 
 

@@ -17,14 +17,20 @@ from typing import Any
 
 import yaml
 
+from msa_lite.data import hash_ids
+from msa_lite.io.crew import Crew
 from msa_lite.io.disk import check_space
 from msa_lite.io.files import digest, write_json, write_text
+from msa_lite.io.gathering import check_alike, gathered
 from msa_lite.io.hub import Source, fetch
-from msa_lite.io.manifest import is_finished
+from msa_lite.io.manifest import is_finished, software_versions
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.pipeline.folder import claim, recipe_text
+from msa_lite.pipeline.folder import PREPARE, claim, recipe_text
+from msa_lite.pipeline.follow import muted
+from msa_lite.pipeline.planning_check import check_training_memory
 from msa_lite.pipeline.prepare_training import ReadyStage, TrainingRun, prepare_training
+from msa_lite.pipeline.vectors import check_shares
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
 from msa_lite.train import fit_inputs, fit_vector
 from msa_lite.train.scratch import write_start
@@ -34,6 +40,7 @@ logger = logging.getLogger(__name__)
 START_FOLDER = "0-start"  # the folder of a model from nothing
 _COMMAND = "msa-lite train"
 _STATE = "stages.json"
+_STAGE = "stage"  # the order to train a stage with all others
 _HISTORY = """\
 # The checkpoints of this training. Put this block into a recipe, in the place of its `prior`.
 # seen_tokens: the tokens read since the start in all epochs, with prompts and special tokens, without padding.
@@ -94,24 +101,75 @@ class TrainingResult:
         }
 
 
-def train_stages(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent) -> TrainingResult:
+def train_stages(
+    recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progress = silent, *, force: bool = False
+) -> TrainingResult | None:
     """Train the stages of a recipe, one after the other, and return what was made.
 
     Raise before any training if the recipe or its inputs are at fault. Later errors leave finished stages in place, and
-    a rerun resumes.
+    a rerun resumes. force: only warn if the device's memory is too small by prediction. Under a launcher all processes
+    train each stage together; only the first returns a result, the others return None.
     """
     loaded = load_training(recipe, overrides)
+    with gathered(loaded.model_dump(mode="json")) as crew:
+        if crew.first:
+            return _lead(loaded, crew, progress, force)
+        _follow(loaded, crew)
+    return None
+
+
+def _lead(loaded: TrainingRecipe, crew: Crew, progress: Progress, force: bool) -> TrainingResult:
     folder = loaded.folder
 
     def prepare() -> _Training:
-        training = _Training(prepare_training(loaded, folder), folder)
+        training = _Training(prepare_training(loaded, folder), folder, crew)
         check_space(folder, training.bytes_needed)
+        for stage in training.run.stages:
+            check_shares(crew, f"{stage.name}: batch_size", stage.settings.batch_size)
+        check_training_memory(training.run, crew.ranks.count, force)
         return training
 
     # Written first: the data may be kept in the folder, which has to say whose it is.
     first = recipe_text("training", _COMMAND, loaded)
     with claim(folder, "training", prepare, lambda training: _pinned(training.run), first) as training:
+        with crew.helped(PREPARE) as others:
+            own = _inputs(training.run)
+        check_alike(own, others)
         return TrainingResult(folder, training.train(progress))
+
+
+def _follow(loaded: TrainingRecipe, crew: Crew) -> None:
+    """Train stages with the first process, as it orders, until it has ended."""
+    runs: list[TrainingRun] = []
+
+    def do(task: str, arguments: dict[str, Any]) -> Any:
+        with muted():
+            if task == PREPARE:
+                runs.append(prepare_training(loaded, loaded.folder))
+                return _inputs(runs[0])
+            source = Source(arguments["name"], Path(arguments["folder"]), arguments["revision"])
+            step = next(step for step in runs[0].stages if step.name == arguments["stage"])
+            return _train_with_all(crew, runs[0], step, source, loaded.folder / step.name, silent)
+
+    crew.follow(do)
+
+
+def _inputs(run: TrainingRun) -> dict[str, Any]:
+    """Return hashes of all that a training starts from, by name."""
+    start = run.start.source.identity() if run.start.source else run.start.made_of
+    rows = {step.name: hash_ids(step.examples) for step in run.stages}
+    return {"model": digest(start), "rows": digest(rows), "package versions": digest(software_versions())}
+
+
+def _train_with_all(
+    crew: Crew, run: TrainingRun, step: ReadyStage, source: Source, out: Path, progress: Progress
+) -> None:
+    """Train a stage by all processes of the crew; each of them has to call it."""
+    from msa_lite.train.sharded import fit_sharded
+
+    arguments: dict[str, Any] = {"tokenizer": run.start.tokenizer, "settings": step.settings, "label": step.name}
+    with crew.group():
+        fit_sharded(source, step.examples, out, **arguments, extra_files=None, until=None, progress=progress)
 
 
 @dataclass(frozen=True)
@@ -120,6 +178,7 @@ class _Training:
 
     run: TrainingRun
     folder: Path
+    crew: Crew
 
     @property
     def steps(self) -> list[ReadyStage | None]:
@@ -186,8 +245,14 @@ class _Training:
         if step is None:
             write_start(out, start.config, start.tokenizer, self.run.recipe.seed, inputs)
             return
+        source = self._source(made)
+        if not self.crew.is_alone:
+            model = {"name": source.name, "folder": str(source.folder.resolve()), "revision": source.revision}
+            with self.crew.helped(_STAGE, {"stage": step.name, **model}):
+                _train_with_all(self.crew, self.run, step, source, out, progress)
+            return
         fit_vector(
-            self._source(made),
+            source,
             step.examples,
             out,
             tokenizer=start.tokenizer,

@@ -111,13 +111,13 @@ class Contents:
     folder: Path
     """The folder of the model or adapter."""
     kind: Literal["model", "adapter"]
-    """What it is; an adapter needs another model."""
+    """The kind of the folder; an adapter needs another model."""
     files: tuple[SentFile, ...]
     """The files, weights first, then config, index, manifest and card."""
     card: str
     """The card, which is one of the files."""
     cautions: tuple[str, ...]
-    """What the user should know before sending, one sentence each."""
+    """Warnings for the user before sending, one sentence each."""
 
     @property
     def nbytes(self) -> int:

@@ -26,11 +26,11 @@ class RecordCheck:
     record: Removal | None
     """The record; None where it cannot be read."""
     faults: tuple[str, ...] = ()
-    """What does not fit."""
+    """The faults: parts that do not fit."""
     statements: tuple[str, ...] = ()
-    """What was checked, and fits."""
+    """The parts that were checked and fit."""
     notes: tuple[str, ...] = ()
-    """What could not be checked, and what to do about it."""
+    """The parts that could not be checked, each with a way out."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the check for `--json`."""
@@ -75,7 +75,7 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None) -> Rec
 
 
 class _Findings:
-    """What the parts of a check find, gathered."""
+    """The findings of all parts of a check."""
 
     def __init__(self, record: Path) -> None:
         self.record = record

@@ -124,7 +124,7 @@ class Judgement(RecordPart):
     outcome: Literal["PASS", "PARTLY", "FAIL"] | None
     """None where there is no verdict."""
     sentence: str
-    """What was forgotten and kept, or the reason why there is no verdict."""
+    """The verdict on what was forgotten and kept, or the reason why there is none."""
     criteria: str = ""
     """The rule for the outcome."""
     reasons: list[str] = []

@@ -25,7 +25,7 @@ class Cell:
     stderr: float | None = None
     """The standard error of the number. LaTeX leaves it out."""
     remark: str = ""
-    """What stands beside the number: its ratio to another one, or how many items it is of."""
+    """A remark beside the number: its ratio to another one, or how many items it is of."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class TextTable:
     headings: Sequence[str]
     sections: Sequence[Section]
     title: str = ""
-    """What stands above the table. Markdown, LaTeX and CSV leave it out."""
+    """The text above the table. Markdown, LaTeX and CSV leave it out."""
     notes: Sequence[str] = ()
-    """What stands below the table: one line each, without a full stop."""
+    """The text below the table: one line each, without a full stop."""
     left: int = 1
     """The number of columns of text, at the left. The others hold numbers."""
 

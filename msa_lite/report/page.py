@@ -300,7 +300,7 @@ class ProbedRow:
     value: str
     interval: str
     reading: str
-    """What the score says, in words."""
+    """The score in words."""
 
 
 def _probed(probe: ProbeFacts) -> list[ProbedRow]:

@@ -43,7 +43,7 @@ class Provenance:
     seed: int | None
     """The seed of the run."""
     form: Literal["model", "adapter"] = "model"
-    """What the merge makes, which is also the name of its folder."""
+    """The kind of the merge's result, which is also the name of its folder."""
 
 
 def load_provenance(folder: Path) -> Provenance:

@@ -16,7 +16,7 @@ from msa_lite.report.verdict import FEW_ROWS, KEPT_FAIL, KEPT_PASS, LEFT_FAIL, L
 
 @dataclass(frozen=True)
 class _Words:
-    """How a unit of the forget set is spoken of."""
+    """The words for a unit of the forget set."""
 
     noun: str
     """The plural: "questions"."""
@@ -25,11 +25,11 @@ class _Words:
     did: str
     """The same in the past: "answered"."""
     how: str
-    """What follows the verb: " by heart"; may be empty."""
+    """The words after the verb: " by heart"; may be empty."""
     basis: str
-    """What counts as known."""
+    """The rule by which one counts as known."""
     about: str = "that it was to forget"
-    """What tells these from others."""
+    """The words that tell these from others."""
 
 
 _WORDS: dict[Unit, _Words] = {

@@ -39,7 +39,7 @@ _FORMULAS = {
 
 @dataclass(frozen=True)
 class LayerPair:
-    """How alike two vectors are in one layer."""
+    """The likeness of two vectors in one layer."""
 
     layer: str
     """The layer's name."""
@@ -51,7 +51,7 @@ class LayerPair:
 
 @dataclass(frozen=True)
 class VectorPair:
-    """How alike two vectors are: what one request does to another."""
+    """The likeness of two vectors: how far one request undoes or repeats another."""
 
     one: str
     """The name of a vector."""
@@ -72,9 +72,9 @@ class Story:
     folder: Path
     """The run's folder."""
     sentence: str
-    """What happened, for somebody who knows nothing of unlearning; true for every outcome."""
+    """The outcome, for somebody who knows nothing of unlearning; true for every outcome."""
     basis: str | None
-    """What the sentence's counts mean: when an answer counts. None without a verdict."""
+    """The meaning of the sentence's counts: when an answer counts. None without a verdict."""
     verdict: Mapping[str, Any] | None
     """The content of verdict.json: outcome, sentence, criteria, reasons, forgotten, kept. None where the run has none
     yet; its "outcome" is None where there is a reason against a verdict, which "reason" then tells."""
@@ -99,7 +99,7 @@ class Story:
     update: Update | None
     """The change of the weights; None until the model is merged."""
     probe: ProbeFacts | None
-    """What the probe said of the prior; None where none was made."""
+    """The findings of the probe on the prior; None where none was made."""
     interference: tuple[VectorPair, ...]
     """Pairs of vectors with how alike they are; empty without earlier requests."""
     examples: tuple[SideBySide, ...]

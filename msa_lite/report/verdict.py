@@ -13,7 +13,7 @@ from msa_lite.io.files import write_json
 VERDICT_FILE = "verdict.json"
 Outcome = Literal["PASS", "PARTLY", "FAIL"]
 Unit = Literal["questions", "texts", "passages", "rows", "facts"]
-"""What a forget set consists of; "rows": questions and texts; "facts": questions whose answers documents corrupted."""
+"""The units of a forget set; "rows": questions and texts; "facts": questions whose answers documents corrupted."""
 
 
 def percent(share: float) -> str:
@@ -50,7 +50,7 @@ class Forgotten:
     changed: int = 0
     """Rows on which the unlearned model's output differs from the target's."""
     unit: Unit = "questions"
-    """What the rows are."""
+    """The kind of the rows."""
     gone: int | None = None
     """Rows that the target recites and the unlearned model does not; None where rows are not recited or not."""
     unseen_rows: int = 0

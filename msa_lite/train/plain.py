@@ -106,6 +106,7 @@ def _backward_of_labels(halves: Halves, states: Any, targets: Any, labels: int, 
         backward(loss)
         total += loss.detach()
         gradients.append(leaf.grad)
+        del logits, loss  # of the last block they would stay during the pass through the body
     if states.requires_grad:  # not where the head alone is trained
         states.backward(torch.cat(gradients))
     return total

@@ -38,6 +38,7 @@ ARROWS = {
     "report": {"benchmarks", "errors", "io"},
     "record": {"errors", "io", "report"},
     "train": {"data", "errors", "io"},
+    "budget": {"errors", "io", "report", "train"},
     "merger": {"errors", "io", "report", "strengths"},
     "baselines": {"data", "errors", "io"},
     "demo": {"data", "io", "train"},
@@ -46,11 +47,11 @@ ARROWS = {
     "comparison": {"benchmarks", "errors", "evals", "io", "report"},
     "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report", "strengths"},
     "pipeline": {
-        "baselines", "benchmarks", "choose", "data", "demo", "errors", "evals", "io", "merger", "publish", "recipe",
+        "baselines", "benchmarks", "budget", "choose", "data", "demo", "errors", "evals", "io", "merger", "publish", "recipe",
         "record", "report", "strengths", "train",
     },
     "cli": {
-        "baselines", "benchmarks", "choose", "comparison", "data", "errors", "evals", "io", "merger", "pipeline",
+        "baselines", "benchmarks", "budget", "choose", "comparison", "data", "errors", "evals", "io", "merger", "pipeline",
         "publish", "recipe", "record", "report",
     },
     "__main__": {"cli"},

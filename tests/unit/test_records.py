@@ -17,8 +17,9 @@ from msa_lite.data import Row
 from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.evals.records import Ranks, collect_records, read_records, run_items, stand_alone, write_records
+from msa_lite.evals.records import collect_records, read_records, run_items, write_records
 from msa_lite.io.hub import Source, fetch
+from msa_lite.io.ranks import Ranks, stand_alone
 from tests.muse_data import make_prompter
 from tests.plain import WIDE, WINDOW, plain_answer, wide_model
 from tests.tofu_data import make_tofu, shortened

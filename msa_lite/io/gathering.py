@@ -1,0 +1,156 @@
+"""Gather the processes of a launcher for one run, and part again: at its end, or when one of them fails or dies.
+
+The others stop within a minute. The error of a follower is raised by the first process, so a user reads it once.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+from msa_lite.errors import MismatchError, MsaError, StageError, UsageError, join_faults
+from msa_lite.io.crew import Crew, as_error, comes_true
+from msa_lite.io.files import digest
+from msa_lite.io.heartbeat import Heartbeat, Stopped, stoppable
+from msa_lite.io.ranks import Ranks, stand_alone
+
+_MEET = 600.0  # seconds until all processes have to be there
+_LEAVE = 10.0  # seconds that the first process waits for the others at the end
+_LISTEN = 60.0  # seconds that a follower that failed waits until the first process has heard of it
+_KILLED = (
+    "this process was told to end (SIGTERM); a launcher does that when another of its processes died or was stopped"
+)
+_RESUME = "finished stages stay, the same command resumes"
+
+
+@contextmanager
+def gathered(inputs: Any) -> Iterator[Crew]:
+    """Gather the processes of the launcher for one run. Without a launcher, give a crew of one.
+
+    inputs: what all of them have to start from, JSON-able. In the first process, raise MismatchError where they differ,
+    a follower's error where that failed, and StageError where it died. In a follower, an error ends the block, and is
+    not raised again: the first process raises it.
+    """
+    ranks = Ranks.current()
+    if ranks.count == 1:
+        yield Crew()
+        return
+    store = _connect()
+    stand_alone()
+    crew = Crew(ranks, store)
+    others = range(1, ranks.count) if crew.first else [0]
+    heartbeat = Heartbeat(store.clone(), ranks.rank, others, crew.news)
+    with stoppable():
+        heartbeat.start()
+        try:
+            _greet(crew, digest(inputs))
+            yield crew
+        except BaseException as error:
+            heartbeat.end()
+            end = _end_first if crew.first else _end_other
+            cause = end(crew, error, heartbeat.reason)
+            if cause is None:
+                return
+            if cause is error:
+                raise
+            raise cause from error
+        heartbeat.end()
+        _leave(crew)
+
+
+def check_alike(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
+    """Raise MismatchError unless the other processes, in the order of their ranks, have the same as this first one."""
+    faults = []
+    for rank, other in enumerate(others, start=1):
+        if differing := [name for name, value in own.items() if other.get(name) != value]:
+            faults.append(f"process {rank}: {', '.join(differing)}")
+    if faults:
+        raise MismatchError(
+            join_faults("these processes start from other inputs than the first one:", faults)
+            + "\nare the recipe, the files at its paths, and the package versions the same on all machines?"
+        )
+
+
+def _connect() -> Any:
+    """Return the launcher's store. Raise UsageError where it cannot be reached."""
+    from torch.distributed.rendezvous import rendezvous
+
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=_MEET)))
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"WORLD_SIZE says that there are several processes, but their store cannot be reached ({error}); start "
+            "them with accelerate launch or torchrun"
+        ) from error
+    return store
+
+
+def _greet(crew: Crew, inputs: str) -> None:
+    """Tell the first process who is here; there, wait for all, and compare what they start from."""
+    import torch
+
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES") if torch.cuda.device_count() else None
+    greeting = {"host": platform.node(), "gpu": gpu, "recipe": inputs}
+    if not crew.first:
+        crew.put(f"hello/{crew.ranks.rank}", greeting)
+        return
+    try:
+        others = [crew.wait_for(f"hello/{rank}", limit=_MEET) for rank in range(1, crew.ranks.count)]
+    except TimeoutError as error:
+        raise StageError(f"not all of {crew.ranks.count} processes have come within {_MEET:.0f} s") from error
+    gpus = [(one["host"], one["gpu"]) for one in (greeting, *others) if one["gpu"] is not None]
+    crew.own_gpus = len(gpus) == len(set(gpus))
+    check_alike({"recipe": inputs}, others)
+
+
+def _end_first(crew: Crew, error: BaseException, reason: str | None) -> BaseException:
+    """End the run of all processes after an error of the first one. Return the error to raise."""
+    told: dict[str, Any] | None = None
+    with suppress(Exception):  # the store may be what has failed
+        # A collective breaks before the follower that failed can tell why.
+        if comes_true(lambda: crew.has("failed"), 0.0 if isinstance(error, MsaError) else 2.0):
+            told = crew.get("failed")
+    _leave(crew, failed=True)
+    if isinstance(error, MsaError) or (isinstance(error, KeyboardInterrupt) and not isinstance(error, Stopped)):
+        return error
+    if told is not None:
+        return as_error(told)
+    return StageError(f"{reason or _KILLED}; {_RESUME}") if isinstance(error, Stopped) else error
+
+
+def _end_other(crew: Crew, error: BaseException, reason: str | None) -> BaseException | None:
+    """Tell the first process of an error of this one. Return the error to raise here, where that one cannot."""
+    if isinstance(error, Stopped):
+        with suppress(Exception):
+            if crew.has("ended"):
+                reason = None
+                crew.put(f"bye/{crew.ranks.rank}", True)
+        return StageError(f"{reason}; {_RESUME}") if reason else None
+    heard = False
+    with suppress(Exception):
+        if isinstance(error, Exception):
+            crew.put("failed", _as_message(error, crew.ranks.rank))
+            heard = comes_true(lambda: crew.has("ended"), _LISTEN)
+        crew.put(f"bye/{crew.ranks.rank}", True)
+    return None if heard else error
+
+
+def _leave(crew: Crew, failed: bool = False) -> None:
+    """End the run for all. The first process waits a moment for the others: it may be the one that holds the store."""
+    with suppress(Exception):
+        if not crew.first:
+            crew.put(f"bye/{crew.ranks.rank}", True)
+            return
+        crew.put("ended", {"failed": failed})
+        comes_true(lambda: all(crew.has(f"bye/{rank}") for rank in range(1, crew.ranks.count)), _LEAVE)
+
+
+def _as_message(error: Exception, rank: int) -> dict[str, Any]:
+    """Return an error of a follower, JSON-able."""
+    known = isinstance(error, MsaError)
+    text = str(error) if known else f"{error} (this was not expected and may be a bug)"
+    return {"class": type(error).__name__ if known else "StageError", "text": f"process {rank}: {text}"}

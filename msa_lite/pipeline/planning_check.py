@@ -1,0 +1,96 @@
+"""Check before the work of a run that it fits into memory, with the same plan that `msa-lite plan` shows."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+from msa_lite.budget.machine import host_memory, this_device
+from msa_lite.budget.need import Need
+from msa_lite.budget.plan import Plan, StagePlan
+from msa_lite.budget.shape import Shape, read_shape, shape_of_config
+from msa_lite.budget.tuning import FitCase
+from msa_lite.errors import FormatError, MismatchError
+from msa_lite.evals.models import checkpoint_folder
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.pipeline.planning import choose_rung, find_remedies, forecast
+from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts
+from msa_lite.pipeline.prepare import Run
+from msa_lite.pipeline.prepare_training import TrainingRun
+
+logger = logging.getLogger(__name__)
+
+
+def check_memory(run: Run, fits_only: bool = False) -> None:
+    """Raise MismatchError where a stage still to run cannot fit into the device's memory; warn where it may not.
+
+    fits_only: True if nothing is scored. The refusal has the numbers, and the change of the recipe that costs least.
+    With the plan's `force` it is a warning, too.
+    """
+    device = this_device()
+    try:
+        inputs = _inputs_of(run)
+    except FormatError as error:  # a config in words that we do not know
+        logger.debug("the memory is not predicted: %s", error)
+        return
+    made = forecast(run.recipe, inputs, device, run.crew.ranks.count)
+    stages = [stage for stage in made.stages if stage.on_device and not _is_done(run, stage, fits_only)]
+    if run.plan.method != "msa":  # the loss of a baseline may hold more than is counted
+        stages = [replace(stage, need=Need(stage.need.parts, "a baseline's loss")) for stage in stages]
+    left = replace(made, stages=stages)
+    if not stages or left.fits:
+        return
+    _refuse(replace(left, changes=tuple(find_remedies(run.recipe, inputs, device))), run.plan.force)
+
+
+def check_training_memory(run: TrainingRun, processes: int, force: bool) -> None:
+    """Raise MismatchError, or warn, as `check_memory`, for a training in stages."""
+    device, start = this_device(), run.start
+    try:
+        if start.source is not None:
+            shape = _read(start.source.folder, start.source.name)
+        else:
+            shape = shape_of_config(start.config.to_dict(), "the new model")
+    except FormatError as error:
+        logger.debug("the memory is not predicted: %s", error)
+        return
+    stages = []
+    for stage in run.stages:
+        case = FitCase("full", RowFacts.of(stage.examples).longest, halves=device.is_gpu, on_gpu=device.is_gpu,
+                       shards=processes)  # fmt: skip
+        _, need = choose_rung(shape, case, stage.settings.batch_size, stage.settings.micro_batch_size, device)
+        stages.append(StagePlan(f"the training of {stage.name}", "fit", need))
+    plan = Plan(device, stages, host_memory(), {}, 0)
+    if not plan.fits:
+        _refuse(plan, force)
+
+
+def _inputs_of(run: Run) -> PlanInputs:
+    """Return what a plan of a prepared run is made of: its models by their headers, its rows as they are learnt."""
+    shapes = {name: _read(source.folder, source.name) for name, source in run.sources.items()}
+    return PlanInputs(shapes, {name: RowFacts.of(examples) for name, examples in run.examples.items()})
+
+
+def _read(folder: Path, name: str) -> Shape:
+    return read_shape(load_checkpoint(checkpoint_folder(folder)), name)
+
+
+def _is_done(run: Run, stage: StagePlan, fits_only: bool) -> bool:
+    """Check whether a stage is finished, or none of this run's."""
+    if stage.kind in ("sweep", "scores"):
+        folder = run.folder / ("sweep" if stage.kind == "sweep" else "evaluation/unlearned")
+        return fits_only or folder.exists()
+    names = run.vector_names
+    if run.plan.method != "msa":  # it learns the forget rows, several times perhaps, and has no goal
+        names = [] if stage.vector != "forget" else list(run.plan.vectors)
+    elif stage.vector is not None:
+        names = [stage.vector]
+    return all(run.vector_folder(name).exists() for name in names)
+
+
+def _refuse(plan: Plan, force: bool) -> None:
+    """Raise MismatchError for a plan that cannot fit; warn of one that may not, and of any with `force`."""
+    if plan.is_hopeless and not force:
+        raise MismatchError(f"{plan.verdict}. --force runs it all the same; `msa-lite plan` shows each stage")
+    logger.warning("%s. It is tried all the same", plan.verdict)
