@@ -5,39 +5,53 @@ i of the logits predicts label i, and IGNORE marks positions that predict nothin
 of label t, S_i = Σ_t log p_t over the labels of row i, n_i their number. Every row holds at least one label. Each loss
 is a mean, over rows or over labels as `methods.METHODS` says, so that those of micro-batches can be combined.
 
+Logits may be `passes.ChosenLogits` in place of a tensor: then they are never all in memory.
+
 Forms and defaults are those of open-unlearning (Dorna et al., 2025), without its defects, which are named below.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from msa_lite.baselines.passes import ChosenLogits
 from msa_lite.data import IGNORE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    Logits: TypeAlias = Tensor | ChosenLogits
 
-def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
+
+def per_position(function: Callable[..., Tensor], logits: Logits, *others: Any) -> Tensor:
+    """Return (b, t) values of a function of (n, v) logits and of what `others`, also (b, t, …), hold there."""
+    if isinstance(logits, ChosenLogits):
+        return logits.map(function, *others)
+    flat = (values.flatten(0, 1) for values in (logits, *others))
+    return function(*flat).view(logits.shape[:2])
+
+
+def token_losses(logits: Logits, labels: Tensor) -> Tensor:
     """Return (b, t) −log p_t in nats, 0 where there is no label."""
     from torch.nn.functional import cross_entropy as token_cross_entropy
 
-    flat = token_cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="none")
-    return flat.view(labels.shape)
+    return per_position(partial(token_cross_entropy, ignore_index=IGNORE, reduction="none"), logits, labels)
 
 
-def sequence_log_probs(logits: Tensor, labels: Tensor) -> Tensor:
+def sequence_log_probs(logits: Logits, labels: Tensor) -> Tensor:
     """Return (b,) S_i, the log-probability of each row's labels."""
     return -token_losses(logits, labels).sum(1)
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+def cross_entropy(logits: Logits, labels: Tensor) -> Tensor:
     """Return Σ_t −log p_t over all labels, divided by their number: the loss of plain fine-tuning, ≥ 0."""
     return token_losses(logits, labels).sum() / (labels != IGNORE).sum()
 
 
-def kl_divergence(logits: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
+def kl_divergence(logits: Logits, reference: Logits, mask: Tensor) -> Tensor:
     """Return the mean over positions of KL(p_ref ‖ p_θ) in nats, ≥ 0 (Maini et al., 2024, KL minimization).
 
     reference: logits of the reference, shaped like `logits`. mask: (b, t) positions that count. All positions have
@@ -45,16 +59,18 @@ def kl_divergence(logits: Tensor, reference: Tensor, mask: Tensor) -> Tensor:
     """
     from torch.nn.functional import kl_div
 
-    divergence = kl_div(logits.log_softmax(-1), reference.log_softmax(-1), log_target=True, reduction="none")
-    return divergence.sum(-1)[mask].mean()
+    def divergence(own: Tensor, theirs: Tensor) -> Tensor:
+        return kl_div(own.log_softmax(-1), theirs.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+
+    return per_position(divergence, logits, reference)[mask].mean()
 
 
-def grad_ascent(logits: Tensor, labels: Tensor) -> Tensor:
+def grad_ascent(logits: Logits, labels: Tensor) -> Tensor:
     """Return −`cross_entropy`: gradient ascent on the forget set (Jang et al., 2023). Not bounded below."""
     return -cross_entropy(logits, labels)
 
 
-def npo(logits: Tensor, labels: Tensor, reference: Tensor, *, beta: float = 0.1) -> Tensor:
+def npo(logits: Logits, labels: Tensor, reference: Tensor, *, beta: float = 0.1) -> Tensor:
     """Return −(2/β) mean_i log σ(−β (S_i − S_i^ref)), ≥ 0 (Zhang et al., 2024, eq. 3).
 
     It is (2/β) ln 2 where model = reference. reference: (b,) S_i under the reference. β is the inverse temperature; as
@@ -63,7 +79,7 @@ def npo(logits: Tensor, labels: Tensor, reference: Tensor, *, beta: float = 0.1)
     return _preference(reference - sequence_log_probs(logits, labels), beta)
 
 
-def simnpo(logits: Tensor, labels: Tensor, *, beta: float = 4.5, delta: float = 0.0) -> Tensor:
+def simnpo(logits: Logits, labels: Tensor, *, beta: float = 4.5, delta: float = 0.0) -> Tensor:
     """Return −(2/β) mean_i log σ(β (−S_i / n_i − δ)), ≥ 0 (Fan et al., 2024): NPO by length, without a reference.
 
     δ is the margin, γ/β of the paper: the method drives each row's mean loss per token, in nats, above it.
@@ -87,7 +103,7 @@ def _preference(margin: Tensor, beta: float) -> Tensor:
     return -2 / beta * logsigmoid(beta * margin).mean()
 
 
-def satimp(logits: Tensor, labels: Tensor, *, beta1: float = 5.0, beta2: float = 1.0) -> Tensor:
+def satimp(logits: Logits, labels: Tensor, *, beta1: float = 5.0, beta2: float = 1.0) -> Tensor:
     """Return −mean_t w_t (−log p_t) with w_t = p_t^β1 (1 − p_t)^β2 held fixed, ≤ 0 (Yang et al., 2025, SatImp).
 
     Saturation (β1) spares tokens already forgotten; importance (β2) spares tokens that the model is sure of.
@@ -97,12 +113,12 @@ def satimp(logits: Tensor, labels: Tensor, *, beta1: float = 5.0, beta2: float =
     return -(probability**beta1 * (1 - probability) ** beta2 * loss).sum() / (labels != IGNORE).sum()
 
 
-def wga(logits: Tensor, labels: Tensor, *, beta: float = 1.0) -> Tensor:
+def wga(logits: Logits, labels: Tensor, *, beta: float = 1.0) -> Tensor:
     """Return −mean_t w_t (−log p_t) with w_t = p_t^β held fixed, ≤ 0: weighted gradient ascent (Wang et al., 2025)."""
     return satimp(logits, labels, beta1=beta, beta2=0.0)
 
 
-def undial(logits: Tensor, labels: Tensor, reference: Tensor, *, beta: float = 10.0, wrapped: bool = False) -> Tensor:
+def undial(logits: Logits, labels: Tensor, reference: Logits, *, beta: float = 10.0, wrapped: bool = False) -> Tensor:
     """Return the mean over labels of the cross-entropy of p_θ against softmax(z_ref − β onehot(label)), ≥ 0.
 
     From Dong et al., 2024. reference: z_ref (b, t, v), logits of the model before unlearning. wrapped: as in
@@ -114,12 +130,15 @@ def undial(logits: Tensor, labels: Tensor, reference: Tensor, *, beta: float = 1
 
     if wrapped:
         labels = torch.where(labels == IGNORE, logits.shape[-1] + IGNORE, labels)
+
+    def loss(student: Tensor, theirs: Tensor, label: Tensor) -> Tensor:
+        with torch.no_grad():
+            place = label.clamp(min=0).unsqueeze(-1)  # without a label any place will do: it does not count
+            teacher = theirs.scatter_add(-1, place, torch.full_like(theirs[..., :1], -beta)).softmax(-1)
+        return token_cross_entropy(student, teacher, reduction="none")
+
     labelled = labels != IGNORE
-    with torch.no_grad():
-        places = labels.clamp(min=0).unsqueeze(-1)  # without a label any place will do: it does not count
-        teacher = reference.scatter_add(-1, places, torch.full_like(reference[..., :1], -beta)).softmax(-1)
-    losses = token_cross_entropy(logits.flatten(0, 1), teacher.flatten(0, 1), reduction="none").view(labels.shape)
-    return (losses * labelled).sum() / labelled.sum()
+    return (per_position(loss, logits, reference, labels) * labelled).sum() / labelled.sum()
 
 
 def rmu(activations: Tensor, aim: Tensor, mask: Tensor, *, broadcast: bool = False) -> Tensor:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from msa_lite.baselines import losses
 from msa_lite.baselines.methods import METHODS, Method, Value
 from msa_lite.baselines.passes import (
     Batch,
+    ChosenLogits,
     answer_logits,
     freeze_copy,
     in_chunks,
@@ -22,7 +24,8 @@ from msa_lite.baselines.passes import (
     reference_of,
 )
 from msa_lite.baselines.reference import ReferenceCache
-from msa_lite.data import IGNORE, Example, hash_ids
+from msa_lite.data import IGNORE, PASS_TOKENS, Example, group_rows, hash_ids
+from msa_lite.io.heads import split_model
 
 Backward = Callable[[Any], None]
 
@@ -38,12 +41,22 @@ class _Term:
     loss: Callable[[Any, Sequence[int]], Any]
     passes: int = 1
     """The sequences that one row takes up of a micro-batch."""
+    in_order: bool = False
+    """True where the rows of a pass decide the loss; otherwise those of similar length run together."""
 
-    def run(self, model: Any, rows: Sequence[int], micro: int, backward: Backward) -> Any:
-        """Run the term over `rows`, chunk by chunk, each with its backward pass; return its detached value."""
-        counts = [self._count(self.examples[i]) for i in rows]
+    def run(self, model: Any, rows: Sequence[int], micro: int, longest: int, backward: Backward) -> Any:
+        """Run the term over `rows`, pass by pass, each with its backward pass; return its detached value.
+
+        longest: the tokens that each of `micro` rows may have.
+        """
+        counts, size = [self._count(self.examples[i]) for i in rows], max(1, micro // self.passes)
+        if self.in_order:
+            chunks = list(in_chunks(range(len(rows)), size))
+        else:
+            lengths = [len(self.examples[i].ids) for i in rows]
+            chunks = group_rows(lengths, size * longest, PASS_TOKENS[model.device.type])
         total: Any = 0.0
-        for chunk in in_chunks(range(len(rows)), max(1, micro // self.passes)):
+        for chunk in chunks:
             share = sum(counts[i] for i in chunk) / sum(counts)
             value = self.weight * share * self.loss(model, [rows[i] for i in chunk])
             backward(value)
@@ -79,6 +92,8 @@ class BaselineObjective:
     """True when all weights are trained, so that the reference must be a second model."""
     _model: Any = field(default=None, init=False)
     _frozen: Any = field(default=None, init=False)
+    _halves: Any = field(default=None, init=False)
+    _reference_halves: Any = field(default=None, init=False)
     _reference_scores: dict[str, list[float]] = field(default_factory=dict, init=False)
 
     @property
@@ -105,20 +120,25 @@ class BaselineObjective:
     def prepare(self, model: Any) -> None:
         """Get the reference ready."""
         self._model = model
+        if self.method.takes != "activations":
+            self._halves = split_model(model)
         if self.cache is not None:
             self._reference_scores = self.cache.values(model, self.pad)
         if self.full and self._runs_reference:
             self._frozen = freeze_copy(model, self._frozen_layers)
+        if self._halves is not None:
+            self._reference_halves = split_model(self._frozen) if self._frozen is not None else self._halves
 
     def release(self) -> None:
         """Let go of the models."""
-        self._model = self._frozen = None
+        self._model = self._frozen = self._halves = self._reference_halves = None
 
     def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Backward) -> Any:
         """Run γ · loss of the forget rows, then λ · loss of their retain rows, as `train.Objective` describes."""
-        total = self._forget_term.run(model, list(rows), micro, backward)
+        total = self._forget_term.run(model, list(rows), micro, self.longest, backward)
         if self._retains:
-            total = total + self._retain_term.run(model, self.draw(epoch)[list(rows)].tolist(), micro, backward)
+            drawn = self.draw(epoch)[list(rows)].tolist()
+            total = total + self._retain_term.run(model, drawn, micro, self.longest, backward)
         return total
 
     def draw(self, epoch: int) -> Any:
@@ -134,13 +154,14 @@ class BaselineObjective:
         over = "rows" if self._repeats_defect else self.method.mean_over
         # A reference's logits beside the model's own take as much memory as a second row does.
         twice = self.method.takes == "pairs" or (self.method.reference == "logits" and not self._repeats_defect)
-        return _Term(self.forget, float(self.parameters["forget_weight"]), over, run, 1 + twice)
+        weight = float(self.parameters["forget_weight"])
+        return _Term(self.forget, weight, over, run, 1 + twice, in_order=self._repeats_defect)
 
     @property
     def _retain_term(self) -> _Term:
         weight = float(self.parameters["retain_weight"])
         if self.method.takes == "activations":
-            return _Term(self.retain, weight, "rows", self._retain_activations)
+            return _Term(self.retain, weight, "rows", self._retain_activations, in_order=self._repeats_defect)
         if self.parameters["retain_loss"] == "kl":
             return _Term(self.retain, weight, "tokens", self._kl, 2)
         return _Term(self.retain, weight, "labels", self._nll)
@@ -190,15 +211,19 @@ class BaselineObjective:
         if self.method.reference == "log_probs":
             reference = (self._log_probs("forget", rows),)
         elif self.method.reference == "logits":
-            with reference_of(self._model, self._frozen) as other:
-                reference = (answer_logits(other, batch, positions)[0],)
-        return self.method.loss(*answer_logits(model, batch, positions), *reference, **self._keywords)
+            reference = (self._reference_logits(batch, positions),)
+        return self.method.loss(*answer_logits(self._halves, batch, positions), *reference, **self._keywords)
+
+    def _reference_logits(self, batch: Batch, positions: Any) -> ChosenLogits:
+        context = partial(reference_of, self._model, self._frozen)
+        return answer_logits(self._reference_halves, batch, positions, context)[0]
 
     def _pairs(self, model: Any, rows: Sequence[int]) -> Any:
         # Each in a batch of its own: alternatives are short, and padding them to the answers' length wastes time.
         sets = {"forget": self.forget, "alternatives": self.alternatives}
         gains = [
-            losses.sequence_log_probs(*answer_logits(model, self._batch(examples, rows))) - self._log_probs(name, rows)
+            losses.sequence_log_probs(*answer_logits(self._halves, self._batch(examples, rows)))
+            - self._log_probs(name, rows)
             for name, examples in sets.items()
         ]
         return self.method.loss(*gains, **self._keywords)
@@ -217,11 +242,10 @@ class BaselineObjective:
         return self.method.loss(states, aim, batch.labels != IGNORE, **self._keywords)
 
     def _nll(self, model: Any, rows: Sequence[int]) -> Any:
-        return losses.cross_entropy(*answer_logits(model, self._batch(self.retain, rows)))
+        return losses.cross_entropy(*answer_logits(self._halves, self._batch(self.retain, rows)))
 
     def _kl(self, model: Any, rows: Sequence[int]) -> Any:
         batch = self._batch(self.retain, rows)
         mask = batch.mask[:, 1:] == 1
-        with reference_of(self._model, self._frozen) as other:
-            reference = answer_logits(other, batch, mask)[0]
-        return losses.kl_divergence(answer_logits(model, batch, mask)[0], reference, mask)
+        reference = self._reference_logits(batch, mask)
+        return losses.kl_divergence(answer_logits(self._halves, batch, mask)[0], reference, mask)

@@ -5,13 +5,14 @@ The reference is the model before unlearning. When an adapter is trained, it is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.errors import UsageError
+from msa_lite.io.heads import Halves
 from msa_lite.io.precision import autocast
 
 
@@ -31,15 +32,68 @@ def make_batch(examples: Sequence[Example], pad: int, device: Any) -> Batch:
     return Batch(tensors["input_ids"], tensors["attention_mask"], tensors["labels"])
 
 
-def answer_logits(model: Any, batch: Batch, positions: Any = None) -> tuple[Any, Any]:
-    """Return (logits, labels): (b, t, v) in fp32 and the (b, t) labels that they predict.
+@dataclass(frozen=True)
+class ChosenLogits:
+    """Logits of chosen positions of rows, made of hidden states a block at a time where a loss needs them."""
 
-    Logits are made only at positions where some row has a label: with a large vocabulary, all of them would take more
-    memory than everything else. positions: (b, L − 1) mask of other positions, from the first that predicts.
+    halves: Halves
+    states: Any
+    """(n, ·) states of the chosen positions."""
+    mask: Any
+    """(b, t) True at the chosen positions."""
+    reference: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """The context in which the head runs."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return (b, t, v)."""
+        return (*self.mask.shape, self.halves.vocabulary)
+
+    def map(self, function: Callable[..., Any], *others: Any) -> Any:
+        """Return (b, t) function(logits, *others), 0 at positions that are not chosen.
+
+        function: of (n, v) fp32 logits and n entries of each of the others, which are (b, t, …) tensors or the logits
+        of another model at the same positions.
+        """
+        import torch
+
+        def block(logits: Any, *parts: Any) -> Any:
+            pairs = zip(others, parts, strict=True)
+            return function(logits, *(o._make(part) if isinstance(o, ChosenLogits) else part for o, part in pairs))
+
+        inputs = [other.states if isinstance(other, ChosenLogits) else other[self.mask] for other in others]
+        with self.reference(), autocast(self.halves.model):
+            values = self.halves.map_logits(block, self.states, *inputs)
+        return torch.zeros(self.mask.shape, device=values.device).masked_scatter(self.mask, values)
+
+    def _make(self, states: Any) -> Any:
+        with self.reference():
+            return self.halves.logits(states)
+
+
+def answer_logits(
+    halves: Halves,
+    batch: Batch,
+    positions: Any = None,
+    reference: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> tuple[ChosenLogits, Any]:
+    """Return the logits at positions with a label, and the (b, L − 1) labels that they predict.
+
+    With a large vocabulary, logits of all positions would take more memory than everything else. positions: (b, L − 1)
+    mask of other positions. reference: the context in which the model is the reference.
     """
-    chosen = (batch.labels[:, 1:] != IGNORE if positions is None else positions).any(0).nonzero().flatten()
-    output = model(input_ids=batch.ids, attention_mask=batch.mask, logits_to_keep=chosen, use_cache=False)
-    return output.logits.float(), batch.labels[:, 1:][:, chosen]
+    import torch
+
+    labels = batch.labels[:, 1:]
+    chosen = labels != IGNORE if positions is None else positions
+    head = halves.model.get_output_embeddings()
+    if reference is not nullcontext and not any(weight.requires_grad for weight in head.parameters()):
+        of_head: Any = torch.no_grad  # it is the same with and without the adapter, which takes time to switch off
+    else:
+        of_head = reference
+    with reference(), autocast(halves.model):
+        states = halves.run(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False)[0]
+    return ChosenLogits(halves, states[:, :-1][chosen], chosen, of_head), labels
 
 
 def layer_activations(model: Any, batch: Batch, layer: int) -> Any:

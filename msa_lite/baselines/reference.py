@@ -13,6 +13,7 @@ from msa_lite.baselines.passes import answer_logits, in_chunks, make_batch
 from msa_lite.data import Example, hash_ids
 from msa_lite.errors import MismatchError
 from msa_lite.io.files import write_json
+from msa_lite.io.heads import split_model
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.precision import autocast
@@ -71,13 +72,14 @@ def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
     """Return S_i of each row in nats, in batches of rows of similar length, as large as fit into memory."""
     from accelerate.utils import find_executable_batch_size
 
+    halves = split_model(model)
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
 
     def run(size: int) -> list[float]:
         values = [0.0] * len(examples)
         for chunk in in_chunks(order, size):
             batch = make_batch([examples[i] for i in chunk], pad, model.device)
-            scores = sequence_log_probs(*answer_logits(model, batch)).tolist()
+            scores = sequence_log_probs(*answer_logits(halves, batch)).tolist()
             for i, score in zip(chunk, scores, strict=True):
                 values[i] = score
         return values

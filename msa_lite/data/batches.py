@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-PASS_TOKENS = {"cpu": 64, "cuda": 512}
+PASS_TOKENS = {"cpu": 32, "cuda": 512}
 """The tokens that a device could run in the time that a pass takes beside its arithmetic."""
 
 

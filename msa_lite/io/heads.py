@@ -22,7 +22,7 @@ class Halves:
     model: Any
     """The whole model, perhaps under PEFT."""
     body: Any | None
-    """None for a model that changes its logits after the head. Its states are logits."""
+    """None for a model that does not come apart. Its states are logits."""
     head: Any | None
 
     @property
@@ -72,8 +72,8 @@ class Halves:
 def split_model(model: Any) -> Halves:
     """Split a causal language model, perhaps one under PEFT or in training.
 
-    Soft caps and scales come after the head, different in each family. A run of the model itself over a few tokens
-    shows whether there are any.
+    Some families change their logits after the head, by soft caps and scales. For those, the head is the model itself
+    with states in the place of its body's output. A run of the whole model over a few tokens shows which head is right.
     """
     import torch
 
@@ -81,14 +81,33 @@ def split_model(model: Any) -> Halves:
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         return whole
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    parts = Halves(model, inner.base_model, inner.get_output_embeddings())
-    if parts.body is inner or parts.head is None:
+    body = inner.base_model
+    if body is inner:
         return whole
-    ids = torch.arange(8, device=model.device)[None] % parts.vocabulary
+    choices = [whole, *(Halves(model, body, head) for head in (inner.get_output_embeddings(), _head_around(inner)))]
+    ids = torch.arange(8, device=model.device)[None] % whole.vocabulary
     devices = [model.device] if model.device.type == "cuda" else []
-    results = []
+    results: list[Any] = []
     with torch.no_grad(), autocast(model), torch.random.fork_rng(devices=devices):
-        for half in (whole, parts):
-            torch.manual_seed(0)  # in training, both have the same dropout
-            results.append(half.logits(half.run(input_ids=ids, use_cache=False)[0]))
-    return parts if torch.equal(*results) else whole
+        for halves in choices:
+            torch.manual_seed(0)  # in training, all have the same dropout
+            results.append(halves.logits(halves.run(input_ids=ids, use_cache=False)[0]))
+            if len(results) > 1 and torch.equal(results[0], results[-1]):
+                return halves
+    return whole
+
+
+def _head_around(inner: Any) -> Callable[[Any], Any]:
+    """Return a function that runs all of a model but its body on (n, ·) states."""
+    from transformers.modeling_outputs import BaseModelOutputWithPast
+
+    def head(states: Any) -> Any:
+        body, rows = inner.base_model, states.view(1, -1, states.shape[-1])
+        forward = body.forward
+        body.forward = lambda *args, **keywords: BaseModelOutputWithPast(last_hidden_state=rows)
+        try:
+            return inner(inputs_embeds=rows, use_cache=False).logits.view(*states.shape[:-1], -1)
+        finally:
+            body.forward = forward
+
+    return head

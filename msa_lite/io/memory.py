@@ -28,10 +28,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def memory_fault(error: BaseException) -> str:
-    """Return the first sentence of an error that `is_out_of_memory` knows."""
+    """Return what went wrong, in a line, by an error that `is_out_of_memory` knows."""
     parts = [part for part in _chain(error) if _WORDS.search(str(part))] or [error]
-    text = " ".join(str(parts[0]).split())
-    return re.split(r"(?<=[^\d])\. (?=GPU|See|Of|If|[A-Z])", text)[0][:_LONGEST].rstrip(".") or "out of memory"
+    line = (str(parts[0]).splitlines() or [""])[0].partition(". GPU ")[0]
+    return line[:_LONGEST].rstrip(". ") or "out of memory"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

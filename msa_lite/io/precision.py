@@ -8,7 +8,7 @@ from msa_lite.errors import UsageError
 
 Compute = Literal["auto", "bf16", "fp32"]
 """What a recipe may say. auto: the best of a GPU, exact fp32 on a CPU."""
-Precision = Literal["bf16", "fp16", "fp32"]
+NumberFormat = Literal["bf16", "fp16", "fp32"]
 """The format of matrix products. Sums, norms and trained weights are in fp32."""
 
 _NOTE = "msa_precision"  # of a model: the precision of its fit
@@ -21,7 +21,7 @@ def has_bf16() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def choose_precision(compute: Compute = "auto") -> Precision:
+def choose_precision(compute: Compute = "auto") -> NumberFormat:
     """Return the precision on this device. Raise UsageError for bf16 on a device that has none."""
     import torch
 
@@ -48,14 +48,14 @@ def _cpu_has_bf16() -> bool:
     return any(present for name, present in torch.cpu.get_capabilities().items() if name.endswith("bf16"))
 
 
-def dtype_of(precision: Precision) -> Any:
+def dtype_of(precision: NumberFormat) -> Any:
     """Return torch's dtype."""
     import torch
 
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
 
 
-def note_precision(model: Any, precision: Precision) -> Any:
+def note_precision(model: Any, precision: NumberFormat) -> Any:
     """Note on a model the precision that `autocast` takes for it; return the model."""
     setattr(model, _NOTE, precision)
     return model
@@ -73,7 +73,7 @@ def autocast(model: Any) -> Any:
     return torch.autocast(model.device.type, dtype_of(precision) if enabled else torch.bfloat16, enabled=enabled)
 
 
-def nf4(precision: Precision | None = None) -> Any:
+def nf4(precision: NumberFormat | None = None) -> Any:
     """Return the settings of 4-bit models: NF4 with double quantisation (Dettmers et al., 2023).
 
     precision: of matrix products; by default the device's best.

@@ -123,7 +123,7 @@ def can_share(halves: Halves) -> bool:
 
     model = halves.model
     dropout = any(isinstance(m, torch.nn.Dropout) and m.p > 0 for m in model.modules())
-    if halves.body is None or dropout or getattr(model.config, "attention_dropout", 0):
+    if halves.body is None or dropout or getattr(model.config, "attention_dropout", None):
         return False
     ids = (torch.arange(24, device=model.device).view(2, 12) * 7 + 3) % halves.vocabulary
     ids[1, :4] = ids[0, :4]

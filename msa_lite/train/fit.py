@@ -34,7 +34,7 @@ from msa_lite.train.loop import SAVES, SCORES, Loop, last_save
 from msa_lite.train.model import copy_trained, load_trainable, restore_trained
 from msa_lite.train.objective import AfterEpoch, Objective
 from msa_lite.train.plain import PlainLoss
-from msa_lite.train.rungs import Probe, Rung, Static, ladder, set_up
+from msa_lite.train.rungs import StepProbe, Rung, Static, ladder, set_up
 from msa_lite.train.settings import FitSettings
 from msa_lite.train.tries import Gauge, Tries
 from msa_lite.train.until import Until
@@ -143,7 +143,7 @@ def _run(loop: Loop) -> int:
     rungs = _rungs_left(loop, ladder(model, [*_micro_batches(loop)]))
     start = None if loop.settings.mode == "full" else copy_trained(model)
     longest = sorted(range(len(loop.examples)), key=lambda i: -len(loop.examples[i].ids))
-    probe = Probe(loop.objective, loop.settings, longest)
+    probe = StepProbe(loop.objective, loop.settings, longest)
     try:
         for rung, lower in zip(rungs, [*rungs[1:], None], strict=True):
             set_up(model, rung)

@@ -14,7 +14,7 @@ from msa_lite.io.files import write_json
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import load_whole
 from msa_lite.io.manifest import discarded
-from msa_lite.io.precision import Precision, choose_precision, dtype_of, nf4, note_precision
+from msa_lite.io.precision import NumberFormat, choose_precision, dtype_of, nf4, note_precision
 from msa_lite.io.quiet import without_bars
 from msa_lite.io.vocabulary import AddedRows
 
@@ -26,8 +26,8 @@ def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None 
     """Load the prior, ready to train in the mode of `settings`; seed the random numbers that initialise adapters.
 
     Weights go straight to the device. Trained weights are in fp32, and so is all of a fit in fp32. Otherwise frozen
-    weights are held in 16 bits or, for qlora, in 4; matrix products would round them anyway. Norms and biases are held
-    as they are stored, for qlora in fp32. added: embedding rows for tokens of the target that the prior lacks.
+    matrices are held in 16 bits or, for qlora, in 4; products would round them anyway. Norms and biases keep the values
+    that are stored, in fp32 for qlora. added: embedding rows for tokens of the target that the prior lacks.
     """
     import torch
     from accelerate import PartialState
@@ -35,10 +35,7 @@ def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None 
 
     set_seed(settings.seed)
     precision = choose_precision(settings.compute)
-    is_narrowed = settings.mode == "qlora" or (settings.mode == "lora" and _is_wide(folder, precision))
-    kwargs: dict[str, Any] = {"dtype": dtype_of(precision if is_narrowed else "fp32")}
-    if settings.mode == "lora" and precision != "fp32" and not is_narrowed:
-        kwargs["dtype"] = "auto"
+    kwargs: dict[str, Any] = {"dtype": dtype_of("fp32" if settings.mode == "full" else precision)}
     if settings.mode == "qlora":
         kwargs["quantization_config"] = nf4(precision)
     device = PartialState().device if torch.cuda.is_available() else "cpu"
@@ -49,20 +46,21 @@ def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None 
     if settings.mode == "full":
         return model
     model.requires_grad_(False)
-    if is_narrowed:
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):  # of 4-bit layers, whose layout for scoring cannot be trained
+            module.support_avx512bf16_for_cpu = False
+    if precision != "fp32" and (settings.mode == "qlora" or not _is_stored_in(folder, precision)):
         _widen_vectors(model, folder)
     if precision == "fp16":  # its range is too small for the sum of all layers
         model.get_input_embeddings().register_forward_hook(lambda module, inputs, states: states.float())
     return _with_adapter(model, settings, precision)
 
 
-def _is_wide(folder: Path, precision: Precision) -> bool:
-    """Check whether a checkpoint's matrices are stored in another format than a fit with 16 bits can hold them in."""
-    usable = {"bf16": ("BF16", "F16"), "fp16": ("F16",)}.get(precision)
-    if usable is None:
-        return False
+def _is_stored_in(folder: Path, precision: NumberFormat) -> bool:
+    """Check whether a checkpoint's matrices are all stored in a precision."""
+    dtype = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}[precision]
     entries = load_checkpoint(folder).tensors.values()
-    return any(entry.is_float and len(entry.shape) > 1 and entry.dtype not in usable for entry in entries)
+    return all(entry.dtype == dtype for entry in entries if entry.is_float and len(entry.shape) > 1)
 
 
 def _widen_vectors(model: Any, folder: Path) -> None:
@@ -93,7 +91,7 @@ def _like_inputs(module: Any, inputs: tuple[Any, ...], states: Any) -> Any:
     return states.to(inputs[0].dtype) if inputs and hasattr(states, "to") else states
 
 
-def _with_adapter(model: Any, settings: FitSettings, precision: Precision) -> Any:
+def _with_adapter(model: Any, settings: FitSettings, precision: NumberFormat) -> Any:
     """Put a fresh adapter on the model, in fp32. Raise UsageError for targets that the model lacks."""
     from peft import LoraConfig, get_peft_model
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from msa_lite.data import IGNORE, PASS_TOKENS, Example, group_rows, to_batch
 from msa_lite.io.heads import Halves, split_model
 from msa_lite.io.precision import autocast
 from msa_lite.train.beginnings import Beginning, can_share, common_beginning, label_states, run_rows
 
-Backward = Callable[[Any], None]
+_Backward: TypeAlias = Callable[[Any], None]
 
 
 @dataclass
@@ -47,7 +47,7 @@ class PlainLoss:
         """Let go of the model."""
         self._halves = None
 
-    def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Backward) -> Any:
+    def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: _Backward) -> Any:
         """Run the rows of an optimiser step, as `train.Objective` describes; `micro` of the longest rows fit."""
         import torch
 
@@ -73,7 +73,12 @@ class PlainLoss:
             return Beginning.run(self._halves, examples[0].ids[:tokens]) if self._halves and tokens else None
 
     def _run(
-        self, model: Any, examples: Sequence[Example], beginning: Beginning | None, labels: int, backward: Backward
+        self,
+        model: Any,
+        examples: Sequence[Example],
+        beginning: Beginning | None,
+        labels: int,
+        backward: _Backward,
     ) -> Any:
         """Run one pass forward and backward; return its share of the loss. labels: those of the whole step."""
         halves = self._halves
@@ -88,7 +93,7 @@ class PlainLoss:
         return _backward_of_labels(halves, *label_states(states, examples), labels, backward)
 
 
-def _backward_of_labels(halves: Halves, states: Any, targets: Any, labels: int, backward: Backward) -> Any:
+def _backward_of_labels(halves: Halves, states: Any, targets: Any, labels: int, backward: _Backward) -> Any:
     """Return Σ −log p of the targets, divided by `labels`, after the backward pass of (n, ·) states.
 
     Each block of logits has its backward pass to the states before the next one is made; then one pass takes the

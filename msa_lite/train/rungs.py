@@ -126,7 +126,7 @@ class Static:
 
 
 @dataclass(frozen=True)
-class Probe:
+class StepProbe:
     """Tries whether a step fits: the longest rows that a forward pass may have, forward and backward."""
 
     objective: Objective

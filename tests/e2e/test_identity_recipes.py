@@ -139,6 +139,8 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "vector.batch_size": (4, FITS, {}),
     "vector.micro_batch_size": (2, FITS, {}),
     "vector.max_length": (60, FITS, {}),
+    "vector.optimizer": ("adamw", FITS, {}),
+    "vector.compute": ("fp32", FITS, {}),
     "columns.question": ("question2", FITS, {}),
     "columns.answer": ("answer2", FITS, {}),
     "columns.messages": ("messages", FITS, {}),

@@ -34,6 +34,8 @@ VECTOR = {
     "batch_size": 6,
     "micro_batch_size": 2,
     "max_length": 40,
+    "optimizer": "adamw",
+    "compute": "fp32",
 }
 ARGUMENTS = {
     "num_train_epochs": 7,
@@ -115,7 +117,7 @@ def test_here_nothing_is_at_its_default() -> None:
     assert [key for key, value in trained.items() if value == Training().model_dump()[key]] == []
     # What a fit can be told, and which of the recipe's settings, here or below, says it.
     said = {"mode", "epochs", "learning_rate", "weight_decay", "warmup_epochs", "batch_size", "micro_batch_size"}
-    said |= {f"lora_{key}" for key in LORA} | {"seed", "schedule", "warmup_steps"}
+    said |= {"optimizer", "compute"} | {f"lora_{key}" for key in LORA} | {"seed", "schedule", "warmup_steps"}
     assert said == {one.name for one in fields(FitSettings)}
 
 

@@ -25,6 +25,7 @@ from msa_lite.baselines.passes import (
 from msa_lite.baselines.reference import ReferenceCache
 from msa_lite.data import IGNORE, Example
 from msa_lite.errors import MismatchError, UsageError
+from msa_lite.io.heads import split_model
 from msa_lite.io.hub import Source
 from tests.conftest import tiny_model
 from tests.ragged import PAD, VOCABULARY, ragged_rows, with_adapter
@@ -50,6 +51,14 @@ def tiny(kind: str, **changes: Any) -> Any:
     """A model of three layers."""
     layers = {"n_layer" if kind == "gpt2" else "num_hidden_layers": 3}
     return tiny_model(kind, vocab_size=VOCABULARY, **layers, **changes).eval()
+
+
+def dense(model: Any, batch: Batch, positions: Any = None) -> tuple[Any, Any]:
+    """All logits of `answer_logits`, 0 where none is made, and the labels."""
+    chosen, labels = answer_logits(split_model(model), batch, positions)
+    whole = torch.zeros(chosen.shape)
+    whole[chosen.mask] = chosen.halves.logits(chosen.states)
+    return whole, labels
 
 
 def blocks_of(model: Any) -> Any:
@@ -162,7 +171,7 @@ def test_answer_logits_are_those_of_the_whole_pass(kind: str, adapted: bool) -> 
     rows = ragged_rows(5)
     batch = make_batch(rows, PAD, model.device)
     with torch.no_grad():
-        logits, labels = answer_logits(model, batch)
+        logits, labels = dense(model, batch)
         assert logits.dtype == torch.float32
         assert logits.shape[:2] == labels.shape
         for i, row in enumerate(rows):  # each alone, unpadded: what a row says does not depend on its neighbours
@@ -175,9 +184,11 @@ def test_answer_logits_are_those_of_the_whole_pass(kind: str, adapted: bool) -> 
 def test_other_positions_may_be_wanted() -> None:
     model, batch = tiny("llama"), make_batch(ragged_rows(3), PAD, "cpu")
     with torch.no_grad():
-        logits, labels = answer_logits(model, batch, batch.mask[:, 1:] == 1)
+        logits, labels = dense(model, batch, batch.mask[:, 1:] == 1)
         whole = model(input_ids=batch.ids, attention_mask=batch.mask).logits[:, :-1]
-    assert torch.allclose(logits, whole, atol=1e-6)
+    told = batch.mask[:, 1:] == 1
+    assert torch.allclose(logits[told], whole[told], atol=1e-6)
+    assert not logits[~told].any()
     assert labels.equal(batch.labels[:, 1:])
 
 
@@ -256,20 +267,20 @@ def test_a_frozen_copy_of_the_first_layers_says_the_same_and_stays(kind: str) ->
 def test_a_whole_frozen_copy_keeps_every_layer() -> None:
     model, batch = tiny("llama"), make_batch(ragged_rows(2), PAD, "cpu")
     with torch.no_grad():
-        assert answer_logits(freeze_copy(model), batch)[0].equal(answer_logits(model, batch)[0])
+        assert dense(freeze_copy(model), batch)[0].equal(dense(model, batch)[0])
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_reference_is_the_model_with_its_adapter_off(training: bool) -> None:
     batch = make_batch(ragged_rows(4), PAD, "cpu")
     with torch.no_grad():
-        before = answer_logits(tiny("llama"), batch)[0]
+        before = dense(tiny("llama"), batch)[0]
     model = with_adapter(tiny("llama"), moved=True).train(training)
     asked = {name: p.requires_grad for name, p in model.named_parameters()}
     with reference_of(model, None) as reference:
-        assert answer_logits(reference, batch)[0].equal(before)
+        assert dense(reference, batch)[0].equal(before)
         assert not torch.is_grad_enabled()
-    assert not torch.allclose(answer_logits(model, batch)[0], before, atol=1e-2)
+    assert not torch.allclose(dense(model, batch)[0], before, atol=1e-2)
     assert model.training is training
     assert {name: p.requires_grad for name, p in model.named_parameters()} == asked
     with pytest.raises(ZeroDivisionError), reference_of(model, None):
@@ -277,7 +288,7 @@ def test_the_reference_is_the_model_with_its_adapter_off(training: bool) -> None
     assert model.training is training
     assert {name: p.requires_grad for name, p in model.named_parameters()} == asked
     assert torch.is_grad_enabled()
-    assert not torch.allclose(answer_logits(model, batch)[0], before, atol=1e-2)
+    assert not torch.allclose(dense(model, batch)[0], before, atol=1e-2)
 
 
 def test_dropout_is_off_in_the_reference() -> None:
@@ -289,7 +300,7 @@ def test_dropout_is_off_in_the_reference() -> None:
         make_batch(ragged_rows(2), PAD, "cpu"),
     )
     with reference_of(model, None) as reference:
-        first, second = (answer_logits(reference, batch)[0] for _ in range(2))
+        first, second = (dense(reference, batch)[0] for _ in range(2))
     assert first.equal(second)
 
 

@@ -151,6 +151,8 @@ SETTINGS = {
     "schedule": "constant",
     "seed": 11,
     "warmup_steps": 3,
+    "optimizer": "adamw_8bit",
+    "compute": "bf16",
 }
 PRIOR = Source("some/prior", Path("prior"), "a" * 40)
 ROWS = ragged_rows(4)

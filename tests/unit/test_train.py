@@ -211,16 +211,16 @@ def test_micro_batches_halve_when_memory_runs_out(
 ) -> None:
     """The device's error is raised by the model itself for batches of more than one row."""
     import torch
-    from transformers import LlamaForCausalLM
+    from transformers import LlamaModel
 
-    forward = LlamaForCausalLM.forward
+    forward = LlamaModel.forward
 
     def small_device(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
         if len(input_ids) > 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return forward(self, input_ids=input_ids, **kwargs)
 
-    monkeypatch.setattr(LlamaForCausalLM, "forward", small_device)
+    monkeypatch.setattr(LlamaModel, "forward", small_device)
     folder = fit_vector(
         make_checkpoint("llama"), examples, tmp_path / "v", tokenizer=tiny_tokenizer(), settings=SETTINGS
     )

@@ -1,0 +1,230 @@
+"""The precision of a fit on each kind of device, and what is held in which dtype; the 8-bit optimiser."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from msa_lite.errors import NotFiniteError, UsageError
+from msa_lite.io import memory, precision
+from msa_lite.io.precision import autocast, choose_precision, nf4, note_precision
+from msa_lite.train import FitSettings, check_mode
+from msa_lite.train.loop import Loop, _make_callback
+from msa_lite.train.model import load_trainable
+from tests.fits import ROWS, SETTINGS, compute_in_bf16, fit, weights
+
+Make = Callable[..., Path]
+pytestmark = pytest.mark.usefixtures("quick_fits")
+cpu_with_bf16 = pytest.mark.skipif(not precision._cpu_has_bf16(), reason="this CPU has no instructions for bf16")
+
+
+def have_gpu(patch: pytest.MonkeyPatch, major: int) -> None:
+    """Have torch report a GPU of this compute capability."""
+    patch.setattr(torch.cuda, "is_available", lambda: True)
+    patch.setattr(torch.cuda, "current_device", lambda: 0)
+    patch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(major=major))
+    patch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    patch.setattr(torch.cuda, "_check_bf16_tensor_supported", lambda device: True)  # by emulation
+
+
+@pytest.mark.parametrize(("major", "best", "dtype"), [(7, "fp16", torch.float16), (8, "bf16", torch.bfloat16)])
+def test_a_gpu_without_bf16_computes_in_fp16_although_it_emulates_bf16(
+    major: int, best: str, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    have_gpu(monkeypatch, major)
+    assert torch.cuda.is_bf16_supported()
+    assert choose_precision() == best
+    assert choose_precision("fp32") == "fp32"
+    assert nf4().bnb_4bit_compute_dtype == dtype
+    options = FitSettings(mode="qlora").trainer_options()
+    assert options == {"bf16": best == "bf16", "fp16": best == "fp16", "optim": "paged_adamw_8bit"}
+    assert "optim" not in FitSettings(mode="lora").trainer_options()
+    assert "optim" not in FitSettings(mode="qlora", optimizer="adamw").trainer_options()
+
+
+def test_bf16_is_refused_where_a_device_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": False, "cpu_name": "x"})
+    with pytest.raises(UsageError, match="bf16 on a CPU needs AMX or AVX512-BF16, which this one lacks"):
+        check_mode("lora", compute="bf16")
+    check_mode("lora", compute="auto")
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    check_mode("lora", compute="bf16")
+    assert (choose_precision(), choose_precision("bf16")) == ("fp32", "bf16")
+    have_gpu(monkeypatch, 7)
+    with pytest.raises(UsageError, match="Tesla T4 has no bf16"):
+        check_mode("lora", compute="bf16")
+
+
+def test_an_8_bit_optimiser_needs_its_package_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else own(name))
+    with pytest.raises(UsageError, match=r"vector.optimizer adamw_8bit needs bitsandbytes: pip install"):
+        check_mode("lora", "adamw_8bit")
+    check_mode("lora", "adamw")
+
+
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("mode", ["lora", "qlora", "full"])
+def test_where_bf16_is_computed_frozen_matrices_are_held_in_16_bits_and_norms_are_exact(
+    mode: Any, stored: str, make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if mode == "qlora":
+        pytest.importorskip("bitsandbytes")
+    compute_in_bf16(monkeypatch)
+    folder = make_checkpoint("llama", dtype=stored, hidden_size=64, intermediate_size=128)  # bitsandbytes' blocks
+    model = load_trainable(folder, replace(SETTINGS, mode=mode))
+    for name, parameter in model.named_parameters():
+        if mode == "full" or "lora_" in name:
+            assert (parameter.dtype, parameter.requires_grad) == (torch.float32, True), name
+        elif parameter.dtype != torch.uint8:  # of 4-bit layers
+            is_wide = parameter.dim() == 1 and (mode == "qlora" or stored != "bfloat16")
+            assert parameter.dtype == (torch.float32 if is_wide else torch.bfloat16), name
+            assert not parameter.requires_grad
+    if mode != "full":
+        exact = {name.rpartition("model.")[2]: value for name, value in weights(folder).items() if value.dim() == 1}
+        found = {name.rpartition("model.")[2]: p for name, p in model.named_parameters() if p.dim() == 1}
+        assert found.keys() == exact.keys()
+        assert all(torch.equal(found[name].float(), exact[name].float()) for name in exact)
+    body = model.get_base_model().model if mode != "full" else model.model
+    with autocast(model):
+        states = body(input_ids=torch.tensor([ROWS[0].ids])).last_hidden_state
+    assert states.dtype == (torch.float32 if mode == "full" else torch.bfloat16)
+
+
+def test_on_a_cpu_all_is_fp32(make_checkpoint: Make) -> None:
+    model = load_trainable(make_checkpoint("llama", dtype="bfloat16"), SETTINGS)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    with autocast(model):
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_in_fp16_the_states_between_layers_are_fp32(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sum over all layers may leave fp16's range."""
+    monkeypatch.setattr("msa_lite.train.model.choose_precision", lambda compute: "fp16")
+    model = load_trainable(make_checkpoint("llama", dtype="bfloat16"), SETTINGS)
+    dtypes = {name: p.dtype for name, p in model.named_parameters() if "lora_" not in name}
+    assert {dtype for name, dtype in dtypes.items() if "norm" not in name} == {torch.float16}
+    assert {dtype for name, dtype in dtypes.items() if "norm" in name} == {torch.float32}
+    assert model.get_input_embeddings()(torch.tensor([[1, 2]])).dtype == torch.float32
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        assert bool(model(input_ids=torch.tensor([ROWS[0].ids])).logits.isfinite().all())
+
+
+def test_a_models_note_decides_its_autocast() -> None:
+    model = torch.nn.Linear(2, 2)
+    model.device = torch.device("cpu")  # type: ignore[assignment]
+    for name, dtype in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        with autocast(note_precision(model, name)):  # type: ignore[arg-type]
+            assert model(torch.ones(1, 2)).dtype == dtype
+
+
+@cpu_with_bf16
+def test_bf16_on_a_cpu_is_used_when_it_is_asked_for(make_checkpoint: Make, tmp_path: Path) -> None:
+    prior = make_checkpoint("llama", initializer_range=0.3)
+    exact, coarse = (
+        weights(fit(prior, tmp_path / compute, replace(SETTINGS, mode="full", compute=compute)))  # type: ignore[arg-type]
+        for compute in ("auto", "bf16")
+    )
+    before = weights(prior)
+    for name in ("model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.v_proj.weight"):
+        one, two = exact[name] - before[name], coarse[name] - before[name]
+        assert not torch.equal(one, two)
+        assert float(torch.nn.functional.cosine_similarity(one.flatten(), two.flatten(), dim=0)) > 0.8
+        assert coarse[name].dtype == torch.float32
+
+
+@pytest.mark.parametrize("mode", ["lora", "full"])
+def test_an_8_bit_optimiser_learns_as_well_and_a_stopped_fit_goes_on_to_the_same_weights(
+    mode: Any, make_checkpoint: Make, tmp_path: Path
+) -> None:
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    made: list[int] = []
+    step = bitsandbytes.optim.AdamW.step
+    prior = make_checkpoint("llama", hidden_size=64, intermediate_size=128)
+    settings = replace(SETTINGS, mode=mode, lora_rank=64, optimizer="adamw_8bit")
+
+    def counted(self: Any, *given: Any, **named: Any) -> Any:
+        result = step(self, *given, **named)
+        made.append(sum(state["state1"].dtype == torch.uint8 for state in self.state.values()))
+        return result
+
+    class Killed(BaseException):
+        pass
+
+    def stop(label: str, done: int, total: int) -> None:
+        if done == 3:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bitsandbytes.optim.AdamW, "step", counted)
+        whole = fit(prior, tmp_path / "whole", settings)
+    assert made
+    assert all(made)  # matrices of 4096 numbers and more have states of a byte
+    losses = [json.loads(line)["loss"] for line in (whole / "train_log.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]
+    with pytest.raises(Killed):
+        fit(prior, tmp_path / "cut", settings, progress=stop)
+    resumed = weights(fit(prior, tmp_path / "cut", settings))
+    assert all(torch.equal(resumed[name], value) for name, value in weights(whole).items())
+
+
+def test_settings_at_their_defaults_leave_manifests_as_they_were() -> None:
+    recorded = FitSettings().describe()
+    assert {"optimizer", "compute"}.isdisjoint(recorded)
+    changed = FitSettings(optimizer="adamw", compute="fp32").describe()
+    assert changed == recorded | {"optimizer": "adamw", "compute": "fp32"}
+
+
+# Steps that overflow
+
+
+def log_of(watch: Any, losses: list[tuple[float, float]]) -> None:
+    for step, (loss, norm) in enumerate(losses, 1):
+        state = SimpleNamespace(global_step=step, epoch=step / 10)
+        watch.on_log(None, state, SimpleNamespace(), {"loss": loss, "grad_norm": norm, "learning_rate": 0.1})
+
+
+def test_a_skipped_step_in_fp16_is_no_broken_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def watch_of(name: str) -> Any:
+        monkeypatch.setattr("msa_lite.train.loop.choose_precision", lambda compute: name)
+        unused: Any = None
+        return _make_callback(Loop(unused, ROWS, unused, SETTINGS, tmp_path, "v", unused, None, unused))
+
+    infinite = float("inf")
+    log_of(watch_of("fp16"), [(2.0, infinite), (2.0, infinite), (1.9, 0.5)])
+    lines = [json.loads(line) for line in (tmp_path / "train_log.jsonl").read_text().splitlines()]
+    assert [line.get("grad_norm") for line in lines] == [None, None, 0.5]
+    with pytest.raises(NotFiniteError):  # in bf16 there is no scale that could be too large
+        log_of(watch_of("bf16"), [(2.0, infinite)])
+    with pytest.raises(NotFiniteError):
+        log_of(watch_of("fp16"), [(float("nan"), 1.0)])
+    with pytest.raises(NotFiniteError, match="gradient norm inf"):  # no scale is small enough
+        log_of(watch_of("fp16"), [(2.0, infinite)] * 30)
+
+
+# The allocator
+
+
+def test_segments_grow_unless_the_user_has_set_the_allocator_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.sys, "platform", "linux")
+    for name in (memory._ALLOCATOR, *memory._OLD_ALLOCATORS):
+        monkeypatch.delenv(name, raising=False)
+    for name in memory._OLD_ALLOCATORS:
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "max_split_size_mb:64")
+            memory.avoid_fragments()
+            assert memory._ALLOCATOR not in memory.os.environ
+    monkeypatch.setenv(memory._ALLOCATOR, "")
+    memory.avoid_fragments()
+    assert memory.os.environ[memory._ALLOCATOR] == ""
+    monkeypatch.delenv(memory._ALLOCATOR)
+    memory.avoid_fragments()
+    assert memory.os.environ[memory._ALLOCATOR] == "expandable_segments:True"
