@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from msa_lite.merger import merge as merge
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
-    from msa_lite.pipeline import ask as ask
     from msa_lite.pipeline import plan as plan
-    from msa_lite.pipeline import probe as probe
-    from msa_lite.pipeline import purge as purge
     from msa_lite.pipeline import report_run as report_run
     from msa_lite.pipeline import run as run
     from msa_lite.pipeline import run_baseline as run_baseline
     from msa_lite.pipeline import sweep as sweep
     from msa_lite.pipeline import train_stages as train_stages
+    from msa_lite.pipeline.ask import ask as ask
+    from msa_lite.pipeline.probe import probe as probe
+    from msa_lite.pipeline.purge import purge as purge
     from msa_lite.publish.folder import push_folder as push_folder
     from msa_lite.train import fit_vector as fit_vector
 

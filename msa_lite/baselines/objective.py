@@ -6,7 +6,7 @@ activations of one micro-batch only. Means are over all rows, or labels, of a st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -51,7 +51,7 @@ class _Term:
         """
         counts, size = [self._count(self.examples[i]) for i in rows], max(1, micro // self.passes)
         if self.in_order:
-            chunks = list(in_chunks(range(len(rows)), size))
+            chunks: Iterable[Sequence[int]] = in_chunks(range(len(rows)), size)
         else:
             lengths = [len(self.examples[i].ids) for i in rows]
             chunks = group_rows(lengths, size * longest, PASS_TOKENS[model.device.type])

@@ -18,13 +18,15 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+from msa_lite.choose.evidence import Metrics
+from msa_lite.choose.rules import Rank
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.files import digest, write_json
 from msa_lite.io.seal import MANIFEST
 from msa_lite.report.choosing import candidate_name
-from msa_lite.report.reports import REPORT_FILE
+from msa_lite.report.reports import REPORT_FILE, load_report
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ class Candidates:
     """The search that finds the values one after the other, in place of a list."""
     release: Callable[[], None] = lambda: None
     """Frees the memory of the loaded models; `load` may be called again."""
+    tell: Callable[[Values, Rank | str, Metrics], None] | None = None
+    """Called once with each scored candidate, its rank (or why it is broken) and its metrics."""
 
     def inputs(self, validation: Validation) -> dict[str, Any]:
         """Return all that decides the choice, for a manifest."""
@@ -73,6 +77,8 @@ class SharedWork:
     folder: Path
     candidates: Candidates
     validation: Validation
+    told: set[str] = field(default_factory=set)
+    """The names of the candidates that `Candidates.tell` was called with."""
 
     @cached_property
     def inputs(self) -> dict[str, Any]:
@@ -119,6 +125,15 @@ class SharedWork:
     def missing(self, names: Sequence[str]) -> list[str]:
         """Return the names that have no report yet."""
         return [name for name in names if not (self.folder / name / REPORT_FILE).is_file()]
+
+    def tell(self, candidates: Mapping[str, Values | None]) -> None:
+        """Tell of the candidates that were scored since the last call."""
+        tell = self.candidates.tell
+        for name, values in candidates.items():
+            if tell and values is not None and name not in self.told and not self.missing([TARGET, name]):
+                self.told.add(name)
+                rank = self.validation.rank(self.folder / name, self.folder / TARGET)
+                tell(values, rank, load_report(self.folder / name).values())
 
     def score(self, candidates: Mapping[str, Values | None], after: Callable[[], None] = lambda: None) -> None:
         """Score the candidates that are missing and not claimed by others, and call `after` after each.

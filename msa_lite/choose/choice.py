@@ -166,6 +166,7 @@ def _score_all(work: SharedWork, candidates: Sequence[Values], label: str, progr
 
     def report_progress() -> None:
         progress(label, len(todo) - len(work.missing(list(todo))), likely)
+        work.tell(todo)
 
     for part in ({TARGET: None}, todo):
         while True:

@@ -14,6 +14,7 @@ from typing import Any
 from msa_lite.choose.candidates import Values
 from msa_lite.evals.models import load_model
 from msa_lite.io.loading import attach_adapter
+from msa_lite.io.memory import free_memory
 from msa_lite.strengths import Strengths
 
 
@@ -38,10 +39,8 @@ class Points:
 
     def close(self) -> None:
         """Free the memory of the model; the next call loads it again."""
-        from accelerate.utils.memory import clear_device_cache
-
         self._model = None
-        clear_device_cache(garbage_collection=True)
+        free_memory()
 
 
 def load_with_adapters(target: Path, adapters: Mapping[str, Path], four_bit: bool = False) -> Any:

@@ -60,7 +60,7 @@ def generate(
                 texts = _sample(runner, tokenizer, ids, decoding)
             else:
                 texts = [[text] for text in _greedy(runner, tokenizer, ids, decoding, hidden)]
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             if "probability tensor contains" in str(error):  # torch's words for NaN, when it samples
                 raise no_numbers() from error
             if not runner.lower_budget(error, width * len(batch)):

@@ -26,6 +26,7 @@ from msa_lite.io.extras import require
 from msa_lite.io.files import digest, hash_file, write_json
 from msa_lite.io.hub import Source, explain
 from msa_lite.io.manifest import is_finished, stage_folder
+from msa_lite.io.memory import free_memory
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.ranks import Ranks
 from msa_lite.io.seal import list_files
@@ -225,7 +226,6 @@ def _run(
     source: Source, manager: Any, loaded: list[Any], settings: Mapping[str, Any], progress: Progress
 ) -> Mapping[str, Any]:
     """Run `lm_eval.simple_evaluate` on a model. Raise StageError when it fails."""
-    from accelerate.utils.memory import clear_device_cache
     from lm_eval import simple_evaluate
 
     model = _wrap(source, progress)
@@ -243,7 +243,7 @@ def _run(
         raise StageError(f"{source.name}: lm_eval failed ({explain(error)}); nothing was kept") from error
     finally:
         del model
-        clear_device_cache(garbage_collection=True)
+        free_memory()
 
 
 def _wrap(source: Source, progress: Progress) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -191,6 +192,7 @@ class Runner:
         """Halve the budget and return True if an error means that memory ran out. tokens: of the batch that failed."""
         if not is_out_of_memory(error):
             return False
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the batch that failed
         free_memory()
         self.budget = max(1, min(self.budget, tokens) // 2)
         return True

@@ -17,8 +17,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from msa_lite import errors
-from msa_lite.errors import MsaError, StageError
+from msa_lite.errors import MismatchError, MsaError, StageError, UsageError
 from msa_lite.io.progress import Step, Watcher
 from msa_lite.io.ranks import Ranks
 
@@ -186,6 +185,6 @@ def comes_true(condition: Callable[[], bool], limit: float) -> bool:
 
 
 def as_error(message: Mapping[str, Any]) -> MsaError:
-    """Return the error that a follower had."""
-    kind: type[MsaError] = getattr(errors, message["class"], StageError)
-    return kind(message["text"])
+    """Return an error like the one that a follower had."""
+    kinds: dict[int, type[MsaError]] = {kind.exit_code: kind for kind in (UsageError, MismatchError, StageError)}
+    return kinds[message["code"]](message["text"])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -18,9 +18,11 @@ from msa_lite.io.files import digest
 from msa_lite.io.heartbeat import Heartbeat, Stopped, stoppable
 from msa_lite.io.ranks import Ranks, stand_alone
 
+PREPARE = "prepare"  # the order to prepare the run
 _MEET = 600.0  # seconds until all processes have to be there
 _LEAVE = 10.0  # seconds that the first process waits for the others at the end
 _LISTEN = 60.0  # seconds that a follower that failed waits until the first process has heard of it
+_TELL = 2.0  # seconds until a follower that failed has told why
 _KILLED = (
     "this process was told to end (SIGTERM); a launcher does that when another of its processes died or was stopped"
 )
@@ -62,7 +64,20 @@ def gathered(inputs: Any) -> Iterator[Crew]:
         _leave(crew)
 
 
-def check_alike(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
+def agree(crew: Crew, prepare: Callable[[], Mapping[str, Any]]) -> None:
+    """Have the other processes prepare the run, too, and compare what all of them prepared.
+
+    prepare: returns what the run starts from, JSON-able, by name. A follower does the same for the order `PREPARE`.
+    Raise MismatchError where it differs, in this first process.
+    """
+    if crew.is_alone:
+        return
+    with crew.helped(PREPARE) as others:
+        own = prepare()
+    _check_alike(own, others)
+
+
+def _check_alike(own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> None:
     """Raise MismatchError unless the other processes, in the order of their ranks, have the same as this first one."""
     faults = []
     for rank, other in enumerate(others, start=1):
@@ -104,7 +119,7 @@ def _greet(crew: Crew, inputs: str) -> None:
         raise StageError(f"not all of {crew.ranks.count} processes have come within {_MEET:.0f} s") from error
     gpus = [(one["host"], one["gpu"]) for one in (greeting, *others) if one["gpu"] is not None]
     crew.own_gpus = len(gpus) == len(set(gpus))
-    check_alike({"recipe": inputs}, others)
+    _check_alike({"recipe": inputs}, others)
 
 
 def _end_first(crew: Crew, error: BaseException, reason: str | None) -> BaseException:
@@ -112,7 +127,7 @@ def _end_first(crew: Crew, error: BaseException, reason: str | None) -> BaseExce
     told: dict[str, Any] | None = None
     with suppress(Exception):  # the store may be what has failed
         # A collective breaks before the follower that failed can tell why.
-        if comes_true(lambda: crew.has("failed"), 0.0 if isinstance(error, MsaError) else 2.0):
+        if comes_true(lambda: crew.has("failed"), 0.0 if isinstance(error, MsaError) else _TELL):
             told = crew.get("failed")
     _leave(crew, failed=True)
     if isinstance(error, MsaError) or (isinstance(error, KeyboardInterrupt) and not isinstance(error, Stopped)):
@@ -151,6 +166,7 @@ def _leave(crew: Crew, failed: bool = False) -> None:
 
 def _as_message(error: Exception, rank: int) -> dict[str, Any]:
     """Return an error of a follower, JSON-able."""
-    known = isinstance(error, MsaError)
-    text = str(error) if known else f"{error} (this was not expected and may be a bug)"
-    return {"class": type(error).__name__ if known else "StageError", "text": f"process {rank}: {text}"}
+    if isinstance(error, MsaError):
+        return {"code": error.exit_code, "text": f"process {rank}: {error}"}
+    text = f"process {rank}: {type(error).__name__}: {error} (this was not expected and may be a bug)"
+    return {"code": StageError.exit_code, "text": text}

@@ -229,6 +229,8 @@ def _claim(partial: Path, fingerprint: dict[str, str], resumable: bool) -> None:
     except FormatError:
         same = False
     signs = (LOCK, MARKER)  # without these, a kill would leave the folder unknown
+    if resumable and not same and any(path.name not in WORKING for path in partial.iterdir()):
+        logger.warning("%s: was begun from other inputs or settings, so it is made anew", partial)
     for path in partial.iterdir():
         if path.is_dir() and not path.is_symlink():
             if path.name in WORKING or not same:

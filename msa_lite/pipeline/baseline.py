@@ -47,6 +47,7 @@ from msa_lite.pipeline.stages import (
     merge_identity,
     merge_vectors,
     row_hashes,
+    tracking_of,
     validation_of,
 )
 from msa_lite.pipeline.steps import score_steps, sweep_steps
@@ -264,6 +265,7 @@ class _Trials:
             extra_files=row_hashes(self.run.rows["forget"]),
             objective=self._objective(setting),
             after_epoch=after,
+            tracking=tracking_of(self.run),
             progress=progress,
         )
 

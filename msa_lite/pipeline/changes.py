@@ -15,7 +15,7 @@ from msa_lite.report.provenance import RECIPE_FILE, recorded_revisions
 logger = logging.getLogger(__name__)
 
 _MOST = 5
-_IDLE = ("publish.", "request")  # these decide no stage
+_IDLE = ("publish.", "request", "track")  # these decide no stage
 
 
 def warn_of_changes(folder: Path, recipe: str) -> None:

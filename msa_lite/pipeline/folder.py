@@ -15,7 +15,7 @@ from msa_lite.errors import FormatError, MsaError, OutputError
 from msa_lite.io.crew import Crew
 from msa_lite.io.extras import require
 from msa_lite.io.files import digest, write_json, write_text
-from msa_lite.io.gathering import check_alike
+from msa_lite.io.gathering import agree
 from msa_lite.io.lock import locked
 from msa_lite.io.manifest import software_versions
 from msa_lite.io.progress import Progress, notices
@@ -31,7 +31,7 @@ from msa_lite.report.purged import PURGED_FILE
 
 BASELINES = "baselines"  # runs of baselines lie in here, each in a folder of its own
 HISTORY = "history"  # of the demo
-PREPARE = "prepare"  # the order to prepare the same inputs
+TRACKING = "tracking"  # files of trackers
 
 Prepared = TypeVar("Prepared")
 Kind = Literal["run", "training"]
@@ -62,10 +62,7 @@ def claimed(
             write_json(run.folder / PROMPT_FILE, run.prompt_search)
         if run.renders:
             notices.info("prompt: %s", run.prompter.sentence)
-        if not crew.is_alone:
-            with crew.helped(PREPARE) as others:
-                own = run_inputs(run)
-            check_alike(own, others)
+        agree(crew, lambda: run_inputs(run))
         yield run
 
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from msa_lite.io.crew import Crew
+from msa_lite.io.gathering import PREPARE
 from msa_lite.io.progress import notices, silent
-from msa_lite.pipeline.folder import PREPARE, run_inputs
+from msa_lite.pipeline.folder import run_inputs
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.stages import COLLECT, help_collect
 from msa_lite.pipeline.strengths import CHOOSE, help_sweep

@@ -22,7 +22,7 @@ from msa_lite.io.seal import (
     remove_ours,
     strange_files,
 )
-from msa_lite.pipeline.folder import BASELINES, HISTORY
+from msa_lite.pipeline.folder import BASELINES, HISTORY, TRACKING
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
 from msa_lite.pipeline.reopen import RunFolder
@@ -126,6 +126,8 @@ def _look(run: RunFolder, home: Path, survey: Survey) -> None:
                     _look(run, inner, survey)
                 else:
                     survey.strays.append(Remark(_name(run, inner), _FOREIGN))
+        elif path.is_dir() and path.name == TRACKING:
+            survey.kept.append(Remark(name, "losses and scores for trackers, of no single row"))
         elif path.is_dir():
             _look_into(run, home, path, survey)
         elif path.name in _FILES or path.name.removesuffix(".tmp") in {*_KEPT, *_FILES} - {path.name}:

@@ -17,6 +17,7 @@ import numpy as np
 from msa_lite.evals.models import load_model
 from msa_lite.io.checkpoint import TensorEntry
 from msa_lite.io.hub import fetch
+from msa_lite.io.memory import free_memory
 from msa_lite.merger import OnDevice, OpenMerge, as_tensor, open_merge
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.stages import Terms, merge_candidate, merge_precision
@@ -57,10 +58,8 @@ class LoadedTarget:
 
     def close(self) -> None:
         """Free the memory of the model and its vectors; the next call of `merged` loads them again."""
-        from accelerate.utils.memory import clear_device_cache
-
         self._model, self._weights, self._merges, self._last = None, {}, {}, None
-        clear_device_cache(garbage_collection=True)
+        free_memory()
 
     def _open(self, terms: Terms) -> OpenMerge:
         key = tuple((term.name, term.vector) for term in terms)

@@ -18,6 +18,7 @@ from msa_lite.evals.models import check_source
 from msa_lite.evals.qa import Qa
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.crew import Crew
+from msa_lite.io.devices import check_device
 from msa_lite.io.disk import check_space
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import pattern_fault
@@ -30,7 +31,7 @@ from msa_lite.pipeline.prepare_models import check_apart, check_readings, open_m
 from msa_lite.pipeline.prepare_prompt import resolve_prompt
 from msa_lite.pipeline.prepare_questions import Questions, WhenToChoose, load_questions
 from msa_lite.recipe import Recipe
-from msa_lite.train import check_mode
+from msa_lite.train import check_mode, check_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +136,9 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     """
     recipe = _pin_benchmark(recipe)
     check_mode(recipe.vector.mode, recipe.vector.optimizer, recipe.vector.compute)
+    check_trackers(recipe.trackers)
     avoid_fragments()
+    check_device()
     if recipe.merge.form == "adapter" and recipe.vector.mode == "full":
         raise UsageError("merge.as: vector.mode full makes no adapter; choose merge.as model, or vector.mode lora")
     open_judge(_judge_settings(recipe))  # it may lack a key

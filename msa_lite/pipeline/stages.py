@@ -6,12 +6,14 @@ import json
 import logging
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.choose.candidates import Candidates
+from msa_lite.choose.candidates import Candidates, Values
 from msa_lite.choose.choice import Choice, choose
-from msa_lite.choose.rules import LeastExtraction
+from msa_lite.choose.evidence import Metrics
+from msa_lite.choose.rules import LeastExtraction, Rank
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Row
 from msa_lite.evals.benchmark import Benchmark, Record
@@ -23,9 +25,10 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
 from msa_lite.merger import Merged, MergedAdapter, Precision, Term, hash_vector, merge_terms, merge_terms_to_adapter
 from msa_lite.pipeline.earlier import earlier_terms
-from msa_lite.pipeline.folder import BASELINES
+from msa_lite.pipeline.folder import BASELINES, TRACKING
 from msa_lite.pipeline.prepare import Run
 from msa_lite.report import Report
+from msa_lite.train import Line, Tracking
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +38,7 @@ def row_hashes(rows: Sequence[Row]) -> dict[str, str]:
     return {"rows.jsonl": "".join(json.dumps({"index": r.index, "sha256": r.sha256}) + "\n" for r in rows)}
 
 
-Part = Literal["validation", "test"]
+_Part = Literal["validation", "test"]
 COLLECT = "collect"  # the order to run a share of the questions
 
 Terms = Sequence[Term[Path]]
@@ -126,7 +129,7 @@ def evaluate_target(run: Run, progress: Progress) -> Path:
     return _evaluate_validation(run, "target", run.sources["target"], progress)
 
 
-def evaluate_prior(run: Run, part: Part, progress: Progress) -> Path | None:
+def evaluate_prior(run: Run, part: _Part, progress: Progress) -> Path | None:
     """Score the prior on the forget rows of one part: the level of a model that never saw them. Return its folder.
 
     Return None for a published benchmark, which has an ideal or holdout rows for that, and where the prior is the
@@ -174,7 +177,7 @@ def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress
     return folder
 
 
-def _collected(run: Run, name: str, part: Part, sets: Sequence[str] | None = None) -> Collect:
+def _collected(run: Run, name: str, part: _Part, sets: Sequence[str] | None = None) -> Collect:
     """Return what runs the model of this name on a part of the questions, with the help of the other processes."""
 
     def collect(
@@ -188,7 +191,9 @@ def _collected(run: Run, name: str, part: Part, sets: Sequence[str] | None = Non
     return collect
 
 
-def help_collect(run: Run, name: str, written: str | None, part: Part, sets: Sequence[str] | None, folder: str) -> None:
+def help_collect(
+    run: Run, name: str, written: str | None, part: _Part, sets: Sequence[str] | None, folder: str
+) -> None:
     """Run this process's share of the items, as the first process has ordered.
 
     written: the folder of the model, where it is none of the run's sources. sets: the sets of questions; None for all.
@@ -207,10 +212,25 @@ def validation_folder(run: Run, name: str) -> Path:
 def choose_candidate(run: Run, candidates: Candidates, what: str, progress: Progress) -> Choice:
     """Return the best candidate on the run's validation rows. Warn of reasons to doubt it."""
     evaluate_references(run, progress)
-    choice = choose(candidates, validation_of(run), run.folder / "sweep", f"choosing {what}", progress)
+    with tracking_of(run).lines("sweep") as report:
+        if run.recipe.trackers:
+            candidates = replace(candidates, tell=lambda *scored: report(_tracked_line(*scored)))
+        choice = choose(candidates, validation_of(run), run.folder / "sweep", f"choosing {what}", progress)
     for doubt in choice.doubts:
         logger.warning("the choice of %s: %s", what, doubt)
     return choice
+
+
+def tracking_of(run: Run) -> Tracking:
+    """Return the run's trackers."""
+    return Tracking(run.recipe.trackers, run.folder / TRACKING, run.folder.resolve().name)
+
+
+def _tracked_line(values: Values, rank: Rank | str, metrics: Metrics) -> Line:
+    """Return the numbers of a candidate: its values, its score unless it is broken, its metrics."""
+    scored = {} if isinstance(rank, str) else {"score": rank.value, "conditions_met": float(rank.met)}
+    line = {**values, **scored, **metrics}
+    return {name: float(value) for name, value in line.items() if isinstance(value, int | float)}
 
 
 def evaluate_all(

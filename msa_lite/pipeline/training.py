@@ -21,12 +21,12 @@ from msa_lite.data import hash_ids
 from msa_lite.io.crew import Crew
 from msa_lite.io.disk import check_space
 from msa_lite.io.files import digest, write_json, write_text
-from msa_lite.io.gathering import check_alike, gathered
+from msa_lite.io.gathering import PREPARE, agree, gathered
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, software_versions
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.pipeline.folder import PREPARE, claim, recipe_text
+from msa_lite.pipeline.folder import claim, recipe_text
 from msa_lite.pipeline.follow import muted
 from msa_lite.pipeline.planning_check import check_training_memory
 from msa_lite.pipeline.prepare_training import ReadyStage, TrainingRun, prepare_training
@@ -125,16 +125,14 @@ def _lead(loaded: TrainingRecipe, crew: Crew, progress: Progress, force: bool) -
         training = _Training(prepare_training(loaded, folder), folder, crew)
         check_space(folder, training.bytes_needed)
         for stage in training.run.stages:
-            check_shares(crew, f"{stage.name}: batch_size", stage.settings.batch_size)
+            check_shares(crew, stage.settings)
         check_training_memory(training.run, crew.ranks.count, force)
         return training
 
     # Written first: the data may be kept in the folder, which has to say whose it is.
     first = recipe_text("training", _COMMAND, loaded)
     with claim(folder, "training", prepare, lambda training: _pinned(training.run), first) as training:
-        with crew.helped(PREPARE) as others:
-            own = _inputs(training.run)
-        check_alike(own, others)
+        agree(crew, lambda: _inputs(training.run))
         return TrainingResult(folder, training.train(progress))
 
 

@@ -11,8 +11,8 @@ from msa_lite.io.manifest import is_finished
 from msa_lite.io.progress import Progress, Step, Watcher, silent, tell
 from msa_lite.pipeline.fits import fit_settings, fit_until
 from msa_lite.pipeline.prepare import Run
-from msa_lite.pipeline.stages import row_hashes
-from msa_lite.train import fit_inputs, fit_vector
+from msa_lite.pipeline.stages import row_hashes, tracking_of
+from msa_lite.train import FitSettings, fit_inputs, fit_vector
 
 FIT = "fit"  # the order to fit a vector beside another one
 FIT_SHARDED = "fit sharded"  # the order to fit a vector with all others
@@ -49,26 +49,30 @@ def are_fitted_together(run: Run, names: Sequence[str]) -> bool:
 def check_processes(run: Run) -> None:
     """Raise UsageError, before any work, if the processes of the crew cannot fit a vector of all weights together."""
     if run.recipe.vector.mode == "full":
-        for size in {fit_settings(run, name).batch_size for name in run.vector_names}:
-            check_shares(run.crew, "vector.batch_size", size)
+        for name in run.vector_names:
+            check_shares(run.crew, fit_settings(run, name))
 
 
-def check_shares(crew: Crew, key: str, batch: int) -> None:
-    """Raise UsageError if the processes of a crew cannot share the rows of a step, or share a GPU."""
-    count = crew.ranks.count
+def check_shares(crew: Crew, settings: FitSettings) -> None:
+    """Raise UsageError if the processes of a crew share a GPU, or cannot make a fit with these settings together."""
+    from msa_lite.train.sharded import check_sharded
+
+    if crew.is_alone:
+        return
     if not crew.own_gpus:
-        raise UsageError(f"there are more processes ({count}) than GPUs; to tune all weights, start one for each GPU")
-    if batch % count:
-        near = [size for size in (batch // count * count, (batch // count + 1) * count) if size]
-        raise UsageError(
-            f"{key}: {count} processes cannot share {batch} rows evenly; try {' or '.join(map(str, near))}, or another "
-            "number of processes"
-        )
+        raise UsageError(f"{crew.ranks.count} processes are more than there are GPUs; start one for each GPU")
+    check_sharded(settings, crew.ranks.count)
 
 
 def fit_alone(run: Run, name: str, progress: Progress) -> None:
     """Fit a vector by this process alone."""
-    fit_vector(run.sources["prior"], run.examples[name], run.vector_folder(name), **_arguments(run, name, progress))
+    fit_vector(
+        run.sources["prior"],
+        run.examples[name],
+        run.vector_folder(name),
+        tracking=tracking_of(run),
+        **_arguments(run, name, progress),
+    )
 
 
 def fit_with_all(run: Run, name: str, progress: Progress) -> None:

@@ -15,6 +15,14 @@ OneOrMore = Annotated[
 """A value, or a list of values. A fault is reported for the form that the user wrote."""
 
 
+Tracker = Literal["tensorboard", "wandb", "trackio"]
+Trackers = Annotated[
+    Annotated[Tracker, Tag("one")] | Annotated[list[Tracker], Tag("many")],
+    Discriminator(lambda value: "many" if isinstance(value, list) else "one"),
+]
+"""A tracker, or a list of trackers, which may be empty."""
+
+
 class Closed(BaseModel):
     """A part of a recipe, which refuses unknown keys."""
 

@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 
 from msa_lite.benchmarks import BENCHMARKS, OWN
 from msa_lite.recipe.history import History, choose_prior
-from msa_lite.recipe.inputs import Closed, Columns, Data, OneOrMore, Prompt, PromptOrKind, RetainData
+from msa_lite.recipe.inputs import Closed, Columns, Data, OneOrMore, Prompt, PromptOrKind, RetainData, Trackers
 from msa_lite.recipe.publishing import Publish
 from msa_lite.recipe.scores import Evaluate, ProbeKeys, Select
 from msa_lite.recipe.training import MOST, SEEDS, Epochs, Positive, Rate, Tuning, check_micro_batch, no_truth
@@ -278,6 +278,9 @@ class Recipe(Closed):
     """The repository on the Hub that the model is sent to at the end, if any."""
     request: Request | None = None
     """The id of the deletion request, at most 200 characters. It stands in record.json, and decides no result."""
+    track: Trackers = []
+    """The trackers that get the loss of each step and the scores of each candidate: tensorboard (files in
+    `$output/tracking`), wandb or trackio, or a list of them. They get no row, and decide no result."""
     output: str
     """The folder of the run."""
     seed: int = Field(0, ge=0, lt=SEEDS)
@@ -307,6 +310,11 @@ class Recipe(Closed):
     def folder(self) -> Path:
         """The folder of the run."""
         return Path(self.output).expanduser()
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The names of the trackers, each once."""
+        return tuple(dict.fromkeys([self.track] if isinstance(self.track, str) else self.track))
 
     @property
     def prior_checkpoint(self) -> str:

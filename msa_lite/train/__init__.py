@@ -4,15 +4,19 @@ from msa_lite.train.fit import check_mode, fit_inputs, fit_vector
 from msa_lite.train.loop import epoch_folder
 from msa_lite.train.objective import AfterEpoch, KeptEpochs, Objective
 from msa_lite.train.settings import FitSettings
+from msa_lite.train.tracking import Line, Tracking, check_trackers
 from msa_lite.train.until import Until
 
 __all__ = [
     "AfterEpoch",
     "FitSettings",
     "KeptEpochs",
+    "Line",
     "Objective",
+    "Tracking",
     "Until",
     "check_mode",
+    "check_trackers",
     "epoch_folder",
     "fit_inputs",
     "fit_vector",

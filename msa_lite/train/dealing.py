@@ -1,13 +1,14 @@
-"""Which rows several processes run in which step, so that together they take the steps of a single one."""
+"""Which rows several processes run in which pass, so that together they take the steps of a single one."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+
+from msa_lite.data import group_rows
 
 
 def epoch_order(rows: int, seed: int, epoch: int) -> list[int]:
-    """Return the order of the rows in an epoch, counted from 0: the one in which the Trainer of one process has them."""
+    """Return the order of the rows in an epoch, counted from 0, as the Trainer of a single process has it."""
     from accelerate.data_loader import SeedableRandomSampler
 
     sampler = SeedableRandomSampler(range(rows), data_seed=seed)
@@ -15,15 +16,22 @@ def epoch_order(rows: int, seed: int, epoch: int) -> list[int]:
     return list(sampler)
 
 
-def deal(rows: Sequence[int], lengths: Sequence[int], rank: int, count: int, micro: int) -> list[list[int]]:
-    """Return the forward passes, of at most `micro` rows each, that a process runs of a step's rows.
+def deal(
+    rows: Sequence[int], lengths: Sequence[int], count: int, budget: int, per_pass: int = 0
+) -> list[list[list[int]]]:
+    """Return the passes of each process for a step's rows, equally many for all; an empty one has no row to run.
 
-    lengths: tokens of each row of the data. Every process has equally many passes; an empty one stands for a row without
-    labels. The longest rows come first, and each goes to the next process, so that all have about the same work.
+    lengths: tokens of each row of the data. budget, per_pass: as in `group_rows`. The rows go round the processes by
+    length, so that all have about the same work.
     """
-    passes = math.ceil(math.ceil(len(rows) / count) / micro)
-    own = sorted(rows, key=lambda row: -lengths[row])[rank::count]
-    return [own[i * micro : (i + 1) * micro] for i in range(passes)]
+    by_length = sorted(rows, key=lambda row: -lengths[row])
+    dealt = [by_length[rank::count] for rank in range(count)]
+    passes = [
+        [[own[i] for i in part] for part in group_rows([lengths[row] for row in own], budget, per_pass)]
+        for own in dealt
+    ]
+    most = max(1, *(len(parts) for parts in passes))
+    return [[*parts, *([] for _ in range(most - len(parts)))] for parts in passes]
 
 
 def check_batch(batch: int, count: int) -> str | None:

@@ -34,8 +34,9 @@ from msa_lite.train.loop import SAVES, SCORES, Loop, last_save
 from msa_lite.train.model import copy_trained, load_trainable, restore_trained
 from msa_lite.train.objective import AfterEpoch, Objective
 from msa_lite.train.plain import PlainLoss
-from msa_lite.train.rungs import StepProbe, Rung, Static, ladder, set_up
+from msa_lite.train.rungs import Rung, Static, StepProbe, ladder, set_up
 from msa_lite.train.settings import FitSettings
+from msa_lite.train.tracking import UNTRACKED, Tracking
 from msa_lite.train.tries import Gauge, Tries
 from msa_lite.train.until import Until
 
@@ -57,6 +58,7 @@ def fit_vector(
     objective: Objective | None = None,
     after_epoch: AfterEpoch | None = None,
     until: Until | None = None,
+    tracking: Tracking = UNTRACKED,
     progress: Progress = silent,
 ) -> Path:
     """Tune the prior on the examples and write the vector's folder: a PEFT adapter, or an fp32 checkpoint in full mode.
@@ -64,8 +66,9 @@ def fit_vector(
     Also writes train_log.jsonl (one line a step: step, epoch, loss, grad_norm, learning_rate), the files of
     `extra_files` (name → text) and a manifest. With `after_epoch`, the weights that it keeps go into its folders
     `epoch-1`, `epoch-2`, … With `until`, the fit is open-ended: it has at most `settings.epochs` epochs, course.json
-    and the manifest (`fit`) record how it went, and a warning says when it has not learnt enough. A folder made from
-    the same inputs is left as it is. A stopped fit goes on after its last save.
+    and the manifest (`fit`) record how it went, and a warning says when it has not learnt enough. tracking: is told the
+    loss of each step, and decides no result. A folder made from the same inputs is left as it is. A stopped fit goes on
+    after its last save.
 
     Raise UsageError where packages are missing (torch; for qlora, bitsandbytes), NotFiniteError when the loss is no
     longer finite and there is no epoch to keep, StageError when memory runs out whatever is tried.
@@ -84,6 +87,7 @@ def fit_vector(
     with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
         loss = objective or PlainLoss(examples, pad_id(tokenizer))
         loop = Loop(source, examples, tokenizer, settings, partial, label, loss, after_epoch, progress)
+        loop = replace(loop, tracking=tracking)
         facts |= _run_until(loop, until) if until else {"micro_batch_size": _run(loop)}
         for name, text in (extra_files or {}).items():
             (partial / name).write_text(text, "utf-8")

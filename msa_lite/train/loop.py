@@ -20,6 +20,7 @@ from msa_lite.io.progress import Progress, tell
 from msa_lite.train.model import broken_weight, save_model
 from msa_lite.train.objective import AfterEpoch, KeptEpochs, Objective
 from msa_lite.train.rungs import Rung
+from msa_lite.train.tracking import UNTRACKED, Tracking
 
 if TYPE_CHECKING:
     from msa_lite.io.hub import Source
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 SAVES = "checkpoints"
 SCORES = "scores"  # the folder that `after_epoch` writes into
 _SAVED_WHOLE = "complete"
-_LOG = "train_log.jsonl"
+LOG = "train_log.jsonl"
 _MOST_SKIPPED = 20  # steps in a row whose gradients overflow in fp16; the loss's scale starts at 2^16 and is halved
 SAVE_SECONDS = 60.0  # between saves of an open-ended fit, whose epochs may take seconds, and its saves longer
 _LOWEST = Rung(1)
@@ -56,6 +57,8 @@ class Loop:
     """Ends an open-ended run, which is saved about once a minute, not every epoch. None: the run has fixed epochs."""
     rung: Rung = _LOWEST
     """How it uses memory."""
+    tracking: Tracking = UNTRACKED
+    """Where the Trainer reports to."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -64,11 +67,15 @@ class Loop:
 
     def run(self, model: Any) -> None:
         """Train, from the last whole save where there is one, and write the weights."""
+        with self.tracking.fit(self.label):
+            self._run(model)
+
+    def _run(self, model: Any) -> None:
         resume = last_save(self.partial / SAVES)
         state = (
             json.loads((resume / "trainer_state.json").read_text("utf-8")) if resume else {"global_step": 0, "epoch": 0}
         )
-        _cut_log(self.partial / _LOG, state["global_step"])
+        cut_log(self.partial / LOG, state["global_step"])
         self._drop_epochs(lambda epoch: epoch > round(state["epoch"]))  # written after the save, perhaps half
         trainer = self._trainer(model)  # which puts the model on its device
         try:
@@ -135,7 +142,7 @@ class Loop:
             logging_nan_inf_filter=False,
             save_strategy="no" if self.gauge else "epoch",
             save_total_limit=2,
-            report_to="none",
+            **self.tracking.arguments(self.label),
             disable_tqdm=True,
             remove_unused_columns=False,
             dataloader_pin_memory=False,  # of indices
@@ -196,7 +203,7 @@ def _make_callback(loop: Loop) -> Any:
                 norm = line.get("grad_norm")
                 self._stop(control, f"the loss is {line['loss']} (gradient norm {norm}) at step {line['step']}")
                 return
-            with open(loop.partial / _LOG, "a", encoding="utf-8") as stream:
+            with open(loop.partial / LOG, "a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
 
         def _overflows(self, line: dict[str, Any]) -> bool:
@@ -257,7 +264,7 @@ def last_save(saves: Path) -> Path | None:
     return max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
 
 
-def _cut_log(log: Path, steps: int) -> None:
+def cut_log(log: Path, steps: int) -> None:
     """Drop the lines of steps that will be trained again."""
     if log.exists():
         lines = [line for line in log.read_text("utf-8").splitlines() if line.endswith("}")]

@@ -1,4 +1,4 @@
-"""The processes that fit one vector together: they agree on what one of them decides, and stop when one of them dies."""
+"""The processes that fit one vector together: they agree on what one of them decides, and stop when one dies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msa_lite.io.files import digest
 
 T = TypeVar("T")
 
-_LOST = ("gloo", "nccl", "Connection closed", "Connection reset", "Broken pipe", "Socket Timeout", "TCPStore")
+_LOST = ("gloo", "nccl", "connection closed", "connection reset", "broken pipe", "socket timeout", "tcpstore")
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Peers:
         import torch.distributed as dist
 
         device = torch.device("cpu")
-        if "nccl" in dist.get_backend():
+        if "cuda:nccl" in dist.get_backend_config():
             local = int(os.environ.get("LOCAL_RANK", dist.get_rank()))
             device = torch.device("cuda", local % torch.cuda.device_count())
             torch.cuda.set_device(device)
@@ -82,6 +82,12 @@ class Peers:
         if error is not None:
             raise error
         return result
+
+    def in_first_only(self, work: Callable[[], T]) -> T | None:
+        """Run the work in the first process while the others wait; return its result there, None in the others."""
+        results: list[T] = []
+        self.in_first(lambda: results.append(work()))
+        return results[0] if results else None
 
     def collect(self, value: Any) -> list[Any]:
         """Return the values of all processes, by rank."""
@@ -124,7 +130,7 @@ def told_of_losses(label: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not (isinstance(error, dist.DistError) or any(part in str(error) for part in _LOST)):
+        if not (isinstance(error, dist.DistError) or any(part in str(error).lower() for part in _LOST)):
             raise
         raise StageError(
             f"{label}: another process of this fit has stopped, so this one stops too; its own message says why. Run "

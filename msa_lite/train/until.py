@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.errors import NotFiniteError
+from msa_lite.io.heads import split_model
 from msa_lite.io.hub import Source
+from msa_lite.io.memory import free_memory
 from msa_lite.io.precision import autocast
+from msa_lite.train.beginnings import label_states, run_rows
 
 SAMPLE = 64  # the most rows to measure
 _FACTOR = 3.0  # between the rates of two tries
@@ -59,16 +63,18 @@ def measure_loss(model: Any, examples: Sequence[Example], pad: int, rows: int = 
     rows: the most rows of a batch; the micro-batch of training fits here, too.
     """
     import torch
+    from torch.nn.functional import cross_entropy
 
-    training, total, labels = model.training, 0.0, 0
+    training, total, count = model.training, 0.0, 0
     model.eval()
+    halves = split_model(model)
     with torch.no_grad(), autocast(model):
         for batch in _batches(examples, rows):
-            count = sum(label != IGNORE for e in batch for label in e.labels[1:])
-            loss = model(**to_batch(batch, pad, model.device), use_cache=False).loss
-            total, labels = total + float(loss) * count, labels + count
+            states, labels = label_states(run_rows(halves, to_batch(batch, pad, model.device)), batch)
+            losses = halves.map_logits(partial(cross_entropy, reduction="none"), states, labels)
+            total, count = total + float(losses.sum()), count + len(labels)
     model.train(training)
-    return total / labels
+    return total / count
 
 
 def _batches(examples: Sequence[Example], rows: int) -> Iterator[list[Example]]:
@@ -79,10 +85,8 @@ def _batches(examples: Sequence[Example], rows: int) -> Iterator[list[Example]]:
 
 def measure_target(until: Until, examples: Sequence[Example], pad: int) -> float:
     """Return the target's loss on the examples. Raise NotFiniteError where it is not finite."""
-    from accelerate.utils.memory import clear_device_cache
-
     loss = measure_loss(until.load(), examples, pad)
-    clear_device_cache(garbage_collection=True)  # the prior is loaded next
+    free_memory()  # the prior is loaded next
     if not math.isfinite(loss):
         raise NotFiniteError(f"{until.target.name}: its loss on the rows is no number ({loss}); its weights are broken")
     return loss

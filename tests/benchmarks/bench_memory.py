@@ -25,7 +25,7 @@ import warnings
 from typing import Any
 
 from msa_lite.budget.shape import shape_of_config
-from msa_lite.budget.tuning import FitCase, Pass, fit_need
+from msa_lite.budget.tuning import FitCase, fit_need
 from msa_lite.train.rungs import Rung
 from tests.memory_model import CONTEXT, GB, LLAMA, SHAPES, Memory, make_rows, peak
 
@@ -44,8 +44,7 @@ def predict(shape: str, mode: Any, rung: Rung, tokens: int, rank: int) -> int:
     """Return the bytes that the plan predicts, CUDA's own included."""
     config = {"model_type": "llama", **LLAMA, **SHAPES[shape]}
     case = FitCase(mode, tokens, rank, eight_bit=mode == "qlora")
-    run = Pass(rung.micro, rung.checkpointing, rung.embedding_on_cpu)
-    return fit_need(shape_of_config(config, shape), case, run).nbytes
+    return fit_need(shape_of_config(config, shape), case, rung, accumulates=False).nbytes
 
 
 def line(name: str, memory: Memory, predicted: int | None, seconds: float) -> str:

@@ -122,13 +122,14 @@ HELPER = """
 import sys
 from msa_lite.choose import validation
 from msa_lite.pipeline.msa import msa_plan
+from msa_lite.pipeline.prepare import prepare
 from msa_lite.pipeline.strengths import help_sweep
 from msa_lite.recipe import load_recipe
 
 own, loaded = validation.Runner, []
 validation.Runner = lambda model: loaded.append(model) or own(model)
 recipe = load_recipe(sys.argv[1])
-help_sweep(recipe, msa_plan(recipe))
+help_sweep(prepare(recipe, msa_plan(recipe)))
 print(len(loaded))
 """
 

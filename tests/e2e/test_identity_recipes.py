@@ -181,6 +181,7 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
 OTHERS = {
     "output": "a run may be moved",
     "request": "a name for the record",
+    "track": "who is told of losses and scores: test_tracking",
     "verdict": "says whether a run goes on, and how it exits",
     "select.judge": "whether the judge is asked, who is in the sweep's identity",
     **dict.fromkeys(("batch", "concurrency", "timeout", "price"), "how fast and at what price verdicts come"),
@@ -253,7 +254,12 @@ def test_an_option_decides_its_stages(
 def test_what_decides_nothing_makes_nothing_anew(
     option: str, identify: Callable[..., dict[str, str]], place: Path
 ) -> None:
-    values = {"output": str(place / "elsewhere"), "request": "A 1", "verdict": False, "batch": True}
+    values = {
+        "output": str(place / "elsewhere"),
+        "request": "A 1",
+        "verdict": False,
+        "batch": True,
+    }
     values |= {"repo": "me/mine"}
     values |= {"concurrency": 1, "timeout": 3}
     before = changed(base(place), fill(JUDGED, place), place)

@@ -68,7 +68,7 @@ def test_a_4_bit_target_and_a_scored_model_go_when_they_are_closed(
     points, runner = Points(target, {"forget": adapter}), Runner(load_model(target))
     swept = weakref.ref(points({"alpha": 1.0}).get_base_model())
     scored = weakref.ref(runner.model)
-    assert runner._parts
+    assert runner.halves
     points.close()
     runner.close()
     assert (swept(), scored()) == (None, None)

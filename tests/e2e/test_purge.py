@@ -247,12 +247,16 @@ def test_what_a_kill_leaves_between_two_renames_goes_too(run: Path, history: Pat
     (run / "model").rename(run / "model.previous")
     (run / "report.md.tmp").write_bytes(forms(history)[0])
     (run / "prompt.json").write_text("{}")
+    (run / "tracking/sweep").mkdir(parents=True)
+    (run / "tracking/sweep/events").write_text("losses")
     result = purge(run, remove=True)
     assert holding(run, forms(history)) == set()
     assert not (run / "vectors").exists()
     assert not (run / "prompt.json").exists()
     kept = {remark.name: remark.reason for remark in result.kept}
     assert kept["model.previous"] == "the unlearned model from before, which a kill has left"
+    assert kept["tracking"] == "losses and scores for trackers, of no single row"
+    assert result.strays == []
 
 
 def test_files_of_others_and_links_are_left_alone_and_named(run: Path, tmp_path: Path, history: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from msa_lite.budget.need import Need
 from msa_lite.budget.shape import read_shape
-from msa_lite.budget.tuning import FitCase, fit_need, passes
+from msa_lite.budget.tuning import FitCase, fit_need, rungs
 from msa_lite.data import Example
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.io.checkpoint import load_checkpoint
@@ -34,7 +34,7 @@ def random_rows(count: int, vocabulary: int, tokens: int = TOKENS) -> list[Examp
 def predicted(prior: Path, mode: Any, bound: float, micro: int | None = None) -> Need:
     """Return what `msa-lite plan` says for 4 such rows on a GPU of this size, CUDA's context included."""
     shape, case = read_shape(load_checkpoint(prior), prior.name), FitCase(mode, TOKENS, eight_bit=mode == "qlora")
-    needs = [fit_need(shape, case, run) for run in passes(4, micro, mode == "qlora", 4)]
+    needs = [fit_need(shape, case, rung) for rung in rungs(shape, case, [micro] if micro else [4, 2, 1])]
     return next((need for need in needs if need.nbytes <= bound), needs[-1])
 
 

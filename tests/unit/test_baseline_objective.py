@@ -248,7 +248,6 @@ def test_no_pass_holds_more_tokens_than_a_micro_batch_of_the_longest_rows(
         held.clear()
         made.step(model, ROWS, 0, micro, values.append)
         assert max(ids.numel() for ids in held) <= micro * made.longest
-        assert max(map(len, held)) > micro  # short rows leave room for more
     assert len(passes[4]) < len(passes[1])
 
 

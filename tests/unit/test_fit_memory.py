@@ -16,7 +16,7 @@ from msa_lite.io.files import hash_file
 from msa_lite.io.memory import is_out_of_memory, memory_fault
 from msa_lite.train import FitSettings, fit
 from msa_lite.train.model import load_trainable
-from msa_lite.train.rungs import StepProbe, Rung, Static, ladder, set_up
+from msa_lite.train.rungs import Rung, Static, StepProbe, ladder, set_up
 from tests.fits import ROWS, SETTINGS, CrossEntropy, Killed, Watch, assert_close, keeping, steps_of, weights
 from tests.fits import fit as run_fit
 

@@ -192,7 +192,7 @@ def test_a_fit_is_known_by_all_that_it_learns_from() -> None:
         "until": Until(PRIOR, load=list),
     }
     assert_all_named(fit_inputs, changes, [])
-    assert_all_named(fit_vector, changes, ["out", "tokenizer", "label", "extra_files", "progress"])
+    assert_all_named(fit_vector, changes, ["out", "tokenizer", "label", "extra_files", "tracking", "progress"])
     base = {"prior": PRIOR, "examples": ROWS, "settings": FitSettings()}
 
     def identity(change: Change) -> Any:

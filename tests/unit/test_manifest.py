@@ -96,18 +96,24 @@ def test_a_killed_stage_leaves_only_a_partial_folder_that_the_next_run_throws_aw
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_a_resumable_stage_gets_its_partial_folder_back_for_the_same_inputs(tmp_path: Path) -> None:
+def test_a_resumable_stage_gets_its_partial_folder_back_for_the_same_inputs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fail(tmp_path / "out", StageError("no"), resumable=True)
     with stage_folder(tmp_path / "out", "model", dict(reversed(INPUTS.items())), resumable=True) as partial:
         assert (partial / "half.txt").read_text() == "half"
     assert verify_folder(tmp_path / "out") == []
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize(("kind", "inputs"), [("model", {"seed": 2}), ("vector", INPUTS)])
-def test_a_resumable_stage_starts_afresh_for_other_inputs(tmp_path: Path, kind: str, inputs: dict[str, Any]) -> None:
+def test_a_resumable_stage_starts_afresh_for_other_inputs(
+    tmp_path: Path, kind: str, inputs: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     fail(tmp_path / "out", StageError("no"), resumable=True)
     with stage_folder(tmp_path / "out", kind, inputs, resumable=True) as partial:
         assert not (partial / "half.txt").exists()
+    assert caplog.messages == [f"{partial}: was begun from other inputs or settings, so it is made anew"]
 
 
 def test_a_discarded_error_removes_what_a_resumable_stage_would_keep(tmp_path: Path) -> None:

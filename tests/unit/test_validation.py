@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,22 @@ def test_another_dtype_than_the_stored_one_is_for_gpus_alone(make_checkpoint: An
     """In a half precision, CPUs are slow and say other things."""
     loaded = load_model(make_checkpoint("llama"), dtype="bfloat16")
     assert loaded.dtype == (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
+
+
+@pytest.mark.parametrize("words", ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"])
+def test_the_memory_of_a_batch_that_failed_is_free_for_the_next(model: Any, words: str) -> None:
+    references: list[weakref.ref[Any]] = []
+
+    def fail() -> None:
+        logits = torch.zeros(8)
+        references.append(weakref.ref(logits))
+        raise RuntimeError(words)
+
+    runner = models.Runner(model, 64)
+    with pytest.raises(RuntimeError) as caught:
+        fail()
+    assert references[0]() is not None
+    assert runner.lower_budget(caught.value, 32)
+    assert references[0]() is None
+    assert runner.budget == 16
+    assert not runner.lower_budget(RuntimeError("shapes cannot be multiplied"), 8)

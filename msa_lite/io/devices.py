@@ -1,0 +1,72 @@
+"""Look at the GPU before any work: is it used, does it answer, and how much of it do other processes hold?"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from functools import cache
+from pathlib import Path
+
+from msa_lite.errors import UsageError
+
+logger = logging.getLogger(__name__)
+
+_OWN = 1 << 30  # bytes that a process without tensors takes, at most: CUDA's context and libraries
+_WORTH = 0.05  # part of a GPU in the hands of others that is worth a warning
+_GB = 1e9
+
+
+@cache  # of one process there is one answer, and one line
+def check_device() -> None:
+    """Warn of a GPU that is left unused, or shared with others. Raise UsageError for one that does not work."""
+    import torch
+
+    if not torch.cuda.is_available():
+        if reason := why_unused():
+            logger.warning("this machine has an NVIDIA GPU, but the CPU is used: %s", reason)
+        return
+    name = "the GPU"
+    try:
+        name = torch.cuda.get_device_name()
+        torch.ones(1, device="cuda").add(1).item()  # a kernel: a torch may have none for this GPU
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UsageError(
+            f"{name} does not work ({reason}). nvidia-smi shows who uses it; CUDA_VISIBLE_DEVICES=1 takes another one, "
+            "and CUDA_VISIBLE_DEVICES= the CPU"
+        ) from error
+    others, total = bytes_of_others(), torch.cuda.mem_get_info()[1]
+    if others > _WORTH * total:
+        logger.warning(
+            "%s: other processes use %.1f of its %.1f GB, so %.1f GB are left; nvidia-smi shows who does, and "
+            "CUDA_VISIBLE_DEVICES=1 takes another GPU",
+            name, others / _GB, total / _GB, (total - others) / _GB,
+        )  # fmt: skip
+
+
+def bytes_of_others() -> int:
+    """Return the bytes of the GPU that other processes hold, as far as this one's own share can be told; 0 without."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return max(0, int(total - free - torch.cuda.memory_reserved() - _OWN))
+
+
+def why_unused() -> str | None:
+    """Return why torch does not use an NVIDIA GPU of this machine; None where there is none, or torch is for AMD."""
+    import torch
+
+    has_gpu = any(Path("/proc/driver/nvidia/gpus").glob("*")) or shutil.which("nvidia-smi") is not None
+    if not has_gpu or torch.version.hip:
+        return None
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return "CUDA_VISIBLE_DEVICES hides it"
+    if torch.version.cuda is None:
+        return "the installed torch is made for CPUs alone; install the one for CUDA (pytorch.org tells how)"
+    return (
+        f"its driver does not work with the installed torch, which is made for CUDA {torch.version.cuda}; update the "
+        "driver, or install a torch for an older CUDA"
+    )

@@ -1,0 +1,115 @@
+"""The forward and backward passes that each of several processes runs of its share of a step's rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from msa_lite.data import IGNORE, Example, to_batch
+from msa_lite.errors import StageError
+from msa_lite.io.heads import Halves
+from msa_lite.io.memory import free_memory, is_out_of_memory
+from msa_lite.train.beginnings import label_states, run_rows
+from msa_lite.train.loop import Loop
+from msa_lite.train.peers import Peers
+
+logger = logging.getLogger(__name__)
+
+CPU_TOKENS = 4096  # tokens of a pass on a CPU, where running out of memory cannot be caught
+
+Loss = Callable[[Sequence[Example], int], Any]
+"""A function loss(examples, labels): their summed −log p, divided by the labels of the whole step."""
+
+
+def make_loss(model: Any, is_split: bool, pad: int) -> Loss:
+    """Return the loss of rows of a model in shards.
+
+    is_split: True where logits can be made apart from the model, of labelled positions alone and block by block.
+    """
+    from torch.distributed.fsdp import register_fsdp_forward_method
+    from torch.nn.functional import cross_entropy
+
+    if not is_split:
+        return lambda examples, labels: (
+            model(**to_batch(examples, pad, model.device), use_cache=False, num_items_in_batch=labels).loss
+        )
+    halves = Halves(model, model.base_model, model.get_output_embeddings())
+
+    def loss_of_rows(examples: Sequence[Example], labels: int) -> Any:
+        states = run_rows(halves, to_batch(examples, pad, model.device))
+        losses = halves.map_logits(partial(cross_entropy, reduction="none"), *label_states(states, examples))
+        return losses.sum() / labels
+
+    model.loss_of_rows = loss_of_rows
+    register_fsdp_forward_method(model, "loss_of_rows")  # the head's weights are gathered around it
+    return model.loss_of_rows
+
+
+def run_passes(loss: Loss, examples: Sequence[Example], passes: Sequence[Sequence[int]], labels: int) -> Any:
+    """Run forward and backward passes of these rows; return their detached loss.
+
+    An empty pass runs a short row and counts for nothing, since all processes have to make equally many passes.
+    """
+    import torch.distributed as dist
+
+    total: Any = 0.0
+    for rows in passes:
+        value = loss([examples[row] for row in rows] or [_shortest(examples)], max(1, labels))
+        value = value if rows else 0 * value
+        (value * dist.get_world_size()).backward()  # FSDP takes the mean of the processes' gradients
+        total = total + value.detach()
+    return total
+
+
+def count_labels(example: Example) -> int:
+    """Return the labels of a row that some token predicts."""
+    return sum(label != IGNORE for label in example.labels[1:])
+
+
+def _shortest(examples: Sequence[Example]) -> Example:
+    """Return the shortest row that has labels."""
+    return min((e for e in examples if count_labels(e)), key=lambda e: len(e.ids))
+
+
+def choose_micro(loop: Loop, model: Any, loss: Loss, peers: Peers) -> int:
+    """Return the rows of a forward pass: on GPUs, as many as fit into memory when they are the longest rows.
+
+    All processes try the same rows, so they run out of memory alike. Raise StageError where not even one row fits.
+    """
+    share, fixed = loop.settings.batch_size // peers.count, loop.settings.micro_batch_size
+    if fixed != "auto":
+        return min(fixed, share)
+    on_cpu = peers.device.type == "cpu"
+    limit = max(1, CPU_TOKENS // loop.objective.longest) if on_cpu else share
+    sizes = [size for size in range(share, 0, -1) if share % size == 0 and size <= limit]
+    if on_cpu:
+        return sizes[0]
+    for size in sizes:
+        if _fits(loop, model, loss, size, peers):
+            return size
+        logger.info("%s: %d rows at a time do not fit into GPU memory", loop.label, size)
+    raise StageError(
+        f"{loop.label}: out of memory, even with one row at a time on each of {peers.count} GPUs; try more of them, or "
+        "a smaller max_length"
+    )
+
+
+def _fits(loop: Loop, model: Any, loss: Loss, micro: int, peers: Peers) -> bool:
+    """Run the longest rows once, forward and backward; return whether all processes had enough memory for it."""
+    rows = [row for row, example in enumerate(loop.examples) if count_labels(example)]
+    longest = sorted(rows, key=lambda row: -len(loop.examples[row].ids))[:micro]
+    fitted = True
+    try:
+        run_passes(loss, loop.examples, [longest], 1)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        fitted = False
+    if not fitted:
+        model.reset_iter_state()
+        model.reshard()
+    model.zero_grad()
+    free_memory()
+    return all(peers.collect(fitted))

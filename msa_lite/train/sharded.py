@@ -1,0 +1,336 @@
+"""One full fit over several processes, for priors that one GPU cannot tune.
+
+It takes the same steps as a fit in one process (`fit_vector`): the same rows in the same order, the mean loss over all
+labels of a step, gradients clipped to norm 1 over all weights, the same AdamW and the same rates. So the vector is the
+same up to rounding, and its folder is taken for the same. Only the first process writes files, except for the saves.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from msa_lite.data import PASS_TOKENS, Example, pad_id
+from msa_lite.errors import MsaError, NotFiniteError, UsageError
+from msa_lite.io.extras import require
+from msa_lite.io.hub import Source, fetch
+from msa_lite.io.manifest import is_finished, stage_folder
+from msa_lite.io.memory import avoid_fragments
+from msa_lite.io.precision import choose_precision
+from msa_lite.io.progress import Progress, silent, tell
+from msa_lite.train.dealing import check_batch, deal, epoch_order
+from msa_lite.train.fit import fit_inputs
+from msa_lite.train.loop import LOG, SAVE_SECONDS, SAVES, Loop, cut_log
+from msa_lite.train.model import save_model
+from msa_lite.train.passes import Loss, choose_micro, count_labels, make_loss, run_passes
+from msa_lite.train.peers import Peers, told_of_losses
+from msa_lite.train.plain import PlainLoss
+from msa_lite.train.settings import FitSettings
+from msa_lite.train.shards import MOMENTS, find_broken, gather_model, load_shards, newest_save, read_save, write_save
+from msa_lite.train.tries import Gauge, Tries
+from msa_lite.train.until import Until, measure_loss, sample_examples
+
+logger = logging.getLogger(__name__)
+
+
+def fit_sharded(
+    prior: str | Source,
+    examples: Sequence[Example],
+    out: str | Path,
+    *,
+    tokenizer: Any,
+    settings: FitSettings,
+    label: str = "vector",
+    extra_files: dict[str, str] | None = None,
+    until: Until | None = None,
+    progress: Progress = silent,
+) -> Path:
+    """Tune all weights of the prior on the examples by the processes of torch.distributed; write the vector's folder.
+
+    All processes call this alike, with torch.distributed initialised (nccl for GPUs, else gloo). The folder, its
+    manifest and its log are those of `fit_vector`. A stopped fit goes on after its last save, with any number of
+    processes. The host of the first process needs 4 bytes of memory a weight.
+
+    Raise UsageError for settings that several processes cannot take, MismatchError where the processes have different
+    inputs, StageError when another process dies, NotFiniteError when the loss is no longer finite.
+    """
+    require("train")
+    avoid_fragments()
+    with told_of_losses(label):
+        peers = Peers.join()
+        check_sharded(settings, peers.count)
+        source = prior if isinstance(prior, Source) else fetch(str(prior))
+        out, inputs = Path(out), fit_inputs(source, examples, settings, until=until)
+        peers.check_same({**inputs, "out": str(out), "files": extra_files or {}})
+        if peers.in_first(lambda: is_finished(out, inputs)):
+            logger.info("%s: already made from the same inputs", out)
+            peers.leave()
+            return out
+        facts: dict[str, Any] = {"sources": {"prior": source.pinned()}, "rows": len(examples)}
+        with ExitStack() as stack:
+            folder = peers.in_first(
+                lambda: stack.enter_context(stage_folder(out, "vector", inputs, facts, resumable=True))
+            )
+            plain = PlainLoss(examples, pad_id(tokenizer))
+            loop = Loop(source, examples, tokenizer, settings, folder, label, plain, None, progress)
+            facts |= _run_until(loop, until, peers) if until else {"micro_batch_size": _fit(loop, None, peers)}
+            for name, text in (extra_files or {}).items() if peers.first else ():
+                (folder / name).write_text(text, "utf-8")
+            peers.in_first(stack.close)
+        peers.leave()
+    return out
+
+
+def check_sharded(settings: FitSettings, count: int) -> None:
+    """Raise UsageError with all settings that a fit over so many processes cannot have."""
+    faults = [fault] if (fault := check_batch(settings.batch_size, count)) else []
+    if settings.mode != "full":
+        faults.append(f"vector.mode {settings.mode}: only full fits are divided among processes")
+    if settings.optimizer == "adamw_8bit":
+        faults.append("vector.optimizer adamw_8bit: states of 8 bits cannot be divided; use adamw")
+    if choose_precision(settings.compute) == "fp16":
+        faults.append("these GPUs have no bf16; use vector.compute: fp32")
+    micro = settings.micro_batch_size
+    if micro != "auto" and settings.batch_size % micro:
+        faults.append(f"micro_batch_size {micro} does not divide batch_size {settings.batch_size}")
+    if faults:
+        raise UsageError("\n".join(faults))
+
+
+@dataclass
+class _SharedGauge:
+    """A gauge that all processes measure with, and whose decisions the first one takes."""
+
+    gauge: Gauge | None
+    """The first process's; None in the others."""
+    loop: Loop
+    peers: Peers
+    micro: int = 1
+    """Rows of one forward pass, from `begin` on."""
+    saved_at: float = field(default_factory=time.monotonic)
+
+    def begin(self, model: Any, epoch: int, step: int, micro: int) -> None:
+        """Measure the prior, unless that is done."""
+        self.micro = micro
+        is_new = self.peers.share(self.gauge is not None and self.gauge.course.start is None)
+        if self.gauge is not None:
+            self.gauge.begin(model, epoch, step, micro)
+        elif is_new:
+            self._join(model)
+        model.reshard()  # a forward pass leaves the embedding gathered, until a backward pass
+
+    def after_epoch(self, model: Any, epoch: int, step: int) -> tuple[bool, bool]:
+        """Measure; return whether the fit goes on, and whether to save it. Raise NotFiniteError as `Gauge` does."""
+        if self.gauge is None:
+            self._join(model)
+        decision = self.peers.in_first(lambda: self._decide(model, epoch, step))
+        model.reshard()
+        return decision
+
+    def likely_steps(self, per_epoch: int) -> int:
+        """Return the first process's guess; 0 in the others, which show nothing."""
+        return self.gauge.likely_steps(per_epoch) if self.gauge is not None else 0
+
+    def _decide(self, model: Any, epoch: int, step: int) -> tuple[bool, bool]:
+        assert self.gauge is not None
+        try:
+            goes_on = self.gauge.after_epoch(model, epoch, step)
+        except NotFiniteError as error:
+            raise self.loop.failure(str(error)) from error
+        is_due = goes_on and time.monotonic() - self.saved_at > SAVE_SECONDS
+        if is_due:
+            self.saved_at = time.monotonic()
+        return goes_on, is_due
+
+    def _join(self, model: Any) -> None:
+        """Take part in the first process's measurement."""
+        loop = self.loop
+        measure_loss(model, sample_examples(loop.examples, loop.settings.seed), pad_id(loop.tokenizer), self.micro)
+
+
+def _run_until(loop: Loop, until: Until, peers: Peers) -> dict[str, Any]:
+    """Train until enough is learnt, perhaps several times at different rates; return facts for the manifest.
+
+    The first process decides on the tries, and tells the others to begin each of them.
+    """
+
+    def fit(rate: float, folder: Path, gauge: Gauge | None, label: str) -> int:
+        one = replace(loop, settings=replace(loop.settings, learning_rate=rate), partial=folder, label=label)
+        return _fit(one, _SharedGauge(gauge, one, peers), peers)
+
+    if not peers.first:
+        while (task := peers.share()) is not None:
+            if isinstance(task, MsaError):
+                raise task
+            with suppress(NotFiniteError):  # the first process knows, and decides
+                fit(task[0], task[1], None, task[2])
+        return {}
+    others_wait = True
+
+    def lead(rate: float, folder: Path, gauge: Gauge, label: str) -> int:
+        nonlocal others_wait
+        folder.mkdir(exist_ok=True)
+        peers.share((rate, folder, label))
+        others_wait = False
+        try:
+            micro = fit(rate, folder, gauge, label)
+        except NotFiniteError:
+            others_wait = True
+            raise
+        others_wait = True
+        return micro
+
+    settings, pad = loop.settings, pad_id(loop.tokenizer)
+    tries = Tries(until, loop.examples, pad, settings.learning_rate, settings.epochs, settings.seed, loop.label, lead)
+    try:
+        facts = tries.run(loop.partial)
+    except MsaError as error:
+        if others_wait:  # else they raise it themselves
+            peers.share(error)
+        raise
+    peers.share(None)
+    return facts
+
+
+def _fit(loop: Loop, gauge: _SharedGauge | None, peers: Peers) -> int:
+    """Train, from the last whole save where there is one, and write the weights; return the micro-batch."""
+    settings, saves = loop.settings, loop.partial / SAVES
+    save, epoch, step = peers.in_first(lambda: _take_up(loop.partial))
+    model, is_split = load_shards(loop.source, settings, peers)
+    optimizer = _make_optimizer(model, settings, peers)
+    loss = make_loss(model, is_split, pad_id(loop.tokenizer))
+    micro = choose_micro(loop, model, loss, peers)
+    steps = _Steps(loop, model, loss, optimizer, _make_schedule(loop, optimizer), peers, micro)
+    if save:
+        read_save(save, model, optimizer, peers)
+    if gauge is not None:
+        gauge.begin(model, epoch, step, micro)
+    goes_on = True
+    while goes_on and epoch < settings.epochs:
+        step = steps.run_epoch(epoch, step, gauge)
+        epoch, is_due = epoch + 1, True
+        if gauge is not None:
+            goes_on, is_due = gauge.after_epoch(model, epoch, step)
+        if is_due:
+            write_save(saves, model, optimizer, epoch, step, peers)
+    if peers.first:
+        loop.progress(loop.label, step, step)
+    if name := find_broken(model, peers):
+        raise loop.failure(f"{name} is no number after training")
+    whole = gather_model(model, loop.source, peers)
+    if whole is not None:
+        save_model(whole, loop.source, loop.partial, loop.tokenizer, settings)
+        shutil.rmtree(saves, ignore_errors=True)
+    peers.share()  # the others go on when all is written
+    return micro
+
+
+def _take_up(folder: Path) -> tuple[Path | None, int, int]:
+    """Return the save to go on from, its epoch and step; remove what a stopped fit left that is of no use."""
+    save, epoch, step = newest_save(folder / SAVES)
+    if save is None:
+        shutil.rmtree(folder / SAVES, ignore_errors=True)
+    cut_log(folder / LOG, step)
+    return save, epoch, step
+
+
+def _make_optimizer(model: Any, settings: FitSettings, peers: Peers) -> Any:
+    """Return the Trainer's AdamW: weights decay, but biases and norms do not."""
+    import torch
+    from transformers import Trainer
+
+    decaying = set(Trainer.get_decay_parameter_names(None, model))
+    weights = [(name in decaying, parameter) for name, parameter in model.named_parameters()]
+    groups = [
+        {"params": [p for decays, p in weights if decays], "weight_decay": settings.weight_decay},
+        {"params": [p for decays, p in weights if not decays], "weight_decay": 0.0},
+    ]
+    fused = peers.device.type == "cuda"
+    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, fused=fused)
+    for parameter in model.parameters():  # now, so that a probe of the memory has them in it
+        moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
+        optimizer.state[parameter] = {"step": torch.tensor(0.0, device=peers.device if fused else "cpu"), **moments}
+    return optimizer
+
+
+def _make_schedule(loop: Loop, optimizer: Any) -> Callable[[int], float]:
+    """Return the Trainer's schedule, as the part of the learning rate that each step has."""
+    from transformers import get_scheduler
+
+    name = {"linear": "linear", "constant": "constant_with_warmup"}[loop.settings.schedule]
+    warmup, steps = loop.settings.count_warmup(loop.steps_per_epoch), loop.settings.epochs * loop.steps_per_epoch
+    return get_scheduler(name, optimizer, warmup, steps).lr_lambdas[0]
+
+
+@dataclass
+class _Steps:
+    """The optimiser steps of a fit."""
+
+    loop: Loop
+    model: Any
+    loss: Loss
+    optimizer: Any
+    factor: Callable[[int], float]
+    """The part of the learning rate that a step has."""
+    peers: Peers
+    micro: int
+    """Rows of one forward pass."""
+
+    @cached_property
+    def _sizes(self) -> tuple[list[int], list[int]]:
+        """Return the tokens and the labels of each row."""
+        return [len(e.ids) for e in self.loop.examples], [count_labels(e) for e in self.loop.examples]
+
+    def run_epoch(self, epoch: int, step: int, gauge: _SharedGauge | None) -> int:
+        """Run the steps of an epoch, counted from 0, after `step` earlier ones; return the number of steps by then."""
+        import torch
+
+        loop, peers, size = self.loop, self.peers, self.loop.settings.batch_size
+        torch.manual_seed(loop.settings.seed + 1009 * epoch + peers.rank)  # of dropout; so a resumed fit repeats it
+        order = epoch_order(len(loop.examples), loop.settings.seed, epoch)
+        self.model.train()
+        for start in range(0, len(order), size):
+            values = self._step(order[start : start + size], step)
+            step += 1
+            line = {"step": step, "epoch": epoch + (start // size + 1) / loop.steps_per_epoch} | values
+            if not all(math.isfinite(values[key]) for key in ("loss", "grad_norm")):
+                fault = f"the loss is {values['loss']} (gradient norm {values['grad_norm']}) at step {step}"
+                raise loop.failure(fault)
+            if peers.first:
+                with open(loop.partial / LOG, "a", encoding="utf-8") as stream:
+                    stream.write(json.dumps(line) + "\n")
+                most = (
+                    gauge.likely_steps(loop.steps_per_epoch) if gauge else loop.settings.epochs * loop.steps_per_epoch
+                )
+                tell(loop.progress, loop.label, step, most, f"loss {values['loss']:.3g}")
+        return step
+
+    def _step(self, rows: Sequence[int], step: int) -> dict[str, float]:
+        """Take one step on these rows; return its loss, norm and rate."""
+        import torch
+
+        loop, peers = self.loop, self.peers
+        lengths, counts = self._sizes
+        labelled = [row for row in rows if counts[row]]
+        budget, per_pass = self.micro * loop.objective.longest, PASS_TOKENS[peers.device.type]
+        passes = deal(labelled, lengths, peers.count, budget, per_pass)[peers.rank]
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate(step)
+        loss = peers.sum(run_passes(self.loss, loop.examples, passes, sum(counts[row] for row in rows)))
+        norm: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)  # of weights in shards: a DTensor
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {"loss": float(loss), "grad_norm": float(norm.full_tensor()), "learning_rate": self._rate(step)}
+
+    def _rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        return self.loop.settings.learning_rate * self.factor(step)

@@ -1,0 +1,240 @@
+"""A model whose weights, gradients and optimiser states are divided among processes, by PyTorch's FSDP2.
+
+Each decoder layer is a group of its own, and what is left (embedding, head, last norm) is one too: a group is gathered
+before it computes, and given up afterwards. Weights are fp32; where arithmetic is in bf16, groups are gathered in bf16
+and gradients are summed in fp32. Only the first process ever holds the whole model, in its host's memory, when it reads
+the prior and when it writes the result.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msa_lite.errors import StageError, UsageError, join_faults
+from msa_lite.io.added_rows import extend
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.files import write_json
+from msa_lite.io.heads import split_model
+from msa_lite.io.hub import Source
+from msa_lite.io.loading import check_model, load_whole
+from msa_lite.io.precision import choose_precision, note_precision
+from msa_lite.train.peers import Peers
+
+if TYPE_CHECKING:
+    from msa_lite.train.settings import FitSettings
+
+MOMENTS = ("exp_avg", "exp_avg_sq")  # of AdamW, for each weight
+_SAVED_WHOLE = "complete"
+_STATE = "state.json"
+_KEPT_SAVES = 2
+
+
+def load_shards(source: Source, settings: FitSettings, peers: Peers) -> tuple[Any, bool]:
+    """Load the prior, divided among the processes, ready to train; seed the random numbers.
+
+    Return it, and whether its logits can be made apart from the model.
+    """
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from transformers import set_seed
+
+    set_seed(settings.seed)
+    whole = peers.in_first_only(lambda: _load_on_host(source))
+    model = _bare_model(source)
+    precision = choose_precision(settings.compute)
+    options: dict[str, Any] = {"mesh": init_device_mesh(peers.device.type, (peers.count,))}
+    if precision == "bf16":
+        options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    if peers.device.type == "cuda":
+        checkpoint_layers(model)
+    for layer in decoder_layers(model):
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
+    model.to_empty(device=peers.device)
+    model.tie_weights()
+    _fill(model, whole, peers)
+    source.check_unchanged()
+    return note_precision(model, precision), peers.share(whole is not None and _is_split(whole))
+
+
+def checkpoint_layers(model: Any) -> None:
+    """Have the model make the activations of a layer again in the backward pass, instead of keeping them."""
+    # transformers renamed the method; versions for Python 3.10 know the older name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
+def decoder_layers(model: Any) -> list[Any]:
+    """Return the layers of a model, the blocks that transformers never divides between devices; inner ones first."""
+    names = set(model._no_split_modules or ())
+    return [module for module in model.modules() if type(module).__name__ in names][::-1]
+
+
+def _load_on_host(source: Source) -> Any:
+    """Load the prior into the host's memory, as it is stored; in fp32 where it is stored in several formats."""
+    import torch
+
+    kinds = {entry.dtype for entry in load_checkpoint(source.folder).tensors.values() if entry.is_float}
+    stored = {"BF16": torch.bfloat16, "F16": torch.float16}.get(min(kinds), torch.float32)
+    is_exact = len(kinds) == 1 and not source.added  # whose rows may be stored in another format
+    model = load_whole(source.folder, dtype=stored if is_exact else torch.float32)
+    if source.added:
+        extend(model, source.added)
+    return model
+
+
+def _is_split(whole: Any) -> bool:
+    """Check whether a model's logits can be made apart from it; not if a router adds a loss of its own."""
+    has_router_loss = getattr(whole.config, "output_router_logits", False)
+    return not has_router_loss and split_model(note_precision(whole, "fp32")).body is not None
+
+
+def _bare_model(source: Source) -> Any:
+    """Return the prior without weights. Raise UsageError for one that is stored quantised."""
+    model = check_model(source.folder)
+    if model is None:
+        raise UsageError(f"{source.name}: is stored quantised; full mode needs the unquantised model")
+    model.config.use_cache = False
+    if source.added:
+        model.resize_token_embeddings(source.added.rows, mean_resizing=False)
+    return model
+
+
+def _fill(model: Any, whole: Any, peers: Peers) -> None:
+    """Copy the first process's weights and buffers into everybody's shards, tensor by tensor."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.tensor import distribute_tensor
+
+    def sent(values: dict[str, Any], name: str, like: Any) -> Any:
+        if peers.first:
+            return values[name].detach().to(peers.device, like.dtype).contiguous()
+        return torch.empty(like.shape, dtype=like.dtype, device=peers.device)
+
+    values = dict(whole.named_parameters()) if peers.first else {}
+    for name, parameter in model.named_parameters():
+        part = distribute_tensor(sent(values, name, parameter), parameter.device_mesh, parameter.placements)
+        parameter.detach().to_local().copy_(part.to_local())
+    values = dict(whole.named_buffers()) if peers.first else {}
+    for name, buffer in model.named_buffers():
+        value = sent(values, name, buffer)
+        dist.broadcast(value, 0)
+        buffer.copy_(value)
+
+
+def gather_model(model: Any, source: Source, peers: Peers) -> Any:
+    """Return the whole model in the first process's host memory, tensor by tensor; None in the others."""
+    whole = _bare_model(source) if peers.first else None
+    weights = {}
+    for name, parameter in model.named_parameters():
+        value = parameter.detach().full_tensor()
+        if peers.first:
+            weights[name] = value.cpu()
+        del value
+    if whole is None:
+        return None
+    weights |= {name: buffer.cpu() for name, buffer in model.named_buffers()}
+    whole.load_state_dict(weights, strict=False, assign=True)
+    whole.tie_weights()
+    assert not any(parameter.is_meta for parameter in whole.parameters()), "a weight was not gathered"
+    return whole
+
+
+def find_broken(model: Any, peers: Peers) -> str | None:
+    """Return the name of a weight that holds NaN or infinity in any process, if there is one."""
+    import torch
+
+    names = [name for name, _ in model.named_parameters()]
+    broken = [not torch.isfinite(p.detach().to_local()).all() for p in model.parameters()]
+    counts = peers.sum(torch.tensor(broken, dtype=torch.float32, device=peers.device))
+    return next((name for name, count in zip(names, counts.tolist(), strict=True) if count), None)
+
+
+def write_save(saves: Path, model: Any, optimizer: Any, epoch: int, step: int, peers: Peers) -> None:
+    """Save weights and optimiser after an epoch, each process its own shards; keep the last two saves.
+
+    They are safetensors files with the place of each shard, so another number of processes can read them, too.
+    """
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import HuggingFaceStorageWriter
+
+    folder = saves / f"step-{step}"
+    peers.in_first(lambda: _make_anew(folder))
+    writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    with _told_of_faults(folder):
+        dcp.save(dict(_states(model, optimizer)), storage_writer=writer, process_group=peers.talk)
+    peers.in_first(lambda: _finish_save(folder, epoch, step))
+
+
+@contextmanager
+def _told_of_faults(folder: Path) -> Iterator[None]:
+    """Raise StageError, in all processes, in the place of what torch raises where one of them cannot write or read."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as error:
+        faults = [f"process {rank}: {fault}" for rank, (fault, _) in sorted(error.failures.items())]
+        what = f"{folder}: the save cannot be written or read; see to the disk and run the same command again:"
+        raise StageError(join_faults(what, faults)) from error
+
+
+def _make_anew(folder: Path) -> None:
+    """Make an empty folder; a kill may have left a half-written one."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+
+
+def _finish_save(folder: Path, epoch: int, step: int) -> None:
+    """Mark a save as whole, and remove the older ones."""
+    write_json(folder / _STATE, {"epoch": epoch, "step": step})
+    (folder / _SAVED_WHOLE).touch()
+    for old in _whole_saves(folder.parent)[:-_KEPT_SAVES]:
+        (old / _SAVED_WHOLE).unlink()  # first: a kill in between must not leave half of one that counts
+        shutil.rmtree(old)
+
+
+def _whole_saves(saves: Path) -> list[Path]:
+    """Return the saves that were written to their end, oldest first."""
+    whole = [path.parent for path in saves.glob(f"step-*/{_SAVED_WHOLE}")]
+    return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+def newest_save(saves: Path) -> tuple[Path | None, int, int]:
+    """Return the last whole save, its epoch and its step; (None, 0, 0) where there is none."""
+    whole = _whole_saves(saves)
+    if not whole:
+        return None, 0, 0
+    state = _read_state(whole[-1])
+    return whole[-1], state["epoch"], state["step"]
+
+
+def _read_state(save: Path) -> dict[str, int]:
+    return json.loads((save / _STATE).read_text("utf-8"))
+
+
+def read_save(folder: Path, model: Any, optimizer: Any, peers: Peers) -> None:
+    """Read a save into the model and a new optimiser."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint import HuggingFaceStorageReader
+
+    reader = HuggingFaceStorageReader(str(folder))
+    with torch.no_grad(), _told_of_faults(folder):
+        dcp.load(dict(_states(model, optimizer)), storage_reader=reader, process_group=peers.talk)
+    for state in optimizer.state.values():
+        state["step"].fill_(_read_state(folder)["step"])
+
+
+def _states(model: Any, optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a save holds: each weight and its two moments of Adam."""
+    for name, parameter in model.named_parameters():
+        yield f"weight.{name}", parameter.detach()
+        for moment in MOMENTS:
+            yield f"{moment}.{name}", optimizer.state[parameter][moment]

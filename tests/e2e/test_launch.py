@@ -1,0 +1,202 @@
+"""Commands under torchrun and `accelerate launch`: all processes work, the result is that of one, faults end all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+import msa_lite
+from msa_lite.pipeline import run_vectors
+from tests.e2e.conftest import sweep_recipe
+from tests.launching import TORCHRUN, changed, launch
+
+pytestmark = pytest.mark.slow
+
+FULL = ["vector.mode=full", "vector.batch_size=6", "vector.learning_rate=1e-3"]
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 256}
+ALIKE = (
+    "sweep/choice.json",
+    "sweep/table.csv",
+    "vectors/forget/adapter_model.safetensors",
+    "vectors/retain/adapter_model.safetensors",
+    "vectors/retain/manifest.json",
+    "model/model.safetensors",
+)
+
+# Each process notes the items that it runs.
+SHARES = """
+from msa_lite.evals.records import _Set
+own = _Set.run
+def run(self, *arguments):
+    with open(os.environ["SHARES"] + str(rank), "a") as file:
+        file.writelines(f"{self.part.parent.name}/{item.index}\\n" for item in self.texts)
+    yield from own(self, *arguments)
+_Set.run = run
+"""
+# The second process fails, or dies, as it fits the retain vector. The first one goes on until it is stopped.
+FAULTS = """
+import atexit, pathlib, signal, time
+import msa_lite.pipeline.vectors as vectors
+from msa_lite.errors import StageError
+own, fault = vectors.fit_vector, os.environ["FAULT"]
+def fit_vector(*arguments, progress, **options):
+    if fault == f"rank {rank} fails":
+        raise StageError("the loss is lost")
+    if fault == f"rank {rank} breaks":
+        raise ValueError("unforeseen")
+    if fault == f"rank {rank} dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    own(*arguments, **options)
+    time.sleep(500)
+vectors.fit_vector = fit_vector
+atexit.register(lambda: pathlib.Path(os.environ["LEFT"] + str(rank)).touch())
+"""
+
+
+@pytest.fixture
+def path(history: Path, tmp_path: Path) -> str:
+    """A recipe's file; its output is tmp_path/run."""
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(sweep_recipe(history, tmp_path / "run")))
+    return str(tmp_path / "recipe.yaml")
+
+
+@pytest.fixture(scope="module")
+def alone(history: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run by one process."""
+    result = msa_lite.run(sweep_recipe(history, tmp_path_factory.mktemp("alone") / "run"))
+    assert result is not None
+    return result.folder
+
+
+def assert_like(run: Path, alone: Path) -> None:
+    """The same vectors, choice, weights and scores."""
+    for name in ALIKE:
+        assert (run / name).read_bytes() == (alone / name).read_bytes(), name
+    for report in alone.glob("evaluation/*/report.json"):
+        mine, other = (json.loads((one / report.relative_to(alone)).read_text())["metrics"] for one in (run, alone))
+        values = [{name: metric["value"] for name, metric in metrics.items()} for metrics in (mine, other)]
+        assert values[0] == pytest.approx(values[1], rel=1e-4), report
+    assert not list(run.rglob("*.part*"))
+
+
+def test_two_processes_do_a_run_as_one_does(path: str, alone: Path, tmp_path: Path) -> None:
+    done = launch(*TORCHRUN, *changed(tmp_path, SHARES), path, "--json", SHARES=f"{tmp_path}/shares")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["output"] == str(tmp_path / "run")  # one process printed
+    assert_like(tmp_path / "run", alone)
+    assert done.stderr.count("forget and retain vectors: done") == 1
+    first, second = ((tmp_path / f"shares{rank}").read_text().split() for rank in (0, 1))
+    for model in ("target", "ideal", "unlearned"):
+        shares = [[line for line in lines if line.startswith(f"{model}.partial/")] for lines in (first, second)]
+        assert all(shares), model
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "message"),
+    [
+        ("rank 1 fails", 4, "error: process 1: the loss is lost"),
+        ("rank 1 breaks", 4, "error: process 1: ValueError: unforeseen"),
+        ("rank 0 fails", 4, "error: the loss is lost"),
+        ("rank 1 dies", -9, "error: this process was told to end"),
+    ],
+)
+def test_a_process_that_fails_or_dies_ends_the_others(
+    fault: str, code: int, message: str, path: str, alone: Path, tmp_path: Path
+) -> None:
+    done = launch(*TORCHRUN, *changed(tmp_path, FAULTS), "vector", path, FAULT=fault, LEFT=f"{tmp_path}/left")
+    assert done.returncode == 1  # torchrun's own
+    assert done.stdout == ""
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert message in done.stderr
+    assert f"exitcode  : {code}" in done.stderr
+    assert (tmp_path / "left0").exists()
+    assert (tmp_path / "left1").exists() == (code == 4)
+    folders = run_vectors(path)  # a rerun finishes it
+    assert folders is not None
+    for folder in folders:
+        name = "adapter_model.safetensors"
+        assert (folder / name).read_bytes() == (alone / "vectors" / folder.name / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("difference", "message"),
+    [
+        ("sys.argv += [f'seed={rank}']", "process 1: recipe"),
+        (
+            "import msa_lite.pipeline.prepare as p; own = p.encode; p.encode = lambda *a: own(*a)[rank:]",
+            "process 1: rows",
+        ),
+    ],
+)
+def test_processes_with_other_inputs_end_at_once(difference: str, message: str, path: str, tmp_path: Path) -> None:
+    done = launch(*TORCHRUN, *changed(tmp_path, difference), path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in done.stderr
+    assert done.stderr.count("error: ") == 1
+    assert "exitcode  : 3" in done.stderr
+    assert not (tmp_path / "run/vectors").exists()
+
+
+def test_full_vectors_are_fitted_by_all_processes(path: str, tmp_path: Path) -> None:
+    done = launch(*TORCHRUN, "-m", "msa_lite", "vector", path, *FULL)
+    assert done.returncode == 0, done.stderr
+    folders = [tmp_path / "run/vectors" / name for name in ("forget", "retain")]
+    assert done.stdout == "".join(f"{folder.name} vector: {folder}\n" for folder in folders)
+    made = [(folder / "manifest.json").stat().st_mtime_ns for folder in folders]
+    assert run_vectors(path, overrides=FULL) == folders  # one process takes them for its own
+    assert [(folder / "manifest.json").stat().st_mtime_ns for folder in folders] == made
+    run_vectors(path, overrides=[*FULL, f"output={tmp_path}/alone"])
+    for name in ("forget", "retain"):
+        mine, other = (load_file(tmp_path / one / f"vectors/{name}/model.safetensors") for one in ("run", "alone"))
+        assert mine.keys() == other.keys()
+        for tensor, values in other.items():
+            assert mine[tensor] == pytest.approx(values, abs=1e-5), tensor
+    refused = launch(*TORCHRUN, "-m", "msa_lite", "vector", path, *FULL, "vector.batch_size=7")
+    assert "error: batch_size 7 cannot be divided" in refused.stderr
+    assert "exitcode  : 2" in refused.stderr
+
+
+def test_stages_are_trained_by_all_processes(history: Path, tmp_path: Path) -> None:
+    data = {name: {"path": str(history / f"data/{name}.jsonl")} for name in ("retain", "forget")}
+    recipe: dict[str, Any] = {
+        "model": {"config": GPT2, "tokenizer": {"vocabulary": 300}},
+        "stages": [{"name": "first", "data": data["retain"]}, {"name": "second", "data": data["forget"]}],
+        "training": {"epochs": 2, "learning_rate": 5e-3, "warmup_epochs": 0.5, "batch_size": 8},
+    }
+    (tmp_path / "train.yaml").write_text(yaml.safe_dump(recipe))
+    trained = {}
+    for name in ("together", "alone"):
+        command = [*(TORCHRUN if name == "together" else []), "-m", "msa_lite", "train", str(tmp_path / "train.yaml")]
+        done = launch(*command, f"output={tmp_path / name}", "--json")
+        assert done.returncode == 0, done.stderr
+        trained[name] = [Path(one["folder"]) for one in json.loads(done.stdout)["stages"]]
+        assert [folder.name for folder in trained[name]] == ["0-start", "1-first", "2-second"]
+    for mine, other in zip(trained["together"], trained["alone"], strict=True):
+        tensors, others = (load_file(folder / "model.safetensors") for folder in (mine, other))
+        assert all(values == pytest.approx(others[key], abs=1e-5) for key, values in tensors.items())
+
+
+def test_a_baseline_and_a_probe_work_and_other_commands_are_run_once(path: str, tmp_path: Path) -> None:
+    done = launch(*TORCHRUN, "-m", "msa_lite", "baseline", "grad_diff", path, "--json", "baseline.epochs=2")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["method"] == "grad_diff"
+    assert "grad_diff: one process trains; the others help with the scores" in done.stderr
+    done = launch(*TORCHRUN, "-m", "msa_lite", "probe", path, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["against"] == "holdout"
+    done = launch(*TORCHRUN, "-m", "msa_lite", "verify", str(tmp_path / "run/baselines/grad_diff/model"), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+
+
+def test_accelerate_launches_it_too(path: str, alone: Path, tmp_path: Path) -> None:
+    accelerate = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--main_process_port", "0"]
+    done = launch(*accelerate, "-m", "msa_lite", "vector", path, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["vectors"].keys() == {"forget", "retain"}
+    assert "forget and retain vectors: done" in done.stderr

@@ -1,0 +1,154 @@
+"""Trackers get the losses of fits and the scores of candidates, and no row; they decide no result."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+import msa_lite
+from msa_lite.errors import StageError, UsageError
+from msa_lite.train import Tracking
+from tests.e2e.conftest import sweep_recipe
+
+FACTS = ("Jormi", "born")  # of questions and answers in the demo's data
+
+
+class Writer:
+    """In the place of TensorBoard's, which need not be installed."""
+
+    lines: ClassVar[dict[str, list[Any]]] = {}
+
+    def __init__(self, log_dir: str) -> None:
+        self.place = self.lines.setdefault(Path(log_dir).name, [])
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.place.append((name, float(value), step))
+
+    def add_text(self, name: str, text: str, *_: Any) -> None:
+        self.place.append((name, text, 0))
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """What TensorBoard gets, by folder."""
+    from transformers.integrations import integration_utils
+
+    from msa_lite.train import tracking
+
+    module = ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = Writer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    monkeypatch.setattr(integration_utils, "is_tensorboard_available", lambda: True)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: name == "tensorboard")
+    Writer.lines = {}
+    return Writer.lines
+
+
+def test_losses_and_points_are_tracked_and_no_row(learnt: Path, tmp_path: Path, written: dict[str, list[Any]]) -> None:
+    recipe = sweep_recipe(learnt, tmp_path / "run")
+    result = msa_lite.sweep(recipe, ["track=tensorboard", "vector.epochs=1"])
+    assert result is not None
+    assert written.keys() == {"forget-vector", "retain-vector", "sweep"}
+    log = [json.loads(line) for line in (result.folder / "vectors/forget/train_log.jsonl").read_text().splitlines()]
+    losses = [value for name, value, _ in written["forget-vector"] if name == "train/loss"]
+    assert losses == [line["loss"] for line in log]
+    points: dict[int, dict[str, float]] = {}
+    for name, value, number in written["sweep"]:
+        points.setdefault(number, {})[name] = value
+    scored = {(point["alpha"], point["beta"]): point.get("score") for point in points.values()}
+    assert scored == {(line["alpha"], line["beta"]): line["score"] for line in result.choice.scores}
+    assert all("extraction_strength" in point for point in points.values())
+    assert not [fact for fact in FACTS if fact in str(written)]
+    assert "TENSORBOARD_LOGGING_DIR" not in os.environ
+    # Nothing is made again with other trackers, or without.
+    written.clear()
+    again = msa_lite.sweep(recipe, ["track=[]", "vector.epochs=1"])
+    assert again is not None
+    assert again.choice == result.choice
+    assert msa_lite.sweep(recipe, ["track=[tensorboard]", "vector.epochs=1"]) is not None
+    assert written == {}
+
+
+def test_the_two_services_get_runs_of_their_own_that_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    class Run:
+        def __enter__(self) -> Run:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            calls.append("wandb ended")
+
+        def log(self, line: dict[str, float], step: int) -> None:
+            calls.append(("wandb", line, step, os.environ["WANDB_CONSOLE"], os.environ["WANDB_LOG_MODEL"]))
+
+    def begin(**how: Any) -> Run:
+        calls.append(("wandb", how["project"], how["name"]))
+        return Run()
+
+    state: list[Any] = [None]
+    current = SimpleNamespace(get=lambda: state[0])
+    trackio: Any = ModuleType("trackio")
+    trackio.context_vars = SimpleNamespace(current_run=current)
+    trackio.init = lambda **how: state.__setitem__(0, calls.append(("trackio", how["project"], how["name"])) or 1)
+    trackio.log = lambda line, step: calls.append(("trackio", line, step))
+    trackio.finish = lambda: state.__setitem__(0, calls.append("trackio ended"))
+    wandb: Any = ModuleType("wandb")
+    wandb.init = begin
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "trackio", trackio)
+    monkeypatch.setenv("WANDB_LOG_MODEL", "end")  # would upload a model that knows the rows
+    tracking = Tracking(("wandb", "trackio"), tmp_path / "tracking", "tofu")
+    assert tracking.arguments("forget vector")["run_name"] == "tofu forget vector"
+    with tracking.fit("forget vector"):
+        assert calls == [("wandb", "msa-lite", "tofu forget vector")]
+        state[0] = 1  # the Trainer's callback begins a run, and a failing fit leaves it
+    assert calls[1:] == ["trackio ended", "wandb ended"]
+    calls.clear()
+    with tracking.lines("sweep") as report:
+        assert calls == []
+        report({"alpha": 1.0})
+        report({"alpha": 2.0})
+    begun = [("wandb", "msa-lite", "tofu sweep"), ("trackio", "msa-lite", "tofu sweep")]
+    lines = [(name, {"alpha": float(step)}, step) for step in (1, 2) for name in ("wandb", "trackio")]
+    assert calls[:2] == begun
+    assert [call[:3] for call in calls[2:6]] == lines
+    assert calls[2][3:] == ("off", "false")
+    assert calls[6:] == ["trackio ended", "wandb ended"]
+    assert os.environ["WANDB_LOG_MODEL"] == "end"
+
+    def refuse(**_: Any) -> None:
+        raise RuntimeError("no API key")
+
+    wandb.init = refuse
+    with (
+        pytest.raises(StageError, match=r"wandb cannot begin a run \(no API key\)"),
+        tracking.fit("forget vector"),
+    ):
+        pass
+
+
+def test_trackers_that_are_not_installed_are_told_before_any_work(learnt: Path, tmp_path: Path) -> None:
+    missing = [name for name in ("wandb", "trackio") if importlib.util.find_spec(name) is None]
+    if not missing:
+        pytest.skip("all trackers are installed")
+    recipe = sweep_recipe(learnt, tmp_path / "run") | {"track": missing}
+    with pytest.raises(UsageError, match=f"track: .*not installed: pip install {' '.join(missing)}"):
+        msa_lite.sweep(recipe)
+    assert not (tmp_path / "run").exists()

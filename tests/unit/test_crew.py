@@ -1,0 +1,153 @@
+"""The processes of a launcher at one run: orders and results, faults of either side, other inputs, silence."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from msa_lite.errors import MismatchError, StageError
+from msa_lite.io import gathering, heartbeat
+from msa_lite.io.crew import Crew
+from msa_lite.io.gathering import PREPARE, agree, gathered
+from msa_lite.io.heartbeat import Heartbeat, Stopped, stoppable
+from msa_lite.io.progress import tell
+from msa_lite.io.ranks import Ranks
+
+
+def make_crews(count: int) -> list[Crew]:
+    """A crew for each process; here, each is a thread."""
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    return [Crew(Ranks(rank, count), store) for rank in range(count)]
+
+
+@contextmanager
+def following(crew: Crew, task: Callable[[str, dict[str, Any]], Any]) -> Iterator[None]:
+    """A thread that follows, until the block has ended."""
+    thread = threading.Thread(target=crew.follow, args=(task,), daemon=True)
+    thread.start()
+    yield
+    crew.put("ended", {"failed": False})
+    thread.join(timeout=30)
+    assert not thread.is_alive()
+
+
+def test_followers_do_what_the_first_process_orders() -> None:
+    first, *others = make_crews(3)
+    done: list[Any] = []
+
+    def task(name: str, arguments: dict[str, Any]) -> Any:
+        done.append((name, arguments))
+        return len(done)
+
+    with following(others[0], task), following(others[1], task):
+        with first.helped("fit", {"name": "retain"}) as results:
+            pass
+        assert sorted(results) == [1, 2]
+        with first.helped("score") as results:
+            pass
+        assert sorted(results) == [3, 4]
+    assert done == [("fit", {"name": "retain"})] * 2 + [("score", {})] * 2
+
+
+def test_a_crew_of_one_orders_nothing() -> None:
+    with Crew().helped("fit") as results:
+        pass
+    assert results == []
+    with gathered("recipe") as crew:
+        assert crew.is_alone
+
+
+def test_the_first_process_sees_the_progress_of_a_follower() -> None:
+    first, other = make_crews(2)
+    assert first.progress_of(1) is None
+    seen = []
+
+    def task(name: str, arguments: dict[str, Any]) -> None:
+        progress = other.shared_progress()
+        tell(progress, "retain vector", 1, 3, "loss 2")
+        tell(progress, "retain vector", 2, 3, "loss 1")  # too soon after the one before
+        tell(progress, "retain vector", 3, 3, "")
+
+    with following(other, task), first.helped("fit", waiting=lambda: seen.append(first.progress_of(1))):
+        pass
+    assert first.progress_of(1) == (3, 3, "loss 1")
+    assert set(seen) <= {None, (1, 3, "loss 2"), (3, 3, "loss 1")}
+
+
+def test_an_error_of_a_follower_is_raised_by_the_first_process() -> None:
+    first, other = make_crews(2)
+    message = gathering._as_message(MismatchError("no such tensor"), 1)
+    other.put("failed", message)
+    with pytest.raises(MismatchError, match="process 1: no such tensor"), first.helped("fit"):
+        pass
+    assert gathering._as_message(ValueError("x"), 2)["text"].startswith("process 2: ValueError: x (this was not")
+
+
+def test_processes_that_prepare_something_else_are_named() -> None:
+    first, *others = make_crews(3)
+    same, other = {"rows": "a", "models": "b"}, {"rows": "c", "models": "b"}
+    with (
+        following(others[0], lambda name, arguments: same if name == PREPARE else None),
+        following(others[1], lambda name, arguments: other),
+    ):
+        with pytest.raises(MismatchError, match="process 2: rows\nare the recipe") as caught:
+            agree(first, lambda: same)
+        assert "process 1" not in str(caught.value)
+    first, follower = make_crews(2)
+    with following(follower, lambda name, arguments: same):
+        agree(first, lambda: same)
+
+
+@pytest.mark.parametrize(("is_known", "wanted"), [(False, "this process was told to end"), (True, "the store is gone")])
+def test_a_process_that_is_stopped_says_why(is_known: bool, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "_TELL", 0.1)
+    first, other = make_crews(2)
+    other.put("bye/1", True)
+    error = gathering._end_first(first, Stopped(), "the store is gone" if is_known else None)
+    assert isinstance(error, StageError)
+    assert wanted in str(error)
+    assert first.get("ended") == {"failed": True}
+
+
+def test_sigterm_is_raised_once_and_only_in_the_block() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def work() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)  # while it cleans up
+
+    with pytest.raises(Stopped), stoppable():
+        work()
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_process_that_gives_no_sign_of_life_stops_the_others(dies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, other = make_crews(2)
+    monkeypatch.setattr(heartbeat, "_BEAT", 0.05)
+    monkeypatch.setattr(heartbeat, "_SILENCE", 1.0 if dies else 20.0)
+    monkeypatch.setattr(Heartbeat, "_stop_main", lambda self: None)
+    watch = Heartbeat(first._store, 0, [1], first.news)
+    watched = Heartbeat(other._store, 1, [0], other.news)
+    watched.start()
+    watch.start()
+    if dies:
+        watched.end()
+        watch.join(timeout=30)
+        assert "process 1 has given no sign of life" in str(watch.reason)
+    else:
+        while first._store.add("beat/1", 0) < 10:
+            time.sleep(0.05)
+        assert watch.reason is None
+    watched.end()
+    watch.end()
