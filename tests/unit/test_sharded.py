@@ -163,6 +163,10 @@ def wrong(rank: int, prior: Path, out: Path) -> None:
     sharded(rank, prior, out, replace(SETTINGS, mode="lora", batch_size=5, optimizer="adamw_8bit"))
 
 
+def too_fast(rank: int, prior: Path, out: Path) -> None:
+    sharded(rank, prior, out, replace(SETTINGS, learning_rate=1e30, warmup_epochs=0))
+
+
 def test_what_cannot_be_done_together_fails_at_once_in_both(make_checkpoint: Make, tmp_path: Path) -> None:
     prior = make_checkpoint("llama")
     for outcome in run_together(different, prior, tmp_path / "v"):
@@ -172,6 +176,10 @@ def test_what_cannot_be_done_together_fails_at_once_in_both(make_checkpoint: Mak
         assert outcome.error == "UsageError"
         for part in ("use 4 or 6", "vector.mode lora", "adamw_8bit"):
             assert part in outcome.value
+    for outcome in run_together(too_fast, prior, tmp_path / "v"):
+        assert outcome.error == "NotFiniteError"
+        assert "nothing was kept" in outcome.value
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / "v").write_text("a user's file")
     for outcome in run_together(sharded, prior, tmp_path / "v"):  # the first one sees it, both tell
         assert outcome.error == "OutputError"
