@@ -81,7 +81,7 @@ def fit_with_all(run: Run, name: str, progress: Progress) -> None:
 
     out, arguments = run.vector_folder(name), _arguments(run, name, progress)
     with run.crew.group():
-        fit_sharded(run.sources["prior"], run.examples[name], out, **arguments)
+        fit_sharded(run.sources["prior"], run.examples[name], out, tracking=tracking_of(run), **arguments)
 
 
 def _arguments(run: Run, name: str, progress: Progress) -> dict[str, Any]:

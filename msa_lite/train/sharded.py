@@ -36,6 +36,7 @@ from msa_lite.train.peers import Peers, told_of_losses
 from msa_lite.train.plain import PlainLoss
 from msa_lite.train.settings import FitSettings
 from msa_lite.train.shards import MOMENTS, find_broken, gather_model, load_shards, newest_save, read_save, write_save
+from msa_lite.train.tracking import UNTRACKED, Line, Tracking
 from msa_lite.train.tries import Gauge, Tries
 from msa_lite.train.until import Until, measure_loss, sample_examples
 
@@ -52,6 +53,7 @@ def fit_sharded(
     label: str = "vector",
     extra_files: dict[str, str] | None = None,
     until: Until | None = None,
+    tracking: Tracking = UNTRACKED,
     progress: Progress = silent,
 ) -> Path:
     """Tune all weights of the prior on the examples by the processes of torch.distributed; write the vector's folder.
@@ -81,7 +83,7 @@ def fit_sharded(
                 lambda: stack.enter_context(stage_folder(out, "vector", inputs, facts, resumable=True))
             )
             plain = PlainLoss(examples, pad_id(tokenizer))
-            loop = Loop(source, examples, tokenizer, settings, folder, label, plain, None, progress)
+            loop = Loop(source, examples, tokenizer, settings, folder, label, plain, None, progress, tracking=tracking)
             facts |= _run_until(loop, until, peers) if until else {"micro_batch_size": _fit(loop, None, peers)}
             for name, text in (extra_files or {}).items() if peers.first else ():
                 (folder / name).write_text(text, "utf-8")
@@ -215,13 +217,14 @@ def _fit(loop: Loop, gauge: _SharedGauge | None, peers: Peers) -> int:
     if gauge is not None:
         gauge.begin(model, epoch, step, micro)
     goes_on = True
-    while goes_on and epoch < settings.epochs:
-        step = steps.run_epoch(epoch, step, gauge)
-        epoch, is_due = epoch + 1, True
-        if gauge is not None:
-            goes_on, is_due = gauge.after_epoch(model, epoch, step)
-        if is_due:
-            write_save(saves, model, optimizer, epoch, step, peers)
+    with loop.tracking.lines(loop.label) as report:  # whose trackers begin with the first line, so in the first process
+        while goes_on and epoch < settings.epochs:
+            step = steps.run_epoch(epoch, step, gauge, report)
+            epoch, is_due = epoch + 1, True
+            if gauge is not None:
+                goes_on, is_due = gauge.after_epoch(model, epoch, step)
+            if is_due:
+                write_save(saves, model, optimizer, epoch, step, peers)
     if peers.first:
         loop.progress(loop.label, step, step)
     if name := find_broken(model, peers):
@@ -290,7 +293,7 @@ class _Steps:
         """Return the tokens and the labels of each row."""
         return [len(e.ids) for e in self.loop.examples], [count_labels(e) for e in self.loop.examples]
 
-    def run_epoch(self, epoch: int, step: int, gauge: _SharedGauge | None) -> int:
+    def run_epoch(self, epoch: int, step: int, gauge: _SharedGauge | None, report: Callable[[Line], None]) -> int:
         """Run the steps of an epoch, counted from 0, after `step` earlier ones; return the number of steps by then."""
         import torch
 
@@ -308,6 +311,7 @@ class _Steps:
             if peers.first:
                 with open(loop.partial / LOG, "a", encoding="utf-8") as stream:
                     stream.write(json.dumps(line) + "\n")
+                report({f"train/{name}": value for name, value in line.items()})
                 most = (
                     gauge.likely_steps(loop.steps_per_epoch) if gauge else loop.settings.epochs * loop.steps_per_epoch
                 )

@@ -6,7 +6,8 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,19 @@ def checkpointed(rank: int, prior: Path, out: Path) -> None:
     sharded(rank, prior, out)
 
 
+def tracked(rank: int, prior: Path, out: Path) -> None:
+    """Fit with a tracker that writes its lines into a file for each process."""
+    from msa_lite.train import tracking
+
+    @contextmanager
+    def opened(title: str, place: Path) -> Iterator[Any]:
+        place.mkdir(parents=True)
+        yield lambda line, step: (place / f"{rank}-{step}").write_text(json.dumps(dict(line)))
+
+    tracking._OPENERS["tensorboard"] = opened
+    sharded(rank, prior, out, tracking=tracking.Tracking(("tensorboard",), out.parent / "trackers", "tiny"))
+
+
 def log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
 
@@ -97,7 +111,9 @@ def assert_same_fit(found: Path, wanted: Path) -> None:
 @pytest.mark.parametrize("tied", [True, False])
 def test_two_processes_take_the_steps_of_one(tied: bool, make_checkpoint: Make, tmp_path: Path) -> None:
     prior = make_checkpoint("llama", tie_word_embeddings=tied)
-    assert run_together(sharded, prior, tmp_path / "two") == DONE
+    assert run_together(tracked if tied else sharded, prior, tmp_path / "two") == DONE
+    lines = [path.name for path in (tmp_path / "trackers" / "vector").glob("*")]
+    assert sorted(lines) == ([f"0-{step}" for step in range(1, 10)] if tied else [])  # of the first process alone
     assert_same_fit(tmp_path / "two", one(prior, tmp_path / "one"))
     assert max((t - weights(prior)[n]).abs().max() for n, t in weights(tmp_path / "two").items()) > 100 * CLOSE
     assert [path.name for path in tmp_path.iterdir() if "partial" in path.name] == []
@@ -147,6 +163,10 @@ def wrong(rank: int, prior: Path, out: Path) -> None:
     sharded(rank, prior, out, replace(SETTINGS, mode="lora", batch_size=5, optimizer="adamw_8bit"))
 
 
+def too_fast(rank: int, prior: Path, out: Path) -> None:
+    sharded(rank, prior, out, replace(SETTINGS, learning_rate=1e30, warmup_epochs=0))
+
+
 def test_what_cannot_be_done_together_fails_at_once_in_both(make_checkpoint: Make, tmp_path: Path) -> None:
     prior = make_checkpoint("llama")
     for outcome in run_together(different, prior, tmp_path / "v"):
@@ -156,6 +176,10 @@ def test_what_cannot_be_done_together_fails_at_once_in_both(make_checkpoint: Mak
         assert outcome.error == "UsageError"
         for part in ("use 4 or 6", "vector.mode lora", "adamw_8bit"):
             assert part in outcome.value
+    for outcome in run_together(too_fast, prior, tmp_path / "v"):
+        assert outcome.error == "NotFiniteError"
+        assert "nothing was kept" in outcome.value
+    assert list(tmp_path.iterdir()) == []
     (tmp_path / "v").write_text("a user's file")
     for outcome in run_together(sharded, prior, tmp_path / "v"):  # the first one sees it, both tell
         assert outcome.error == "OutputError"
