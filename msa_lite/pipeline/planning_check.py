@@ -42,7 +42,7 @@ def check_memory(run: Run, fits_only: bool = False) -> None:
     left = replace(made, stages=stages)
     if not stages or left.fits:
         return
-    _refuse(replace(left, changes=tuple(find_remedies(run.recipe, inputs, device))), run.plan.force)
+    _refuse(replace(left, remedies=tuple(find_remedies(run.recipe, inputs, device))), run.plan.force)
 
 
 def check_training_memory(run: TrainingRun, processes: int, force: bool) -> None:
@@ -103,5 +103,5 @@ def _is_done(run: Run, stage: StagePlan, fits_only: bool) -> bool:
 def _refuse(plan: Plan, force: bool) -> None:
     """Raise MismatchError for a plan that cannot fit; warn of one that may not, and of any with `force`."""
     if plan.is_hopeless and not force:
-        raise MismatchError(f"{plan.verdict}. --force runs it all the same; `msa-lite plan` shows each stage")
-    logger.warning("%s. It is tried all the same", plan.verdict)
+        raise MismatchError(f"{plan.refusal}. --force runs it all the same; `msa-lite plan` shows each stage")
+    logger.warning("%s. It is tried all the same", plan.refusal)
