@@ -70,7 +70,7 @@ class OnDevice:
             self._agrees[shape] = np.array_equal(ours.cpu().numpy(), np.matmul(left, right))
             if not self._agrees[shape]:
                 logger.info(
-                    "products of %d × %d × %d differ in bits on %s, so the CPU makes them", *shape, self._device
+                    "products of %d × %d × %d have other bits on %s, so the CPU makes them", *shape, self._device
                 )
         return self._agrees[shape]
 

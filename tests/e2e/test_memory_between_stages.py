@@ -14,6 +14,7 @@ from msa_lite.choose.four_bit import Points
 from msa_lite.evals import models
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.pipeline.loaded import LoadedTarget
+from msa_lite.train import auto
 from msa_lite.train import model as trained
 from tests.e2e.conftest import sweep_recipe
 
@@ -44,7 +45,10 @@ def sweep_small(learnt: Path, output: Path) -> dict[str, Any]:
     return recipe
 
 
-def test_a_run_holds_one_model_at_a_time(learnt: Path, tmp_path: Path, beside: list[int]) -> None:
+def test_a_run_holds_one_model_at_a_time(
+    learnt: Path, tmp_path: Path, beside: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto, "_MOST_PASSES", 5)
     assert msa_lite.run(sweep_small(learnt, tmp_path / "run")) is not None
     assert beside == [0] * len(beside)
     assert len(beside) >= 10  # to compare with, each vector's goal and fit, points, the merged one, test rows
