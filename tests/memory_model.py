@@ -27,6 +27,7 @@ from typing import Any, Literal
 from unittest import mock
 
 import torch
+from accelerate.state import AcceleratorState
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -272,6 +273,9 @@ def without_memory(vocabulary: int, fake: bool = True) -> Iterator[Ledger]:
     ledger = Ledger(vocabulary)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(precision, "has_bf16", return_value=True))
+        if torch.cuda.is_available():  # nothing goes there; afterwards, accelerate looks for it anew
+            stack.callback(AcceleratorState._reset_state, reset_partial_state=True)
+            stack.enter_context(mock.patch.object(torch.cuda, "is_available", return_value=False))
         stack.enter_context(mock.patch("transformers.training_args.is_torch_bf16_gpu_available", return_value=True))
         if fake:
             stack.enter_context(mock.patch.object(torch.nn.Module, "_apply", _apply))

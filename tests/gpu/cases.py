@@ -118,6 +118,14 @@ def check_resume(prior: Path, folder: Path, mode: str, atol: float = 0.0) -> Non
     assert_close(weights(folder / "killed"), weights(folder / "calm"), atol)
 
 
+def model_peak(sizes: dict[str, Any], mode: str, rows: int, tokens: int) -> tuple[int, int]:
+    """Return (the bytes of a fit's step by the memory model, those of its logits); in a process without a GPU."""
+    from tests.memory_model import make_rows, peak
+
+    memory = peak(sizes, mode, make_rows([tokens] * rows))
+    return memory.total, memory.parts.get("logits", 0)
+
+
 def baseline_losses(prior: str, out: str, names: Sequence[str], modes: Sequence[str]) -> dict[str, list[float]]:
     """Run baselines over the tiny rows, two epochs each; return their losses by "NAME MODE"."""
     from tests.unit import test_baseline_objective as made

@@ -66,6 +66,7 @@ def test_a_process_without_gpu_has_the_same_losses(make_checkpoint: Make, tmp_pa
     prior = make_checkpoint("llama")
     ours = cases.fit_losses(str(prior), str(tmp_path / "here"), "lora")
     assert cases.on_cpu("fit_losses", prior, tmp_path / "there", "lora") == ours
+    assert tuple(cases.on_cpu("model_peak", TINY, "lora", 2, 16)) == cases.model_peak(TINY, "lora", 2, 16)
 
 
 @pytest.mark.slow
