@@ -134,7 +134,6 @@ def test_twenty_predictions_are_near_the_memory_model() -> None:
         for checkpointing, micro, tokens in ((False, 4, 128), (True, 4, 512), (True, 1, 1024))
     ]
     errors = [abs(error_of(*case)) for case in cases]
-    errors += [abs(error_of(SHAPES[name], "lora", Rung(4, True), 512, 1)) for name in ("135M", "1B", "8B")]
     assert len(errors) >= 20
     assert sum(errors) / len(errors) < 0.03
     assert max(errors) < 0.06
