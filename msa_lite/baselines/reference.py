@@ -16,6 +16,7 @@ from msa_lite.io.files import write_json
 from msa_lite.io.heads import split_model
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import is_finished, stage_folder
+from msa_lite.io.memory import free_memory, is_out_of_memory
 from msa_lite.io.precision import autocast
 from msa_lite.io.seal import load_manifest
 
@@ -70,8 +71,6 @@ class ReferenceCache:
 
 def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
     """Return S_i of each row in nats, in batches of rows of similar length, as large as fit into memory."""
-    from accelerate.utils import find_executable_batch_size
-
     halves = split_model(model)
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].ids))
 
@@ -84,5 +83,11 @@ def _score(model: Any, examples: Sequence[Example], pad: int) -> list[float]:
                 values[i] = score
         return values
 
-    sizes = iter((8, 4, 2, 1, 0))
-    return find_executable_batch_size(run, next(sizes), reduce_batch_size_fn=lambda: next(sizes))()
+    for size in (8, 4, 2):
+        try:
+            return run(size)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        free_memory()
+    return run(1)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # versions 2 and 1
+_MAJOR = 75  # the driver's number for the first part of a GPU's compute capability
+_BF16 = 8  # from which on it computes in bf16
 
 
 @dataclass(frozen=True)
@@ -15,10 +17,16 @@ class Device:
     """The place where models are tuned and scored."""
 
     name: str
-    """"NVIDIA H200", or "CPU"."""
+    """"NVIDIA H200", "CPU", or empty for a size alone."""
     nbytes: int
     """Its memory."""
     is_gpu: bool = True
+    has_bf16: bool = True
+    """True if it computes in bf16; older GPUs take fp16."""
+
+    def __str__(self) -> str:
+        size = f"{self.nbytes / 1e9:.1f}".removesuffix(".0")
+        return f"{size} GB ({self.name})" if self.name else f"{size} GB"
 
 
 def host_memory() -> int | None:
@@ -41,17 +49,20 @@ def find_gpu() -> Device | None:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    handle, size, name = ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(100)
+    handle, major, size, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t(), ctypes.create_string_buffer(100)
     try:
         faults = [
             driver.cuInit(0),
             driver.cuDeviceGet(ctypes.byref(handle), 0),
             driver.cuDeviceGetName(name, len(name), handle),
             driver.cuDeviceTotalMem_v2(ctypes.byref(size), handle),
+            driver.cuDeviceGetAttribute(ctypes.byref(major), _MAJOR, handle),
         ]
     except AttributeError:  # no such function: a stub of the driver
         return None
-    return None if any(faults) or not size.value else Device(name.value.decode(errors="replace"), size.value)
+    if any(faults) or not size.value:
+        return None
+    return Device(name.value.decode(errors="replace"), size.value, has_bf16=major.value >= _BF16)
 
 
 def this_device() -> Device:

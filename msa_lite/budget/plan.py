@@ -70,7 +70,7 @@ class Plan:
     """Bytes that are free on the disk of the run's folder."""
     notes: Sequence[str] = ()
     """What is not known or rough, one line each."""
-    changes: Sequence[Remedy] = field(default=())
+    remedies: Sequence[Remedy] = field(default=())
     """Changes that lower the peak, by harm, if it does not fit."""
     price_per_hour: float | None = None
 
@@ -96,19 +96,28 @@ class Plan:
         return (1 - MARGIN) * (need.nbytes if is_known else sum(need.parts.get(part, 0) for part in _CERTAIN))
 
     @property
-    def cheapest(self) -> Remedy | None:
-        """Return the least harmful change that fits."""
-        return next((change for change in self.changes if change.fits), None)
+    def _highest(self) -> str:
+        about = "about " if self.peak.need.rough else ""
+        return f"peak {about}{gigabytes(self.peak.need.nbytes)} in {self.peak.name}"
 
     @property
     def verdict(self) -> str:
-        """Return one line: does it fit, the highest peak, and the cheapest change if it does not."""
-        peak, where = self.peak, f"{gigabytes(self.device.nbytes)} ({self.device.name})"
-        about = "about " if peak.need.rough else ""
-        line = f"peak {about}{gigabytes(peak.need.nbytes)} in {peak.name}"
-        if self.fits:
-            return f"Fits on {where}: yes, {line}"
-        return f"Fits on {where}: no, {line}. {advice(self.cheapest)}"
+        """Return one line: does it fit, the highest peak, and the remedy that costs least if it does not."""
+        answer = "yes" if self.fits else "no"
+        line = f"Fits on {self.device}: {answer}, {self._highest}"
+        return line if self.fits else f"{line}. {self._advice}"
+
+    @property
+    def refusal(self) -> str:
+        """Return the same for a run that is not started."""
+        return f"the run does not fit on {self.device}: {self._highest}. {self._advice}"
+
+    @property
+    def _advice(self) -> str:
+        change = next((change for change in self.remedies if change.fits), None)
+        if change is None:
+            return "No change of the recipe makes it fit: take a larger GPU, or a smaller model"
+        return f"What changes least and fits: {' '.join(change.overrides)} ({gigabytes(change.peak)}; {change.harm})"
 
     @property
     def seconds(self) -> tuple[float, float] | None:
@@ -138,16 +147,9 @@ class Plan:
             "host_memory": self.host,
             "seconds": list(self.seconds) if self.seconds else None,
             "price": list(self.price) if self.price else None,
-            "changes": [asdict(change) for change in self.changes],
+            "remedies": [asdict(change) for change in self.remedies],
             "notes": list(self.notes),
         }
-
-
-def advice(change: Remedy | None) -> str:
-    """Return what to try, in one sentence."""
-    if change is None:
-        return "No change of the recipe makes it fit: take a larger GPU, or a smaller model"
-    return f"What changes least and fits: {' '.join(change.overrides)} ({gigabytes(change.peak)}; {change.harm})"
 
 
 def gigabytes(nbytes: float) -> str:

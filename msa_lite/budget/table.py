@@ -14,7 +14,7 @@ _COLUMNS = {
     "optimizer": ("optimizer",),
     "activations": ("activations", "temporaries", "cache"),
     "logits": ("logits",),
-    "other": ("context", "process", "buffers", "reference"),
+    "other": ("context", "process", "buffers", "gathered"),
 }
 
 
@@ -22,7 +22,7 @@ def plan_table(plan: Plan) -> TextTable:
     """Return the memory of each stage, part by part, in GB."""
     headings = ["stage", "how", *_COLUMNS, "peak", "time"]
     rows = [_row(stage, bold=stage is plan.peak) for stage in plan.stages]
-    title = f"GB at the peak of each stage, on {plan.device.name} with {gigabytes(plan.device.nbytes)}"
+    title = f"GB at the peak of each stage, on {plan.device}"
     return TextTable(headings, [Section(rows)], title, plan.notes, left=2)
 
 
@@ -50,6 +50,6 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     if plan.price:
         low, high = plan.price
         yield f"price:   {low:.2f} to {high:.2f}" if round(low, 2) != round(high, 2) else f"price:   {low:.2f}"
-    for change in plan.changes:
+    for change in plan.remedies:
         yield f"change:  {' '.join(change.overrides)} → {gigabytes(change.peak)}{' (fits)' if change.fits else ''}"
     yield plan.verdict

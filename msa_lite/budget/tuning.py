@@ -33,6 +33,8 @@ class FitCase:
     """True for AdamW with 8-bit states."""
     halves: bool = True
     """True where the device computes in bf16 or fp16."""
+    wide: bool = False
+    """True where states between layers are in fp32, as fp16 wants it."""
     on_gpu: bool = True
     shards: int = 1
     """Processes that share weights, gradients and states in full mode."""
@@ -59,7 +61,7 @@ def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) 
     rows = min(tokens, max(1, _LOGITS // (4 * shape.vocabulary)))
     layer, block = _Layer(shape, case, tokens), rows * shape.vocabulary
     head = shape.vocabulary * shape.hidden if case.mode == "full" else 0
-    held = static_bytes(shape, case, rung.embedding_on_cpu)
+    held: dict[str, float] = {**static_bytes(shape, case, rung.embedding_on_cpu)}
     before = held if accumulates else {**held, "gradients": 4 * head if rows < tokens else 0}
     inputs = 0 if rung.states_on_cpu else shape.layers * layer.input
     kept = inputs if rung.checkpointing else shape.layers * layer.saved + layer.copies
@@ -81,6 +83,9 @@ def fit_need(shape: Shape, case: FitCase, rung: Rung, accumulates: bool = True) 
         "gradients": held["gradients"] - (0 if accumulates or not shape.head else 4 * head),
         "temporaries": 4 * head + (2 * tokens * layer.residual * shape.hidden if head else 0),
     }
+    if case.shards > 1:  # each layer is put together for its turn; embedding and head stay so
+        whole = {"gathered": 2 * (shape.embedding + shape.head + 2 * shape.in_linear // shape.layers)}
+        before, held = before | whole, held | whole
     moments = [before | at_logits, before | at_head, before | at_layer, held | at_end, held]
     return highest(*(Need({part: int(size) for part, size in one.items()}, shape.rough) for one in moments))
 
@@ -112,7 +117,8 @@ class _Layer:
     def __init__(self, shape: Shape, case: FitCase, tokens: int) -> None:
         full, hidden, inner = case.mode == "full", shape.hidden, shape.intermediate
         half = 2 if case.halves else 4
-        residual = normed = 4 if full else half  # a frozen norm's output is of the dtype of its input
+        residual = normed = 4 if full or case.wide else half  # a frozen norm's output is of the dtype of its input
+        product = normed if case.mode == "qlora" else half  # as is that of a 4-bit layer
         queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         adapted = shape.adapted(case.targets)
         names = {linear.name for linear in adapted}
@@ -128,7 +134,9 @@ class _Layer:
         if shape.has_head_norms:
             norms += (4 + (half if full else 0)) * (queries + keys)
         attention = inputs(hidden, "q_proj", "k_proj", "v_proj") + half * (2 * queries + 2 * keys) + 4 * shape.heads
-        mlp = inputs(hidden, "gate_proj", "up_proj") + 4 * half * inner  # gate, its activation, up; their product
+        mlp = (
+            inputs(hidden, "gate_proj", "up_proj") + (3 * product + half) * inner
+        )  # gate, its activation, up; their product
         ranks = 0 if full else half * case.rank * sum(linear.count for linear in adapted) / shape.layers
         trained = shape.in_linear if full else sum(linear.adapter(case.rank) for linear in adapted)
         self.copies = 2 * trained if case.halves else 0

@@ -14,7 +14,7 @@ from msa_lite.io.disk import disk_fault
 from msa_lite.io.reading import without_controls
 
 _RESUME = "finished stages stay, the same command resumes"
-_PATIENCE = 5.0  # seconds
+_PATIENCE = 20.0  # seconds; the first process may take that long to end
 _CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 

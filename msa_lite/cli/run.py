@@ -25,6 +25,7 @@ def command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
     msa-lite quickstart
     msa-lite my.yaml
     msa-lite my.yaml forget.alpha=1.25 output=runs/stronger
+    accelerate launch --num_processes 4 -m msa_lite my.yaml   on 4 GPUs
     """
     from msa_lite.cli.output import print_json
     from msa_lite.cli.result import exit_code, print_result, print_verdict

@@ -20,7 +20,7 @@ from msa_lite.evals.judge import JudgeSettings, Ruling, open_judge
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import collect_records, read_records, write_records
 from msa_lite.io.devices import check_device
-from msa_lite.io.files import canonical_json
+from msa_lite.io.files import canonical_json, digest
 from msa_lite.io.hub import Source
 from msa_lite.io.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.progress import Progress, silent
@@ -72,6 +72,7 @@ def evaluate_benchmark(
     if is_finished(out, inputs):
         return load_report(out) if ranks.first else None
     open_judge(judge)  # raises before any work where it lacks something
+    ranks.check_same(digest(inputs))
     check_device()
 
     def collect_all(folder: Path) -> dict[str, list[Record]]:

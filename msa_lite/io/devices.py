@@ -13,7 +13,7 @@ from msa_lite.errors import UsageError
 logger = logging.getLogger(__name__)
 
 _OWN = 1 << 30  # bytes that a process without tensors takes, at most: CUDA's context and libraries
-_WORTH = 0.05  # part of a GPU in the hands of others that is worth a warning
+_WORTH = 0.05  # part of a GPU in the hands of others that is worth a word
 _GB = 1e9
 
 
@@ -26,18 +26,18 @@ def check_device() -> None:
         if reason := why_unused():
             logger.warning("this machine has an NVIDIA GPU, but the CPU is used: %s", reason)
         return
-    name = "the GPU"
+    number, name = own_gpu(), "the GPU"
     try:
-        name = torch.cuda.get_device_name()
-        torch.ones(1, device="cuda").add(1).item()  # a kernel: a torch may have none for this GPU
+        name = torch.cuda.get_device_name(number)
+        torch.ones(1, device=f"cuda:{number}").add(1).item()  # a kernel: a torch may have none for this GPU
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0]
         raise UsageError(
             f"{name} does not work ({reason}). nvidia-smi shows who uses it; CUDA_VISIBLE_DEVICES=1 takes another one, "
             "and CUDA_VISIBLE_DEVICES= the CPU"
         ) from error
-    others, total = bytes_of_others(), torch.cuda.mem_get_info()[1]
-    if others > _WORTH * total:
+    if others := bytes_of_others():
+        total = torch.cuda.mem_get_info(number)[1]
         logger.warning(
             "%s: other processes use %.1f of its %.1f GB, so %.1f GB are left; nvidia-smi shows who does, and "
             "CUDA_VISIBLE_DEVICES=1 takes another GPU",
@@ -46,13 +46,25 @@ def check_device() -> None:
 
 
 def bytes_of_others() -> int:
-    """Return the bytes of the GPU that other processes hold, as far as this one's own share can be told; 0 without."""
+    """Return the bytes of the GPU that other processes hold, as far as this one's own share can be told.
+
+    0 without a GPU, and for a few per cent.
+    """
     import torch
 
     if not torch.cuda.is_available():
         return 0
-    free, total = torch.cuda.mem_get_info()
-    return max(0, int(total - free - torch.cuda.memory_reserved() - _OWN))
+    number = own_gpu()
+    free, total = torch.cuda.mem_get_info(number)
+    others = int(total - free - torch.cuda.memory_reserved(number) - _OWN)
+    return others if others > _WORTH * total else 0
+
+
+def own_gpu() -> int:
+    """Return the number of this process's GPU, also where a launcher started several processes."""
+    import torch
+
+    return int(os.environ.get("LOCAL_RANK", 0)) % max(1, torch.cuda.device_count())
 
 
 def why_unused() -> str | None:

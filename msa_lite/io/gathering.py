@@ -20,7 +20,7 @@ from msa_lite.io.ranks import Ranks, stand_alone
 
 PREPARE = "prepare"  # the order to prepare the run
 _MEET = 600.0  # seconds until all processes have to be there
-_LEAVE = 10.0  # seconds that the first process waits for the others at the end
+_LEAVE = 5.0  # seconds that the first process waits for the others at the end
 _LISTEN = 60.0  # seconds that a follower that failed waits until the first process has heard of it
 _TELL = 2.0  # seconds until a follower that failed has told why
 _KILLED = (

@@ -14,7 +14,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 _BEAT = 2.0  # seconds between two signs of life
-_SILENCE = 35.0  # seconds without one, after which a process counts as dead
+_SILENCE = 30.0  # seconds without one, after which a process counts as dead
 _GRACE = 15.0  # seconds to stop in order; a process that hangs in a collective is ended then
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from msa_lite.errors import UsageError
+from msa_lite.errors import MismatchError, UsageError
 
 # The variables that tell a process its place in a group.
 _GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -52,6 +52,20 @@ class Ranks:
                 "accelerate launch or torchrun"
             )
         state.wait_for_everyone()
+
+    def check_same(self, inputs: str) -> None:
+        """Raise MismatchError, in every process, unless all have the same inputs. inputs: a hash of them."""
+        if self.count == 1:
+            return
+        self.wait()
+        from accelerate.utils import gather_object
+
+        others = [rank for rank, other in enumerate(gather_object([inputs])) if other != inputs]
+        if others:
+            raise MismatchError(
+                f"process {self.rank} has another model, or asks other questions, than process "
+                f"{' and '.join(map(str, others))}; are command and files the same on all machines?"
+            )
 
 
 def stand_alone() -> Ranks:

@@ -8,6 +8,7 @@ not, the CPU makes the product.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from msa_lite.io.writer import output_dtype
 from msa_lite.merger.deltas import Delta, Difference
 from msa_lite.merger.formula import Factors, Term
 from msa_lite.merger.plan import Precision
+
+logger = logging.getLogger(__name__)
 
 
 class OnDevice:
@@ -65,6 +68,10 @@ class OnDevice:
             left, right = (random.standard_normal(size, np.float32) for size in ((rows, rank), (rank, columns)))
             ours = torch.from_numpy(left).to(self._device) @ torch.from_numpy(right).to(self._device)
             self._agrees[shape] = np.array_equal(ours.cpu().numpy(), np.matmul(left, right))
+            if not self._agrees[shape]:
+                logger.info(
+                    "products of %d × %d × %d differ in bits on %s, so the CPU makes them", *shape, self._device
+                )
         return self._agrees[shape]
 
 

@@ -48,7 +48,8 @@ class LoadedTarget:
                 self._on_device = OnDevice(self._model.device) if self._model.device.type == "cuda" else None
             self._by_disk = not add_weights(self._weights, self._model, merge)
         if self._by_disk:
-            self.close()  # the memory is for the merged one
+            self._model, self._weights = None, {}  # the memory is for the merged one
+            free_memory()
             return merge_candidate(self._run, terms)
         if self._last is not None and not self._last.rewritten.keys() <= merge.rewritten.keys():
             self._last.restore(self._put)

@@ -44,11 +44,25 @@ def plan(
     Raise UsageError where neither target nor prior can be found, on this machine or on the Hub.
     """
     loaded = load_recipe(recipe, overrides)
-    device = Device(f"a GPU of {gpu}", parse_size(gpu)) if gpu is not None else this_device()
+    device = Device("", parse_size(gpu)) if gpu is not None else this_device()
     inputs = find_plan_inputs(loaded)
     made = forecast(loaded, inputs, device)
-    changes = () if made.fits else tuple(find_remedies(loaded, inputs, device))
-    return replace(made, changes=changes, price_per_hour=price_per_hour)
+    if loaded.vector.mode == "full" and (count := _enough_processes(loaded, inputs, device)):
+        launch = f"accelerate launch --num_processes {count} -m msa_lite"
+        made = replace(
+            made, notes=[*made.notes, f"{count} of these GPUs hold the fits in full mode together: {launch}"]
+        )
+    remedies = () if made.fits else tuple(find_remedies(loaded, inputs, device))
+    return replace(made, remedies=remedies, price_per_hour=price_per_hour)
+
+
+def _enough_processes(recipe: Recipe, inputs: PlanInputs, device: Device) -> int | None:
+    """Return how many GPUs share a fit in full mode that does not fit on one; None where it does, or 8 are too few."""
+    for count in (1, 2, 4, 8) if device.is_gpu else ():
+        fits = [stage.need.nbytes for stage in forecast(recipe, inputs, device, count).stages if stage.kind == "fit"]
+        if max(fits, default=0) <= device.nbytes:
+            return count if count > 1 else None
+    return None
 
 
 def forecast(recipe: Recipe, inputs: PlanInputs, device: Device, processes: int = 1) -> Plan:
@@ -185,6 +199,7 @@ def fit_case(recipe: Recipe, rows: RowFacts | None, device: Device) -> FitCase:
         targets=targets if isinstance(targets, str) else tuple(targets),
         eight_bit=uses_eight_bit(recipe, device),
         halves=computes_in_halves(recipe, device),
+        wide=device.is_gpu and not device.has_bf16,
         on_gpu=device.is_gpu,
     )
 
@@ -230,7 +245,7 @@ def _candidates(recipe: Recipe) -> Iterator[tuple[list[str], str]]:
     spec = recipe.vector
     if spec.micro_batch_size != "auto":
         yield ["vector.micro_batch_size=auto"], "no change of the result"
-    if spec.optimizer != "adamw_8bit" and spec.mode != "qlora":
+    if spec.optimizer == "adamw" or (spec.optimizer == "auto" and spec.mode != "qlora"):
         yield ["vector.optimizer=adamw_8bit"], "nearly no change of the result"
     modes = {"full": ["lora", "qlora"], "lora": ["qlora"], "qlora": []}[spec.mode]
     half = max(8, spec.max_length // 2)
@@ -241,9 +256,9 @@ def _candidates(recipe: Recipe) -> Iterator[tuple[list[str], str]]:
     if spec.mode != "full":
         yield rank, "the vector is of lower rank"
     smallest = [*([f"vector.mode={modes[-1]}"] if modes else []), *rank, *shorter]
-    yield smallest, "a 4-bit prior, a lower rank, shorter rows"
+    yield smallest, "a lower rank and shorter rows" + (", and the prior is in 4 bits" if modes else "")
     if recipe.evaluate:
         points = ["evaluate=null", "forget.alpha=1.0", *(["retain.beta=1.0"] if recipe.retain else [])]
-        for mode in ([], *([f"vector.mode={mode}"] for mode in modes)):
-            yield [*mode, *points], "nothing is scored here, so α and β are not chosen; evaluate on another machine"
+        for changed in ([], *([f"vector.mode={mode}"] for mode in modes)):
+            yield [*changed, *points], "nothing is scored here, so α and β are not chosen; evaluate on another machine"
         yield [*smallest, *points], "nothing is scored here, and the vector is rougher"

@@ -6,14 +6,15 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from msa_lite.budget.machine import host_memory, this_device
+from msa_lite.budget.machine import Device, host_memory, this_device
 from msa_lite.budget.need import Need
-from msa_lite.budget.plan import Plan, StagePlan
+from msa_lite.budget.plan import Plan, StagePlan, gigabytes
 from msa_lite.budget.shape import Shape, read_shape, shape_of_config
 from msa_lite.budget.tuning import FitCase
 from msa_lite.errors import FormatError, MismatchError
 from msa_lite.evals.models import checkpoint_folder
 from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.devices import bytes_of_others
 from msa_lite.pipeline.planning import choose_rung, find_remedies, forecast
 from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts
 from msa_lite.pipeline.prepare import Run
@@ -28,7 +29,7 @@ def check_memory(run: Run, fits_only: bool = False) -> None:
     fits_only: True if nothing is scored. The refusal has the numbers, and the change of the recipe that costs least.
     With the plan's `force` it is a warning, too.
     """
-    device = this_device()
+    device = _free_device()
     try:
         inputs = _inputs_of(run)
     except FormatError as error:  # a config in words that we do not know
@@ -41,12 +42,12 @@ def check_memory(run: Run, fits_only: bool = False) -> None:
     left = replace(made, stages=stages)
     if not stages or left.fits:
         return
-    _refuse(replace(left, changes=tuple(find_remedies(run.recipe, inputs, device))), run.plan.force)
+    _refuse(replace(left, remedies=tuple(find_remedies(run.recipe, inputs, device))), run.plan.force)
 
 
 def check_training_memory(run: TrainingRun, processes: int, force: bool) -> None:
     """Raise MismatchError, or warn, as `check_memory`, for a training in stages."""
-    device, start = this_device(), run.start
+    device, start = _free_device(), run.start
     try:
         if start.source is not None:
             shape = _read(start.source.folder, start.source.name)
@@ -64,6 +65,16 @@ def check_training_memory(run: TrainingRun, processes: int, force: bool) -> None
     plan = Plan(device, stages, host_memory(), {}, 0)
     if not plan.fits:
         _refuse(plan, force)
+
+
+def _free_device() -> Device:
+    """Return this machine's device with the memory that other processes leave on it."""
+    device = this_device()
+    others = bytes_of_others() if device.is_gpu else 0
+    if not others:
+        return device
+    name = f"{device.name}: other processes hold {gigabytes(others)} of {gigabytes(device.nbytes)}"
+    return replace(device, name=name, nbytes=max(0, device.nbytes - others))
 
 
 def _inputs_of(run: Run) -> PlanInputs:
@@ -92,5 +103,5 @@ def _is_done(run: Run, stage: StagePlan, fits_only: bool) -> bool:
 def _refuse(plan: Plan, force: bool) -> None:
     """Raise MismatchError for a plan that cannot fit; warn of one that may not, and of any with `force`."""
     if plan.is_hopeless and not force:
-        raise MismatchError(f"{plan.verdict}. --force runs it all the same; `msa-lite plan` shows each stage")
-    logger.warning("%s. It is tried all the same", plan.verdict)
+        raise MismatchError(f"{plan.refusal}. --force runs it all the same; `msa-lite plan` shows each stage")
+    logger.warning("%s. It is tried all the same", plan.refusal)

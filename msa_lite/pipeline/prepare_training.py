@@ -25,6 +25,7 @@ from msa_lite.data import (
 from msa_lite.errors import DataError, Faults, MismatchError
 from msa_lite.evals.models import check_source
 from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.devices import check_device
 from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, commit_of, fetch, split_name
 from msa_lite.io.reading import local_path
@@ -35,7 +36,7 @@ from msa_lite.pipeline.prepare_models import count_weights, open_reader
 from msa_lite.pipeline.prepare_prompt import prompt_settings
 from msa_lite.recipe import Columns, TrainingRecipe
 from msa_lite.recipe.training import NewModel, NewTokenizer, Stage, Training
-from msa_lite.train import FitSettings
+from msa_lite.train import FitSettings, check_trackers
 from msa_lite.train.scratch import count_parameters, make_config, texts_of, train_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -121,6 +122,8 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
 
     Raise all faults of the model and of the stages' data in one error.
     """
+    check_trackers(recipe.trackers)
+    check_device()
     faults, data = Faults(), []
     for number, stage in enumerate(recipe.stages):
         with faults.gathered(f"stages.{number}: "):

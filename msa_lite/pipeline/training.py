@@ -26,13 +26,13 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, software_versions
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.pipeline.folder import claim, recipe_text
+from msa_lite.pipeline.folder import TRACKING, claim, recipe_text
 from msa_lite.pipeline.follow import muted
 from msa_lite.pipeline.planning_check import check_training_memory
 from msa_lite.pipeline.prepare_training import ReadyStage, TrainingRun, prepare_training
 from msa_lite.pipeline.vectors import check_shares
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
-from msa_lite.train import fit_inputs, fit_vector
+from msa_lite.train import Tracking, fit_inputs, fit_vector
 from msa_lite.train.scratch import write_start
 
 logger = logging.getLogger(__name__)
@@ -256,6 +256,7 @@ class _Training:
             tokenizer=start.tokenizer,
             settings=step.settings,
             label=step.name,
+            tracking=Tracking(self.run.recipe.trackers, self.folder / TRACKING, self.folder.resolve().name),
             progress=progress,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from string import Formatter
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -21,6 +22,11 @@ Trackers = Annotated[
     Discriminator(lambda value: "many" if isinstance(value, list) else "one"),
 ]
 """A tracker, or a list of trackers, which may be empty."""
+
+
+def tracker_names(track: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the trackers, each once."""
+    return tuple(dict.fromkeys([track] if isinstance(track, str) else track))
 
 
 class Closed(BaseModel):

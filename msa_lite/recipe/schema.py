@@ -23,7 +23,17 @@ from pydantic_core import PydanticCustomError
 
 from msa_lite.benchmarks import BENCHMARKS, OWN
 from msa_lite.recipe.history import History, choose_prior
-from msa_lite.recipe.inputs import Closed, Columns, Data, OneOrMore, Prompt, PromptOrKind, RetainData, Trackers
+from msa_lite.recipe.inputs import (
+    Closed,
+    Columns,
+    Data,
+    OneOrMore,
+    Prompt,
+    PromptOrKind,
+    RetainData,
+    Trackers,
+    tracker_names,
+)
 from msa_lite.recipe.publishing import Publish
 from msa_lite.recipe.scores import Evaluate, ProbeKeys, Select
 from msa_lite.recipe.training import MOST, SEEDS, Epochs, Positive, Rate, Tuning, check_micro_batch, no_truth
@@ -314,7 +324,7 @@ class Recipe(Closed):
     @property
     def trackers(self) -> tuple[str, ...]:
         """The names of the trackers, each once."""
-        return tuple(dict.fromkeys([self.track] if isinstance(self.track, str) else self.track))
+        return tracker_names(self.track)
 
     @property
     def prior_checkpoint(self) -> str:

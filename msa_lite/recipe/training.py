@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 
 from msa_lite.recipe.history import Count
-from msa_lite.recipe.inputs import Closed, Columns, Data, OneOrMore, Prompt, PromptOrKind
+from msa_lite.recipe.inputs import Closed, Columns, Data, OneOrMore, Prompt, PromptOrKind, Trackers, tracker_names
 
 MOST = 1_000_000  # rows of a batch, epochs, tokens of a row: beyond, a number is a slip
 SEEDS = 2**32  # of numpy
@@ -140,11 +140,19 @@ class TrainingRecipe(Closed):
     """The prompt of rows of format qa. auto is refused, since no model knows the rows yet."""
     keep: Literal["each", "last"] = "each"
     """each: keep the models of all stages. last: keep only the last one, and remove each other after the next."""
+    track: Trackers = []
+    """The trackers that get the loss of each step: tensorboard (files in `$output/tracking`), wandb or trackio, or a
+    list of them. They get no row, and decide no result."""
     output: str
     """The folder of the models."""
     seed: int = Field(0, ge=0, lt=SEEDS - 1000)
     """The seed of every random choice. The start model and stage 1 use this seed, stage 2 this + 1, and so on, so that
     stages of equally many rows are not shuffled alike."""
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The names of the trackers, each once."""
+        return tracker_names(self.track)
 
     @property
     def folder(self) -> Path:

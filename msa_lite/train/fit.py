@@ -162,7 +162,6 @@ def _run(loop: Loop) -> int:
             notices.info("%s: out of memory with %s (%s); going on with %s", loop.label, rung, fault, lower)
             if has_run and not _restore(loop, model, start):
                 model = None
-                free_memory()
                 model = _load(loop)
     finally:  # in bf16, accelerate makes a reference cycle of the model, which would keep it in memory
         model = None
@@ -200,15 +199,16 @@ def _restore(loop: Loop, model: Any, start: dict[str, Any] | None) -> bool:
 
 def _load(loop: Loop) -> Any:
     """Load the model to tune. Raise StageError when it does not fit, or its files have changed since."""
+    free_memory()  # of the target, whose loss was measured, or of a model that did not fit
     try:
         model = load_trainable(loop.source.folder, loop.settings, loop.source.added)
     except Exception as error:
         if not is_out_of_memory(error):
             raise
+        change = {"full": "vector.mode lora", "lora": "vector.mode qlora", "qlora": "a larger GPU"}[loop.settings.mode]
         raise StageError(
-            f"{loop.label}: the model does not fit into the memory of the device, {readable(total_bytes())} in all "
-            f"({memory_fault(error)}); close other programs that use it, or, for vectors, choose vector.mode "
-            f"{'lora' if loop.settings.mode == 'full' else 'qlora'}"
+            f"{loop.label}: the weights do not fit into the memory of the device, {readable(total_bytes())} in all "
+            f"({memory_fault(error)}). Close other programs that use it, or choose {change}"
         ) from error
     loop.source.check_unchanged()
     return model

@@ -121,8 +121,8 @@ class Static:
     def __str__(self) -> str:
         rest = readable(self.gradients + self.optimizer)
         text = f"the weights take {readable(self.weights)}, gradients and optimiser {rest}"
-        room = free_bytes()
-        return text if room is None else f"{text}; the GPU has {readable(total_bytes())}"
+        total = total_bytes()
+        return f"{text}; the GPU has {readable(total)}" if total else text
 
 
 @dataclass(frozen=True)

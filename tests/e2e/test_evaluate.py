@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -21,6 +18,7 @@ from tests.conftest import save_adapter, save_checkpoint
 from tests.e2e.conftest import CallCli
 from tests.forks import fork_cli
 from tests.judge_server import JudgeServer, Step
+from tests.launching import TORCHRUN, changed, launch
 from tests.plain import WIDE
 from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, write_tofu
 
@@ -102,9 +100,7 @@ def assert_same_values(one: Any, other: Any) -> None:
 def test_two_processes_make_the_same_records_and_one_prints(
     scored: tuple[Path, Any], models: tuple[Path, Path], data: str, tmp_path: Path
 ) -> None:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "msa_lite"]
-    command = [*launch, "evaluate", *arguments(models, data, tmp_path / "out", "--json")]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    done = launch(*TORCHRUN, "-m", "msa_lite", "evaluate", *arguments(models, data, tmp_path / "out", "--json"))
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)
     assert_same_values(printed, scored[1])
@@ -116,6 +112,17 @@ def test_two_processes_make_the_same_records_and_one_prints(
             chances = [[record["probability"] for record in records] for records in (mine, other)]
             assert chances[0] == pytest.approx(chances[1], abs=1e-5, rel=1e-5)
     assert not list((tmp_path / "out").rglob("*.part"))
+
+
+@pytest.mark.slow
+def test_processes_that_ask_something_else_end_at_once(models: tuple[Path, Path], data: str, tmp_path: Path) -> None:
+    more = "sys.argv[sys.argv.index('--limit') + 1] = str(2 + rank)"
+    done = launch(*TORCHRUN, *changed(tmp_path, more), "evaluate", *arguments(models, data, tmp_path / "out"))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert "process 0 has another model, or asks other questions, than process 1" in done.stderr
+    assert "exitcode  : 3" in done.stderr
+    assert not list(tmp_path.rglob("*.jsonl"))
 
 
 def test_of_several_processes_the_first_prints_what_is_finished(

@@ -16,7 +16,7 @@ from msa_lite.recipe.inputs import Data
 from msa_lite.recipe.schema import Baseline
 from msa_lite.recipe.training import Stage
 from msa_lite.report import Report, write_report
-from msa_lite.train import fit_inputs
+from msa_lite.train import fit_inputs, tracking
 from tests.identity_recipes import DATA, OF_TEXT, UNSAID, base, changed, fill, leaves, write_place
 
 
@@ -122,7 +122,7 @@ TRAINING: dict[str, tuple[Any, dict[str, Any]]] = {
     "prompt.answer": (" - {answer}", PLAIN),
     "seed": (1, NEW),  # that of a stage: test_settings_reach
 }
-OF_NO_STAGE = {"keep": "last", "output": "elsewhere", "stages.0.name": "known"}
+OF_NO_STAGE = {"keep": "last", "output": "elsewhere", "stages.0.name": "known", "track": "tensorboard"}
 
 
 def test_every_option_of_a_training_is_here() -> None:
@@ -141,6 +141,7 @@ def test_an_option_decides_a_stage_of_a_training(
         raise Stop
 
     monkeypatch.setattr(training, "is_finished", is_finished)
+    monkeypatch.setattr(tracking, "find_spec", lambda name: True)
     data = base(place)["forget"]["data"]
     recipe = {"model": str(place / "target"), "stages": [{"data": data}], "output": str(tmp_path / "models")}
     monkeypatch.chdir(tmp_path)

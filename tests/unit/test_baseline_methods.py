@@ -357,6 +357,30 @@ def test_values_are_worked_out_once(cache: ReferenceCache) -> None:
     assert elsewhere.values(Untouchable(), PAD) == first
 
 
+@pytest.mark.parametrize("most", [2, 1, 0])
+def test_values_are_made_of_fewer_rows_at_a_time_when_memory_runs_out(
+    most: int, cache: ReferenceCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from msa_lite.baselines import reference
+
+    wanted = replace(cache, folder=cache.folder.with_name("wanted")).values(tiny("llama"), PAD)
+    make = reference.make_batch
+
+    def small(rows: Any, *more: Any) -> Any:
+        if len(rows) > most:
+            raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+        return make(rows, *more)
+
+    monkeypatch.setattr(reference, "make_batch", small)
+    if not most:
+        with pytest.raises(RuntimeError, match="ALLOC_FAILED"):  # the fit then steps down
+            cache.values(tiny("llama"), PAD)
+        return
+    found = cache.values(tiny("llama"), PAD)
+    for name, values in wanted.items():
+        assert found[name] == pytest.approx(values, rel=1e-4)
+
+
 def test_values_of_other_rows_are_made_anew(cache: ReferenceCache) -> None:
     cache.values(tiny("llama"), PAD)
     row = cache.sets["other"][0]

@@ -20,6 +20,7 @@ from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.baselines.passes import Batch, make_batch
 from msa_lite.baselines.reference import ReferenceCache
 from msa_lite.data import IGNORE, Example
+from msa_lite.io import heads
 from msa_lite.io.hub import Source
 from tests.conftest import tiny_model
 from tests.ragged import PAD, VOCABULARY, ragged_rows, with_adapter
@@ -249,6 +250,25 @@ def test_no_pass_holds_more_tokens_than_a_micro_batch_of_the_longest_rows(
         made.step(model, ROWS, 0, micro, values.append)
         assert max(ids.numel() for ids in held) <= micro * made.longest
     assert len(passes[4]) < len(passes[1])
+
+
+@pytest.mark.parametrize("retain_loss", ["nll", "kl"])
+@pytest.mark.parametrize("name", ["npo", "dpo", "satimp", "undial"])
+def test_logits_are_made_a_block_at_a_time(
+    name: str, retain_loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, model = objective_of(point(name, retain_loss), name, tmp_path, False), to_train(False)
+    made.prepare(model)
+    wanted = made.step(model, ROWS, 0, 4, lambda loss: loss.backward())
+    gradient = gradients(model)
+    sizes: list[int] = []
+    model.get_output_embeddings().register_forward_hook(lambda module, args, output: sizes.append(len(output)))
+    for rows in (1000, 3):
+        sizes.clear()
+        monkeypatch.setattr(heads, "_BLOCK_BYTES", 4 * VOCABULARY * rows)
+        assert float(made.step(model, ROWS, 0, 4, lambda loss: loss.backward())) == pytest.approx(float(wanted))
+        assert_alike(gradients(model), gradient)
+        assert max(sizes) == 3 if rows == 3 else max(sizes) > 3
 
 
 @each_mode

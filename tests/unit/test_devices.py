@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from msa_lite.budget.machine import Device
 from msa_lite.errors import UsageError
 from msa_lite.io import devices
+from msa_lite.pipeline import planning_check
 
 GB = 10**9
 
@@ -66,9 +68,9 @@ def test_a_machine_without_a_gpu_is_worth_none(
 def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A GPU of 16 GB, of which this process holds 2 GB and half a GB of context."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2 * GB)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (13 * GB + GB // 2, 16 * GB))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda number: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda number: 2 * GB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (13 * GB + GB // 2, 16 * GB))
     ones = torch.ones
     monkeypatch.setattr(torch, "ones", lambda size, device: ones(size))
     return monkeypatch
@@ -81,7 +83,7 @@ def test_a_gpu_of_its_own_is_worth_none(gpu: pytest.MonkeyPatch, caplog: pytest.
 def test_a_gpu_that_others_use_is_told_with_what_they_leave(
     gpu: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gpu.setattr(torch.cuda, "mem_get_info", lambda: (5 * GB, 16 * GB))
+    gpu.setattr(torch.cuda, "mem_get_info", lambda number: (5 * GB, 16 * GB))
     found = lines(caplog)
     assert len(found) == 1
     assert found[0].startswith("Tesla T4: other processes use 7.9 of its 16.0 GB, so 8.1 GB are left")
@@ -94,3 +96,21 @@ def test_a_gpu_that_does_not_work_ends_the_run(gpu: pytest.MonkeyPatch) -> None:
     gpu.setattr(torch, "ones", fail)
     with pytest.raises(UsageError, match=r"Tesla T4 does not work \(CUDA error: no kernel image is .* device\)\."):
         devices.check_device()
+
+
+def test_each_process_of_a_launcher_looks_at_its_own_gpu(gpu: pytest.MonkeyPatch) -> None:
+    gpu.setattr(torch.cuda, "device_count", lambda: 2)
+    assert devices.own_gpu() == 0
+    for rank, number in (("1", 1), ("2", 0)):
+        gpu.setenv("LOCAL_RANK", rank)
+        assert devices.own_gpu() == number
+
+
+def test_the_runs_own_check_counts_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning_check, "this_device", lambda: Device("Tesla T4", 16 * GB))
+    monkeypatch.setattr(planning_check, "bytes_of_others", lambda: 8 * GB)
+    device = planning_check._free_device()
+    assert device.nbytes == 8 * GB
+    assert device.name == "Tesla T4: other processes hold 8.0 GB of 16.0 GB"
+    monkeypatch.setattr(planning_check, "bytes_of_others", lambda: 0)
+    assert planning_check._free_device() == Device("Tesla T4", 16 * GB)

@@ -226,6 +226,19 @@ def test_what_never_fits_ends_with_numbers_and_the_cheapest_change(
     assert device.loads == 1
 
 
+def test_weights_that_do_not_fit_end_with_numbers_too(
+    prior: Path, tmp_path: Path, on_device: Callable[..., Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*given: Any, **named: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 8")
+
+    on_device(lambda rung: True)
+    monkeypatch.setattr("msa_lite.train.fit.total_bytes", lambda: 8 * 10**9)
+    monkeypatch.setattr("msa_lite.train.model.load_whole", load)
+    with pytest.raises(StageError, match=r"8 GB in all \(CUDA out of memory.*GiB\)\. .* choose vector.mode qlora"):
+        run_fit(prior, tmp_path / "v")
+
+
 def test_bytes_that_never_fit_are_found_without_a_step(
     prior: Path, tmp_path: Path, on_device: Callable[..., Device]
 ) -> None:

@@ -47,12 +47,12 @@ ARROWS = {
     "comparison": {"benchmarks", "errors", "evals", "io", "report"},
     "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report", "strengths"},
     "pipeline": {
-        "baselines", "benchmarks", "budget", "choose", "data", "demo", "errors", "evals", "io", "merger", "publish", "recipe",
-        "record", "report", "strengths", "train",
+        "baselines", "benchmarks", "budget", "choose", "data", "demo", "errors", "evals", "io", "merger", "publish",
+        "recipe", "record", "report", "strengths", "train",
     },
     "cli": {
-        "baselines", "benchmarks", "budget", "choose", "comparison", "data", "errors", "evals", "io", "merger", "pipeline",
-        "publish", "recipe", "record", "report",
+        "baselines", "benchmarks", "budget", "choose", "comparison", "data", "errors", "evals", "io", "merger",
+        "pipeline", "publish", "recipe", "record", "report",
     },
     "__main__": {"cli"},
     "__init__": {"comparison", "evals", "io", "merger", "pipeline", "publish", "train"},  # the public functions
@@ -147,6 +147,7 @@ def test_imports_are_found_in_every_form(source: str, parts: list[str]) -> None:
         "sys.argv[1:] = ['compare', '--published', 'restor-olmo-2-7b', '--format', 'html']; "
         "runpy.run_module('msa_lite', run_name='__main__')",
         "sys.argv[1:] = ['recipes', 'list']; runpy.run_module('msa_lite', run_name='__main__')",
+        "sys.argv[1:] = ['plan', 'quickstart', '--gpu', '8GB']; runpy.run_module('msa_lite', run_name='__main__')",
         "sys.argv[1:] = ['metrics']; runpy.run_module('msa_lite', run_name='__main__')",
     ],
 )

@@ -209,14 +209,14 @@ def test_unknown_target_modules_are_refused(make_checkpoint: Make, examples: lis
 def test_micro_batches_halve_when_memory_runs_out(
     make_checkpoint: Make, examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device's error is raised by the model itself for batches of more than one row."""
+    """The device's error is raised by the model itself for batches of more tokens than the longest row has."""
     import torch
     from transformers import LlamaModel
 
-    forward = LlamaModel.forward
+    forward, longest = LlamaModel.forward, max(len(example.ids) for example in examples)
 
     def small_device(self: Any, input_ids: Any = None, **kwargs: Any) -> Any:
-        if len(input_ids) > 1:
+        if input_ids.numel() > longest:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return forward(self, input_ids=input_ids, **kwargs)
 

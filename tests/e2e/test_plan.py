@@ -1,0 +1,128 @@
+"""`msa-lite plan`, and the same check before the work of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import msa_lite
+from msa_lite.budget.machine import Device
+from msa_lite.errors import MismatchError
+from tests.e2e.conftest import CallCli
+
+FITS_ALONE = ("evaluate=null", "forget.alpha=1.0", "retain.beta=0.5")
+SMALL = Device("a small GPU", 10_000)
+
+
+@pytest.fixture
+def path(grid: dict[str, Any], tmp_path: Path) -> Path:
+    """A recipe's file, with the prompt of its own rows."""
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(grid))
+    return file
+
+
+@pytest.fixture
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have runs take this machine for one with a GPU of 10 kB; only the prediction does."""
+    monkeypatch.setattr("msa_lite.pipeline.planning_check.this_device", lambda: SMALL)
+
+
+def test_a_run_that_fits_is_planned_stage_by_stage_and_nothing_is_written(
+    path: Path, call_cli: CallCli, tmp_path: Path
+) -> None:
+    code, out, _ = call_cli("plan", path, "--gpu", "8GB", "--price-per-hour", "2")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[-1].startswith("Fits on 8 GB: yes, peak 0.")
+    for name in ("fit of the forget vector", "fit of the retain vector", "sweep", "merge", "scores", "price:", "disk:"):
+        assert any(line.strip().startswith(name) for line in lines), name
+    assert [file.name for file in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_what_does_not_fit_gets_exit_code_3_and_changes_with_their_figures(path: Path, call_cli: CallCli) -> None:
+    code, out, _ = call_cli("plan", path, *FITS_ALONE, "vector.mode=full", "--gpu", "450300kB", "--json")
+    plan = json.loads(out)
+    assert code == 3
+    assert plan["fits"] is False
+    peak = max(stage["memory"]["bytes"] for stage in plan["stages"] if stage["on"] == "device")
+    assert plan["peak"]["bytes"] == peak
+    assert all(remedy["peak"] < peak for remedy in plan["remedies"])
+    assert ["vector.mode=lora"] in [remedy["overrides"] for remedy in plan["remedies"]]
+    for stage in plan["stages"]:
+        assert stage["memory"]["bytes"] == sum(stage["memory"]["parts"].values())
+    assert "Fits on 0.5 GB: no, peak" in plan["verdict"]
+
+
+def test_python_plans_a_mapping_on_this_machine(grid: dict[str, Any]) -> None:
+    plan = msa_lite.plan(grid)
+    assert plan.fits
+    kinds = [stage.kind for stage in plan.stages]
+    assert kinds == ["fit", "fit", "sweep", "merge", "scores"]
+    assert msa_lite.plan(grid, ["vector.epochs=auto"]).stages[0].kind == "goal"
+    assert plan.seconds is not None
+    assert plan.seconds[0] <= plan.seconds[1]
+
+
+def test_models_that_cannot_be_reached_are_named(call_cli: CallCli) -> None:
+    code, out, err = call_cli("plan", "tofu/forget10", "--gpu", "8GB")
+    assert (code, out) == (2, "")
+    assert "prior meta-llama/Llama-3.2-1B-Instruct: not on this machine, and the Hub gives no headers" in err
+
+
+def test_rows_that_cannot_be_read_are_as_long_as_the_recipe_allows(grid: dict[str, Any]) -> None:
+    near = msa_lite.plan(grid, gpu="8GB")
+    far = msa_lite.plan(grid, ["forget.data.path=nowhere.jsonl"], gpu="8GB")
+    assert any("rows could not be read" in note for note in far.notes)
+    assert not any("rows could not be read" in note for note in near.notes)
+    assert "512 tokens" in far.stages[0].how
+    assert far.stages[0].need.nbytes > near.stages[0].need.nbytes
+
+
+@pytest.mark.usefixtures("small_gpu")
+@pytest.mark.parametrize("command", [["run"], ["vector"], ["sweep"], ["baseline", "grad_diff"]], ids=lambda c: c[0])
+def test_a_run_that_cannot_fit_is_refused_before_any_work(
+    command: list[str], path: Path, call_cli: CallCli, tmp_path: Path
+) -> None:
+    code, out, err = call_cli(*command, path)
+    assert (code, out) == (3, "")
+    assert "error: the run does not fit on 0 GB (a small GPU): peak" in err
+    assert "--force" in err
+    assert [file.name for file in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+@pytest.mark.usefixtures("small_gpu")
+def test_force_only_warns(path: Path, call_cli: CallCli, tmp_path: Path) -> None:
+    code, _, err = call_cli("vector", path, "--force", "--which", "forget", "vector.epochs=1")
+    assert code == 0
+    assert "warning: the run does not fit on 0 GB (a small GPU): peak" in err
+    assert (tmp_path / "run/vectors/forget/manifest.json").is_file()
+
+
+def test_a_family_that_is_not_known_well_only_warns(
+    grid: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from msa_lite.budget import shape
+
+    monkeypatch.setattr("msa_lite.pipeline.planning_check.this_device", lambda: Device("a GPU", 400_000_000))
+    with pytest.raises(MismatchError, match=r"peak 0\..* GB in the"):
+        msa_lite.sweep(grid)
+    monkeypatch.setattr(shape, "_KNOWN", set())
+    monkeypatch.setattr("msa_lite.pipeline.strengths.fit_vectors", lambda *args: (_ for _ in ()).throw(KeyError("fit")))
+    monkeypatch.setattr("msa_lite.pipeline.strengths.check_knowledge", lambda *args, **kwargs: None)
+    with pytest.raises(KeyError, match="fit"):
+        msa_lite.sweep(grid)
+    assert "peak about" in caplog.text
+
+
+@pytest.mark.usefixtures("small_gpu")
+def test_a_training_is_checked_too(history: Path, tmp_path: Path) -> None:
+    stage = {"data": {"path": str(history / "data/forget.jsonl")}, "epochs": 2}
+    recipe = {"model": str(history / "prior"), "stages": [stage], "output": str(tmp_path / "trained")}
+    with pytest.raises(MismatchError, match="in the training of 1-forget"):
+        msa_lite.train_stages(recipe)
+    assert not (tmp_path / "trained").exists()

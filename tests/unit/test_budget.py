@@ -1,0 +1,236 @@
+"""The prediction of memory: by hand, against loaded models, against the memory model, and in its tendencies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite.budget import machine
+from msa_lite.budget.machine import Device, host_memory, this_device
+from msa_lite.budget.need import CONTEXT, Need
+from msa_lite.budget.plan import Plan, Remedy, StagePlan
+from msa_lite.budget.scoring import cache_bytes, score_need
+from msa_lite.budget.shape import Shape, read_shape, shape_of_config
+from msa_lite.budget.speed import fit_seconds, speed_of
+from msa_lite.budget.tuning import FitCase, fit_need, rungs, static_bytes
+from msa_lite.data import Example
+from msa_lite.errors import FormatError
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.train.rungs import Rung, ladder
+from tests.conftest import save_checkpoint, tiny_model
+from tests.memory_model import SHAPES, peak
+
+# Few layers, and widths of real models, so that a count takes a second.
+SMALL = {"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9}
+SMALL |= {"num_key_value_heads": 3, "num_hidden_layers": 2, "tie_word_embeddings": True}
+LARGE = SHAPES["8B"] | {"num_hidden_layers": 3}
+MIDDLE = SHAPES["1B"] | {"num_hidden_layers": 4}
+
+
+def shape_of(sizes: dict[str, Any]) -> Shape:
+    return shape_of_config({"model_type": "llama", "tie_word_embeddings": False, **sizes}, "model")
+
+
+def test_the_sizes_of_published_models() -> None:
+    assert shape_of(SHAPES["1B"]).weights == 1_235_814_400
+    assert shape_of(SHAPES["8B"]).weights == 8_030_261_248
+    assert shape_of(SHAPES["70B"]).weights == 70_553_706_496
+    assert shape_of(SHAPES["8B"]).in_linear == 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "olmo2", "gpt2"])
+def test_headers_tell_the_weights_and_adapters_of_a_loaded_model(kind: str, tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    model = tiny_model(kind)
+    weights = model.num_parameters()
+    shape = read_shape(load_checkpoint(save_checkpoint(tmp_path / kind, model)), kind)
+    assert shape.weights == weights
+    adapter = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    trained, _ = adapter.get_nb_trainable_parameters()
+    assert sum(linear.adapter(4) for linear in shape.adapted("all-linear")) == trained
+    assert (shape.rough is None) == (kind != "gpt2")
+
+
+def test_modules_are_chosen_by_name_or_pattern() -> None:
+    shape = shape_of(SMALL)
+    assert [linear.name for linear in shape.adapted(["q_proj", "mlp.up_proj"])] == ["q_proj", "up_proj"]
+    assert [linear.name for linear in shape.adapted(r".*\.(k_proj|v_proj)")] == ["k_proj", "v_proj"]
+
+
+def test_what_the_config_lacks_is_told() -> None:
+    with pytest.raises(FormatError, match="no num_hidden_layers"):
+        shape_of_config({"hidden_size": 8, "vocab_size": 10}, "model")
+
+
+def test_static_bytes_by_hand() -> None:
+    shape, trained = shape_of(SHAPES["8B"]), 83_886_080  # of rank 32 on all linear layers
+    full = static_bytes(shape, FitCase("full", 512))
+    assert (full["weights"], full["gradients"], full["optimizer"]) == tuple(n * shape.weights for n in (4, 4, 8))
+    lora = static_bytes(shape, FitCase("lora", 512))
+    assert (lora["weights"], lora["adapters"], lora["optimizer"]) == (2 * shape.weights, 4 * trained, 8 * trained)
+    qlora = static_bytes(shape, FitCase("qlora", 512, eight_bit=True))
+    assert qlora["optimizer"] == pytest.approx(2.03 * trained, rel=1e-2)
+    assert qlora["weights"] == pytest.approx(4.127 / 8 * shape.in_linear + 2 * (shape.embedding + shape.head), rel=1e-3)
+    halved = static_bytes(shape, FitCase("full", 512, shards=2))
+    assert 2 * halved["optimizer"] == full["optimizer"]
+    alone, shared = (fit_need(shape, FitCase("full", 512, shards=n), Rung(1, True)).nbytes for n in (1, 4))
+    assert alone > 128e9
+    assert shared < 80e9
+
+
+@pytest.mark.parametrize("mode", ["lora", "qlora", "full"])
+def test_more_rows_tokens_and_ranks_need_more_and_each_rung_less(mode: Any) -> None:
+    shape, case = shape_of(LARGE), FitCase(mode, 512)
+    sizes = [fit_need(shape, case, Rung(micro)).nbytes for micro in (1, 2, 4, 8)]
+    lengths = [fit_need(shape, replace(case, longest=n), Rung(4)).nbytes for n in (64, 128, 512, 2048)]
+    ranks = [fit_need(shape, replace(case, rank=rank), Rung(4)).nbytes for rank in (4, 32, 128)]
+    assert sizes == sorted(set(sizes))
+    assert lengths == sorted(set(lengths))
+    assert (ranks == sorted(set(ranks))) == (mode != "full")
+    steps = [fit_need(shape, case, rung).nbytes for rung in rungs(shape, case, [8, 4, 2, 1])]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] < steps[0]
+
+
+@pytest.mark.parametrize(("kind", "mode"), [("llama", "lora"), ("qwen2", "lora"), ("qwen2", "full")])
+def test_the_rungs_are_those_of_the_fit(kind: str, mode: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(kind)
+    for parameter in model.parameters():
+        parameter.requires_grad_(mode == "full")
+    shape = read_shape(load_checkpoint(save_checkpoint(tmp_path / kind, model)), kind)
+    monkeypatch.setattr("msa_lite.train.rungs.free_bytes", lambda: 1 << 40)
+    assert rungs(shape, FitCase(mode, 8), [4, 2, 1]) == ladder(model, [4, 2, 1])
+
+
+def error_of(sizes: dict[str, Any], mode: Any, rung: Rung, tokens: int, passes: int = 2) -> float:
+    """The error of a prediction: by how much it is above the memory model's count, as a share."""
+    rows = [
+        Example(i, [3 + i] * tokens, [3 + i] * tokens) for i in range(passes * rung.micro)
+    ]  # they share no beginning
+    case = FitCase(mode, tokens, eight_bit=mode == "qlora")
+    predicted = fit_need(shape_of(sizes), case, rung, accumulates=passes > 1).nbytes - CONTEXT
+    return predicted / peak(sizes, mode, rows, rung=rung).total - 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "mode", "rung"),
+    [(MIDDLE, "lora", Rung(2)), (LARGE, "qlora", Rung(4, True)), (SMALL, "full", Rung(2, True))],
+    ids=["lora", "qlora", "full"],
+)
+def test_a_prediction_is_near_the_memory_model(sizes: dict[str, Any], mode: Any, rung: Rung) -> None:
+    assert abs(error_of(sizes, mode, rung, 256)) < 0.03
+
+
+@pytest.mark.slow
+def test_twenty_predictions_are_near_the_memory_model() -> None:
+    cases = [
+        (sizes, mode, Rung(micro, checkpointing), tokens)
+        for sizes in (SMALL, MIDDLE, LARGE)
+        for mode in ("lora", "qlora", "full")
+        for checkpointing, micro, tokens in ((False, 4, 128), (True, 4, 512), (True, 1, 1024))
+    ]
+    errors = [abs(error_of(*case)) for case in cases]
+    errors += [abs(error_of(SHAPES[name], "lora", Rung(4, True), 512, 1)) for name in ("135M", "1B", "8B")]
+    assert len(errors) >= 20
+    assert sum(errors) / len(errors) < 0.03
+    assert max(errors) < 0.06
+
+
+def test_scores_need_the_weights_and_a_cache() -> None:
+    shape = shape_of(SHAPES["8B"])
+    assert cache_bytes(shape, 2) == 2 * 32 * 8 * 128 * 2
+    plain = score_need(shape, 1000, 2.0, on_gpu=True)
+    assert plain.parts["weights"] == 2 * shape.weights
+    assert plain.parts["cache"] == 1000 * 131072
+    assert score_need(shape, 1000, 2.0, on_gpu=True, four_bit=True).nbytes < plain.nbytes / 2
+
+
+def test_time_follows_tokens_and_device() -> None:
+    shape = shape_of(SMALL)
+    fast, slow = speed_of(Device("NVIDIA H100", 1)), speed_of(Device("Some GPU", 1))
+    assert fit_seconds(shape, "full", True, 2000, fast) == 2 * fit_seconds(shape, "full", True, 1000, fast)
+    assert fit_seconds(shape, "lora", False, 1000, fast) < fit_seconds(shape, "lora", False, 1000, slow)
+    assert "H100" in fast.source
+
+
+def test_this_device_is_the_gpu_or_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "find_gpu", lambda: None)
+    assert this_device() == Device("CPU", host_memory() or 0, is_gpu=False)
+    monkeypatch.setattr(machine, "find_gpu", lambda: Device("A", 5))
+    assert this_device() == Device("A", 5)
+
+
+class Driver:
+    """The driver of an RTX 2080 with 8 GB, as ctypes calls it. fault: what each call returns."""
+
+    def __init__(self, fault: int = 0) -> None:
+        self.fault = fault
+
+    def cuInit(self, flags: int) -> int:
+        return self.fault
+
+    def cuDeviceGet(self, handle: Any, number: int) -> int:
+        return self.fault
+
+    def cuDeviceGetName(self, name: Any, length: int, handle: Any) -> int:
+        name.value = b"NVIDIA GeForce RTX 2080"
+        return self.fault
+
+    def cuDeviceTotalMem_v2(self, size: Any, handle: Any) -> int:
+        size._obj.value = 8_589_934_592
+        return self.fault
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: int, handle: Any) -> int:
+        value._obj.value = 7 if attribute == 75 else 0
+        return self.fault
+
+
+def test_the_driver_tells_the_gpu_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver())
+    found = machine.find_gpu()
+    assert found == Device("NVIDIA GeForce RTX 2080", 8_589_934_592, has_bf16=False)
+    assert str(found) == "8.6 GB (NVIDIA GeForce RTX 2080)"
+    monkeypatch.setattr("ctypes.CDLL", lambda name: Driver(fault=100))  # no device
+    assert machine.find_gpu() is None
+    shape = shape_of(LARGE)
+    assert (
+        fit_need(shape, FitCase("lora", 512, wide=True), Rung(4)).nbytes
+        > fit_need(shape, FitCase("lora", 512), Rung(4)).nbytes
+    )
+
+
+def make_plan(nbytes: int, device: int, rough: str | None = None, is_gpu: bool = True) -> Plan:
+    half = nbytes // 2
+    need = Need({"weights": half, "activations": nbytes - half}, rough)
+    stages = [StagePlan("the fit of the forget vector", "fit", need, "forget", (60.0, 120.0))]
+    return Plan(Device("GPU", device, is_gpu), stages, None, {}, 0, price_per_hour=3.0)
+
+
+def test_only_what_cannot_fit_is_hopeless() -> None:
+    assert make_plan(90, 100).fits
+    assert not make_plan(102, 100).fits
+    assert not make_plan(102, 100).is_hopeless  # within the error of a prediction
+    assert make_plan(120, 100).is_hopeless
+    assert not make_plan(120, 100, rough="a family").is_hopeless
+    assert make_plan(240, 100, rough="a family").is_hopeless  # the weights alone are too large
+    assert not make_plan(120, 100, is_gpu=False).is_hopeless
+    assert make_plan(240, 100, is_gpu=False).is_hopeless
+
+
+def test_the_verdict_names_the_peak_and_the_first_remedy_that_fits() -> None:
+    plan = make_plan(12_000_000_000, 8_000_000_000)
+    assert plan.verdict.startswith("Fits on 8 GB (GPU): no, peak 12.0 GB in the fit of the forget vector. No change")
+    remedies = [
+        Remedy(("vector.max_length=256",), "longer rows are cut", 9_000_000_000, False),
+        Remedy(("vector.mode=qlora",), "the prior is in 4 bits", 6_000_000_000, True),
+        Remedy(("vector.lora.rank=1",), "the vector is of lower rank", 5_000_000_000, True),
+    ]
+    assert "vector.mode=qlora (6.0 GB; the prior is in 4 bits)" in replace(plan, remedies=remedies).verdict
+    assert make_plan(6_800_000_000, 8_000_000_000).verdict == (
+        "Fits on 8 GB (GPU): yes, peak 6.8 GB in the fit of the forget vector"
+    )
+    assert plan.price == (pytest.approx(0.05), pytest.approx(0.1))
