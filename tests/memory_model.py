@@ -9,6 +9,7 @@ The tensors claim to be on the CPU, since autograd has no threads for a GPU that
 - bf16 autocast is the CPU's. It casts the same operations of a Llama: the linear layers and the attention.
 - Attention takes the CPU's flash kernel, which saves its output and one fp32 number a query, as CUDA's does.
 - 4-bit products: bitsandbytes' CUDA code unpacks the weight for more than a few rows; `Ledger` adds that in.
+- Blocks that a kernel takes for itself while it runs are not counted; on the CPU they are below 0.1 % of a step.
 - The context of CUDA and its libraries (about 0.45 GB), fragmentation and rounding up to 512 bytes are not counted.
 """
 

@@ -104,7 +104,7 @@ def on_cpu(name: str, *arguments: Any) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def check_resume(prior: Path, folder: Path, mode: str, atol: float = 0.0) -> None:
+def assert_resumes(prior: Path, folder: Path, mode: str, atol: float = 0.0) -> None:
     """Kill a fit before its second save; the rerun's weights are those of an undisturbed fit."""
     settings = FitSettings(**{**SETTINGS.__dict__, "mode": mode})
     calm = measure_fit(prior, ROWS, folder / "calm", settings)
@@ -183,7 +183,7 @@ def answer_all(model: Any, prompts: Sequence[list[int]], tokens: int, budget: in
     return [texts[0] for _, texts in sorted(pair for batch in batches for pair in batch)], runner.budget
 
 
-def check_quantised(model: Any) -> None:
+def assert_quantised(model: Any) -> None:
     """Check that linear layers are NF4, quantised twice."""
     from bitsandbytes.nn import Linear4bit
 
@@ -194,13 +194,13 @@ def check_quantised(model: Any) -> None:
         assert (state.quant_type, state.nested, layer.weight.dtype) == ("nf4", True, torch.uint8)
 
 
-def check_qlora(prior: Path) -> None:
+def assert_qlora(prior: Path) -> None:
     """Check a model that qlora trains: 4-bit linear layers; norms and adapters in fp32, embedding and head in 16 bits.
 
     On a CPU, which computes in fp32, these are in fp32 as well.
     """
     model = train_model.load_trainable(prior, FitSettings("qlora", lora_rank=4))
-    check_quantised(model)
+    assert_quantised(model)
     for name, parameter in model.named_parameters():
         wide = parameter.ndim == 1 or "lora_" in name or not torch.cuda.is_available()
         if parameter.is_floating_point():
@@ -213,7 +213,7 @@ def check_qlora(prior: Path) -> None:
 def four_bit_logits(target: str, adapters: dict[str, str]) -> list[list[float]]:
     """Return the logits of a 4-bit target at a few points, of the last token of one row."""
     points = Points(Path(target), {name: Path(folder) for name, folder in adapters.items()})
-    check_quantised(points(None))  # a forward pass on a CPU packs them in another way
+    assert_quantised(points(None))  # a forward pass on a CPU packs them in another way
     rows = []
     for values in (None, {"alpha": 0.5}, {"alpha": 1.0}):
         model = points(values)

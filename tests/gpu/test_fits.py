@@ -38,7 +38,7 @@ def test_priors_of_other_dtypes_learn_alike(make_checkpoint: Make, tmp_path: Pat
 
 @pytest.mark.parametrize("mode", cases.MODES)
 def test_a_killed_fit_resumes(make_checkpoint: Make, tmp_path: Path, mode: str) -> None:
-    cases.check_resume(make_checkpoint("llama", **SIZES), tmp_path, mode, atol=1e-3)
+    cases.assert_resumes(make_checkpoint("llama", **SIZES), tmp_path, mode, atol=1e-3)
 
 
 def test_every_baseline_starts_with_the_losses_of_the_cpu(make_checkpoint: Make, tmp_path: Path) -> None:

@@ -19,12 +19,12 @@ SIZES = {"hidden_size": 64, "intermediate_size": 128}
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float32"])
 def test_qlora_holds_only_norms_and_adapters_in_fp32(make_checkpoint: Make, stored: str) -> None:
-    cases.check_qlora(make_checkpoint("llama", dtype=stored, **SIZES))
+    cases.assert_qlora(make_checkpoint("llama", dtype=stored, **SIZES))
 
 
 def test_4_bit_targets_are_16_bits_wide_otherwise(make_checkpoint: Make) -> None:
     model = load_model(make_checkpoint("llama", **SIZES), four_bit=True)
-    cases.check_quantised(model)
+    cases.assert_quantised(model)
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     assert dtypes == {precision.dtype_of(precision.choose_precision())}
 

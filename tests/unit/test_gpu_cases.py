@@ -32,13 +32,13 @@ def test_a_fit_is_measured(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_fits_resume(make_checkpoint: Make, tmp_path: Path) -> None:
-    cases.check_resume(make_checkpoint("llama"), tmp_path, "lora")
+    cases.assert_resumes(make_checkpoint("llama"), tmp_path, "lora")
 
 
 def test_4_bit_models(make_checkpoint: Make, make_adapter: Make, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     prior = make_checkpoint("llama", **SIZES)
-    cases.check_qlora(prior)
+    cases.assert_qlora(prior)
     losses = cases.fit_losses(str(prior), str(tmp_path / "vector"), "qlora")
     assert losses[-1] < losses[0]
     adapters = {name: str(make_adapter("llama", seed, model=SIZES)) for seed, name in enumerate(("forget", "retain"))}

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from msa_lite.train.rungs import Rung
+from tests import memory_model
 from tests.memory_model import CONTEXT, GB, make_rows, peak
 
 TINY: dict[str, Any] = {
@@ -35,6 +37,33 @@ def test_fake_tensors_take_the_memory_of_real_ones_and_of_a_hand_count() -> None
     assert lora.parts["weights"] == pytest.approx(2 * WEIGHTS, rel=0.01)
     assert lora.parts["adapters"] == 4 * 3 * 8 * SIDES
     assert lora.total == sum(lora.parts.values())
+
+
+@pytest.mark.parametrize(("mode", "rung"), [("lora", Rung(4)), ("full", Rung(2, checkpointing=True))])
+def test_real_steps_take_what_the_allocator_notes(monkeypatch: pytest.MonkeyPatch, mode: str, rung: Rung) -> None:
+    """PyTorch's profiler sees each block of memory that is taken and given back."""
+    noted: list[int] = []
+    run = memory_model._one_step
+
+    def profiled(trainer: Any, inputs: Any, ledger: Any) -> Any:
+        step = trainer.training_step
+
+        def training_step(*arguments: Any) -> Any:
+            taken = [sum(ledger.live.values())]
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+                loss = step(*arguments)
+            events = [event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+            for event in sorted(events, key=lambda event: event.start_ns()):
+                taken.append(taken[-1] + event.nbytes())
+            noted.append(max(taken))
+            return loss
+
+        trainer.training_step = training_step
+        return run(trainer, inputs, ledger)
+
+    monkeypatch.setattr(memory_model, "_one_step", profiled)
+    real = peak(TINY | {"hidden_size": 128}, mode, make_rows([128] * 4), rung, fake=False)
+    assert noted == [pytest.approx(real.total, rel=0.01)]
 
 
 def test_qlora_holds_4_bits_and_leaves_what_a_rung_leaves() -> None:
