@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from msa_lite.train.settings import FitSettings
 
 
+CPU_TOKENS = 4096
+"""The tokens of a micro-batch on a CPU, where running out of memory cannot be caught."""
+
+
 @dataclass(frozen=True)
 class Rung:
     """How a fit uses memory."""
