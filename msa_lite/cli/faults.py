@@ -44,6 +44,8 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
     if isinstance(error, MemoryError):
         return _say(f"out of memory; {_RESUME} (merge: --threads 1)", 4)
     if is_out_of_memory(error):
+        if verbose:
+            traceback.print_exception(error)
         change = "close other programs that use the GPU, or take a smaller model or a larger GPU"
         return _say(f"{memory_fault(error)}; {change}; {_RESUME}", 4)
     if isinstance(error, FileNotFoundError) and _is_nowhere():  # the libraries ask for it as they are loaded
