@@ -58,6 +58,18 @@ def fit_vector(*arguments, progress, **options):
 vectors.fit_vector = fit_vector
 atexit.register(lambda: pathlib.Path(os.environ["LEFT"] + str(rank)).touch())
 """
+# A tracker that writes what it gets, and which process reports.
+TRACKED = """
+from contextlib import contextmanager
+from msa_lite.train import tracking
+@contextmanager
+def opener(title, place):
+    place.mkdir(parents=True, exist_ok=True)
+    with open(place / f"rank{rank}", "w") as file:
+        yield lambda line, step: print(step, line["train/loss"], file=file)
+tracking.find_spec = lambda name: name
+tracking._OPENERS["tensorboard"] = opener
+"""
 
 
 @pytest.fixture
@@ -172,15 +184,26 @@ def test_stages_are_trained_by_all_processes(history: Path, tmp_path: Path) -> N
     }
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(recipe))
     trained = {}
-    for name in ("together", "alone"):
-        command = [*(TORCHRUN if name == "together" else []), "-m", "msa_lite", "train", str(tmp_path / "train.yaml")]
-        done = launch(*command, f"output={tmp_path / name}", "--json")
+    together = [*TORCHRUN, *changed(tmp_path, TRACKED), "train"]
+    for name, command in (("together", together), ("alone", ["-m", "msa_lite", "train"])):
+        done = launch(
+            *command,
+            str(tmp_path / "train.yaml"),
+            f"output={tmp_path / name}",
+            "--json",
+            *(["track=tensorboard"] if name == "together" else []),
+        )
         assert done.returncode == 0, done.stderr
         trained[name] = [Path(one["folder"]) for one in json.loads(done.stdout)["stages"]]
         assert [folder.name for folder in trained[name]] == ["0-start", "1-first", "2-second"]
     for mine, other in zip(trained["together"], trained["alone"], strict=True):
         tensors, others = (load_file(folder / "model.safetensors") for folder in (mine, other))
         assert all(values == pytest.approx(others[key], abs=1e-5) for key, values in tensors.items())
+    for folder in trained["together"][1:]:
+        log = [json.loads(line) for line in (folder / "train_log.jsonl").read_text().splitlines()]
+        (tracked,) = (tmp_path / "together/tracking" / folder.name).iterdir()
+        assert tracked.name == "rank0"
+        assert tracked.read_text().splitlines() == [f"{line['step']} {line['loss']}" for line in log]
 
 
 def test_a_baseline_and_a_probe_work_and_other_commands_are_run_once(path: str, tmp_path: Path) -> None:
