@@ -85,7 +85,7 @@ def answer_logits(
     import torch
 
     labels = batch.labels[:, 1:]
-    chosen = labels != IGNORE if positions is None else positions
+    mask = labels != IGNORE if positions is None else positions
     head = halves.model.get_output_embeddings()
     if reference is not nullcontext and not any(weight.requires_grad for weight in head.parameters()):
         of_head: Any = torch.no_grad  # it is the same with and without the adapter, which takes time to switch off
@@ -93,7 +93,7 @@ def answer_logits(
         of_head = reference
     with reference(), autocast(halves.model):
         states = halves.run(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False)[0]
-    return ChosenLogits(halves, states[:, :-1][chosen], chosen, of_head), labels
+    return ChosenLogits(halves, states[:, :-1][mask], mask, of_head), labels
 
 
 def layer_activations(model: Any, batch: Batch, layer: int) -> Any:

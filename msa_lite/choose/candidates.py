@@ -77,7 +77,7 @@ class SharedWork:
     folder: Path
     candidates: Candidates
     validation: Validation
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     """The names of the candidates that `Candidates.tell` was called with."""
 
     @cached_property
@@ -130,8 +130,8 @@ class SharedWork:
         """Tell of the candidates that were scored since the last call."""
         tell = self.candidates.tell
         for name, values in candidates.items():
-            if tell and values is not None and name not in self.told and not self.missing([TARGET, name]):
-                self.told.add(name)
+            if tell and values is not None and name not in self.reported and not self.missing([TARGET, name]):
+                self.reported.add(name)
                 rank = self.validation.rank(self.folder / name, self.folder / TARGET)
                 tell(values, rank, load_report(self.folder / name).values())
 

@@ -124,16 +124,16 @@ def _greet(crew: Crew, inputs: str) -> None:
 
 def _end_first(crew: Crew, error: BaseException, reason: str | None) -> BaseException:
     """End the run of all processes after an error of the first one. Return the error to raise."""
-    told: dict[str, Any] | None = None
+    message: dict[str, Any] | None = None
     with suppress(Exception):  # the store may be what has failed
         # A collective breaks before the follower that failed can tell why.
         if comes_true(lambda: crew.has("failed"), 0.0 if isinstance(error, MsaError) else _TELL):
-            told = crew.get("failed")
+            message = crew.get("failed")
     _leave(crew, failed=True)
     if isinstance(error, MsaError) or (isinstance(error, KeyboardInterrupt) and not isinstance(error, Stopped)):
         return error
-    if told is not None:
-        return as_error(told)
+    if message is not None:
+        return as_error(message)
     return StageError(f"{reason or _KILLED}; {_RESUME}") if isinstance(error, Stopped) else error
 
 
@@ -145,13 +145,13 @@ def _end_other(crew: Crew, error: BaseException, reason: str | None) -> BaseExce
                 reason = None
                 crew.put(f"bye/{crew.ranks.rank}", True)
         return StageError(f"{reason}; {_RESUME}") if reason else None
-    heard = False
+    is_known = False
     with suppress(Exception):
         if isinstance(error, Exception):
             crew.put("failed", _as_message(error, crew.ranks.rank))
-            heard = comes_true(lambda: crew.has("ended"), _LISTEN)
+            is_known = comes_true(lambda: crew.has("ended"), _LISTEN)
         crew.put(f"bye/{crew.ranks.rank}", True)
-    return None if heard else error
+    return None if is_known else error
 
 
 def _leave(crew: Crew, failed: bool = False) -> None:

@@ -38,11 +38,11 @@ class Heartbeat(threading.Thread):
 
     def run(self) -> None:
         """Beat and watch until `end` is called; then, or after a fault, do no more."""
-        heard: dict[int, tuple[int, float]] = {}  # the count of beats of the others, and when it last changed
+        beats: dict[int, tuple[int, float]] = {}  # the count of beats of the others, and when it last changed
         while not self._ended.wait(_BEAT):
             try:
                 self._store.add(f"beat/{self._rank}", 1)
-                reason = self._news(self._store) or self._silence(heard)
+                reason = self._news(self._store) or self._silence(beats)
             except Exception as error:
                 reason = f"the launcher's store does not answer any more ({error})"
             if reason and not self._ended.is_set():
@@ -50,13 +50,13 @@ class Heartbeat(threading.Thread):
                 self._stop_main()
                 return
 
-    def _silence(self, heard: dict[int, tuple[int, float]]) -> str | None:
+    def _silence(self, beats: dict[int, tuple[int, float]]) -> str | None:
         now = time.monotonic()
         for rank in self._others:
             count = self._store.add(f"beat/{rank}", 0)
-            if rank not in heard or heard[rank][0] != count:
-                heard[rank] = count, now
-            if now - heard[rank][1] > _SILENCE:
+            if rank not in beats or beats[rank][0] != count:
+                beats[rank] = count, now
+            if now - beats[rank][1] > _SILENCE:
                 return f"process {rank} has given no sign of life for {_SILENCE:.0f} s; it, or its machine, has died"
         return None
 

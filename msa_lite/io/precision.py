@@ -7,7 +7,7 @@ from typing import Any, Literal
 from msa_lite.errors import UsageError
 
 Compute = Literal["auto", "bf16", "fp32"]
-"""What a recipe may say. auto: the best of a GPU, exact fp32 on a CPU."""
+"""The values of a recipe's key. auto: the best of a GPU, exact fp32 on a CPU."""
 NumberFormat = Literal["bf16", "fp16", "fp32"]
 """The format of matrix products. Sums, norms and trained weights are in fp32."""
 

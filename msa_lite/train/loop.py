@@ -57,9 +57,9 @@ class Loop:
     gauge: Gauge | None = None
     """Ends an open-ended run, which is saved about once a minute, not every epoch. None: the run has fixed epochs."""
     rung: Rung = _LOWEST
-    """How it uses memory."""
+    """Its use of memory."""
     tracking: Tracking = UNTRACKED
-    """Where the Trainer reports to."""
+    """The trackers that the Trainer reports to."""
 
     @property
     def steps_per_epoch(self) -> int:

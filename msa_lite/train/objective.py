@@ -24,9 +24,10 @@ class Objective(Protocol):
         """Free what `prepare` kept. The fit is over, or begins again with another model because memory ran out."""
 
     def step(self, model: Any, rows: Sequence[int], epoch: int, micro: int, backward: Callable[[Any], None]) -> Any:
-        """Run forward and backward passes of at most `micro` rows for one optimiser step; return the detached loss.
+        """Run the forward and backward passes of one optimiser step; return the detached loss.
 
-        model: as `prepare` got it, perhaps wrapped. rows: indices of examples. epoch: counted from 0.
+        model: as `prepare` got it, perhaps wrapped. rows: indices of examples. epoch: counted from 0. micro: so many of
+        the longest rows fit into memory. A pass may hold more rows, but not more tokens, padding included.
         """
 
 

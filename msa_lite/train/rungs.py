@@ -27,7 +27,7 @@ CPU_TOKENS = 4096
 
 @dataclass(frozen=True)
 class Rung:
-    """How a fit uses memory."""
+    """A way to use memory in a fit."""
 
     micro: int
     """Rows of one forward pass."""
@@ -171,9 +171,9 @@ def _scratch(model: Any, optimizer: int) -> Iterator[None]:
     device = model.device
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         model.train()
-        held = torch.empty(optimizer, dtype=torch.uint8, device=device)
+        states = torch.empty(optimizer, dtype=torch.uint8, device=device)
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.grad = torch.zeros_like(parameter)
         yield
-        del held
+        del states
