@@ -96,7 +96,10 @@ def choose_micro(loop: Loop, model: Any, loss: Loss, peers: Peers) -> int:
 
 
 def _fits(loop: Loop, model: Any, loss: Loss, micro: int, peers: Peers) -> bool:
-    """Run the longest rows once, forward and backward; return whether all processes had enough memory for it."""
+    """Run the longest rows once, forward and backward; return whether all processes had enough memory for it.
+
+    Raise StageError where only some of them had: they wait for the others in the midst of a pass, and cannot go on.
+    """
     rows = [row for row, example in enumerate(loop.examples) if count_labels(example)]
     longest = sorted(rows, key=lambda row: -len(loop.examples[row].ids))[:micro]
     fitted = True
@@ -106,9 +109,16 @@ def _fits(loop: Loop, model: Any, loss: Loss, micro: int, peers: Peers) -> bool:
         if not is_out_of_memory(error):
             raise
         fitted = False
+    outcomes = peers.collect(fitted)
+    if any(outcomes) and not all(outcomes):
+        full = [str(rank) for rank, one in enumerate(outcomes) if not one]
+        raise StageError(
+            f"{loop.label}: process {' and '.join(full)} ran out of memory with {micro} rows at a time, the others did "
+            "not. Close other programs that use its GPU, or set vector.micro_batch_size to less"
+        )
     if not fitted:
         model.reset_iter_state()
         model.reshard()
     model.zero_grad()
     free_memory()
-    return all(peers.collect(fitted))
+    return fitted

@@ -322,6 +322,32 @@ def chosen_micro(rank: int, prior: Path, limit: int) -> list[int]:
     return [micro, *sizes]
 
 
+def only_one_is_full(rank: int, prior: Path) -> None:
+    """Try passes for which the second process alone has no memory."""
+    import torch
+
+    from msa_lite.io.progress import silent
+    from msa_lite.train.loop import Loop
+    from msa_lite.train.passes import choose_micro
+    from msa_lite.train.peers import Peers
+    from msa_lite.train.plain import PlainLoss
+
+    def loss(examples: Any, labels: int) -> Any:
+        if rank == 1:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return torch.zeros((), requires_grad=True)
+
+    loop = Loop(fetch(str(prior)), ROWS, None, SETTINGS, prior, "vector", PlainLoss(ROWS, 0), None, silent)
+    on_gpu = replace(Peers.join(), device=type("Device", (), {"type": "cuda"}))
+    choose_micro(loop, None, loss, on_gpu)
+
+
+def test_a_process_that_alone_runs_out_of_memory_ends_all(make_checkpoint: Make) -> None:
+    for outcome in run_together(only_one_is_full, make_checkpoint("llama")):
+        assert outcome.error == "StageError"
+        assert "process 1 ran out of memory with" in outcome.value
+
+
 def test_the_micro_batch_falls_until_it_fits_in_all(make_checkpoint: Make) -> None:
     prior = make_checkpoint("llama")
     assert run_together(chosen_micro, prior, 2) == [Outcome("", [2, 4, 2])] * 2
