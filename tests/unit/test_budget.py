@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from msa_lite.budget import machine
-from msa_lite.budget.machine import Device, host_memory, this_device
+from msa_lite.budget.machine import Device, this_device
+from msa_lite.io.memory import host_memory
 from msa_lite.budget.need import CONTEXT, Need
 from msa_lite.budget.plan import Plan, Remedy, StagePlan
 from msa_lite.budget.scoring import cache_bytes, score_need
