@@ -52,7 +52,16 @@ def quieten_libraries(verbose: bool) -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.utils.logging.set_verbosity_error()
-    for name in ("peft", "bitsandbytes", "accelerate.big_modeling", "huggingface_hub", "httpx", "httpx2", "openai", "lm_eval"):
+    for name in (
+        "peft",
+        "bitsandbytes",
+        "accelerate.big_modeling",
+        "huggingface_hub",
+        "httpx",
+        "httpx2",
+        "openai",
+        "lm_eval",
+    ):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning)
