@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from msa_lite.budget.machine import Device, host_memory, this_device
+from msa_lite.budget.machine import Device, this_device
 from msa_lite.budget.need import Need
 from msa_lite.budget.plan import Plan, Remedy, StagePlan
 from msa_lite.budget.scoring import score_need
@@ -16,6 +16,7 @@ from msa_lite.budget.speed import Speed, fit_seconds, score_seconds, speed_of
 from msa_lite.budget.tuning import FitCase, fit_need, rungs
 from msa_lite.errors import RecipeError
 from msa_lite.io.disk import nearest_place
+from msa_lite.io.memory import host_memory
 from msa_lite.merger.plan import parse_size
 from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts, find_plan_inputs
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe

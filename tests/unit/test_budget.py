@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from msa_lite.budget import machine
-from msa_lite.budget.machine import Device, host_memory, this_device
+from msa_lite.budget.machine import Device, this_device
 from msa_lite.budget.need import CONTEXT, Need
 from msa_lite.budget.plan import Plan, Remedy, StagePlan
 from msa_lite.budget.scoring import cache_bytes, score_need
@@ -19,6 +19,7 @@ from msa_lite.budget.tuning import FitCase, fit_need, rungs, static_bytes
 from msa_lite.data import Example
 from msa_lite.errors import FormatError
 from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.memory import host_memory
 from msa_lite.train.rungs import Rung, ladder
 from tests.conftest import save_checkpoint, tiny_model
 from tests.memory_model import SHAPES, peak
