@@ -1,11 +1,13 @@
-"""The time of a stage: from operations and bytes, at stated speeds of devices."""
+"""The time of a stage: from operations and bytes, at stated speeds of devices, or from a few steps that were timed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from msa_lite.budget.machine import Device
 from msa_lite.budget.shape import Shape
+from msa_lite.train.timing import StepTimes
 
 # Dense 16-bit tensor operations a second and bytes a second, by a part of the name, as the makers state them.
 _GPUS = (
@@ -31,16 +33,43 @@ class Speed:
     nbytes: float
     """Bytes per second, as reached."""
     source: str
-    """Where it comes from, for a note."""
+    """Who reaches it, to stand after "the speed that"."""
+
+
+@dataclass(frozen=True)
+class ScoreTimes:
+    """The times of scoring, as measured."""
+
+    load: float
+    """Seconds of loading the model."""
+    token: float
+    """Seconds of scoring a token."""
+    new_token: float
+    """Seconds of generating a token of an answer, in batches."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured on this machine, in the place of estimates."""
+
+    fits: Mapping[str, StepTimes]
+    """By the name of the vector."""
+    scores: ScoreTimes | None
+    """None where nothing is scored."""
+
+    @property
+    def steps(self) -> int:
+        """Return the steps of fits that were timed."""
+        return sum(times.steps for times in self.fits.values())
 
 
 def speed_of(device: Device) -> Speed:
     """Return the speed of a device by its name."""
     if not device.is_gpu:
-        return Speed(_CPU[0] * _REACHED, _CPU[1] * _STREAMED, "that of two cores")
+        return Speed(_CPU[0] * _REACHED, _CPU[1] * _STREAMED, "two cores reach")
     known = next((row for row in _GPUS if row[0] in device.name), None)
     operations, nbytes = known[1:] if known else _OTHER
-    source = f"stated by the maker of the {known[0]}" if known else "that of a small GPU"
+    source = f"the maker of the {known[0]} states" if known else "a small GPU reaches"
     return Speed(operations * _REACHED, nbytes * _STREAMED, source)
 
 

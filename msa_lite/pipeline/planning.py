@@ -8,27 +8,29 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from msa_lite.budget.machine import Device, host_memory, this_device
-from msa_lite.budget.need import Need
+from msa_lite.budget.need import CONTEXT, Need
 from msa_lite.budget.plan import Plan, Remedy, StagePlan
 from msa_lite.budget.scoring import score_need
 from msa_lite.budget.shape import Shape
-from msa_lite.budget.speed import Speed, fit_seconds, score_seconds, speed_of
+from msa_lite.budget.speed import Measured, Speed, fit_seconds, score_seconds, speed_of
 from msa_lite.budget.tuning import FitCase, fit_need, rungs
-from msa_lite.errors import RecipeError
+from msa_lite.errors import RecipeError, UsageError
 from msa_lite.io.disk import nearest_place
 from msa_lite.merger.plan import parse_size
-from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts, find_plan_inputs
+from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts, batch_size, find_plan_inputs, vector_names
+from msa_lite.pipeline.planning_measure import measure as measure_times
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
-from msa_lite.train.auto import EPOCHS, MOST_BATCH, auto_batch, most_epochs
-from msa_lite.train.rungs import Rung
+from msa_lite.train.auto import EPOCHS, most_epochs
+from msa_lite.train.rungs import CPU_TOKENS, Rung
 
 _MERGE = 512_000_000  # bytes of a merge (`merger.memory.MAX_MEMORY`)
 _QUESTIONS = 400  # of a published benchmark, where the recipe sets no limit
 _SEARCHED = 10  # points of a search
 _LONGEST_QUESTION = 512  # tokens
+_TEXT, _ANSWER = 100, 200  # tokens of a question with all answers that are scored, at most of one that is generated
+_BATCH = 64  # questions
+_SMALLEST_GPU = 100_000_000  # bytes
 _SAVES = 3  # of a fit on disk at a time: two, and a third until the oldest is removed
-_CPU_BATCH = 2048
-_CPU_TOKENS = 4096  # of a micro-batch on a CPU (`train.fit`)
 
 
 def plan(
@@ -37,16 +39,21 @@ def plan(
     *,
     gpu: str | int | None = None,
     price_per_hour: float | None = None,
+    measure: bool = False,
 ) -> Plan:
     """Predict memory, disk and time of each stage of a recipe's run, from headers and configs; read no weights.
 
     gpu: the memory of a GPU, such as "8GB", in the place of this machine's device. price_per_hour: of that device.
-    Raise UsageError where neither target nor prior can be found, on this machine or on the Hub.
+    measure: load the prior and time a few steps on this machine, for times in the place of estimates. Raise UsageError
+    where neither target nor prior can be found, on this machine or on the Hub.
     """
+    if measure and gpu is not None:
+        raise UsageError("--measure: times this machine; leave --gpu out")
     loaded = load_recipe(recipe, overrides)
-    device = Device("", parse_size(gpu)) if gpu is not None else this_device()
+    device = _device_of(gpu) if gpu is not None else this_device()
     inputs = find_plan_inputs(loaded)
-    made = forecast(loaded, inputs, device)
+    measured = measure_times(loaded, inputs) if measure else None
+    made = forecast(loaded, inputs, device, measured=measured)
     if loaded.vector.mode == "full" and (count := _enough_processes(loaded, inputs, device)):
         launch = f"accelerate launch --num_processes {count} -m msa_lite"
         made = replace(
@@ -54,6 +61,14 @@ def plan(
         )
     remedies = () if made.fits else tuple(find_remedies(loaded, inputs, device))
     return replace(made, remedies=remedies, price_per_hour=price_per_hour)
+
+
+def _device_of(size: str | int) -> Device:
+    """Return a GPU of this much memory. Raise UsageError for less than any has, such as 8 in the place of 8GB."""
+    device = Device("", parse_size(size))
+    if device.nbytes < _SMALLEST_GPU:
+        raise UsageError(f"--gpu {size}: no GPU has so little memory; write it as 8GB")
+    return device
 
 
 def _enough_processes(recipe: Recipe, inputs: PlanInputs, device: Device) -> int | None:
@@ -65,16 +80,32 @@ def _enough_processes(recipe: Recipe, inputs: PlanInputs, device: Device) -> int
     return None
 
 
-def forecast(recipe: Recipe, inputs: PlanInputs, device: Device, processes: int = 1) -> Plan:
-    """Return the plan of a recipe's run on a device. processes: those that share a fit in full mode."""
+def forecast(
+    recipe: Recipe, inputs: PlanInputs, device: Device, processes: int = 1, measured: Measured | None = None
+) -> Plan:
+    """Return the plan of a recipe's run on a device.
+
+    processes: those that share a fit in full mode. measured: times in the place of estimates.
+    """
     speed = speed_of(device)
-    maker = _Maker(recipe, inputs, device, speed, processes)
+    maker = _Maker(recipe, inputs, device, speed, processes, measured)
     rough = dict.fromkeys(f"{shape.name}: {shape.rough}" for shape in inputs.shapes.values() if shape.rough)
     notes = [*inputs.notes, *(f"{line}: its activations are a rough estimate" for line in rough)]
-    notes.append(f"times are estimated from operations and bytes at a speed {speed.source}, and may be off by 2 ×")
+    notes.append(time_note(device, speed, measured))
     place = nearest_place(recipe.folder)
     free = shutil.disk_usage(place).free
     return Plan(device, list(maker.stages()), host_memory(), maker.disk(), free, notes)
+
+
+def time_note(device: Device, speed: Speed, measured: Measured | None = None) -> str:
+    """Return the sentence on where the times of a plan come from."""
+    if measured is None:
+        return (
+            f"times are estimates, from operations and bytes at the speed that {speed.source}; they may be off by a "
+            "factor of 2"
+        )
+    parts = "scores and answers" if measured.scores else "no scores"
+    return f"times are measured on this machine ({device.name}): {measured.steps} steps of fits, and {parts}"
 
 
 @dataclass(frozen=True)
@@ -86,14 +117,19 @@ class _Maker:
     device: Device
     speed: Speed
     processes: int
+    measured: Measured | None
 
     def stages(self) -> Iterator[StagePlan]:
         """Yield the stages in their order."""
         recipe, vectors = self.recipe, vector_names(self.recipe)
         if recipe.vector.epochs == "auto":
             four_bit = recipe.vector.mode == "qlora"
-            need = self._scoring("target", four_bit, least=True)
-            yield StagePlan("the target's loss", "goal", need, seconds=(0.0, 60.0), how="the goal of the fits")
+            need, rows = self._scoring("target", four_bit), self.inputs.rows.values()
+            times = None
+            if rows:
+                seconds = self._load_seconds + self._score_seconds("target", 1, sum(one.tokens for one in rows), 0)
+                times = seconds, seconds
+            yield StagePlan("the target's loss", "goal", need, None, times, "the goal of the fits")
         for name in vectors:
             yield self.fit(name)
         if recipe.has_choice:
@@ -113,12 +149,17 @@ class _Maker:
         batch = batch_size(self.recipe, rows)
         rung, need = choose_rung(shape, case, batch, spec.micro_batch_size, self.device)
         few, most = self._epochs(name, rows, batch)
-        times = None
+        steps = self.measured.fits.get(name) if self.measured else None
+        times, load, peak = None, 0.0, None
+        if steps:
+            rung, load, peak = steps.rung, steps.load, steps.peak and steps.peak + CONTEXT
+            need = fit_need(shape, case, rung)
         if rows:
             once = fit_seconds(shape, spec.mode, rung.checkpointing, rows.tokens, self.speed)
-            times = few * once, most * once
+            once = rows.tokens * steps.token if steps else once
+            times = load + few * once, load + most * once
         how = f"{rung}; the longest row has {case.longest} tokens"
-        return StagePlan(f"the fit of the {name} vector", "fit", need, name, times, how)
+        return StagePlan(f"the fit of the {name} vector", "fit", need, name, times, how, peak)
 
     def _epochs(self, name: str, rows: RowFacts | None, batch: int) -> tuple[int, int]:
         """Return the fewest and the most epochs of a fit."""
@@ -139,21 +180,32 @@ class _Maker:
             questions = 4 * min(limit, _QUESTIONS)
         if kind == "sweep":
             questions = max(1, round(questions * recipe.validation))
-        seconds = score_seconds(shape, questions, 100, min(recipe.evaluate.max_new_tokens, 200), 64, self.speed)
+        seconds = self._score_seconds(model, questions, _TEXT, min(recipe.evaluate.max_new_tokens, _ANSWER))
+        seconds = times * seconds + self._load_seconds * (times if kind == "scores" else 1)
         how = "in 4 bits, with the adapters beside it" if four_bit else "batches grow with free memory"
         need = self._scoring(model, four_bit)
         if four_bit:
             beside = sum(one.adapter(recipe.vector.lora.rank) for one in shape.adapted(recipe.vector.lora.targets))
             need = need.plus("adapters", 4 * beside * len(vector_names(recipe)))
-        return StagePlan(f"the {kind}", kind, need, None, (times * seconds, times * seconds), how)
+        return StagePlan(f"the {kind}", kind, need, None, (seconds, seconds), how)
 
-    def _scoring(self, model: str, four_bit: bool = False, least: bool = True) -> Need:
+    def _score_seconds(self, model: str, questions: int, tokens: int, new_tokens: int) -> float:
+        """Return the seconds of scoring questions of so many tokens each, and of answers of so many."""
+        if self.measured and (times := self.measured.scores):
+            return questions * (tokens * times.token + new_tokens * times.new_token)
+        return score_seconds(self.inputs.shapes[model], questions, tokens, new_tokens, _BATCH, self.speed)
+
+    @property
+    def _load_seconds(self) -> float:
+        """Return the seconds of loading a model to score, where they were measured."""
+        return self.measured.scores.load if self.measured and self.measured.scores else 0.0
+
+    def _scoring(self, model: str, four_bit: bool = False) -> Need:
         """Return the need of scoring with the smallest batches; larger ones take what is free."""
         shape = self.inputs.shapes[model]
         width = min(shape.width, 4.0) if self.device.is_gpu else 4.0
         width = 2.0 if four_bit and self.device.is_gpu else width
-        tokens = _LONGEST_QUESTION if least else _CPU_BATCH
-        return score_need(shape, tokens, width, on_gpu=self.device.is_gpu, four_bit=four_bit)
+        return score_need(shape, _LONGEST_QUESTION, width, on_gpu=self.device.is_gpu, four_bit=four_bit)
 
     def _merge_seconds(self) -> tuple[float, float]:
         seconds = self.inputs.shapes["target"].stored / 2e8
@@ -171,20 +223,6 @@ class _Maker:
         model = int(width * target.weights) if recipe.merge.form == "model" else 4 * trained * vectors
         sizes = {"vectors": 4 * trained * vectors, "saves of a fit": _SAVES * 12 * trained, "unlearned model": model}
         return sizes | ({"download": self.inputs.download} if self.inputs.download else {})
-
-
-def vector_names(recipe: Recipe) -> list[str]:
-    """Return the vectors that a recipe needs: those whose strength is not 0, or is searched."""
-    strengths = {"forget": recipe.alphas, "retain": recipe.betas}
-    return [name for name, values in strengths.items() if values is None or any(values)]
-
-
-def batch_size(recipe: Recipe, rows: RowFacts | None) -> int:
-    """Return the rows of an optimiser step."""
-    batch = recipe.vector.batch_size
-    if batch != "auto":
-        return batch
-    return auto_batch(rows.count) if rows else MOST_BATCH
 
 
 def fit_case(recipe: Recipe, rows: RowFacts | None, device: Device) -> FitCase:
@@ -221,7 +259,7 @@ def choose_rung(shape: Shape, case: FitCase, batch: int, micro: int | str, devic
     if not isinstance(micro, str):
         sizes = [next(size for size in sizes if size <= micro)]
     if not device.is_gpu:  # nothing is tried there: a process that takes too much is killed
-        rung = Rung(next((size for size in sizes if size * case.longest <= _CPU_TOKENS), sizes[-1]))
+        rung = Rung(next((size for size in sizes if size * case.longest <= CPU_TOKENS), sizes[-1]))
         return rung, fit_need(shape, case, rung)
     ladder = [(rung, fit_need(shape, case, rung)) for rung in rungs(shape, case, sizes)]
     fitting = (pair for pair in ladder if pair[1].nbytes <= device.nbytes)
