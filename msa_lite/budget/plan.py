@@ -32,6 +32,8 @@ class StagePlan:
     """How it runs at this peak: "4 rows at a time, with checkpointing"."""
     measured: int | None = None
     """Bytes of the same peak on this machine's GPU, where it was measured."""
+    streams: bool = False
+    """True where weights stream from RAM, since the GPU is too small for all of them."""
 
     @property
     def on_device(self) -> bool:

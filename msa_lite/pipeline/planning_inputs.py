@@ -121,7 +121,7 @@ def _find_examples(recipe: Recipe, notes: list[str]) -> dict[str, Sequence[Examp
         prompter = find_prompter(recipe, open_tokenizer(place.folder, place.name))
         for name, data in sets.items():
             source, loaded = load_set(data, recipe.columns)
-            with _quiet():
+            with without_warnings():
                 rows[name] = encode(loaded, source, prompter, recipe.vector.max_length)
     except (MsaError, ImportError) as error:
         missing = " and ".join(name for name in sets if name not in rows)
@@ -140,8 +140,8 @@ def match_forget(recipe: Recipe, rows: dict[str, RowFacts]) -> dict[str, RowFact
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out the warnings about rows: the run itself tells them."""
+def without_warnings() -> Iterator[None]:
+    """Leave out the warnings about rows, which the run itself tells."""
     parent = logging.getLogger("msa_lite.data")
     level = parent.level
     parent.setLevel(logging.ERROR)

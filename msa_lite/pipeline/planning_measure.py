@@ -15,6 +15,7 @@ from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.memory import avoid_fragments
+from msa_lite.io.progress import notices
 from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.pipeline.planning_inputs import PlanInputs, batch_size, find_headers, vector_names
 from msa_lite.recipe import Recipe
@@ -25,7 +26,7 @@ _TEXTS = {"cpu": 16, "cuda": 64}  # of a batch that is scored and answered
 _TOKENS = 8  # of each answer
 
 
-def measure(recipe: Recipe, inputs: PlanInputs) -> Measured:
+def measure_times(recipe: Recipe, inputs: PlanInputs) -> Measured:
     """Time steps of each fit, as its recipe has it, on the prior, and scores and answers of the prior's.
 
     Raise UsageError where prior or rows are not on this machine, StageError where no step fits into memory.
@@ -33,7 +34,8 @@ def measure(recipe: Recipe, inputs: PlanInputs) -> Measured:
     checkpoint = None if recipe.demo is not None else find_headers(recipe.prior_checkpoint)
     if checkpoint is None or not checkpoint.shards:
         raise UsageError(
-            f"--measure: the prior {recipe.prior_checkpoint} is not on this machine; download it, or leave --measure out"
+            f"--measure: the prior {recipe.prior_checkpoint} is not on this machine; download it first, or leave "
+            "--measure out"
         )
     sets = {name: inputs.examples[name] for name in vector_names(recipe) if name in inputs.examples}
     if not sets:
@@ -41,6 +43,7 @@ def measure(recipe: Recipe, inputs: PlanInputs) -> Measured:
     spec = recipe.vector
     check_mode(spec.mode, spec.optimizer, spec.compute)
     avoid_fragments()
+    notices.info("timing a few steps on this machine; nothing is written")
     prior = fetch(recipe.prior_checkpoint, by_content=False)
     place = fetch_tokenizer(recipe.tokenizer or recipe.target)
     tokenizer = open_tokenizer(place.folder, place.name)
