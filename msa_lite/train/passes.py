@@ -14,10 +14,9 @@ from msa_lite.io.memory import free_memory, is_out_of_memory
 from msa_lite.train.beginnings import label_states, run_rows
 from msa_lite.train.loop import Loop
 from msa_lite.train.peers import Peers
+from msa_lite.train.rungs import CPU_TOKENS
 
 logger = logging.getLogger(__name__)
-
-CPU_TOKENS = 4096  # tokens of a pass on a CPU, where running out of memory cannot be caught
 
 Loss = Callable[[Sequence[Example], int], Any]
 """A function loss(examples, labels): their summed −log p, divided by the labels of the whole step."""

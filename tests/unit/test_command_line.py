@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import pytest
+import torch
 
 from msa_lite import cli
 from msa_lite.cli import output
@@ -175,6 +176,16 @@ def test_a_full_disk_is_told_in_its_own_words_whatever_library_met_it(
     assert "make room" in line
     assert "the same command resumes" in line
     assert "Traceback" in call("run", "-v")[2]
+
+
+def test_a_full_gpu_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GB")
+    assert report_error(error, verbose=False) == 4
+    line = capsys.readouterr().err
+    assert line.startswith("error: CUDA out of memory. Tried to allocate 2.00 GiB; close other programs")
+    assert line.count("\n") == 1
+    assert report_error(error, verbose=True) == 4
+    assert "OutOfMemoryError" in capsys.readouterr().err
 
 
 def test_other_errors_are_none_of_the_disk(capsys: pytest.CaptureFixture[str]) -> None:
