@@ -30,6 +30,10 @@ class StagePlan:
     """The shortest and the longest time; None where the rows are not known."""
     how: str = ""
     """How it runs at this peak: "4 rows at a time, with checkpointing"."""
+    measured: int | None = None
+    """Bytes of the same peak on this machine's GPU, where it was measured."""
+    streams: bool = False
+    """True where weights stream from RAM, since the GPU is too small for all of them."""
 
     @property
     def on_device(self) -> bool:
@@ -39,7 +43,8 @@ class StagePlan:
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON-able form."""
         return {"stage": self.name, "kind": self.kind, "on": "device" if self.on_device else "host", "how": self.how,
-                "memory": self.need.as_dict(), "seconds": list(self.seconds) if self.seconds else None}  # fmt: skip
+                "memory": self.need.as_dict(), "measured_bytes": self.measured,
+                "seconds": list(self.seconds) if self.seconds else None}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
-"""The time of a stage: from operations and bytes, at stated speeds of devices."""
+"""The time of a stage: from operations and bytes, at stated speeds of devices, or from a few steps that were timed."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from msa_lite.budget.machine import Device
 from msa_lite.budget.shape import Shape
+from msa_lite.train.timing import StepTimes
 
 # Dense 16-bit tensor operations a second and bytes a second, by a part of the name, as the makers state them.
 _GPUS = (
@@ -20,6 +22,9 @@ _CPU = (1.0e11, 2.0e10)  # two cores in fp32
 _REACHED = 0.35  # the share of the stated operations that training reaches with these sizes
 _STREAMED = 0.5  # the share of the stated bytes a second that decoding reaches
 _STEP = 0.02  # seconds of a decoding step on a GPU, whatever the model
+_LAYER = 0.003  # seconds of a layer's forward and backward pass on a GPU, however few its rows
+_BUS = 1.2e10  # bytes a second from RAM to a GPU
+_BUDGET = 65536  # tokens of a batch that is scored (`evals.models`)
 
 
 @dataclass(frozen=True)
@@ -31,27 +36,57 @@ class Speed:
     nbytes: float
     """Bytes per second, as reached."""
     source: str
-    """Where it comes from, for a note."""
+    """Who reaches it, to stand after "the speed that"."""
+    layer: float = 0.0
+    """Seconds of a layer's forward and backward pass at least."""
+
+
+@dataclass(frozen=True)
+class ScoreTimes:
+    """The times of scoring, as measured."""
+
+    load: float
+    """Seconds of loading the model."""
+    token: float
+    """Seconds of scoring a token."""
+    new_token: float
+    """Seconds of generating a token of an answer, in batches."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured on this machine, in the place of estimates."""
+
+    fits: Mapping[str, StepTimes]
+    """By the name of the vector."""
+    scores: ScoreTimes | None
+    """None where nothing is scored."""
+
+    @property
+    def steps(self) -> int:
+        """Return the steps of fits that were timed."""
+        return sum(times.steps for times in self.fits.values())
 
 
 def speed_of(device: Device) -> Speed:
     """Return the speed of a device by its name."""
     if not device.is_gpu:
-        return Speed(_CPU[0] * _REACHED, _CPU[1] * _STREAMED, "that of two cores")
+        return Speed(_CPU[0] * _REACHED, _CPU[1] * _STREAMED, "two cores reach")
     known = next((row for row in _GPUS if row[0] in device.name), None)
     operations, nbytes = known[1:] if known else _OTHER
-    source = f"stated by the maker of the {known[0]}" if known else "that of a small GPU"
-    return Speed(operations * _REACHED, nbytes * _STREAMED, source)
+    source = f"the maker of the {known[0]} states" if known else "a small GPU reaches"
+    return Speed(operations * _REACHED, nbytes * _STREAMED, source, _LAYER)
 
 
-def fit_seconds(shape: Shape, mode: str, checkpointing: bool, tokens: int, speed: Speed) -> float:
-    """Return the seconds of a fit over so many tokens, all epochs together.
+def fit_seconds(shape: Shape, mode: str, checkpointing: bool, tokens: int, speed: Speed, passes: int = 0) -> float:
+    """Return the seconds of an epoch of a fit over so many tokens in so many forward passes.
 
     A forward pass takes 2 operations a weight and token, the gradients of activations 2, those of weights 2.
     """
     operations = (6 if mode == "full" else 4) + (2 if checkpointing else 0)
     slower = 1.3 if mode == "qlora" else 1.0  # 4-bit weights are unpacked in each pass
-    return slower * operations * (shape.in_linear + shape.vocabulary * shape.hidden) * tokens / speed.operations
+    counted = slower * operations * (shape.in_linear + shape.vocabulary * shape.hidden) * tokens / speed.operations
+    return max(counted, passes * shape.layers * speed.layer)
 
 
 def score_seconds(shape: Shape, questions: int, tokens: int, new_tokens: int, batch: int, speed: Speed) -> float:
@@ -61,3 +96,9 @@ def score_seconds(shape: Shape, questions: int, tokens: int, new_tokens: int, ba
     width = 2 if shape.stored < 3 * shape.weights else 4
     decode = steps * max(_STEP, width * shape.weights / speed.nbytes)
     return forward + decode
+
+
+def stream_seconds(streamed: int, questions: int, tokens: int, new_tokens: int, batch: int) -> float:
+    """Return the seconds that so many bytes of weights take from RAM in each batch, and for each generated token."""
+    passes = -(-questions * tokens // _BUDGET) + new_tokens * -(-questions // max(1, batch))
+    return passes * streamed / _BUS

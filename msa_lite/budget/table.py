@@ -20,19 +20,23 @@ _COLUMNS = {
 
 def plan_table(plan: Plan) -> TextTable:
     """Return the memory of each stage, part by part, in GB."""
-    headings = ["stage", "how", *_COLUMNS, "peak", "time"]
-    rows = [_row(stage, bold=stage is plan.peak) for stage in plan.stages]
+    has_measured = any(stage.measured for stage in plan.stages)
+    headings = ["stage", "how", *_COLUMNS, "peak", *["measured"] * has_measured, "time"]
+    rows = [_row(stage, stage is plan.peak, has_measured) for stage in plan.stages]
     title = f"GB at the peak of each stage, on {plan.device}"
     return TextTable(headings, [Section(rows)], title, plan.notes, left=2)
 
 
-def _row(stage: StagePlan, bold: bool) -> list[Cell]:
+def _row(stage: StagePlan, bold: bool, has_measured: bool) -> list[Cell]:
     name = stage.name.removeprefix("the ")
     cells = [Cell(name, bold), Cell(stage.how)]
     for parts in _COLUMNS.values():
         size = sum(stage.need.parts.get(part, 0) for part in parts)
         cells.append(Cell(f"{size / 1e9:.1f}" if size else "–"))
-    return [*cells, Cell(f"{stage.need.nbytes / 1e9:.1f}", bold), Cell(_span(stage.seconds))]
+    cells.append(Cell(f"{stage.need.nbytes / 1e9:.1f}", bold))
+    if has_measured:
+        cells.append(Cell(f"{stage.measured / 1e9:.1f}" if stage.measured else "–"))
+    return [*cells, Cell(_span(stage.seconds))]
 
 
 def _span(seconds: tuple[float, float] | None) -> str:

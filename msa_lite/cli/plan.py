@@ -12,14 +12,24 @@ from msa_lite.cli.completion import complete_recipe
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 @click.option("--gpu", metavar="SIZE", help="Plan for a GPU with this much memory, such as 8GB.  [default: this one]")
 @click.option("--price-per-hour", type=click.FloatRange(min=0), help="Price of the machine, for the cost of the run.")
+@click.option("--measure", is_flag=True, help="Load the prior and time a few steps on this machine.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_obj
 def command(
-    recipe: str, overrides: tuple[str, ...], gpu: str | None, price_per_hour: float | None, as_json: bool
+    verbose: bool,
+    recipe: str,
+    overrides: tuple[str, ...],
+    gpu: str | None,
+    price_per_hour: float | None,
+    measure: bool,
+    as_json: bool,
 ) -> int:
-    """Predict what the run of RECIPE needs: memory of each stage, disk, time. Nothing is written.
+    """Predict what RECIPE needs: memory of each stage, disk, time. Nothing is written.
 
-    RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys. Models are read by
-    their headers and configs alone, from this machine or from the Hub; no weights are downloaded.
+    RECIPE is a YAML file, or the name of a shipped recipe, of a run or of a training (train/...). KEY.SUB=VALUE
+    changes one of its keys. Models are read by their headers and configs alone, from this machine or from the Hub; no
+    weights are downloaded. Times are estimates; with --measure they come from a few real steps on this machine, which
+    must have the prior.
 
     The last line says whether the run fits, and if not, which change of the recipe makes it fit at the least cost. The
     exit code is 0 if it fits, else 3.
@@ -27,14 +37,17 @@ def command(
     \b
     msa-lite plan my.yaml
     msa-lite plan my.yaml --gpu 8GB vector.mode=qlora
+    msa-lite plan my.yaml --measure
     msa-lite plan my.yaml --gpu 80GB --price-per-hour 1.8 --json
     """
     from msa_lite.budget.table import plan_lines, plan_table
-    from msa_lite.cli.output import print_json, print_table
+    from msa_lite.cli.output import print_json, print_table, quieten_libraries
     from msa_lite.errors import MismatchError
     from msa_lite.pipeline import plan
 
-    result = plan(recipe, overrides, gpu=gpu, price_per_hour=price_per_hour)
+    if measure:
+        quieten_libraries(verbose)
+    result = plan(recipe, overrides, gpu=gpu, price_per_hour=price_per_hour, measure=measure)
     if as_json:
         print_json(result.as_dict())
     else:

@@ -6,17 +6,18 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from msa_lite.budget.machine import Device, host_memory, this_device
+from msa_lite.budget.machine import Device, this_device
 from msa_lite.budget.need import Need
 from msa_lite.budget.plan import Plan, StagePlan, gigabytes
 from msa_lite.budget.shape import Shape, read_shape, shape_of_config
-from msa_lite.budget.tuning import FitCase
 from msa_lite.errors import FormatError, MismatchError
 from msa_lite.evals.models import checkpoint_folder
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.devices import bytes_of_others
-from msa_lite.pipeline.planning import choose_rung, find_remedies, forecast
+from msa_lite.io.memory import host_memory
 from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts
+from msa_lite.pipeline.planning_run import find_remedies, forecast
+from msa_lite.pipeline.planning_training import StageFacts, training_stages
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_training import TrainingRun
 
@@ -56,12 +57,13 @@ def check_training_memory(run: TrainingRun, processes: int, force: bool) -> None
     except FormatError as error:
         logger.debug("the memory is not predicted: %s", error)
         return
-    stages = []
+    facts = []
     for stage in run.stages:
-        case = FitCase("full", RowFacts.of(stage.examples).longest, halves=device.is_gpu, on_gpu=device.is_gpu,
-                       shards=processes)  # fmt: skip
-        _, need = choose_rung(shape, case, stage.settings.batch_size, stage.settings.micro_batch_size, device)
-        stages.append(StagePlan(f"the training of {stage.name}", "fit", need))
+        rows, settings = RowFacts.of(stage.examples), stage.settings
+        facts.append(
+            StageFacts(stage.name, rows, rows.longest, settings.epochs, settings.batch_size, settings.micro_batch_size)
+        )
+    stages = training_stages(shape, facts, device, processes)
     plan = Plan(device, stages, host_memory(), {}, 0)
     if not plan.fits:
         _refuse(plan, force)

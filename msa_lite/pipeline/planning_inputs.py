@@ -19,6 +19,7 @@ from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.pipeline.prepare_data import load_set
 from msa_lite.pipeline.prepare_prompt import find_prompter
 from msa_lite.recipe import Recipe
+from msa_lite.train.auto import MOST_BATCH, auto_batch
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,8 @@ class PlanInputs:
     """Bytes of weights that are not on this machine yet."""
     notes: list[str] = field(default_factory=list)
     """What could not be read."""
+    examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
+    """The rows as token ids, by vector, where they could be read."""
 
 
 def find_plan_inputs(recipe: Recipe) -> PlanInputs:
@@ -82,7 +85,9 @@ def find_plan_inputs(recipe: Recipe) -> PlanInputs:
             notes[:] = [
                 f"{note}; taken to be as large as the {other}" if note.startswith(key) else note for note in notes
             ]
-    return PlanInputs(shapes, _find_rows(recipe, notes), download, notes)
+    examples = _find_examples(recipe, notes)
+    rows = match_forget(recipe, {name: RowFacts.of(part) for name, part in examples.items()})
+    return PlanInputs(shapes, rows, download, notes, examples)
 
 
 def find_headers(name: str) -> Checkpoint | None:
@@ -107,22 +112,22 @@ def find_headers(name: str) -> Checkpoint | None:
     return load_checkpoint(folder)
 
 
-def _find_rows(recipe: Recipe, notes: list[str]) -> dict[str, RowFacts]:
-    """Return the rows of each vector. Add a note where they cannot be read, or the tokenizer cannot."""
+def _find_examples(recipe: Recipe, notes: list[str]) -> dict[str, Sequence[Example]]:
+    """Return the rows of each vector as token ids. Add a note where they cannot be read, or the tokenizer cannot."""
     sets = {"forget": recipe.forget.data} | ({"retain": recipe.retain.data} if recipe.retain else {})
-    rows: dict[str, RowFacts] = {}
+    rows: dict[str, Sequence[Example]] = {}
     try:
         place = fetch_tokenizer(recipe.tokenizer or recipe.target)
         prompter = find_prompter(recipe, open_tokenizer(place.folder, place.name))
         for name, data in sets.items():
             source, loaded = load_set(data, recipe.columns)
-            with _quiet():
-                rows[name] = RowFacts.of(encode(loaded, source, prompter, recipe.vector.max_length))
+            with without_warnings():
+                rows[name] = encode(loaded, source, prompter, recipe.vector.max_length)
     except (MsaError, ImportError) as error:
         missing = " and ".join(name for name in sets if name not in rows)
         reason = str(error).splitlines()[0]
         notes.append(f"{missing} rows could not be read ({reason}); they are taken to be as long as max_length allows")
-    return match_forget(recipe, rows)
+    return rows
 
 
 def match_forget(recipe: Recipe, rows: dict[str, RowFacts]) -> dict[str, RowFacts]:
@@ -135,8 +140,8 @@ def match_forget(recipe: Recipe, rows: dict[str, RowFacts]) -> dict[str, RowFact
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out the warnings about rows: the run itself tells them."""
+def without_warnings() -> Iterator[None]:
+    """Leave out the warnings about rows, which the run itself tells."""
     parent = logging.getLogger("msa_lite.data")
     level = parent.level
     parent.setLevel(logging.ERROR)
@@ -160,3 +165,17 @@ def _demo_inputs(recipe: Recipe) -> PlanInputs:
     rows = {name: RowFacts(_PERSON * n, _QUESTION, _QUESTION * _PERSON * n) for name, n in people.items()}
     names = ("target", "prior", "ideal")
     return PlanInputs(dict.fromkeys(names, shape), match_forget(recipe, rows), 0, ["the demo makes its models first"])
+
+
+def vector_names(recipe: Recipe) -> list[str]:
+    """Return the vectors that a recipe needs: those whose strength is not 0, or is searched."""
+    strengths = {"forget": recipe.alphas, "retain": recipe.betas}
+    return [name for name, values in strengths.items() if values is None or any(values)]
+
+
+def batch_size(recipe: Recipe, rows: RowFacts | None) -> int:
+    """Return the rows of an optimiser step."""
+    batch = recipe.vector.batch_size
+    if batch != "auto":
+        return batch
+    return auto_batch(rows.count) if rows else MOST_BATCH

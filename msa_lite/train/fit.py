@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Example, hash_ids, pad_id
-from msa_lite.errors import StageError, UsageError
+from msa_lite.errors import StageError
 from msa_lite.io.extras import require
 from msa_lite.io.files import write_json
 from msa_lite.io.hub import Source, fetch
@@ -34,7 +34,7 @@ from msa_lite.train.loop import SAVES, SCORES, Loop, last_save
 from msa_lite.train.model import copy_trained, load_trainable, restore_trained
 from msa_lite.train.objective import AfterEpoch, Objective
 from msa_lite.train.plain import PlainLoss
-from msa_lite.train.rungs import CPU_TOKENS, Rung, Static, StepProbe, ladder, set_up
+from msa_lite.train.rungs import Rung, Static, StepProbe, ladder, micro_batches, set_up
 from msa_lite.train.settings import FitSettings
 from msa_lite.train.tracking import UNTRACKED, Tracking
 from msa_lite.train.tries import Gauge, Tries
@@ -141,7 +141,7 @@ def _run_until(loop: Loop, until: Until) -> dict[str, Any]:
 
 def _run(loop: Loop) -> int:
     """Train at the first rung that fits into memory; return its rows of a forward pass."""
-    micros = _micro_batches(loop)
+    micros = micro_batches(loop.settings, max(loop.objective.longest, max(len(e.ids) for e in loop.examples)))
     _drop_other_saves(loop)
     model = _load(loop)
     rungs = _rungs_left(loop, ladder(model, micros))
@@ -255,18 +255,3 @@ def _rungs_left(loop: Loop, rungs: list[Rung]) -> list[Rung]:
     last = Rung(**read_object(path)["rung"])
     left = rungs[rungs.index(last) :] if last in rungs else [rung for rung in rungs if rung.micro <= last.micro]
     return left or rungs[-1:]
-
-
-def _micro_batches(loop: Loop) -> list[int]:
-    """Return the sizes to try, largest first: the divisors of batch_size, on a CPU up to a number of tokens."""
-    import torch
-
-    size, fixed = loop.settings.batch_size, loop.settings.micro_batch_size
-    if fixed != "auto":
-        if size % fixed:
-            raise UsageError(f"micro_batch_size {fixed} does not divide batch_size {size}")
-        return [fixed]
-    limit = size
-    if not torch.cuda.is_available():
-        limit = max(1, CPU_TOKENS // max(loop.objective.longest, max(len(e.ids) for e in loop.examples)))
-    return [part for part in range(size, 0, -1) if size % part == 0 and part <= limit]

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from msa_lite.errors import UsageError
 from msa_lite.io.memory import free_bytes, free_memory, is_out_of_memory, memory_fault, total_bytes
 from msa_lite.io.precision import autocast
 from msa_lite.io.progress import readable
@@ -19,7 +20,6 @@ from msa_lite.io.progress import readable
 if TYPE_CHECKING:
     from msa_lite.train.objective import Objective
     from msa_lite.train.settings import FitSettings
-
 
 CPU_TOKENS = 4096
 """The tokens of a micro-batch on a CPU, where running out of memory cannot be caught."""
@@ -46,6 +46,22 @@ class Rung:
     def as_json(self) -> dict[str, Any]:
         """Return all of it, JSON-able; `Rung(**value)` reads it."""
         return asdict(self)
+
+
+def micro_batches(settings: FitSettings, longest: int) -> list[int]:
+    """Return the rows of a forward pass to try, largest first: divisors of batch_size, on a CPU up to so many tokens.
+
+    longest: tokens of the longest row.
+    """
+    import torch
+
+    size, fixed = settings.batch_size, settings.micro_batch_size
+    if fixed != "auto":
+        if size % fixed:
+            raise UsageError(f"micro_batch_size {fixed} does not divide batch_size {size}")
+        return [fixed]
+    limit = size if torch.cuda.is_available() else max(1, CPU_TOKENS // longest)
+    return [part for part in range(size, 0, -1) if size % part == 0 and part <= limit]
 
 
 def ladder(model: Any, micros: Sequence[int]) -> list[Rung]:

@@ -20,7 +20,7 @@ from msa_lite.io.files import canonical_json
 from msa_lite.io.hub import Source
 from msa_lite.io.progress import silent
 from msa_lite.merger import Precision, Term
-from msa_lite.pipeline import stages, strengths
+from msa_lite.pipeline import stages, strengths, vectors
 from msa_lite.pipeline.earlier import earlier_terms
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import prepare
@@ -79,7 +79,7 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         return SimpleNamespace(values={"alpha": 1.0, "beta": 0.5}, doubts=[])
 
     for module, name, double in (
-        (strengths, "fit_vector", fit),
+        (vectors, "fit_vector", fit),
         (stages, "merge_terms", merge),
         (stages, "merge_terms_to_adapter", merge),
         (stages, "evaluate_benchmark", score),
@@ -91,7 +91,7 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         found.clear()
         resolved = load_recipe(recipe)
         job = prepare(resolved, msa_plan(resolved))
-        strengths.fit_vectors(job, job.vector_names)
+        vectors.fit_vectors(job, job.vector_names)
         swept = strengths.choose_strengths(job, silent)
         weights = {"forget": -1.0, "retain": swept.strengths.beta}
         own = [Term(name, place / "prior", weight) for name, weight in weights.items()]

@@ -126,3 +126,62 @@ def test_a_training_is_checked_too(history: Path, tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="in the training of 1-forget"):
         msa_lite.train_stages(recipe)
     assert not (tmp_path / "trained").exists()
+
+
+def test_times_can_be_measured_on_this_machine(path: Path, call_cli: CallCli, tmp_path: Path) -> None:
+    code, out, _ = call_cli("plan", path, "--measure", "--json")
+    measured = json.loads(out)
+    assert code == 0
+    assert any(
+        note.startswith("times are measured on this machine (CPU): 8 steps of fits") for note in measured["notes"]
+    )
+    assert [file.name for file in tmp_path.iterdir()] == ["recipe.yaml"]
+    estimated = json.loads(call_cli("plan", path, "--json")[1])
+    assert any("--measure" in note for note in estimated["notes"])
+    for stage, other in zip(measured["stages"], estimated["stages"], strict=True):
+        assert (stage["seconds"] == other["seconds"]) == (stage["kind"] == "merge"), stage["stage"]
+        assert stage["memory"] == other["memory"]
+
+
+def test_what_cannot_be_measured_is_refused_in_a_line(path: Path, history: Path, call_cli: CallCli) -> None:
+    code, _, err = call_cli("plan", path, "--measure", "--gpu", "8GB")
+    assert (code, "leave --gpu out" in err) == (2, True)
+    code, _, err = call_cli("plan", path, "--measure", "forget.data.path=nowhere.jsonl", "retain=null")
+    assert (code, "cannot be read" in err) == (2, True), err
+
+
+def test_no_gpu_is_as_small_as_a_number_without_its_unit(path: Path, call_cli: CallCli) -> None:
+    code, _, err = call_cli("plan", path, "--gpu", "8")
+    assert (code, "write it as 8GB" in err) == (2, True)
+
+
+@pytest.fixture
+def stages(history: Path, tmp_path: Path) -> dict[str, Any]:
+    """A training in stages."""
+    stage = {"data": {"path": str(history / "data/forget.jsonl")}, "epochs": 2}
+    return {"model": str(history / "prior"), "stages": [stage], "output": str(tmp_path / "trained")}
+
+
+def test_a_training_is_planned_stage_by_stage(stages: dict[str, Any], tmp_path: Path, call_cli: CallCli) -> None:
+    (tmp_path / "stages.yaml").write_text(yaml.safe_dump(stages))
+    code, out, _ = call_cli("plan", tmp_path / "stages.yaml", "--json")
+    plan = json.loads(out)
+    assert code == 0
+    assert [stage["stage"] for stage in plan["stages"]] == ["the training of 1-forget"]
+    assert plan["seconds"] is not None
+    assert plan["disk"]["saves of a stage"] == 2 * 3 * plan["disk"]["models"]
+    assert [file.name for file in tmp_path.iterdir()] == ["stages.yaml"]
+    small = msa_lite.plan(stages, ["stages.0.micro_batch_size=2"], gpu="100MB")
+    assert not small.fits
+    assert call_cli("plan", tmp_path / "stages.yaml", "--gpu", "100MB")[0] == 3
+
+
+def test_a_training_of_a_new_model_is_planned_by_its_config(stages: dict[str, Any], history: Path) -> None:
+    sizes = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    stages["model"] = {"config": sizes | {"num_attention_heads": 4}, "tokenizer": {"vocabulary": 500}}
+    plan = msa_lite.plan(stages)
+    assert plan.disk["models"] == 4 * (2 * 500 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 128 + 2 * 64) + 64)
+    assert "512 tokens" in plan.stages[0].how
+    assert any("without a tokenizer" in note for note in plan.notes)
+    stages["model"]["tokenizer"] = str(history / "prior")
+    assert "512 tokens" not in msa_lite.plan(stages).stages[0].how

@@ -277,3 +277,15 @@ def test_a_place_without_rights_is_named_without_a_traceback(number: int, capsys
     assert text.startswith(f"error: run/report.md.tmp: {os.strerror(number)}; you need the right")
     assert "Traceback" not in text
     assert "bug" not in text
+
+
+def test_stdout_holds_results_alone_where_wandb_is_offline(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers prints a line as its trackers are imported."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delitem(sys.modules, "transformers.integrations.integration_utils", raising=False)
+    output.quieten_libraries(verbose=True)
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert "WANDB offline" in streams.err

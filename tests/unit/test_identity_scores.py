@@ -132,7 +132,7 @@ def test_a_choice_is_known_by_candidates_rows_and_rule(tmp_path: Path) -> None:
         "refine": 1,
         "search": StrengthSearch(None, None),
     }
-    assert_all_named(Candidates, changes, ["load", "known"])
+    assert_all_named(Candidates, changes, ["load", "known", "release", "tell"])
     assert_told_apart(lambda change: replace(base, **change).inputs(rows), one_each(changes))
     validation = {
         "benchmark": tofu.only({"forget"}),

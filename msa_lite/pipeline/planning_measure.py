@@ -1,0 +1,107 @@
+"""Measure, for a plan, a few steps of the fits and a few scores and answers on this machine. Nothing is written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from msa_lite.budget.speed import Measured, ScoreTimes
+from msa_lite.data import Example, open_tokenizer, pad_id
+from msa_lite.errors import UsageError
+from msa_lite.evals.forward import score_bundles
+from msa_lite.evals.generate import Decoding, generate
+from msa_lite.evals.models import Runner, load_model
+from msa_lite.io.hub import Source, fetch
+from msa_lite.io.memory import avoid_fragments
+from msa_lite.io.progress import notices
+from msa_lite.io.tokenizer import fetch_tokenizer
+from msa_lite.pipeline.planning_inputs import PlanInputs, batch_size, find_headers, vector_names
+from msa_lite.recipe import Recipe
+from msa_lite.train import FitSettings, check_mode
+from msa_lite.train.timing import time_steps
+
+_TEXTS = {"cpu": 16, "cuda": 64}  # of a batch that is scored and answered
+_TOKENS = 8  # of each answer
+
+
+def measure_times(recipe: Recipe, inputs: PlanInputs) -> Measured:
+    """Time steps of each fit, as its recipe has it, on the prior, and scores and answers of the prior's.
+
+    Raise UsageError where prior or rows are not on this machine, StageError where no step fits into memory.
+    """
+    checkpoint = None if recipe.demo is not None else find_headers(recipe.prior_checkpoint)
+    if checkpoint is None or not checkpoint.shards:
+        raise UsageError(
+            f"--measure: the prior {recipe.prior_checkpoint} is not on this machine; download it first, or leave "
+            "--measure out"
+        )
+    sets = {name: inputs.examples[name] for name in vector_names(recipe) if name in inputs.examples}
+    if not sets:
+        raise UsageError(f"--measure: the rows of the fits cannot be read: {'; '.join(inputs.notes)}")
+    spec = recipe.vector
+    check_mode(spec.mode, spec.optimizer, spec.compute)
+    avoid_fragments()
+    notices.info("timing a few steps on this machine; nothing is written")
+    prior = fetch(recipe.prior_checkpoint, by_content=False)
+    place = fetch_tokenizer(recipe.tokenizer or recipe.target)
+    tokenizer = open_tokenizer(place.folder, place.name)
+    settings = {name: _settings(recipe, batch_size(recipe, inputs.rows[name])) for name in sets}
+    fits = time_steps(prior, sets, settings, pad_id(tokenizer))
+    texts = [example for examples in sets.values() for example in examples]
+    return Measured(fits, _time_scores(recipe, prior, tokenizer, texts) if recipe.evaluate else None)
+
+
+def _settings(recipe: Recipe, batch: int) -> FitSettings:
+    """Return what decides the time and the memory of a fit's step."""
+    spec = recipe.vector
+    targets = spec.lora.targets
+    micro = spec.micro_batch_size
+    if not isinstance(micro, str):  # as in a run: the largest divisor that is not above it
+        micro = next(size for size in range(min(micro, batch), 0, -1) if batch % size == 0)
+    return FitSettings(
+        mode=spec.mode,
+        lora_rank=spec.lora.rank,
+        lora_dropout=spec.lora.dropout,
+        lora_targets=targets if isinstance(targets, str) else tuple(targets),
+        batch_size=batch,
+        micro_batch_size=micro,
+        optimizer=spec.optimizer,
+        compute=spec.compute,
+    )
+
+
+def _time_scores(recipe: Recipe, source: Source, tokenizer: Any, texts: Sequence[Example]) -> ScoreTimes:
+    """Time scores and answers of a batch of texts."""
+    begin = time.perf_counter()
+    runner = Runner(load_model(source.folder, four_bit=recipe.select.four_bit, added=source.added))
+    load = time.perf_counter() - begin
+    try:
+        batch = list(texts[: _TEXTS["cuda" if runner.device.type == "cuda" else "cpu"]])
+        prompts = [example.prompt_ids or example.ids[:1] for example in batch]
+        for _ in range(2):  # the first one warms up
+            with _clock(runner) as scores:
+                list(score_bundles(runner, [[example] for example in batch]))
+        with _clock(runner) as short:
+            list(generate(runner, tokenizer, prompts, Decoding(1)))
+        with _clock(runner) as long:
+            list(generate(runner, tokenizer, prompts, Decoding(1 + _TOKENS)))
+    finally:
+        runner.close()
+    tokens = sum(len(example.ids) for example in batch)
+    answers = max(0.0, long[0] - short[0]) / (_TOKENS * len(batch))
+    return ScoreTimes(load, scores[0] / tokens, answers)
+
+
+@contextmanager
+def _clock(runner: Runner) -> Iterator[list[float]]:
+    """Yield a list that gets the seconds of the block when it ends."""
+    import torch
+
+    seconds: list[float] = []
+    begin = time.perf_counter()
+    yield seconds
+    if runner.device.type == "cuda":
+        torch.cuda.synchronize()
+    seconds.append(time.perf_counter() - begin)
