@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from dataclasses import dataclass
-from pathlib import Path
 
-_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # versions 2 and 1
+from msa_lite.io.memory import host_memory
+
 _MAJOR = 75  # the driver's number for the first part of a GPU's compute capability
 _BF16 = 8  # from which on it computes in bf16
 
@@ -27,20 +26,6 @@ class Device:
     def __str__(self) -> str:
         size = f"{self.nbytes / 1e9:.1f}".removesuffix(".0")
         return f"{size} GB ({self.name})" if self.name else f"{size} GB"
-
-
-def host_memory() -> int | None:
-    """Return the bytes that this process may use of the host's memory, or None where the system does not say."""
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # Windows
-        return None
-    for path in _CGROUPS:
-        try:
-            total = min(total, int(Path(path).read_text("ascii")))
-        except (OSError, ValueError):  # not there, or "max"
-            continue
-    return total
 
 
 def find_gpu() -> Device | None:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,6 +39,9 @@ def repeat_warnings() -> None:
 def quieten_libraries(verbose: bool) -> None:
     """Check that the libraries underneath are installed; hide their bars and warnings, unless the user wants all."""
     require("train")
+    if os.environ.get("WANDB_MODE") == "offline":  # transformers then prints a line on stdout, where results go
+        with redirect_stdout(sys.stderr):
+            import transformers.integrations.integration_utils
     if verbose:
         return
     import warnings
@@ -49,7 +52,16 @@ def quieten_libraries(verbose: bool) -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.utils.logging.set_verbosity_error()
-    for name in ("peft", "bitsandbytes", "huggingface_hub", "httpx", "httpx2", "openai", "lm_eval"):
+    for name in (
+        "peft",
+        "bitsandbytes",
+        "accelerate.big_modeling",
+        "huggingface_hub",
+        "httpx",
+        "httpx2",
+        "openai",
+        "lm_eval",
+    ):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=UserWarning)

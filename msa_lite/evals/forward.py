@@ -105,7 +105,7 @@ def score_bundles(
         group = todo[:count]
         try:
             results = _score(runner, group, with_z, hidden)
-        except RuntimeError as error:
+        except (RuntimeError, MemoryError) as error:
             longest = max(len(text.ids) - 1 for b in group for text in b.texts)
             if not runner.lower_budget(error, min(runner.budget, longest * sum(len(b.texts) for b in group))):
                 raise

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,18 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.heads import Halves, split_model
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.loading import attach_adapter, check_loads, load_whole
-from msa_lite.io.memory import free_memory, is_out_of_memory
+from msa_lite.io.memory import free_bytes, free_memory, free_ram, is_out_of_memory
 from msa_lite.io.precision import has_bf16, nf4
 from msa_lite.io.quiet import without_bars
+from msa_lite.io.streaming import Placement, fits, is_streamed, loaded_bytes, place, read_sizes, settle, stream
 from msa_lite.io.tokenizer import has_tokenizer
 from msa_lite.io.vocabulary import AddedRows
 
-_START_TOKENS = {"cpu": 2048, "cuda": 65536}  # of one batch; halved on a GPU until it fits
+logger = logging.getLogger(__name__)
+
+# Of one batch; halved on a GPU until it fits. Where layers stream, a batch that does not fit has cost minutes.
+_START_TOKENS = {"cpu": 2048, "cuda": 65536}
+_STREAMED_TOKENS = 8192
 _CACHED = {"cpu": 4, "cuda": 1}  # times the budget may be in a cache; on a CPU, a step of few rows costs nearly as much
 
 
@@ -98,29 +104,82 @@ def load_model(folder: Path, four_bit: bool = False, dtype: str | None = None, a
     folder: a checkpoint, or a PEFT adapter, which is then loaded onto its model. dtype: torch's name of a dtype to use
     on the GPU in place of the stored one. added: rows for tokens that the model lacks. Each process of
     `accelerate launch` gets its own GPU. In NF4, what is not quantised (embedding, head, norms) is 16 bits wide on a
-    GPU. GPUs without bf16 get fp16 in its place.
+    GPU. GPUs without bf16 get fp16 in its place. Layers that find no room on a GPU stream from RAM, except in NF4.
     """
-    import torch
     from accelerate import PartialState
 
-    from msa_lite.io.added_rows import extend
-
+    device = PartialState().device  # chooses this process's GPU
     below = checkpoint_folder(folder)
     how: dict[str, Any] = {"dtype": _scoring_dtype(below, four_bit, dtype)}
-    if torch.cuda.is_available() or four_bit:
-        # Straight to the GPU: otherwise each of several processes would for a while hold the model in host memory.
-        how["device_map"] = {"": PartialState().device}
-    if four_bit:
-        how["quantization_config"] = nf4()
     if below != Path(folder):
         check_loads(Path(folder), below)
+    free = None if four_bit else free_bytes()
+    if free is None:
+        if four_bit:
+            how |= {"device_map": {"": device}, "quantization_config": nf4()}
+        return _load(folder, below, how, added)
+    placement = _place(below, how["dtype"], free)
+    try:
+        return _load(folder, below, how, added, placement, device)
+    except (RuntimeError, MemoryError) as error:
+        if placement is not None or not is_out_of_memory(error):
+            raise
+        traceback.clear_frames(error.__traceback__)  # they hold weights
+    free_memory()
+    placement = _place(below, how["dtype"], free_bytes() or 0, anyway=True)  # another process may have taken some
+    return _load(folder, below, how, added, placement, device)
+
+
+def _load(
+    folder: Path,
+    below: Path,
+    how: dict[str, Any],
+    added: AddedRows | None,
+    placement: Placement | None = None,
+    device: Any = None,
+) -> Any:
+    """Load the checkpoint below a folder, with added rows, and its adapter. device: the GPU, if there is one."""
+    from msa_lite.io.added_rows import extend
+
+    if device is not None:
+        # Straight to the GPU: otherwise each of several processes would for a while hold the model in host memory.
+        how = {**how, "device_map": placement.device_map(device) if placement else {"": device}}
     with without_bars():
         model = load_whole(below, **how)
+        if placement is not None:
+            settle(model)
+            stream(model, placement.streamed, device)
         if added:
             extend(model, added)
         if below != Path(folder):
             model = attach_adapter(model, folder)
     return model.eval()
+
+
+def _place(folder: Path, dtype: Any, free: int, anyway: bool = False) -> Placement | None:
+    """Return which layers of a checkpoint stream from RAM; None for a model that the GPU's free memory holds.
+
+    anyway: where layers would fit by their sizes, too. Raise StageError as `place`.
+    """
+    nbytes = loaded_bytes(load_checkpoint(folder), dtype)
+    if fits(nbytes, free) and not anyway:
+        return None
+    sizes = read_sizes(folder, dtype)
+    if sizes is None:  # stored quantised: such weights belong to kernels of the GPU
+        return None
+    placement = place(sizes, free, free_ram())
+    if not placement.streamed:
+        return None
+    _tell(
+        f"{folder} does not fit into the GPU's free memory ({nbytes / 1e9:.1f} of {free / 1e9:.1f} GB): "
+        f"{len(placement.streamed)} of {placement.layers} layers stream from RAM, which is slower"
+    )
+    return placement
+
+
+@cache  # the same model is loaded for each of many candidates
+def _tell(line: str) -> None:
+    logger.warning("%s", line)
 
 
 def _scoring_dtype(folder: Path, four_bit: bool, dtype: str | None) -> Any:
@@ -155,6 +214,8 @@ class Runner:
     def __post_init__(self) -> None:
         if not self.budget:
             self.budget = _START_TOKENS["cuda" if self.device.type == "cuda" else "cpu"]
+            if is_streamed(self.model):
+                self.budget = min(self.budget, _STREAMED_TOKENS)
             if self.halves.body is None:  # then all logits are in memory, and their size counts
                 self.budget = min(self.budget, max(1, 4 * self.halves.block_rows))
 

@@ -1,4 +1,4 @@
-"""The GPU's memory: how much is free, how it is given back, and the errors that mean that there was too little."""
+"""Memory: how much is free on the GPU and the host, how it is given back, and the errors for too little of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
+_CGROUPS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # versions 2 and 1
 _ALLOCATOR = "PYTORCH_ALLOC_CONF"
 _OLD_ALLOCATORS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 # Of torch (GPU and CPU), the CUDA runtime, cuBLAS, cuDNN and bitsandbytes: most have no class of their own. cuDNN says
@@ -58,6 +60,31 @@ def total_bytes() -> int:
     import torch
 
     return int(torch.cuda.mem_get_info()[1]) if torch.cuda.is_available() else 0
+
+
+def host_memory() -> int | None:
+    """Return the bytes that this process may use of the host's memory, or None where the system does not say."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # Windows
+        return None
+    for path in _CGROUPS:
+        try:
+            total = min(total, int(Path(path).read_text("ascii")))
+        except (OSError, ValueError):  # not there, or "max"
+            continue
+    return total
+
+
+def free_ram() -> int:
+    """Return the bytes of the host's memory that this process can still take; processes of a launcher share them."""
+    import psutil
+
+    own, limit = psutil.Process().memory_info().rss, host_memory()
+    free = psutil.virtual_memory().available
+    if limit is not None:
+        free = min(free, max(0, limit - own))  # a container's limit shows in no number of the host
+    return int(free) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def free_memory() -> None:

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from msa_lite.budget.machine import Device, host_memory, this_device
+from msa_lite.budget.machine import Device, this_device
 from msa_lite.budget.need import Need
 from msa_lite.budget.plan import Plan, StagePlan, gigabytes
 from msa_lite.budget.shape import Shape, read_shape, shape_of_config
@@ -14,6 +14,7 @@ from msa_lite.errors import FormatError, MismatchError
 from msa_lite.evals.models import checkpoint_folder
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.devices import bytes_of_others
+from msa_lite.io.memory import host_memory
 from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts
 from msa_lite.pipeline.planning_run import find_remedies, forecast
 from msa_lite.pipeline.planning_training import StageFacts, training_stages

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from msa_lite.budget.machine import Device, host_memory
+from msa_lite.budget.machine import Device
 from msa_lite.budget.plan import Plan, Remedy, StagePlan
 from msa_lite.budget.shape import Shape, read_shape, shape_of_config
 from msa_lite.budget.speed import fit_seconds, speed_of
@@ -15,6 +15,7 @@ from msa_lite.budget.tuning import FitCase
 from msa_lite.data import encode, make_prompter, open_tokenizer
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.disk import nearest_place
+from msa_lite.io.memory import host_memory
 from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.pipeline.planning_inputs import RowFacts, find_headers, without_warnings
 from msa_lite.pipeline.planning_run import MOST_SAVES, choose_rung, time_note

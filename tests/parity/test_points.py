@@ -18,6 +18,7 @@ from msa_lite.choose.rules import LeastExtraction
 from msa_lite.data import Prompter, Template
 from msa_lite.evals.models import load_model
 from msa_lite.io.hub import fetch
+from msa_lite.io.streaming import is_streamed
 from msa_lite.merger import Term
 from msa_lite.pipeline import loaded
 from msa_lite.pipeline.loaded import LoadedTarget
@@ -26,6 +27,7 @@ from msa_lite.pipeline.prepare_questions import Questions
 from msa_lite.recipe import Recipe
 from msa_lite.strengths import Strengths
 from tests.conftest import save_checkpoint, tiny_tokenizer
+from tests.small_gpu import set_small_gpu
 
 Make = Callable[..., Path]
 # In no order, twice the same, either strength 0, both 0, and above 1.
@@ -100,6 +102,18 @@ def test_points_of_full_checkpoints_are_the_merged_models(make_checkpoint: Make,
     job = make_job(make_checkpoint(kind), make_checkpoint(kind, 1), tmp_path)
     tuned = {"forget": make_checkpoint(kind, 2), "retain": make_checkpoint(kind, 3)}
     assert_points_are_merges(job, tuned, tmp_path / "out")
+
+
+def test_points_on_a_target_larger_than_the_gpu_are_set_in_ram(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = make_checkpoint("llama")
+    job = make_job(target, make_checkpoint("llama", 1), tmp_path)
+    monkeypatch.setattr(loaded, "merge_candidate", None)  # none is written
+    set_small_gpu(monkeypatch, target)
+    assert is_streamed(LoadedTarget(job).merged(terms({"forget": make_adapter("llama", 1)}, (0.5, 0.0))))
+    adapters = {"forget": make_adapter("llama", 1), "retain": make_adapter("llama", 2, r=3)}
+    assert_points_are_merges(job, adapters, tmp_path / "out")
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["adapters", "full"])

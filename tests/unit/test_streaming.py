@@ -1,0 +1,214 @@
+"""Models that are larger than the GPU: what stays, what streams, and that nothing of a score shows it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from msa_lite.errors import StageError
+from msa_lite.evals import models
+from msa_lite.evals.forward import score_bundles
+from msa_lite.evals.generate import Decoding, generate
+from msa_lite.evals.models import Runner, load_model
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.loading import attach_adapter
+from msa_lite.io.streaming import Sizes, fits, is_streamed, loaded_bytes, place, read_sizes, stream
+from msa_lite.io.vocabulary import AddedRows, find_added_rows
+from tests.conftest import save_checkpoint, tiny_model
+from tests.muse_data import make_prompter
+from tests.small_gpu import set_small_gpu
+
+GB = 10**9
+Make = Callable[..., Path]
+# Llama 3.1 8B in bf16.
+LLAMA = Sizes({f"model.layers.{i}": 436_000_000 for i in range(32)}, {"model.embed_tokens": GB, "lm_head": GB})
+PROMPTER = make_prompter()
+ASKED = ["Where is it?", "Who was it that stood over there?", "Why?"]
+
+
+@pytest.mark.parametrize(("free", "layers"), [(7.2, 6), (4, 1), (14, 18), (3.3, 0)])
+def test_as_many_layers_stay_as_leave_room_for_batches(free: float, layers: int) -> None:
+    placement = place(LLAMA, int(free * GB), 64 * GB)
+    assert placement.resident[:2] == ("model.embed_tokens", "lm_head")
+    assert placement.resident[2:] + placement.streamed == tuple(LLAMA.layers)
+    assert len(placement.streamed) == 32 - layers
+    assert placement.device_map("cuda:1")["lm_head"] == "cuda:1"
+    assert placement.device_map("cuda:1")["model.layers.31"] == "cpu"
+
+
+def test_a_gpu_without_room_for_a_layer_and_too_little_ram_are_refused() -> None:
+    with pytest.raises(StageError, match=r"take 16\.0 GB, and the GPU has 3\.0 GB free: too little for embedding"):
+        place(LLAMA, 3 * GB, 64 * GB)
+    with pytest.raises(StageError, match="too little for embedding"):
+        place(Sizes({}, {"all": 8 * GB}), 4 * GB, 64 * GB)
+    with pytest.raises(StageError, match=r"layers of 11\.3 GB would wait in RAM, of which 12\.0 GB are free; end"):
+        place(LLAMA, 72 * GB // 10, 12 * GB)  # some is left to the rest of the machine
+    assert place(LLAMA, 72 * GB // 10, 13 * GB).layers == 32
+
+
+def test_a_model_fits_with_room_for_one_item() -> None:
+    assert fits(16 * GB, 17 * GB)
+    assert not fits(16 * GB, 16_400_000_000)
+
+
+def test_sizes_are_those_of_the_model_as_it_is_loaded(tmp_path: Path, make_checkpoint: Make) -> None:
+    tied, untied = make_checkpoint("llama"), make_checkpoint("qwen2", 0, "bfloat16")
+    for folder, width in ((tied, 4), (untied, 2)):
+        count = sum(weight.numel() for weight in load_model(folder).parameters())
+        assert loaded_bytes(load_checkpoint(folder), "auto") == width * count
+        assert loaded_bytes(load_checkpoint(folder), torch.float32) == 4 * count
+        sizes = read_sizes(folder, torch.float16)
+        assert sizes is not None
+        assert sizes.total == pytest.approx(2 * count, rel=0.001)  # with buffers
+        assert list(sizes.layers) == ["model.layers.0", "model.layers.1"]
+    assert sizes.others.keys() == {"model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"}
+
+
+def results(model: Any) -> tuple[list[np.ndarray], list[list[str]]]:
+    """Log-probabilities of answers; greedy and sampled answers."""
+    runner = Runner(model)
+    bundles = [[PROMPTER.example(0, about, answer) for answer in ("Here.", "Nowhere.")] for about in ASKED]
+    scores = dict(pair for batch in score_bundles(runner, bundles) for pair in batch)
+    prompts = [PROMPTER.prompt(about) for about in ASKED]
+    texts = []
+    for decoding in (Decoding(8), Decoding(8, samples=2, seed=1)):
+        answers = dict(p for batch in generate(runner, PROMPTER.tokenizer, prompts, decoding) for p in batch)
+        texts += [answers[i] for i in range(len(prompts))]
+    return [one.log_probs for i in range(len(bundles)) for one in scores[i]], texts
+
+
+def assert_same(ours: Any, wanted: Any) -> None:
+    assert ours[1] == wanted[1]
+    assert all(np.array_equal(mine, other) for mine, other in zip(ours[0], wanted[0], strict=True))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+def test_scores_and_answers_are_those_of_the_whole_model(
+    make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    folder = make_checkpoint(kind)
+    wanted = results(load_model(folder))
+    set_small_gpu(monkeypatch, folder)
+    with caplog.at_level(logging.WARNING, logger="msa_lite"):
+        model = load_model(folder)
+        assert is_streamed(model)
+        assert "does not fit into the GPU's free memory" in caplog.text
+        assert "1 of 2 layers stream from RAM, which is slower" in caplog.text
+        caplog.clear()
+        load_model(folder)
+        assert "msa_lite" not in caplog.text  # told once
+    assert not hasattr(model, "hf_device_map")
+    assert not any(weight.is_meta for weight in model.parameters())
+    assert Runner(model).halves.body is not None
+    assert_same(results(model), wanted)
+
+
+def test_adapters_go_on_before_and_after_loading(
+    make_checkpoint: Make, make_adapter: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, first, second = make_checkpoint("llama"), make_adapter("llama", 1), make_adapter("llama", 2)
+    plain = load_model(folder)
+    wanted = results(plain)
+    wanted_first = results(attach_adapter(plain, first).eval())
+    set_small_gpu(monkeypatch, folder)
+    assert_same(results(attach_adapter(load_model(folder), first).eval()), wanted_first)
+    base = load_model(folder)
+    tuned = attach_adapter(attach_adapter(base, first), second, "second").eval()
+    assert is_streamed(tuned)
+    tuned.set_adapter("second")
+    assert wanted_first[0][0].tolist() != results(tuned)[0][0].tolist() != wanted[0][0].tolist()
+    tuned.set_adapter("default")
+    assert_same(results(tuned), wanted_first)
+
+
+def test_rows_of_added_tokens_are_set(tmp_path: Path, make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    prior = make_checkpoint("llama")
+    target = save_checkpoint(tmp_path / "target", tiny_model("llama", vocab_size=304))
+    added = find_added_rows(load_checkpoint(target), load_checkpoint(prior))
+    assert isinstance(added, AddedRows)
+    ids = torch.tensor([[5, 302, 7, 301]])
+    with torch.inference_mode():
+        wanted = load_model(prior, added=added)(ids).logits
+        set_small_gpu(monkeypatch, prior)
+        model = load_model(prior, added=added)
+        assert is_streamed(model)
+        assert torch.equal(model(ids).logits, wanted)
+
+
+def test_layers_go_through_the_device_and_come_home_whatever_happens() -> None:
+    """A dtype stands in the place of a device, of which some machines have only one."""
+    model = torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())])
+    before = {name: weight.data_ptr() for name, weight in model.named_parameters()}
+    seen: list[str] = []
+    model[1][0].register_forward_pre_hook(lambda layer, _: seen.append(str(layer.weight.dtype)))
+    stream(model, ("1",), torch.float64)
+    with torch.inference_mode():
+        model[1](torch.zeros(1, 3, dtype=torch.float64))
+    assert seen == ["torch.float64"]
+    assert model[0].weight.dtype == model[1][0].weight.dtype == torch.float32
+
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    model[1][1].register_forward_pre_hook(fail)
+    with torch.no_grad(), pytest.raises(torch.OutOfMemoryError):
+        model[1](torch.zeros(1, 3, dtype=torch.float64))
+    assert seen == ["torch.float64"] * 2
+    assert {name: weight.data_ptr() for name, weight in model.named_parameters()} == before
+    with torch.no_grad():
+        model[1][0].weight.copy_(torch.full((3, 3), 2.0))  # as a sweep sets it
+        model[1][1]._forward_pre_hooks.clear()
+        assert model[1](torch.ones(1, 3, dtype=torch.float64)).min() > 0.98
+
+
+def test_a_model_that_runs_out_of_memory_while_it_loads_streams(
+    make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint("llama")
+    wanted = results(load_model(folder))
+    set_small_gpu(monkeypatch, folder, layers=0)
+    small, tries = models.free_bytes(), []
+    load = models.load_whole
+
+    def crowded(*args: Any, **how: Any) -> Any:
+        tries.append(how["device_map"])
+        if len(tries) == 1:
+            monkeypatch.setattr(models, "free_bytes", lambda: small)  # another process took the rest
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return load(*args, **how)
+
+    monkeypatch.setattr(models, "free_bytes", lambda: 10 * GB)
+    monkeypatch.setattr(models, "load_whole", crowded)
+    model = load_model(folder)
+    assert [len(device_map) for device_map in tries] == [1, 6]
+    assert_same(results(model), wanted)
+    monkeypatch.setattr(models, "free_ram", lambda: 1000)
+    with pytest.raises(StageError, match="would wait in RAM"):
+        load_model(folder)
+
+
+def test_weights_beyond_memory_of_the_cpu_halve_a_batch(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy and Python have an error of their own for it."""
+    model = load_model(make_checkpoint("llama"))
+    wanted = results(model)
+    failures = [MemoryError("too little")]
+
+    def fail_once(*_: Any) -> None:
+        if failures:
+            raise failures.pop()
+
+    runner = Runner(model)
+    assert runner.halves.body is not None
+    model.base_model.register_forward_pre_hook(fail_once)
+    bundle = [PROMPTER.example(0, ASKED[0], answer) for answer in ("Here.", "Nowhere.")]
+    scores = [pair for batch in score_bundles(runner, [bundle]) for pair in batch]
+    assert failures == []
+    assert runner.budget < 2048
+    for mine, other in zip(scores[0][1], wanted[0], strict=False):
+        assert mine.log_probs == pytest.approx(other, rel=1e-5)
