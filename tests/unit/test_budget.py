@@ -15,6 +15,7 @@ from msa_lite.budget.plan import Plan, Remedy, StagePlan
 from msa_lite.budget.scoring import cache_bytes, score_need, stream_layers
 from msa_lite.budget.shape import Shape, read_shape, shape_of_config
 from msa_lite.budget.speed import fit_seconds, score_seconds, speed_of, stream_seconds
+from msa_lite.budget.table import plan_table
 from msa_lite.budget.tuning import FitCase, fit_need, rungs, static_bytes
 from msa_lite.data import Example
 from msa_lite.errors import FormatError
@@ -263,3 +264,12 @@ def test_the_verdict_names_the_peak_and_the_first_remedy_that_fits() -> None:
         "Fits on 8 GB (GPU): yes, peak 6.8 GB in the fit of the forget vector"
     )
     assert plan.price == (pytest.approx(0.05), pytest.approx(0.1))
+
+
+def test_a_measured_peak_has_a_column_beside_the_predicted_one() -> None:
+    plan = make_plan(6_800_000_000, 8_000_000_000)
+    assert "measured" not in plan_table(plan).headings
+    (stage,) = plan.stages
+    table = plan_table(replace(plan, stages=[replace(stage, measured=6_700_000_000)]))
+    assert table.headings[-3:] == ["peak", "measured", "time"]
+    assert [cell.text for cell in table.sections[0].rows[0]][-3:-1] == ["6.8", "6.7"]
