@@ -35,6 +35,7 @@ from torch.utils._pytree import tree_leaves
 
 from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.io import precision
+from msa_lite.io.progress import silent
 from msa_lite.train import FitSettings, plain
 from msa_lite.train import model as train_model
 from msa_lite.train.loop import Loop
@@ -353,7 +354,7 @@ def _our_trainer(rows: Sequence[Example], settings: FitSettings, folder: Path, r
     set_up(model, rung)
     objective, tokenizer = plain.PlainLoss(rows, 2), SimpleNamespace(pad_token_id=2)
     objective.prepare(model)
-    run: Any = Loop(None, rows, tokenizer, settings, folder, "", objective, None, _quiet, rung=rung)  # type: ignore[arg-type]
+    run: Any = Loop(None, rows, tokenizer, settings, folder, "", objective, None, silent, rung=rung)  # type: ignore[arg-type]
     return run._trainer(model)
 
 
@@ -397,7 +398,3 @@ def _one_step(trainer: Any, inputs: dict[str, Any], ledger: Ledger) -> Memory:
     trainer.accelerator.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return ledger.peak
-
-
-def _quiet(*args: Any) -> None:
-    """Report no progress."""

@@ -24,7 +24,7 @@ from msa_lite.baselines.passes import (
     reference_of,
 )
 from msa_lite.baselines.reference import ReferenceCache
-from msa_lite.data import IGNORE, PASS_TOKENS, Example, group_rows, hash_ids
+from msa_lite.data import IGNORE, Example, group_rows, hash_ids, pass_tokens
 from msa_lite.io.heads import split_model
 
 Backward = Callable[[Any], None]
@@ -43,6 +43,8 @@ class _Term:
     """The sequences that one row takes up of a micro-batch."""
     in_order: bool = False
     """True where the rows of a pass decide the loss; otherwise those of similar length run together."""
+    beside: Sequence[Sequence[Example]] = ()
+    """Other examples of each row, which run in batches of the same rows."""
 
     def run(self, model: Any, rows: Sequence[int], micro: int, longest: int, backward: Backward) -> Any:
         """Run the term over `rows`, pass by pass, each with its backward pass; return its detached value.
@@ -53,8 +55,8 @@ class _Term:
         if self.in_order:
             chunks: Iterable[Sequence[int]] = in_chunks(range(len(rows)), size)
         else:
-            lengths = [len(self.examples[i].ids) for i in rows]
-            chunks = group_rows(lengths, size * longest, PASS_TOKENS[model.device.type])
+            lengths = [max(len(examples[i].ids) for examples in (self.examples, *self.beside)) for i in rows]
+            chunks = group_rows(lengths, size * longest, pass_tokens(model.device))
         total: Any = 0.0
         for chunk in chunks:
             share = sum(counts[i] for i in chunk) / sum(counts)
@@ -153,9 +155,10 @@ class BaselineObjective:
         # open-unlearning's is a mean over each micro-batch.
         over = "rows" if self._repeats_defect else self.method.mean_over
         # A reference's logits beside the model's own take as much memory as a second row does.
-        twice = self.method.takes == "pairs" or (self.method.reference == "logits" and not self._repeats_defect)
+        beside = [self.alternatives] if self.method.takes == "pairs" else []
+        twice = bool(beside) or (self.method.reference == "logits" and not self._repeats_defect)
         weight = float(self.parameters["forget_weight"])
-        return _Term(self.forget, weight, over, run, 1 + twice, in_order=self._repeats_defect)
+        return _Term(self.forget, weight, over, run, 1 + twice, self._repeats_defect, beside)
 
     @property
     def _retain_term(self) -> _Term:

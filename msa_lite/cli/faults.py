@@ -11,6 +11,7 @@ import click
 
 from msa_lite.errors import MsaError, UsageError
 from msa_lite.io.disk import disk_fault
+from msa_lite.io.memory import is_out_of_memory, memory_fault
 from msa_lite.io.reading import without_controls
 
 _RESUME = "finished stages stay, the same command resumes"
@@ -42,6 +43,11 @@ def report_error(error: BaseException, verbose: bool, rank: int = 0) -> int:
         return 130
     if isinstance(error, MemoryError):
         return _say(f"out of memory; {_RESUME} (merge: --threads 1)", 4)
+    if is_out_of_memory(error):
+        if verbose:
+            traceback.print_exception(error)
+        change = "close other programs that use the GPU, or take a smaller model or a larger GPU"
+        return _say(f"{memory_fault(error)}; {change}; {_RESUME}", 4)
     if isinstance(error, FileNotFoundError) and _is_nowhere():  # the libraries ask for it as they are loaded
         return _say("the working folder is gone; change into another one", UsageError.exit_code)
     full = disk_fault(error)

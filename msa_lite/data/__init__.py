@@ -5,7 +5,7 @@ plain template where it has none. Models learn, and are scored on, only the answ
 documents, cut into chunks; models learn every token. Sources are a Hub id, a folder in Hub layout, or a file.
 """
 
-from msa_lite.data.batches import PASS_TOKENS, group_rows
+from msa_lite.data.batches import group_rows, pass_tokens
 from msa_lite.data.examples import encode, encode_qa, encode_text, encode_up_to, hash_ids, pad_id, shorten, to_batch
 from msa_lite.data.prompts import (
     DATE_STRING,
@@ -28,7 +28,6 @@ __all__ = [
     "COMPARED_ROWS",
     "DATE_STRING",
     "IGNORE",
-    "PASS_TOKENS",
     "SYSTEM_PROMPT",
     "DataSource",
     "Example",
@@ -53,6 +52,7 @@ __all__ = [
     "make_prompter",
     "open_tokenizer",
     "pad_id",
+    "pass_tokens",
     "pin_source",
     "render_chat",
     "rows_identity",

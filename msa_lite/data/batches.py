@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
-PASS_TOKENS = {"cpu": 32, "cuda": 512}
-"""The tokens that a device could run in the time that a pass takes beside its arithmetic."""
+
+def pass_tokens(device: Any) -> int:
+    """Return the tokens that a device of torch could run in the time that a pass takes beside its arithmetic."""
+    return 32 if device.type == "cpu" else 512
 
 
 def group_rows(lengths: Sequence[int], budget: int, per_pass: int = 0) -> list[list[int]]:

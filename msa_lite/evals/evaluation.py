@@ -69,10 +69,10 @@ def evaluate_benchmark(
         check_comparable(ideal, benchmark, out)
     beside = {"ideal": ideal_identity(ideal), "judge": judge.describe()}
     inputs = subject | beside | ({"method": method} if method else {})
+    ranks.check_same(digest(inputs))  # before some of them find their own inputs done, and leave
     if is_finished(out, inputs):
         return load_report(out) if ranks.first else None
     open_judge(judge)  # raises before any work where it lacks something
-    ranks.check_same(digest(inputs))
     check_device()
 
     def collect_all(folder: Path) -> dict[str, list[Record]]:

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from msa_lite.errors import UsageError
+from msa_lite.io.memory import avoid_fragments
 
 logger = logging.getLogger(__name__)
 
@@ -19,9 +20,13 @@ _GB = 1e9
 
 @cache  # of one process there is one answer, and one line
 def check_device() -> None:
-    """Warn of a GPU that is left unused, or shared with others. Raise UsageError for one that does not work."""
+    """Warn of a GPU that is left unused, or shared with others. Raise UsageError for one that does not work.
+
+    It is the first use of CUDA in a process, so the allocator is set up before.
+    """
     import torch
 
+    avoid_fragments()
     if not torch.cuda.is_available():
         if reason := why_unused():
             logger.warning("this machine has an NVIDIA GPU, but the CPU is used: %s", reason)

@@ -7,7 +7,8 @@ import importlib.util
 from msa_lite.errors import UsageError
 
 _TRAIN = (
-    "accelerate", "datasets", "peft", "rouge_score", "safetensors", "scipy", "tokenizers", "torch", "transformers",
+    "accelerate", "datasets", "peft", "psutil", "rouge_score", "safetensors", "scipy", "tokenizers", "torch",
+    "transformers",
 )  # fmt: skip
 # Extra → the reason to install it, and the packages to look for.
 _EXTRAS = {

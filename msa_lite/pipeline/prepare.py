@@ -22,7 +22,6 @@ from msa_lite.io.devices import check_device
 from msa_lite.io.disk import check_space
 from msa_lite.io.hub import Source
 from msa_lite.io.loading import pattern_fault
-from msa_lite.io.memory import avoid_fragments
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.vocabulary import token_tensors
 from msa_lite.pipeline.earlier import EarlierRun, check_earlier, check_rows, open_earlier
@@ -135,10 +134,9 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     Raise MismatchError with the tensors on which target and prior differ.
     """
     recipe = _pin_benchmark(recipe)
+    check_device()
     check_mode(recipe.vector.mode, recipe.vector.optimizer, recipe.vector.compute)
     check_trackers(recipe.trackers)
-    avoid_fragments()
-    check_device()
     if recipe.merge.form == "adapter" and recipe.vector.mode == "full":
         raise UsageError("merge.as: vector.mode full makes no adapter; choose merge.as model, or vector.mode lora")
     open_judge(_judge_settings(recipe))  # it may lack a key

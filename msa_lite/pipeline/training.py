@@ -165,9 +165,18 @@ def _train_with_all(
     """Train a stage by all processes of the crew; each of them has to call it."""
     from msa_lite.train.sharded import fit_sharded
 
-    arguments: dict[str, Any] = {"tokenizer": run.start.tokenizer, "settings": step.settings, "label": step.name}
     with crew.group():
-        fit_sharded(source, step.examples, out, **arguments, extra_files=None, until=None, progress=progress)
+        fit_sharded(source, step.examples, out, **_arguments(run, step, out.parent), progress=progress)
+
+
+def _arguments(run: TrainingRun, step: ReadyStage, folder: Path) -> dict[str, Any]:
+    """Return the arguments of a stage's fit, by one process or by all."""
+    return {
+        "tokenizer": run.start.tokenizer,
+        "settings": step.settings,
+        "label": step.name,
+        "tracking": Tracking(run.recipe.trackers, folder / TRACKING, folder.resolve().name),
+    }
 
 
 @dataclass(frozen=True)
@@ -249,16 +258,7 @@ class _Training:
             with self.crew.helped(_STAGE, {"stage": step.name, **model}):
                 _train_with_all(self.crew, self.run, step, source, out, progress)
             return
-        fit_vector(
-            source,
-            step.examples,
-            out,
-            tokenizer=start.tokenizer,
-            settings=step.settings,
-            label=step.name,
-            tracking=Tracking(self.run.recipe.trackers, self.folder / TRACKING, self.folder.resolve().name),
-            progress=progress,
-        )
+        fit_vector(source, step.examples, out, **_arguments(self.run, step, self.folder), progress=progress)
 
     def _source(self, made: Sequence[TrainedModel]) -> Source:
         """Return the model that the next stage goes on from."""

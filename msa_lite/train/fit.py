@@ -80,8 +80,8 @@ def fit_vector(
     if is_finished(out, inputs):
         logger.info("%s: already made from the same inputs", out)
         return out
-    check_mode(settings.mode, settings.optimizer, settings.compute)
     avoid_fragments()
+    check_mode(settings.mode, settings.optimizer, settings.compute)
     facts: dict[str, Any] = {"sources": {"prior": source.pinned()}, "rows": len(examples)}
     with stage_folder(out, "vector", inputs, facts, resumable=True) as partial:
         loss = objective or PlainLoss(examples, pad_id(tokenizer))
@@ -141,10 +141,10 @@ def _run_until(loop: Loop, until: Until) -> dict[str, Any]:
 
 def _run(loop: Loop) -> int:
     """Train at the first rung that fits into memory; return its rows of a forward pass."""
+    micros = micro_batches(loop.settings, max(loop.objective.longest, max(len(e.ids) for e in loop.examples)))
     _drop_other_saves(loop)
     model = _load(loop)
-    tokens = max(loop.objective.longest, max(len(e.ids) for e in loop.examples))
-    rungs = _rungs_left(loop, ladder(model, micro_batches(loop.settings, tokens)))
+    rungs = _rungs_left(loop, ladder(model, micros))
     start = None if loop.settings.mode == "full" else copy_trained(model)
     longest = sorted(range(len(loop.examples)), key=lambda i: -len(loop.examples[i].ids))
     probe = StepProbe(loop.objective, loop.settings, longest)

@@ -33,6 +33,7 @@ SAVES = "checkpoints"
 SCORES = "scores"  # the folder that `after_epoch` writes into
 _SAVED_WHOLE = "complete"
 LOG = "train_log.jsonl"
+_LOGGED = ("loss", "grad_norm", "learning_rate")
 _MOST_SKIPPED = 20  # steps in a row whose gradients overflow in fp16; the loss's scale starts at 2^16 and is halved
 SAVE_SECONDS = 60.0  # between saves of an open-ended fit, whose epochs may take seconds, and its saves longer
 _LOWEST = Rung(1)
@@ -181,37 +182,43 @@ def _objective_trainer(objective: Objective, micro: int) -> Any:
     return ObjectiveTrainer
 
 
+@dataclass
+class _Overflow:
+    """Tells steps that are skipped, since their gradients overflowed in fp16, from gradients that are broken."""
+
+    scales: bool
+    """True if the loss is scaled, so that a skipped step is followed by one with a smaller scale."""
+    skipped: int = 0
+    """The steps skipped in a row."""
+
+    def is_in(self, line: Mapping[str, Any]) -> bool:
+        """Check whether the gradients of a logged step overflowed, and not its loss."""
+        is_infinite = not math.isfinite(float(line.get("grad_norm", 0))) and math.isfinite(float(line["loss"]))
+        self.skipped = self.skipped + 1 if is_infinite else 0
+        return is_infinite and self.scales and self.skipped <= _MOST_SKIPPED
+
+
 def _make_callback(loop: Loop) -> Any:
     """Make the Trainer callback: log, progress, the check for a broken loss, epochs' ends, the mark on whole saves."""
     from transformers import TrainerCallback
 
-    scales = choose_precision(loop.settings.compute) == "fp16"
+    overflow = _Overflow(choose_precision(loop.settings.compute) == "fp16")
 
     class Watch(TrainerCallback):
         broken = False
-        skipped = 0
         saved_at = time.monotonic()
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
             if "loss" not in logs:
                 return
-            keys = ("loss", "grad_norm", "learning_rate")
-            line = {"step": state.global_step, "epoch": state.epoch} | {k: logs[k] for k in keys if k in logs}
-            if self._overflows(line):  # the step is skipped, and the next one has a smaller scale
+            line = {"step": state.global_step, "epoch": state.epoch} | {k: logs[k] for k in _LOGGED if k in logs}
+            if overflow.is_in(line):  # the step is skipped, and the next one has a smaller scale
                 del line["grad_norm"]
             if not all(math.isfinite(float(line[k])) for k in ("loss", "grad_norm") if k in line):
-                norm = line.get("grad_norm")
-                self._stop(control, f"the loss is {line['loss']} (gradient norm {norm}) at step {line['step']}")
+                self._stop(control, "the loss is {loss} (gradient norm {grad_norm}) at step {step}".format_map(line))
                 return
             with open(loop.partial / LOG, "a", encoding="utf-8") as stream:
                 stream.write(json.dumps(line) + "\n")
-
-        def _overflows(self, line: dict[str, Any]) -> bool:
-            """Check whether the gradients, and not the loss, overflowed in fp16; not for ever, or it is no overflow."""
-            norm, loss = float(line.get("grad_norm", 0)), float(line["loss"])
-            is_infinite = not math.isfinite(norm) and math.isfinite(loss)
-            self.skipped = self.skipped + 1 if is_infinite else 0
-            return is_infinite and scales and self.skipped <= _MOST_SKIPPED
 
         def _stop(self, control: Any, fault: str) -> None:
             """End the training and keep its epochs so far. Raise NotFiniteError where there are none."""

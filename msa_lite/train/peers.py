@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from msa_lite.errors import MismatchError, MsaError, StageError, join_faults
 from msa_lite.io.files import digest
+from msa_lite.io.memory import is_out_of_memory
 
 T = TypeVar("T")
 
@@ -130,6 +131,8 @@ def told_of_losses(label: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if is_out_of_memory(error):  # NCCL's words for it name NCCL, too
+            raise
         if not (isinstance(error, dist.DistError) or any(part in str(error).lower() for part in _LOST)):
             raise
         raise StageError(

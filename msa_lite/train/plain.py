@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from msa_lite.data import IGNORE, PASS_TOKENS, Example, group_rows, to_batch
+from msa_lite.data import IGNORE, Example, group_rows, pass_tokens, to_batch
 from msa_lite.io.heads import Halves, split_model
 from msa_lite.io.precision import autocast
 from msa_lite.train.beginnings import Beginning, can_share, common_beginning, label_states, run_rows
@@ -56,7 +56,7 @@ class PlainLoss:
         total = torch.zeros((), device=model.device)
         beginning = self._run_beginning(model, examples)
         start = beginning.tokens if beginning else 0
-        budget, per_pass = micro * self.longest - start, PASS_TOKENS[model.device.type]
+        budget, per_pass = micro * self.longest - start, pass_tokens(model.device)
         for chosen in group_rows([len(e.ids) - start for e in examples], budget, per_pass):
             total += self._run(model, [examples[i] for i in chosen], beginning, labels, backward)
         if beginning:

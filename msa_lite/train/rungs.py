@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 CPU_TOKENS = 4096  # of a micro-batch on a CPU, where running out of memory cannot be caught
 
 
+CPU_TOKENS = 4096
+"""The tokens of a micro-batch on a CPU, where running out of memory cannot be caught."""
+
+
 @dataclass(frozen=True)
 class Rung:
     """How a fit uses memory."""

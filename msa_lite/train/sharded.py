@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from msa_lite.data import PASS_TOKENS, Example, pad_id
+from msa_lite.data import Example, pad_id, pass_tokens
 from msa_lite.errors import MsaError, NotFiniteError, UsageError
 from msa_lite.io.extras import require
 from msa_lite.io.hub import Source, fetch
@@ -325,7 +325,7 @@ class _Steps:
         loop, peers = self.loop, self.peers
         lengths, counts = self._sizes
         labelled = [row for row in rows if counts[row]]
-        budget, per_pass = self.micro * loop.objective.longest, PASS_TOKENS[peers.device.type]
+        budget, per_pass = self.micro * loop.objective.longest, pass_tokens(peers.device)
         passes = deal(labelled, lengths, peers.count, budget, per_pass)[peers.rank]
         for group in self.optimizer.param_groups:
             group["lr"] = self._rate(step)

@@ -13,6 +13,7 @@ import pytest
 
 import msa_lite
 from msa_lite.evals.records import read_records
+from msa_lite.io.ranks import Ranks
 from msa_lite.io.seal import verify_folder
 from tests.conftest import save_adapter, save_checkpoint
 from tests.e2e.conftest import CallCli
@@ -129,6 +130,8 @@ def test_of_several_processes_the_first_prints_what_is_finished(
     scored: tuple[Path, Any], models: tuple[Path, Path], data: str, call: CallCli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
+    compared: list[str] = []
+    monkeypatch.setattr(Ranks, "check_same", lambda self, inputs: compared.append(inputs))
     said = {}
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
@@ -136,6 +139,8 @@ def test_of_several_processes_the_first_prints_what_is_finished(
         assert code == 0
     assert json.loads(said["0"])["metrics"] == scored[1]["metrics"]
     assert said["1"] == ""
+    assert len(compared) == 2  # one that has its own inputs done must not leave the other one waiting
+    assert len(set(compared)) == 1
 
 
 def test_an_ideal_that_numbers_its_tokens_otherwise_is_refused(

@@ -1,4 +1,4 @@
-"""Models as a GPU holds them: 4-bit priors and targets, and points of a sweep with the bits of the merged model."""
+"""Models as a GPU holds them: in 4 bits, larger than it, and points of a sweep with the bits of the merged model."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import torch
 
 from msa_lite.evals.models import load_model
 from msa_lite.io import precision
+from msa_lite.io.streaming import is_streamed
+from tests.fits import ROWS
 from tests.gpu import cases
 from tests.parity.test_points import assert_points_are_merges, make_job
+from tests.small_gpu import set_small_gpu
 
 Make = Callable[..., Path]
 SIZES = {"hidden_size": 64, "intermediate_size": 128}
@@ -50,3 +53,19 @@ def test_points_have_the_bits_of_the_merged_model(
     if full:
         vectors = {"forget": make_checkpoint("llama", 2), "retain": make_checkpoint("llama", 3)}
     assert_points_are_merges(job, vectors, tmp_path / "out")
+
+
+def test_a_model_larger_than_the_gpu_scores_and_takes_points_alike(
+    make_checkpoint: Make, make_adapter: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint("llama")
+    wanted, _ = cases.score_all(load_model(folder), ROWS)
+    set_small_gpu(monkeypatch, folder)
+    model = load_model(folder)
+    assert is_streamed(model)
+    assert model.device.type == model.model.layers[0].mlp.up_proj.weight.device.type == "cuda"
+    assert model.model.layers[1].mlp.up_proj.weight.device.type == "cpu"
+    assert cases.score_all(model, ROWS)[0] == wanted
+    assert model.model.layers[1].mlp.up_proj.weight.device.type == "cpu"
+    job = make_job(folder, make_checkpoint("llama", 1), tmp_path)
+    assert_points_are_merges(job, {"forget": make_adapter("llama", 1)}, tmp_path / "out")

@@ -20,7 +20,6 @@ from msa_lite.baselines.objective import BaselineObjective
 from msa_lite.baselines.passes import Batch, make_batch
 from msa_lite.baselines.reference import ReferenceCache
 from msa_lite.data import IGNORE, Example
-from msa_lite.io import heads
 from msa_lite.io.hub import Source
 from tests.conftest import tiny_model
 from tests.ragged import PAD, VOCABULARY, ragged_rows, with_adapter
@@ -232,43 +231,6 @@ def test_at_the_start_model_and_reference_agree(name: str, retain_loss: str, ful
     made.prepare(model)
     wanted = 0.0 if of_retain else 20 * np.log(2)  # β = 0.1
     assert float(made.step(model, ROWS, 0, 4, lambda loss: None)) == pytest.approx(wanted, abs=1e-4, rel=1e-4)
-
-
-@each_mode
-@pytest.mark.parametrize("name", METHODS)
-def test_no_pass_holds_more_tokens_than_a_micro_batch_of_the_longest_rows(
-    name: str, full: bool, tmp_path: Path
-) -> None:
-    made, model = objective_of(point(name), name, tmp_path, full), to_train(full)
-    made.prepare(model)
-    held: list[Tensor] = []
-    body = (model if full else model.get_base_model()).base_model
-    body.register_forward_pre_hook(lambda *args: held.append(args[2]["input_ids"]), with_kwargs=True)
-    passes: dict[int, list[Tensor]] = {4: [], 1: []}
-    for micro, values in passes.items():
-        held.clear()
-        made.step(model, ROWS, 0, micro, values.append)
-        assert max(ids.numel() for ids in held) <= micro * made.longest
-    assert len(passes[4]) < len(passes[1])
-
-
-@pytest.mark.parametrize("retain_loss", ["nll", "kl"])
-@pytest.mark.parametrize("name", ["npo", "dpo", "satimp", "undial"])
-def test_logits_are_made_a_block_at_a_time(
-    name: str, retain_loss: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made, model = objective_of(point(name, retain_loss), name, tmp_path, False), to_train(False)
-    made.prepare(model)
-    wanted = made.step(model, ROWS, 0, 4, lambda loss: loss.backward())
-    gradient = gradients(model)
-    sizes: list[int] = []
-    model.get_output_embeddings().register_forward_hook(lambda module, args, output: sizes.append(len(output)))
-    for rows in (1000, 3):
-        sizes.clear()
-        monkeypatch.setattr(heads, "_BLOCK_BYTES", 4 * VOCABULARY * rows)
-        assert float(made.step(model, ROWS, 0, 4, lambda loss: loss.backward())) == pytest.approx(float(wanted))
-        assert_alike(gradients(model), gradient)
-        assert max(sizes) == 3 if rows == 3 else max(sizes) > 3
 
 
 @each_mode

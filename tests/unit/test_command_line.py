@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import pytest
+import torch
 
 from msa_lite import cli
 from msa_lite.cli import output
@@ -177,6 +178,16 @@ def test_a_full_disk_is_told_in_its_own_words_whatever_library_met_it(
     assert "Traceback" in call("run", "-v")[2]
 
 
+def test_a_full_gpu_is_told_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GB")
+    assert report_error(error, verbose=False) == 4
+    line = capsys.readouterr().err
+    assert line.startswith("error: CUDA out of memory. Tried to allocate 2.00 GiB; close other programs")
+    assert line.count("\n") == 1
+    assert report_error(error, verbose=True) == 4
+    assert "OutOfMemoryError" in capsys.readouterr().err
+
+
 def test_other_errors_are_none_of_the_disk(capsys: pytest.CaptureFixture[str]) -> None:
     for error in (ValueError("os error 2"), RuntimeError("operator 28 failed"), OSError(errno.ENOENT, "no such file")):
         assert disk_fault(error) is None
@@ -266,3 +277,15 @@ def test_a_place_without_rights_is_named_without_a_traceback(number: int, capsys
     assert text.startswith(f"error: run/report.md.tmp: {os.strerror(number)}; you need the right")
     assert "Traceback" not in text
     assert "bug" not in text
+
+
+def test_stdout_holds_results_alone_where_wandb_is_offline(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers prints a line as its trackers are imported."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delitem(sys.modules, "transformers.integrations.integration_utils", raising=False)
+    output.quieten_libraries(verbose=True)
+    streams = capsys.readouterr()
+    assert streams.out == ""
+    assert "WANDB offline" in streams.err

@@ -98,6 +98,14 @@ def test_a_gpu_that_does_not_work_ends_the_run(gpu: pytest.MonkeyPatch) -> None:
         devices.check_device()
 
 
+def test_the_allocator_is_set_up_before_the_gpu_is_used(gpu: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    gpu.setattr(devices, "avoid_fragments", lambda: calls.append("allocator"))
+    gpu.setattr(torch.cuda, "is_available", lambda: calls.append("CUDA") or True)
+    devices.check_device()
+    assert calls[:2] == ["allocator", "CUDA"]
+
+
 def test_each_process_of_a_launcher_looks_at_its_own_gpu(gpu: pytest.MonkeyPatch) -> None:
     gpu.setattr(torch.cuda, "device_count", lambda: 2)
     assert devices.own_gpu() == 0

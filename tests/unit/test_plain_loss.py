@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
-from msa_lite.data import IGNORE, Example, group_rows, to_batch
+from msa_lite.data import IGNORE, Example, group_rows, pass_tokens, to_batch
 from msa_lite.io import heads
 from msa_lite.io.heads import split_model
 from msa_lite.train import beginnings, plain
@@ -291,6 +291,10 @@ def divisions(rows: list[int]) -> Iterator[list[list[int]]]:
     for cuts in range(1 << max(0, len(rows) - 1)):
         places = [0, *(i + 1 for i in range(len(rows) - 1) if cuts >> i & 1), len(rows)]
         yield [rows[a:b] for a, b in pairwise(places)]
+
+
+def test_other_accelerators_count_as_a_gpu_does() -> None:
+    assert pass_tokens(torch.device("mps")) == pass_tokens(torch.device("cuda", 1)) > pass_tokens(torch.device("cpu"))
 
 
 @given(st.lists(st.integers(1, 30), max_size=8), st.integers(1, 90), st.sampled_from([0, 3, 40]))

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from msa_lite.data import Example
+from msa_lite.errors import StageError
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.precision import _cpu_has_bf16
 from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.io.vocabulary import find_added_rows
 from msa_lite.train import FitSettings, Until, fit_vector
+from msa_lite.train.peers import told_of_losses
 from tests.conftest import tiny_tokenizer
 from tests.fits import assert_close, steps_of, weights
 from tests.pairs import Outcome, run_together
@@ -184,6 +186,20 @@ def test_what_cannot_be_done_together_fails_at_once_in_both(make_checkpoint: Mak
     for outcome in run_together(sharded, prior, tmp_path / "v"):  # the first one sees it, both tell
         assert outcome.error == "OutputError"
     assert [path.name for path in tmp_path.iterdir()] == ["v"]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("[gloo/transport/tcp/pair.cc:547] Connection closed by peer", StageError),
+        ("NCCL error: unhandled cuda error. Last error: Cuda failure 2 'out of memory'", RuntimeError),
+        ("mat1 and mat2 have other dtypes", RuntimeError),
+    ],
+)
+def test_of_a_fit_with_others_only_lost_connections_are_told_as_such(message: str, kind: type[Exception]) -> None:
+    with pytest.raises(kind) as caught, told_of_losses("forget vector"):
+        raise RuntimeError(message)
+    assert type(caught.value) is kind
 
 
 def open_ended(prior: Path, target: Path) -> tuple[FitSettings, Until]:
