@@ -6,8 +6,9 @@ from msa_lite.budget.machine import Device
 from msa_lite.budget.need import CONTEXT, PROCESS, Need
 from msa_lite.budget.shape import Shape
 from msa_lite.budget.tuning import NF4
+from msa_lite.errors import StageError
+from msa_lite.io.streaming import Sizes, fits, place
 
-_ROOM = 1_000_000_000  # bytes that stay free beside weights that stream
 _LOGITS = 64 << 20  # bytes of fp32 logits at a time (`evals.models`)
 
 
@@ -38,19 +39,20 @@ def cache_bytes(shape: Shape, width: int) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * width
 
 
-def streamed_bytes(need: Need, device: Device, host: int | None) -> int:
-    """Return the bytes of weights that wait in RAM and stream to the GPU layer by layer; 0 where all of them fit.
+def stream_layers(shape: Shape, need: Need, device: Device, host: int | None) -> tuple[Need, int]:
+    """Return the need where layers wait in RAM because the GPU is too small for all of them, and the bytes that do.
 
-    0, too, where the RAM is too small for all weights. host: bytes of RAM, if known.
+    Return the need as it is, and 0, where all layers fit, or where streaming does not help. host: bytes of RAM, if
+    known.
     """
-    weights, room = need.parts["weights"], device.nbytes - CONTEXT - _ROOM
-    if not device.is_gpu or weights <= room or (host is not None and weights + PROCESS > host):
-        return 0
-    return min(weights, weights - room)
-
-
-def streamed_need(shape: Shape, need: Need, streamed: int) -> Need:
-    """Return the need of a model of which so many bytes stream: what stays on the GPU, or its largest layer."""
-    width = need.parts["weights"] / shape.weights
-    largest = int(width * max(shape.embedding, shape.head, shape.in_linear // shape.layers))
-    return Need({**need.parts, "weights": max(need.parts["weights"] - streamed, largest)}, need.rough)
+    weights, free = need.parts["weights"], device.nbytes - CONTEXT
+    if not device.is_gpu or fits(weights, free):
+        return need, 0
+    layer = int(weights / shape.weights * shape.in_linear / shape.layers)
+    sizes = Sizes({str(i): layer for i in range(shape.layers)}, {"others": weights - shape.layers * layer})
+    try:
+        placement = place(sizes, free, host or weights * 2)
+    except StageError:
+        return need, 0
+    waiting = layer * len(placement.streamed)
+    return Need({**need.parts, "weights": weights - waiting + layer}, need.rough), waiting

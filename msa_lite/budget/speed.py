@@ -24,7 +24,7 @@ _STREAMED = 0.5  # the share of the stated bytes a second that decoding reaches
 _STEP = 0.02  # seconds of a decoding step on a GPU, whatever the model
 _LAYER = 0.003  # seconds of a layer's forward and backward pass on a GPU, however few its rows
 _BUS = 1.2e10  # bytes a second from RAM to a GPU
-_BUDGET = 65536  # tokens of a batch that is scored (`evals.models`)
+_BUDGET = 8192  # tokens of a batch that is scored while layers stream (`evals.models`)
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,6 @@ def score_seconds(shape: Shape, questions: int, tokens: int, new_tokens: int, ba
 
 
 def stream_seconds(streamed: int, questions: int, tokens: int, new_tokens: int, batch: int) -> float:
-    """Return the seconds that so many bytes of weights take from RAM in each batch, and for each generated token."""
+    """Return the seconds that so many bytes of weights take from RAM, in each batch and for each token of answers."""
     passes = -(-questions * tokens // _BUDGET) + new_tokens * -(-questions // max(1, batch))
     return passes * streamed / _BUS

@@ -63,7 +63,7 @@ class PlanInputs:
 def find_plan_inputs(recipe: Recipe) -> PlanInputs:
     """Find models and rows of a recipe. Raise UsageError where no model's sizes can be read."""
     notes: list[str] = []
-    if recipe.demo is not None and not (recipe.folder / "history" / "target").is_dir():
+    if recipe.demo is not None and not has_history(recipe):
         return _demo_inputs(recipe)
     names = {"target": recipe.target, "prior": recipe.prior_checkpoint}
     if recipe.evaluate and recipe.evaluate.ideal:
@@ -88,6 +88,11 @@ def find_plan_inputs(recipe: Recipe) -> PlanInputs:
     examples = _find_examples(recipe, notes)
     rows = match_forget(recipe, {name: RowFacts.of(part) for name, part in examples.items()})
     return PlanInputs(shapes, rows, download, notes, examples)
+
+
+def has_history(recipe: Recipe) -> bool:
+    """Check whether the models of a demo are made."""
+    return (recipe.folder / "history" / "target").is_dir()
 
 
 def find_headers(name: str) -> Checkpoint | None:

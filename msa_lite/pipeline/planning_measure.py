@@ -17,7 +17,7 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.memory import avoid_fragments
 from msa_lite.io.progress import notices
 from msa_lite.io.tokenizer import fetch_tokenizer
-from msa_lite.pipeline.planning_inputs import PlanInputs, batch_size, find_headers, vector_names
+from msa_lite.pipeline.planning_inputs import PlanInputs, batch_size, find_headers, has_history, vector_names
 from msa_lite.recipe import Recipe
 from msa_lite.train import FitSettings, check_mode
 from msa_lite.train.timing import time_steps
@@ -31,12 +31,7 @@ def measure_times(recipe: Recipe, inputs: PlanInputs) -> Measured:
 
     Raise UsageError where prior or rows are not on this machine, StageError where no step fits into memory.
     """
-    checkpoint = None if recipe.demo is not None else find_headers(recipe.prior_checkpoint)
-    if checkpoint is None or not checkpoint.shards:
-        raise UsageError(
-            f"--measure: the prior {recipe.prior_checkpoint} is not on this machine; download it first, or leave "
-            "--measure out"
-        )
+    _check_prior(recipe)
     sets = {name: inputs.examples[name] for name in vector_names(recipe) if name in inputs.examples}
     if not sets:
         raise UsageError(f"--measure: the rows of the fits cannot be read: {'; '.join(inputs.notes)}")
@@ -51,6 +46,18 @@ def measure_times(recipe: Recipe, inputs: PlanInputs) -> Measured:
     fits = time_steps(prior, sets, settings, pad_id(tokenizer))
     texts = [example for examples in sets.values() for example in examples]
     return Measured(fits, _time_scores(recipe, prior, tokenizer, texts) if recipe.evaluate else None)
+
+
+def _check_prior(recipe: Recipe) -> None:
+    """Raise UsageError where the prior's weights are not on this machine."""
+    if recipe.demo is not None and not has_history(recipe):
+        raise UsageError("--measure: the models of the demo are not made yet; the run makes them")
+    checkpoint = find_headers(recipe.prior_checkpoint)
+    if checkpoint is None or not checkpoint.shards:
+        raise UsageError(
+            f"--measure: the prior {recipe.prior_checkpoint} is not on this machine; download it first, or leave "
+            "--measure out"
+        )
 
 
 def _settings(recipe: Recipe, batch: int) -> FitSettings:

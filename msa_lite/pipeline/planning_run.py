@@ -10,7 +10,7 @@ from typing import Literal
 from msa_lite.budget.machine import Device
 from msa_lite.budget.need import CONTEXT, Need
 from msa_lite.budget.plan import Plan, Remedy, StagePlan, gigabytes
-from msa_lite.budget.scoring import score_need, streamed_bytes, streamed_need
+from msa_lite.budget.scoring import score_need, stream_layers
 from msa_lite.budget.shape import Shape
 from msa_lite.budget.speed import Measured, Speed, fit_seconds, score_seconds, speed_of, stream_seconds
 from msa_lite.budget.tuning import FitCase, fit_need, rungs
@@ -141,19 +141,13 @@ class _Maker:
         seconds = self._score_seconds(model, questions, _TEXT, answer, streamed)
         seconds = times * seconds + self._load_seconds * (times if kind == "scores" else 1)
         how = "batches grow with free memory"
-        merges = 0.0, 0.0
         if streamed:
             how = f"slow: {gigabytes(streamed)} of weights stream from RAM"
-            if kind == "sweep":  # whose points are merged on disk then
-                low, high = self._merge_seconds()
-                merges = times * low, times * high
         if four_bit:
             how = "in 4 bits, with the adapters beside it"
             beside = sum(one.adapter(recipe.vector.lora.rank) for one in shape.adapted(recipe.vector.lora.targets))
             need = need.plus("adapters", 4 * beside * len(vector_names(recipe)))
-        return StagePlan(
-            f"the {kind}", kind, need, None, (seconds + merges[0], seconds + merges[1]), how, streams=streamed > 0
-        )
+        return StagePlan(f"the {kind}", kind, need, None, (seconds, seconds), how, streams=streamed > 0)
 
     def _score_seconds(self, model: str, questions: int, tokens: int, new_tokens: int, streamed: int) -> float:
         """Return the seconds of scoring questions of so many tokens each, and of answers of so many."""
@@ -177,8 +171,7 @@ class _Maker:
         width = 2.0 if four_bit and self.device.is_gpu else width
         need = score_need(shape, _LONGEST_QUESTION, width, on_gpu=self.device.is_gpu, four_bit=four_bit)
         host = host_memory() if self.device.name else None  # of another machine, it is not known
-        streamed = 0 if four_bit else streamed_bytes(need, self.device, host)
-        return (streamed_need(shape, need, streamed), streamed) if streamed else (need, 0)
+        return (need, 0) if four_bit else stream_layers(shape, need, self.device, host)
 
     def _merge_seconds(self) -> tuple[float, float]:
         seconds = self.inputs.shapes["target"].stored / 2e8

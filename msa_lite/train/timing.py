@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from msa_lite.data import Example
@@ -33,10 +33,10 @@ class StepTimes:
     """Seconds of a step for each token of its rows: the median of the steps."""
     steps: int
     """The steps that were timed."""
-    rung: Rung
-    """How they used memory."""
     peak: int | None
     """The highest number of bytes in tensors on the GPU; None on a CPU."""
+    rung: Rung
+    """How they used memory."""
 
 
 def time_steps(
@@ -47,25 +47,29 @@ def time_steps(
     sets, settings: by the name of the vector; settings differ in their batches alone. Raise StageError where no rung
     fits.
     """
-    begin, times = time.perf_counter(), {}
+    begin, times = time.perf_counter(), dict[str, StepTimes]()
     model = load_trainable(prior.folder, next(iter(settings.values())), prior.added)
     load = time.perf_counter() - begin
     try:
-        for name, examples in sets.items():  # each begins at the rung of the one before, which no rung takes back
-            rung = _find_rung(model, PlainLoss(examples, pad), examples, settings[name])
-            token, steps, peak = _time_set(model, PlainLoss(examples, pad), settings[name], rung)
-            times[name] = StepTimes(load, token, steps, rung, peak)
+        kinds = ladder(model, [1])
+        for name in sorted(sets, key=lambda name: max(len(e.ids) for e in sets[name])):  # no rung can be taken back
+            loss = PlainLoss(sets[name], pad)
+            rung = _find_rung(model, loss, settings[name], kinds)
+            kinds = kinds[kinds.index(replace(rung, micro=1)) :]
+            times[name] = StepTimes(load, *_time_set(model, loss, settings[name], rung), rung)
     finally:
         del model
         free_memory()
     return times
 
 
-def _find_rung(model: Any, loss: PlainLoss, examples: Sequence[Example], settings: FitSettings) -> Rung:
-    """Set the model up at the first rung that fits, and return it."""
+def _find_rung(model: Any, loss: PlainLoss, settings: FitSettings, kinds: Sequence[Rung]) -> Rung:
+    """Set the model up at the first rung that fits, and return it. kinds: the rungs of a single row that are left."""
+    examples, micros = loss.examples, micro_batches(settings, loss.longest)
     probe = StepProbe(loss, settings, sorted(range(len(examples)), key=lambda i: -len(examples[i].ids)))
+    rungs = [replace(kind, micro=micros[0]) for kind in kinds]
     fault: str | None = None
-    for rung in ladder(model, micro_batches(settings, loss.longest)):
+    for rung in [*rungs, *(replace(rungs[-1], micro=micro) for micro in micros[1:])]:
         set_up(model, rung)
         fault = probe.fault(model, rung.micro)
         if fault is None:

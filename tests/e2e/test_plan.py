@@ -146,6 +146,8 @@ def test_times_can_be_measured_on_this_machine(path: Path, call_cli: CallCli, tm
 def test_what_cannot_be_measured_is_refused_in_a_line(path: Path, history: Path, call_cli: CallCli) -> None:
     code, _, err = call_cli("plan", path, "--measure", "--gpu", "8GB")
     assert (code, "leave --gpu out" in err) == (2, True)
+    code, _, err = call_cli("plan", "quickstart", "--measure", f"output={path.parent / 'demo'}")
+    assert (code, "are not made yet" in err) == (2, True)
     code, _, err = call_cli("plan", path, "--measure", "forget.data.path=nowhere.jsonl", "retain=null")
     assert (code, "cannot be read" in err) == (2, True), err
 

@@ -12,9 +12,10 @@ from msa_lite.budget import machine
 from msa_lite.budget.machine import Device, this_device
 from msa_lite.budget.need import CONTEXT, Need
 from msa_lite.budget.plan import Plan, Remedy, StagePlan
-from msa_lite.budget.scoring import cache_bytes, score_need, streamed_bytes, streamed_need
+from msa_lite.budget.scoring import cache_bytes, score_need, stream_layers
 from msa_lite.budget.shape import Shape, read_shape, shape_of_config
 from msa_lite.budget.speed import fit_seconds, score_seconds, speed_of, stream_seconds
+from msa_lite.budget.table import plan_table
 from msa_lite.budget.tuning import FitCase, fit_need, rungs, static_bytes
 from msa_lite.data import Example
 from msa_lite.errors import FormatError
@@ -149,21 +150,25 @@ def test_scores_need_the_weights_and_a_cache() -> None:
     assert score_need(shape, 1000, 2.0, on_gpu=True, four_bit=True).nbytes < plain.nbytes / 2
 
 
-def test_weights_that_are_too_large_for_the_gpu_stream_from_memory() -> None:
+def test_layers_without_room_on_the_gpu_stream_from_memory() -> None:
     shape = shape_of(SHAPES["8B"])
     need = score_need(shape, 512, 2.0, on_gpu=True)
     small, host = Device("a GPU", 8_000_000_000), 32_000_000_000
-    streamed = streamed_bytes(need, small, host)
-    assert streamed == 2 * shape.weights - (small.nbytes - CONTEXT - 1_000_000_000)
-    assert streamed_need(shape, need, streamed).nbytes < small.nbytes
-    assert streamed_bytes(need, small, None) == streamed
-    assert streamed_bytes(need, small, 16_000_000_000) == 0  # they do not fit into RAM
-    assert streamed_bytes(need, Device("a GPU", 24_000_000_000), host) == 0
-    assert streamed_bytes(need, Device("CPU", 8_000_000_000, is_gpu=False), host) == 0
-    tiny = Device("a GPU", 1_500_000_000)  # not even the head fits
-    assert streamed_need(shape, need, streamed_bytes(need, tiny, host)).nbytes > tiny.nbytes
+    left, waiting = stream_layers(shape, need, small, host)
+    layer = 2 * shape.in_linear // shape.layers
+    assert waiting % layer == 0
+    assert left.nbytes == need.nbytes - waiting + layer  # one at a time passes through
+    assert left.nbytes < small.nbytes
+    assert stream_layers(shape, need, small, None) == (left, waiting)
+    for device, ram in (
+        (small, 8_000_000_000),  # which the RAM cannot hold
+        (Device("a GPU", 2_000_000_000), host),  # embedding and head find no room
+        (Device("a GPU", 24_000_000_000), host),
+        (Device("CPU", 8_000_000_000, is_gpu=False), host),
+    ):
+        assert stream_layers(shape, need, device, ram) == (need, 0)
     speed = speed_of(small)
-    assert stream_seconds(streamed, 100, 100, 50, 50) > score_seconds(shape, 100, 100, 50, 50, speed)
+    assert stream_seconds(waiting, 100, 100, 50, 50) > score_seconds(shape, 100, 100, 50, 50, speed)
     assert stream_seconds(0, 100, 100, 50, 50) == 0
 
 
@@ -259,3 +264,12 @@ def test_the_verdict_names_the_peak_and_the_first_remedy_that_fits() -> None:
         "Fits on 8 GB (GPU): yes, peak 6.8 GB in the fit of the forget vector"
     )
     assert plan.price == (pytest.approx(0.05), pytest.approx(0.1))
+
+
+def test_a_measured_peak_has_a_column_beside_the_predicted_one() -> None:
+    plan = make_plan(6_800_000_000, 8_000_000_000)
+    assert "measured" not in plan_table(plan).headings
+    (stage,) = plan.stages
+    table = plan_table(replace(plan, stages=[replace(stage, measured=6_700_000_000)]))
+    assert table.headings[-3:] == ["peak", "measured", "time"]
+    assert [cell.text for cell in table.sections[0].rows[0]][-3:-1] == ["6.8", "6.7"]
