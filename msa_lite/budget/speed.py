@@ -31,16 +31,16 @@ class Speed:
     nbytes: float
     """Bytes per second, as reached."""
     source: str
-    """Where it comes from, for a note."""
+    """What it is, for a note."""
 
 
 def speed_of(device: Device) -> Speed:
     """Return the speed of a device by its name."""
     if not device.is_gpu:
-        return Speed(_CPU[0] * _REACHED, _CPU[1] * _STREAMED, "that of two cores")
+        return Speed(_CPU[0] * _REACHED, _CPU[1] * _STREAMED, "the speed of two cores")
     known = next((row for row in _GPUS if row[0] in device.name), None)
     operations, nbytes = known[1:] if known else _OTHER
-    source = f"stated by the maker of the {known[0]}" if known else "that of a small GPU"
+    source = f"the speed that the maker of the {known[0]} states" if known else "the speed of a small GPU"
     return Speed(operations * _REACHED, nbytes * _STREAMED, source)
 
 

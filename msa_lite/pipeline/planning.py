@@ -14,7 +14,7 @@ from msa_lite.budget.scoring import score_need
 from msa_lite.budget.shape import Shape
 from msa_lite.budget.speed import Speed, fit_seconds, score_seconds, speed_of
 from msa_lite.budget.tuning import FitCase, fit_need, rungs
-from msa_lite.errors import RecipeError
+from msa_lite.errors import RecipeError, UsageError
 from msa_lite.io.disk import nearest_place
 from msa_lite.merger.plan import parse_size
 from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts, find_plan_inputs
@@ -22,6 +22,7 @@ from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.train.auto import EPOCHS, MOST_BATCH, auto_batch, most_epochs
 from msa_lite.train.rungs import Rung
 
+_SMALLEST = 100_000_000  # bytes of a GPU; less is a size without its unit
 _MERGE = 512_000_000  # bytes of a merge (`merger.memory.MAX_MEMORY`)
 _QUESTIONS = 400  # of a published benchmark, where the recipe sets no limit
 _SEARCHED = 10  # points of a search
@@ -41,10 +42,12 @@ def plan(
     """Predict memory, disk and time of each stage of a recipe's run, from headers and configs; read no weights.
 
     gpu: the memory of a GPU, such as "8GB", in the place of this machine's device. price_per_hour: of that device.
-    Raise UsageError where neither target nor prior can be found, on this machine or on the Hub.
+    Raise UsageError where neither target nor prior can be found, on this machine or on the Hub, or `gpu` is no size.
     """
     loaded = load_recipe(recipe, overrides)
     device = Device("", parse_size(gpu)) if gpu is not None else this_device()
+    if device.nbytes < _SMALLEST:
+        raise UsageError(f"--gpu {gpu} is less than the memory of any GPU; write it with its unit, as 8GB")
     inputs = find_plan_inputs(loaded)
     made = forecast(loaded, inputs, device)
     if loaded.vector.mode == "full" and (count := _enough_processes(loaded, inputs, device)):
@@ -71,7 +74,7 @@ def forecast(recipe: Recipe, inputs: PlanInputs, device: Device, processes: int 
     maker = _Maker(recipe, inputs, device, speed, processes)
     rough = dict.fromkeys(f"{shape.name}: {shape.rough}" for shape in inputs.shapes.values() if shape.rough)
     notes = [*inputs.notes, *(f"{line}: its activations are a rough estimate" for line in rough)]
-    notes.append(f"times are estimated from operations and bytes at a speed {speed.source}, and may be off by 2 ×")
+    notes.append(f"times are estimated from operations and bytes at {speed.source}, and may be off by 2 ×")
     place = nearest_place(recipe.folder)
     free = shutil.disk_usage(place).free
     return Plan(device, list(maker.stages()), host_memory(), maker.disk(), free, notes)
