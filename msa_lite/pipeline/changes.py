@@ -44,7 +44,7 @@ def _changes(before: str, after: str) -> Iterator[str]:
     before = before.replace("score: exposure", "score: extraction")  # the rule's former name
     old, new = (dict(_leaves(parse_yaml(text, RECIPE_FILE))) for text in (before, after))
     for key in dict.fromkeys([*old, *new]):
-        is_new = key not in old and new[key] in ([], None)  # an earlier version lacks the key
+        is_new = key not in old and new[key] in ([], None, "auto")  # an earlier version lacks the key
         if old.get(key) != new.get(key) and not is_new and not key.startswith(_IDLE):
             yield f"{key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
     contents, now = recorded_revisions(before), recorded_revisions(after)

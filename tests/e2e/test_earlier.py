@@ -310,6 +310,8 @@ def test_only_a_key_with_a_value_is_a_change_of_a_recipe_from_before_it(
     for text, says in (
         ("earlier: []\nseed: 1\nretain: {}\n", ""),
         ("earlier: [a]\nseed: 1\nretain: {}\n", "earlier: none → "),
+        ("vector: {compute: auto}\nseed: 1\nretain: {}\n", ""),
+        ("vector: {compute: bf16}\nseed: 1\nretain: {}\n", "vector.compute: none → bf16"),
     ):
         caplog.clear()
         warn_of_changes(tmp_path, text)

@@ -74,6 +74,13 @@ def test_models_that_cannot_be_reached_are_named(call_cli: CallCli) -> None:
     assert "prior meta-llama/Llama-3.2-1B-Instruct: not on this machine, and the Hub gives no headers" in err
 
 
+@pytest.mark.parametrize("size", ["8", "0GB", "80MB"])
+def test_a_gpu_without_its_unit_is_refused(size: str, path: Path, call_cli: CallCli) -> None:
+    code, out, err = call_cli("plan", path, "--gpu", size)
+    assert (code, out) == (2, "")
+    assert err == f"error: --gpu {size} is less than the memory of any GPU; write it with its unit, as 8GB\n"
+
+
 def test_rows_that_cannot_be_read_are_as_long_as_the_recipe_allows(grid: dict[str, Any]) -> None:
     near = msa_lite.plan(grid, gpu="8GB")
     far = msa_lite.plan(grid, ["forget.data.path=nowhere.jsonl"], gpu="8GB")
