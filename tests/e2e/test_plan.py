@@ -78,7 +78,7 @@ def test_models_that_cannot_be_reached_are_named(call_cli: CallCli) -> None:
 def test_a_gpu_without_its_unit_is_refused(size: str, path: Path, call_cli: CallCli) -> None:
     code, out, err = call_cli("plan", path, "--gpu", size)
     assert (code, out) == (2, "")
-    assert err == f"error: --gpu {size} is less than the memory of any GPU; write it with its unit, as 8GB\n"
+    assert err == f"error: --gpu {size}: no GPU has so little memory; write it as 8GB\n"
 
 
 def test_rows_that_cannot_be_read_are_as_long_as_the_recipe_allows(grid: dict[str, Any]) -> None:
