@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -15,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 _BEAT = 2.0  # seconds between two signs of life
 _SILENCE = 30.0  # seconds without one, after which a process counts as dead
+_AGAIN = 0.05  # seconds until a signal that came to nothing is sent again
 _GRACE = 15.0  # seconds to stop in order; a process that hangs in a collective is ended then
 
 
@@ -74,8 +76,12 @@ class Heartbeat(threading.Thread):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let SIGTERM raise `Stopped` in the block, once. It does so in the main thread alone, where signals arrive."""
-    if threading.current_thread() is not threading.main_thread():
+    """Let SIGTERM raise `Stopped` in the block, once. It does so in the main thread alone, where signals arrive.
+
+    Python drops what is raised in a finaliser (`__del__`), where a signal may arrive, too. Then it is sent again.
+    """
+    main = threading.main_thread()
+    if threading.current_thread() is not main:
         yield
         return
 
@@ -83,8 +89,17 @@ def stoppable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a launcher sends it again while this one cleans up
         raise Stopped
 
-    before = signal.signal(signal.SIGTERM, stop)
+    def note_dropped(fault: Any) -> None:
+        if not isinstance(fault.exc_value, Stopped):
+            hook(fault)
+            return
+        signal.signal(signal.SIGTERM, stop)
+        threading.Timer(_AGAIN, signal.pthread_kill, (main.ident, signal.SIGTERM)).start()
+
+    before, hook = signal.signal(signal.SIGTERM, stop), sys.unraisablehook
+    sys.unraisablehook = note_dropped
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+        sys.unraisablehook = hook

@@ -131,6 +131,17 @@ def test_sigterm_is_raised_once_and_only_in_the_block() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_sigterm_in_a_finaliser_comes_again() -> None:
+    class Finalised:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Stopped), stoppable():
+        one = Finalised()
+        del one  # Python drops what is raised there
+        time.sleep(60)
+
+
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_process_that_gives_no_sign_of_life_stops_the_others(dies: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     first, other = make_crews(2)
