@@ -136,10 +136,12 @@ def test_sigterm_in_a_finaliser_comes_again() -> None:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(Stopped), stoppable():
-        one = Finalised()
-        del one  # Python drops what is raised there
+    def work() -> None:
+        Finalised()  # Python drops what is raised as it goes
         time.sleep(60)
+
+    with pytest.raises(Stopped), stoppable():
+        work()
 
 
 @pytest.mark.parametrize("dies", [True, False])
