@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from msa_lite.errors import UsageError, nearest
-from msa_lite.io.ranks import Ranks
+from msa_lite.io.ranks import Ranks, in_group
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -138,6 +140,11 @@ def main() -> None:
     except KeyboardInterrupt:  # before a command began, or while its end is told
         sys.stderr.write("interrupted\n")
         status = 130
+    if status and in_group():  # an ordinary exit would wait for a collective that the others never join
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(status)
     sys.exit(status)
 
 

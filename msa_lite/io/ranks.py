@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -66,6 +67,12 @@ class Ranks:
                 f"process {self.rank} has another model, or asks other questions, than process "
                 f"{' and '.join(map(str, others))}; are command and files the same on all machines?"
             )
+
+
+def in_group() -> bool:
+    """Return True while this process is in a torch.distributed group."""
+    distributed = sys.modules.get("torch.distributed")  # without it, no group, and no seconds for the import
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 def stand_alone() -> Ranks:
