@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,10 @@ from msa_lite.io.gathering import PREPARE, agree, gathered
 from msa_lite.io.heartbeat import Heartbeat, Stopped, stoppable
 from msa_lite.io.progress import tell
 from msa_lite.io.ranks import Ranks
+
+
+def run_code(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
 
 
 def make_crews(count: int) -> list[Crew]:
@@ -142,6 +148,26 @@ def test_sigterm_in_a_finaliser_comes_again() -> None:
 
     with pytest.raises(Stopped), stoppable():
         work()
+
+
+LEAVING = """
+import atexit, sys
+from torch import distributed
+from msa_lite.cli import main
+atexit.register(print, "left in order")
+if sys.argv[1] == "group":
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+sys.argv[1:] = ["no-such-command"]
+main()
+"""
+
+
+@pytest.mark.parametrize("place", ["group", "alone"])
+def test_a_process_that_fails_within_a_group_does_not_wait_for_it(place: str) -> None:
+    done = run_code(LEAVING, place)
+    assert done.returncode == 2
+    assert ("left in order" in done.stdout) == (place == "alone")
+    assert "error: " in done.stderr
 
 
 @pytest.mark.parametrize("dies", [True, False])
