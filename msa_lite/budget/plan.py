@@ -16,7 +16,7 @@ _CERTAIN = ("weights", "adapters", "gradients", "optimizer")  # the parts that f
 
 @dataclass(frozen=True)
 class StagePlan:
-    """What one stage needs."""
+    """The needs of one stage."""
 
     name: str
     """"the fit of the forget vector", "the sweep", …"""
@@ -29,7 +29,7 @@ class StagePlan:
     seconds: tuple[float, float] | None = None
     """The shortest and the longest time; None where the rows are not known."""
     how: str = ""
-    """How it runs at this peak: "4 rows at a time, with checkpointing"."""
+    """The way it runs at this peak: "4 rows at a time, with checkpointing"."""
     measured: int | None = None
     """Bytes of the same peak on this machine's GPU, where it was measured."""
     streams: bool = False
@@ -54,7 +54,7 @@ class Remedy:
     overrides: tuple[str, ...]
     """As they are typed behind the recipe: "vector.mode=qlora"."""
     harm: str
-    """What it costs."""
+    """The harm that it does."""
     peak: int
     """Bytes of the highest peak of all stages on the device."""
     fits: bool
@@ -74,7 +74,7 @@ class Plan:
     free: int
     """Bytes that are free on the disk of the run's folder."""
     notes: Sequence[str] = ()
-    """What is not known or rough, one line each."""
+    """Remarks on figures that are rough or not known, one line each."""
     remedies: Sequence[Remedy] = field(default=())
     """Changes that lower the peak, by harm, if it does not fit."""
     price_per_hour: float | None = None

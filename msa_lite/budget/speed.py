@@ -55,7 +55,7 @@ class ScoreTimes:
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured on this machine, in the place of estimates."""
+    """The times measured on this machine, in the place of estimates."""
 
     fits: Mapping[str, StepTimes]
     """By the name of the vector."""

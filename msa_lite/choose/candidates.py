@@ -51,7 +51,7 @@ class Candidates:
     known: Mapping[str, Path] = field(default_factory=dict)
     """Folders with the records and reports of candidates (or `TARGET`) that are scored already, by name."""
     refine: int = 0
-    """How many times points around the best are tried as well (`grid.refined`)."""
+    """The number of times that points around the best are tried as well (`grid.refined`)."""
     search: StrengthSearch | None = None
     """The search that finds the values one after the other, in place of a list."""
     release: Callable[[], None] = lambda: None

@@ -10,8 +10,8 @@ from datetime import timedelta
 
 from msa_lite.errors import MismatchError, UsageError
 
-# The variables that tell a process its place in a group.
-_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# The variables that tell a process its place in a group. LOCAL_WORLD_SIZE makes no group: it stays, for `free_ram`.
+_GROUP = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ class RowFacts:
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What a plan is made of."""
+    """The inputs of a plan."""
 
     shapes: Mapping[str, Shape]
     """The models by name: target, prior, perhaps ideal."""
@@ -55,7 +55,7 @@ class PlanInputs:
     download: int = 0
     """Bytes of weights that are not on this machine yet."""
     notes: list[str] = field(default_factory=list)
-    """What could not be read."""
+    """The inputs that could not be read."""
     examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
     """The rows as token ids, by vector, where they could be read."""
 

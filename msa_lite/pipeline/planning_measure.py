@@ -36,8 +36,8 @@ def measure_times(recipe: Recipe, inputs: PlanInputs) -> Measured:
     if not sets:
         raise UsageError(f"--measure: the rows of the fits cannot be read: {'; '.join(inputs.notes)}")
     spec = recipe.vector
-    check_mode(spec.mode, spec.optimizer, spec.compute)
     avoid_fragments()
+    check_mode(spec.mode, spec.optimizer, spec.compute)
     notices.info("timing a few steps on this machine; nothing is written")
     prior = fetch(recipe.prior_checkpoint, by_content=False)
     place = fetch_tokenizer(recipe.tokenizer or recipe.target)

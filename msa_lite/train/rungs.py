@@ -1,4 +1,4 @@
-"""What a fit does to take less memory, rung by rung, and the probe that finds the first rung that fits.
+"""The ways in which a fit takes less memory, rung by rung, and the probe that finds the first rung that fits.
 
 From the least harm to the most: checkpointing costs a third of the speed, an embedding and saved states in the host's
 memory cost copies, smaller micro-batches leave a GPU idle. No rung changes the result but for rounding.

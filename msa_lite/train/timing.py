@@ -36,7 +36,7 @@ class StepTimes:
     peak: int | None
     """The highest number of bytes in tensors on the GPU; None on a CPU."""
     rung: Rung
-    """How they used memory."""
+    """Their use of memory."""
 
 
 def time_steps(

@@ -236,6 +236,6 @@ def test_a_process_that_stands_alone_takes_a_gpu_that_is_there(
     monkeypatch.setattr("torch.cuda.device_count", lambda: count)
     assert stand_alone() == Ranks(7, 8)
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == wanted
-    assert not group.keys() & os.environ.keys()
+    assert group.keys() & os.environ.keys() == {"LOCAL_WORLD_SIZE"}  # with how many it shares the RAM
     assert stand_alone() == Ranks()  # and again: nothing left to leave
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == wanted
