@@ -19,6 +19,7 @@ from msa_lite.evals.judge import JudgeSettings
 from msa_lite.evals.records import read_records
 from msa_lite.evals.tofu import Tofu
 from msa_lite.io.hub import Source, fetch
+from msa_lite.io.ranks import Ranks
 from msa_lite.io.seal import verify_folder
 from msa_lite.report import Report, load_report
 from tests.conftest import save_adapter, save_checkpoint
@@ -187,11 +188,15 @@ def test_processes_that_only_help_get_no_report_of_a_finished_folder_either(
     tofu: Tofu, models: tuple[Source, Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report, _ = evaluated(models[0], tofu, tmp_path / "out")
+    compared: list[str] = []
+    monkeypatch.setattr(Ranks, "check_same", lambda self, inputs: compared.append(inputs))
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     assert evaluate_benchmark(models[0], tofu, tmp_path / "out") is None
     monkeypatch.setenv("RANK", "0")
     assert evaluate_benchmark(models[0], tofu, tmp_path / "out") == report
+    assert len(compared) == 2
+    assert compared[0] == compared[1]
 
 
 def test_an_ideal_that_was_asked_something_else_is_refused(

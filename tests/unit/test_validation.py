@@ -143,6 +143,7 @@ def test_scoring_on_a_gpu_takes_16_bits_where_it_loses_nothing(
 
     PartialState()  # which looks for the device once
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(models, "free_bytes", lambda: 1 << 40)
     monkeypatch.setattr(models, "has_bf16", lambda: has_bf16)
     monkeypatch.setattr(models, "nf4", lambda: "NF4")
     monkeypatch.setattr(models, "load_whole", load)
