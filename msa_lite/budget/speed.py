@@ -36,7 +36,7 @@ class Speed:
     nbytes: float
     """Bytes per second, as reached."""
     source: str
-    """Who reaches it, to stand after "the speed that"."""
+    """The subject and verb after "the speed that": "two cores reach"."""
     layer: float = 0.0
     """Seconds of a layer's forward and backward pass at least."""
 

@@ -39,7 +39,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the weights of a model go that is larger than the GPU."""
+    """The places of the weights of a model that is larger than the GPU."""
 
     resident: tuple[str, ...]
     """The modules that stay on the GPU."""

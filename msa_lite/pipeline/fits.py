@@ -11,6 +11,7 @@ from msa_lite.evals.models import load_model
 from msa_lite.io.precision import choose_precision, note_precision
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_models import count_weights
+from msa_lite.recipe.schema import VectorSpec
 from msa_lite.train import FitSettings, Until
 from msa_lite.train.auto import EPOCHS, TRIES, WARMUP_STEPS, auto_batch, auto_rate, most_epochs
 
@@ -35,26 +36,33 @@ def fit_settings(run: Run, name: str, **changes: Any) -> FitSettings:
     if epochs == "auto":
         epochs = most_epochs(rows, batch, retain=name == "retain") if open_ended else EPOCHS
     warmup = spec.warmup_epochs
+    settings = replace(
+        step_settings(spec, batch),
+        epochs=int(epochs),
+        learning_rate=fit_rate(run),
+        weight_decay=spec.weight_decay,
+        warmup_epochs=1.0 if warmup == "auto" else warmup,
+        schedule="constant" if open_ended else "linear",
+        seed=run.recipe.seed,
+        warmup_steps=WARMUP_STEPS if open_ended and warmup == "auto" else None,
+    )
+    return replace(settings, **{key: value for key, value in changes.items() if value is not None})
+
+
+def step_settings(spec: VectorSpec, batch: int) -> FitSettings:
+    """Return the settings that decide the time and the memory of a step of `batch` rows; all others are defaults."""
     targets = spec.lora.targets
-    settings = FitSettings(
+    return FitSettings(
         mode=spec.mode,
         lora_rank=spec.lora.rank,
         lora_alpha=spec.lora.alpha,
         lora_dropout=spec.lora.dropout,
         lora_targets=targets if isinstance(targets, str) else tuple(targets),
-        epochs=int(epochs),
-        learning_rate=fit_rate(run),
-        weight_decay=spec.weight_decay,
-        warmup_epochs=1.0 if warmup == "auto" else warmup,
         batch_size=batch,
         micro_batch_size=_micro_batch(spec.micro_batch_size, batch),
-        schedule="constant" if open_ended else "linear",
-        seed=run.recipe.seed,
-        warmup_steps=WARMUP_STEPS if open_ended and warmup == "auto" else None,
         optimizer=spec.optimizer,
         compute=spec.compute,
     )
-    return replace(settings, **{key: value for key, value in changes.items() if value is not None})
 
 
 def fit_until(run: Run) -> Until | None:

@@ -17,9 +17,10 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.memory import avoid_fragments
 from msa_lite.io.progress import notices
 from msa_lite.io.tokenizer import fetch_tokenizer
+from msa_lite.pipeline.fits import step_settings
 from msa_lite.pipeline.planning_inputs import PlanInputs, batch_size, find_headers, has_history, vector_names
 from msa_lite.recipe import Recipe
-from msa_lite.train import FitSettings, check_mode
+from msa_lite.train import check_mode
 from msa_lite.train.timing import time_steps
 
 _TEXTS = {"cpu": 16, "cuda": 64}  # of a batch that is scored and answered
@@ -42,7 +43,7 @@ def measure_times(recipe: Recipe, inputs: PlanInputs) -> Measured:
     prior = fetch(recipe.prior_checkpoint, by_content=False)
     place = fetch_tokenizer(recipe.tokenizer or recipe.target)
     tokenizer = open_tokenizer(place.folder, place.name)
-    settings = {name: _settings(recipe, batch_size(recipe, inputs.rows[name])) for name in sets}
+    settings = {name: step_settings(spec, batch_size(recipe, inputs.rows[name])) for name in sets}
     fits = time_steps(prior, sets, settings, pad_id(tokenizer))
     texts = [example for examples in sets.values() for example in examples]
     return Measured(fits, _time_scores(recipe, prior, tokenizer, texts) if recipe.evaluate else None)
@@ -58,25 +59,6 @@ def _check_prior(recipe: Recipe) -> None:
             f"--measure: the prior {recipe.prior_checkpoint} is not on this machine; download it first, or leave "
             "--measure out"
         )
-
-
-def _settings(recipe: Recipe, batch: int) -> FitSettings:
-    """Return what decides the time and the memory of a fit's step."""
-    spec = recipe.vector
-    targets = spec.lora.targets
-    micro = spec.micro_batch_size
-    if not isinstance(micro, str):  # as in a run: the largest divisor that is not above it
-        micro = next(size for size in range(min(micro, batch), 0, -1) if batch % size == 0)
-    return FitSettings(
-        mode=spec.mode,
-        lora_rank=spec.lora.rank,
-        lora_dropout=spec.lora.dropout,
-        lora_targets=targets if isinstance(targets, str) else tuple(targets),
-        batch_size=batch,
-        micro_batch_size=micro,
-        optimizer=spec.optimizer,
-        compute=spec.compute,
-    )
 
 
 def _time_scores(recipe: Recipe, source: Source, tokenizer: Any, texts: Sequence[Example]) -> ScoreTimes:
