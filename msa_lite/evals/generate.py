@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from msa_lite.errors import StageError
@@ -203,6 +204,8 @@ def _sample(
             pad_token_id=pad,
             max_length=min(most, runner.window or most),
         )
-    texts = tokenizer.batch_decode(output[:, ids.shape[1] :], skip_special_tokens=True)
+    # Cut here: an end token that the tokenizer does not call special would be decoded.
+    drawn = [list(takewhile(lambda token: token not in ends, row)) for row in output[:, ids.shape[1] :].tolist()]
+    texts = tokenizer.batch_decode(drawn, skip_special_tokens=True)
     answers = [_finish(text, decoding.stop) for text in texts]
     return [answers[i : i + decoding.samples] for i in range(0, len(answers), decoding.samples)]

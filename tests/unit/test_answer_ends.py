@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from msa_lite.data import (
     IGNORE,
@@ -213,23 +214,26 @@ def test_the_two_more_labels_are_scored_on_request(tmp_path: Path) -> None:
     assert theirs["probability"] != ours["probability"]
 
 
-def test_answers_end_at_the_templates_end_of_turn_though_the_model_does_not_name_it() -> None:
+def test_answers_end_at_another_token_though_the_model_does_not_name_it() -> None:
     """A base model tuned with an instruct template: its generation config knows the end of texts alone."""
-    prompter = Prompter.build(chat_tokenizer(GEMMA), "chat", Template())
-    assert prompter.end is None  # words, which are no token
+    prompter = Prompter.build(tokenizer_of("llama 3 from its base"), "chat", Template())
     model = wide_model("llama")
     prompt = prompter.prompt("Where?")
-    decoding = Decoding(8)
+    ids = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, pad_token_id=2)[0, len(prompt) :]
+    end = int(ids[3])
+    before = ids[: ids.tolist().index(end)]
 
-    def answer(end: int | None) -> str:
-        [[(_, [text])]] = list(generate(Runner(model), prompter.tokenizer, [prompt], decoding, end=end))
-        return text
+    def answers(decoding: Decoding, end: int | None) -> list[str]:
+        [[(_, texts)]] = list(generate(Runner(model), prompter.tokenizer, [prompt], decoding, end=end))
+        return list(texts)
 
-    whole = answer(None)
-    ids = prompter.tokenizer(whole, add_special_tokens=False)["input_ids"]
-    assert len(whole) > 1
-    assert whole.startswith(answer(ids[-1]))
-    assert len(answer(ids[-1])) < len(whole)
+    wanted = prompter.tokenizer.decode(before, skip_special_tokens=True).strip()
+    assert answers(Decoding(6), end) == [wanted] != answers(Decoding(6), prompter.end)
+    with torch.no_grad():
+        chances = model(torch.tensor([prompt])).logits[0, -1]
+    drawn = answers(Decoding(1, samples=64), int(chances.argmax()))
+    assert "" in drawn
+    assert prompter.tokenizer.decode(chances.argmax()).strip() not in drawn
 
 
 def test_own_settings_and_published_ones_give_the_same_labels() -> None:
