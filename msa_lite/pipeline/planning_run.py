@@ -76,9 +76,10 @@ class _Maker:
     def stages(self) -> Iterator[StagePlan]:
         """Yield the stages in their order."""
         recipe, vectors = self.recipe, vector_names(self.recipe)
-        if recipe.vector.epochs == "auto":
+        if open_ended := [name for name in vectors if recipe.vector_of(name).epochs == "auto"]:
             four_bit = recipe.vector.mode == "qlora"
-            (need, streamed), rows = self._scoring("target", four_bit), self.inputs.rows.values()
+            need, streamed = self._scoring("target", four_bit)
+            rows = [self.inputs.rows[name] for name in open_ended if name in self.inputs.rows]
             times = None
             if rows:
                 tokens = sum(one.tokens for one in rows)
@@ -101,7 +102,7 @@ class _Maker:
         """Return the plan of the fit of a vector."""
         spec, rows, shape = self.recipe.vector, self.inputs.rows.get(name), self.inputs.shapes["prior"]
         case = replace(fit_case(self.recipe, rows, self.device), shards=self.processes)
-        batch = batch_size(self.recipe, rows)
+        batch = batch_size(self.recipe, name, rows)
         rung, need = choose_rung(shape, case, batch, spec.micro_batch_size, self.device)
         few, most = self._epochs(name, rows, batch)
         steps = self.measured.fits.get(name) if self.measured else None
@@ -119,7 +120,7 @@ class _Maker:
 
     def _epochs(self, name: str, rows: RowFacts | None, batch: int) -> tuple[int, int]:
         """Return the fewest and the most epochs of a fit."""
-        epochs = self.recipe.vector.epochs
+        epochs = self.recipe.vector_of(name).epochs
         if epochs != "auto":
             return epochs, epochs
         return 1, most_epochs(rows.count, batch, retain=name == "retain") if rows else EPOCHS

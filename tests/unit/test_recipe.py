@@ -67,6 +67,29 @@ def test_how_vectors_are_fitted_is_a_number_or_auto() -> None:
     assert "vector.epochs: a number is wanted" in text
 
 
+def test_the_retain_vector_may_be_fitted_otherwise_than_the_forget_vector() -> None:
+    given = {**SMALLEST, "retain": {"data": {"path": "r"}}, "vector": {"epochs": 5, "learning_rate": 1e-5}}
+    plain = load_recipe(given)
+    assert plain.vector_of("retain") == plain.vector_of("forget") == plain.vector
+    recipe = load_recipe(given, ["retain.vector={epochs: 3, batch_size: auto}"])
+    assert recipe.vector_of("forget") == plain.vector
+    assert recipe.vector_of("retain") == plain.vector.model_copy(update={"epochs": 3, "batch_size": "auto"})
+    assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
+
+
+def test_what_both_vectors_share_is_refused_beside_the_retain_set() -> None:
+    given = {**SMALLEST, "retain": {"data": {"path": "r"}}}
+    shared = ("mode=full", "lora={rank: 3}", "max_length=9", "optimizer=adamw", "compute=fp32", "micro_batch_size=1")
+    for override in shared:
+        key = override.partition("=")[0]
+        with pytest.raises(RecipeError, match=f"retain.vector: {key}: both vectors share this; set vector.{key} for"):
+            load_recipe(given, [f"retain.vector.{override}"])
+    with pytest.raises(RecipeError, match=r"retain.vector.epoch: unknown key \(did you mean 'epochs'\?\)"):
+        load_recipe(given, ["retain.vector.epoch=3"])
+    with pytest.raises(RecipeError, match=r"retain.vector.epochs: .*greater than or equal to 1, got 0"):
+        load_recipe(given, ["retain.vector.epochs=0"])
+
+
 def test_papers_recipes_state_how_vectors_are_fitted() -> None:
     recipes = [load_recipe(name) for name in shipped_recipes() if name.startswith("paper/")]
     assert recipes
