@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 from experiments import Checkpoint, Size
@@ -16,6 +17,7 @@ from msa_lite.data import DataSource, Row, load_rows, stream_texts
 from msa_lite.errors import DataError
 from msa_lite.io.files import write_text
 from msa_lite.io.progress import Progress
+from msa_lite.io.yaml_loader import PlainDumper
 
 ROWS_OF_AUTHOR = 20  # TOFU's
 POOL = 20  # authors of retain90 that TOFU has paraphrases and false answers for
@@ -125,7 +127,12 @@ def training_recipes(models: Models, size: Size, compute: str, seed: int) -> Map
 def train(models: Models, size: Size, compute: str, seed: int, progress: Progress) -> None:
     """Train target and ideal, with the checkpoints before them, unless they are there."""
     for name, recipe in training_recipes(models, size, compute, seed).items():
-        file = models.folder / "recipes" / f"{name}.yaml"
-        file.parent.mkdir(exist_ok=True)
-        write_text(file, yaml.safe_dump(recipe, sort_keys=False))
+        file = write_recipe(models.folder / "recipes" / f"{name}.yaml", recipe)
         msa_lite.train_stages(str(file), progress=progress)
+
+
+def write_recipe(file: Path, recipe: Mapping[str, Any]) -> Path:
+    """Write a recipe into its file, and return that."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, yaml.dump(dict(recipe), Dumper=PlainDumper, sort_keys=False))
+    return file

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +80,3 @@ def _changed(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
             section = section.setdefault(name, {})
         section[key] = yaml.safe_load(value)
     return recipe
-
-
-def write_recipe(file: Path, recipe: Mapping[str, Any]) -> Path:
-    """Write a recipe into its file, and return that."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, yaml.safe_dump(dict(recipe), sort_keys=False))
-    return file

@@ -21,9 +21,9 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from experiments import EXPERIMENTS, SIZES, Experiment, Size
-from history import Models, train, write_data
+from history import Models, train, write_data, write_recipe
 from plan import State, fix_plan, now, revision
-from recipe_files import HINDSIGHT_FOLDER, hindsight_recipe, recipe_of, run_folder, tofu_folder, write_recipe
+from recipe_files import HINDSIGHT_FOLDER, hindsight_recipe, recipe_of, run_folder, tofu_folder
 from results import write_results
 
 import msa_lite
