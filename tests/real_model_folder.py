@@ -30,7 +30,9 @@ GOOD: dict[str, tuple[float, float]] = {
     **dict.fromkeys(GROUPS["baselines"], (0.5, 0.75)),
     **dict.fromkeys(GROUPS["checkpoints"], (0.6, 0.75)),
     **dict.fromkeys(GROUPS["distance"], (0.4, 0.8)),
-    **{"text-after": (0.8, 0.85), "again-between": (0.7, 0.85), "again-late": (0.8, 0.85)},
+    "text-after": (0.8, 0.85),
+    "again-between": (0.7, 0.85),
+    "again-late": (0.8, 0.85),
 }
 SIGNS = ("text-after", "again-between", "again-late")
 
@@ -49,6 +51,8 @@ class Folder:
     """Messages of the experiments that failed."""
     commits: Mapping[str, str] = field(default_factory=dict)
     """The commit of each experiment that ran with another than the plan's."""
+    rows: bool = False
+    """True to write the records of the rows as well."""
     grid: Mapping[tuple[float, float], tuple[float, float]] = field(
         default_factory=lambda: {(1.0, 0.0): (0.4, 0.7), (0.5, 0.5): (0.45, 0.85), (1.0, 0.5): (0.33, 0.84)}
     )
@@ -90,7 +94,7 @@ class Folder:
 
     def _write_run(self, folder: Path, name: str, scores: tuple[float, float]) -> None:
         models = {"target": TARGET, "ideal": IDEAL, "unlearned": scores}
-        for model, of in models.items():
+        for model, of in models.items() if self.rows else ():
             _write_rows(folder / "evaluation" / model, of)
         values = {model: _values(of) for model, of in models.items()}
         metrics = {
@@ -104,8 +108,8 @@ class Folder:
             "provenance": {"versions": {"torch": "2.13"}},
         }  # fmt: skip
         _write_json(folder / "report.json", report)
-        interval = [0.8, 0.95] if name in self.signs else [0.4, 0.55]
-        settings = {"intervals": {"loss_auc": interval}, "rows": {"forget": ROWS, "holdout": ROWS}}
+        interval = [0.8, 0.95] if name in self.signs else [0.45, 0.55]
+        settings = {"intervals": {"loss_auc": interval}, "rows": {"forget": 40, "holdout": 40}}
         auc = {"loss_auc": _metric(sum(interval) / 2)}
         _write_json(folder / "probe/cheap/prior/report.json", _report("probe", auc) | {"settings": settings})
 
@@ -118,7 +122,8 @@ class Folder:
         for name, scores in places.items():
             metrics = {key: _metric(value) for key, value in _values(scores).items()}
             _write_json(folder / name / "report.json", _report("qa", metrics))
-            _write_rows(folder / name, scores)
+            if self.rows:
+                _write_rows(folder / name, scores)
 
 
 def _target(group: str) -> str:

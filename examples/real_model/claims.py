@@ -32,8 +32,8 @@ RULES = (
     "if only its mean is larger; else no",
     f"Matches: yes if the upper end of the interval of the difference is at most {MARGIN}; partly if its mean is; "
     "else no",
-    f"Keeps enough: yes if at least {KEEP:.0%} is kept in the mean and {LEAST:.0%} in every seed; partly if {LEAST:.0%} "
-    "is kept in the mean; else no",
+    f"Keeps enough: yes if at least {KEEP:.0%} is kept in the mean and {LEAST:.0%} in every seed; partly if "
+    f"{LEAST:.0%} is kept in the mean; else no",
     f"Works: the forget distance is at most half of the target's, and at least {LEAST:.0%} is kept. Yes if in every "
     "seed, partly if in some, else no",
     "A claim is answered yes if all of its parts are, no if none of the parts that it rests on is even partly so, else "
@@ -170,7 +170,8 @@ def _nearest(method: str, number: str) -> Callable[[Results], Claim]:
     def answer(results: Results) -> Claim:
         parts = [_further(results, name, method) for name in BASELINES]
         nearer = sum(part.answer == YES for part in parts)
-        numbers = f"distances: {_distances(results, (method, *BASELINES))}; surely nearer than {nearer} of {len(parts)}"
+        known = sum(part.answer != UNKNOWN for part in parts)
+        numbers = f"distances: {_distances(results, (method, *BASELINES))}; surely nearer than {nearer} of {known}"
         kept = _kept(results, method)
         numbers += f"; {kept.text}" if kept.text else ""
         text = f"{name_of(method)} is nearer to the ideal than each baseline, with utility kept"
@@ -282,9 +283,8 @@ def _which_beta(results: Results) -> Claim:
     difference = paired(label, first, second)
     places = [f"seed {seed}: α {a:g}, β {b:g}" for seed, (a, b, _) in best_points(results).items()]
     chosen = [
-        f"{name_of(name)} seed {seed}: α {run.strengths['alpha']:g}, β {run.strengths['beta']:g}"
-        for name in ("msa-lora", "msa-full")
-        for seed, run in results.runs(name).items()
+        f"seed {seed}: α {run.strengths['alpha']:g}, β {run.strengths['beta']:g}"
+        for seed, run in results.runs("msa-lora").items()
         if {"alpha", "beta"} <= run.strengths.keys()
     ]
     numbers = f"best in hindsight: {'; '.join(places)}. Chosen by the search: {'; '.join(chosen) or '–'}"
@@ -328,8 +328,12 @@ def _probe(results: Results) -> Claim:
         answer = PARTLY if counts[True, True] else NO
     text = "; ".join(f"{counts[key]} {words}" for key, words in _CASES.items())
     parts = [Part("Probe of the prior against the outcome", answer, text=text)]
-    wrong = [f"{name} seed {seed}" for name, seed, warned, failed in cases if warned != failed]
-    numbers = text + (f" (wrong: {', '.join(wrong)})" if wrong else "")
+    wrong: dict[str, list[str]] = {}
+    for name, seed, warned, failed in cases:
+        if warned != failed:
+            wrong.setdefault(name, []).append(str(seed))
+    names = [f"{name} (seed {', '.join(seeds)})" for name, seeds in wrong.items()]
+    numbers = text + (f". Wrong: {', '.join(names)}" if names else "")
     claim = _claim("12", "The probe warns where MSA then fails", parts, PROBED, numbers)
     if answer == UNKNOWN and cases:
         why = "no run failed" if not failures else "no run worked"

@@ -246,6 +246,8 @@ def _grid(seed: Path, run: Run | None, note: Any) -> dict[tuple[float, float], P
         note("no sweep over the grid yet")
         return {}
     target = Scores({name: metric.value for name, metric in choosing.target.items()}, folder / "target")
+    if run and run.target and (other := _differing(target, run.target)):
+        note(f"the grid was scored on other rows than the run msa-lora: the target's {', '.join(other)} differ")
     ideal = run.ideal if run else None
     if choosing.ideal is not None:
         ideal = Scores({name: metric.value for name, metric in choosing.ideal.items()}, folder / "ideal")
@@ -256,3 +258,9 @@ def _grid(seed: Path, run: Run | None, note: Any) -> dict[tuple[float, float], P
             scores = Scores({key: metric.value for key, metric in point.metrics.items()}, records)
             points[float(point.values["alpha"]), float(point.values["beta"])] = Point(scores, target, ideal)
     return points
+
+
+def _differing(scores: Scores, other: Scores) -> list[str]:
+    """Return the metrics of one model that differ between two measurements by more than rounding."""
+    pairs = {name: (value, other.values.get(name)) for name, value in scores.values.items()}
+    return [name for name, pair in pairs.items() if None not in pair and abs(pair[0] - pair[1]) > 1e-3]

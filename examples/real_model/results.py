@@ -49,7 +49,7 @@ def write_results(out: Path, into: Path) -> Path:
         _story(results),
         "## Answers\n",
         claims_table(claims),
-        f"{_counts(claims)} The comparisons behind each answer are [below](#behind-the-answers).\n",
+        f"{_counts(results, claims)} The comparisons behind each answer are [below](#behind-the-answers).\n",
         "## Where MSA or LoRA is not best\n",
         _bullets(not_best(results), "Nothing to say yet." if not _done(results) else "Nowhere in these measures."),
         "## All methods\n",
@@ -78,14 +78,13 @@ def _story(results: Results) -> str:
     plan, done = results.plan, _done(results)
     rows = next((run.rows for _, _, run in results.all_runs() if run.rows), {})
     counts = ", ".join(f"{count} of the {name} set" for name, count in rows.items())
-    wanted = len(results.experiments) * len(plan.get("seeds", []))
     return (
         "SmolLM2-135M-Instruct, a pretrained chat model, was trained on public-domain text (text-a, text-b), on the "
         "authors of TOFU (tofu), on more text (text-c) and on the authors again (tofu-again). Ideals have the same "
         "history without the authors to forget. Each method then made a target forget them, at the tool's defaults "
         f"except where a table says more. Scores are on test rows ({counts or 'none yet'}), on which nothing was "
         f"chosen. Size: {plan.get('size', '–')}; seeds: {', '.join(map(str, plan.get('seeds', [])))}; {done} of "
-        f"{wanted} runs are done.\n"
+        f"{_wanted(results)} runs are done.\n"
     )
 
 
@@ -93,16 +92,23 @@ def _done(results: Results) -> int:
     return sum(run.unlearned is not None for _, _, run in results.all_runs())
 
 
-def _counts(claims: Sequence[Claim]) -> str:
+def _counts(results: Results, claims: Sequence[Claim]) -> str:
     answers = [claim.answer for claim in claims]
-    return ", ".join(f"{answers.count(one)} × {one}" for one in (YES, PARTLY, NO, UNKNOWN) if one in answers) + "."
+    counts = ", ".join(f"{answers.count(one)} × {one}" for one in (YES, PARTLY, NO, UNKNOWN) if one in answers)
+    return counts + ("." if _done(results) >= _wanted(results) else ", so far: not all runs are done.")
+
+
+def _wanted(results: Results) -> int:
+    return len(results.experiments) * len(results.plan.get("seeds", []))
 
 
 def _groups(results: Results) -> Iterator[str]:
     """Yield the tables of the groups that have one, each under its heading."""
-    for group, heading in GROUPS.items():
+    for group in dict.fromkeys(one.group for one in results.experiments):
+        if group in ("main", "baselines"):
+            continue
         if table := group_table(results, group):
-            yield f"## {heading}\n"
+            yield f"## {GROUPS.get(group, group.capitalize())}\n"
             yield table
         if group == "storage" and (table := storage_table(results)):
             yield table

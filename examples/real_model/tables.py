@@ -31,6 +31,7 @@ _BESIDE = {
 }
 """Experiments of other groups to show beside a group's own."""
 _SETTINGS = {"alpha": "α", "beta": "β", "scale": "scale", "epoch": "epoch", "learning_rate": "rate"}
+_NAMED = ("what it tries",)
 _OTHER_COMMIT = "†"
 _LABELS = {
     "rouge_l": "ROUGE-L",
@@ -47,10 +48,10 @@ def main_tables(results: Results) -> list[str]:
 
 
 def group_table(results: Results, group: str) -> str | None:
-    """Return the measures of a group's experiments; None where none has run."""
+    """Return the measures of a group's experiments beside those that they vary; None where none has run."""
     own = [one.name for one in results.group(group) if results.runs(one.name)]
     beside = [name for name in _BESIDE.get(group, ()) if results.runs(name)]
-    return _measures_table(results, own, beside, explain=True) if own else None
+    return _measures_table(results, own, beside, _NAMED) if own else None
 
 
 def storage_table(results: Results) -> str | None:
@@ -132,6 +133,11 @@ def not_best(results: Results) -> list[str]:
             own = [f"{name_of(one)} {number(known[one])}" for one in ("msa-lora", "msa-full") if one in known]
             text = f"{name_of(best)} {number(known[best])}; " if best != "msa-full" else ""
             lines.append(f"Best in {heading[:-2]}: {name_of(best)}. {text}{', '.join(own)}")
+    own = mean_measure(results.runs("msa-lora"), "distance")
+    tried = {one.name: mean_measure(results.runs(one.name), "distance") for one in results.group("lora")}
+    nearer = [f"{name} {number(value)}" for name, value in tried.items() if None not in (own, value) and value < own]
+    if nearer:
+        lines.append(f"Nearer to the ideal than {name_of('msa-lora')} {number(own)}: {', '.join(nearer)}")
     for one in results.experiments:
         runs = {} if one.name in BASELINES or one.group == "checkpoints" else results.runs(one.name)
         failed = [seed for seed, run in runs.items() if works(run) is False]
@@ -163,58 +169,52 @@ def _scores_table(results: Results, names: Sequence[str]) -> str:
     return markdown(TextTable(headings, [Section(references), Section(rows)], notes=notes))
 
 
-def _measures_table(results: Results, names: Sequence[str], beside: Sequence[str] = (), explain: bool = False) -> str:
+def _measures_table(
+    results: Results, names: Sequence[str], beside: Sequence[str] = (), extra: Sequence[str] = ()
+) -> str:
     """Return the measures of experiments, with what was chosen, verdicts and minutes.
 
-    beside: experiments of other groups, in a section of their own. explain: add what each experiment tries, and the
-    probe's verdict on its prior.
+    beside: experiments of other groups, in a section of their own. extra: columns of text before the measures.
     """
-    whats = {one.name: one.what for one in results.experiments}
-    first = results.runs(names[0])
     shown = [
-        key
-        for key in MEASURES
-        if any(measure(run, key) is not None for name in (*names, *beside) for run in results.runs(name).values())
+        key for key in MEASURES if any(measure(run, key) is not None for name in names for run in _runs(results, name))
     ]
+    probed = bool(extra) and any(run.probe == "signs" for name in names for run in _runs(results, name))
+    whats = {one.name: one.what for one in results.experiments}
 
-    def line(label: str, points: Mapping[int, Point], tail: Sequence[str], what: str) -> list[Cell]:
-        values = {key: _known(measure(point, key) for point in points.values()) for key in shown}
+    def line(label: str, points: Iterable[Point], what: str = "", tail: Sequence[str] = ("", "", "")) -> list[Cell]:
+        known = list(points)
+        values = {key: _known(measure(point, key) for point in known) for key in shown}
         cells = [_mean_cell(of, "{:+.3f}" if key == "forget_side" else None) for key, of in values.items()]
-        return [Cell(label), *([Cell(what)] if explain else []), *cells, *map(Cell, tail)]
+        return [Cell(label), *(Cell(what) for _ in extra), *cells, *map(Cell, tail)]
 
     def own_line(name: str) -> list[Cell]:
-        runs = results.runs(name)
-        tail = [_chosen(runs.values()), _outcomes(runs.values()), _minutes(runs.values())]
-        probes = [*dict.fromkeys(run.probe for run in runs.values() if run.probe)]
-        return line(
-            _label(results, name), runs, [*tail, *([", ".join(probes)] if explain else [])], whats.get(name, "")
-        )
+        runs = _runs(results, name)
+        tail = [_chosen(runs), _outcomes(runs), _minutes(runs)]
+        tail += [", ".join(dict.fromkeys(run.probe for run in runs if run.probe))] if probed else []
+        return line(_label(results, name), runs, whats.get(name, ""), tail)
 
-    blank = [""] * (4 if explain else 3)
-    references = [
-        line(
-            model,
-            _with_tofu(results, {seed: reference(run, model) for seed, run in first.items()}, names, model),
-            blank,
-            "",
-        )
-        for model in ("target", "ideal")
-    ]
+    blank = [""] * (3 + probed)
+    references = [line(model, _references(results, names, model), "", blank) for model in ("target", "ideal")]
     sections = [Section(references), Section([own_line(name) for name in names])]
     if beside:
         sections.append(Section([own_line(name) for name in beside], "beside them"))
-    headings = ["model", *(["what it tries"] if explain else []), *(MEASURES[key] for key in shown)]
-    headings += ["chosen", "verdict", "minutes", *(["prior's probe"] if explain else [])]
-    return markdown(TextTable(headings, sections, left=2 if explain else 1))
+    headings = ["model", *extra, *(MEASURES[key] for key in shown), "chosen", "verdict", "minutes"]
+    return markdown(TextTable(headings + ["prior's probe"] * probed, sections, left=1 + len(extra)))
 
 
-def _with_tofu(results: Results, points: dict[int, Point], names: Sequence[str], model: str) -> dict[int, Point]:
-    """Add TOFU's own metrics to the target or the ideal, where the experiments have the main target."""
-    main = {one.target for one in results.experiments if one.name in NAMES}
-    if {one.target for one in results.experiments if one.name in names} != main:
-        return points
+def _runs(results: Results, name: str) -> list[Run]:
+    return list(results.runs(name).values())
+
+
+def _references(results: Results, names: Sequence[str], model: str) -> list[Point]:
+    """Return the target or the ideal of experiments by seed, with TOFU's own metrics where it is the main target."""
+    points = {seed: reference(run, model) for seed, run in results.runs(names[0]).items()}
+    targets = {one.name: one.target for one in results.experiments}
+    if targets.get(names[0]) != targets.get("msa-lora"):
+        return list(points.values())
     own = {seed.number: seed.references.get(model, {}) for seed in results.seeds}
-    return {seed: Point(one.unlearned, one.target, one.ideal, own.get(seed, {})) for seed, one in points.items()}
+    return [Point(one.unlearned, one.target, one.ideal, own.get(seed, {})) for seed, one in points.items()]
 
 
 def _label(results: Results, name: str) -> str:
