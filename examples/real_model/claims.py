@@ -17,6 +17,7 @@ YES, NO, PARTLY, UNKNOWN = "yes", "no", "partly", "not enough data"
 BASELINES = ("task_vector", "npo", "simnpo", "grad_diff", "rmu", "satimp", "undial")
 STARTED_EARLY = ("npo", "grad_diff", "rmu", "satimp", "undial")
 LORA = ("msa-lora", "lora-r8", "lora-r128", "lora-rate-low", "lora-rate-high", "lora-mlp")
+GRID = "hindsight grid"
 PROBED = ("msa-lora", "prior-text-a", "prior-base", "text-before", "text-after", "again-before", "again-between",
           "again-late")  # fmt: skip
 NAMES = {"msa-lora": "MSA (LoRA)", "msa-full": "MSA (full)", "task_vector": "Task Vector", "npo": "NPO",
@@ -71,6 +72,8 @@ class Claim:
     experiments: tuple[str, ...]
     """The experiments that it rests on."""
     parts: tuple[Part, ...]
+    complete: bool = True
+    """False while some seed lacks some of the experiments."""
 
 
 def further(difference: Difference) -> str:
@@ -107,12 +110,22 @@ def answer_claims(results: Results) -> tuple[Claim, ...]:
     return tuple(answer(results) for answer in _ANSWERS)
 
 
-def _claim(number: str, text: str, parts: Sequence[Part], experiments: Sequence[str], numbers: str) -> Claim:
-    absent = [part.label for part in parts if part.answer == UNKNOWN]
-    rest = f"missing: {'; '.join(absent)}" if absent else ""
+def _claim(
+    results: Results, number: str, text: str, parts: Sequence[Part], experiments: Sequence[str], numbers: str
+) -> Claim:
+    """Answer a claim by its parts, and name the experiments that it still lacks."""
+    absent = [name for name in experiments if not (any_grid(results) if name == GRID else results.runs(name))]
+    rest = f"missing: {', '.join(absent)}" if absent else ""
     answer = combine(parts)
     numbers = rest if answer == UNKNOWN else ". ".join(filter(None, [numbers, rest]))
-    return Claim(number, text, answer, numbers, tuple(experiments), tuple(parts))
+    seeds = len(results.plan.get("seeds", []))
+    done = all(name == GRID or len(results.runs(name)) == seeds for name in experiments) and not absent
+    return Claim(number, text, answer, numbers, tuple(experiments), tuple(parts), done or answer == UNKNOWN)
+
+
+def any_grid(results: Results) -> bool:
+    """Check whether some seed has points of the fixed grid."""
+    return any(seed.grid for seed in results.seeds)
 
 
 def _further(results: Results, first: str, second: str) -> Part:
@@ -175,7 +188,7 @@ def _nearest(method: str, number: str) -> Callable[[Results], Claim]:
         kept = _kept(results, method)
         numbers += f"; {kept.text}" if kept.text else ""
         text = f"{name_of(method)} is nearer to the ideal than each baseline, with utility kept"
-        claim = _claim(number, text, [*parts, kept], (method, *BASELINES), numbers)
+        claim = _claim(results, number, text, [*parts, kept], (method, *BASELINES), numbers)
         beaten = any(part.difference and further(part.difference.turned()) == YES for part in parts)
         return replace(claim, answer=NO) if beaten else claim
 
@@ -185,27 +198,27 @@ def _nearest(method: str, number: str) -> Callable[[Results], Claim]:
 def _before_exposure(results: Results) -> Claim:
     names = ("text-before", "text-after")
     parts = [_further(results, "text-after", "text-before")]
-    return _claim("2", "A prior from before the exposure is needed", parts, names, _distances(results, names))
+    return _claim(results, "2", "A prior from before the exposure is needed", parts, names, _distances(results, names))
 
 
 def _task_vector(results: Results) -> Claim:
     names = ("task_vector", "msa-lora", "msa-full")
     parts = [_further(results, names[0], other) for other in names[1:]]
-    return _claim("3", "Task Vector is worse than MSA", parts, names, _distances(results, names))
+    return _claim(results, "3", "Task Vector is worse than MSA", parts, names, _distances(results, names))
 
 
 def _far_priors(results: Results) -> Claim:
     names = ("prior-text-a", "prior-base")
     parts = [_further(results, name, "msa-lora") for name in names] + [_works(results, name) for name in names]
     numbers = _distances(results, ("msa-lora", *names))
-    return _claim("4", "Far priors are worse and still work", parts, ("msa-lora", *names), numbers)
+    return _claim(results, "4", "Far priors are worse and still work", parts, ("msa-lora", *names), numbers)
 
 
 def _repeated(results: Results) -> Claim:
     names = ("again-before", "again-between", "again-late")
     parts = [_further(results, name, names[0]) for name in names[1:]]
     text = "After repeated exposure, the prior from before the first is needed"
-    return _claim("5", text, parts, names, _distances(results, names))
+    return _claim(results, "5", text, parts, names, _distances(results, names))
 
 
 def _checkpoints(results: Results) -> Claim:
@@ -216,7 +229,7 @@ def _checkpoints(results: Results) -> Claim:
         gain = paired(label, results.runs(name), results.runs(f"{name}-prior"))
         parts.append(Part(label, opposite[further(gain)], gain))
     names = [one for name in STARTED_EARLY for one in (name, f"{name}-prior")]
-    return _claim("6", "Baselines gain nothing from checkpoints", parts, names, _distances(results, names))
+    return _claim(results, "6", "Baselines gain nothing from checkpoints", parts, names, _distances(results, names))
 
 
 def _lora_matches(results: Results) -> Claim:
@@ -226,14 +239,14 @@ def _lora_matches(results: Results) -> Claim:
     answer = PARTLY if only_others else default.answer
     numbers = f"distances: {_distances(results, ('msa-full', 'full-rate-high', *LORA))}"
     names = ("msa-full", "full-rate-high", *LORA)
-    claim = _claim("7", "LoRA vectors match full ones (at the tool's rank and rate)", parts, names, numbers)
+    claim = _claim(results, "7", "LoRA vectors match full ones (at the tool's rank and rate)", parts, names, numbers)
     return replace(claim, answer=answer)
 
 
 def _qlora(results: Results) -> Claim:
     names = ("qlora", "msa-lora")
     parts = [_matches(results, *names)]
-    return _claim("8", "QLoRA vectors lose nothing against LoRA", parts, names, _both_sides(results, names))
+    return _claim(results, "8", "QLoRA vectors lose nothing against LoRA", parts, names, _both_sides(results, names))
 
 
 def _storage(results: Results) -> Claim:
@@ -246,7 +259,7 @@ def _storage(results: Results) -> Claim:
     numbers = _both_sides(results, names)
     if lost:
         numbers += f"; rounding took {statistics.fmean(lost):.2g} of the update"
-    return _claim("9", "Storing the model in bf16 loses nothing", [_matches(results, *names)], names, numbers)
+    return _claim(results, "9", "Storing the model in bf16 loses nothing", [_matches(results, *names)], names, numbers)
 
 
 def _both_sides(results: Results, names: Sequence[str]) -> str:
@@ -289,7 +302,7 @@ def _which_beta(results: Results) -> Claim:
     ]
     numbers = f"best in hindsight: {'; '.join(places)}. Chosen by the search: {'; '.join(chosen) or '–'}"
     part = Part(label, further(difference), difference)
-    return _claim("10", "A retain vector (β > 0) helps", [part], ("msa-lora", "hindsight grid"), numbers)
+    return _claim(results, "10", "A retain vector (β > 0) helps", [part], ("msa-lora", GRID), numbers)
 
 
 def _choice(results: Results) -> Claim:
@@ -307,7 +320,7 @@ def _choice(results: Results) -> Claim:
     part = Part(difference.label, matches(difference), difference)
     numbers = "; ".join(texts) + ". The best point is picked on the test rows themselves, which flatters it"
     text = "The default rule chooses well against the best point in hindsight"
-    return _claim("11", text, [part], ("msa-lora", "hindsight grid"), numbers)
+    return _claim(results, "11", text, [part], ("msa-lora", GRID), numbers)
 
 
 def _probe(results: Results) -> Claim:
@@ -334,7 +347,7 @@ def _probe(results: Results) -> Claim:
             wrong.setdefault(name, []).append(str(seed))
     names = [f"{name} (seed {', '.join(seeds)})" for name, seeds in wrong.items()]
     numbers = text + (f". Wrong: {', '.join(names)}" if names else "")
-    claim = _claim("12", "The probe warns where MSA then fails", parts, PROBED, numbers)
+    claim = _claim(results, "12", "The probe warns where MSA then fails", parts, PROBED, numbers)
     if answer == UNKNOWN and cases:
         why = "no run failed" if not failures else "no run worked"
         return replace(claim, numbers=f"{why}; {numbers}")

@@ -250,7 +250,9 @@ def _grid(seed: Path, run: Run | None, note: Any) -> dict[tuple[float, float], P
         note(f"the grid was scored on other rows than the run msa-lora: the target's {', '.join(other)} differ")
     ideal = run.ideal if run else None
     if choosing.ideal is not None:
-        ideal = Scores({name: metric.value for name, metric in choosing.ideal.items()}, folder / "ideal")
+        own = Scores({name: metric.value for name, metric in choosing.ideal.items()}, folder / "ideal")
+        # A sweep keeps the ideal's metrics, not its rows; the run has these for the same model.
+        ideal = own if ideal is None or _differing(own, ideal) else ideal
     points = {}
     for point in choosing.points:
         if point.metrics and {"alpha", "beta"} <= set(point.values):

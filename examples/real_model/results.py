@@ -123,7 +123,11 @@ def _provenance(results: Results, out: Path) -> Iterator[str]:
     plan, runs = results.plan, list(results.all_runs())
     fixed = str(plan.get("fixed") or "")
     yield f"The experiments, the grid, the measures and the rules were fixed at {fixed or '–'} (plan.json)"
-    early = [f"seed {seed} {name} ({run.date})" for seed, name, run in runs if fixed and run.date and run.date < fixed]
+    early = [
+        f"seed {seed} {name} ({run.date})"
+        for seed, name, run in runs
+        if fixed and run.date and run.date[:19] < fixed[:19]
+    ]
     if early:
         yield f"Runs from before that: {', '.join(early)}"
     dates = sorted(run.date for _, _, run in runs if run.date)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from claims import BASELINES, NAMES, Claim, mean_measure, name_of
+from claims import BASELINES, NAMES, UNKNOWN, Claim, mean_measure, name_of
 from collect import Experiment, Point, Results, Run
 from figures import grid_means
 from measures import FORGET, MEASURES, RETAIN, measure, reference, works
@@ -31,6 +31,7 @@ _BESIDE = {
 }
 """Experiments of other groups to show beside a group's own."""
 _SETTINGS = {"alpha": "α", "beta": "β", "scale": "scale", "epoch": "epoch", "learning_rate": "rate"}
+_FORMS = {"forget_side": "{:+.3f}", "forget_quality": "{:.2g}"}
 _NAMED = ("what it tries",)
 _OTHER_COMMIT = "†"
 _LABELS = {
@@ -91,7 +92,12 @@ def grid_table(results: Results) -> str | None:
 def claims_table(claims: Iterable[Claim]) -> str:
     """Return the answers: claim, answer, numbers, experiments."""
     rows = [
-        [Cell(f"{one.number}. {one.text}"), Cell(one.answer, True), Cell(one.numbers), Cell(", ".join(one.experiments))]
+        [
+            Cell(f"{one.number}. {one.text}"),
+            Cell(one.answer if one.complete else f"{one.answer} so far", True),
+            Cell(one.numbers),
+            Cell(", ".join(one.experiments)),
+        ]
         for one in claims
     ]
     return markdown(TextTable(["claim", "answer", "numbers", "experiments"], [Section(rows)], left=4))
@@ -102,6 +108,8 @@ def parts_table(claims: Iterable[Claim]) -> str:
     rows = []
     for claim in claims:
         for part in claim.parts:
+            if part.answer == UNKNOWN and not part.text:
+                continue
             numbers = ["–", "–", part.text or "–"]
             if (one := part.difference) and one.mean is not None:
                 ends = "–" if one.low is None else f"{one.low:+.3f} to {one.high:+.3f} ({one.source})"
@@ -130,9 +138,11 @@ def not_best(results: Results) -> list[str]:
         sign = 1 if heading.endswith("↓") else -1
         known = {one: value for one in NAMES if (value := mean_measure(results.runs(one), name)) is not None}
         if "msa-lora" in known and (best := min(known, key=lambda one: sign * known[one])) != "msa-lora":
-            own = [f"{name_of(one)} {number(known[one])}" for one in ("msa-lora", "msa-full") if one in known]
-            text = f"{name_of(best)} {number(known[best])}; " if best != "msa-full" else ""
-            lines.append(f"Best in {heading[:-2]}: {name_of(best)}. {text}{', '.join(own)}")
+            msa = [one for one in ("msa-lora", "msa-full") if one in known and one != best]
+            own = [f"{name_of(one)} {number(known[one])}" for one in msa]
+            lines.append(
+                f"{heading[:-2].capitalize()}: {name_of(best)} {number(known[best])} is best; {', '.join(own)}"
+            )
     own = mean_measure(results.runs("msa-lora"), "distance")
     tried = {one.name: mean_measure(results.runs(one.name), "distance") for one in results.group("lora")}
     nearer = [f"{name} {number(value)}" for name, value in tried.items() if None not in (own, value) and value < own]
@@ -159,7 +169,10 @@ def _scores_table(results: Results, names: Sequence[str]) -> str:
 
     def line(label: str, points: Mapping[int, Point]) -> list[Cell]:
         models = [point.unlearned for point in points.values() if point.unlearned]
-        return [Cell(label), *(_mean_cell(_known(one.values.get(name) for one in models)) for name in metrics)]
+        return [
+            Cell(label),
+            *(_mean_cell(_known(one.values.get(name) for one in models), "{:.3f}") for name in metrics),
+        ]
 
     references = [
         line(name, {seed: reference(run, name) for seed, run in first.items()}) for name in ("target", "ideal")
@@ -185,7 +198,7 @@ def _measures_table(
     def line(label: str, points: Iterable[Point], what: str = "", tail: Sequence[str] = ("", "", "")) -> list[Cell]:
         known = list(points)
         values = {key: _known(measure(point, key) for point in known) for key in shown}
-        cells = [_mean_cell(of, "{:+.3f}" if key == "forget_side" else None) for key, of in values.items()]
+        cells = [_mean_cell(of, _FORMS.get(key, "{:.3f}")) for key, of in values.items()]
         return [Cell(label), *(Cell(what) for _ in extra), *cells, *map(Cell, tail)]
 
     def own_line(name: str) -> list[Cell]:
@@ -261,14 +274,12 @@ def _cell(value: float | None) -> Cell:
     return Cell(number(value))
 
 
-def _mean_cell(values: Sequence[float], form: str | None = None) -> Cell:
+def _mean_cell(values: Sequence[float], form: str) -> Cell:
     """Return the mean of the seeds' values ± their standard deviation."""
     if not values:
         return Cell("–")
-    mean = statistics.fmean(values)
-    return Cell(
-        form.format(mean) if form else number(mean), stderr=statistics.stdev(values) if len(values) > 1 else None
-    )
+    error = f" ± {form.format(statistics.stdev(values)).lstrip('+')}" if len(values) > 1 else ""
+    return Cell(form.format(statistics.fmean(values)) + error)
 
 
 def experiment_lines(results: Results) -> list[tuple[Experiment, str]]:
