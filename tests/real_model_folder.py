@@ -147,10 +147,10 @@ def _report(benchmark: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_rows(folder: Path, scores: tuple[float, float]) -> None:
-    """Write rows whose means are the scores, and that differ alike for every model."""
+    """Write rows whose means are the scores; the lower the score, the more they differ."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, score in zip(("forget", "retain"), scores, strict=True):
-        spread = [0.02 * (index - (ROWS - 1) / 2) for index in range(ROWS)]
+        spread = [0.05 * (1 - score) * (index - (ROWS - 1) / 2) for index in range(ROWS)]
         records = [{"index": index} | dict.fromkeys(KEYS, score + add) for index, add in enumerate(spread)]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 

@@ -12,7 +12,7 @@ import claims
 import measures
 import pytest
 from claims import NO, PARTLY, UNKNOWN, YES, answer_claims
-from collect import collect
+from collect import Point, Scores, collect
 from results import write_results
 from tables import not_best
 
@@ -111,10 +111,24 @@ def test_one_seed_has_intervals_over_its_rows(tmp_path: Path) -> None:
     difference = next(one for one in answer_claims(collect(out)) if one.number == "2").parts[0].difference
     assert difference is not None
     assert difference.source == "rows"
-    assert difference.low == pytest.approx(difference.mean, abs=0.02)  # rows differ alike for every model
+    assert 0 < difference.low < difference.mean < difference.high
     for path in out.glob("seed-0/runs/*/evaluation/unlearned/*.jsonl"):
         path.unlink()
     assert answers_of(out)["2"] == PARTLY, "without rows there is no interval, and so no yes"
+
+
+def test_the_interval_over_seeds_is_students() -> None:
+    def points(*forget: float) -> dict[int, Point]:
+        names = [*measures.FORGET, *measures.RETAIN]
+        ideal = Scores(dict.fromkeys(names, 0.0))
+        return {seed: Point(Scores(dict.fromkeys(names, value)), ideal, ideal) for seed, value in enumerate(forget)}
+
+    difference = measures.paired("a − b", points(0.11, 0.12, 0.13), points(0.1, 0.1, 0.1))
+    half = 4.302652729 * 0.01 / 3**0.5  # t of 2 degrees of freedom, standard deviation 0.01
+    assert difference.mean == pytest.approx(0.02)
+    assert (difference.low, difference.high) == pytest.approx((0.02 - half, 0.02 + half))
+    assert claims.further(difference) == PARTLY
+    assert claims.further(difference.turned()) == NO
 
 
 def test_distances_are_those_of_the_definition(tmp_path: Path) -> None:
