@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from experiments import EXPERIMENTS, HINDSIGHT, Experiment, Size
+from experiments import EXPERIMENTS, HINDSIGHT, Experiment
 from history import Models
 
 from msa_lite.io.files import write_text
@@ -29,7 +29,7 @@ def tofu_folder(models: Models, name: str) -> Path:
     return models.folder / "tofu" / name
 
 
-def recipe_of(experiment: Experiment, models: Models, size: Size, seed: int, compute: str) -> Recipe:
+def recipe_of(experiment: Experiment, models: Models, seed: int, compute: str) -> Recipe:
     """Return the recipe of an experiment. All that is not named here is a default of msa-lite."""
     owner = experiment if experiment.method == "msa" else EXPERIMENTS[0]
     recipe: Recipe = {
@@ -55,10 +55,10 @@ def recipe_of(experiment: Experiment, models: Models, size: Size, seed: int, com
     return _changed(recipe, experiment.overrides)
 
 
-def hindsight_recipe(models: Models, size: Size, seed: int, compute: str) -> Recipe:
+def hindsight_recipe(models: Models, seed: int, compute: str) -> Recipe:
     """Return the recipe of the sweep on test rows: the vectors of msa-lora, a grid of points, and these rows alone."""
     first = EXPERIMENTS[0]
-    recipe = recipe_of(first, models, size, seed, compute)
+    recipe = recipe_of(first, models, seed, compute)
     for name, file in (("forget", "forget"), ("retain", "retain")):
         rows = Path(models.data(file)).read_text("utf-8").splitlines()
         scored = (run_folder(models, first) / "evaluation/target" / f"{name}.jsonl").read_text("utf-8").splitlines()

@@ -54,7 +54,7 @@ class Seed:
     def run(self, experiments: Sequence[Experiment], keep_models: bool) -> None:
         """Run all experiments that are not done. An experiment that fails is noted, and the next one goes on."""
         for number, experiment in enumerate(experiments, 1):
-            recipe = recipe_of(experiment, self.models, self.size, self.number, self.compute)
+            recipe = recipe_of(experiment, self.models, self.number, self.compute)
             file = write_recipe(self.models.folder / "recipes" / f"{experiment.name}.yaml", recipe)
             if self.state.is_done(experiment.name, file):
                 continue
@@ -104,7 +104,7 @@ class Seed:
     def hindsight(self) -> None:
         """Score a grid of α and β on the test rows, by the vectors of msa-lora."""
         first = run_folder(self.models, EXPERIMENTS[0])
-        recipe = hindsight_recipe(self.models, self.size, self.number, self.compute)
+        recipe = hindsight_recipe(self.models, self.number, self.compute)
         file = write_recipe(self.models.folder / "recipes" / "hindsight.yaml", recipe)
         if self.state.is_done(HINDSIGHT_FOLDER, file):
             return
