@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import subprocess
@@ -21,6 +22,9 @@ from history import STAGES, Models
 from msa_lite.errors import MsaError, UsageError, join_faults
 from msa_lite.io.files import digest, write_json
 from msa_lite.io.manifest import software_versions
+
+
+logger = logging.getLogger(__name__)
 
 
 def now() -> str:
@@ -97,6 +101,9 @@ class State:
             yield
         except MsaError as fault:
             error = str(fault)
+        except Exception as fault:  # a bug in one experiment; hours of others wait behind it
+            logger.exception("%s", name)
+            error = f"{type(fault).__name__}: {fault}"
         before = self._values["experiments"].get(name, {})
         text = digest(recipe.read_text("utf-8"))
         spent = before.get("seconds", 0.0) if before.get("recipe") == text else 0.0

@@ -162,14 +162,20 @@ def test_the_plan_is_fixed_once_and_may_only_grow(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "plan.json").read_text()) == second
 
 
-def test_a_fault_is_noted_and_tried_again_and_a_done_experiment_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fault", "note"),
+    [(MismatchError("they do not fit"), "they do not fit"), (ValueError("a bug"), "ValueError: a bug")],
+)
+def test_a_fault_is_noted_and_tried_again_and_a_done_experiment_is_not(
+    fault: Exception, note: str, tmp_path: Path
+) -> None:
     recipe = tmp_path / "a.yaml"
     recipe.write_text("seed: 0\n")
     with State(tmp_path / "state.json", "c0ffee").timed("a", recipe, "msa-lite a.yaml", tmp_path / "runs/a"):
-        raise MismatchError("they do not fit")
+        raise fault
     state = State(tmp_path / "state.json", "c0ffee")
     entry = json.loads((tmp_path / "state.json").read_text())["experiments"]["a"]
-    assert (entry["error"], entry["folder"], entry["commit"]) == ("they do not fit", "runs/a", "c0ffee")
+    assert (entry["error"], entry["folder"], entry["commit"]) == (note, "runs/a", "c0ffee")
     assert not state.is_done("a", recipe)
     with state.timed("a", recipe, "msa-lite a.yaml", tmp_path / "runs/a"):
         pass
