@@ -23,7 +23,6 @@ from msa_lite.errors import MsaError, UsageError, join_faults
 from msa_lite.io.files import digest, write_json
 from msa_lite.io.manifest import software_versions
 
-
 logger = logging.getLogger(__name__)
 
 
