@@ -74,9 +74,26 @@ HINDSIGHT = ("forget.alpha=[0.25, 0.5, 0.75, 1.0, 1.5]", "retain.beta=[0.0, 0.25
 FIXED = ("vector.epochs=5",)
 """Where a prior may know the rows already, a fit until they are known would end at once."""
 AGAIN = (*GRID, *FIXED)
-METHODS = ("npo", "grad_diff", "rmu", "undial", "satimp", "simnpo")
+METHODS = {
+    "npo": "retain_weight=[1, 4]",
+    "grad_diff": "retain_weight=[1, 4]",
+    "rmu": "retain_weight=[1, 4]",
+    "undial": "retain_weight=[1, 4]",
+    "satimp": "forget_weight=[0.1, 4]",
+    "simnpo": "retain_weight=[1, 4]",
+}
+"""The baselines, each with the ends of the paper's grid. Every epoch of both is a candidate."""
 WITH_CHECKPOINTS = ("npo", "grad_diff", "rmu", "undial", "satimp")
 """Those of the paper's table of baselines with checkpoints."""
+
+
+def baseline(name: str) -> Experiment:
+    """Return the run of a baseline from the target."""
+    key, _, values = METHODS[name].partition("=")
+    return Experiment(
+        name, "baselines", f"{key} {values}, 4 epochs", overrides=(f"baseline.methods.{name}.{key}={values}",),
+        method=name, on_tofu=True,
+    )  # fmt: skip
 
 
 def lora(name: str, what: str, *overrides: str) -> Experiment:
@@ -86,11 +103,11 @@ def lora(name: str, what: str, *overrides: str) -> Experiment:
 
 EXPERIMENTS = (
     Experiment("msa-lora", "main", "all defaults: LoRA, rank 32, α and β searched", on_tofu=True),
-    Experiment("task_vector", "baselines", "the target as its own prior", overrides=GRID, method="task_vector",
+    Experiment("task_vector", "baselines", "the target as its own prior, α and β searched", method="task_vector",
                on_tofu=True),
     Experiment("msa-full", "main", "all weights, α and β searched", overrides=("vector.mode=full",), on_tofu=True),
     Experiment("lora-r32", "lora", "LoRA of rank 32 on the common grid", overrides=GRID, vectors_of="msa-lora"),
-    *(Experiment(name, "baselines", "defaults, best of 4 epochs", method=name, on_tofu=True) for name in METHODS),
+    *(baseline(name) for name in WITH_CHECKPOINTS),
     Experiment("prior-text-a", "distance", "a prior one stage of text earlier", prior="text-a", overrides=GRID),
     Experiment("prior-base", "distance", "a prior two stages of text earlier", prior="base", overrides=GRID),
     Experiment("text-before", "exposure", "text after TOFU; prior from before TOFU", "text-c", "text-b", AGAIN),
@@ -112,5 +129,6 @@ EXPERIMENTS = (
                    overrides=("baseline.start=prior", "baseline.scale=[1.0, 2.0]", "baseline.epochs=3"))
         for name in WITH_CHECKPOINTS
     ),
+    baseline("simnpo"),  # not of the paper
 )  # fmt: skip
 """In the order of their runs. Those that others use again come first."""
