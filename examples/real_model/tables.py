@@ -26,7 +26,7 @@ GROUPS = {
 _BESIDE = {
     "lora": ("msa-lora", "msa-full"),
     "storage": ("msa-lora",),
-    "distance": ("msa-lora",),
+    "distance": ("lora-r32", "msa-lora"),
     "checkpoints": ("msa-lora", "npo", "grad_diff", "rmu", "satimp", "undial"),
 }
 """Experiments of other groups to show beside a group's own."""
