@@ -122,7 +122,8 @@ def _provenance(results: Results, out: Path) -> Iterator[str]:
     """Yield the facts about plan, dates, commits, versions and hardware."""
     plan, runs = results.plan, list(results.all_runs())
     fixed = str(plan.get("fixed") or "")
-    yield f"The experiments, the grid, the measures and the rules were fixed at {fixed or '–'} (plan.json)"
+    yield f"The experiments and the grid were fixed at {fixed or '–'} (plan.json)"
+    yield "The measures and the rules stand in measures.py and claims.py; the history of these files tells since when"
     when = {one.name: one.fixed or fixed for one in results.experiments}
     late = [f"{name} ({time})" for name, time in when.items() if time[:19] > fixed[:19]]
     if late:
