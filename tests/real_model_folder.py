@@ -17,7 +17,16 @@ ROWS = 6
 GROUPS = {
     "main": ("msa-lora", "msa-full"),
     "baselines": ("task_vector", "npo", "simnpo", "grad_diff", "rmu", "satimp", "undial"),
-    "lora": ("lora-r8", "lora-r128", "lora-rate-low", "lora-rate-high", "lora-mlp", "full-rate-high", "qlora"),
+    "lora": (
+        "lora-r32",
+        "lora-r8",
+        "lora-r128",
+        "lora-rate-low",
+        "lora-rate-high",
+        "lora-mlp",
+        "full-rate-high",
+        "qlora",
+    ),
     "storage": ("bf16",),
     "distance": ("prior-text-a", "prior-base"),
     "exposure": ("text-before", "text-after"),
@@ -34,6 +43,7 @@ GOOD: dict[str, tuple[float, float]] = {
     "again-between": (0.7, 0.85),
     "again-late": (0.8, 0.85),
 }
+PROBED = ("msa-lora", *GROUPS["distance"], *GROUPS["exposure"], *GROUPS["repeated"])
 SIGNS = ("text-after", "again-between", "again-late")
 
 
@@ -108,6 +118,8 @@ class Folder:
             "provenance": {"versions": {"torch": "2.13"}},
         }  # fmt: skip
         _write_json(folder / "report.json", report)
+        if name not in PROBED:
+            return
         interval = [0.8, 0.95] if name in self.signs else [0.45, 0.55]
         settings = {"intervals": {"loss_auc": interval}, "rows": {"forget": 40, "holdout": 40}}
         auc = {"loss_auc": _metric(sum(interval) / 2)}
@@ -123,7 +135,7 @@ class Folder:
             metrics = {key: _metric(value) for key, value in _values(scores).items()}
             _write_json(folder / name / "report.json", _report("qa", metrics))
             if self.rows:
-                _write_rows(folder / name, scores)
+                _write_rows(folder.parent / "evaluation/ideal_validation" if name == "ideal" else folder / name, scores)
 
 
 def _target(group: str) -> str:
@@ -151,7 +163,10 @@ def _write_rows(folder: Path, scores: tuple[float, float]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, score in zip(("forget", "retain"), scores, strict=True):
         spread = [0.05 * (1 - score) * (index - (ROWS - 1) / 2) for index in range(ROWS)]
-        records = [{"index": index} | dict.fromkeys(KEYS, score + add) for index, add in enumerate(spread)]
+        records = [
+            {"index": index, "question": f"{name} {index}?", "answer": "yes"} | dict.fromkeys(KEYS, score + add)
+            for index, add in enumerate(spread)
+        ]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
 
 

@@ -16,8 +16,10 @@ from measures import KEEP, LEAST, MARGIN, Difference, measure, paired, works
 YES, NO, PARTLY, UNKNOWN = "yes", "no", "partly", "not enough data"
 BASELINES = ("task_vector", "npo", "simnpo", "grad_diff", "rmu", "satimp", "undial")
 STARTED_EARLY = ("npo", "grad_diff", "rmu", "satimp", "undial")
-LORA = ("msa-lora", "lora-r8", "lora-r128", "lora-rate-low", "lora-rate-high", "lora-mlp")
+LORA = ("msa-lora", "lora-r32", "lora-r8", "lora-r128", "lora-rate-low", "lora-rate-high", "lora-mlp")
 GRID = "hindsight grid"
+SAME_POINTS = "lora-r32"
+"""The vectors of msa-lora at the few α and β that all variants are tried with, so that each has as many tries."""
 PROBED = ("msa-lora", "prior-text-a", "prior-base", "text-before", "text-after", "again-before", "again-between",
           "again-late")  # fmt: skip
 NAMES = {"msa-lora": "MSA (LoRA)", "msa-full": "MSA (full)", "task_vector": "Task Vector", "npo": "NPO",
@@ -40,7 +42,10 @@ RULES = (
     "A claim is answered yes if all of its parts are, no if none of the parts that it rests on is even partly so, else "
     "partly. A part without runs does not count and is named",
     "Claim 1 is also answered no if a baseline is surely nearer to the ideal. Claim 7 is about the tool's default rank "
-    "and rate: partly if only others match. Claim 10 compares the best points of the grid, of which more have β > 0",
+    "and rate: partly if only others match. Claim 10 compares the best points of the grid, of which more have β > 0. "
+    "Claim 11 compares with a grid that was scored on nearly all test rows",
+    f"All variants are tried with the same few α and β. {SAME_POINTS} is msa-lora's vectors at these points, so that "
+    "variants can be compared with it",
     "Claim 12: yes if the probe warned of each run that does not work and of no other; no if it warned of none of them",
     "Intervals: with two seeds or more, the t-interval of the paired differences over seeds; with one seed, the "
     "bootstrap interval over its test rows, which does not tell how much another seed would differ",
@@ -202,16 +207,16 @@ def _before_exposure(results: Results) -> Claim:
 
 
 def _task_vector(results: Results) -> Claim:
-    names = ("task_vector", "msa-lora", "msa-full")
+    names = ("task_vector", "msa-lora", "msa-full", SAME_POINTS)
     parts = [_further(results, names[0], other) for other in names[1:]]
     return _claim(results, "3", "Task Vector is worse than MSA", parts, names, _distances(results, names))
 
 
 def _far_priors(results: Results) -> Claim:
     names = ("prior-text-a", "prior-base")
-    parts = [_further(results, name, "msa-lora") for name in names] + [_works(results, name) for name in names]
-    numbers = _distances(results, ("msa-lora", *names))
-    return _claim(results, "4", "Far priors are worse and still work", parts, ("msa-lora", *names), numbers)
+    parts = [_further(results, name, SAME_POINTS) for name in names] + [_works(results, name) for name in names]
+    numbers = _distances(results, (SAME_POINTS, *names))
+    return _claim(results, "4", "Far priors are worse and still work", parts, (SAME_POINTS, *names), numbers)
 
 
 def _repeated(results: Results) -> Claim:
@@ -244,7 +249,7 @@ def _lora_matches(results: Results) -> Claim:
 
 
 def _qlora(results: Results) -> Claim:
-    names = ("qlora", "msa-lora")
+    names = ("qlora", SAME_POINTS)
     parts = [_matches(results, *names)]
     return _claim(results, "8", "QLoRA vectors lose nothing against LoRA", parts, names, _both_sides(results, names))
 

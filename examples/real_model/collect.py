@@ -35,8 +35,8 @@ class Experiment:
     """The stage that is the prior."""
     what: str
     """What it tries, in words."""
-    overrides: tuple[str, ...] = ()
-    """The keys of the recipe that differ from the tool's defaults."""
+    fixed: str = ""
+    """The time when it was fixed, where that is not the plan's."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Seed:
     runs: Mapping[str, Run]
     """By experiment; also those that failed."""
     distances: Mapping[str, float]
-    """Distance of each prior's weights to the target's, as a share of that of the base model."""
+    """‖target − prior‖ / ‖target‖ over all weights, by prior."""
     references: Mapping[str, Mapping[str, float | None]]
     """TOFU's own metrics of "target" and "ideal"."""
     grid: Mapping[tuple[float, float], Point]
@@ -131,7 +131,7 @@ def collect(out: Path) -> Results:
     experiments = tuple(
         Experiment(
             str(one["name"]), str(one["group"]), str(one.get("target") or ""), str(one.get("prior") or ""),
-            str(one.get("what") or ""), tuple(map(str, one.get("overrides") or ())),
+            str(one.get("what") or ""), str(one.get("fixed") or ""),
         )
         for one in plan.get("experiments", [])
     )  # fmt: skip
@@ -172,12 +172,14 @@ def _seed(out: Path, number: int, experiments: tuple[Experiment, ...], problems:
     missing = [name for name, values in references.items() if not values]
     if missing:
         problems.append(f"seed {number}: no TOFU metrics of {' and '.join(missing)}")
+    if error := (entries.get(POINTS) or {}).get("error"):
+        _note(problems, out, number, POINTS, f"failed: {error}")
     grid = _grid(folder, runs.get("msa-lora"), lambda text: _note(problems, out, number, POINTS, text))
     return Seed(number, runs, distances, references, grid)
 
 
 def _note(problems: list[str], out: Path, seed: int, name: str, text: str) -> None:
-    problems.append(f"seed {seed}, {name}: {tidy(text, out)}")
+    problems.append(f"seed {seed}, {name}: {tidy(text.splitlines()[0], out)}")
 
 
 def _run(seed: Path, name: str, entry: Mapping[str, Any], note: Any) -> Run:
@@ -235,7 +237,7 @@ def _tofu(seed: Path, name: str) -> Mapping[str, float | None]:
 
 
 def _grid(seed: Path, run: Run | None, note: Any) -> dict[tuple[float, float], Point]:
-    """Return the points of the fixed grid. The ideal is the sweep's own, else that of the run with the same rows."""
+    """Return the points of the fixed grid. The ideal is the sweep's own, else that of the run."""
     folder = seed / POINTS / "sweep"
     try:
         choosing = load_choosing(folder)
@@ -247,12 +249,11 @@ def _grid(seed: Path, run: Run | None, note: Any) -> dict[tuple[float, float], P
         return {}
     target = Scores({name: metric.value for name, metric in choosing.target.items()}, folder / "target")
     if run and run.target and (other := _differing(target, run.target)):
-        note(f"the grid was scored on other rows than the run msa-lora: the target's {', '.join(other)} differ")
+        note(f"the grid was scored on other rows than the run msa-lora: the target's {', '.join(other)} differ much")
     ideal = run.ideal if run else None
     if choosing.ideal is not None:
-        own = Scores({name: metric.value for name, metric in choosing.ideal.items()}, folder / "ideal")
-        # A sweep keeps the ideal's metrics, not its rows; the run has these for the same model.
-        ideal = own if ideal is None or _differing(own, ideal) else ideal
+        records = seed / POINTS / "evaluation/ideal_validation"  # the sweep's own rows, of which it has the metrics
+        ideal = Scores({name: metric.value for name, metric in choosing.ideal.items()}, records)
     points = {}
     for point in choosing.points:
         if point.metrics and {"alpha", "beta"} <= set(point.values):
@@ -263,6 +264,6 @@ def _grid(seed: Path, run: Run | None, note: Any) -> dict[tuple[float, float], P
 
 
 def _differing(scores: Scores, other: Scores) -> list[str]:
-    """Return the metrics of one model that differ between two measurements by more than rounding."""
+    """Return the metrics of one model that differ between two measurements by more than a few rows left out."""
     pairs = {name: (value, other.values.get(name)) for name, value in scores.values.items()}
-    return [name for name, pair in pairs.items() if None not in pair and abs(pair[0] - pair[1]) > 1e-3]
+    return [name for name, pair in pairs.items() if None not in pair and abs(pair[0] - pair[1]) > 0.1]

@@ -22,7 +22,7 @@ _FONT = 9
 _SIZE = (6.4, 4.4)  # inches
 _MARKS = ("s", "D", "^", "v", "<", ">", "p")
 _COLOURS = ("#7b3294", "#c2a5cf", "#a6611a", "#dfa44a", "#4d4d4d", "#8c8c8c", "#c51b7d")
-_PRIORS = {"prior-base": "base", "prior-text-a": "text-a", "msa-lora": "text-b"}
+_PRIORS = {"prior-base": "base", "prior-text-a": "text-a", "lora-r32": "text-b"}
 
 
 def write_figures(results: Results, folder: Path) -> dict[str, str]:
@@ -131,7 +131,7 @@ def _distance(results: Results) -> Figure | None:
         if series[name]:
             _add_means(axes, series[name], {"marker": mark, "color": colour, "markersize": 9}, f"prior: {prior}")
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("‖target − prior‖ / ‖target − base‖", fontsize=_FONT)
+    axes.set_xlabel("‖target − prior‖ / ‖target‖", fontsize=_FONT)
     axes.set_ylabel("← better  distance to the ideal", fontsize=_FONT)
     figure.legend(loc="outside right upper", frameon=False, fontsize=_FONT - 1)
     return figure

@@ -152,7 +152,7 @@ def _bootstrap(first: Point, second: Point, centre: float) -> tuple[float, float
         shared = sorted(set.intersection(*(set(rows) for rows in sets)))
         if len(shared) < 2:
             return None
-        one, its_ideal, other, other_ideal = (np.array([rows[index] for index in shared]) for rows in sets)
+        one, its_ideal, other, other_ideal = (np.array([rows[row] for row in shared]) for rows in sets)
         shares = draw.multinomial(len(shared), [1 / len(shared)] * len(shared), size=DRAWS) / len(shared)
         far = [np.abs(shares @ (a - b)).mean(axis=1) for a, b in ((one, its_ideal), (other, other_ideal))]
         total += (far[0] - far[1]) / 2
@@ -160,9 +160,12 @@ def _bootstrap(first: Point, second: Point, centre: float) -> tuple[float, float
     return centre - half, centre + half
 
 
-def _rows(scores: Scores | None, name: str, keys: Sequence[str]) -> dict[int, list[float]]:
-    """Return the scores of each row of a set by its index; rows without one of the scores are left out."""
+def _rows(scores: Scores | None, name: str, keys: Sequence[str]) -> dict[str, list[float]]:
+    """Return the scores of each row of a set by its question; rows without one of the scores are left out.
+
+    Not by its index: the grid's rows are the runs' test rows, numbered anew.
+    """
     path = scores.folder / f"{name}.jsonl" if scores and scores.folder else None
     records = read_records(path) if path and path.is_file() else []
-    rows = {record["index"]: [record.get(key) for key in keys] for record in records}
-    return {index: values for index, values in rows.items() if all(isinstance(v, (int, float)) for v in values)}
+    rows = {f"{one.get('question')} {one.get('answer')}": [one.get(key) for key in keys] for one in records}
+    return {row: values for row, values in rows.items() if all(isinstance(v, (int, float)) for v in values)}

@@ -122,14 +122,15 @@ def _provenance(results: Results, out: Path) -> Iterator[str]:
     """Yield the facts about plan, dates, commits, versions and hardware."""
     plan, runs = results.plan, list(results.all_runs())
     fixed = str(plan.get("fixed") or "")
-    yield f"The experiments, the grid, the measures and the rules were fixed at {fixed or '–'} (plan.json)"
-    early = [
-        f"seed {seed} {name} ({run.date})"
-        for seed, name, run in runs
-        if fixed and run.date and run.date[:19] < fixed[:19]
-    ]
+    yield f"The experiments and the grid were fixed at {fixed or '–'} (plan.json)"
+    yield "The measures and the rules stand in measures.py and claims.py; the history of these files tells since when"
+    when = {one.name: one.fixed or fixed for one in results.experiments}
+    late = [f"{name} ({time})" for name, time in when.items() if time[:19] > fixed[:19]]
+    if late:
+        yield f"Fixed later: {', '.join(late)}"
+    early = [f"seed {seed} {name}" for seed, name, run in runs if run.date and run.date[:19] < when[name][:19]]
     if early:
-        yield f"Runs from before that: {', '.join(early)}"
+        yield f"Runs that ended before they were fixed: {', '.join(early)}"
     dates = sorted(run.date for _, _, run in runs if run.date)
     if dates:
         hours = sum(run.seconds or 0 for _, _, run in runs) / 3600

@@ -26,7 +26,7 @@ GROUPS = {
 _BESIDE = {
     "lora": ("msa-lora", "msa-full"),
     "storage": ("msa-lora",),
-    "distance": ("msa-lora",),
+    "distance": ("lora-r32", "msa-lora"),
     "checkpoints": ("msa-lora", "npo", "grad_diff", "rmu", "satimp", "undial"),
 }
 """Experiments of other groups to show beside a group's own."""
@@ -137,17 +137,17 @@ def not_best(results: Results) -> list[str]:
             continue
         sign = 1 if heading.endswith("↓") else -1
         known = {one: value for one in NAMES if (value := mean_measure(results.runs(one), name)) is not None}
-        if "msa-lora" in known and (best := min(known, key=lambda one: sign * known[one])) != "msa-lora":
+        if "msa-lora" in known and (best := min(known, key=lambda one: sign * round(known[one], 3))) != "msa-lora":
             msa = [one for one in ("msa-lora", "msa-full") if one in known and one != best]
             own = [f"{name_of(one)} {number(known[one])}" for one in msa]
             lines.append(
                 f"{heading[:-2].capitalize()}: {name_of(best)} {number(known[best])} is best; {', '.join(own)}"
             )
-    own = mean_measure(results.runs("msa-lora"), "distance")
+    lora = mean_measure(results.runs("msa-lora"), "distance")
     tried = {one.name: mean_measure(results.runs(one.name), "distance") for one in results.group("lora")}
-    nearer = [f"{name} {number(value)}" for name, value in tried.items() if None not in (own, value) and value < own]
+    nearer = [f"{name} {number(value)}" for name, value in tried.items() if None not in (lora, value) and value < lora]
     if nearer:
-        lines.append(f"Nearer to the ideal than {name_of('msa-lora')} {number(own)}: {', '.join(nearer)}")
+        lines.append(f"Nearer to the ideal than {name_of('msa-lora')} {number(lora)}: {', '.join(nearer)}")
     for one in results.experiments:
         runs = {} if one.name in BASELINES or one.group == "checkpoints" else results.runs(one.name)
         failed = [seed for seed, run in runs.items() if works(run) is False]

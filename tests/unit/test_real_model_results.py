@@ -24,12 +24,17 @@ ROOT = Path(__file__).parents[2]
 
 def answers(out: Path, **changes: object) -> dict[str, str]:
     """Return the answer to each claim of a folder that is made with these changes."""
-    return answers_of(Folder(out, **changes).write())
+    return answers_of(Folder(out, **{"seeds": (0, 1), **changes}).write())
 
 
 def answers_of(out: Path) -> dict[str, str]:
     """Return the answer to each claim of a folder."""
     return {claim.number: claim.answer for claim in answer_claims(collect(out))}
+
+
+def claim_of(out: Path, number: str) -> claims.Claim:
+    """Return one claim of a folder."""
+    return next(one for one in answer_claims(collect(out)) if one.number == number)
 
 
 def test_every_claim_holds_in_a_folder_where_all_scores_say_so(tmp_path: Path) -> None:
@@ -43,7 +48,7 @@ def test_every_claim_holds_in_a_folder_where_all_scores_say_so(tmp_path: Path) -
         ("1b", {"rmu": IDEAL}),
         ("2", {"text-after": (0.32, 0.84), "text-before": (0.8, 0.84)}),
         ("3", {"task_vector": IDEAL}),
-        ("4", {"prior-text-a": (0.31, 0.5), "prior-base": (0.31, 0.5), "msa-lora": (0.9, 0.3)}),
+        ("4", {"prior-text-a": (0.31, 0.5), "prior-base": (0.31, 0.5), "lora-r32": (0.9, 0.3)}),
         ("5", {"again-before": (0.9, 0.84)}),
         ("6", dict.fromkeys(GROUPS["checkpoints"], IDEAL)),
         ("7", dict.fromkeys(claims.LORA, (0.5, 0.7))),
@@ -98,7 +103,7 @@ def test_a_difference_that_another_seed_turns_round_is_not_sure(tmp_path: Path) 
     for metric in report["metrics"].values():
         metric["models"]["unlearned"]["value"] = metric["models"]["ideal"]["value"]
     path.write_text(json.dumps(report))
-    claim = next(one for one in answer_claims(collect(tmp_path)) if one.number == "2")
+    claim = claim_of(tmp_path, "2")
     difference = claim.parts[0].difference
     assert claim.answer == PARTLY
     assert difference is not None
@@ -108,7 +113,7 @@ def test_a_difference_that_another_seed_turns_round_is_not_sure(tmp_path: Path) 
 
 def test_one_seed_has_intervals_over_its_rows(tmp_path: Path) -> None:
     out = Folder(tmp_path, seeds=(0,), rows=True).write()
-    difference = next(one for one in answer_claims(collect(out)) if one.number == "2").parts[0].difference
+    difference = claim_of(out, "2").parts[0].difference
     assert difference is not None
     assert difference.source == "rows"
     assert 0 < difference.low < difference.mean < difference.high
@@ -194,6 +199,45 @@ def test_a_page_can_be_made_before_anything_has_run(tmp_path: Path) -> None:
     assert "no sweep over the grid yet" in page
     with pytest.raises(MsaError, match=r"plan\.json"):
         write_results(tmp_path / "nothing", tmp_path / "page")
+
+
+def test_what_was_fixed_later_is_told(tmp_path: Path) -> None:
+    out = Folder(tmp_path / "out", seeds=(0,), scores={"qlora": (0.3, 0.8), "bf16": (0.3, 0.8)}).write()
+    plan = json.loads((out / "plan.json").read_text())
+    for entry in plan["experiments"]:
+        entry["fixed"] = "2026-02-01T00:00:00" if entry["name"] == "qlora" else plan["fixed"]
+    (out / "plan.json").write_text(json.dumps(plan))
+    page = write_results(out, tmp_path / "page").read_text()
+    assert "Fixed later: qlora (2026-02-01T00:00:00)." in page
+    assert "Runs that ended before they were fixed: seed 0 qlora." in page
+
+
+def test_a_grid_that_failed_is_told_in_one_line(tmp_path: Path) -> None:
+    out = Folder(tmp_path, seeds=(0,), scores={"msa-lora": (0.3, 0.8)}, grid={}).write()
+    path = out / "seed-0/state.json"
+    state = json.loads(path.read_text())
+    state["experiments"]["hindsight"] = {"error": "the target knows nothing\n  question: who?"}
+    path.write_text(json.dumps(state))
+    assert "seed 0, hindsight: failed: the target knows nothing" in collect(out).problems
+
+
+def test_rows_of_the_grid_are_paired_by_their_question(tmp_path: Path) -> None:
+    out = Folder(tmp_path, seeds=(0,), rows=True).write()
+    before = claim_of(out, "11").parts[0].difference
+    for path in (out / "seed-0/hindsight").rglob("*.jsonl"):
+        records = [json.loads(line) for line in path.read_text().splitlines()][1:]  # a row less, and numbered anew
+        path.write_text("".join(json.dumps(row | {"index": i}) + "\n" for i, row in enumerate(records)))
+    after = claim_of(out, "11").parts[0].difference
+    assert before is not None
+    assert after is not None
+    assert before.low is not None
+    assert after.low is not None
+    assert after.mean == before.mean
+    for path in (out / "seed-0/hindsight").rglob("*.jsonl"):
+        path.write_text(path.read_text().replace("?", " and why?"))
+    other = claim_of(out, "11").parts[0].difference
+    assert other is not None
+    assert other.low is None, "no row is shared"
 
 
 def test_a_grid_on_other_rows_is_told(tmp_path: Path) -> None:
