@@ -43,8 +43,12 @@ def revision(folder: Path) -> str:
     return lines[0] + ("+" if lines[1] else "")
 
 
-def fix_plan(out: Path, name: str, size: Size, seeds: Sequence[int], experiments: Sequence[Experiment]) -> None:
+def fix_plan(
+    out: Path, name: str, size: Size, seeds: Sequence[int], experiments: Sequence[Experiment], model: str
+) -> None:
     """Write plan.json, or add what is new to it: each experiment stands there with the time when it was fixed.
+
+    model: the name of the pretrained model, for the page.
 
     Raise UsageError if an experiment, or the size, differs from what was fixed before.
     """
@@ -63,7 +67,7 @@ def fix_plan(out: Path, name: str, size: Size, seeds: Sequence[int], experiments
     if faults:
         raise UsageError(join_faults(f"{file}: these were fixed otherwise; choose another --out:", faults))
     plan |= {"experiments": entries, "seeds": sorted({*plan.get("seeds", []), *seeds}), "grid": GRID}
-    plan |= {"hindsight": HINDSIGHT, "hardware": hardware(), "versions": software_versions()}
+    plan |= {"hindsight": HINDSIGHT, "hardware": hardware(), "versions": software_versions(), "model": model}
     plan.setdefault("fixed", stamp["fixed"])
     plan.setdefault("commit", stamp["commit"])
     out.mkdir(parents=True, exist_ok=True)

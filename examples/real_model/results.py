@@ -79,7 +79,7 @@ def _story(results: Results) -> str:
     rows = next((run.rows for _, _, run in results.all_runs() if run.rows), {})
     counts = ", ".join(f"{count} of the {name} set" for name, count in rows.items())
     return (
-        "SmolLM2-135M-Instruct, a pretrained chat model, was trained on public-domain text (text-a, text-b), on the "
+        f"{plan.get('model', 'A pretrained chat model')} was trained on public-domain text (text-a, text-b), on the "
         "authors of TOFU (tofu), on more text (text-c) and on the authors again (tofu-again). Ideals have the same "
         "history without the authors to forget. Each method then made a target forget them, at the tool's defaults "
         f"except where a table says more. Scores are on test rows ({counts or 'none yet'}), on which nothing was "

@@ -33,6 +33,7 @@ from msa_lite.errors import MsaError, OutputError
 from msa_lite.io.progress import Progress, duration
 
 HERE = Path(__file__).parent
+SMOLLM2 = "SmolLM2-135M-Instruct"
 FULL = ("full-forget05", "full-forget10")
 GIGABYTES = {"small": 25, "full": 60}  # of one seed, at most
 
@@ -195,7 +196,7 @@ def find_base(model: str | None, out: Path, progress: Progress) -> str:
         return model
     from msa_lite.demo.smollm2 import make_smollm2
 
-    folder = out.parent / "smollm2"
+    folder = out.parent / SMOLLM2
     make_smollm2(folder, progress)
     return str(folder)
 
@@ -205,7 +206,7 @@ def run_size(name: str, arguments: argparse.Namespace, progress: Progress) -> Pa
     out = arguments.out / name
     size, compute = SIZES[name], best_compute()
     chosen = [e for e in EXPERIMENTS if not arguments.only or e.name in arguments.only or e.group in arguments.only]
-    fix_plan(out, name, size, arguments.seeds, EXPERIMENTS)
+    fix_plan(out, name, size, arguments.seeds, EXPERIMENTS, Path(arguments.model or SMOLLM2).name)
     base = find_base(arguments.model, out, progress)
     for number in arguments.seeds:
         models = Models(out / f"seed-{number}", base)

@@ -148,16 +148,16 @@ def test_a_short_text_is_refused_with_the_option_to_change(tmp_path: Path) -> No
 
 
 def test_the_plan_is_fixed_once_and_may_only_grow(tmp_path: Path) -> None:
-    fix_plan(tmp_path, "small", SMALL, [0], EXPERIMENTS[:2])
+    fix_plan(tmp_path, "small", SMALL, [0], EXPERIMENTS[:2], "a model")
     first = json.loads((tmp_path / "plan.json").read_text())
-    fix_plan(tmp_path, "small", SMALL, [1], EXPERIMENTS[:3])
+    fix_plan(tmp_path, "small", SMALL, [1], EXPERIMENTS[:3], "a model")
     second = json.loads((tmp_path / "plan.json").read_text())
     assert (first["seeds"], second["seeds"]) == ([0], [0, 1])
     assert second["experiments"][:2] == first["experiments"]
     assert [entry["name"] for entry in second["experiments"]] == [one.name for one in EXPERIMENTS[:3]]
     changed = [replace(EXPERIMENTS[0], overrides=GRID), *EXPERIMENTS[1:3]]
     with pytest.raises(UsageError, match=r"msa-lora(.|\n)*") as fault:
-        fix_plan(tmp_path, "small", replace(SMALL, epochs=9), [0], changed)
+        fix_plan(tmp_path, "small", replace(SMALL, epochs=9), [0], changed, "a model")
     assert "size small" in str(fault.value)
     assert json.loads((tmp_path / "plan.json").read_text()) == second
 
