@@ -207,7 +207,7 @@ def fit_case(recipe: Recipe, rows: RowFacts | None, device: Device) -> FitCase:
         rank=spec.lora.rank,
         targets=targets if isinstance(targets, str) else tuple(targets),
         eight_bit=uses_eight_bit(recipe, device),
-        halves=computes_in_halves(recipe, device),
+        halves=computes_in_halves(spec.compute, device),
         wide=device.is_gpu and not device.has_bf16,
         on_gpu=device.is_gpu,
     )
@@ -219,9 +219,9 @@ def uses_eight_bit(recipe: Recipe, device: Device) -> bool:
     return optimizer == "adamw_8bit" or (optimizer == "auto" and recipe.vector.mode == "qlora" and device.is_gpu)
 
 
-def computes_in_halves(recipe: Recipe, device: Device) -> bool:
+def computes_in_halves(compute: str, device: Device) -> bool:
     """Check whether matrix products are in 16 bits."""
-    return recipe.vector.compute == "bf16" or (recipe.vector.compute == "auto" and device.is_gpu)
+    return compute == "bf16" or (compute == "auto" and device.is_gpu)
 
 
 def choose_rung(shape: Shape, case: FitCase, batch: int, micro: int | str, device: Device) -> tuple[Rung, Need]:

@@ -42,9 +42,6 @@ class VectorSpec(Tuning):
     optimizer: Literal["auto", "adamw", "adamw_8bit"] = "auto"
     """adamw_8bit: states of 8 bits, by bitsandbytes, for a quarter of the memory. auto: adamw_8bit for qlora on a GPU,
     else adamw."""
-    compute: Literal["auto", "bf16", "fp32"] = "auto"
-    """The precision of matrix products. auto: the best of a GPU, exact fp32 on a CPU. bf16: also on CPUs with AMX or
-    AVX512-BF16, where it is faster."""
 
     @model_validator(mode="after")
     def _divides(self) -> VectorSpec:
