@@ -61,7 +61,15 @@ def check_training_memory(run: TrainingRun, processes: int, force: bool) -> None
     for stage in run.stages:
         rows, settings = RowFacts.of(stage.examples), stage.settings
         facts.append(
-            StageFacts(stage.name, rows, rows.longest, settings.epochs, settings.batch_size, settings.micro_batch_size)
+            StageFacts(
+                stage.name,
+                rows,
+                rows.longest,
+                settings.epochs,
+                settings.batch_size,
+                settings.micro_batch_size,
+                settings.compute,
+            )
         )
     stages = training_stages(shape, facts, device, processes)
     plan = Plan(device, stages, host_memory(), {}, 0)
