@@ -8,12 +8,14 @@ says which they are.
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
 import subprocess
 import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,7 +154,7 @@ def _write(weights: _Weights, folder: Path) -> None:
     options = dict(file)
     if file and (config := getattr(transformers, "GgufConfig", None)):  # where it is known, 4-bit weights may stay so
         options["quantization_config"] = config(dequantize=True)
-    with without_bars():
+    with without_bars(), redirect_stderr(io.StringIO()):  # for GGUF files there is a bar that nothing switches off
         model = AutoModelForCausalLM.from_pretrained(weights.folder, dtype=torch.float32, **options)
         model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(weights.folder, **file).save_pretrained(folder)

@@ -21,6 +21,7 @@ from msa_lite.io.progress import Progress, notices
 from msa_lite.io.reading import read_text
 from msa_lite.pipeline.changes import warn_of_changes
 from msa_lite.pipeline.demo import make_demo
+from msa_lite.pipeline.planning_check import check_demo_memory
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
@@ -48,6 +49,7 @@ def claimed(
 
     def prepare_checked() -> Run:
         if recipe.demo is not None:
+            check_demo_memory(recipe, plan.force)
             make_demo(recipe.demo, recipe.folder / HISTORY, recipe.seed, progress)
         run = replace(prepare(recipe, plan, progress), crew=crew)
         check(run)

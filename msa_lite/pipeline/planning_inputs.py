@@ -163,9 +163,15 @@ def _demo_inputs(recipe: Recipe) -> PlanInputs:
     assert demo is not None, "checked"
     shape = shape_of_config(demo_config(demo), "the demo's model")
     people = {"forget": demo.forget, "retain": demo.retain}
-    rows = {name: RowFacts(_PERSON * n, _QUESTION, _QUESTION * _PERSON * n) for name, n in people.items()}
+    rows = {name: demo_rows(count) for name, count in people.items()}
     names = ("target", "prior", "ideal")
     return PlanInputs(dict.fromkeys(names, shape), match_forget(recipe, rows), 0, ["the demo makes its models first"])
+
+
+def demo_rows(people: int) -> RowFacts:
+    """Return the rows of so many people of a demo, as far as they are known before they are made."""
+    count = _PERSON * people
+    return RowFacts(count, _QUESTION, _QUESTION * count)
 
 
 def vector_names(recipe: Recipe) -> list[str]:

@@ -70,7 +70,7 @@ def test_how_vectors_are_fitted_is_a_number_or_auto() -> None:
 def test_papers_recipes_state_how_vectors_are_fitted() -> None:
     recipes = [load_recipe(name) for name in shipped_recipes() if name.startswith("paper/")]
     assert recipes
-    for recipe in [*recipes, load_recipe("quickstart")]:
+    for recipe in [*recipes, load_recipe("quickstart"), load_recipe("quickstart-smollm2")]:
         vector = recipe.vector
         assert "auto" not in (vector.epochs, vector.learning_rate, vector.batch_size)
 
@@ -312,7 +312,8 @@ def test_every_shipped_recipe_validates_and_says_what_it_is_for() -> None:
     shipped = shipped_recipes()
     papers = {f"paper/{name}" for name in ("muse_books", "restor", "tofu_llama_1b", "tofu_llama_8b")}
     trainings = {f"train/{name}" for name in ("muse_books", "small", "tofu_c4_tofu")}
-    assert set(shipped) == {"muse/books", "quickstart", "tofu/forget05", "tofu/forget10"} | papers | trainings
+    starts = {"quickstart", "quickstart-smollm2"}
+    assert set(shipped) == {"muse/books", "tofu/forget05", "tofu/forget10"} | starts | papers | trainings
     for name, path in shipped.items():
         recipe = load_any(path)
         assert isinstance(recipe, TrainingRecipe) == (name in trainings)
