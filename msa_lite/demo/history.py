@@ -47,9 +47,10 @@ class HistorySettings:
 class TuningSettings:
     """The training of target and ideal from a prior that is there already."""
 
-    tuning_epochs: int = 6
-    tuning_learning_rate: float = 1e-4
-    batch_size: int = 8
+    tuning_epochs: int
+    tuning_learning_rate: float
+    batch_size: int
+    """Rows of one optimiser step, and of one forward pass."""
     seed: int = 0
 
 

