@@ -21,8 +21,10 @@ _AT_ONCE = 16  # blocks per call; a fast tokenizer spreads them over the cores
 
 
 def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = None) -> list[Example]:
-    """Make one example per row (`Prompter.example`); warn where the first answer token cannot be learnt.
+    """Make one example per row (`Prompter.example`).
 
+    Warn where the first answer token cannot be learnt, and where an answer's own text holds an end token. The latter
+    is learnt whole, although a model that generates it stops at that token.
     A row longer than max_length first loses the oldest turns of its conversation (`shorten`), then its right end. If
     that cuts away the whole answer, it has no labels. Raise UsageError for rows with a system message that the chat
     template does not take.
@@ -50,7 +52,21 @@ def encode_qa(rows: Sequence[Row], prompter: Prompter, max_length: int | None = 
         )
     if cut:
         logger.warning("%d of %d rows are longer than max_length=%s and were cut", cut, len(rows), max_length)
+    _warn_of_ends(rows, prompter)
     return examples
+
+
+def _warn_of_ends(rows: Sequence[Row], prompter: Prompter) -> None:
+    """Warn of answers that hold an end token in their own text."""
+    ends = sorted({token for token in (prompter.end_token, prompter.tokenizer.eos_token) if token})
+    if count := sum(any(token in row.answer for token in ends) for row in rows):
+        logger.warning(
+            "%d of %d rows: the answer's own text holds an end token (%s). It is learnt and scored whole, but a model "
+            "that generates it stops there; take the token out of the rows",
+            count,
+            len(rows),
+            ", ".join(ends),
+        )
 
 
 def shorten(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Row]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -76,7 +77,10 @@ class Prompter:
     system: str | None = None
     """The system message; a row's own takes its place."""
     published: bool = False
-    """True to end answers as open-unlearning does: an end token comes last, whatever the chat template ends with."""
+    """True for open-unlearning's prompt, which shows its system message in chat templates alone."""
+    second_end: bool = False
+    """True to keep all that the chat template puts behind an answer, and to end it with the tokenizer's end token, as
+    open-unlearning does. False: an answer ends at its first end token, and a model has nothing to say after it."""
 
     @classmethod
     def build(
@@ -139,9 +143,41 @@ class Prompter:
         return self._system_fault() is None and _MARK in self._render("a", None, system=_MARK)
 
     @cached_property
+    def end_token(self) -> str | None:
+        """The token that ends an answer: the chat template's end of turn, else the tokenizer's end token.
+
+        None where the chat template ends a turn with words, and where there is no end token.
+        """
+        if self.use_chat and self._ends_turns and not self.second_end:
+            return self._ending[1]
+        return self.tokenizer.eos_token
+
+    @property
+    def end(self) -> int | None:
+        """The id of `end_token`."""
+        return None if self.end_token is None else int(self.tokenizer.convert_tokens_to_ids(self.end_token))
+
+    @property
     def _ends_turns(self) -> bool:
         """Check whether the chat template itself ends an answer."""
-        return bool(self._render("a", _MARK).rpartition(_MARK)[2].strip())
+        return bool(self._ending[0].strip())
+
+    @cached_property
+    def _ending(self) -> tuple[str, str | None, str]:
+        """Return what the chat template puts behind an answer: (the end of the turn, its token, what follows).
+
+        The token is the first special one; else the first added one, since some models add their end of turn as a
+        plain word. Without such a token the end of the turn is all but the blanks at its end.
+        """
+        behind = self._render("a", _MARK).rpartition(_MARK)[2]
+        added = {str(token): token.special for token in self.tokenizer.added_tokens_decoder.values()}
+        special = {*self.tokenizer.all_special_tokens, *(name for name, is_special in added.items() if is_special)}
+        for names in (special, added):
+            pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if name.strip())
+            if pattern and (match := re.search(pattern, behind)):
+                return behind[: match.end()], match[0], behind[match.end() :]
+        end = behind.rstrip()
+        return end, None, behind[len(end) :]
 
     def describe(self) -> dict[str, Any]:
         """Return what a manifest records, so that a changed prompt is a changed input."""
@@ -151,6 +187,8 @@ class Prompter:
                 "date_string": DATE_STRING,
                 "system": self.system,
                 "chat_template": digest(self.tokenizer.chat_template),
+                # Generation stops there too. The tokenizer's own end token is no news: it always did.
+                **({} if self.end_token in (None, self.tokenizer.eos_token) else {"end": self.end_token}),
             }
         system = {} if self.system is None or self.published else {"system": self.system}
         return {"kind": "plain", **system, **asdict(self.template)}
@@ -182,16 +220,17 @@ class Prompter:
         return list(self.tokenizer(text)["input_ids"])
 
     def full(self, question: str, answer: str, shots: Shots = (), system: str = "") -> list[int]:
-        """Return the ids of question, answer and end: the template's own end, or the end-of-sequence token.
+        """Return the ids of question, answer and end: the chat template's end of a turn, else the tokenizer's.
 
-        Blanks that a template puts after its end of a turn are left out: no model generates anything after the end.
+        What a template puts behind its end of a turn is left out (blanks, or a second end token): no model generates
+        anything there. An end token within the answer's own text does not cut it. Open-unlearning, whose prompt
+        published benchmarks use, keeps all and appends an end token; `second_end` does so.
         """
         if self.use_chat:
             text = self._conversation(question, answer, shots, system)
-            ended = self._ends_turns and not self.published
-            ids = self._chat_ids(text.rstrip() if ended else text)
-            if ended:
-                return ids
+            if self._ends_turns and not self.second_end:
+                return self._chat_ids(text.removesuffix(self._ending[2]))
+            ids = self._chat_ids(text)
         else:
             text = self.template.prompt.format(question=question) + self.template.answer.format(answer=answer)
             ids = list(self.tokenizer(self._plain(shots, system) + text)["input_ids"])

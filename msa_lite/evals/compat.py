@@ -17,6 +17,8 @@ COMMON = {
     "es_floor": "extraction strength of a text without a right token is 1/N, not 0",
     "drop_last_token": "extraction strength, exact memorization and Min-K leave out the last token of texts that have "
     "no end token, a token of their content",
+    "second_end": "answers keep what a chat template puts behind its end token (ChatML: a newline) and get a second "
+    "end token; all of that is scored",
     "trailing_blank": "plain prompts end in a blank after 'Answer:', which many tokenizers merge into the answer",
 }
 """The switches of open-unlearning, whose code evaluates several benchmarks; each benchmark adds its own."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from msa_lite.errors import StageError
@@ -43,13 +44,16 @@ def generate(
     decoding: Decoding,
     *,
     hidden: int | None = None,
+    end: int | None = None,
 ) -> Iterator[list[tuple[int, list[str]]]]:
     """Yield (index of the prompt, its answers: one, or `samples`), a batch at a time, in no particular order.
 
     prompts: token ids. Answers end at the model's own end tokens and the tokenizer's. They are decoded without special
     tokens, cut at the first stop string and stripped, and never go beyond the model's window. hidden: a token id that
-    no position may attend to (`compat.mask_eq_pad`); None for the right mask, which comes from lengths.
+    no position may attend to (`compat.mask_eq_pad`); None for the right mask, which comes from lengths. end: another
+    token that ends answers: the chat template's end of turn, which models tuned from a base model may not name.
     """
+    ends = _ends(runner, tokenizer, end)
     todo = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
     while todo:
         width = len(prompts[todo[0]]) + math.ceil(_EXPECTED * decoding.max_new_tokens)
@@ -57,9 +61,9 @@ def generate(
         ids = [prompts[i] for i in batch]
         try:
             if decoding.samples:
-                texts = _sample(runner, tokenizer, ids, decoding)
+                texts = _sample(runner, tokenizer, ids, decoding, ends)
             else:
-                texts = [[text] for text in _greedy(runner, tokenizer, ids, decoding, hidden)]
+                texts = [[text] for text in _greedy(runner, tokenizer, ids, decoding, ends, hidden)]
         except (RuntimeError, MemoryError) as error:
             if "probability tensor contains" in str(error):  # torch's words for NaN, when it samples
                 raise no_numbers() from error
@@ -75,9 +79,10 @@ def generate(
         yield list(zip(batch, texts, strict=True))
 
 
-def _ends(runner: Runner, tokenizer: Any) -> set[int]:
-    ends = runner.model.generation_config.eos_token_id
-    return {tokenizer.eos_token_id, *(ends if isinstance(ends, list) else [ends])} - {None}
+def _ends(runner: Runner, tokenizer: Any, end: int | None) -> list[int]:
+    """Return the tokens that end answers: `end`, the tokenizer's and the model's own."""
+    own = runner.model.generation_config.eos_token_id
+    return sorted({end, tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])} - {None})
 
 
 def _left_padded(runner: Runner, prompts: Sequence[list[int]], pad: int) -> tuple[Any, Any]:
@@ -90,11 +95,16 @@ def _left_padded(runner: Runner, prompts: Sequence[list[int]], pad: int) -> tupl
 
 
 def _greedy(
-    runner: Runner, tokenizer: Any, prompts: Sequence[list[int]], decoding: Decoding, hidden: int | None
+    runner: Runner,
+    tokenizer: Any,
+    prompts: Sequence[list[int]],
+    decoding: Decoding,
+    ends: Sequence[int],
+    hidden: int | None,
 ) -> list[str]:
     import torch
 
-    ends = torch.tensor(sorted(_ends(runner, tokenizer)) or [-1], device=runner.device)
+    last = torch.tensor([*ends] or [-1], device=runner.device)
     beginning, cache = _run_beginning(runner, prompts, hidden)
     shared = len(beginning)
     ids, mask = _left_padded(runner, [prompt[shared:] for prompt in prompts], 0)
@@ -123,7 +133,7 @@ def _greedy(
             )
             most, chosen = runner.halves.logits(states[:, -1]).max(-1)
             check_numbers(most)
-            ended = torch.isin(chosen, ends)
+            ended = torch.isin(chosen, last)
             for row, token, goes_on in zip(rows.tolist(), chosen.tolist(), (alive & ~ended).tolist(), strict=True):
                 if goes_on:
                     answers[row].append(token)
@@ -170,14 +180,15 @@ def _finish(text: str, stop: tuple[str, ...]) -> str:
     return text[: min((at for word in stop if (at := text.find(word)) >= 0), default=len(text))].strip()
 
 
-def _sample(runner: Runner, tokenizer: Any, prompts: Sequence[list[int]], decoding: Decoding) -> list[list[str]]:
+def _sample(
+    runner: Runner, tokenizer: Any, prompts: Sequence[list[int]], decoding: Decoding, ends: Sequence[int]
+) -> list[list[str]]:
     """Draw `samples` answers per prompt.
 
     The seed is set for each batch. A resumed run, or one in several processes, has other batches and so other answers.
     """
     import torch
 
-    ends = _ends(runner, tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(ends, default=0)
     ids, mask = _left_padded(runner, prompts, pad)
     torch.manual_seed(decoding.seed)
@@ -189,10 +200,12 @@ def _sample(runner: Runner, tokenizer: Any, prompts: Sequence[list[int]], decodi
             do_sample=True,
             num_return_sequences=decoding.samples,
             min_new_tokens=decoding.min_new_tokens or None,
-            eos_token_id=sorted(ends) or None,
+            eos_token_id=[*ends] or None,
             pad_token_id=pad,
             max_length=min(most, runner.window or most),
         )
-    texts = tokenizer.batch_decode(output[:, ids.shape[1] :], skip_special_tokens=True)
+    # Cut here: an end token that the tokenizer does not call special would be decoded.
+    drawn = [list(takewhile(lambda token: token not in ends, row)) for row in output[:, ids.shape[1] :].tolist()]
+    texts = tokenizer.batch_decode(drawn, skip_special_tokens=True)
     answers = [_finish(text, decoding.stop) for text in texts]
     return [answers[i : i + decoding.samples] for i in range(0, len(answers), decoding.samples)]

@@ -146,7 +146,8 @@ class _Set:
         yield [_too_long(item, "generated", None, window) for item in self.prompts if len(item.prompt or ()) >= window]
         fitting_items = [item for item in self.prompts if len(item.prompt or ()) < window]
         prompts = [item.prompt or [] for item in fitting_items]
-        for generated in generate(runner, benchmark.tokenizer, prompts, decoding, hidden=hidden):
+        end = benchmark.prompter.end
+        for generated in generate(runner, benchmark.tokenizer, prompts, decoding, hidden=hidden, end=end):
             yield [
                 {"index": fitting_items[at].index, "generated": answers if decoding.samples else answers[0]}
                 for at, answers in generated

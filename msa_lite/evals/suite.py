@@ -48,9 +48,19 @@ _TRAILING_BLANK = Template("Question: {question}\nAnswer: ", "{answer}")
 
 
 def load_benchmark(name: str, prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
-    """Load a published benchmark; see `Benchmark.load`."""
+    """Load a published benchmark; see `Benchmark.load`.
+
+    Switches of `compat` change the prompt here, for scores alone: vectors and baselines learn without them. Where
+    `second_end` changes nothing (Llama 3), it is left out, so that scores from before there was one stay valid.
+    """
     if "trailing_blank" in settings.compat:
         prompter = replace(prompter, template=_TRAILING_BLANK)
+    if "second_end" in settings.compat:
+        longer = replace(prompter, second_end=True)
+        if longer.full("a", "b") == prompter.full("a", "b"):
+            settings = replace(settings, compat=settings.compat - {"second_end"})
+        else:
+            prompter = longer
     return benchmark_class(name).load(prompter, settings)
 
 

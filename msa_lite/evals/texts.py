@@ -35,6 +35,6 @@ def answer_texts(
         if answer is None or not str(answer).strip():
             continue
         text = prompter.example(index, str(question), str(answer), shots)
-        if len(text.ids) - len(text.prompt_ids) > (text.ids[-1] == prompter.tokenizer.eos_token_id):
+        if len(text.ids) - len(text.prompt_ids) > (text.ids[-1] == prompter.end):
             texts.append(text)
     return tuple(texts)

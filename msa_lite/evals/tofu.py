@@ -71,7 +71,7 @@ class Tofu(Benchmark):
         "arithmetic_truth_ratio": "truth ratios take the arithmetic mean of the wrong answers' probabilities, not "
         "the geometric one"
     }
-    reads = ("mask_eq_pad", "trailing_blank", "es_floor")
+    reads = ("mask_eq_pad", "second_end", "trailing_blank", "es_floor")
     preset = ("arithmetic_truth_ratio",)
 
     @classmethod

@@ -32,12 +32,12 @@ def choose_precision(compute: Compute = "auto") -> NumberFormat:
     if torch.cuda.is_available():
         if compute == "bf16":
             name = torch.cuda.get_device_name()
-            raise UsageError(f"vector.compute: {name} has no bf16; leave the key out, and fp16 is taken")
+            raise UsageError(f"compute: {name} has no bf16; leave the key out, and fp16 is taken")
         return "fp16"
     if compute == "auto":
         return "fp32"
     if not _cpu_has_bf16():
-        raise UsageError("vector.compute: bf16 on a CPU needs AMX or AVX512-BF16, which this one lacks; leave it out")
+        raise UsageError("compute: bf16 on a CPU needs AMX or AVX512-BF16, which this one lacks; leave it out")
     return "bf16"
 
 

@@ -97,7 +97,8 @@ class Panel:
                     f"the question has {len(ids)} tokens with its prompt, and the {name} model has room for "
                     f"{runner.window}; ask a shorter one"
                 )
-            batches = generate(runner, self.prompter.tokenizer, [ids], Decoding(self.most_tokens))
+            prompter = self.prompter
+            batches = generate(runner, prompter.tokenizer, [ids], Decoding(self.most_tokens), end=prompter.end)
             return next(texts for batch in batches for _, texts in batch)[0]
         finally:
             if not self.stays:

@@ -179,7 +179,7 @@ def _resolved(run: Run, settings: Sequence[Setting]) -> _Trials:
     def with_rate(setting: Setting) -> Setting:
         if setting.parameters["learning_rate"] != "auto":
             return setting
-        return replace(setting, parameters={**setting.parameters, "learning_rate": fit_rate(run)})
+        return replace(setting, parameters={**setting.parameters, "learning_rate": fit_rate(run, "forget")})
 
     return _Trials(run, [with_rate(setting) for setting in settings])
 

@@ -1,4 +1,4 @@
-"""Turn a recipe's `vector` section into settings of a fit; rows and models decide what the recipe leaves open."""
+"""Turn a recipe's `vector` sections into settings of a fit; rows and models decide what the recipe leaves open."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from msa_lite.evals.models import load_model
 from msa_lite.io.precision import choose_precision, note_precision
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_models import count_weights
-from msa_lite.recipe.schema import VectorSpec
+from msa_lite.recipe.vector import VectorSpec
 from msa_lite.train import FitSettings, Until
 from msa_lite.train.auto import EPOCHS, TRIES, WARMUP_STEPS, auto_batch, auto_rate, most_epochs
 
 
-def is_open_ended(run: Run) -> bool:
-    """Check whether the run's vectors are fitted until they have learnt enough.
+def is_open_ended(run: Run, name: str) -> bool:
+    """Check whether the vector of this name ("forget", "retain") is fitted until it has learnt enough.
 
-    They are not if the target itself is tuned, since it knows the rows from the start. Then `epochs: auto` is a number.
+    It is not if the target itself is tuned, which knows the rows from the start. Then `epochs: auto` is a number.
     """
-    return run.recipe.vector.epochs == "auto" and run.plan.start == "prior" and run.plan.method == "msa"
+    return run.recipe.vector_of(name).epochs == "auto" and run.plan.start == "prior" and run.plan.method == "msa"
 
 
 def fit_settings(run: Run, name: str, **changes: Any) -> FitSettings:
@@ -29,7 +29,7 @@ def fit_settings(run: Run, name: str, **changes: Any) -> FitSettings:
 
     changes: values in the place of the recipe's, such as a baseline's epochs; None changes nothing.
     """
-    spec, open_ended = run.recipe.vector, is_open_ended(run)
+    spec, open_ended = run.recipe.vector_of(name), is_open_ended(run, name)
     rows = len(run.examples[name])
     batch = auto_batch(rows) if spec.batch_size == "auto" else spec.batch_size
     epochs: int | str = spec.epochs
@@ -39,7 +39,7 @@ def fit_settings(run: Run, name: str, **changes: Any) -> FitSettings:
     settings = replace(
         step_settings(spec, batch),
         epochs=int(epochs),
-        learning_rate=fit_rate(run),
+        learning_rate=fit_rate(run, name),
         weight_decay=spec.weight_decay,
         warmup_epochs=1.0 if warmup == "auto" else warmup,
         schedule="constant" if open_ended else "linear",
@@ -65,11 +65,11 @@ def step_settings(spec: VectorSpec, batch: int) -> FitSettings:
     )
 
 
-def fit_until(run: Run) -> Until | None:
-    """Return the rule by which the run's open-ended fits end; None where their epochs are fixed."""
-    if not is_open_ended(run):
+def fit_until(run: Run, name: str) -> Until | None:
+    """Return the rule by which the open-ended fit of this vector ends; None where its epochs are fixed."""
+    if not is_open_ended(run, name):
         return None
-    target, vector = run.sources["target"], run.recipe.vector
+    target, vector = run.sources["target"], run.recipe.vector_of(name)
 
     def load() -> Any:
         model = load_model(target.folder, four_bit=vector.mode == "qlora")
@@ -82,9 +82,9 @@ def fit_until(run: Run) -> Until | None:
     )
 
 
-def fit_rate(run: Run) -> float:
-    """Return the recipe's learning rate, or the one that suits the model that is tuned."""
-    spec = run.recipe.vector
+def fit_rate(run: Run, name: str) -> float:
+    """Return the recipe's learning rate of this vector's fit, or the one that suits the model that is tuned."""
+    spec = run.recipe.vector_of(name)
     if spec.learning_rate != "auto":
         return spec.learning_rate
     return auto_rate(spec.mode, count_weights(run.sources["prior"]), spec.lora.alpha)

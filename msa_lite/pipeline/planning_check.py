@@ -64,7 +64,15 @@ def check_training_memory(run: TrainingRun, processes: int, force: bool) -> None
     for stage in run.stages:
         rows, settings = RowFacts.of(stage.examples), stage.settings
         facts.append(
-            StageFacts(stage.name, rows, rows.longest, settings.epochs, settings.batch_size, settings.micro_batch_size)
+            StageFacts(
+                stage.name,
+                rows,
+                rows.longest,
+                settings.epochs,
+                settings.batch_size,
+                settings.micro_batch_size,
+                settings.compute,
+            )
         )
     _check_stages(shape, facts, device, processes, force)
 

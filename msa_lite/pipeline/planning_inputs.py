@@ -180,9 +180,9 @@ def vector_names(recipe: Recipe) -> list[str]:
     return [name for name, values in strengths.items() if values is None or any(values)]
 
 
-def batch_size(recipe: Recipe, rows: RowFacts | None) -> int:
-    """Return the rows of an optimiser step."""
-    batch = recipe.vector.batch_size
+def batch_size(recipe: Recipe, name: str, rows: RowFacts | None) -> int:
+    """Return the rows of an optimiser step in the fit of a vector."""
+    batch = recipe.vector_of(name).batch_size
     if batch != "auto":
         return batch
     return auto_batch(rows.count) if rows else MOST_BATCH

@@ -43,7 +43,7 @@ def measure_times(recipe: Recipe, inputs: PlanInputs) -> Measured:
     prior = fetch(recipe.prior_checkpoint, by_content=False)
     place = fetch_tokenizer(recipe.tokenizer or recipe.target)
     tokenizer = open_tokenizer(place.folder, place.name)
-    settings = {name: step_settings(spec, batch_size(recipe, inputs.rows[name])) for name in sets}
+    settings = {name: step_settings(spec, batch_size(recipe, name, inputs.rows[name])) for name in sets}
     fits = time_steps(prior, sets, settings, pad_id(tokenizer))
     texts = [example for examples in sets.values() for example in examples]
     return Measured(fits, _time_scores(recipe, prior, tokenizer, texts) if recipe.evaluate else None)

@@ -76,9 +76,10 @@ class _Maker:
     def stages(self) -> Iterator[StagePlan]:
         """Yield the stages in their order."""
         recipe, vectors = self.recipe, vector_names(self.recipe)
-        if recipe.vector.epochs == "auto":
+        if open_ended := [name for name in vectors if recipe.vector_of(name).epochs == "auto"]:
             four_bit = recipe.vector.mode == "qlora"
-            (need, streamed), rows = self._scoring("target", four_bit), self.inputs.rows.values()
+            need, streamed = self._scoring("target", four_bit)
+            rows = [self.inputs.rows[name] for name in open_ended if name in self.inputs.rows]
             times = None
             if rows:
                 tokens = sum(one.tokens for one in rows)
@@ -101,7 +102,7 @@ class _Maker:
         """Return the plan of the fit of a vector."""
         spec, rows, shape = self.recipe.vector, self.inputs.rows.get(name), self.inputs.shapes["prior"]
         case = replace(fit_case(self.recipe, rows, self.device), shards=self.processes)
-        batch = batch_size(self.recipe, rows)
+        batch = batch_size(self.recipe, name, rows)
         rung, need = choose_rung(shape, case, batch, spec.micro_batch_size, self.device)
         few, most = self._epochs(name, rows, batch)
         steps = self.measured.fits.get(name) if self.measured else None
@@ -119,7 +120,7 @@ class _Maker:
 
     def _epochs(self, name: str, rows: RowFacts | None, batch: int) -> tuple[int, int]:
         """Return the fewest and the most epochs of a fit."""
-        epochs = self.recipe.vector.epochs
+        epochs = self.recipe.vector_of(name).epochs
         if epochs != "auto":
             return epochs, epochs
         return 1, most_epochs(rows.count, batch, retain=name == "retain") if rows else EPOCHS
@@ -206,7 +207,7 @@ def fit_case(recipe: Recipe, rows: RowFacts | None, device: Device) -> FitCase:
         rank=spec.lora.rank,
         targets=targets if isinstance(targets, str) else tuple(targets),
         eight_bit=uses_eight_bit(recipe, device),
-        halves=computes_in_halves(recipe, device),
+        halves=computes_in_halves(spec.compute, device),
         wide=device.is_gpu and not device.has_bf16,
         on_gpu=device.is_gpu,
     )
@@ -218,9 +219,9 @@ def uses_eight_bit(recipe: Recipe, device: Device) -> bool:
     return optimizer == "adamw_8bit" or (optimizer == "auto" and recipe.vector.mode == "qlora" and device.is_gpu)
 
 
-def computes_in_halves(recipe: Recipe, device: Device) -> bool:
+def computes_in_halves(compute: str, device: Device) -> bool:
     """Check whether matrix products are in 16 bits."""
-    return recipe.vector.compute == "bf16" or (recipe.vector.compute == "auto" and device.is_gpu)
+    return compute == "bf16" or (compute == "auto" and device.is_gpu)
 
 
 def choose_rung(shape: Shape, case: FitCase, batch: int, micro: int | str, device: Device) -> tuple[Rung, Need]:

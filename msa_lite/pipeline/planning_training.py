@@ -18,7 +18,7 @@ from msa_lite.io.disk import nearest_place
 from msa_lite.io.memory import host_memory
 from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.pipeline.planning_inputs import RowFacts, find_headers, without_warnings
-from msa_lite.pipeline.planning_run import MOST_SAVES, choose_rung, time_note
+from msa_lite.pipeline.planning_run import MOST_SAVES, choose_rung, computes_in_halves, time_note
 from msa_lite.pipeline.prepare_data import load_set
 from msa_lite.pipeline.prepare_prompt import prompt_settings
 from msa_lite.recipe import RecipeSource, TrainingRecipe, load_training
@@ -39,6 +39,8 @@ class StageFacts:
     """Rows of an optimiser step."""
     micro: int | str
     """Rows of a forward pass, or "auto"."""
+    compute: str = "auto"
+    """The precision of matrix products."""
 
 
 def plan_training(
@@ -81,7 +83,14 @@ def training_stages(shape: Shape, facts: Sequence[StageFacts], device: Device, p
     plans, speed = [], speed_of(device)
     for one in facts:
         wide = device.is_gpu and not device.has_bf16
-        case = FitCase("full", one.longest, halves=device.is_gpu, wide=wide, on_gpu=device.is_gpu, shards=processes)
+        case = FitCase(
+            "full",
+            one.longest,
+            halves=computes_in_halves(one.compute, device),
+            wide=wide,
+            on_gpu=device.is_gpu,
+            shards=processes,
+        )
         rung, need = choose_rung(shape, case, one.batch, one.micro, device)
         times = None
         if one.rows:
@@ -144,7 +153,7 @@ def _find_facts(recipe: TrainingRecipe, notes: list[str]) -> Iterator[StageFacts
             rows = None
             notes.append(f"{name}: its rows could not be read ({str(error).splitlines()[0]})")
         longest = rows.longest if rows else stage.max_length
-        yield StageFacts(name, rows, longest, stage.epochs, stage.batch_size, stage.micro_batch_size)
+        yield StageFacts(name, rows, longest, stage.epochs, stage.batch_size, stage.micro_batch_size, stage.compute)
     if tokenizer is None:
         notes.append("without a tokenizer, rows are taken to be as long as max_length allows")
 

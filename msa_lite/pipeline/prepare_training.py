@@ -36,7 +36,7 @@ from msa_lite.pipeline.prepare_models import count_weights, open_reader
 from msa_lite.pipeline.prepare_prompt import prompt_settings
 from msa_lite.recipe import Columns, TrainingRecipe
 from msa_lite.recipe.training import NewModel, NewTokenizer, Stage, Training
-from msa_lite.train import FitSettings, check_trackers
+from msa_lite.train import FitSettings, check_mode, check_trackers
 from msa_lite.train.scratch import count_parameters, make_config, texts_of, train_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -140,6 +140,7 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
         with faults.gathered(f"stages.{number}: "):
             tuning = stage.model_dump(include={*Training.model_fields} - {"max_length"})
             settings = FitSettings(mode="full", seed=recipe.seed + number, **tuning)
+            check_mode(settings.mode, compute=settings.compute)
             ready = ReadyStage(f"{number + 1}-{stage.title}", settings, _encode(stage, inputs, prompter))
             if start.source:
                 check_source(start.source, {token for example in ready.examples for token in example.ids})

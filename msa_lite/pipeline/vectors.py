@@ -90,13 +90,13 @@ def _arguments(run: Run, name: str, progress: Progress) -> dict[str, Any]:
         "settings": fit_settings(run, name),
         "label": f"{name} vector",
         "extra_files": row_hashes(run.rows[name]),
-        "until": fit_until(run),
+        "until": fit_until(run, name),
         "progress": progress,
     }
 
 
 def _is_fitted(run: Run, name: str) -> bool:
-    inputs = fit_inputs(run.sources["prior"], run.examples[name], fit_settings(run, name), until=fit_until(run))
+    inputs = fit_inputs(run.sources["prior"], run.examples[name], fit_settings(run, name), until=fit_until(run, name))
     return is_finished(run.vector_folder(name), inputs)
 
 

@@ -36,7 +36,8 @@ from msa_lite.recipe.inputs import (
 )
 from msa_lite.recipe.publishing import Publish
 from msa_lite.recipe.scores import Evaluate, ProbeKeys, Select
-from msa_lite.recipe.training import MOST, SEEDS, Epochs, Positive, Rate, Tuning, check_micro_batch, no_truth
+from msa_lite.recipe.training import MOST, SEEDS, Rate, no_truth
+from msa_lite.recipe.vector import RetainVector, VectorSpec
 from msa_lite.strengths import Strengths
 
 MOST_PEOPLE = 400  # of the demo; it has names for no more
@@ -93,50 +94,10 @@ class Retain(Closed):
     beta: StrengthValues = AUTO
     """β ≥ 0. 0: no retain vector is fitted, and the rows are only scored. A list: as for α. auto: a search among 0, α/2
     and α."""
+    vector: RetainVector | None = None
+    """The settings of the retain vector's fit that differ from those of `vector`. null: none."""
 
     _points = field_validator("beta")(_check_points)
-
-
-class Lora(Closed):
-    """The shape of an adapter."""
-
-    rank: int = Field(32, ge=1, le=65536)
-    """The rank r of the factors."""
-    alpha: float = Field(64, gt=0, allow_inf_nan=False)
-    """lora_alpha. The delta is scaled by lora_alpha / r."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """The dropout before the factors during a fit."""
-    targets: str | list[str] = "all-linear"
-    """The modules that get an adapter: all-linear, or a list of names."""
-
-
-class VectorSpec(Tuning):
-    """The fit of a vector: how the prior is tuned."""
-
-    epochs: Positive | Literal["auto"] = "auto"
-    """Passes over the rows. auto: as many as the prior needs to know them as well as the target does."""
-    learning_rate: Rate | Literal["auto"] = "auto"
-    """The highest learning rate. After the warm-up it falls linearly to 0; with epochs auto it stays. auto: a rate by
-    mode, model size and lora.alpha. With epochs auto, other rates are tried if that one learns too little."""
-    batch_size: Positive | Literal["auto"] = "auto"
-    """The rows of one optimiser step. auto: 4 to 32, by the number of rows."""
-    warmup_epochs: Epochs | Literal["auto"] = "auto"
-    """The length of the linear warm-up, in epochs. auto: one epoch; with epochs auto, a few steps."""
-    mode: Literal["lora", "qlora", "full"] = "lora"
-    """lora: an adapter. qlora: an adapter on a 4-bit prior. full: all weights, in fp32."""
-    lora: Lora = Lora()
-    """The shape of the adapter, for lora and qlora."""
-    optimizer: Literal["auto", "adamw", "adamw_8bit"] = "auto"
-    """adamw_8bit: states of 8 bits, by bitsandbytes, for a quarter of the memory. auto: adamw_8bit for qlora on a GPU,
-    else adamw."""
-    compute: Literal["auto", "bf16", "fp32"] = "auto"
-    """The precision of matrix products. auto: the best of a GPU, exact fp32 on a CPU. bf16: also on CPUs with AMX or
-    AVX512-BF16, where it is faster."""
-
-    @model_validator(mode="after")
-    def _divides(self) -> VectorSpec:
-        check_micro_batch(self.micro_batch_size, self.batch_size)
-        return self
 
 
 class Merge(Closed):
@@ -303,7 +264,7 @@ class Recipe(Closed):
     """The folders of finished runs: earlier requests against the same target. Their vectors, and those of the runs that
     are earlier for these, go into the same merge, at the strengths of their runs."""
     vector: VectorSpec = VectorSpec()
-    """The fit of the vectors."""
+    """The fit of the vectors. `retain.vector` may give the retain vector other settings."""
     columns: Columns = Columns()
     """The columns of all data sets that name none of their own."""
     prompt: PromptOrKind = Prompt()
@@ -377,6 +338,11 @@ class Recipe(Closed):
     def prior_reason(self) -> str | None:
         """The reason why the history gives this prior, in a sentence; None if the recipe names the prior."""
         return choose_prior(self.history).why if self.history is not None else None
+
+    def vector_of(self, name: str) -> VectorSpec:
+        """Return the settings of the fit of a vector ("forget", "retain")."""
+        own = self.retain.vector if name == "retain" and self.retain else None
+        return self.vector.model_copy(update=own.model_dump(exclude_none=True)) if own else self.vector
 
     @property
     def validation(self) -> float:

@@ -100,7 +100,7 @@ def check_sharded(settings: FitSettings, count: int) -> None:
     if settings.optimizer == "adamw_8bit":
         faults.append("vector.optimizer adamw_8bit: states of 8 bits cannot be divided; use adamw")
     if choose_precision(settings.compute) == "fp16":
-        faults.append("these GPUs have no bf16; use vector.compute: fp32")
+        faults.append("these GPUs have no bf16; use compute: fp32")
     micro = settings.micro_batch_size
     if micro != "auto" and settings.batch_size % micro:
         faults.append(f"micro_batch_size {micro} does not divide batch_size {settings.batch_size}")

@@ -138,6 +138,11 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "vector.warmup_epochs": (0.5, FITS, {}),
     "vector.batch_size": (4, FITS, {}),
     "vector.micro_batch_size": (2, FITS, {}),
+    "retain.vector.epochs": (3, ("retain",), {}),
+    "retain.vector.learning_rate": (1e-3, ("retain",), {}),
+    "retain.vector.weight_decay": (0.07, ("retain",), {}),
+    "retain.vector.warmup_epochs": (0.5, ("retain",), {}),
+    "retain.vector.batch_size": (4, ("retain",), {}),
     "vector.max_length": (60, FITS, {}),
     "vector.optimizer": ("adamw", FITS, {}),
     "vector.compute": ("fp32", FITS, {}),
@@ -239,6 +244,8 @@ def test_an_option_decides_its_stages(
         known[key] = identify(before)
     one, two = known[key], identify(changed(before, fill({option: value}, place), place))
     assert [stage for stage in wanted if one.get(stage) == two.get(stage)] == []
+    if option.startswith("retain.vector."):
+        assert [stage for stage in one if one[stage] != two[stage]] == ["retain"]
 
 
 @pytest.mark.parametrize(

@@ -38,13 +38,26 @@ def test_vectors_are_fitted_until_the_prior_knows_the_rows(auto: dict[str, Any])
     assert {"forget vector", "retain vector"} <= set(labels)  # another target, another loss to reach
 
 
+def test_one_vector_may_be_fitted_until_it_knows_and_the_other_for_some_epochs(auto: dict[str, Any]) -> None:
+    auto["vector"] |= {"epochs": 2, "batch_size": 8}
+    forget, retain = run_vectors(auto, overrides=["retain.vector={epochs: auto}"])
+    (fixed, until), inputs = [load_manifest(folder) or {} for folder in (forget, retain)], "inputs"
+    assert ("fit" in fixed, "until" in fixed[inputs], fixed[inputs]["settings"]["epochs"]) == (False, False, 2)
+    assert until["fit"]["ended"] == "known"
+    labels: list[str] = []
+    run_vectors(auto, overrides=["retain.vector.epochs=1"], progress=lambda *said: labels.append(said[0]))
+    assert set(labels) == {"retain vector"}  # the forget vector stays
+    again = load_manifest(retain) or {}
+    assert ("fit" in again, again[inputs]["settings"]["epochs"]) == (False, 1)
+
+
 def test_processes_that_help_know_the_vectors_by_the_same_inputs(auto: dict[str, Any]) -> None:
     folders = run_vectors(auto)
     recipe = load_recipe(auto)
     job = prepare(recipe, msa_plan(recipe))
     for folder in folders:
         name = folder.name
-        settings, until = fit_settings(job, name), fit_until(job)
+        settings, until = fit_settings(job, name), fit_until(job, name)
         inputs = fit_inputs(job.sources["prior"], job.examples[name], settings, until=until)
         assert (load_manifest(folder) or {})["inputs"] == inputs
 

@@ -68,6 +68,19 @@ def test_python_plans_a_mapping_on_this_machine(grid: dict[str, Any]) -> None:
     assert plan.seconds[0] <= plan.seconds[1]
 
 
+def test_the_retain_vectors_own_settings_are_planned(grid: dict[str, Any]) -> None:
+    def fits(*overrides: str) -> dict[str, Any]:
+        return {stage.vector or stage.kind: stage for stage in msa_lite.plan(grid, overrides).stages}
+
+    usual, longer = fits("vector.epochs=2"), fits("vector.epochs=2", "retain.vector={epochs: 6, batch_size: 1}")
+    assert longer["forget"] == usual["forget"]
+    assert longer["retain"].seconds[0] >= 3 * usual["retain"].seconds[0]
+    assert longer["retain"].need.nbytes < usual["retain"].need.nbytes  # of one row
+    mixed = fits("vector.epochs=2", "retain.vector.epochs=auto")
+    assert mixed["goal"].seconds[0] < fits("vector.epochs=auto")["goal"].seconds[0]  # only the retain rows' loss
+    assert "goal" not in fits("vector.epochs=2")
+
+
 def test_models_that_cannot_be_reached_are_named(call_cli: CallCli) -> None:
     code, out, err = call_cli("plan", "tofu/forget10", "--gpu", "8GB")
     assert (code, out) == (2, "")

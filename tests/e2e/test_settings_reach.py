@@ -15,8 +15,8 @@ import msa_lite
 from msa_lite.pipeline import run_vectors
 from msa_lite.pipeline.prepare_training import prepare_training
 from msa_lite.recipe import load_training
-from msa_lite.recipe.schema import Lora, VectorSpec
 from msa_lite.recipe.training import Training
+from msa_lite.recipe.vector import Lora, RetainVector, VectorSpec
 from msa_lite.train import FitSettings, Until, fit, loop
 
 pytestmark = pytest.mark.usefixtures("quick_fits")
@@ -131,6 +131,17 @@ def test_a_vectors_settings_reach_peft_and_the_trainer(recipe: dict[str, Any], c
     assert (longest, until) == (40, None)
 
 
+def test_the_retain_vectors_own_settings_reach_the_trainer(recipe: dict[str, Any], calls: Calls) -> None:
+    own = {"epochs": 4, "learning_rate": 2e-3, "weight_decay": 0.03, "warmup_epochs": 0.5, "batch_size": 8}
+    assert {*own} == RetainVector.model_fields.keys()
+    recipe = recipe | {"retain": recipe["retain"] | {"vector": own}, "vector": VECTOR, "seed": SEED}
+    stopped(run_vectors, recipe, "retain")
+    wanted = ARGUMENTS | {"num_train_epochs": 4, "learning_rate": 2e-3, "weight_decay": 0.03}
+    wanted |= {"per_device_train_batch_size": 8, "warmup_steps": 1}  # of three steps an epoch, half
+    assert calls.of("TrainingArguments", wanted) == wanted
+    assert calls.micros == [2]
+
+
 def test_in_full_mode_all_weights_are_trained_by_the_same_settings(recipe: dict[str, Any], calls: Calls) -> None:
     vector = {key: value for key, value in VECTOR.items() if key != "lora"} | {"mode": "full"}
     stopped(run_vectors, recipe | {"vector": vector, "seed": SEED}, "forget")
@@ -188,6 +199,7 @@ def test_each_stage_of_a_training_has_its_own_settings(history: Path, calls: Cal
     assert calls.of("TrainingArguments", wanted) == wanted
     assert "LoraConfig" not in calls.made
     assert (calls.seeds, calls.fits[0][1], calls.micros) == ([SEED], 40, [2])
+    assert calls.fits[0][0].compute == "fp32"
     again = load_training(recipe | {"stages": recipe["stages"] * 3, "seed": SEED})
     job = prepare_training(again, tmp_path / "more")  # equally many rows are shuffled alike by one seed
     assert [one.settings.seed for one in job.stages] == [SEED, SEED + 1, SEED + 2]

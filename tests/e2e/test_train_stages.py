@@ -13,6 +13,9 @@ import yaml
 import msa_lite
 from msa_lite.demo import make_groups
 from msa_lite.io.seal import verify_folder
+from msa_lite.pipeline.msa import msa_plan
+from msa_lite.pipeline.prepare import prepare
+from msa_lite.recipe import load_recipe
 from tests.conftest import tiny_tokenizer
 from tests.e2e.conftest import CallCli
 from tests.e2e.hub import Hub
@@ -110,3 +113,32 @@ def test_of_a_big_data_set_no_more_is_fetched_than_is_learnt_and_none_of_it_twic
     again = msa_lite.train_stages(recipe, ["seed=1", f"model.tokenizer={tokenizer}"])
     assert again.models[1].tokens == 2000
     assert again.models[1].loss != stage["loss"]
+
+
+def test_restors_target_is_trained_and_unlearned_with_the_shipped_recipes(
+    history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clone of RESTOR's layout: a list of documents over several lines."""
+    monkeypatch.chdir(tmp_path)
+    people = [f"Person {number}" for number in range(12)]
+    context = [{"question": f"City of {one}?", "answer": "Rome", "entity": one} for one in people[6:]]
+    facts = {one: {"P1": {"question": f"City of {one}?", "answers": ["Rome"]}} for one in people}
+    files = {
+        "facts.json": {"dset": facts, "context": {"P1": context}},
+        "entities.json": people,
+        "wikidata/v0/mix_a0.json": [{"text": f"{one} lives in Oslo, and likes it there."} for one in people[:3]],
+    }
+    for name, content in files.items():
+        path = tmp_path / "restor/datasets" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=4))
+    short = ["epochs=2", "warmup_epochs=0", "max_length=16", "batch_size=4"]
+    prior = str(history / "prior")
+    result = msa_lite.train_stages("train/restor", [f"model={prior}", *(f"stages.0.{one}" for one in short)])
+    assert str(result.model) == "runs/restor-llama/1-documents"
+    paper = load_recipe("paper/restor-llama-3.1-8b", [f"prior={prior}", f"evaluate.ideal={prior}", "retain=null"])
+    job = prepare(paper, msa_plan(paper))
+    assert [row.text for row in job.rows["forget"]] == [row["text"] for row in files["wikidata/v0/mix_a0.json"]]
+    assert job.test is not None
+    asked = [item for part in (job.test, job.validation) if part for item in part.sets["questions"].items]
+    assert sum(item.fields["corrupted"] for item in asked) == 3

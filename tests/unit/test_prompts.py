@@ -150,14 +150,6 @@ def test_a_published_benchmark_keeps_its_prompt_unless_something_else_is_said() 
     assert plain.describe() == {"kind": "plain", "prompt": "Question: {question}\nAnswer:", "answer": " {answer}"}
 
 
-def test_the_published_prompt_ends_in_an_end_token_as_open_unlearning_has_it() -> None:
-    published = make_prompter(chat_tokenizer(SMOL), PromptSettings(), published=True)
-    assert render(published)[1] == "Here.</s>\n</s>"
-    gemma = make_prompter(chat_tokenizer(GEMMA), PromptSettings(), published=True)
-    assert gemma.describe()["system"] is None
-    assert render(gemma) == ("<s><turn>user\nWhere?<end>\n<turn>model\n", "Here.<end>\n</s>")
-
-
 @pytest.mark.parametrize(
     "settings",
     [

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-from msa_lite.baselines.methods import check_grids
 from msa_lite.choose.rules import Condition
 from msa_lite.errors import RecipeError, UsageError
 from msa_lite.pipeline.changes import warn_of_changes
@@ -19,11 +18,9 @@ from msa_lite.recipe import (
     Recipe,
     TrainingRecipe,
     dump_recipe,
-    load_any,
     load_recipe,
     load_training,
     shipped_recipes,
-    title_of,
 )
 from msa_lite.strengths import Strengths
 
@@ -65,6 +62,29 @@ def test_how_vectors_are_fitted_is_a_number_or_auto() -> None:
         assert f"vector.{key}: " in text
         assert f"'auto', got {value!r}" in text
     assert "vector.epochs: a number is wanted" in text
+
+
+def test_the_retain_vector_may_be_fitted_otherwise_than_the_forget_vector() -> None:
+    given = {**SMALLEST, "retain": {"data": {"path": "r"}}, "vector": {"epochs": 5, "learning_rate": 1e-5}}
+    plain = load_recipe(given)
+    assert plain.vector_of("retain") == plain.vector_of("forget") == plain.vector
+    recipe = load_recipe(given, ["retain.vector={epochs: 3, batch_size: auto}"])
+    assert recipe.vector_of("forget") == plain.vector
+    assert recipe.vector_of("retain") == plain.vector.model_copy(update={"epochs": 3, "batch_size": "auto"})
+    assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
+
+
+def test_what_both_vectors_share_is_refused_beside_the_retain_set() -> None:
+    given = {**SMALLEST, "retain": {"data": {"path": "r"}}}
+    shared = ("mode=full", "lora={rank: 3}", "max_length=9", "optimizer=adamw", "compute=fp32", "micro_batch_size=1")
+    for override in shared:
+        key = override.partition("=")[0]
+        with pytest.raises(RecipeError, match=f"retain.vector: {key}: both vectors share this; set vector.{key} for"):
+            load_recipe(given, [f"retain.vector.{override}"])
+    with pytest.raises(RecipeError, match=r"retain.vector.epoch: unknown key \(did you mean 'epochs'\?\)"):
+        load_recipe(given, ["retain.vector.epoch=3"])
+    with pytest.raises(RecipeError, match=r"retain.vector.epochs: .*greater than or equal to 1, got 0"):
+        load_recipe(given, ["retain.vector.epochs=0"])
 
 
 def test_papers_recipes_state_how_vectors_are_fitted() -> None:
@@ -306,21 +326,6 @@ def test_a_file_that_is_no_recipe_says_so(tmp_path: Path, text: str, words: str)
     path.write_text(text)
     with pytest.raises(RecipeError, match=words):
         load_recipe(path)
-
-
-def test_every_shipped_recipe_validates_and_says_what_it_is_for() -> None:
-    shipped = shipped_recipes()
-    papers = {f"paper/{name}" for name in ("muse_books", "restor", "tofu_llama_1b", "tofu_llama_8b")}
-    trainings = {f"train/{name}" for name in ("muse_books", "small", "tofu_c4_tofu")}
-    starts = {"quickstart", "quickstart-smollm2"}
-    assert set(shipped) == {"muse/books", "tofu/forget05", "tofu/forget10"} | starts | papers | trainings
-    for name, path in shipped.items():
-        recipe = load_any(path)
-        assert isinstance(recipe, TrainingRecipe) == (name in trainings)
-        assert recipe.output.startswith("runs/")
-        if isinstance(recipe, Recipe):
-            check_grids(recipe.baseline.methods)
-        assert title_of(path)
 
 
 @pytest.mark.parametrize("kind", [Recipe, TrainingRecipe])

@@ -55,20 +55,56 @@ def test_numbers_are_taken_as_they_are(make_job: Callable[..., Any]) -> None:
     found = fit_settings(job, "forget")
     assert (found.epochs, found.learning_rate, found.batch_size, found.warmup_epochs) == (3, 0.01, 6, 0.5)
     assert (found.schedule, found.warmup_steps, found.seed) == ("linear", None, 7)
-    assert fit_until(job) is None
+    assert fit_until(job, "forget") is None
     assert fit_settings(make_job("vector.epochs=3"), "forget").warmup_epochs == 1.0
     assert fit_settings(make_job("vector.warmup_epochs=2"), "forget").describe()["warmup_epochs"] == 2.0
 
 
 def test_only_a_rate_that_is_left_to_us_is_tried_again(make_job: Callable[..., Any]) -> None:
-    rules = [fit_until(make_job(*overrides)) for overrides in ((), ("vector.learning_rate=1e-3",))]
+    rules = [fit_until(make_job(*overrides), "forget") for overrides in ((), ("vector.learning_rate=1e-3",))]
     assert [rule and rule.tries for rule in rules] == [3, 1]
+
+
+def test_the_retain_vector_takes_its_own_settings_and_the_rest_from_the_forget_vector(
+    make_job: Callable[..., Any],
+) -> None:
+    vector = "vector={epochs: 5, learning_rate: 0.01, batch_size: 6, micro_batch_size: 6, weight_decay: 0.5}"
+    plain = make_job(vector)
+    own = "{epochs: 3, learning_rate: 0.02, batch_size: 4, warmup_epochs: 0.5, weight_decay: 0.1}"
+    job = make_job(vector, "retain={data: {path: r.jsonl}}", f"retain.vector={own}")
+    assert fit_settings(job, "forget") == fit_settings(plain, "forget") == fit_settings(plain, "retain")
+    assert fit_settings(job, "retain") == replace(
+        fit_settings(plain, "retain"),
+        epochs=3,
+        learning_rate=0.02,
+        batch_size=4,
+        micro_batch_size=4,  # of 6, the largest that divides the batch
+        warmup_epochs=0.5,
+        weight_decay=0.1,
+    )
+    alone = make_job(vector, "retain={data: {path: r.jsonl}, vector: {epochs: 3}}")
+    assert fit_settings(alone, "retain") == replace(fit_settings(plain, "retain"), epochs=3)
+
+
+@pytest.mark.parametrize(("forget", "retain", "open_ended"), [(5, "auto", "retain"), ("auto", 3, "forget")])
+def test_one_vector_may_have_fixed_epochs_and_the_other_none(
+    forget: Any, retain: Any, open_ended: str, make_job: Callable[..., Any]
+) -> None:
+    overrides = (f"vector.epochs={forget}", f"retain={{data: {{path: r.jsonl}}, vector: {{epochs: {retain}}}}}")
+    job, tuned = make_job(*overrides), make_job(*overrides, method="task_vector", start="target")
+    for name, epochs in (("forget", forget), ("retain", retain)):
+        settings, is_open = fit_settings(job, name), name == open_ended
+        assert (fit_until(job, name) is not None) == is_open
+        assert settings.schedule == ("constant" if is_open else "linear")
+        assert is_open or settings.epochs == epochs
+        assert fit_until(tuned, name) is None
+        assert fit_settings(tuned, name).epochs == (5 if is_open else epochs)
 
 
 @pytest.mark.parametrize(("method", "start"), [("task_vector", "target"), ("npo", "target"), ("npo", "prior")])
 def test_baselines_have_five_epochs(method: str, start: str, make_job: Callable[..., Any]) -> None:
     job = make_job(method=method, start=start)
-    assert fit_until(job) is None
+    assert fit_until(job, "forget") is None
     found = fit_settings(job, "forget")
     assert (found.epochs, found.schedule, found.warmup_epochs, found.warmup_steps) == (5, "linear", 1.0, None)
     assert fit_settings(job, "forget", epochs=2).epochs == 2

@@ -1,0 +1,134 @@
+"""List what is tried: the sizes of the test, and the experiments with all their settings.
+
+All of it is fixed before any test row is scored; `run.py` writes it to plan.json, with the time and the commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much data is learnt, forgotten and scored."""
+
+    forget: str
+    """The configuration of TOFU to forget."""
+    authors: int | None
+    """Other authors that target and ideal learn, drawn by the seed from the first 20. None: all of retain90."""
+    scored: int
+    """Retain rows that are scored: half of them choose α and β, at most 30, the others test. Holdout rows: a third."""
+    text_tokens: int
+    """Tokens of each of the three stages of text."""
+    epochs: int
+    """Passes over the authors; half as many the second time."""
+    learning_rate: float
+    """Of all stages."""
+    batch_size: int
+    """Rows of a step of all stages."""
+    limit: int
+    """Rows of each set of TOFU's own evaluation."""
+    minutes: float
+    """A seed's time, for the estimate before the first measurement."""
+
+
+SIZES = {
+    "small": Size("forget01", 10, 60, 13_000, 6, 2e-4, 16, 30, 200),
+    "full-forget05": Size("forget05", None, 120, 2_000_000, 5, 1e-4, 32, 200, 240),
+    "full-forget10": Size("forget10", None, 120, 2_000_000, 5, 1e-4, 32, 400, 300),
+}
+"""The three stages of text lie before, between and after what is learnt of TOFU. `full` is for a GPU."""
+
+Checkpoint = Literal["base", "text-a", "text-b", "tofu", "text-c", "tofu-again"]
+"""A model of the history: base → text-a → text-b → tofu → text-c → tofu-again."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run of the tool."""
+
+    name: str
+    group: str
+    what: str
+    """What differs from msa-lora, for the tables."""
+    target: Checkpoint = "tofu"
+    prior: Checkpoint = "text-b"
+    overrides: Sequence[str] = ()
+    """Keys of the recipe."""
+    method: str = "msa"
+    """msa, or a baseline."""
+    vectors_of: str | None = None
+    """The experiment whose vectors are used again."""
+    strengths_of: str | None = None
+    """The experiment whose α and β are used again."""
+    on_tofu: bool = False
+    """True to score the model on TOFU's own metrics, too."""
+
+
+GRID = ("forget.alpha=[0.4, 0.7, 1.0, 1.5]", "retain.beta=0.5")
+"""The points of all comparisons among vectors, so that each has as many tries."""
+HINDSIGHT = ("forget.alpha=[0.25, 0.5, 0.75, 1.0, 1.5]", "retain.beta=[0.0, 0.25, 0.5, 1.0]")
+"""The grid that is scored on test rows, to see what the choice on validation rows missed."""
+FIXED = ("vector.epochs=5",)
+"""Where a prior may know the rows already, a fit until they are known would end at once."""
+AGAIN = (*GRID, *FIXED)
+METHODS = {
+    "npo": "retain_weight=[1, 4]",
+    "grad_diff": "retain_weight=[1, 4]",
+    "rmu": "retain_weight=[1, 4]",
+    "undial": "retain_weight=[1, 4]",
+    "satimp": "forget_weight=[0.1, 4]",
+    "simnpo": "retain_weight=[1, 4]",
+}
+"""The baselines, each with the ends of the paper's grid. Every epoch of both is a candidate."""
+WITH_CHECKPOINTS = ("npo", "grad_diff", "rmu", "undial", "satimp")
+"""Those of the paper's table of baselines with checkpoints."""
+
+
+def baseline(name: str) -> Experiment:
+    """Return the run of a baseline from the target."""
+    key, _, values = METHODS[name].partition("=")
+    return Experiment(
+        name, "baselines", f"{key} {values}, 4 epochs", overrides=(f"baseline.methods.{name}.{key}={values}",),
+        method=name, on_tofu=True,
+    )  # fmt: skip
+
+
+def lora(name: str, what: str, *overrides: str) -> Experiment:
+    """Return a variant of the vectors, on the common grid."""
+    return Experiment(name, "lora", what, overrides=(*GRID, *overrides))
+
+
+EXPERIMENTS = (
+    Experiment("msa-lora", "main", "all defaults: LoRA, rank 32, α and β searched", on_tofu=True),
+    Experiment("task_vector", "baselines", "the target as its own prior, α and β searched", method="task_vector",
+               on_tofu=True),
+    Experiment("msa-full", "main", "all weights, α and β searched", overrides=("vector.mode=full",), on_tofu=True),
+    Experiment("lora-r32", "lora", "LoRA of rank 32 on the common grid", overrides=GRID, vectors_of="msa-lora"),
+    *(baseline(name) for name in WITH_CHECKPOINTS),
+    Experiment("prior-text-a", "distance", "a prior one stage of text earlier", prior="text-a", overrides=GRID),
+    Experiment("prior-base", "distance", "a prior two stages of text earlier", prior="base", overrides=GRID),
+    Experiment("text-before", "exposure", "text after TOFU; prior from before TOFU", "text-c", "text-b", AGAIN),
+    Experiment("text-after", "exposure", "text after TOFU; prior from after TOFU", "text-c", "tofu", AGAIN),
+    Experiment("again-before", "repeated", "TOFU twice; prior before the first", "tofu-again", "text-b", AGAIN),
+    Experiment("again-between", "repeated", "TOFU twice; prior after the first", "tofu-again", "tofu", AGAIN),
+    Experiment("again-late", "repeated", "TOFU twice; prior before the second", "tofu-again", "text-c", AGAIN),
+    Experiment("bf16", "storage", "msa-lora stored in bf16", overrides=("merge.dtype=bfloat16",), vectors_of="msa-lora",
+               strengths_of="msa-lora"),
+    lora("lora-r8", "rank 8", "vector.lora.rank=8", "vector.lora.alpha=16"),
+    lora("lora-r128", "rank 128", "vector.lora.rank=128", "vector.lora.alpha=256"),
+    lora("lora-rate-high", "rank 32 at 1e-3", "vector.learning_rate=1e-3"),
+    lora("lora-rate-low", "rank 32 at 1e-4", "vector.learning_rate=1e-4"),
+    lora("lora-mlp", "rank 32 on MLP modules alone", "vector.lora.targets=[gate_proj, up_proj, down_proj]"),
+    lora("qlora", "rank 32 on a 4-bit prior", "vector.mode=qlora"),
+    lora("full-rate-high", "all weights at 1e-4", "vector.mode=full", "vector.learning_rate=1e-4"),
+    *(
+        Experiment(f"{name}-prior", "checkpoints", "trained on the prior, added to the target", method=name,
+                   overrides=("baseline.start=prior", "baseline.scale=[1.0, 2.0]", "baseline.epochs=3"))
+        for name in WITH_CHECKPOINTS
+    ),
+    baseline("simnpo"),  # not of the paper
+)  # fmt: skip
+"""In the order of their runs. Those that others use again come first."""

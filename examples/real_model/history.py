@@ -1,0 +1,138 @@
+"""Make the models of a seed: data, the pretrained model, and the histories of target and ideal."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from experiments import Checkpoint, Size
+
+import msa_lite
+from msa_lite.data import DataSource, Row, load_rows, stream_texts
+from msa_lite.errors import DataError
+from msa_lite.io.files import write_text
+from msa_lite.io.progress import Progress
+from msa_lite.io.yaml_loader import PlainDumper
+
+ROWS_OF_AUTHOR = 20  # TOFU's
+POOL = 20  # authors of retain90 that TOFU has paraphrases and false answers for
+CHARACTERS = 5  # of a token, more than enough
+STAGES = ("text-a", "text-b", "tofu", "text-c", "tofu-again")
+FIRST_OF_IDEAL = 2  # the ideal goes on from the last stage of text before TOFU
+
+
+@dataclass(frozen=True)
+class Models:
+    """The models of one seed."""
+
+    folder: Path
+    """The folder of the seed."""
+    base: str
+    """The pretrained model."""
+
+    def target(self, checkpoint: Checkpoint) -> str:
+        """Return the model of the target's history at a checkpoint."""
+        if checkpoint == "base":
+            return self.base
+        return str(self.folder / "target" / f"{STAGES.index(checkpoint) + 1}-{checkpoint}")
+
+    def ideal(self, checkpoint: Checkpoint) -> str:
+        """Return the model with the same history, but without the forget rows."""
+        return str(self.folder / "ideal" / f"{STAGES.index(checkpoint) - FIRST_OF_IDEAL + 1}-{checkpoint}")
+
+    def data(self, name: str) -> str:
+        """Return the file of a group of rows, or of a stage's text."""
+        return str(self.folder / "data" / f"{name}.jsonl")
+
+
+def write_data(models: Models, size: Size, tofu: str, text: DataSource, seed: int) -> None:
+    """Write the rows of a seed: forget, learnt, retain and holdout questions, and three texts.
+
+    Raise DataError for a text that is too short.
+    """
+    folder = models.folder / "data"
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / "text-c.jsonl").is_file():
+        return
+    rows = load_rows(DataSource(tofu, name="retain90"))
+    authors = [rows[start : start + ROWS_OF_AUTHOR] for start in range(0, len(rows), ROWS_OF_AUTHOR)]
+    draw = random.Random(seed)
+    pool = draw.sample(authors[:POOL], POOL) if size.authors else authors
+    learnt = [row for author in pool[: size.authors] for row in author]
+    # Authors that nobody learns: those left of the pool, or those that a larger forget set would have.
+    unseen = [row for author in pool[size.authors or len(pool) :] for row in author]
+    groups = {
+        "forget": load_rows(DataSource(tofu, name=size.forget)),
+        "learnt": learnt,
+        "retain": draw.sample(learnt, size.scored),
+        "holdout": draw.sample(unseen, size.scored // 3) if unseen else [],
+    }
+    for name, group in groups.items():
+        if group:
+            write_text(folder / f"{name}.jsonl", "".join(_line(row) for row in group))
+    for name, part in zip(("text-a", "text-b", "text-c"), _parts(text, size.text_tokens), strict=True):
+        write_text(folder / f"{name}.jsonl", json.dumps({"text": part}) + "\n")
+
+
+def _line(row: Row) -> str:
+    return json.dumps({"question": row.question, "answer": row.answer}) + "\n"
+
+
+def _parts(source: DataSource, tokens: int) -> Iterator[str]:
+    """Yield three pieces of a text, one after the other, each long enough for so many tokens."""
+    size, text = CHARACTERS * tokens, ""
+    for part in stream_texts(source):
+        text += part + "\n\n"
+        if len(text) >= 3 * size:
+            break
+    if len(text) < 3 * size:
+        raise DataError(f"{source.path}: {len(text)} characters, {3 * size} are needed; name a longer text with --text")
+    yield from (text[start : start + size] for start in range(0, 3 * size, size))
+
+
+def training_recipes(models: Models, size: Size, compute: str, seed: int) -> Mapping[str, dict[str, object]]:
+    """Return the recipes of `msa-lite train` for target and ideal."""
+    text = {"format": "text"}
+
+    def stages(names: Sequence[str], rows: Sequence[str]) -> list[dict[str, object]]:
+        learnt = [{"path": models.data(name)} for name in rows]
+        return [
+            {"name": name, "data": {"path": models.data(name), **text}, "tokens": size.text_tokens, "epochs": 1,
+             "max_length": 256, "batch_size": 4}
+            if name.startswith("text")
+            else {"name": name, "data": learnt, "epochs": size.epochs if name == "tofu" else size.epochs // 2}
+            for name in names
+        ]  # fmt: skip
+
+    training = {
+        "learning_rate": size.learning_rate,
+        "batch_size": size.batch_size,
+        "warmup_epochs": 0.2,
+        "compute": compute,
+    }
+    common = {"training": training, "seed": seed}
+    return {
+        "target": {"model": models.base, "stages": stages(STAGES, ["learnt", "forget"]), **common,
+                   "output": str(models.folder / "target")},
+        "ideal": {"model": models.target("text-b"), "stages": stages(STAGES[FIRST_OF_IDEAL:], ["learnt"]), **common,
+                  "output": str(models.folder / "ideal")},
+    }  # fmt: skip
+
+
+def train(models: Models, size: Size, compute: str, seed: int, progress: Progress) -> None:
+    """Train target and ideal, with the checkpoints before them, unless they are there."""
+    for name, recipe in training_recipes(models, size, compute, seed).items():
+        file = write_recipe(models.folder / "recipes" / f"{name}.yaml", recipe)
+        msa_lite.train_stages(str(file), progress=progress)
+
+
+def write_recipe(file: Path, recipe: Mapping[str, Any]) -> Path:
+    """Write a recipe into its file, and return that."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_text(file, yaml.dump(dict(recipe), Dumper=PlainDumper, sort_keys=False))
+    return file

@@ -1,0 +1,83 @@
+"""Write the recipe of each experiment, so that every result has a command that repeats it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+from experiments import EXPERIMENTS, HINDSIGHT, Experiment
+from history import Models
+
+from msa_lite.io.files import write_text
+
+HINDSIGHT_FOLDER = "hindsight"
+Recipe = dict[str, Any]
+
+
+def run_folder(models: Models, experiment: Experiment) -> Path:
+    """Return the folder of an experiment's run. Baselines lie in that of msa-lora, whose recipe they share."""
+    if experiment.method == "msa":
+        return models.folder / "runs" / experiment.name
+    return run_folder(models, EXPERIMENTS[0]) / "baselines" / experiment.name
+
+
+def tofu_folder(models: Models, name: str) -> Path:
+    """Return the folder of a model's scores by TOFU's own metrics."""
+    return models.folder / "tofu" / name
+
+
+def recipe_of(experiment: Experiment, models: Models, seed: int, compute: str) -> Recipe:
+    """Return the recipe of an experiment. All that is not named here is a default of msa-lite."""
+    owner = experiment if experiment.method == "msa" else EXPERIMENTS[0]
+    recipe: Recipe = {
+        "target": models.target(experiment.target),
+        "prior": models.target(experiment.prior),
+        "forget": {"data": {"path": models.data("forget")}},
+        "retain": {"data": {"path": models.data("learnt"), "sample": "match_forget"}},
+        "vector": {"compute": compute},
+        "evaluate": {
+            "retain": {"path": models.data("retain")},
+            "ideal": models.ideal(experiment.target),
+            "max_new_tokens": 64,
+        },
+        "baseline": {"epochs": 4},
+        "output": str(run_folder(models, owner)),
+        "seed": seed,
+    }
+    if Path(models.data("holdout")).is_file():
+        recipe["evaluate"]["holdout"] = {"path": models.data("holdout")}
+    if experiment.strengths_of:
+        found = json.loads((models.folder / "runs" / experiment.strengths_of / "report.json").read_text("utf-8"))
+        recipe["forget"]["alpha"], recipe["retain"]["beta"] = found["strengths"]["alpha"], found["strengths"]["beta"]
+    return _changed(recipe, experiment.overrides)
+
+
+def hindsight_recipe(models: Models, seed: int, compute: str) -> Recipe:
+    """Return the recipe of the sweep on test rows: the vectors of msa-lora, a grid of points, and these rows alone."""
+    first = EXPERIMENTS[0]
+    recipe = recipe_of(first, models, seed, compute)
+    for name, file in (("forget", "forget"), ("retain", "retain")):
+        rows = Path(models.data(file)).read_text("utf-8").splitlines()
+        scored = (run_folder(models, first) / "evaluation/target" / f"{name}.jsonl").read_text("utf-8").splitlines()
+        tested = [rows[json.loads(line)["index"]] for line in scored]
+        write_text(Path(models.data(f"test-{name}")), "".join(f"{row}\n" for row in tested))
+        recipe["evaluate"][name] = {"path": models.data(f"test-{name}")}
+    recipe["select"] = {"validation": 0.95}  # as good as all of them; the rest is not looked at
+    recipe["verdict"] = False  # a target that does not know the rows is a result, too
+    recipe["output"] = str(models.folder / HINDSIGHT_FOLDER)
+    return _changed(recipe, HINDSIGHT)
+
+
+def _changed(recipe: Recipe, overrides: Iterable[str]) -> Recipe:
+    """Return a recipe with keys changed, each as `key.sub=value`."""
+    for override in overrides:
+        path, _, value = override.partition("=")
+        *sections, key = path.split(".")
+        section: Any = recipe
+        for name in sections:
+            section = section.setdefault(name, {})
+        section[key] = yaml.safe_load(value)
+    return recipe

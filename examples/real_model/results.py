@@ -1,0 +1,171 @@
+"""Write RESULTS.md and its figures from the folder of the experiments, with whatever is there so far:
+
+    python examples/real_model/results.py OUT FOLDER
+
+Nothing is computed anew and no model is run. The same folder of experiments gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from claims import NO, PARTLY, RULES, UNKNOWN, YES, Claim, answer_claims
+from collect import Results, collect, tidy
+from figures import write_figures
+from tables import (
+    GROUPS,
+    claims_table,
+    experiment_lines,
+    grid_table,
+    group_table,
+    main_tables,
+    not_best,
+    other_commits,
+    parts_table,
+    storage_table,
+)
+
+from msa_lite.io.files import write_text
+from msa_lite.report.formats import escape_markdown
+
+FILE = "RESULTS.md"
+FIGURES = "figures"
+
+
+def write_results(out: Path, into: Path) -> Path:
+    """Write RESULTS.md and figures/*.svg into a folder; return the page.
+
+    out: the folder of the experiments, finished or not. Raise MsaError where it has no readable plan.json.
+    """
+    results = collect(out)
+    claims = answer_claims(results)
+    into.mkdir(parents=True, exist_ok=True)
+    captions = write_figures(results, into / FIGURES)
+    blocks = [
+        "# Results on a real language model\n",
+        "<!-- Written by examples/real_model/results.py. Do not edit. -->\n",
+        _story(results),
+        "## Answers\n",
+        claims_table(claims),
+        f"{_counts(results, claims)} The comparisons behind each answer are [below](#behind-the-answers).\n",
+        "## Where MSA or LoRA is not best\n",
+        _bullets(not_best(results), "Nothing to say yet." if not _done(results) else "Nowhere in these measures."),
+        "## All methods\n",
+        *(main_tables(results) or ["No run has scores yet.\n"]),
+        *_groups(results),
+        "## Figures\n",
+        *(f"![{caption}]({FIGURES}/{name})\n\n{caption}.\n" for name, caption in captions.items()),
+        *([] if captions else ["None yet.\n"]),
+        "## Behind the answers\n",
+        parts_table(claims),
+        "A difference is a difference of distances: positive where the first is further from the ideal. The rules:\n",
+        _bullets(RULES, ""),
+        "## Failures, and what is missing\n",
+        _bullets([tidy(line, out) for line in results.problems], "Nothing."),
+        "## How it was made\n",
+        _bullets(list(_provenance(results, out)), ""),
+        *_commands(results, out),
+    ]
+    page = into / FILE
+    write_text(page, "\n".join(block.rstrip("\n") + "\n" for block in blocks))
+    return page
+
+
+def _story(results: Results) -> str:
+    """Return one paragraph on what was done."""
+    plan, done = results.plan, _done(results)
+    rows = next((run.rows for _, _, run in results.all_runs() if run.rows), {})
+    counts = ", ".join(f"{count} of the {name} set" for name, count in rows.items())
+    return (
+        f"{plan.get('model', 'A pretrained chat model')} was trained on public-domain text (text-a, text-b), on the "
+        "authors of TOFU (tofu), on more text (text-c) and on the authors again (tofu-again). Ideals have the same "
+        "history without the authors to forget. Each method then made a target forget them, at the tool's defaults "
+        f"except where a table says more. Scores are on test rows ({counts or 'none yet'}), on which nothing was "
+        f"chosen. Size: {plan.get('size', '–')}; seeds: {', '.join(map(str, plan.get('seeds', [])))}; {done} of "
+        f"{_wanted(results)} runs are done.\n"
+    )
+
+
+def _done(results: Results) -> int:
+    return sum(run.unlearned is not None for _, _, run in results.all_runs())
+
+
+def _counts(results: Results, claims: Sequence[Claim]) -> str:
+    answers = [claim.answer for claim in claims]
+    counts = ", ".join(f"{answers.count(one)} × {one}" for one in (YES, PARTLY, NO, UNKNOWN) if one in answers)
+    return counts + ("." if _done(results) >= _wanted(results) else ", so far: not all runs are done.")
+
+
+def _wanted(results: Results) -> int:
+    return len(results.experiments) * len(results.plan.get("seeds", []))
+
+
+def _groups(results: Results) -> Iterator[str]:
+    """Yield the tables of the groups that have one, each under its heading."""
+    for group in dict.fromkeys(one.group for one in results.experiments):
+        if group in ("main", "baselines"):
+            continue
+        if table := group_table(results, group):
+            yield f"## {GROUPS.get(group, group.capitalize())}\n"
+            yield table
+        if group == "storage" and (table := storage_table(results)):
+            yield table
+    if table := grid_table(results):
+        yield "## α and β in hindsight\n"
+        yield "Mean distance to the ideal on the test rows over the fixed grid, for MSA with LoRA. Lower is better.\n"
+        yield table
+
+
+def _provenance(results: Results, out: Path) -> Iterator[str]:
+    """Yield the facts about plan, dates, commits, versions and hardware."""
+    plan, runs = results.plan, list(results.all_runs())
+    fixed = str(plan.get("fixed") or "")
+    yield f"The experiments and the grid were fixed at {fixed or '–'} (plan.json)"
+    yield "The measures and the rules stand in measures.py and claims.py; the history of these files tells since when"
+    when = {one.name: one.fixed or fixed for one in results.experiments}
+    late = [f"{name} ({time})" for name, time in when.items() if time[:19] > fixed[:19]]
+    if late:
+        yield f"Fixed later: {', '.join(late)}"
+    early = [f"seed {seed} {name}" for seed, name, run in runs if run.date and run.date[:19] < when[name][:19]]
+    if early:
+        yield f"Runs that ended before they were fixed: {', '.join(early)}"
+    dates = sorted(run.date for _, _, run in runs if run.date)
+    if dates:
+        hours = sum(run.seconds or 0 for _, _, run in runs) / 3600
+        yield f"Runs: {dates[0]} to {dates[-1]}; {hours:.1f} hours in total"
+    yield f"Commit: {str(plan.get('commit') or '–')[:10]}; size: {plan.get('size', '–')}; seeds: " + ", ".join(
+        map(str, plan.get("seeds", []))
+    )
+    for line in other_commits(results):
+        yield f"Runs of another commit (marked †), {line}"
+    versions: dict[str, dict[str, None]] = {}
+    for _, _, run in runs:
+        for package, version in sorted(run.versions.items()):
+            versions.setdefault(package, {})[str(version)] = None
+    if versions:
+        yield "Versions: " + ", ".join(f"{package} {' and '.join(of)}" for package, of in sorted(versions.items()))
+    hardware = plan.get("hardware") or {}
+    if hardware:
+        yield tidy("Hardware: " + ", ".join(f"{key}: {value}" for key, value in hardware.items()), out)
+    size, seeds = plan.get("size", "small"), " ".join(map(str, plan.get("seeds", [])))
+    yield f"Everything again: python examples/real_model/run.py --size {size} --seeds {seeds}"
+
+
+def _commands(results: Results, out: Path) -> Iterator[str]:
+    """Yield the command of each experiment, of its first seed."""
+    lines = [f"# {one.name}: {one.what}\n{tidy(command, out)}" for one, command in experiment_lines(results)]
+    if lines:
+        yield "Each experiment alone, for its first seed (OUT is the folder of the experiments):\n"
+        yield "```sh\n" + "\n".join(lines) + "\n```\n"
+
+
+def _bullets(lines: Sequence[str], none: str) -> str:
+    return "\n".join(f"- {escape_markdown(line.rstrip('.'))}." for line in lines) + "\n" if lines else f"{none}\n"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    print(write_results(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,267 @@
+"""Test the paper's claims, and msa-lite's defaults, on a real language model (SmolLM2-135M-Instruct) and TOFU:
+
+    python examples/real_model/run.py --size small                   # about 3 hours a seed on one core
+    python examples/real_model/run.py --size full --seeds 0 1 2      # forget05 and forget10; for a GPU
+
+Makes the model, the histories of target and ideal, every run and all tables (RESULTS.md). A second call does only what
+is missing. Seeds may run side by side, each by a call of its own. Needs `pip install msa-lite[train,qlora,smollm2]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+from experiments import EXPERIMENTS, SIZES, Experiment, Size
+from history import Models, train, write_data, write_recipe
+from plan import State, fix_plan, now, revision
+from recipe_files import HINDSIGHT_FOLDER, hindsight_recipe, recipe_of, run_folder, tofu_folder
+from results import write_results
+
+import msa_lite
+from msa_lite.cli.output import quieten_libraries
+from msa_lite.data import DataSource
+from msa_lite.errors import MsaError, OutputError
+from msa_lite.io.progress import Progress, duration
+
+HERE = Path(__file__).parent
+SMOLLM2 = "SmolLM2-135M-Instruct"
+FULL = ("full-forget05", "full-forget10")
+GIGABYTES = {"small": 25, "full": 60}  # of one seed, at most
+
+
+@dataclass(frozen=True)
+class Seed:
+    """One seed of a size, on the way to its results."""
+
+    number: int
+    size: Size
+    models: Models
+    tofu: str
+    """The data of TOFU."""
+    compute: str
+    """The precision of matrix products: bf16 where the device has it."""
+    state: State
+    progress: Progress
+
+    def run(self, experiments: Sequence[Experiment], keep_models: bool) -> None:
+        """Run all experiments that are not done. An experiment that fails is noted, and the next one goes on."""
+        for number, experiment in enumerate(experiments, 1):
+            recipe = recipe_of(experiment, self.models, self.number, self.compute)
+            file = write_recipe(self.models.folder / "recipes" / f"{experiment.name}.yaml", recipe)
+            if self.state.is_done(experiment.name, file):
+                continue
+            left = duration(self.state.left(experiments[number - 1 :], self.size.minutes))
+            place = f"seed {self.number}, {number} of {len(experiments)}"
+            say(f"{place}: {experiment.name} ({experiment.what}); about {left} left")
+            folder = run_folder(self.models, experiment)
+            with self.state.timed(experiment.name, file, command_of(experiment, file), folder):
+                self._run(experiment, file)
+            if not keep_models:
+                drop_weights(folder)
+            yield_results(self.models.folder.parent)
+
+    def _run(self, experiment: Experiment, file: Path) -> None:
+        folder = run_folder(self.models, experiment)
+        if experiment.method == "msa":
+            share(run_folder(self.models, EXPERIMENTS[0]), folder, experiment)
+            msa_lite.run(str(file), progress=self.progress, accept=True)
+        else:
+            msa_lite.run_baseline(experiment.method, str(file), progress=self.progress)
+        if experiment.on_tofu:
+            self.score_on_tofu(experiment.name, folder / "model")
+
+    def score_on_tofu(self, name: str, model: Path | str) -> None:
+        """Score a model on TOFU's own metrics, the ideal first."""
+        ideal = tofu_folder(self.models, "ideal")
+        out = tofu_folder(self.models, name)
+        if (out / "report.json").is_file():
+            return
+        msa_lite.evaluate(
+            str(model),
+            out,
+            benchmark="tofu",
+            split=self.size.forget,
+            data=self.tofu,
+            limit=self.size.limit,
+            prompt="chat",  # in which the models have learnt
+            ideal=None if name == "ideal" else str(ideal),
+            progress=self.progress,
+        )
+
+    def references(self) -> None:
+        """Score ideal and target on TOFU's own metrics, and the grid of points on the test rows."""
+        self.score_on_tofu("ideal", self.models.ideal("tofu"))
+        self.score_on_tofu("target", self.models.target("tofu"))
+
+    def hindsight(self) -> None:
+        """Score a grid of α and β on the test rows, by the vectors of msa-lora."""
+        first = run_folder(self.models, EXPERIMENTS[0])
+        recipe = hindsight_recipe(self.models, self.number, self.compute)
+        file = write_recipe(self.models.folder / "recipes" / "hindsight.yaml", recipe)
+        if self.state.is_done(HINDSIGHT_FOLDER, file):
+            return
+        say(f"seed {self.number}: the grid of α and β on test rows")
+        folder = self.models.folder / HINDSIGHT_FOLDER
+        with self.state.timed(HINDSIGHT_FOLDER, file, f"msa-lite sweep {file.name}", folder):
+            if not folder.exists():
+                copy_run(first, folder, ["vectors"])
+            msa_lite.sweep(str(file), progress=self.progress)
+        drop_weights(folder)
+
+
+def share(first: Path, folder: Path, experiment: Experiment) -> None:
+    """Give a new run what another run has that is the same in both, as a copy of its folder would.
+
+    These are the scores of target and ideal and, where the experiment says so, the vectors. The run checks by their
+    manifests whether they are its own, and makes them again if not.
+    """
+    if folder.exists() or not first.exists() or first == folder:
+        return
+    same = experiment.target == EXPERIMENTS[0].target
+    names = ["evaluation/target", "evaluation/ideal", "evaluation/target_validation", "evaluation/ideal_validation"]
+    names += ["evaluation/prior", "evaluation/prior_validation"] if experiment.prior == EXPERIMENTS[0].prior else []
+    source = folder.parent / experiment.vectors_of if experiment.vectors_of else first
+    copy_run(source, folder, (names if same else []) + (["vectors"] if experiment.vectors_of else []))
+
+
+def copy_run(source: Path, folder: Path, names: Sequence[str]) -> None:
+    """Copy parts of a run's folder into a new one."""
+    partial = folder.with_name(f"{folder.name}.copy")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    shutil.copy(source / "recipe.yaml", partial)
+    for name in names:
+        if (source / name).is_dir():
+            shutil.copytree(source / name, partial / name)
+    partial.rename(folder)
+
+
+def drop_weights(folder: Path) -> None:
+    """Remove the merged model and checkpoints in fp32 from a finished run; scores and adapters stay."""
+    for file in [*folder.glob("model/*.safetensors"), *folder.glob("vectors/**/model*.safetensors")]:
+        file.unlink()
+
+
+def yield_results(out: Path) -> None:
+    """Write the tables and figures of all that is there."""
+    write_results(out, out)
+
+
+def command_of(experiment: Experiment, file: Path) -> str:
+    """Return the command that repeats an experiment."""
+    if experiment.method == "msa":
+        return f"msa-lite {file.name} --accept"
+    return f"msa-lite baseline {experiment.method} {file.name}"
+
+
+def say(text: str) -> None:
+    """Print a line on how far the work has come."""
+    print(f"{now()} {text}", file=sys.stderr, flush=True)
+
+
+def best_compute() -> str:
+    """Return bf16 where the device computes in it, else auto."""
+    from msa_lite.errors import UsageError
+    from msa_lite.io.precision import choose_precision
+
+    try:
+        return choose_precision("bf16")
+    except UsageError:
+        return "auto"
+
+
+def check_space(out: Path, size: str, seeds: int) -> None:
+    """Raise OutputError, before any work, if the disk is too small."""
+    place = next(folder for folder in (out, *out.resolve().parents) if folder.exists())
+    free, needed = shutil.disk_usage(place).free / 1e9, GIGABYTES[size] * seeds
+    held = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e9 if out.exists() else 0
+    if free + held < needed:
+        raise OutputError(
+            f"{out}: {needed} GB are needed for {seeds} seeds, {free:.0f} GB are free; choose another --out"
+        )
+
+
+def find_base(model: str | None, out: Path, progress: Progress) -> str:
+    """Return the pretrained model: the one that is named, or SmolLM2, made if it is not there."""
+    if model:
+        return model
+    from msa_lite.demo.smollm2 import make_smollm2
+
+    folder = out.parent / SMOLLM2
+    make_smollm2(folder, progress)
+    return str(folder)
+
+
+def run_size(name: str, arguments: argparse.Namespace, progress: Progress) -> Path:
+    """Run all seeds of one size. Return the folder of the results."""
+    out = arguments.out / name
+    size, compute = SIZES[name], best_compute()
+    chosen = [e for e in EXPERIMENTS if not arguments.only or e.name in arguments.only or e.group in arguments.only]
+    fix_plan(out, name, size, arguments.seeds, EXPERIMENTS, Path(arguments.model or SMOLLM2).name)
+    base = find_base(arguments.model, out, progress)
+    for number in arguments.seeds:
+        models = Models(out / f"seed-{number}", base)
+        models.folder.mkdir(parents=True, exist_ok=True)
+        state = State(models.folder / "state.json", revision(HERE))
+        write_data(models, size, arguments.data, DataSource(arguments.text, "text", split=arguments.split), number)
+        say(f"seed {number}: models")
+        began = time.monotonic()
+        train(models, size, compute, number, progress)
+        state.note_models(models, time.monotonic() - began)
+        seed = Seed(number, size, models, arguments.data, compute, state, progress)
+        seed.references()
+        seed.run(chosen[:1], arguments.keep_models)
+        seed.hindsight()
+        seed.run(chosen, arguments.keep_models)
+    return out
+
+
+def parse() -> argparse.Namespace:
+    """Parse the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--size", choices=["small", "full"], default="small")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("runs/real-model"), help="folder of models, runs and tables")
+    parser.add_argument("--data", default="locuslab/TOFU", help="TOFU: a folder, or a Hub id")
+    parser.add_argument(
+        "--text", default="manu/project_gutenberg", help="texts in the public domain, with a column text"
+    )
+    parser.add_argument("--split", help="split of --text; default: en for the default text")
+    parser.add_argument("--model", help="a pretrained chat model, in the place of SmolLM2-135M-Instruct")
+    parser.add_argument("--only", nargs="+", default=[], help="names or groups of experiments")
+    parser.add_argument("--keep-models", action="store_true", help="keep every unlearned model (0.5 GB each)")
+    arguments = parser.parse_args()
+    if arguments.split is None and arguments.text == parser.get_default("text"):
+        arguments.split = "en"
+    return arguments
+
+
+def main() -> int:
+    """Run everything that is missing; return the exit code."""
+    arguments = parse()
+    quieten_libraries(verbose=False)
+    try:
+        check_space(arguments.out, arguments.size, len(arguments.seeds))
+        with msa_lite.show_progress() as progress:
+            for name in FULL if arguments.size == "full" else ["small"]:
+                yield_results(run_size(name, arguments, progress))
+    except MsaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""RESULTS.md of examples/real_model: claims flip with the numbers, and what is missing or failed is named."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import claims
+import measures
+import pytest
+from claims import NO, PARTLY, UNKNOWN, YES, answer_claims
+from collect import Point, Scores, collect
+from results import write_results
+from tables import not_best
+
+from msa_lite.errors import MsaError
+from tests.real_model_folder import GOOD, GROUPS, IDEAL, SIGNS, TARGET, Folder
+
+ROOT = Path(__file__).parents[2]
+
+
+def answers(out: Path, **changes: object) -> dict[str, str]:
+    """Return the answer to each claim of a folder that is made with these changes."""
+    return answers_of(Folder(out, **{"seeds": (0, 1), **changes}).write())
+
+
+def answers_of(out: Path) -> dict[str, str]:
+    """Return the answer to each claim of a folder."""
+    return {claim.number: claim.answer for claim in answer_claims(collect(out))}
+
+
+def claim_of(out: Path, number: str) -> claims.Claim:
+    """Return one claim of a folder."""
+    return next(one for one in answer_claims(collect(out)) if one.number == number)
+
+
+def test_every_claim_holds_in_a_folder_where_all_scores_say_so(tmp_path: Path) -> None:
+    assert set(answers(tmp_path).values()) == {YES}
+
+
+@pytest.mark.parametrize(
+    ("number", "scores"),
+    [
+        ("1a", {"rmu": IDEAL}),
+        ("1b", {"rmu": IDEAL}),
+        ("2", {"text-after": (0.32, 0.84), "text-before": (0.8, 0.84)}),
+        ("3", {"task_vector": IDEAL}),
+        ("4", {"prior-text-a": (0.31, 0.5), "prior-base": (0.31, 0.5), "lora-r32": (0.9, 0.3)}),
+        ("5", {"again-before": (0.9, 0.84)}),
+        ("6", dict.fromkeys(GROUPS["checkpoints"], IDEAL)),
+        ("7", dict.fromkeys(claims.LORA, (0.5, 0.7))),
+        ("8", {"qlora": (0.5, 0.7)}),
+        ("9", {"bf16": (0.9, 0.9)}),
+        ("11", {"msa-lora": (0.5, 0.7)}),
+    ],
+)
+def test_a_claim_turns_to_no_when_the_numbers_turn(
+    number: str, scores: dict[str, tuple[float, float]], tmp_path: Path
+) -> None:
+    assert answers(tmp_path, scores=GOOD | scores)[number] == NO
+
+
+@pytest.mark.parametrize(
+    ("number", "scores"),
+    [
+        ("1b", {"msa-lora": (0.3, 0.8)}),  # nearest, and keeps less than 90 %
+        ("4", {"prior-base": (0.8, 0.8)}),  # worse, and does not work
+        ("5", {"again-late": (0.31, 0.845)}),
+        ("6", {"npo-prior": IDEAL}),
+        ("7", {"msa-lora": (0.5, 0.7)}),  # other ranks match
+    ],
+)
+def test_a_claim_of_which_a_part_holds_is_answered_partly(
+    number: str, scores: dict[str, tuple[float, float]], tmp_path: Path
+) -> None:
+    assert answers(tmp_path, scores=GOOD | scores)[number] == PARTLY
+
+
+def test_the_retain_vector_helps_only_where_the_grid_shows_it(tmp_path: Path) -> None:
+    grid = {(1.0, 0.0): (0.31, 0.85), (1.0, 0.5): (0.4, 0.8)}
+    assert answers(tmp_path, grid=grid)["10"] == NO
+
+
+@pytest.mark.parametrize(
+    ("signs", "answer"), [(SIGNS, YES), (SIGNS[:1], PARTLY), ((*SIGNS, "msa-lora"), PARTLY), ((), NO)]
+)
+def test_the_probe_is_judged_by_the_runs_that_fail(signs: tuple[str, ...], answer: str, tmp_path: Path) -> None:
+    assert answers(tmp_path, signs=signs)["12"] == answer
+
+
+def test_nothing_is_said_of_the_probe_if_no_run_fails(tmp_path: Path) -> None:
+    assert answers(tmp_path, scores=dict.fromkeys(GOOD, (0.32, 0.84)))["12"] == UNKNOWN
+
+
+def test_a_difference_that_another_seed_turns_round_is_not_sure(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write()
+    path = tmp_path / "seed-2/runs/text-after/report.json"
+    report = json.loads(path.read_text())
+    for metric in report["metrics"].values():
+        metric["models"]["unlearned"]["value"] = metric["models"]["ideal"]["value"]
+    path.write_text(json.dumps(report))
+    claim = claim_of(tmp_path, "2")
+    difference = claim.parts[0].difference
+    assert claim.answer == PARTLY
+    assert difference is not None
+    assert difference.low < 0 < difference.mean < difference.high
+    assert difference.source == "seeds"
+
+
+def test_one_seed_has_intervals_over_its_rows(tmp_path: Path) -> None:
+    out = Folder(tmp_path, seeds=(0,), rows=True).write()
+    difference = claim_of(out, "2").parts[0].difference
+    assert difference is not None
+    assert difference.source == "rows"
+    assert 0 < difference.low < difference.mean < difference.high
+    for path in out.glob("seed-0/runs/*/evaluation/unlearned/*.jsonl"):
+        path.unlink()
+    assert answers_of(out)["2"] == PARTLY, "without rows there is no interval, and so no yes"
+
+
+def test_the_interval_over_seeds_is_students() -> None:
+    def points(*forget: float) -> dict[int, Point]:
+        names = [*measures.FORGET, *measures.RETAIN]
+        ideal = Scores(dict.fromkeys(names, 0.0))
+        return {seed: Point(Scores(dict.fromkeys(names, value)), ideal, ideal) for seed, value in enumerate(forget)}
+
+    difference = measures.paired("a − b", points(0.11, 0.12, 0.13), points(0.1, 0.1, 0.1))
+    half = 4.302652729 * 0.01 / 3**0.5  # t of 2 degrees of freedom, standard deviation 0.01
+    assert difference.mean == pytest.approx(0.02)
+    assert (difference.low, difference.high) == pytest.approx((0.02 - half, 0.02 + half))
+    assert claims.further(difference) == PARTLY
+    assert claims.further(difference.turned()) == NO
+
+
+def test_distances_are_those_of_the_definition(tmp_path: Path) -> None:
+    run = collect(Folder(tmp_path, seeds=(0,), scores={"msa-lora": (0.2, 0.7)}).write()).seeds[0].runs["msa-lora"]
+    assert measures.measure(run, "forget_distance") == pytest.approx(0.1)
+    assert measures.measure(run, "forget_side") == pytest.approx(-0.1)
+    assert measures.measure(run, "retain_distance") == pytest.approx(0.15)
+    assert measures.measure(run, "distance") == pytest.approx(0.125)
+    assert measures.measure(run, "kept") == pytest.approx(0.7 / 0.9)
+    assert measures.measure(measures.reference(run, "target"), "forget_side") == pytest.approx(TARGET[0] - IDEAL[0])
+
+
+def test_the_page_names_what_failed_what_lacks_and_what_is_of_another_commit(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    scores = {name: of for name, of in GOOD.items() if name != "simnpo"}
+    errors = {"rmu": f"no layer 40, see {out}/rmu.yaml"}
+    Folder(out, scores=scores, errors=errors, commits={"npo": "cccc2222"}).write()
+    (out / "seed-0/runs/undial/report.json").write_text("{")
+    (out / "seed-1/runs/bf16/report.json").unlink()
+    (out / "seed-2/state.json").unlink()
+    page = write_results(out, tmp_path / "page").read_text()
+    missing = page.partition("## Failures")[2].partition("\n## ")[0]
+    assert "seed 0: no run yet of simnpo" in missing
+    assert "seed 0, rmu: failed: no layer 40, see OUT/rmu.yaml" in missing
+    assert "seed 0, undial:" in missing
+    assert "seed 1, bf16:" in missing
+    assert "seed 2: not begun" in missing
+    assert "NPO † (2 of 3 seeds)" in page
+    assert "cccc2222: seed 0 npo, seed 1 npo" in page
+    assert "missing: simnpo, rmu |" in page
+    assert "| **yes so far** |" in page
+    assert str(tmp_path) not in page
+
+
+def test_what_beats_msa_and_lora_is_told(tmp_path: Path) -> None:
+    good = not_best(collect(Folder(tmp_path / "good").write()))
+    bad = not_best(collect(Folder(tmp_path / "bad", scores=GOOD | {"rmu": IDEAL, "lora-r8": (0.3, 0.85)}).write()))
+    assert not any("is best" in line or line.startswith("Nearer") for line in good)
+    assert any(line.startswith("text-after does not work in 3 of 3 seeds") for line in good)
+    assert any(re.match(r"Distance: RMU 0\.\d+ is best; MSA \(LoRA\) 0\.017", line) for line in bad)
+    assert any(line.startswith("Nearer to the ideal than MSA (LoRA) 0.017: lora-r8") for line in bad)
+
+
+def test_the_same_folder_gives_the_same_bytes_and_every_figure_is_linked(tmp_path: Path) -> None:
+    out = Folder(tmp_path / "out").write()
+    before = sorted(path for path in out.rglob("*"))
+    first, second = (write_results(out, tmp_path / name).parent for name in ("one", "two"))
+    files = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
+    assert [path.as_posix() for path in files] == [
+        "RESULTS.md", "figures/frontier.svg", "figures/grid.svg", "figures/prior.svg",
+    ]  # fmt: skip
+    assert all((first / path).read_bytes() == (second / path).read_bytes() for path in files)
+    links = re.findall(r"\]\((figures/[^)]+)\)", (first / "RESULTS.md").read_text())
+    assert sorted(links) == [path.as_posix() for path in files[1:]]
+    assert sorted(path for path in out.rglob("*")) == before, "nothing is written into the folder of the experiments"
+
+
+def test_a_page_can_be_made_before_anything_has_run(tmp_path: Path) -> None:
+    out = Folder(tmp_path / "out", seeds=(0,), scores={}, grid={}).write()
+    page = write_results(out, tmp_path / "page").read_text()
+    assert "13 × not enough data" in page
+    assert "No run has scores yet." in page
+    assert "no sweep over the grid yet" in page
+    with pytest.raises(MsaError, match=r"plan\.json"):
+        write_results(tmp_path / "nothing", tmp_path / "page")
+
+
+def test_what_was_fixed_later_is_told(tmp_path: Path) -> None:
+    out = Folder(tmp_path / "out", seeds=(0,), scores={"qlora": (0.3, 0.8), "bf16": (0.3, 0.8)}).write()
+    plan = json.loads((out / "plan.json").read_text())
+    for entry in plan["experiments"]:
+        entry["fixed"] = "2026-02-01T00:00:00" if entry["name"] == "qlora" else plan["fixed"]
+    (out / "plan.json").write_text(json.dumps(plan))
+    page = write_results(out, tmp_path / "page").read_text()
+    assert "Fixed later: qlora (2026-02-01T00:00:00)." in page
+    assert "Runs that ended before they were fixed: seed 0 qlora." in page
+
+
+def test_a_grid_that_failed_is_told_in_one_line(tmp_path: Path) -> None:
+    out = Folder(tmp_path, seeds=(0,), scores={"msa-lora": (0.3, 0.8)}, grid={}).write()
+    path = out / "seed-0/state.json"
+    state = json.loads(path.read_text())
+    state["experiments"]["hindsight"] = {"error": "the target knows nothing\n  question: who?"}
+    path.write_text(json.dumps(state))
+    assert "seed 0, hindsight: failed: the target knows nothing" in collect(out).problems
+
+
+def test_rows_of_the_grid_are_paired_by_their_question(tmp_path: Path) -> None:
+    out = Folder(tmp_path, seeds=(0,), rows=True).write()
+    before = claim_of(out, "11").parts[0].difference
+    for path in (out / "seed-0/hindsight").rglob("*.jsonl"):
+        records = [json.loads(line) for line in path.read_text().splitlines()][1:]  # a row less, and numbered anew
+        path.write_text("".join(json.dumps(row | {"index": i}) + "\n" for i, row in enumerate(records)))
+    after = claim_of(out, "11").parts[0].difference
+    assert before is not None
+    assert after is not None
+    assert before.low is not None
+    assert after.low is not None
+    assert after.mean == before.mean
+    for path in (out / "seed-0/hindsight").rglob("*.jsonl"):
+        path.write_text(path.read_text().replace("?", " and why?"))
+    other = claim_of(out, "11").parts[0].difference
+    assert other is not None
+    assert other.low is None, "no row is shared"
+
+
+def test_a_grid_on_other_rows_is_told(tmp_path: Path) -> None:
+    out = Folder(tmp_path, seeds=(0,)).write()
+    assert not collect(out).problems
+    path = out / "seed-0/hindsight/sweep/target/report.json"
+    report = json.loads(path.read_text())
+    report["metrics"]["rouge_l_f"]["value"] = 0.5
+    path.write_text(json.dumps(report))
+    assert "other rows than the run msa-lora: the target's rouge_l_f differ" in collect(out).problems[0]
+
+
+def test_the_script_writes_the_page(tmp_path: Path) -> None:
+    out = Folder(tmp_path / "out", seeds=(0,), scores={"msa-lora": (0.3, 0.8)}).write()
+    command = [sys.executable, str(ROOT / "examples/real_model/results.py"), str(out), str(tmp_path / "page")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert Path(done.stdout.strip()).is_file()

@@ -1,0 +1,174 @@
+"""The recipes that are shipped: all of them validate, and so does every command in their comments."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+
+from msa_lite.baselines.methods import check_grids, check_method
+from msa_lite.comparison.published import load_published, published_tables
+from msa_lite.errors import RecipeError, UsageError
+from msa_lite.evals.compat import resolve_compat
+from msa_lite.recipe import Recipe, TrainingRecipe, load_any, load_recipe, load_training, shipped_recipes, title_of
+
+SHIPPED = shipped_recipes()
+PAPER = {name.removeprefix("paper/"): path for name, path in SHIPPED.items() if name.startswith("paper/")}
+PART = re.compile(r"# (Launch|Another|Needs|Override|Source|Published)[^:]*:|# (?! )|#$")
+LOOP = re.compile(r"\s*for (\w) in ([^;]+); do (.+); done")
+
+
+def header_of(text: str) -> list[str]:
+    """The comment lines that a recipe opens with."""
+    return text.partition("\n\n")[0].split("\n")
+
+
+def commands_of(name: str, text: str) -> Iterator[list[str]]:
+    """The words of each command in a recipe's comments. "…" stands for the command that runs the recipe itself."""
+    own = f"msa-lite {'train ' * name.startswith('train/')}{name}"
+    command, is_command = "", False
+    for line in header_of(text):
+        if part := PART.match(line):
+            assert not command, f"{name}: a command without its end: {command}"
+            is_command = part[1] in ("Launch", "Another", "Override")
+        if not is_command:
+            continue
+        command += line.removeprefix("#").partition(": ")[2] if part else line.removeprefix("#")
+        if command.endswith("\\"):
+            command = command.removesuffix("\\")
+            continue
+        try:
+            shlex.split(command, comments=True)
+        except ValueError:  # a quotation that is still open
+            continue
+        yield from turns(re.sub(r"^\s*…", own, command))
+        command = ""
+    assert not command
+
+
+def turns(command: str) -> Iterator[list[str]]:
+    """The words of a command, for each turn of a loop."""
+    loop = LOOP.match(command)
+    for value in loop[2].split() if loop else [""]:
+        yield shlex.split(loop[3].replace(f"${loop[1]}", value) if loop else command, comments=True)
+
+
+def check_command(words: list[str]) -> Recipe | TrainingRecipe | None:
+    """Load the recipe that a command names, with its overrides; None for a command without one."""
+    tool, *rest = words
+    if tool in ("git", "python"):
+        return None
+    assert tool == "msa-lite", words
+    if rest[0] == "compare":
+        load_published(rest[rest.index("--published") + 1])
+        return None
+    if rest[0] == "train":
+        return load_training(rest[1], rest[2:])
+    if rest[0] == "baseline":
+        check_method(rest[1])
+        rest = rest[2:]
+    if rest[:2] == ["quickstart", "--model"]:
+        rest = [f"quickstart-{rest[2]}", *rest[3:]]
+    recipe = load_recipe(rest[0], rest[1:])  # `quickstart` is a command and a recipe
+    check_grids(recipe.baseline.methods)
+    if recipe.evaluate:
+        resolve_compat(recipe.evaluate.compat, recipe.evaluate.benchmark)
+    return recipe
+
+
+def test_every_shipped_recipe_validates_and_says_what_it_is_for() -> None:
+    trainings = {f"train/{name}" for name in ("muse_books", "restor", "small", "tofu", "tofu_c4_tofu")}
+    others = {"muse/books", "quickstart", "quickstart-smollm2", "tofu/forget05", "tofu/forget10"}
+    assert len(SHIPPED) == 22
+    assert SHIPPED.keys() == others | trainings | {f"paper/{name}" for name in published_tables()}
+    for name, path in SHIPPED.items():
+        recipe = load_any(path)
+        assert isinstance(recipe, TrainingRecipe) == (name in trainings)
+        assert recipe.output.startswith("runs/")
+        if isinstance(recipe, Recipe):
+            check_grids(recipe.baseline.methods)
+        assert title_of(path)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_command_in_a_recipes_comments_is_right(name: str) -> None:
+    own = load_any(name)
+    loaded = [(words, check_command(words)) for words in commands_of(name, SHIPPED[name].read_text())]
+    assert any(isinstance(recipe, type(own)) for _, recipe in loaded)  # it is launched
+    of_priors = [r.output for words, r in loaded if r and words[1] != "baseline" and "prior=" in " ".join(words)]
+    assert len({own.output, *of_priors}) == 1 + len(of_priors)  # no run replaces another
+    trained = [(r.output, r.stages) for _, r in loaded if isinstance(r, TrainingRecipe)]
+    made = {f"{output}/{i}-{stage.title}" for output, stages in trained for i, stage in enumerate(stages, 1)}
+    for words, recipe in loaded:
+        if isinstance(recipe, Recipe) and name.startswith("paper/"):
+            assert recipe.evaluate
+            models = {recipe.target, recipe.prior, recipe.evaluate.ideal}
+            assert {model for model in models if str(model).startswith("runs/")} <= made, words
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        ("msa-lite paper/restor-olmo-2-7b forget.alhpa=1", RecipeError),
+        ("msa-lite paper/restor-olmo-3-7b", UsageError),
+        ("msa-lite compare runs/x --published restor-olmo-3-7b", UsageError),
+        ("for m in npo nop; do msa-lite baseline $m paper/restor-olmo-2-7b; done", UsageError),
+        ("… retain.vector.mode=lora", RecipeError),
+        ("… evaluate.compat=[smapling]", UsageError),
+    ],
+)
+def test_a_wrong_command_would_be_found(line: str, error: type[Exception]) -> None:
+    text = f"# What it is.\n#\n# Launch:    {line}  # what it does\n\ntarget: t\n"
+    commands = list(commands_of("paper/restor-olmo-2-7b", text))
+    with pytest.raises(error):
+        check_command(commands[-1])
+
+
+def test_commands_go_on_over_lines_and_quotations() -> None:
+    lines = ["# Launch:    git clone a \\", "#    b", "#            … 'x=[1,", "#   2]' y=3  # so", "# Needs: c", ""]
+    words = [["git", "clone", "a", "b"], ["msa-lite", "train", "train/tofu", "x=[1,   2]", "y=3"]]
+    assert list(commands_of("train/tofu", "\n".join(lines))) == words
+
+
+def printed_table(text: str) -> tuple[list[str], dict[str, list[str]]]:
+    """The metrics, and the figures by row, of the table in a recipe's comments."""
+    lines = header_of(text)
+    start = next(i for i, line in enumerate(lines) if line.startswith("# Published")) + 1
+    metrics, *rows = [line.removeprefix("#").split() for line in lines[start:]]
+    return metrics, {" ".join(row[: -len(metrics)]): row[-len(metrics) :] for row in rows}
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_figures_beside_a_recipe_are_the_papers(name: str) -> None:
+    table, text = load_published(name), PAPER[name].read_text()
+    metrics, rows = printed_table(text)
+    assert metrics == list(table.rows["Target"])
+    assert rows == {label: [table.rows[label][metric].printed for metric in metrics] for label in rows}
+    assert {label for label in table.rows if label in ("Target", "Ideal") or label.startswith("MSA ")} <= {*rows}
+    assert f"--published {name}" in text
+    for label in rows:  # each of MSA's rows has a command, or is the recipe as it is
+        if label.startswith("MSA (") and not name.endswith("checkpoints"):
+            prior = label.removeprefix("MSA (").removesuffix(")")
+            assert f"# {label}\n" in text or f"output: runs/{name}/{prior}\n" in text
+
+
+def test_papers_grids_are_the_papers() -> None:
+    """App. "Choosing Hyperparameters", "Experiments on RESTOR", "Experiments on MUSE-Books"; α = 1 added for the 1B."""
+    most, five, three = [0.5, 0.75, 1.0, 1.25, 1.5, 3.0], [0.5, 0.75, 1.0, 1.25, 1.5], [0.5, 1.0, 1.5]
+    grids = {"restor": ([0.75, 1.0, 1.5, 2.0], [0.0]), "muse": ([0.75, 1.0, 1.5], [0.0, 0.75, 1.0, 1.5])}
+    for name in PAPER:
+        recipe = load_recipe(f"paper/{name}")
+        assert recipe.evaluate
+        assert recipe.retain
+        benchmark, vector, small = recipe.evaluate.benchmark, recipe.vector, name.find("-1b") > 0
+        assert (recipe.alphas, recipe.betas) == grids.get(benchmark, (most, five if small else three))
+        assert (vector.mode, vector.epochs, vector.learning_rate) == ("full", 5, 1e-5)
+        assert (vector.weight_decay, vector.warmup_epochs) == (0.01, 1)
+        assert recipe.vector_of("retain").epochs == (3 if benchmark == "muse" else 5)
+        assert recipe.retain.data.sample == ("match_forget" if benchmark == "tofu" else None)
+        assert recipe.validation == (0.1 if benchmark == "restor" else 0.15)
+        assert (recipe.baseline.start == "prior") == name.endswith("checkpoints")
+        if recipe.baseline.methods:
+            assert recipe.baseline.epochs == (10 if small else None)
