@@ -18,8 +18,7 @@ from msa_lite.io.disk import shutil as disk
 from msa_lite.pipeline import demo as making
 from msa_lite.pipeline import planning_check
 from msa_lite.recipe import RealDemo, dump_recipe, load_recipe
-from tests.conftest import save_checkpoint, tiny_model
-from tests.templates import SMOL, chat_tokenizer
+from tests.own_models import make_small_smollm2
 
 SETTINGS = TuningSettings(tuning_epochs=1, tuning_learning_rate=1e-3, batch_size=6)
 PEOPLE = {"retain": 3, "forget": 2, "holdout": 2}
@@ -65,11 +64,6 @@ def test_every_setting_of_a_real_demo_reaches_its_history(tmp_path: Path, monkey
 def test_a_real_history_is_learnt_in_the_models_own_chat_template(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make_chat_model(folder: Path, progress: Any) -> None:
-        if not folder.exists():
-            save_checkpoint(folder, tiny_model("llama"))
-            chat_tokenizer(SMOL).save_pretrained(folder)
-
     encoded: list[list[int]] = []
     encode = history._encode
 
@@ -78,7 +72,8 @@ def test_a_real_history_is_learnt_in_the_models_own_chat_template(
         encoded.extend(example.ids for example in examples)
         return examples
 
-    monkeypatch.setattr(history, "make_smollm2", make_chat_model)
+    monkeypatch.setattr(history, "make_smollm2", make_small_smollm2)
+    monkeypatch.setattr(history, "_REAL_BYTES", 0)
     monkeypatch.setattr(history, "_encode", note)
     groups = make_groups(PEOPLE, 0)
     make_real_history(tmp_path, groups, SETTINGS)
