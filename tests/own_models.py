@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.io.tokenizer import tokenizer_files
-from tests.conftest import save_adapter
+from tests.conftest import save_adapter, save_checkpoint, tiny_model
 
 TEMPLATE = (
     "{% for m in messages %}<|turn|>{{ m['role'] }}\n{{ m['content'] }}</s>{% endfor %}"
@@ -61,3 +61,12 @@ def drop_tokenizer(folder: Path, out: Path) -> Path:
     for path in tokenizer_files(out):
         path.unlink()
     return out
+
+
+def make_small_smollm2(folder: Path, progress: Any = None) -> None:
+    """Stands for `make_smollm2`: a tiny Llama with a template of SmolLM2's form."""
+    from tests.templates import SMOL, chat_tokenizer
+
+    if not folder.exists():
+        save_checkpoint(folder, tiny_model("llama"))
+        chat_tokenizer(SMOL).save_pretrained(folder)

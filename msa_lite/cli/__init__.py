@@ -15,9 +15,8 @@ from msa_lite.io.ranks import Ranks, in_group
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-_QUICKSTART = "quickstart"
 _COMMANDS = {
-    _QUICKSTART: "Try msa-lite in minutes, without GPU or downloads.",
+    "quickstart": "Try msa-lite in minutes, without GPU or downloads.",
     "run": "Run a recipe: vectors, choice, merge, scores, report.",
     "recipes": "List, show and check recipes.",
     "plan": "Predict memory, disk and time of a run.",
@@ -38,7 +37,7 @@ _COMMANDS = {
     "mergekit": "Print a merge as a recipe for mergekit.",
 }
 # Commands that several processes of a launcher work on, or that know of them.
-_SHARED = {"run", "sweep", "vector", "train", "baseline", "probe", "evaluate"}
+_SHARED = {"quickstart", "run", "sweep", "vector", "train", "baseline", "probe", "evaluate"}
 
 
 class _Commands(click.Group):
@@ -52,8 +51,7 @@ class _Commands(click.Group):
             return None
         import importlib
 
-        module = "run" if name == _QUICKSTART else name
-        command: click.Command = importlib.import_module(f"msa_lite.cli.{module}").command
+        command: click.Command = importlib.import_module(f"msa_lite.cli.{name}").command
         _add_verbose(command)
         return command
 
@@ -74,7 +72,6 @@ class _Commands(click.Group):
                     return None, None, []
                 hint = nearest(name, [*_COMMANDS, *shipped])
                 raise UsageError(f"'{name}' is neither a command nor a recipe (a .yaml file, or a shipped one){hint}")
-        if name not in _COMMANDS or name == _QUICKSTART:
             args = ["run", *args]
         if args[0] not in _SHARED and not Ranks.current().first:  # of the processes of a launcher, the first one works
             raise click.exceptions.Exit(0)

@@ -54,14 +54,23 @@ class Invocation:
             return function(recipe, progress=progress, **options)
 
 
-def takes_recipe(kind: Literal["run", "training"] = "run", checks: bool = True) -> Callable[[Body], Body]:
+def takes_recipe(
+    kind: Literal["run", "training"] = "run", checks: bool = True, named: Mapping[str, str] | None = None
+) -> Callable[[Body], Body]:
     """Give a command the arguments RECIPE and KEY.SUB=VALUE and the option --json; its body takes an `Invocation`.
 
-    checks: False for a command that does not check its memory first, and so has no --force.
+    checks: False for a command that does not check its memory first, and so has no --force. named: recipes by the
+    values of an option --model, which takes the place of RECIPE; the first is the default.
     """
+    if named is None:
+        source = click.argument("recipe", shell_complete=complete_recipe)
+    else:
+        text = "The model: made from nothing, or a real one."
+        choice = click.Choice(list(named))
+        source = click.option("--model", "recipe", type=choice, default=next(iter(named)), show_default=True, help=text)
 
     def decorate(body: Body) -> Body:
-        @click.argument("recipe", shell_complete=complete_recipe)
+        @source
         @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
         @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
         @click.pass_obj
@@ -72,6 +81,7 @@ def takes_recipe(kind: Literal["run", "training"] = "run", checks: bool = True) 
             from msa_lite.cli.output import print_start
             from msa_lite.recipe import load_recipe, load_training
 
+            recipe = named[recipe] if named else recipe
             loaded = (load_recipe if kind == "run" else load_training)(recipe, overrides)
             print_start(recipe, loaded.output)
             checked = {"force": options.pop("force")} if checks else {}

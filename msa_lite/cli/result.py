@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
@@ -68,6 +69,7 @@ def _print_examples(result: RunResult) -> None:
 
     if result.examples:
         click.echo(f"\nSome questions, and what the models say:\n\n{examples_text(result.examples)}\n")
+        click.echo(f"ask them more:   msa-lite ask {shlex.quote(str(result.folder))}")
     elif result.reports:
         click.echo("no questions to show side by side: texts are scored, not answered")
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import click
 
 from msa_lite.cli.invocation import Invocation, takes_recipe
 
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def takes_run_options(body: F) -> F:
+    """Give a command the options of a whole run."""
+    accept = "Exit with 0 whatever the verdict. Checks before the run only warn."
+    show = "Put questions with the models' answers into the report and --json."
+    return click.option("--accept", is_flag=True, help=accept)(
+        click.option("--show-examples", is_flag=True, help=show)(body)
+    )
+
 
 @click.command()
-@click.option("--accept", is_flag=True, help="Exit with 0 whatever the verdict. Checks before the run only warn.")
-@click.option(
-    "--show-examples", is_flag=True, help="Put questions with the models' answers into the report and --json."
-)
+@takes_run_options
 @takes_recipe()
 def command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
     """Run RECIPE: fit vectors, choose alpha and beta, merge, score, write a report.
@@ -27,6 +38,11 @@ def command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
     msa-lite my.yaml forget.alpha=1.25 output=runs/stronger
     accelerate launch --num_processes 4 -m msa_lite my.yaml   on 4 GPUs
     """
+    return run_whole(invocation, accept, show_examples)
+
+
+def run_whole(invocation: Invocation, accept: bool, show_examples: bool) -> int:
+    """Run a recipe, print verdict, scores and examples, and return the exit code."""
     from msa_lite.cli.output import print_json
     from msa_lite.cli.result import exit_code, print_result, print_verdict
     from msa_lite.pipeline import run

@@ -1,6 +1,15 @@
-"""A small but real model history made on the spot: fictional people, a tokenizer, a prior, a target, an ideal."""
+"""Small model histories of fictional people, made on the spot: people, a prior, a target, an ideal."""
 
-from msa_lite.demo.history import HistorySettings, make_history
+from msa_lite.demo.history import HistorySettings, TuningSettings, make_history, make_real_history
 from msa_lite.demo.people import make_groups
+from msa_lite.demo.smollm2 import SMOLLM2_CONFIG, make_smollm2
 
-__all__ = ["HistorySettings", "make_groups", "make_history"]
+__all__ = [
+    "SMOLLM2_CONFIG",
+    "HistorySettings",
+    "TuningSettings",
+    "make_groups",
+    "make_history",
+    "make_real_history",
+    "make_smollm2",
+]

@@ -1,6 +1,7 @@
-"""The demo's model history, trained here in a minute or two on a CPU, without any download.
+"""The demo's model history, trained here in minutes on a CPU: a prior, a target and an ideal.
 
-The prior knows some people, the target learnt others, and the ideal never met those to be forgotten.
+The target learnt some people, and the ideal never met those of them that are to be forgotten. The prior is made from
+nothing, on people of its own, or is a real chat model.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.data import Example, Prompter, Row, Template, encode_qa, encode_text, open_tokenizer, rows_identity
+from msa_lite.demo.smollm2 import SMOLLM2_BYTES, make_smollm2
+from msa_lite.io.disk import check_space
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, Step, announce, silent
@@ -19,6 +22,8 @@ from msa_lite.train import FitSettings, fit_vector
 from msa_lite.train.scratch import make_config, texts_of, train_tokenizer, write_start
 
 _LABEL = "history: {}"
+# Three models, and of one that is trained the last two saves, of three times its size.
+_REAL_BYTES = 9 * SMOLLM2_BYTES
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,17 @@ class HistorySettings:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class TuningSettings:
+    """The training of target and ideal from a prior that is there already."""
+
+    tuning_epochs: int
+    tuning_learning_rate: float
+    batch_size: int
+    """Rows of one optimiser step, and of one forward pass."""
+    seed: int = 0
+
+
 def make_history(
     folder: Path, groups: Mapping[str, Sequence[Row]], settings: HistorySettings, progress: Progress = silent
 ) -> None:
@@ -50,14 +66,48 @@ def make_history(
     _write_data(folder / "data", groups)
     _write_start(folder / "start", groups["prior"], settings)
     first_fit = _fit_settings(settings.prior_epochs, settings.prior_learning_rate, settings)
-    later_fit = _fit_settings(settings.tuning_epochs, settings.tuning_learning_rate, settings)
-    longest = settings.max_length
-    forget, retain = groups["forget"], groups["retain"]
-    learnt = {"prior": groups["prior"], "target": [*retain, *forget], "ideal": retain}
+    learnt = {"prior": groups["prior"], **_learnt_later(groups)}
+    _announce(learnt, progress)
+    start = fetch(str(folder / "start"))
+    _tune(start, learnt["prior"], folder / "prior", first_fit, settings.max_length, progress)
+    _tune_later(folder, groups, settings, settings.max_length, progress)
+
+
+def make_real_history(
+    folder: Path, groups: Mapping[str, Sequence[Row]], settings: TuningSettings, progress: Progress = silent
+) -> None:
+    """Make a history as `make_history` does, whose prior is SmolLM2-135M-Instruct, which knows none of the groups.
+
+    Raise OutputError where the disk is too small, and as `make_smollm2`.
+    """
+    if not (folder / "ideal").exists():
+        check_space(folder, _REAL_BYTES)
+    _write_data(folder / "data", groups)
+    _announce(_learnt_later(groups), progress)
+    make_smollm2(folder / "prior", progress)
+    _tune_later(folder, groups, settings, HistorySettings.max_length, progress)
+
+
+def _learnt_later(groups: Mapping[str, Sequence[Row]]) -> dict[str, Sequence[Row]]:
+    return {"target": [*groups["retain"], *groups["forget"]], "ideal": groups["retain"]}
+
+
+def _announce(learnt: Mapping[str, Sequence[Row]], progress: Progress) -> None:
     announce(progress, [Step(_LABEL.format(name), "fit", len(rows)) for name, rows in learnt.items()])
-    prior = _tune(fetch(str(folder / "start")), learnt["prior"], folder / "prior", first_fit, longest, progress)
-    _tune(prior, learnt["target"], folder / "target", later_fit, longest, progress)
-    _tune(prior, learnt["ideal"], folder / "ideal", later_fit, longest, progress)
+
+
+def _tune_later(
+    folder: Path,
+    groups: Mapping[str, Sequence[Row]],
+    settings: HistorySettings | TuningSettings,
+    max_length: int,
+    progress: Progress,
+) -> None:
+    """Tune the prior of a history to target and ideal."""
+    fit = _fit_settings(settings.tuning_epochs, settings.tuning_learning_rate, settings)
+    prior = fetch(str(folder / "prior"))
+    for name, rows in _learnt_later(groups).items():
+        _tune(prior, rows, folder / name, fit, max_length, progress)
 
 
 def _write_data(folder: Path, groups: Mapping[str, Sequence[Row]]) -> None:
@@ -96,7 +146,7 @@ def _write_start(folder: Path, rows: Sequence[Row], settings: HistorySettings) -
     write_start(folder, make_config(values, tokenizer), tokenizer, settings.seed, inputs)
 
 
-def _fit_settings(epochs: int, learning_rate: float, settings: HistorySettings) -> FitSettings:
+def _fit_settings(epochs: int, learning_rate: float, settings: HistorySettings | TuningSettings) -> FitSettings:
     return FitSettings(
         mode="full",
         epochs=epochs,
@@ -117,10 +167,9 @@ def _encode(rows: Sequence[Row], prompter: Prompter, max_length: int) -> list[Ex
 
 def _tune(
     source: Source, rows: Sequence[Row], out: Path, fit: FitSettings, max_length: int, progress: Progress
-) -> Source:
+) -> None:
     tokenizer = open_tokenizer(source.folder, source.name)
-    examples = _encode(rows, Prompter.build(tokenizer, "plain", Template()), max_length)
+    examples = _encode(rows, Prompter.build(tokenizer, "default", Template()), max_length)
     fit_vector(
         source, examples, out, tokenizer=tokenizer, settings=fit, label=_LABEL.format(out.name), progress=progress
     )
-    return fetch(str(out))

@@ -15,6 +15,7 @@ _EXTRAS = {
     "train": ("training and scoring need torch and its companions", _TRAIN),
     "qlora": ("vector.mode qlora needs bitsandbytes", ("bitsandbytes",)),
     "judge": ("a judge of kind 'openai' needs the openai package", ("openai",)),
+    "smollm2": ("the Hub does not give SmolLM2, and reading it out of a package needs gguf", ("gguf",)),
     "lm-eval": ("the benchmark lm-eval needs lm-evaluation-harness", ("lm_eval",)),
 }
 

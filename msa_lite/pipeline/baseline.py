@@ -29,6 +29,7 @@ from msa_lite.io.progress import Progress, Step, announce, notices, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Term
 from msa_lite.pipeline.cards import complete_card
+from msa_lite.pipeline.demo import demo_config
 from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.folder import BASELINES, claimed
@@ -156,7 +157,7 @@ def _plan(method: str, recipe: Recipe) -> tuple[RunPlan, list[Setting]]:
     if choice is True and recipe.evaluate is None:
         raise UsageError(f"several settings of {method} need scores to choose by; do not set evaluate to null")
     if recipe.demo and (layers := [int(point["layer"]) for point in points if "layer" in point]):
-        check_layer("the demo's model", {"num_hidden_layers": recipe.demo.layers}, max(layers))  # before it is trained
+        check_layer("the demo's model", demo_config(recipe.demo), max(layers))  # before it is trained
     names = [setting.folder.name for setting in settings]
     checkpoints = _epochs(recipe) if spec.start == "prior" else 1
     return RunPlan(method, folder, spec.start, choice, names, checkpoints, sample=False), settings

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from msa_lite.data import hash_ids, rows_identity
-from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.errors import FormatError, MsaError, OutputError
 from msa_lite.io.crew import Crew
 from msa_lite.io.extras import require
@@ -21,6 +20,8 @@ from msa_lite.io.manifest import software_versions
 from msa_lite.io.progress import Progress, notices
 from msa_lite.io.reading import read_text
 from msa_lite.pipeline.changes import warn_of_changes
+from msa_lite.pipeline.demo import make_demo
+from msa_lite.pipeline.planning_check import check_demo_memory
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
@@ -48,10 +49,8 @@ def claimed(
 
     def prepare_checked() -> Run:
         if recipe.demo is not None:
-            sizes = recipe.demo.model_dump()
-            people = {name: sizes.pop(name) for name in ("prior", "retain", "forget", "holdout")}
-            settings = HistorySettings(**sizes, seed=recipe.seed)
-            make_history(recipe.folder / HISTORY, make_groups(people, recipe.seed), settings, progress)
+            check_demo_memory(recipe, plan.force)
+            make_demo(recipe.demo, recipe.folder / HISTORY, recipe.seed, progress)
         run = replace(prepare(recipe, plan, progress), crew=crew)
         check(run)
         return run

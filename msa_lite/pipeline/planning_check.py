@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,13 @@ from msa_lite.evals.models import checkpoint_folder
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.devices import bytes_of_others
 from msa_lite.io.memory import host_memory
-from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts
+from msa_lite.pipeline.demo import demo_config
+from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts, demo_rows, has_history
 from msa_lite.pipeline.planning_run import find_remedies, forecast
 from msa_lite.pipeline.planning_training import StageFacts, training_stages
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_training import TrainingRun
+from msa_lite.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +74,21 @@ def check_training_memory(run: TrainingRun, processes: int, force: bool) -> None
                 settings.compute,
             )
         )
-    stages = training_stages(shape, facts, device, processes)
-    plan = Plan(device, stages, host_memory(), {}, 0)
+    _check_stages(shape, facts, device, processes, force)
+
+
+def check_demo_memory(recipe: Recipe, force: bool) -> None:
+    """Raise MismatchError, or warn, as `check_memory`, for the target of a demo that is not made yet."""
+    demo = recipe.demo
+    if demo is None or has_history(recipe):
+        return
+    rows = demo_rows(demo.retain + demo.forget)
+    facts = [StageFacts("target of the demo", rows, rows.longest, demo.tuning_epochs, demo.batch_size, demo.batch_size)]
+    _check_stages(shape_of_config(demo_config(demo), "the demo's model"), facts, _free_device(), 1, force)
+
+
+def _check_stages(shape: Shape, facts: Sequence[StageFacts], device: Device, processes: int, force: bool) -> None:
+    plan = Plan(device, training_stages(shape, facts, device, processes), host_memory(), {}, 0)
     if not plan.fits:
         _refuse(plan, force)
 

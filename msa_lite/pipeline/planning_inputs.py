@@ -16,6 +16,7 @@ from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import fetch_headers, is_remote, split_name
 from msa_lite.io.reading import local_path
 from msa_lite.io.tokenizer import fetch_tokenizer
+from msa_lite.pipeline.demo import demo_config
 from msa_lite.pipeline.prepare_data import load_set
 from msa_lite.pipeline.prepare_prompt import find_prompter
 from msa_lite.recipe import Recipe
@@ -160,16 +161,17 @@ def _demo_inputs(recipe: Recipe) -> PlanInputs:
     """Return the inputs of a demo whose history is not made yet."""
     demo = recipe.demo
     assert demo is not None, "checked"
-    sizes = {
-        "model_type": "llama", "hidden_size": demo.hidden_size, "intermediate_size": 4 * demo.hidden_size,
-        "num_hidden_layers": demo.layers, "num_attention_heads": 4, "vocab_size": demo.vocabulary,
-        "tie_word_embeddings": True,
-    }  # fmt: skip
-    shape = shape_of_config(sizes, "the demo's model")
+    shape = shape_of_config(demo_config(demo), "the demo's model")
     people = {"forget": demo.forget, "retain": demo.retain}
-    rows = {name: RowFacts(_PERSON * n, _QUESTION, _QUESTION * _PERSON * n) for name, n in people.items()}
+    rows = {name: demo_rows(count) for name, count in people.items()}
     names = ("target", "prior", "ideal")
     return PlanInputs(dict.fromkeys(names, shape), match_forget(recipe, rows), 0, ["the demo makes its models first"])
+
+
+def demo_rows(people: int) -> RowFacts:
+    """Return the rows of so many people of a demo, as far as they are known before they are made."""
+    count = _PERSON * people
+    return RowFacts(count, _QUESTION, _QUESTION * count)
 
 
 def vector_names(recipe: Recipe) -> list[str]:

@@ -7,13 +7,15 @@ from msa_lite.recipe.files import find_recipe, shipped_recipes, title_of
 from msa_lite.recipe.inputs import Columns, Data, Prompt
 from msa_lite.recipe.load import RecipeSource, dump_recipe, load_any, load_recipe, load_training
 from msa_lite.recipe.paths import absolute_paths, moved_paths
-from msa_lite.recipe.schema import Recipe
+from msa_lite.recipe.schema import Demo, RealDemo, Recipe
 from msa_lite.recipe.training import TrainingRecipe
 
 __all__ = [
     "Columns",
     "Data",
+    "Demo",
     "Prompt",
+    "RealDemo",
     "Recipe",
     "RecipeSource",
     "TrainingRecipe",

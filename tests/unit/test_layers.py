@@ -41,7 +41,7 @@ ARROWS = {
     "budget": {"errors", "io", "report", "train"},
     "merger": {"errors", "io", "report", "strengths"},
     "baselines": {"data", "errors", "io"},
-    "demo": {"data", "io", "train"},
+    "demo": {"data", "errors", "io", "train"},
     "evals": {"benchmarks", "data", "errors", "io", "report"},
     "publish": {"errors", "io", "report"},
     "comparison": {"benchmarks", "errors", "evals", "io", "report"},

@@ -90,7 +90,7 @@ def test_what_both_vectors_share_is_refused_beside_the_retain_set() -> None:
 def test_papers_recipes_state_how_vectors_are_fitted() -> None:
     recipes = [load_recipe(name) for name in shipped_recipes() if name.startswith("paper/")]
     assert recipes
-    for recipe in [*recipes, load_recipe("quickstart")]:
+    for recipe in [*recipes, load_recipe("quickstart"), load_recipe("quickstart-smollm2")]:
         vector = recipe.vector
         assert "auto" not in (vector.epochs, vector.learning_rate, vector.batch_size)
 

@@ -69,6 +69,8 @@ def check_command(words: list[str]) -> Recipe | TrainingRecipe | None:
     if rest[0] == "baseline":
         check_method(rest[1])
         rest = rest[2:]
+    if rest[:2] == ["quickstart", "--model"]:
+        rest = [f"quickstart-{rest[2]}", *rest[3:]]
     recipe = load_recipe(rest[0], rest[1:])  # `quickstart` is a command and a recipe
     check_grids(recipe.baseline.methods)
     if recipe.evaluate:
@@ -78,8 +80,8 @@ def check_command(words: list[str]) -> Recipe | TrainingRecipe | None:
 
 def test_every_shipped_recipe_validates_and_says_what_it_is_for() -> None:
     trainings = {f"train/{name}" for name in ("muse_books", "restor", "small", "tofu", "tofu_c4_tofu")}
-    others = {"muse/books", "quickstart", "tofu/forget05", "tofu/forget10"}
-    assert len(SHIPPED) == 21
+    others = {"muse/books", "quickstart", "quickstart-smollm2", "tofu/forget05", "tofu/forget10"}
+    assert len(SHIPPED) == 22
     assert SHIPPED.keys() == others | trainings | {f"paper/{name}" for name in published_tables()}
     for name, path in SHIPPED.items():
         recipe = load_any(path)

@@ -1,0 +1,108 @@
+"""The demo of a recipe: its kinds, and that its settings and checks reach the models that it makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from msa_lite.budget.machine import Device
+from msa_lite.data import open_tokenizer
+from msa_lite.demo import TuningSettings, history, make_groups, make_real_history
+from msa_lite.errors import MismatchError, OutputError, RecipeError
+from msa_lite.io.disk import shutil as disk
+from msa_lite.pipeline import demo as making
+from msa_lite.pipeline import planning_check
+from msa_lite.recipe import RealDemo, dump_recipe, load_recipe
+from tests.own_models import make_small_smollm2
+
+SETTINGS = TuningSettings(tuning_epochs=1, tuning_learning_rate=1e-3, batch_size=6)
+PEOPLE = {"retain": 3, "forget": 2, "holdout": 2}
+
+
+def test_the_two_kinds_are_told_apart_and_read_back_from_a_run() -> None:
+    new, real = load_recipe("quickstart"), load_recipe("quickstart-smollm2")
+    assert isinstance(real.demo, RealDemo)
+    assert not isinstance(new.demo, RealDemo)
+    for recipe in (new, real):
+        assert load_recipe(yaml.safe_load(dump_recipe(recipe))) == recipe
+    assert "model" not in yaml.safe_load(dump_recipe(new))["demo"]  # recipes of earlier runs have no such key
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("demo.hidden_size=64", r"demo\.hidden_size: unknown key"),
+        ("demo.prior=9", r"demo\.prior: unknown key"),
+        ("demo.model=llama", r"demo\.model: input should be 'smollm2', got 'llama'"),
+        ("demo.retain=400", r"demo: 407 people are too many"),
+    ],
+)
+def test_keys_of_new_models_do_not_stand_beside_a_real_one(override: str, fault: str) -> None:
+    with pytest.raises(RecipeError, match=fault):
+        load_recipe("quickstart-smollm2", [override])
+
+
+def test_every_setting_of_a_real_demo_reaches_its_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(making, "make_real_history", lambda *arguments: calls.append(arguments))
+    values = {**PEOPLE, "tuning_epochs": 4, "tuning_learning_rate": 3e-5, "batch_size": 6}
+    recipe = load_recipe("quickstart-smollm2", [f"demo.{key}={value}" for key, value in values.items()])
+    assert recipe.demo is not None
+    making.make_demo(recipe.demo, tmp_path, 5, print)  # type: ignore[arg-type]
+    ((folder, groups, settings, progress),) = calls
+    assert (folder, progress) == (tmp_path, print)
+    assert {name: len(rows) for name, rows in groups.items()} == {name: 6 * count for name, count in PEOPLE.items()}
+    assert groups == make_groups(PEOPLE, 5)
+    assert settings == TuningSettings(tuning_epochs=4, tuning_learning_rate=3e-5, batch_size=6, seed=5)
+
+
+def test_a_real_history_is_learnt_in_the_models_own_chat_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded: list[list[int]] = []
+    encode = history._encode
+
+    def note(*arguments: Any) -> Any:
+        examples = encode(*arguments)
+        encoded.extend(example.ids for example in examples)
+        return examples
+
+    monkeypatch.setattr(history, "make_smollm2", make_small_smollm2)
+    monkeypatch.setattr(history, "_REAL_BYTES", 0)
+    monkeypatch.setattr(history, "_encode", note)
+    groups = make_groups(PEOPLE, 0)
+    make_real_history(tmp_path, groups, SETTINGS)
+    text = open_tokenizer(tmp_path / "prior", "prior").decode(encoded[0])
+    assert text.startswith("<im>system")
+    assert len(encoded) == 6 * (3 + 2) + 6 * 3  # target, then ideal
+    made = {name: json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("target", "ideal")}
+    assert {name: manifest["rows"] for name, manifest in made.items()} == {"target": 30, "ideal": 18}
+    assert {manifest["inputs"]["settings"]["mode"] for manifest in made.values()} == {"full"}
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    make_real_history(tmp_path, groups, SETTINGS)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == times
+
+
+def test_too_small_a_disk_is_told_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "disk_usage", lambda path: SimpleNamespace(free=10**9))
+    with pytest.raises(OutputError, match=r"4\.88 GB are needed, 1 GB are free"):
+        make_real_history(tmp_path / "history", make_groups(PEOPLE, 0), SETTINGS)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_little_memory_is_told_before_the_target_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe("quickstart-smollm2", [f"output={tmp_path / 'run'}"])
+    monkeypatch.setattr(planning_check, "this_device", lambda: Device("CPU", 8 * 10**9, is_gpu=False))
+    planning_check.check_demo_memory(recipe, force=False)
+    monkeypatch.setattr(planning_check, "this_device", lambda: Device("CPU", 10**9, is_gpu=False))
+    with pytest.raises(MismatchError, match="target of the demo"):
+        planning_check.check_demo_memory(recipe, force=False)
+    (tmp_path / "run/history/target").mkdir(parents=True)
+    planning_check.check_demo_memory(recipe, force=False)
