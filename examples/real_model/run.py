@@ -31,6 +31,7 @@ from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import DataSource
 from msa_lite.errors import MsaError, OutputError
 from msa_lite.io.progress import Progress, duration
+from msa_lite.io.seal import load_manifest
 
 HERE = Path(__file__).parent
 SMOLLM2 = "SmolLM2-135M-Instruct"
@@ -67,7 +68,7 @@ class Seed:
                 self._run(experiment, file)
             if not keep_models:
                 drop_weights(folder)
-            yield_results(self.models.folder.parent)
+            write_results(self.models.folder.parent, self.models.folder.parent)
 
     def _run(self, experiment: Experiment, file: Path) -> None:
         folder = run_folder(self.models, experiment)
@@ -151,11 +152,6 @@ def drop_weights(folder: Path) -> None:
         file.unlink()
 
 
-def yield_results(out: Path) -> None:
-    """Write the tables and figures of all that is there."""
-    write_results(out, out)
-
-
 def command_of(experiment: Experiment, file: Path) -> str:
     """Return the command that repeats an experiment."""
     if experiment.method == "msa":
@@ -201,13 +197,19 @@ def find_base(model: str | None, out: Path, progress: Progress) -> str:
     return str(folder)
 
 
+def describe_base(base: str) -> str:
+    """Return the pretrained model's name, and where its weights come from, if its manifest says so."""
+    origin = (load_manifest(Path(base)) or {}).get("origin")
+    return Path(base).name + (f" ({origin})" if origin else "")
+
+
 def run_size(name: str, arguments: argparse.Namespace, progress: Progress) -> Path:
     """Run all seeds of one size. Return the folder of the results."""
     out = arguments.out / name
     size, compute = SIZES[name], best_compute()
     chosen = [e for e in EXPERIMENTS if not arguments.only or e.name in arguments.only or e.group in arguments.only]
-    fix_plan(out, name, size, arguments.seeds, EXPERIMENTS, Path(arguments.model or SMOLLM2).name)
     base = find_base(arguments.model, out, progress)
+    fix_plan(out, name, size, arguments.seeds, EXPERIMENTS, describe_base(base))
     for number in arguments.seeds:
         models = Models(out / f"seed-{number}", base)
         models.folder.mkdir(parents=True, exist_ok=True)
@@ -219,7 +221,7 @@ def run_size(name: str, arguments: argparse.Namespace, progress: Progress) -> Pa
         state.note_models(models, time.monotonic() - began)
         seed = Seed(number, size, models, arguments.data, compute, state, progress)
         seed.references()
-        seed.run(chosen[:1], arguments.keep_models)
+        seed.run(EXPERIMENTS[:1], arguments.keep_models)  # all others use its scores, or its vectors
         seed.hindsight()
         seed.run(chosen, arguments.keep_models)
     return out
@@ -237,7 +239,8 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--split", help="split of --text; default: en for the default text")
     parser.add_argument("--model", help="a pretrained chat model, in the place of SmolLM2-135M-Instruct")
-    parser.add_argument("--only", nargs="+", default=[], help="names or groups of experiments")
+    names = sorted({name for experiment in EXPERIMENTS for name in (experiment.name, experiment.group)})
+    parser.add_argument("--only", nargs="+", choices=names, default=[], help="names or groups of experiments")
     parser.add_argument("--keep-models", action="store_true", help="keep every unlearned model (0.5 GB each)")
     arguments = parser.parse_args()
     if arguments.split is None and arguments.text == parser.get_default("text"):
@@ -253,7 +256,8 @@ def main() -> int:
         check_space(arguments.out, arguments.size, len(arguments.seeds))
         with msa_lite.show_progress() as progress:
             for name in FULL if arguments.size == "full" else ["small"]:
-                yield_results(run_size(name, arguments, progress))
+                out = run_size(name, arguments, progress)
+                print(write_results(out, out))
     except MsaError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

@@ -271,3 +271,23 @@ def test_the_command_ends_with_the_tools_exit_codes(
     monkeypatch.setattr(run, "GIGABYTES", {"small": 0})
     assert run.main() == status
     assert line in capsys.readouterr().err
+
+
+def test_the_page_says_where_the_weights_come_from(tmp_path: Path) -> None:
+    folder = tmp_path / "Small-Model"
+    folder.mkdir()
+    assert run.describe_base(str(folder)) == "Small-Model"
+    facts = {"made_by": "msa-lite", "kind": "checkpoint", "inputs": {}, "files": {}, "origin": "a package"}
+    (folder / "manifest.json").write_text(json.dumps(facts))
+    assert run.describe_base(str(folder)) == "Small-Model (a package)"
+
+
+def test_an_unknown_experiment_is_refused_with_the_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "lora-r9"])
+    with pytest.raises(SystemExit, match="2"):
+        run.parse()
+    assert "lora-r8" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "distance", "npo"])
+    assert run.parse().only == ["distance", "npo"]
