@@ -99,6 +99,7 @@ TUNED = {
     "micro_batch_size": 2,
     "max_length": 60,
     "schedule": "constant",
+    "compute": "fp32",
 }
 TEXT = {"stages.0.data.format": "text", "training.max_length": 60}
 # As above; an option of a stage stands behind `stages.0`.
