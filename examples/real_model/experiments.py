@@ -117,6 +117,10 @@ EXPERIMENTS = (
     Experiment("again-late", "repeated", "TOFU twice; prior before the second", "tofu-again", "text-c", AGAIN),
     Experiment("bf16", "storage", "msa-lora stored in bf16", overrides=("merge.dtype=bfloat16",), vectors_of="msa-lora",
                strengths_of="msa-lora"),
+    Experiment("grid", "choice", "the grid of hindsight, chosen from on validation rows", overrides=HINDSIGHT,
+               vectors_of="msa-lora"),
+    Experiment("retain-all", "retain", "a retain vector of all 200 rows, not of 40", overrides=(
+        *GRID, "retain.data.sample=null")),
     lora("lora-r8", "rank 8", "vector.lora.rank=8", "vector.lora.alpha=16"),
     lora("lora-r128", "rank 128", "vector.lora.rank=128", "vector.lora.alpha=256"),
     lora("lora-rate-high", "rank 32 at 1e-3", "vector.learning_rate=1e-3"),

@@ -16,6 +16,8 @@ from msa_lite.report.table import number
 
 GROUPS = {
     "lora": "LoRA: rank, rate and modules; 4 bits",
+    "choice": "The choice of α and β",
+    "retain": "The rows of the retain vector",
     "storage": "Storage in bf16",
     "distance": "Priors from further away",
     "exposure": "Text after the exposure",
@@ -25,6 +27,8 @@ GROUPS = {
 """Groups of experiments with a table of their own, with its heading."""
 _BESIDE = {
     "lora": ("msa-lora", "msa-full"),
+    "choice": ("msa-lora",),
+    "retain": ("lora-r32",),
     "storage": ("msa-lora",),
     "distance": ("lora-r32", "msa-lora"),
     "checkpoints": ("msa-lora", "npo", "grad_diff", "rmu", "satimp", "undial"),

