@@ -102,7 +102,7 @@ def lora(name: str, what: str, *overrides: str) -> Experiment:
 
 
 EXPERIMENTS = (
-    Experiment("msa-lora", "main", "all defaults: LoRA, rank 32, α and β searched", on_tofu=True),
+    Experiment("msa-lora", "main", "LoRA of rank 32, α and β searched", on_tofu=True),
     Experiment("task_vector", "baselines", "the target as its own prior, α and β searched", method="task_vector",
                on_tofu=True),
     Experiment("msa-full", "main", "all weights, α and β searched", overrides=("vector.mode=full",), on_tofu=True),

@@ -53,10 +53,9 @@ class Models:
 def write_data(models: Models, size: Size, tofu: str, text: DataSource, seed: int) -> None:
     """Write the rows of a seed: forget, learnt, retain and holdout questions, and three texts.
 
-    Raise DataError for a text that is too short.
+    Raise DataError for a text that is too short, before anything is written.
     """
     folder = models.folder / "data"
-    folder.mkdir(parents=True, exist_ok=True)
     if (folder / "text-c.jsonl").is_file():
         return
     rows = load_rows(DataSource(tofu, name="retain90"))
@@ -72,10 +71,12 @@ def write_data(models: Models, size: Size, tofu: str, text: DataSource, seed: in
         "retain": draw.sample(learnt, size.scored),
         "holdout": draw.sample(unseen, size.scored // 3) if unseen else [],
     }
+    parts = [*_parts(text, size.text_tokens)]
+    folder.mkdir(parents=True, exist_ok=True)
     for name, group in groups.items():
         if group:
             write_text(folder / f"{name}.jsonl", "".join(_line(row) for row in group))
-    for name, part in zip(("text-a", "text-b", "text-c"), _parts(text, size.text_tokens), strict=True):
+    for name, part in zip(("text-a", "text-b", "text-c"), parts, strict=True):
         write_text(folder / f"{name}.jsonl", json.dumps({"text": part}) + "\n")
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import platform
+import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -50,7 +51,7 @@ def fix_plan(
 
     model: the name of the pretrained model, for the page.
 
-    Raise UsageError if an experiment, or the size, differs from what was fixed before.
+    Raise UsageError if an experiment, or the size, differs from what was fixed before; only its words may.
     """
     file = out / "plan.json"
     plan = json.loads(file.read_text("utf-8")) if file.is_file() else {"size": name, "settings": asdict(size)}
@@ -61,9 +62,9 @@ def fix_plan(
     for experiment in experiments:
         entry = json.loads(json.dumps(asdict(experiment)))
         before = known.get(experiment.name)
-        if before and {key: before[key] for key in entry} != entry:
+        if before and any(before[key] != value for key, value in entry.items() if key != "what"):
             faults.append(experiment.name)
-        entries.append(before or entry | stamp)
+        entries.append((before or stamp) | entry)
     if faults:
         raise UsageError(join_faults(f"{file}: these were fixed otherwise; choose another --out:", faults))
     plan |= {"experiments": entries, "seeds": sorted({*plan.get("seeds", []), *seeds}), "grid": GRID}
@@ -122,9 +123,12 @@ class State:
         write_json(self._file, self._values)
 
     def left(self, experiments: Sequence[Experiment], minutes: float) -> float:
-        """Return the seconds that experiments will take, by those that are done, or by a seed's minutes."""
+        """Return the seconds that experiments will take, by those that are done, or by a seed's minutes.
+
+        By their median, since one of them may have been paused for hours.
+        """
         done = [entry["seconds"] for entry in self._values["experiments"].values()]
-        each = sum(done) / len(done) if done else 60 * minutes / len(EXPERIMENTS)
+        each = statistics.median(done) if done else 60 * minutes / len(EXPERIMENTS)
         return each * sum(e.name not in self._values["experiments"] for e in experiments)
 
     def note_models(self, models: Models, seconds: float) -> None:

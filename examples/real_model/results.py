@@ -82,7 +82,8 @@ def _story(results: Results) -> str:
         f"{plan.get('model', 'A pretrained chat model')} was trained on public-domain text (text-a, text-b), on the "
         "authors of TOFU (tofu), on more text (text-c) and on the authors again (tofu-again). Ideals have the same "
         "history without the authors to forget. Each method then made a target forget them, at the tool's defaults "
-        f"except where a table says more. Scores are on test rows ({counts or 'none yet'}), on which nothing was "
+        "except where a table says more; the retain vector is fitted to as many rows as there are to forget, as in the "
+        f"paper. Scores are on test rows ({counts or 'none yet'}), on which nothing was "
         f"chosen. Size: {plan.get('size', '–')}; seeds: {', '.join(map(str, plan.get('seeds', [])))}; {done} of "
         f"{_wanted(results)} runs are done.\n"
     )

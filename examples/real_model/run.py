@@ -15,6 +15,7 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from msa_lite.io.seal import load_manifest
 HERE = Path(__file__).parent
 SMOLLM2 = "SmolLM2-135M-Instruct"
 FULL = ("full-forget05", "full-forget10")
-GIGABYTES = {"small": 25, "full": 60}  # of one seed, at most
+GIGABYTES = {"small": 15, "full": 60}  # of one seed, at most
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Seed:
                 self._run(experiment, file)
             if not keep_models:
                 drop_weights(folder)
-            write_results(self.models.folder.parent, self.models.folder.parent)
+            with alone(self.models.folder.parent):
+                write_results(self.models.folder.parent, self.models.folder.parent)
 
     def _run(self, experiment: Experiment, file: Path) -> None:
         folder = run_folder(self.models, experiment)
@@ -159,6 +161,14 @@ def command_of(experiment: Experiment, file: Path) -> str:
     return f"msa-lite baseline {experiment.method} {file.name}"
 
 
+def alone(out: Path) -> AbstractContextManager[object]:
+    """Wait until no other call, of another seed, writes the files that all seeds share."""
+    from filelock import FileLock
+
+    out.mkdir(parents=True, exist_ok=True)
+    return FileLock(out / ".lock")
+
+
 def say(text: str) -> None:
     """Print a line on how far the work has come."""
     print(f"{now()} {text}", file=sys.stderr, flush=True)
@@ -208,13 +218,15 @@ def run_size(name: str, arguments: argparse.Namespace, progress: Progress) -> Pa
     out = arguments.out / name
     size, compute = SIZES[name], best_compute()
     chosen = [e for e in EXPERIMENTS if not arguments.only or e.name in arguments.only or e.group in arguments.only]
-    base = find_base(arguments.model, out, progress)
-    fix_plan(out, name, size, arguments.seeds, EXPERIMENTS, describe_base(base))
-    for number in arguments.seeds:
-        models = Models(out / f"seed-{number}", base)
-        models.folder.mkdir(parents=True, exist_ok=True)
+    text = DataSource(arguments.text, "text", split=arguments.split)
+    with alone(out):
+        base = find_base(arguments.model, out, progress)
+        seeds = {number: Models(out / f"seed-{number}", base) for number in arguments.seeds}
+        for number, models in seeds.items():
+            write_data(models, size, arguments.data, text, number)
+        fix_plan(out, name, size, arguments.seeds, EXPERIMENTS, describe_base(base))
+    for number, models in seeds.items():
         state = State(models.folder / "state.json", revision(HERE))
-        write_data(models, size, arguments.data, DataSource(arguments.text, "text", split=arguments.split), number)
         say(f"seed {number}: models")
         began = time.monotonic()
         train(models, size, compute, number, progress)
@@ -229,7 +241,7 @@ def run_size(name: str, arguments: argparse.Namespace, progress: Progress) -> Pa
 
 def parse() -> argparse.Namespace:
     """Parse the arguments."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0] + ".")
     parser.add_argument("--size", choices=["small", "full"], default="small")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("runs/real-model"), help="folder of models, runs and tables")
@@ -239,10 +251,15 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--split", help="split of --text; default: en for the default text")
     parser.add_argument("--model", help="a pretrained chat model, in the place of SmolLM2-135M-Instruct")
-    names = sorted({name for experiment in EXPERIMENTS for name in (experiment.name, experiment.group)})
-    parser.add_argument("--only", nargs="+", choices=names, default=[], help="names or groups of experiments")
+    parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="names or groups of experiments")
     parser.add_argument("--keep-models", action="store_true", help="keep every unlearned model (0.5 GB each)")
     arguments = parser.parse_args()
+    names = {name for experiment in EXPERIMENTS for name in (experiment.name, experiment.group)}
+    if unknown := [name for name in arguments.only if name not in names]:
+        parser.error(f"--only: no {', '.join(unknown)}; choose from {', '.join(sorted(names))}")
+    if min(arguments.seeds) < 0:
+        parser.error("--seeds: 0 or more")
+    arguments.seeds = [*dict.fromkeys(arguments.seeds)]
     if arguments.split is None and arguments.text == parser.get_default("text"):
         arguments.split = "en"
     return arguments
@@ -257,7 +274,8 @@ def main() -> int:
         with msa_lite.show_progress() as progress:
             for name in FULL if arguments.size == "full" else ["small"]:
                 out = run_size(name, arguments, progress)
-                print(write_results(out, out))
+                with alone(out):
+                    print(write_results(out, out))
     except MsaError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

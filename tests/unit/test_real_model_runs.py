@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,39 @@ def test_the_plan_is_fixed_once_and_may_only_grow(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "plan.json").read_text()) == second
 
 
+def test_the_words_of_an_experiment_may_change_after_it_was_fixed(tmp_path: Path) -> None:
+    fix_plan(tmp_path, "small", SMALL, [0], EXPERIMENTS[:1], "a model")
+    fixed = json.loads((tmp_path / "plan.json").read_text())["experiments"][0]
+    fix_plan(tmp_path, "small", SMALL, [0], [replace(EXPERIMENTS[0], what="in other words")], "a model")
+    assert json.loads((tmp_path / "plan.json").read_text())["experiments"] == [fixed | {"what": "in other words"}]
+
+
+def test_seeds_side_by_side_wait_for_each_other(tmp_path: Path) -> None:
+    events = []
+
+    def second() -> None:
+        with run.alone(tmp_path):
+            events.append("second")
+
+    with run.alone(tmp_path):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        waiting.join(0.3)
+        events.append("first")
+    waiting.join(20)
+    assert events == ["first", "second"]
+
+
+def test_bad_data_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = write_text(tmp_path / "text.jsonl", 400)
+    arguments = ["--out", "out", "--data", tofu_folder(tmp_path / "tofu"), "--text", text.path, "--model", "base"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run, "GIGABYTES", {"small": 0})
+    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+    assert run.main() == DataError.exit_code
+    assert {file.name for file in (tmp_path / "out").rglob("*")} <= {"small", ".lock"}
+
+
 @pytest.mark.parametrize(
     ("fault", "note"),
     [(MismatchError("they do not fit"), "they do not fit"), (ValueError("a bug"), "ValueError: a bug")],
@@ -289,5 +323,12 @@ def test_an_unknown_experiment_is_refused_with_the_names(
     with pytest.raises(SystemExit, match="2"):
         run.parse()
     assert "lora-r8" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "distance", "npo"])
-    assert run.parse().only == ["distance", "npo"]
+    monkeypatch.setattr(sys, "argv", ["run.py", "--only", "distance", "npo", "--seeds", "2", "1", "2"])
+    assert (run.parse().only, run.parse().seeds) == (["distance", "npo"], [2, 1])
+
+
+def test_a_negative_seed_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "--seeds", "-1"])
+    with pytest.raises(SystemExit, match="2"):
+        run.parse()
+    assert "--seeds: 0 or more" in capsys.readouterr().err
