@@ -131,7 +131,7 @@ def test_columns_that_are_not_known_are_listed_and_written_when_named(place: Pat
     mine = write_rows(
         place / "mine.jsonl", *({"id": i, "ask": f"Who is {i}?", "say": f"Nobody {i}."} for i in range(4))
     )
-    with pytest.raises(ColumnsError, match="There are id, ask, say. Name them, as --columns question=") as caught:
+    with pytest.raises(ColumnsError, match=r"There are id, ask, say\. Name them, as --columns question=") as caught:
         init_recipe("x.yaml", replace(WISHES, forget=mine))
     assert caught.value.columns == ["id", "ask", "say"]
     named = {"question": "ask", "answer": "say"}
