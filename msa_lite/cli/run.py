@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import click
 
+from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import Invocation, takes_recipe
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -21,11 +22,11 @@ def takes_run_options(body: F) -> F:
     )
 
 
-@click.command()
+@click.command(cls=Command)
 @takes_run_options
 @takes_recipe()
 def command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
-    """Run RECIPE: fit vectors, choose alpha and beta, merge, score, write a report.
+    """Run RECIPE: fit vectors, choose alpha and beta, merge, score, report.
 
     RECIPE is a YAML file, or the name of a shipped recipe (`msa-lite recipes list`). KEY.SUB=VALUE changes one of its
     keys. A second run does only what is missing or has changed.
