@@ -1,6 +1,6 @@
 """The pages that are made from the code: `python -m tests.pages` writes them anew.
 
-The drawing of the rooms stands in .github/CONTRIBUTING.md between two markers; docs/metrics.md is the table of metrics;
+The drawing of the rooms stands in .github/CONTRIBUTING.md between two markers; docs/reference/metrics.md is the table of metrics;
 msa_lite/record/schema.json is the form of record.json.
 """
 
@@ -13,7 +13,7 @@ from msa_lite.report.metrics import METRICS
 from tests.arrows import ROOT, drawing
 
 CONTRIBUTING = ROOT / ".github/CONTRIBUTING.md"
-METRICS_PAGE = ROOT / "docs/metrics.md"
+METRICS_PAGE = ROOT / "docs/reference/metrics.md"
 SCHEMA_PAGE = ROOT / "msa_lite/record/schema.json"
 BEGIN, END = "<!-- rooms: drawn by python -m tests.pages -->\n", "<!-- end of rooms -->\n"
 _HEADER = """# Metrics
