@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 _COMMANDS = {
     "quickstart": "Try msa-lite in minutes, without GPU or downloads.",
+    "init": "Write a first recipe, from a few questions.",
     "run": "Run a recipe: vectors, choice, merge, scores, report.",
-    "recipes": "List, show and check recipes.",
+    "recipes": "List, show, copy and check recipes.",
     "plan": "Predict memory, disk and time of a run.",
     "evaluate": "Score a model on a benchmark.",
     "report": "Write the report of a run: a page, Markdown and JSON.",

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
+from msa_lite.cli.columns import read_columns
 
 
 @click.command()
@@ -116,7 +117,7 @@ def _sources(options: dict[str, Any]) -> dict[str, Any]:
     from msa_lite.data import DataSource
     from msa_lite.errors import UsageError
 
-    columns = _columns(options["columns"])
+    columns: dict[str, Any] = {**read_columns(options["columns"], ("question", "answer", "messages"))}
     if columns and not any(options[name] for name in _SETS):
         raise UsageError("--columns: of which data? Give --forget, --retain or --holdout")
 
@@ -125,21 +126,3 @@ def _sources(options: dict[str, Any]) -> dict[str, Any]:
         return DataSource(path, name=name or None, **columns) if text else None
 
     return {name: source(options[name]) for name in _SETS}
-
-
-def _columns(text: str | None) -> dict[str, Any]:
-    """Read question=Q,answer=A."""
-    from msa_lite.errors import UsageError, nearest
-
-    known = ("question", "answer", "messages")
-    columns: dict[str, Any] = {}
-    for part in (text or "").split(",") if text is not None else ():
-        key, equals, name = (piece.strip() for piece in part.partition("="))
-        if key not in known or not equals or not name:
-            raise UsageError(
-                f"--columns: '{part}' is not KEY=COLUMN with a key of {', '.join(known)}{nearest(key, known)}"
-            )
-        columns[key] = name
-    if "messages" in columns and len(columns) > 1:
-        raise UsageError("--columns: messages stands in the place of question and answer; name one or the other")
-    return columns

@@ -1,12 +1,13 @@
-"""msa-lite recipes: list, show and check recipes; print the schema for editors."""
+"""msa-lite recipes: list, show, copy and check recipes; print the schema for editors."""
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
 
-from msa_lite.cli.completion import complete_recipe
+from msa_lite.cli.completion import complete_recipe, complete_shipped
 
 if TYPE_CHECKING:
     from msa_lite.recipe import Recipe, TrainingRecipe
@@ -14,11 +15,11 @@ if TYPE_CHECKING:
 
 @click.group()
 def command() -> None:
-    """List, show and check recipes.
+    """List, show, copy and check recipes.
 
     \b
     msa-lite recipes list
-    msa-lite recipes show tofu/forget10 > my.yaml
+    msa-lite recipes copy tofu/forget10 my.yaml
     msa-lite recipes validate my.yaml
     """
 
@@ -51,11 +52,38 @@ def show(recipe: str) -> None:
     RECIPE is a YAML file, or the name of a shipped recipe.
 
     \b
-    msa-lite recipes show tofu/forget10 > my.yaml
+    msa-lite recipes show tofu/forget10
+    msa-lite recipes show train/tofu
     """
     from msa_lite.recipe import find_recipe
 
     click.echo(find_recipe(recipe).read_text("utf-8"), nl=False)
+
+
+@command.command()
+@click.argument("name", shell_complete=complete_shipped)
+@click.argument("file", type=click.Path())
+@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def copy(name: str, file: str, force: bool, as_json: bool) -> None:
+    """Copy the shipped recipe NAME, with its comments, to the new file FILE.
+
+    Relative paths in both start from the working folder, so the copy does the same as the original.
+
+    \b
+    msa-lite recipes copy tofu/forget10 my.yaml
+    msa-lite recipes copy train/small my-target.yaml --force
+    """
+    from msa_lite.cli.output import print_json
+    from msa_lite.recipe import TrainingRecipe, copy_recipe, load_any
+
+    path = copy_recipe(name, file, force)
+    start = "msa-lite train" if isinstance(load_any(path), TrainingRecipe) else "msa-lite"
+    if as_json:
+        print_json({"file": str(path), "copy_of": name, "next": f"{start} {file} --dry-run"})
+        return
+    click.echo(f"written: {path}")
+    click.echo(f"next:    {start} {shlex.quote(file)} --dry-run")
 
 
 @command.command()
