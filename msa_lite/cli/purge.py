@@ -29,8 +29,8 @@ def command(run: Path, yes: bool, as_json: bool) -> None:
     no part in later merges. What no command reaches is named: the data's own files, the target, copies elsewhere.
 
     \b
-    msa-lite purge runs/mine         only lists
-    msa-lite purge runs/mine --yes   removes what was listed
+    msa-lite purge runs/mine         # only lists
+    msa-lite purge runs/mine --yes   # removes what was listed
     """
     from msa_lite.cli.output import print_json
     from msa_lite.pipeline import purge

@@ -37,7 +37,7 @@ def command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
     msa-lite quickstart
     msa-lite my.yaml
     msa-lite my.yaml forget.alpha=1.25 output=runs/stronger
-    accelerate launch --num_processes 4 -m msa_lite my.yaml   on 4 GPUs
+    accelerate launch --num_processes 4 -m msa_lite my.yaml   # on 4 GPUs
     """
     return run_whole(invocation, accept, show_examples)
 
