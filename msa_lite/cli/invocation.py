@@ -40,7 +40,7 @@ class Invocation:
         if not Ranks.current().first:
             return
         quieten_libraries(self.verbose)
-        result = dry_run(self.recipe, command, **self.checked, **options)  # type: ignore[arg-type]
+        result = dry_run(self.recipe, command=command, **self.checked, **options)  # type: ignore[arg-type]
         print_json(result.as_dict()) if self.as_json else print_dry_run(result)
 
     def call(self, function: Callable[..., Result], **options: Any) -> Result:

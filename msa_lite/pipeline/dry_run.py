@@ -7,7 +7,7 @@ stage is compared with the manifest of its folder. Otherwise only headers are re
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,7 +27,7 @@ from msa_lite.pipeline.probe import check_probe, probe_plan
 from msa_lite.pipeline.publishing import check_publishing
 from msa_lite.pipeline.strengths import check_sweep
 from msa_lite.pipeline.training import training_ahead
-from msa_lite.recipe import Recipe, TrainingRecipe
+from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_recipe, load_training
 
 CommandName = Literal["run", "sweep", "vector", "baseline", "probe", "train"]
 _OF_RUNS = ("recipe.yaml", "verdict.json", "record.json", "record.key", "report.html", "report.md", "report.json")
@@ -99,22 +99,25 @@ class DryRun:
 
 
 def dry_run(
-    recipe: Recipe | TrainingRecipe,
-    command: CommandName = "run",
+    recipe: RecipeSource,
+    overrides: Iterable[str] = (),
     *,
+    command: CommandName = "run",
     method: str = "msa",
     which: str = "all",
     force: bool = False,
 ) -> DryRun:
     """Return what a command on a recipe would do. Nothing is written into its output.
 
-    method: the method of `baseline`. which: the vector of `vector`. force: as of the command.
+    command: its name; "train" takes the recipe of a training. method: the method of `baseline`. which: the vector of
+    `vector`. force: as of the command.
 
     Raise what the command raises before its work, as far as that can be told without downloading weights.
     """
     require("train")
-    if isinstance(recipe, TrainingRecipe):
-        return _dry_training(recipe, force)
+    if command == "train":
+        return _dry_training(load_training(recipe, overrides), force)
+    recipe = load_recipe(recipe, overrides)
     plan, settings = plan_baseline(method, recipe) if command == "baseline" else (_plan(command, recipe), ())
     plan = replace(plan, force=force)
     check_run_folder(recipe.folder, "run")

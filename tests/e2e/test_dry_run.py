@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 import msa_lite
+from msa_lite import dry_run
 from msa_lite.errors import MismatchError, OutputError
-from msa_lite.pipeline import dry_run
-from msa_lite.recipe import load_recipe, load_training
+from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli, sweep_recipe
 
 
@@ -27,13 +27,13 @@ def states(recipe: Any, command: Any = "run", *overrides: str, **options: Any) -
     """The state of each stage by its label."""
     loaded = load_recipe(recipe, overrides)
     before = tree(loaded.folder)
-    result = dry_run(loaded, command, **options)
+    result = dry_run(loaded, command=command, **options)
     assert tree(loaded.folder) == before, "it wrote something"
     return {stage.label: stage.state for stage in result.stages}
 
 
 def reasons(recipe: Any, command: Any = "run", *overrides: str, **options: Any) -> dict[str, str]:
-    result = dry_run(load_recipe(recipe, overrides), command, **options)
+    result = dry_run(recipe, overrides, command=command, **options)
     return {stage.label: "; ".join(stage.reasons) for stage in result.stages}
 
 
@@ -120,23 +120,23 @@ def test_a_training_is_told(history: Path, tmp_path: Path) -> None:
         "stages": [{"data": {"path": rows}, **stage}, {"data": {"path": rows}, **stage}],
         "output": str(tmp_path / "out"),
     }
-    assert [one.state for one in dry_run(load_training(recipe), "train").stages] == ["to do", "to do"]
+    assert [one.state for one in dry_run(recipe, command="train").stages] == ["to do", "to do"]
     assert not (tmp_path / "out").exists()
     msa_lite.pipeline.train_stages(recipe)
     before = tree(tmp_path / "out")
-    assert [one.state for one in dry_run(load_training(recipe), "train").stages] == ["done", "done"]
-    changed = dry_run(load_training(recipe, ["stages.1.epochs=2"]), "train").stages
+    assert [one.state for one in dry_run(recipe, command="train").stages] == ["done", "done"]
+    changed = dry_run(recipe, ["stages.1.epochs=2"], command="train").stages
     assert [one.state for one in changed] == ["done", "anew"]
     assert tree(tmp_path / "out") == before
 
 
 def test_it_raises_what_the_command_would(grid: dict[str, Any], done: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="same"):
-        dry_run(load_recipe(grid | {"prior": grid["target"]}))
+        dry_run(grid | {"prior": grid["target"]})
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/letter.txt").write_text("dear")
     with pytest.raises(OutputError, match="no run"):
-        dry_run(load_recipe(grid | {"output": str(tmp_path / "taken")}))
+        dry_run(grid | {"output": str(tmp_path / "taken")})
 
 
 def test_the_command_prints_stages_inputs_outputs_and_time(

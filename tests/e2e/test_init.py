@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from msa_lite import Wishes, init_recipe
 from msa_lite.budget.machine import Device
 from msa_lite.errors import ColumnsError, MismatchError, OutputError, UsageError
-from msa_lite.pipeline import Wishes, init_recipe
 from msa_lite.pipeline.inspection import guess_prior, inspect_set
 from msa_lite.pipeline.planning_inputs import find_plan_inputs
 from msa_lite.pipeline.planning_run import forecast
