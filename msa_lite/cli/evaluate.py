@@ -10,6 +10,7 @@ from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
 from msa_lite.cli.columns import read_columns
 from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import DRY_RUN
+from msa_lite.io.ranks import Ranks
 
 _JUDGES = click.Choice(["none", "local", "openai"])
 _GROUPS = {
@@ -135,6 +136,8 @@ def _print_dry_run(model: str, out: str, options: dict[str, Any], recipe: str | 
     from msa_lite.pipeline import dry_evaluation
     from msa_lite.recipe import load_recipe
 
+    if not Ranks.current().first:
+        return
     sets = {f"{name} rows": options[name].path for name in _SETS if options.get(name)}
     sets |= {"benchmark": options["data"]} if options["data"] else {}
     result = dry_evaluation(model, out, sets, options["ideal"], load_recipe(recipe) if recipe else None)

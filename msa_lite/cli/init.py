@@ -27,13 +27,23 @@ _GROUPS = {
 
 @click.command(cls=Command, groups=_GROUPS)
 @click.argument("file", type=click.Path(), default="my-request.yaml")
-@click.option("--target", metavar="MODEL", help="The finished model: a folder or repo[@revision], or a LoRA adapter.")
 @click.option(
-    "--prior", metavar="MODEL", help="What you fine-tuned.  [default: the model that the target's files name]"
+    "--target",
+    type=click.Path(),
+    metavar="MODEL",
+    help="The finished model: a folder or repo[@revision], or a LoRA adapter.",
 )
-@click.option("--forget", metavar="DATA", help=f"The rows to forget: {_SET}.")
-@click.option("--retain", metavar="DATA", help="Rows to keep, likewise.")
-@click.option("--holdout", metavar="DATA", help="Similar rows that no model was trained on, likewise.")
+@click.option(
+    "--prior",
+    type=click.Path(),
+    metavar="MODEL",
+    help="What you fine-tuned.  [default: the model that the target's files name]",
+)
+@click.option("--forget", type=click.Path(), metavar="DATA", help=f"The rows to forget: {_SET}.")
+@click.option("--retain", type=click.Path(), metavar="DATA", help="Rows to keep, likewise.")
+@click.option(
+    "--holdout", type=click.Path(), metavar="DATA", help="Similar rows that no model was trained on, likewise."
+)
 @click.option(
     "--columns", help="Columns of these: question=Q,answer=A, messages=M or text=T; the usual ones are known."
 )

@@ -18,10 +18,10 @@ from msa_lite.io.progress import readable
 from msa_lite.pipeline.ahead import Ahead, StageInputs, look_ahead
 from msa_lite.pipeline.baseline import baseline_ahead, check_baseline, plan_baseline
 from msa_lite.pipeline.dry_inputs import Look, Reading, look_at_run, look_at_training, readings, training_readings
-from msa_lite.pipeline.dry_stages import probe_ahead, rough_stages, rough_training, run_ahead
+from msa_lite.pipeline.dry_stages import probe_ahead, rough_stages, rough_training, run_ahead, vectors_ahead
 from msa_lite.pipeline.folder import check_run_folder
 from msa_lite.pipeline.inspection import inspect_model
-from msa_lite.pipeline.msa import check_run, check_vectors, msa_plan
+from msa_lite.pipeline.msa import check_run, check_vectors, msa_plan, wanted_vectors
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.probe import check_probe, probe_plan
 from msa_lite.pipeline.publishing import check_publishing
@@ -137,10 +137,12 @@ def dry_run(
     _check(command, run, settings)
     if command == "probe":
         ahead = probe_ahead(run)
+    elif command == "vector":
+        ahead = vectors_ahead(run, wanted_vectors(run, which))
     elif settings:
         ahead = baseline_ahead(run, settings)
     else:
-        ahead = run_ahead(run, command, which)
+        ahead = run_ahead(run, command)
     if command == "run" and recipe.publish.repo:
         ahead = [*ahead, Ahead(f"send to {recipe.publish.repo}", None, "to do")]
     return _timed(replace(made, stages=ahead), look)

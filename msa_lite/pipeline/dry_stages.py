@@ -25,14 +25,18 @@ from msa_lite.strengths import Strengths
 _CHOICE = "choosing alpha and beta"
 
 
-def run_ahead(run: Run, command: str, which: str) -> list[Ahead]:
-    """Return what `run`, `sweep` or `vector` would do. which: the vectors, for `vector`."""
-    fits = [
-        StageInputs(f"{name} vector", run.vector_folder(name), partial(vector_inputs, run, name))
-        for name in run.vector_names
-    ]
-    if command == "vector":
-        return look_ahead(stage for stage in fits if which in ("all", stage.label.split()[0]))
+def vectors_ahead(run: Run, names: Sequence[str]) -> list[Ahead]:
+    """Return what `vector` would do."""
+    return look_ahead(_fits(run, names))
+
+
+def _fits(run: Run, names: Sequence[str]) -> list[StageInputs]:
+    return [StageInputs(f"{name} vector", run.vector_folder(name), partial(vector_inputs, run, name)) for name in names]
+
+
+def run_ahead(run: Run, command: str) -> list[Ahead]:
+    """Return what `run` or `sweep` would do, or a baseline that merges as they do."""
+    fits = _fits(run, run.vector_names)
     checks = [_check(run, step.label) for step in check_steps(run)]
     labels = [stage.label for stage in fits]
     needs = [*labels, *(stage.label for stage in checks if stage.label in ("validation: ideal", "validation: prior"))]
