@@ -14,10 +14,10 @@ import pytest
 
 from msa_lite import Wishes, init_recipe
 from msa_lite.budget.machine import Device
+from msa_lite.budget.shape import shape_of_config
 from msa_lite.errors import ColumnsError, MismatchError, OutputError, UsageError
 from msa_lite.pipeline.inspection import guess_prior, inspect_set
-from msa_lite.pipeline.planning_inputs import find_plan_inputs
-from msa_lite.pipeline.planning_run import forecast
+from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts
 from msa_lite.recipe import load_recipe, shipped_recipes
 from tests.e2e.conftest import CallCli
 from tests.own_models import drop_tokenizer, make_lora
@@ -131,8 +131,10 @@ def test_columns_that_are_not_known_are_listed_and_written_when_named(place: Pat
     mine = write_rows(
         place / "mine.jsonl", *({"id": i, "ask": f"Who is {i}?", "say": f"Nobody {i}."} for i in range(4))
     )
-    with pytest.raises(ColumnsError, match=r"There are id, ask, say\. Name them, as --columns question=") as caught:
+    with pytest.raises(ColumnsError, match=r"There are id, ask, say\. Name them, as --columns question="):
         init_recipe("x.yaml", replace(WISHES, forget=mine))
+    with pytest.raises(ColumnsError) as caught:
+        inspect_set(mine, {})
     assert caught.value.columns == ["id", "ask", "say"]
     named = {"question": "ask", "answer": "say"}
     init_recipe("mixed.yaml", replace(WISHES, forget=mine, columns=named))
@@ -177,22 +179,33 @@ def test_a_prior_of_another_shape_is_refused(place: Path) -> None:
         init_recipe("x.yaml", replace(WISHES, prior="./other"))
 
 
-def test_the_machine_decides_how_the_vectors_are_fitted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def on(nbytes: int) -> str:
-        monkeypatch.setattr("msa_lite.pipeline.proposal.this_device", lambda: Device("a GPU", nbytes))
-        draft = init_recipe("x.yaml", WISHES, force=True)
-        assert draft.fits is (nbytes > 10_000)
-        return draft.text
+LLAMA_1B = {
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+    "tie_word_embeddings": True,
+}  # fmt: skip
 
-    assert "mode: lora" in on(80_000_000_000)
-    recipe = load_recipe("x.yaml")
-    peak = forecast(recipe, find_plan_inputs(recipe), Device("", 80_000_000_000)).peak.need.nbytes
-    smallest = forecast(load_recipe(recipe, ["vector.micro_batch_size=1"]), find_plan_inputs(recipe), Device("", 1))
-    assert smallest.peak.need.nbytes < peak
-    text = on(smallest.peak.need.nbytes - 1)
-    assert "lora alone" in text
-    assert load_recipe("x.yaml") != recipe
-    assert "more than 0 GB (a GPU) has" in on(10_000)
+
+@pytest.mark.parametrize(
+    ("size", "settings", "reason"),
+    [
+        (80, {"mode": "lora"}, "needs "),
+        (3, {"mode": "qlora"}, "lora alone 3.6 GB (the prior is in 4 bits)"),
+        (1, {"mode": "lora"}, "more than 1 GB (a GPU) has"),
+    ],
+)
+def test_the_machine_decides_how_the_vectors_are_fitted(
+    size: float, settings: dict[str, Any], reason: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = shape_of_config(LLAMA_1B, "a Llama of 1B")
+    inputs = PlanInputs(dict.fromkeys(("target", "prior"), shape), {"forget": RowFacts(24, 500, 6000)})
+    monkeypatch.setattr("msa_lite.pipeline.proposal.find_plan_inputs", lambda recipe: inputs)
+    monkeypatch.setattr("msa_lite.pipeline.proposal.this_device", lambda: Device("a GPU", round(size * 1e9)))
+    draft = init_recipe("x.yaml", WISHES)
+    assert draft.fits is (size > 1)
+    assert bool(draft.notes) is not draft.fits
+    assert draft.as_dict()["recipe"]["vector"] == settings
+    assert reason in next(line for line in draft.text.splitlines() if "mode:" in line)
 
 
 @pytest.fixture
