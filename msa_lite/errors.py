@@ -38,6 +38,15 @@ class DataError(MsaError):
     exit_code = 3
 
 
+class ColumnsError(DataError):
+    """A data set whose columns are not known by their names."""
+
+    def __init__(self, message: str, columns: list[str] | None = None) -> None:
+        super().__init__(message)
+        self.columns = columns or []
+        """The columns that it has."""
+
+
 class FormatError(MsaError):
     """A checkpoint or adapter on disk that is broken, or of a kind that msa-lite does not read."""
 

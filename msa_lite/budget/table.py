@@ -36,10 +36,11 @@ def _row(stage: StagePlan, bold: bool, has_measured: bool) -> list[Cell]:
     cells.append(Cell(f"{stage.need.nbytes / 1e9:.1f}", bold))
     if has_measured:
         cells.append(Cell(f"{stage.measured / 1e9:.1f}" if stage.measured else "–"))
-    return [*cells, Cell(_span(stage.seconds))]
+    return [*cells, Cell(time_span(stage.seconds))]
 
 
-def _span(seconds: tuple[float, float] | None) -> str:
+def time_span(seconds: tuple[float, float] | None) -> str:
+    """Return a shortest and a longest time in words; a question mark for None."""
     if seconds is None:
         return "?"
     low, high = (duration(value) for value in seconds)
@@ -50,7 +51,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
     """Yield the lines below the table: disk, time, price, changes and the verdict."""
     parts = ", ".join(f"{name} {readable(size)}" for name, size in plan.disk.items())
     yield f"disk:    {parts}; {readable(plan.free)} are free"
-    yield f"time:    {_span(plan.seconds)}"
+    yield f"time:    {time_span(plan.seconds)}"
     if plan.price:
         low, high = plan.price
         yield f"price:   {low:.2f} to {high:.2f}" if round(low, 2) != round(high, 2) else f"price:   {low:.2f}"

@@ -8,16 +8,18 @@ from click.shell_completion import CompletionItem
 
 def complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Offer files, and the shipped recipes that the command takes: trainings for `train`, all for `recipes`."""
+    home, training = ctx.parent and ctx.parent.info_name, ctx.info_name == "train"
+    shipped = complete_shipped(ctx, param, incomplete)
+    items = [item for item in shipped if home == "recipes" or item.value.startswith("train/") == training]
+    return [*items, CompletionItem(incomplete, type="file")]
+
+
+def complete_shipped(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Offer the shipped recipes."""
     from msa_lite.recipe import shipped_recipes, title_of
 
-    home, training = ctx.parent and ctx.parent.info_name, ctx.info_name == "train"
-    shipped = {
-        name: title_of(path)
-        for name, path in shipped_recipes().items()
-        if name.startswith(incomplete) and (home == "recipes" or name.startswith("train/") == training)
-    }
-    items = [CompletionItem(name, help=title) for name, title in shipped.items()]
-    return [*items, CompletionItem(incomplete, type="file")]
+    shipped = ((name, path) for name, path in shipped_recipes().items() if name.startswith(incomplete))
+    return [CompletionItem(name, help=title_of(path)) for name, path in shipped]
 
 
 def complete_method(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -7,9 +7,24 @@ from typing import Any
 import click
 
 from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
+from msa_lite.cli.columns import read_columns
+from msa_lite.cli.help import Command
+from msa_lite.cli.invocation import DRY_RUN
+from msa_lite.io.ranks import Ranks
+
+_JUDGES = click.Choice(["none", "local", "openai"])
+_GROUPS = {
+    "Benchmark": ["--benchmark", "--split", "--data", "--compat", "--recipe", "--limit"],
+    "Questions of your own": ["--forget", "--retain", "--holdout", "--columns", "--max-new-tokens"],
+    "Models": ["--ideal", "--tokenizer"],
+    "Prompt": ["--prompt", "--system"],
+    "Judge": ["--judge", "--judge-model", "--judge-url", "--judge-separate", "--judge-batch"],
+    "Tasks of lm-eval": ["--tasks", "--allow-code"],
+    "Result": ["--out", "--dry-run"],
+}
 
 
-@click.command()
+@click.command(cls=Command, groups=_GROUPS)
 @click.argument("model")
 @click.option(
     "--benchmark",
@@ -19,19 +34,35 @@ from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
     help="qa: questions of your own.",
 )
 @click.option("--split", help=f"{splits_help()}.")
-@click.option("--data", help="The benchmark's data, a folder or Hub id[@revision]; lm-eval: a folder of own tasks.")
-@click.option("--ideal", help="A model that never saw the forget set, or the report of an earlier evaluation of it.")
-@click.option("--tokenizer", help="Folder or repo[@revision] with the tokenizer of a model saved without one.")
-@click.option("--judge", type=click.Choice(["none", "local", "openai"]), default="none", show_default=True)
-@click.option("--judge-model", help="The judge; openai: gpt-4o by default; local: a folder or repo[@revision].")
+@click.option(
+    "--data",
+    metavar="DATA",
+    help="The benchmark's data, a folder or Hub id[@revision]; lm-eval: a folder of own tasks.",
+)
+@click.option(
+    "--ideal",
+    metavar="MODEL|REPORT",
+    help="A model that never saw the forget set, or the report of an earlier evaluation of it.",
+)
+@click.option(
+    "--tokenizer", metavar="MODEL", help="Folder or repo[@revision] with the tokenizer of a model saved without one."
+)
+@click.option("--judge", type=_JUDGES, default="none", show_default=True, help="Who judges generated answers.")
+@click.option(
+    "--judge-model",
+    metavar="MODEL",
+    help="local: a folder or repo[@revision]; openai: a name, gpt-4o if none is given.",
+)
 @click.option("--judge-url", help="Address of an OpenAI-compatible server. The key is OPENAI_API_KEY.")
 @click.option("--judge-separate", is_flag=True, help="Ask for acc_forget in a call of its own.")
 @click.option("--judge-batch", is_flag=True, help="Ask through OpenAI's Batch API.")
 @click.option("--compat", multiple=True, help="A deviation of published code to repeat, such as open-unlearning.")
-@click.option("--forget", help="qa: questions about the forget set, FILE, FOLDER[:CONFIGURATION] or Hub id.")
-@click.option("--retain", help="qa: questions about the retain set.")
-@click.option("--holdout", help="qa: questions that no model was trained on.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), help="qa: length limit of answers, 200 by default.")
+@click.option(
+    "--forget", metavar="DATA", help="Questions about the forget set: FILE, FOLDER[:CONFIGURATION] or Hub id."
+)
+@click.option("--retain", metavar="DATA", help="Questions about the retain set, likewise.")
+@click.option("--holdout", metavar="DATA", help="Questions that no model was trained on, likewise.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Length limit of answers.  [default: 200]")
 @click.option("--columns", help="Columns of these: question=Q,answer=A, or messages=M; the usual ones are known.")
 @click.option(
     "--prompt",
@@ -41,15 +72,18 @@ from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
     help="The form of questions; default: as published, and for qa the chat template, if there is one.",
 )
 @click.option("--system", help="A system message.")
-@click.option("--recipe", help="Take benchmark, data, columns and prompt from this recipe.")
+@click.option("--recipe", metavar="RECIPE", help="Take benchmark, data, columns and prompt from this recipe.")
 @click.option("--tasks", help="lm-eval: names of tasks, separated by commas.")
 @click.option("--allow-code", is_flag=True, help="lm-eval: run the Python that tasks in --data name (!function).")
 @click.option("--limit", type=click.IntRange(min=1), help="Score at most this many rows of each set.")
 @click.option("--out", required=True, type=click.Path(), help="Folder for records and report.json.")
+@click.option("--dry-run", is_flag=True, help=DRY_RUN)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def command(context: click.Context, model: str, out: str, as_json: bool, **options: Any) -> None:
-    """Score MODEL on a benchmark. MODEL is a folder or repo[@revision] with a model or a LoRA adapter.
+def command(context: click.Context, model: str, out: str, dry_run: bool, as_json: bool, **options: Any) -> None:
+    """Score MODEL on a benchmark.
+
+    MODEL is a folder or repo[@revision] with a model or a LoRA adapter.
 
     \b
     msa-lite evaluate runs/mine/model --benchmark tofu --split forget10 --ideal IDEAL --out scores
@@ -65,11 +99,15 @@ def command(context: click.Context, model: str, out: str, as_json: bool, **optio
     from msa_lite.evals.judge import JudgeSettings
 
     quieten_libraries(context.obj)
-    if options["recipe"] is not None:
+    recipe = options["recipe"]
+    if recipe is not None:
         options = _from_recipe(context, options)
     else:
         options["prompt"] = PromptSettings(options["prompt"], options["system"])
         options |= _sources(options)
+    if dry_run:
+        _print_dry_run(model, out, options, recipe, as_json)
+        return
     for name in ("recipe", "system", "columns"):
         options.pop(name)
     judge = JudgeSettings(
@@ -90,6 +128,20 @@ def command(context: click.Context, model: str, out: str, as_json: bool, **optio
         print_json({"out": out, **results["model"], "ideal": ideal})
     else:
         print_reports(reports, model)
+
+
+def _print_dry_run(model: str, out: str, options: dict[str, Any], recipe: str | None, as_json: bool) -> None:
+    from msa_lite.cli.dry_run import print_dry_run
+    from msa_lite.cli.output import print_json
+    from msa_lite.pipeline import dry_evaluation
+    from msa_lite.recipe import load_recipe
+
+    if not Ranks.current().first:
+        return
+    sets = {f"{name} rows": options[name].path for name in _SETS if options.get(name)}
+    sets |= {"benchmark": options["data"]} if options["data"] else {}
+    result = dry_evaluation(model, out, sets, options["ideal"], load_recipe(recipe) if recipe else None)
+    print_json(result.as_dict()) if as_json else print_dry_run(result)
 
 
 _SETS = ("forget", "retain", "holdout")
@@ -116,7 +168,7 @@ def _sources(options: dict[str, Any]) -> dict[str, Any]:
     from msa_lite.data import DataSource
     from msa_lite.errors import UsageError
 
-    columns = _columns(options["columns"])
+    columns: dict[str, Any] = {**read_columns(options["columns"], ("question", "answer", "messages"))}
     if columns and not any(options[name] for name in _SETS):
         raise UsageError("--columns: of which data? Give --forget, --retain or --holdout")
 
@@ -125,21 +177,3 @@ def _sources(options: dict[str, Any]) -> dict[str, Any]:
         return DataSource(path, name=name or None, **columns) if text else None
 
     return {name: source(options[name]) for name in _SETS}
-
-
-def _columns(text: str | None) -> dict[str, Any]:
-    """Read question=Q,answer=A."""
-    from msa_lite.errors import UsageError, nearest
-
-    known = ("question", "answer", "messages")
-    columns: dict[str, Any] = {}
-    for part in (text or "").split(",") if text is not None else ():
-        key, equals, name = (piece.strip() for piece in part.partition("="))
-        if key not in known or not equals or not name:
-            raise UsageError(
-                f"--columns: '{part}' is not KEY=COLUMN with a key of {', '.join(known)}{nearest(key, known)}"
-            )
-        columns[key] = name
-    if "messages" in columns and len(columns) > 1:
-        raise UsageError("--columns: messages stands in the place of question and answer; name one or the other")
-    return columns

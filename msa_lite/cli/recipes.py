@@ -1,24 +1,26 @@
-"""msa-lite recipes: list, show and check recipes; print the schema for editors."""
+"""msa-lite recipes: list, show, copy and check recipes; print the schema for editors."""
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import click
 
-from msa_lite.cli.completion import complete_recipe
+from msa_lite.cli.completion import complete_recipe, complete_shipped
+from msa_lite.cli.help import Group
 
 if TYPE_CHECKING:
     from msa_lite.recipe import Recipe, TrainingRecipe
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
-    """List, show and check recipes.
+    """List, show, copy and check recipes.
 
     \b
     msa-lite recipes list
-    msa-lite recipes show tofu/forget10 > my.yaml
+    msa-lite recipes copy tofu/forget10 my.yaml
     msa-lite recipes validate my.yaml
     """
 
@@ -30,6 +32,7 @@ def list_recipes(as_json: bool) -> None:
 
     \b
     msa-lite recipes list
+    msa-lite recipes list --json
     """
     from msa_lite.cli.output import print_json
     from msa_lite.recipe import shipped_recipes, title_of
@@ -51,11 +54,38 @@ def show(recipe: str) -> None:
     RECIPE is a YAML file, or the name of a shipped recipe.
 
     \b
-    msa-lite recipes show tofu/forget10 > my.yaml
+    msa-lite recipes show tofu/forget10
+    msa-lite recipes show train/tofu
     """
     from msa_lite.recipe import find_recipe
 
     click.echo(find_recipe(recipe).read_text("utf-8"), nl=False)
+
+
+@command.command()
+@click.argument("name", shell_complete=complete_shipped)
+@click.argument("file", type=click.Path())
+@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def copy(name: str, file: str, force: bool, as_json: bool) -> None:
+    """Copy the shipped recipe NAME, with its comments, to the new file FILE.
+
+    Relative paths in both start from the working folder, so the copy does the same as the original.
+
+    \b
+    msa-lite recipes copy tofu/forget10 my.yaml
+    msa-lite recipes copy train/small my-target.yaml --force
+    """
+    from msa_lite.cli.output import print_json
+    from msa_lite.recipe import TrainingRecipe, copy_recipe, load_any
+
+    path = copy_recipe(name, file, force)
+    start = "msa-lite train" if isinstance(load_any(path), TrainingRecipe) else "msa-lite"
+    after = f"{start} {shlex.quote(file)} --dry-run"
+    if as_json:
+        print_json({"file": str(path), "copy_of": name, "next": after})
+        return
+    click.echo(f"written: {path}\nnext:    {after}")
 
 
 @command.command()
@@ -119,10 +149,13 @@ def _show_prompt(recipe: Recipe | TrainingRecipe, as_json: bool) -> None:
     help="Recipes of a run, or of `msa-lite train`.",
 )
 def schema(kind: str) -> None:
-    """Print the JSON schema of recipes. Editors complete and check recipes by it.
+    """Print the JSON schema of recipes.
+
+    Editors complete and check recipes by it.
 
     \b
-    msa-lite recipes schema > recipe.schema.json
+    msa-lite recipes schema
+    msa-lite recipes schema --kind training
     """
     from msa_lite.cli.output import print_json
     from msa_lite.recipe import Recipe, TrainingRecipe

@@ -3,7 +3,7 @@
 Nothing below the pipeline knows of recipes: stages take plain values.
 """
 
-from msa_lite.recipe.files import find_recipe, shipped_recipes, title_of
+from msa_lite.recipe.files import check_new_file, copy_recipe, find_recipe, shipped_recipes, title_of
 from msa_lite.recipe.inputs import Columns, Data, Prompt
 from msa_lite.recipe.load import RecipeSource, dump_recipe, load_any, load_recipe, load_training
 from msa_lite.recipe.paths import absolute_paths, moved_paths
@@ -20,6 +20,8 @@ __all__ = [
     "RecipeSource",
     "TrainingRecipe",
     "absolute_paths",
+    "check_new_file",
+    "copy_recipe",
     "dump_recipe",
     "find_recipe",
     "load_any",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msa_lite.errors import UsageError, nearest
+from msa_lite.errors import OutputError, UsageError, nearest
+from msa_lite.io.files import write_text
 from msa_lite.io.reading import local_path, read_text
+
+_ENDINGS = (".yaml", ".yml")
 
 
 def shipped_recipes() -> dict[str, Path]:
@@ -34,3 +37,28 @@ def title_of(path: Path) -> str:
     """Return the first comment line of a recipe file, which says what it is for."""
     first = read_text(path).partition("\n")[0]
     return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def copy_recipe(name: str, file: str, force: bool = False) -> Path:
+    """Copy a shipped recipe, with its comments, to a new file; return the file. Raise as `check_new_file`.
+
+    The copy means the same as the original: the relative paths of both start from the working folder.
+    """
+    shipped, path = find_recipe(name), local_path(file)
+    if shipped not in shipped_recipes().values():
+        raise UsageError(f"{name}: is a file of your own, not a shipped recipe; `cp` copies it")
+    check_new_file(path, force)
+    write_text(path, read_text(shipped))
+    return path
+
+
+def check_new_file(path: Path, force: bool = False) -> None:
+    """Raise UsageError or OutputError unless a recipe can be written to this file. force: it may replace a file."""
+    if path.suffix not in _ENDINGS:
+        raise UsageError(f"{path}: a recipe's file ends in .yaml, as {path.name or 'my-request'}.yaml")
+    if path.is_dir():
+        raise OutputError(f"{path}: is a folder; name the file to write")
+    if path.exists() and not force:
+        raise OutputError(f"{path}: is there already; name another file, or replace it with --force")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}; make it, or name another place")

@@ -252,7 +252,8 @@ class Recipe(Closed):
     history: History | None = None
     """Earlier checkpoints, in the place of `prior`. The latest from before the exposure is the prior."""
     prior: str | None = Field(None, validate_default=True)
-    """θ_0, a checkpoint from before the target saw the forget set: a folder or repo[@revision]."""
+    """θ_0, a checkpoint from before the target saw the forget set: a folder or repo[@revision]. Needed unless there
+    is a `history`."""
     tokenizer: str | None = None
     """A folder or repo[@revision] with the tokenizer, for a target that was saved without one. Often it is the prior.
     The unlearned model gets the tokenizer's files."""

@@ -44,13 +44,7 @@ def read_target_card(folder: Path) -> dict[str, Any]:
 
     The card is a stranger's file: values of another form than the Hub's are left out.
     """
-    try:
-        block = _BLOCK.match(read_text(folder / CARD_FILE, _LONGEST_CARD))
-        values = parse_yaml(block[1], CARD_FILE) if block and len(block[1]) <= YAML_LIMIT else {}
-    except FormatError:
-        return {}
-    if not isinstance(values, dict):
-        return {}
+    values = _card_values(folder)
     checks = {
         "license": _are_words,
         "license_name": _is_line,
@@ -59,6 +53,23 @@ def read_target_card(folder: Path) -> dict[str, Any]:
         "pipeline_tag": is_word,
     }
     return {key: values[key] for key, check in checks.items() if check(values.get(key))}
+
+
+def read_base_model(folder: Path) -> str | None:
+    """Return the one model that a model's own card names as its `base_model`; None where it names none, or several."""
+    base = _card_values(folder).get("base_model")
+    base = base[0] if isinstance(base, list) and len(base) == 1 else base
+    return base if isinstance(base, str) and _is_line(base) else None
+
+
+def _card_values(folder: Path) -> dict[str, Any]:
+    """Return the front matter of a model's own card; nothing where it has none."""
+    try:
+        block = _BLOCK.match(read_text(folder / CARD_FILE, _LONGEST_CARD))
+        values = parse_yaml(block[1], CARD_FILE) if block and len(block[1]) <= YAML_LIMIT else {}
+    except FormatError:
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def is_word(value: Any) -> bool:

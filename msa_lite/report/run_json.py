@@ -15,7 +15,7 @@ from msa_lite.report.update import GroupUpdate, Update
 
 
 def run_json(story: Story) -> dict[str, Any]:
-    """Return the JSON-able form of a story; docs/report.md tells its keys."""
+    """Return the JSON-able form of a story; docs/reference/report.md tells its keys."""
     return {
         "kind": RUN_REPORT,
         "sentence": story.sentence,

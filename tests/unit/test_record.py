@@ -28,7 +28,7 @@ from msa_lite.record.store import RECORD_FILE, load_record
 from tests.removals import ROWS, make_removal
 
 KEY = RecordKey(bytes(range(32)))
-PAGE = Path(__file__).parents[2] / "docs/removal-record.md"
+PAGE = Path(__file__).parents[2] / "docs/reference/removal-record.md"
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from msa_lite.report.story import load_story
 from msa_lite.report.update import place_of
 from tests.run_folders import CHOSEN, MODELS, SECRET, make_run_folder, put_model, put_scores, recipe
 
-DOCS = Path(__file__).parents[2] / "docs/report.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/report.md"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,68 @@
+"""Propose how to fit the vectors of a recipe on this machine, by the same prediction as `msa-lite plan`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from msa_lite.budget.machine import this_device
+from msa_lite.budget.plan import Plan, gigabytes
+from msa_lite.budget.table import time_span
+from msa_lite.io.reading import parse_yaml
+from msa_lite.pipeline.planning_inputs import find_plan_inputs
+from msa_lite.pipeline.planning_run import find_remedies, forecast
+from msa_lite.recipe import load_recipe
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The settings of the fit, with the reason."""
+
+    vector: dict[str, Any]
+    """The section `vector` of the recipe."""
+    why: str
+    """The reason, in one line."""
+    fits: bool
+    """True if the run fits into the memory of this machine."""
+    time: str
+    """The time of the run on this machine, in words; a question mark where it cannot be predicted."""
+    notes: Sequence[str] = ()
+    """What the user should know, one sentence each."""
+
+
+def propose(values: Mapping[str, Any]) -> Proposal:
+    """Return adapters if they fit on this machine; else the change that makes them fit at the least cost."""
+    recipe = load_recipe(values)
+    inputs, device = find_plan_inputs(recipe), this_device()
+    made = forecast(recipe, inputs, device)
+    full = forecast(load_recipe(recipe, ["vector.mode=full"]), inputs, device)
+    need, others = _peak(made), f"all weights (full) would need {_peak(full)}"
+    if made.fits:
+        return Proposal({"mode": "lora"}, f"needs {need} of {device}; {others}", True, time_span(made.seconds))
+    remedies = (one for one in find_remedies(recipe, inputs, device) if one.fits)
+    remedy = next((one for one in remedies if all(key.startswith("vector.") for key in one.overrides)), None)
+    if remedy is None:
+        why = f"needs {need}, more than {device} has; {others}"
+        note = f"the run does not fit on this machine, {device}: it needs {need}. Take a larger GPU, or a smaller model"
+        return Proposal({"mode": "lora"}, why, False, time_span(None), [note])
+    changed = load_recipe(recipe, remedy.overrides)
+    why = f"needs {gigabytes(remedy.peak)} of {device}, lora alone {need} ({remedy.harm})"
+    section = {"mode": changed.vector.mode} | _nested(remedy.overrides)
+    return Proposal(section, why, True, time_span(forecast(changed, inputs, device).seconds))
+
+
+def _peak(plan: Plan) -> str:
+    return gigabytes(plan.peak.need.nbytes)
+
+
+def _nested(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return `vector.lora.rank=8` as {"lora": {"rank": 8}}, of all overrides."""
+    section: dict[str, Any] = {}
+    for override in overrides:
+        key, _, text = override.partition("=")
+        place, (*parents, last) = section, key.split(".")[1:]
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = parse_yaml(text, override)
+    return section
