@@ -15,6 +15,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
     from msa_lite.comparison.compare import compare as compare
+    from msa_lite.data import DataSource as DataSource
     from msa_lite.evals.suite import evaluate as evaluate
     from msa_lite.io.display import show_progress as show_progress
     from msa_lite.merger import merge as merge
@@ -24,17 +25,20 @@ if TYPE_CHECKING:
     from msa_lite.pipeline import report_run as report_run
     from msa_lite.pipeline import run as run
     from msa_lite.pipeline import run_baseline as run_baseline
+    from msa_lite.pipeline import run_vectors as run_vectors
     from msa_lite.pipeline import sweep as sweep
     from msa_lite.pipeline import train_stages as train_stages
     from msa_lite.pipeline.ask import ask as ask
     from msa_lite.pipeline.probe import probe as probe
     from msa_lite.pipeline.purge import purge as purge
+    from msa_lite.publish.contents import PublishOptions as PublishOptions
     from msa_lite.publish.folder import push_folder as push_folder
     from msa_lite.train import fit_vector as fit_vector
 
 _HOMES = {
     "run": "pipeline",
     "run_baseline": "pipeline",
+    "run_vectors": "pipeline",
     "sweep": "pipeline",
     "train_stages": "pipeline",
     "plan": "pipeline",
@@ -48,11 +52,15 @@ _HOMES = {
     "merge_adapters": "merger",
     "mergekit_recipe": "merger",
     "push_folder": "publish.folder",
+    "PublishOptions": "publish.contents",
     "fit_vector": "train",
+    "DataSource": "data",
     "show_progress": "io.display",
 }
 
 __all__ = [
+    "DataSource",
+    "PublishOptions",
     "ask",
     "compare",
     "evaluate",
@@ -67,6 +75,7 @@ __all__ = [
     "report_run",
     "run",
     "run_baseline",
+    "run_vectors",
     "show_progress",
     "sweep",
     "train_stages",

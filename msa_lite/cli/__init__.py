@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msa_lite.cli.help import Group
 from msa_lite.errors import UsageError, nearest
 from msa_lite.io.ranks import Ranks, in_group
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+_SECTIONS = {
+    "Start": ("quickstart", "init", "recipes", "plan"),
+    "Unlearn": ("run", "sweep", "vector", "merge", "mergekit", "probe", "train", "baseline"),
+    "Look": ("evaluate", "report", "compare", "ask", "metrics"),
+    "Hand on": ("verify", "publish", "purge"),
+}
 _COMMANDS = {
     "quickstart": "Try msa-lite in minutes, without GPU or downloads.",
     "init": "Write a first recipe, from a few questions.",
@@ -41,7 +48,7 @@ _COMMANDS = {
 _SHARED = {"quickstart", "run", "sweep", "vector", "train", "baseline", "probe", "evaluate"}
 
 
-class _Commands(click.Group):
+class _Commands(Group):
     """The commands by file name. A recipe in the place of a command means `run`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -57,8 +64,10 @@ class _Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+        width = max(map(len, _COMMANDS))
+        for title, names in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<{width}}", _COMMANDS[name]) for name in names])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -106,7 +115,10 @@ def _set_verbose(ctx: click.Context, param: click.Parameter, verbose: bool) -> N
         set_up_logging(verbose)
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110, "show_default": True}
+
+
+@click.group(cls=_Commands, context_settings=_SETTINGS)
 @click.version_option(package_name="msa-lite")
 @click.option("-v", "--verbose", is_flag=True, help="Print more about the work, and tracebacks of errors.")
 @click.pass_context
@@ -116,7 +128,7 @@ def cli(ctx: click.Context, verbose: bool) -> None:
     \b
     msa-lite quickstart                        a first try, without GPU or downloads
     msa-lite RECIPE.yaml [KEY.SUB=VALUE ...]   the whole run: vectors, choice, merge, scores, report
-    msa-lite merge --target T --forget V --alpha 1.0 --out DIR   only a merge, without torch
+    msa-lite merge --target T --forget V --alpha 1.0 --out FOLDER   only a merge, without torch
     """
     from msa_lite.cli.output import set_up_logging
 

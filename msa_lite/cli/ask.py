@@ -10,19 +10,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msa_lite.cli.help import Command
+
 if TYPE_CHECKING:
     from msa_lite.pipeline.ask import Panel
 
 _PROMPT = "question> "
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("question", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each question.")
 @click.pass_obj
 def command(verbose: bool, run: Path, question: str | None, as_json: bool) -> int:
-    """Ask target, unlearned model and ideal of RUN the same QUESTION, side by side.
+    """Ask target, unlearned model and ideal of RUN the same QUESTION.
 
     RUN is the folder of a run, or of a baseline in it. Without QUESTION, questions are read line by line until an empty
     line or Ctrl-D; from a file or pipe, until its end. The prompt is that of the run, answers are greedy and no longer

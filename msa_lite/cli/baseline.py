@@ -7,6 +7,7 @@ from functools import partial
 import click
 
 from msa_lite.cli.completion import complete_method
+from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import Invocation, takes_recipe
 
 
@@ -18,14 +19,15 @@ def _checked(context: click.Context, argument: click.Parameter, method: str) -> 
     return method
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("method", shell_complete=complete_method, callback=_checked)
 @takes_recipe()
 def command(invocation: Invocation, method: str) -> None:
-    """Run METHOD on the models and data of RECIPE: train, choose an epoch, merge, score, write a report.
+    """Run METHOD on the models and data of RECIPE, to compare MSA with it.
 
-    METHOD is grad_ascent, grad_diff, npo, simnpo, dpo, rmu, satimp, wga, undial or task_vector. RECIPE is a YAML file,
-    or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys.
+    It trains, chooses an epoch, merges, scores and reports. METHOD is grad_ascent, grad_diff, npo, simnpo, dpo, rmu,
+    satimp, wga, undial or task_vector. RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes
+    one of its keys.
 
     The run goes into baselines/METHOD of the recipe's output; `msa-lite compare` on that output puts all methods side
     by side. A verdict is printed as for MSA, but the exit code is 0 after a FAIL too.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from msa_lite.cli.help import Command
 
-@click.command()
-@click.argument("paths", nargs=-1, metavar="[LABEL=]DIR|REPORT ...")
+
+@click.command(cls=Command)
+@click.argument("paths", nargs=-1, metavar="[LABEL=]FOLDER|REPORT ...")
 @click.option(
     "--format", "form", type=click.Choice(["md", "tex", "csv", "html"]), help="Print this instead of a terminal table."
 )
@@ -16,10 +18,11 @@ import click
 def command(
     paths: tuple[str, ...], form: str | None, published: str | None, metrics: str | None, as_json: bool
 ) -> None:
-    """Put reports side by side: target, ideal, and each method with its ratio to the ideal, as in the MSA paper.
+    """Put reports side by side, as in the MSA paper.
 
-    DIR is a run's folder, whose baselines are taken in too, or that of an evaluation; REPORT a report.json. Models that
-    were scored on different rows are compared on those that all share.
+    The table has target, ideal, and each method with its ratio to the ideal. FOLDER is that of a run, whose baselines
+    are taken in too, or of an evaluation; REPORT is a report.json. Models that were scored on different rows are
+    compared on those that all share.
 
     \b
     msa-lite compare runs/mine

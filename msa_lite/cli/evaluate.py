@@ -8,9 +8,21 @@ import click
 
 from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
 from msa_lite.cli.columns import read_columns
+from msa_lite.cli.help import Command
+
+_JUDGES = click.Choice(["none", "local", "openai"])
+_GROUPS = {
+    "Benchmark": ["--benchmark", "--split", "--data", "--compat", "--recipe", "--limit"],
+    "Questions of your own": ["--forget", "--retain", "--holdout", "--columns", "--max-new-tokens"],
+    "Models": ["--ideal", "--tokenizer"],
+    "Prompt": ["--prompt", "--system"],
+    "Judge": ["--judge", "--judge-model", "--judge-url", "--judge-separate", "--judge-batch"],
+    "Tasks of lm-eval": ["--tasks", "--allow-code"],
+    "Result": ["--out"],
+}
 
 
-@click.command()
+@click.command(cls=Command, groups=_GROUPS)
 @click.argument("model")
 @click.option(
     "--benchmark",
@@ -20,19 +32,35 @@ from msa_lite.cli.columns import read_columns
     help="qa: questions of your own.",
 )
 @click.option("--split", help=f"{splits_help()}.")
-@click.option("--data", help="The benchmark's data, a folder or Hub id[@revision]; lm-eval: a folder of own tasks.")
-@click.option("--ideal", help="A model that never saw the forget set, or the report of an earlier evaluation of it.")
-@click.option("--tokenizer", help="Folder or repo[@revision] with the tokenizer of a model saved without one.")
-@click.option("--judge", type=click.Choice(["none", "local", "openai"]), default="none", show_default=True)
-@click.option("--judge-model", help="The judge; openai: gpt-4o by default; local: a folder or repo[@revision].")
+@click.option(
+    "--data",
+    metavar="DATA",
+    help="The benchmark's data, a folder or Hub id[@revision]; lm-eval: a folder of own tasks.",
+)
+@click.option(
+    "--ideal",
+    metavar="MODEL|REPORT",
+    help="A model that never saw the forget set, or the report of an earlier evaluation of it.",
+)
+@click.option(
+    "--tokenizer", metavar="MODEL", help="Folder or repo[@revision] with the tokenizer of a model saved without one."
+)
+@click.option("--judge", type=_JUDGES, default="none", show_default=True, help="Who judges generated answers.")
+@click.option(
+    "--judge-model",
+    metavar="MODEL",
+    help="local: a folder or repo[@revision]; openai: a name, gpt-4o if none is given.",
+)
 @click.option("--judge-url", help="Address of an OpenAI-compatible server. The key is OPENAI_API_KEY.")
 @click.option("--judge-separate", is_flag=True, help="Ask for acc_forget in a call of its own.")
 @click.option("--judge-batch", is_flag=True, help="Ask through OpenAI's Batch API.")
 @click.option("--compat", multiple=True, help="A deviation of published code to repeat, such as open-unlearning.")
-@click.option("--forget", help="qa: questions about the forget set, FILE, FOLDER[:CONFIGURATION] or Hub id.")
-@click.option("--retain", help="qa: questions about the retain set.")
-@click.option("--holdout", help="qa: questions that no model was trained on.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), help="qa: length limit of answers, 200 by default.")
+@click.option(
+    "--forget", metavar="DATA", help="Questions about the forget set: FILE, FOLDER[:CONFIGURATION] or Hub id."
+)
+@click.option("--retain", metavar="DATA", help="Questions about the retain set, likewise.")
+@click.option("--holdout", metavar="DATA", help="Questions that no model was trained on, likewise.")
+@click.option("--max-new-tokens", type=click.IntRange(min=1), help="Length limit of answers.  [default: 200]")
 @click.option("--columns", help="Columns of these: question=Q,answer=A, or messages=M; the usual ones are known.")
 @click.option(
     "--prompt",
@@ -42,7 +70,7 @@ from msa_lite.cli.columns import read_columns
     help="The form of questions; default: as published, and for qa the chat template, if there is one.",
 )
 @click.option("--system", help="A system message.")
-@click.option("--recipe", help="Take benchmark, data, columns and prompt from this recipe.")
+@click.option("--recipe", metavar="RECIPE", help="Take benchmark, data, columns and prompt from this recipe.")
 @click.option("--tasks", help="lm-eval: names of tasks, separated by commas.")
 @click.option("--allow-code", is_flag=True, help="lm-eval: run the Python that tasks in --data name (!function).")
 @click.option("--limit", type=click.IntRange(min=1), help="Score at most this many rows of each set.")
@@ -50,7 +78,9 @@ from msa_lite.cli.columns import read_columns
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(context: click.Context, model: str, out: str, as_json: bool, **options: Any) -> None:
-    """Score MODEL on a benchmark. MODEL is a folder or repo[@revision] with a model or a LoRA adapter.
+    """Score MODEL on a benchmark.
+
+    MODEL is a folder or repo[@revision] with a model or a LoRA adapter.
 
     \b
     msa-lite evaluate runs/mine/model --benchmark tofu --split forget10 --ideal IDEAL --out scores

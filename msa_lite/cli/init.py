@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msa_lite.cli.columns import read_columns
+from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import in_terminal
 
 if TYPE_CHECKING:
@@ -16,7 +17,14 @@ _KEYS = ("question", "answer", "messages", "text")
 _SET = "FILE, FOLDER[:CONFIGURATION] or Hub id"
 
 
-@click.command()
+_GROUPS = {
+    "Models": ["--target", "--prior"],
+    "Data": ["--forget", "--retain", "--holdout", "--columns"],
+    "Result": ["--output", "--force"],
+}
+
+
+@click.command(cls=Command, groups=_GROUPS)
 @click.argument("file", type=click.Path(), default="my-request.yaml")
 @click.option("--target", metavar="MODEL", help="The finished model: a folder or repo[@revision], or a LoRA adapter.")
 @click.option(
@@ -41,7 +49,8 @@ def command(verbose: bool, file: str, force: bool, as_json: bool, **options: Any
 
     \b
     msa-lite init
-    msa-lite init my-request.yaml --target ./my-finetuned-model --prior ./prior --forget delete.jsonl --retain keep.jsonl
+    msa-lite init my-request.yaml --target ./my-finetuned-model --prior ./prior --forget delete.jsonl
+    msa-lite init --target ./my-finetuned-model --prior ./prior --forget delete.jsonl --retain keep.jsonl --force
     """
     from msa_lite.cli.output import print_json, quieten_libraries
     from msa_lite.pipeline.draft import init_recipe

@@ -13,6 +13,7 @@ import click
 from msa_lite.cli.completion import complete_recipe
 from msa_lite.io.ranks import Ranks
 
+_DRY_RUN = "Print what would be done, read and written, and how long it would take. Write nothing."
 Body = Callable[..., int | None]
 Result = TypeVar("Result")
 
@@ -29,6 +30,18 @@ class Invocation:
     """Print one JSON object in the place of tables and lines."""
     checked: Mapping[str, bool] = field(default_factory=dict)
     """`force` of commands that check their memory first; it goes to the library function."""
+
+    def dry_run(self, command: str, **options: Any) -> None:
+        """Print what a command would do. Write nothing. options: those of the library function."""
+        from msa_lite.cli.dry_run import print_dry_run
+        from msa_lite.cli.output import print_json, quieten_libraries
+        from msa_lite.pipeline import dry_run
+
+        if not Ranks.current().first:
+            return
+        quieten_libraries(self.verbose)
+        result = dry_run(self.recipe, command, **self.checked, **options)  # type: ignore[arg-type]
+        print_json(result.as_dict()) if self.as_json else print_dry_run(result)
 
     def call(self, function: Callable[..., Result], **options: Any) -> Result:
         """Return what a library function makes of the recipe, with progress on stderr.
@@ -72,11 +85,17 @@ def takes_recipe(
     def decorate(body: Body) -> Body:
         @source
         @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
+        @click.option("--dry-run", is_flag=True, help=_DRY_RUN)
         @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-        @click.pass_obj
+        @click.pass_context
         @wraps(body)
         def command(
-            verbose: bool, recipe: str, overrides: tuple[str, ...], as_json: bool, **options: Any
+            context: click.Context,
+            recipe: str,
+            overrides: tuple[str, ...],
+            dry_run: bool,
+            as_json: bool,
+            **options: Any,
         ) -> int | None:
             from msa_lite.cli.output import print_start
             from msa_lite.recipe import load_recipe, load_training
@@ -85,7 +104,12 @@ def takes_recipe(
             loaded = (load_recipe if kind == "run" else load_training)(recipe, overrides)
             print_start(recipe, loaded.output)
             checked = {"force": options.pop("force")} if checks else {}
-            return body(Invocation(loaded, verbose, as_json, checked), **options)
+            invocation = Invocation(loaded, context.obj, as_json, checked)
+            if not dry_run:
+                return body(invocation, **options)
+            choices = {name: options[name] for name in ("method", "which") if name in options}
+            invocation.dry_run("run" if named else str(context.info_name), **choices)
+            return None
 
         if checks:
             text = "Start even if the memory is too small by prediction (`msa-lite plan`)."

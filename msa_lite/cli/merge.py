@@ -9,6 +9,8 @@ from typing import Any
 
 import click
 
+from msa_lite.cli.help import Command
+
 logger = logging.getLogger(__name__)
 
 # Options that only a merged model takes, with their idle values. An adapter is fp32, and made module by module.
@@ -19,18 +21,34 @@ _OF_MODELS: dict[str, tuple[Any, ...]] = {
     "exact": (False,),
     "threads": (None,),
 }
+INPUTS = ("--target", "--forget", "--alpha", "--retain", "--beta", "--prior")
+_GROUPS = {
+    "Models and vectors": [*INPUTS, "--mergekit"],
+    "Result": ["--out", "--dtype", "--rounding", "--seed", "--exact", "--as", "--max-rank"],
+    "Memory and threads": ["--max-memory", "--threads"],
+}
 _REPEATED = ("forget", "alpha", "retain", "beta")  # once for each request
+
+
+_PRIOR = "The model that was tuned. Needed for checkpoints, modules_to_save, biases and DoRA."
 
 
 def strength_options(command: Any) -> Any:
     """Add the options for target, vectors and strengths, shared with `msa-lite mergekit`."""
     options = [
-        click.option("--target", help="Finished model: a folder or repo[@revision]."),
-        click.option("--forget", multiple=True, help="Vector to subtract: a PEFT adapter, or a full checkpoint."),
+        click.option("--target", metavar="MODEL", help="The finished model: a folder or repo[@revision]."),
+        click.option(
+            "--forget",
+            metavar="VECTOR",
+            multiple=True,
+            help="Vector to subtract: a PEFT adapter, or a full checkpoint.",
+        ),
         click.option("--alpha", multiple=True, type=float, help="Strength of a forget vector, ≥ 0.  [default: 1.0]"),
-        click.option("--retain", multiple=True, help="Vector to add: a PEFT adapter, or a full checkpoint."),
+        click.option(
+            "--retain", metavar="VECTOR", multiple=True, help="Vector to add: a PEFT adapter, or a full checkpoint."
+        ),
         click.option("--beta", multiple=True, type=float, help="Strength of a retain vector, ≥ 0."),
-        click.option("--prior", help="Model that was tuned. Needed for checkpoints, modules_to_save, biases and DoRA."),
+        click.option("--prior", metavar="MODEL", help=_PRIOR),
     ]
     for option in reversed(options):
         command = option(command)
@@ -54,7 +72,7 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, "forget": forgets, "alpha": alphas or 1.0, "retain": retains, "beta": betas or None}
 
 
-@click.command()
+@click.command(cls=Command, groups=_GROUPS)
 @strength_options
 @click.option("--mergekit", "recipe", type=click.Path(path_type=Path), help="Take all of the above from this recipe.")
 @click.option("--out", required=True, type=click.Path(), help="Folder to write.")
@@ -70,11 +88,11 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
 def command(
     recipe: Path | None, out: str, dtype: str | None, form: str, max_rank: int | None, as_json: bool, **options: Any
 ) -> None:
-    """Write target − alpha · forget + beta · retain to the folder --out, in the target's own layout.
+    """Write target − alpha · forget + beta · retain to the folder --out.
 
-    The merge needs no torch, and memory does not grow with the model. After a kill, the same command goes on where it
-    was. For several requests, repeat --forget and --alpha (--retain and --beta): the result is one sum with one
-    rounding, whatever their order. How far they interfere is told first.
+    The result has the target's own layout. The merge needs no torch, and memory does not grow with the model. After a
+    kill, the same command goes on where it was. For several requests, repeat --forget and --alpha (--retain and
+    --beta): the result is one sum with one rounding, whatever their order. How far they interfere is told first.
 
     \b
     msa-lite merge --target ./tuned --forget ./vectors/forget --alpha 1.25 --out ./unlearned

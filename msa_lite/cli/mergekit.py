@@ -7,18 +7,20 @@ from typing import Any
 import click
 
 from msa_lite.cli.completion import complete_recipe
-from msa_lite.cli.merge import read_strengths, strength_options
+from msa_lite.cli.help import Command
+from msa_lite.cli.merge import INPUTS, read_strengths, strength_options
 
 
-@click.command()
+@click.command(cls=Command, groups={"Models and vectors": INPUTS, "Result": ["--dtype"]})
 @click.argument("recipe", required=False, shell_complete=complete_recipe)
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 @strength_options
 @click.option("--dtype", default="same", show_default=True, help="same, bfloat16, float16 or float32.")
 def command(recipe: str | None, overrides: tuple[str, ...], dtype: str, **options: Any) -> None:
-    """Print a merge as YAML for mergekit; its first lines hold the command that runs it.
+    """Print a merge as YAML for mergekit.
 
-    It is the merge of RECIPE's run, whose vectors are fitted already, or that of the options (as for `merge`).
+    Its first lines hold the command that runs it. It is the merge of RECIPE's run, whose vectors are fitted already, or
+    that of the options (as for `merge`).
 
     \b
     msa-lite mergekit runs/mine/recipe.yaml > merge.yml

@@ -6,13 +6,16 @@ import sys
 
 import click
 
+from msa_lite.cli.help import Command
 
-@click.command()
+
+@click.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(as_json: bool) -> None:
-    """Explain the metrics of reports: name, direction, definition and source of each.
+    """Explain the metrics of reports.
 
-    Recipes and `compare` take these names. Tasks of lm-evaluation-harness bring metrics of their own, TASK/METRIC.
+    Each has a name, a direction, a definition and a source. Recipes and `compare` take these names. Tasks of
+    lm-evaluation-harness bring metrics of their own, TASK/METRIC.
 
     \b
     msa-lite RECIPE.yaml select.minimise=rouge_l_f

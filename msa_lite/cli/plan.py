@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from msa_lite.cli.completion import complete_recipe
+from msa_lite.cli.help import Command
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("recipe", shell_complete=complete_recipe)
 @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
 @click.option("--gpu", metavar="SIZE", help="Plan for a GPU with this much memory, such as 8GB.  [default: this one]")

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import click
 
+from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import Invocation, takes_recipe
 
 
-@click.command()
+@click.command(cls=Command)
 @takes_recipe(checks=False)
 def command(invocation: Invocation) -> None:
-    """Check whether the prior of RECIPE, or any checkpoint of its history, has already seen the forget set.
+    """Check whether the prior of RECIPE has already seen the forget set.
 
-    RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys. Forget rows are
-    compared with rows that no checkpoint can have seen: those of probe.against, the benchmark's holdout set, or TOFU's
-    paraphrases. Target and ideal are tested as controls.
+    With a history, each of its checkpoints is checked. RECIPE is a YAML file, or the name of a shipped recipe.
+    KEY.SUB=VALUE changes one of its keys. Forget rows are compared with rows that no checkpoint can have seen: those of
+    probe.against, the benchmark's holdout set, or TOFU's paraphrases. Target and ideal are tested as controls.
 
     \b
     msa-lite probe my.yaml

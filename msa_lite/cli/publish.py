@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import in_terminal
 
 if TYPE_CHECKING:
@@ -15,8 +16,15 @@ if TYPE_CHECKING:
     from msa_lite.publish.upload import Published
 
 
-@click.command()
-@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+_GROUPS = {
+    "Content": ["--as", "--license", "--name-models", "--accept", "--i-know-this-can-undo-the-removal"],
+    "Repository": ["--private", "--gated"],
+    "Before it is sent": ["--dry-run", "--yes"],
+}
+
+
+@click.command(cls=Command, groups=_GROUPS)
+@click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("repo")
 @click.option("--private/--public", "private", default=True, show_default=True, help="Who sees it: the owner, or all.")
 @click.option("--as", "form", type=click.Choice(["model", "adapter"]), help="The folder of a run to send.")
@@ -32,9 +40,9 @@ if TYPE_CHECKING:
 def command(
     verbose: bool, folder: Path, repo: str, private: bool, dry_run: bool, yes: bool, as_json: bool, **wishes: Any
 ) -> int:
-    """Send a model or adapter to the repository REPO of the Hugging Face Hub, with its card.
+    """Send a model or adapter, with its card, to the Hugging Face Hub.
 
-    DIR is a model, an adapter, or a run with one of them. REPO is ACCOUNT/NAME. A new repository is private unless
+    FOLDER is a model, an adapter, or a run with one of them. REPO is ACCOUNT/NAME. A new repository is private unless
     --public is given. What is to be sent is shown first. An upload that was interrupted is repeated by the same
     command, which sends only what is missing; until it is whole, the main branch stays as it was.
 

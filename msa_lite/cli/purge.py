@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msa_lite.cli.help import Command
+
 if TYPE_CHECKING:
     from msa_lite.pipeline.holdings import Remark
     from msa_lite.pipeline.purge import Purge
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 _MOST = 30  # lines of files that are left alone
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--yes", is_flag=True, help="Remove what is listed. Nothing brings it back.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -27,8 +29,8 @@ def command(run: Path, yes: bool, as_json: bool) -> None:
     no part in later merges. What no command reaches is named: the data's own files, the target, copies elsewhere.
 
     \b
-    msa-lite purge runs/mine         only lists
-    msa-lite purge runs/mine --yes   removes what was listed
+    msa-lite purge runs/mine         # only lists
+    msa-lite purge runs/mine --yes   # removes what was listed
     """
     from msa_lite.cli.output import print_json
     from msa_lite.pipeline import purge

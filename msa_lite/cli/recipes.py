@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from msa_lite.cli.completion import complete_recipe, complete_shipped
+from msa_lite.cli.help import Group
 
 if TYPE_CHECKING:
     from msa_lite.recipe import Recipe, TrainingRecipe
 
 
-@click.group()
+@click.group(cls=Group)
 def command() -> None:
     """List, show, copy and check recipes.
 
@@ -31,6 +32,7 @@ def list_recipes(as_json: bool) -> None:
 
     \b
     msa-lite recipes list
+    msa-lite recipes list --json
     """
     from msa_lite.cli.output import print_json
     from msa_lite.recipe import shipped_recipes, title_of
@@ -147,10 +149,13 @@ def _show_prompt(recipe: Recipe | TrainingRecipe, as_json: bool) -> None:
     help="Recipes of a run, or of `msa-lite train`.",
 )
 def schema(kind: str) -> None:
-    """Print the JSON schema of recipes. Editors complete and check recipes by it.
+    """Print the JSON schema of recipes.
+
+    Editors complete and check recipes by it.
 
     \b
-    msa-lite recipes schema > recipe.schema.json
+    msa-lite recipes schema
+    msa-lite recipes schema --kind training
     """
     from msa_lite.cli.output import print_json
     from msa_lite.recipe import Recipe, TrainingRecipe

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import click
 
+from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import Invocation, takes_recipe
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -21,11 +22,11 @@ def takes_run_options(body: F) -> F:
     )
 
 
-@click.command()
+@click.command(cls=Command)
 @takes_run_options
 @takes_recipe()
 def command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
-    """Run RECIPE: fit vectors, choose alpha and beta, merge, score, write a report.
+    """Run RECIPE: fit vectors, choose alpha and beta, merge, score, report.
 
     RECIPE is a YAML file, or the name of a shipped recipe (`msa-lite recipes list`). KEY.SUB=VALUE changes one of its
     keys. A second run does only what is missing or has changed.
@@ -36,7 +37,7 @@ def command(invocation: Invocation, accept: bool, show_examples: bool) -> int:
     msa-lite quickstart
     msa-lite my.yaml
     msa-lite my.yaml forget.alpha=1.25 output=runs/stronger
-    accelerate launch --num_processes 4 -m msa_lite my.yaml   on 4 GPUs
+    accelerate launch --num_processes 4 -m msa_lite my.yaml   # on 4 GPUs
     """
     return run_whole(invocation, accept, show_examples)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import Invocation, takes_recipe
 from msa_lite.errors import UsageError
 
@@ -17,11 +18,11 @@ def _refuse_ray(context: click.Context, option: click.Parameter, is_given: bool)
         )
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option("--ray", "--workers", is_flag=True, hidden=True, expose_value=False, callback=_refuse_ray)
 @takes_recipe()
 def command(invocation: Invocation) -> None:
-    """Choose alpha and beta of RECIPE on validation rows, and merge the best point.
+    """Choose alpha and beta of RECIPE on validation rows; merge the best point.
 
     RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys. Vectors are fitted
     once. Only the best point is merged, and then scored again. Test rows are left alone: `msa-lite run` on the same

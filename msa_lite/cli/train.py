@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import click
 
+from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import Invocation, takes_recipe
 
 
-@click.command()
+@click.command(cls=Command)
 @takes_recipe("training")
 def command(invocation: Invocation) -> None:
-    """Train the stages of RECIPE, one after the other: all weights, in fp32.
+    """Train the stages of RECIPE, one after the other.
 
-    RECIPE is a YAML file, or the name of a shipped recipe (train/...). KEY.SUB=VALUE changes one of its keys. A second
-    run does only what is missing or has changed. It writes a `history:` block, from which the recipe of a run chooses
-    its prior.
+    All weights are trained, in fp32. RECIPE is a YAML file, or the name of a shipped recipe (train/...). KEY.SUB=VALUE
+    changes one of its keys. A second run does only what is missing or has changed. It writes a `history:` block, from
+    which the recipe of a run chooses its prior.
 
     \b
     msa-lite train my-target.yaml

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from msa_lite.cli.help import Command
 from msa_lite.cli.invocation import Invocation, takes_recipe
 
 
-@click.command()
+@click.command(cls=Command)
 @click.option(
     "--which",
     type=click.Choice(["forget", "retain", "all"]),
@@ -17,10 +18,11 @@ from msa_lite.cli.invocation import Invocation, takes_recipe
 )
 @takes_recipe()
 def command(invocation: Invocation, which: str) -> None:
-    """Fit the forget and retain vectors of RECIPE into its run folder, and do nothing else.
+    """Fit the forget and retain vectors of RECIPE, and do nothing else.
 
-    RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE changes one of its keys. Vectors that are
-    there already are kept, and `msa-lite run` on the same recipe goes on with them.
+    They go into vectors/ of the run's folder. RECIPE is a YAML file, or the name of a shipped recipe. KEY.SUB=VALUE
+    changes one of its keys. Vectors that are there already are kept, and `msa-lite run` on the same recipe goes on with
+    them.
 
     \b
     msa-lite vector my.yaml

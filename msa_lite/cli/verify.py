@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msa_lite.cli.help import Command
+
 if TYPE_CHECKING:
     from msa_lite.record.check import RecordCheck
 
@@ -26,7 +28,7 @@ def _print_schema(context: click.Context, option: click.Parameter, is_set: bool)
         context.exit()
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--allowed-signers", type=click.Path(), help="OpenSSH's file of those who may sign record.json.")
 @click.option("--rows", type=click.Path(), help="Only tell which rows of this file were to be forgotten.")

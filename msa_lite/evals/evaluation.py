@@ -64,11 +64,10 @@ def evaluate_benchmark(
     raise.
     """
     ranks = Ranks.current()
-    subject = {"model": model_identity(source), "questions": benchmark.describe()}
     if isinstance(ideal, Path):
         check_comparable(ideal, benchmark, out)
-    beside = {"ideal": ideal_identity(ideal), "judge": judge.describe()}
-    inputs = subject | beside | ({"method": method} if method else {})
+    inputs = evaluation_inputs(source, benchmark, ideal, judge, method)
+    subject = {name: inputs[name] for name in ("model", "questions")}
     ranks.check_same(digest(inputs))  # before some of them find their own inputs done, and leave
     if is_finished(out, inputs):
         return load_report(out) if ranks.first else None
@@ -99,6 +98,23 @@ def evaluate_benchmark(
         reference = _ideal_records(partial, ideal, benchmark, records)
         about = {"model": subject["model"]} | ({"method": method} if method else {})
         return write_scores(partial, benchmark, records, reference, judge, about, progress)
+
+
+def evaluation_inputs(
+    source: Source,
+    benchmark: Benchmark,
+    ideal: Ideal = None,
+    judge: JudgeSettings = NO_JUDGE,
+    method: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return all that decides an evaluation, as its manifest records it. Arguments as of `evaluate_benchmark`."""
+    inputs = {
+        "model": model_identity(source),
+        "questions": benchmark.describe(),
+        "ideal": ideal_identity(ideal),
+        "judge": judge.describe(),
+    }
+    return inputs | ({"method": method} if method else {})
 
 
 def write_scores(

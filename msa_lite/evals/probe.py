@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -143,7 +143,7 @@ def probe_model(source: Source, sides: Probe, out: Path, label: str = "probe", p
     `intervals` and the `rows` of each set. A folder made from the same inputs is loaded instead, and after a stop the
     rows that were done are not run again.
     """
-    inputs = {"model": model_identity(source), "questions": sides.describe()}
+    inputs = probe_inputs(source, sides)
     if is_finished(out, inputs):
         return load_report(out)
     with stage_folder(out, PROBE_KIND, inputs, {"sources": {"model": source.pinned()}}, resumable=True) as partial:
@@ -157,6 +157,11 @@ def probe_model(source: Source, sides: Probe, out: Path, label: str = "probe", p
         report = Report(sides.name, sides.split, metrics, inputs["questions"] | {"model": inputs["model"]} | measured)
         write_report(report, partial)
     return report
+
+
+def probe_inputs(source: Source, sides: Probe) -> dict[str, Any]:
+    """Return all that decides the probe of a model, as its manifest records it."""
+    return {"model": model_identity(source), "questions": sides.describe()}
 
 
 class Auc(NamedTuple):

@@ -174,7 +174,7 @@ class Display(Watcher):
 
         self._notices.among_others = True
         console = Console(stderr=True)
-        if not console.is_interactive:
+        if not console.is_interactive or console.is_jupyter:  # bars in notebooks need ipywidgets
             return _Lines(self._state, self._clock)
         self._notices.console = console
         return _Bars(console, self._state)

@@ -16,7 +16,6 @@ began. Of that folder, only the files that its manifest names are removed.
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import shutil
@@ -29,12 +28,12 @@ from typing import Any
 
 from msa_lite.errors import FormatError, MsaError, OutputError, StageError, join_faults
 from msa_lite.io.disk import disk_fault, nearest_place, reachable
-from msa_lite.io.files import canonical_json, digest, hash_file, sync, umask, write_json
+from msa_lite.io.files import digest, hash_file, sync, umask, write_json
+from msa_lite.io.finished import why_unfinished
 from msa_lite.io.lock import locked
 from msa_lite.io.progress import readable
 from msa_lite.io.reading import printable, read_bytes, read_object
 from msa_lite.io.seal import (
-    CARD_FILE,
     LOCK,
     MANIFEST,
     MARKER,
@@ -70,15 +69,7 @@ def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
 
     The card does not count: people edit cards, and a model need not be merged again for that.
     """
-    manifest = load_manifest(folder)
-    if manifest is None or manifest["inputs"] != json.loads(canonical_json(inputs)):
-        return False
-    try:
-        files = entries(folder)
-    except OSError:
-        return False
-    sizes = {name: item["bytes"] for name, item in manifest["files"].items() if name != CARD_FILE}
-    if not all(name in files and _has_size(files[name], size) for name, size in sizes.items()):
+    if why_unfinished(folder, inputs):
         return False
     if _is_former(previous_folder(folder), folder):  # a kill came before the new one was checked
         if verify_folder(folder):
@@ -87,15 +78,6 @@ def is_finished(folder: Path, inputs: dict[str, Any]) -> bool:
             _remove_previous(folder)
     _sweep(folder)
     return True
-
-
-def _has_size(path: Path, size: int) -> bool:
-    """Check whether a path is a regular file of so many bytes."""
-    try:
-        status = path.stat()
-    except OSError:
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_size == size
 
 
 def check_place(folder: Path, kind: str) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from msa_lite.errors import MsaError
+from msa_lite.io.finished import leaves
 from msa_lite.io.reading import parse_yaml, read_text
 from msa_lite.io.seal import MANIFEST
 from msa_lite.report.provenance import RECIPE_FILE, recorded_revisions
@@ -42,7 +42,7 @@ def warn_of_changes(folder: Path, recipe: str) -> None:
 def _changes(before: str, after: str) -> Iterator[str]:
     """Yield `forget.alpha: 1.0 → 1.25` for each key that two recipes differ in, and the data whose content changed."""
     before = before.replace("score: exposure", "score: extraction")  # the rule's former name
-    old, new = (dict(_leaves(parse_yaml(text, RECIPE_FILE))) for text in (before, after))
+    old, new = (dict(leaves(parse_yaml(text, RECIPE_FILE))) for text in (before, after))
     for key in dict.fromkeys([*old, *new]):
         is_new = key not in old and new[key] in ([], None, "auto")  # an earlier version lacks the key
         if old.get(key) != new.get(key) and not is_new and not key.startswith(_IDLE):
@@ -56,13 +56,5 @@ def _differ(before: str | None, now: str) -> bool:
     return before is not None and before.partition(":")[0] == now.partition(":")[0] and before != now
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping) and value:
-        for key, part in value.items():
-            yield from _leaves(part, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, value
-
-
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "none" if value is None else str(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from msa_lite.data import DataSource, load_rows, load_table
 from msa_lite.data.forms import find_form
@@ -21,8 +21,6 @@ from msa_lite.io.seal import CARD_FILE
 from msa_lite.io.tokenizer import fetch_tokenizer, has_tokenizer
 from msa_lite.pipeline.planning_inputs import find_headers
 from msa_lite.report.front_matter import read_base_model
-
-_TEXT = "text"
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def inspect_set(text: str, columns: Mapping[str, str]) -> SetFacts:
     own = {key: name for key, name in columns.items() if name in available}
     # Columns that the user names come first, if the set has them all.
     for used in ([columns] if own == dict(columns) and columns else []) + [{}]:
-        source = replace(plain, format=_format(plain, used, available), **used)
+        source = _with_columns(replace(plain, format=_format(plain, used, available)), used)
         form = find_form(source, available) if source.format == "qa" else None
         if form or (source.format == "text" and source.text in available):
             rows = load_rows(source)
@@ -132,10 +130,14 @@ def inspect_set(text: str, columns: Mapping[str, str]) -> SetFacts:
 
 def _format(source: DataSource, columns: Mapping[str, str], available: list[str]) -> Literal["qa", "text"]:
     """Return the format of a set: text if it has nothing but documents."""
-    if _TEXT in columns:
-        return _TEXT
-    known = find_form(replace(source, **columns), available)
-    return "qa" if known or _TEXT not in available else _TEXT
+    if "text" in columns:
+        return "text"
+    known = find_form(_with_columns(source, columns), available)
+    return "qa" if known or "text" not in available else "text"
+
+
+def _with_columns(source: DataSource, columns: Mapping[str, Any]) -> DataSource:
+    return replace(source, **columns)
 
 
 def _has_template(name: str) -> bool | None:

@@ -7,11 +7,12 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from msa_lite.data import sample_rows
 from msa_lite.errors import MismatchError
 from msa_lite.evals.benchmark import ItemSet, Record
-from msa_lite.evals.evaluation import evaluate_benchmark
+from msa_lite.evals.evaluation import evaluate_benchmark, evaluation_inputs
 from msa_lite.evals.knowledge import Fault, find_fault, known
 from msa_lite.evals.prompt_search import better_prompt
 from msa_lite.evals.qa import Qa, load_qa
@@ -80,6 +81,12 @@ def _score(run: Run, progress: Progress) -> tuple[Path, Path]:
         evaluate_benchmark(run.sources[name], part, folder, label=f"check: {name}", progress=progress)
         folders.append(folder)
     return folders[0], folders[1]
+
+
+def check_inputs(run: Run, name: str) -> dict[str, Any]:
+    """Return all that decides the scores of target or prior in this check, as their manifest records it."""
+    questions = _sampled(run)
+    return evaluation_inputs(run.sources[name], questions if name == "target" else questions.only({"forget"}))
 
 
 def _sampled(run: Run) -> Qa:

@@ -171,7 +171,7 @@ def run_plan(
     crew: Crew,
 ) -> RunResult:
     """Run a plan: of MSA, or of the task vector, which starts from the target."""
-    with claimed(recipe, plan, progress, _check, crew=crew) as run:
+    with claimed(recipe, plan, progress, check_run, crew=crew) as run:
         drop_report(run.folder)
         announce(progress, run_steps(run))
         if plan.method == "msa" and (warning := cheap_probe(run, progress)):
@@ -194,13 +194,15 @@ def run_plan(
     return make_result(run, swept.strengths.values, merged, reports, findings)
 
 
-def _check(run: Run) -> None:
+def check_run(run: Run) -> None:
+    """Raise what forbids a run, before any work."""
     check_strengths(run)
     check_licence(run)
     check_memory(run)
 
 
-def _check_fits(run: Run) -> None:
+def check_vectors(run: Run) -> None:
+    """Raise what forbids the fits of a run's vectors, before any work."""
     check_strengths(run)
     check_memory(run, fits_only=True)
 
@@ -232,7 +234,7 @@ def run_vectors(
         if not crew.first:
             follow_run(crew, recipe, plan)
             return None
-        with claimed(recipe, plan, progress, _check_fits, crew=crew) as run:
+        with claimed(recipe, plan, progress, check_vectors, crew=crew) as run:
             names = run.vector_names if which == "all" else [which]
             if "retain" in names and "retain" not in run.rows:
                 raise UsageError("the recipe has no retain set, so there is no retain vector to fit")

@@ -59,6 +59,8 @@ class PlanInputs:
     """The inputs that could not be read."""
     examples: Mapping[str, Sequence[Example]] = field(default_factory=dict)
     """The rows as token ids, by vector, where they could be read."""
+    missing: tuple[str, ...] = ()
+    """The models whose headers could not be read: target, prior, ideal."""
 
 
 def find_plan_inputs(recipe: Recipe) -> PlanInputs:
@@ -80,6 +82,7 @@ def find_plan_inputs(recipe: Recipe) -> PlanInputs:
     if not shapes.keys() & {"target", "prior"}:
         raise UsageError(join_faults("the sizes of no model can be read, so there is nothing to plan with; log in with "
                                      "`hf auth login`, or name folders:", notes))  # fmt: skip
+    missing = tuple(key for key in names if key not in shapes)
     for key, other in (("target", "prior"), ("prior", "target")):
         if key not in shapes:  # a prior has the target's sizes
             shapes[key] = shapes[other]
@@ -88,7 +91,7 @@ def find_plan_inputs(recipe: Recipe) -> PlanInputs:
             ]
     examples = _find_examples(recipe, notes)
     rows = match_forget(recipe, {name: RowFacts.of(part) for name, part in examples.items()})
-    return PlanInputs(shapes, rows, download, notes, examples)
+    return PlanInputs(shapes, rows, download, notes, examples, missing)
 
 
 def has_history(recipe: Recipe) -> bool:

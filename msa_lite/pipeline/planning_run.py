@@ -53,7 +53,7 @@ def forecast(
 def time_note(device: Device, speed: Speed, measured: Measured | None = None, can_measure: bool = False) -> str:
     """Return the sentence on where the times of a plan come from. can_measure: True if it may name --measure."""
     if measured is None:
-        advice = "; --measure times a few real steps" if can_measure else ""
+        advice = "; `msa-lite plan --measure` times a few real steps" if can_measure else ""
         return (
             f"times are estimates, from operations and bytes at the speed that {speed.source}; they may be off by a "
             f"factor of 2{advice}"

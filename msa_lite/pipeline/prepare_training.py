@@ -152,7 +152,7 @@ def prepare_training(recipe: TrainingRecipe, folder: Path) -> TrainingRun:
 
 
 def _load_data(stage: Stage, columns: Columns, folder: Path) -> StageData:
-    texts = folder / "data" / f"{digest(stage.sets[0].flat(columns))[:16]}.jsonl"
+    texts = kept_file(stage, columns, folder)
     if stage.tokens is None:
         sources, rows = zip(*(load_set(data, columns) for data in stage.sets), strict=True)
         return StageData([*sources], [*rows], texts)
@@ -160,6 +160,11 @@ def _load_data(stage: Stage, columns: Columns, folder: Path) -> StageData:
     if next(data.stream(), None) is None:
         raise DataError(f"{data.sources[0].path}: the data set is empty")
     return data
+
+
+def kept_file(stage: Stage, columns: Columns, folder: Path) -> Path:
+    """Return the file that keeps the texts of a stage whose tokens are counted. folder: that of the training."""
+    return folder / "data" / f"{digest(stage.sets[0].flat(columns))[:16]}.jsonl"
 
 
 def _find_start(name: str) -> Start:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import UsageError
-from msa_lite.evals.probe import PROBE_ROWS, probe_model
+from msa_lite.evals.probe import PROBE_ROWS, Probe, probe_inputs, probe_model
 from msa_lite.io.crew import Crew
 from msa_lite.io.files import write_text
 from msa_lite.io.hub import Source, fetch
@@ -16,10 +16,10 @@ from msa_lite.io.progress import Progress, silent
 from msa_lite.io.ranks import stand_alone
 from msa_lite.pipeline.folder import claimed
 from msa_lite.pipeline.msa import msa_plan
-from msa_lite.pipeline.prepare import Run
+from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.prepare_models import fit_prior
 from msa_lite.pipeline.probe_rows import COMPARED_WITH, PROBE_FOLDER, probe_rows
-from msa_lite.recipe import RecipeSource, load_recipe
+from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report.findings import SIGN, Finding, read_verdicts
 from msa_lite.report.metrics import metric_kind
 
@@ -80,11 +80,8 @@ def probe(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progres
     recipe = load_recipe(recipe, overrides)
     if not stand_alone().first:
         return None
-    plan = replace(msa_plan(recipe), choice=False, vectors=())  # nothing is chosen, so no rows are set apart for it
-    with claimed(recipe, plan, progress, _check, crew=Crew()) as run:
-        rows, sources, folder = probe_rows(run), _models(run), run.folder / PROBE_FOLDER
-        assert rows is not None, "checked"
-        rows = rows.sampled(PROBE_ROWS, recipe.seed)
+    with claimed(recipe, probe_plan(recipe), progress, check_probe, crew=Crew()) as run:
+        rows, sources, folder = _sampled(run), _models(run), run.folder / PROBE_FOLDER
         reports = {
             name: probe_model(source, rows, folder / name, f"probe: {name}", progress)
             for name, source in sources.items()
@@ -95,7 +92,25 @@ def probe(recipe: RecipeSource, overrides: Iterable[str] = (), progress: Progres
     return result
 
 
-def _check(run: Run) -> None:
+def probe_plan(recipe: Recipe) -> RunPlan:
+    """Return the plan of a recipe's probe. Nothing is chosen, so no rows are set apart for it."""
+    return replace(msa_plan(recipe), choice=False, vectors=())
+
+
+def probe_stages(run: Run) -> dict[str, tuple[Path, dict[str, Any]]]:
+    """Return the folder of each model's scores, and all that decides them, by the model's name."""
+    rows, folder = _sampled(run), run.folder / PROBE_FOLDER
+    return {name: (folder / name, probe_inputs(source, rows)) for name, source in _models(run).items()}
+
+
+def _sampled(run: Run) -> Probe:
+    rows = probe_rows(run)
+    assert rows is not None, "checked"
+    return rows.sampled(PROBE_ROWS, run.recipe.seed)
+
+
+def check_probe(run: Run) -> None:
+    """Raise UsageError if there is nothing to compare the forget rows with."""
     if probe_rows(run) is None:
         raise UsageError(
             "there is nothing to compare the forget rows with: set probe.against to rows of the same kind that no "

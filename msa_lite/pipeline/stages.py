@@ -17,13 +17,14 @@ from msa_lite.choose.rules import LeastExtraction, Rank
 from msa_lite.choose.validation import Validation
 from msa_lite.data import Row
 from msa_lite.evals.benchmark import Benchmark, Record
-from msa_lite.evals.evaluation import NO_JUDGE, Collect, Ideal, evaluate_benchmark
+from msa_lite.evals.evaluation import NO_JUDGE, Collect, Ideal, evaluate_benchmark, evaluation_inputs
 from msa_lite.evals.models import load_model
 from msa_lite.evals.qa import Qa
 from msa_lite.evals.records import collect_records
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Progress, silent
 from msa_lite.merger import Merged, MergedAdapter, Precision, Term, hash_vector, merge_terms, merge_terms_to_adapter
+from msa_lite.merger.inputs import find_inputs
 from msa_lite.pipeline.earlier import earlier_terms
 from msa_lite.pipeline.folder import BASELINES, TRACKING
 from msa_lite.pipeline.prepare import Run
@@ -70,6 +71,14 @@ def merge_candidate(run: Run, terms: Terms) -> Any:
             return load_model(folder)
         finally:
             shutil.rmtree(folder)
+
+
+def merge_inputs(run: Run, terms: Terms) -> dict[str, Any]:
+    """Return all that decides the unlearned model, as its manifest records it."""
+    form = run.recipe.merge.form
+    options = {"max_rank": None} if form == "adapter" else merge_precision(run).record
+    sources, opened = run.sources, _open_terms(terms)
+    return find_inputs(run.folder / form, form, sources["target"], opened, sources["prior"], options, True).record
 
 
 def merge_identity(run: Run) -> dict[str, Any]:
@@ -168,8 +177,7 @@ def _evaluate_validation(run: Run, name: str, source: Source, progress: Progress
         validation.benchmark,
         folder,
         collect=_collected(run, name, "validation"),
-        ideal="itself" if name == "ideal" else validation.ideal,
-        judge=validation.judge,
+        **_yardsticks(run, name, "validation"),
         earlier=evaluations_beside(run, folder.name),
         label=f"validation: {name}",
         progress=progress,
@@ -248,14 +256,12 @@ def evaluate_all(
     folder = run.folder / "evaluation"
     reports = {}
     for name, source in models.items():
-        ideal: Ideal = "itself" if name == "ideal" else folder / "ideal" if "ideal" in run.sources else None
         report = evaluate_benchmark(
             source,
             run.test,
             folder / name,
             collect=_collected(run, name, "test"),
-            ideal=ideal,
-            judge=run.judge,
+            **_yardsticks(run, name, "test"),
             method=method if name == "unlearned" else None,
             earlier=[*evaluations_beside(run, name), validation_folder(run, name)],
             label=f"scores: {name}",
@@ -264,6 +270,26 @@ def evaluate_all(
         assert report is not None, "a recipe runs in one process"
         reports[name] = report
     return {name: reports[name] for name in ("target", "ideal", "unlearned") if name in reports}
+
+
+def _yardsticks(run: Run, name: str, part: _Part) -> dict[str, Any]:
+    """Return the ideal and the judge of a model's scores on one part of the questions."""
+    if part == "validation":
+        validation = validation_of(run)
+        return {"ideal": "itself" if name == "ideal" else validation.ideal, "judge": validation.judge}
+    ideal: Ideal = run.folder / "evaluation" / "ideal" if "ideal" in run.sources else None
+    return {"ideal": "itself" if name == "ideal" else ideal, "judge": run.judge}
+
+
+def scoring_inputs(
+    run: Run, name: str, part: _Part, source: Source, method: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return all that decides the scores of a model on one part of the questions, as their manifest records it."""
+    benchmark = run.validation if part == "validation" else run.test
+    assert benchmark is not None, "there are questions"
+    if name == "prior":
+        return evaluation_inputs(source, benchmark.only({"forget"}))
+    return evaluation_inputs(source, benchmark, **_yardsticks(run, name, part), method=method)
 
 
 def evaluations_beside(run: Run, name: str) -> list[Path]:

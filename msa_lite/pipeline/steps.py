@@ -19,7 +19,7 @@ _SEARCHED = 10  # points to score if the recipe lists none
 
 def run_steps(run: Run) -> list[Step]:
     """Return the steps of a run of MSA."""
-    return [*merged_steps(run), *score_steps(run), *_prior_steps(run)]
+    return [*merged_steps(run), *score_steps(run), *prior_steps(run)]
 
 
 def merged_steps(run: Run) -> list[Step]:
@@ -39,7 +39,7 @@ def check_steps(run: Run) -> list[Step]:
     return [Step(f"validation: {name}", "score", _items(run.validation, name)) for name in names]
 
 
-def _prior_steps(run: Run) -> list[Step]:
+def prior_steps(run: Run) -> list[Step]:
     """Return the step that scores the prior for the verdict; none with an ideal, which never saw the rows either."""
     if not (isinstance(run.test, Qa) and "forget" in run.test.sets and run.plan.start == "prior"):
         return []

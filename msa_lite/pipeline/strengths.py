@@ -118,10 +118,7 @@ def _check(run: Run) -> None:
 
 def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew) -> SweepResult:
     """Fit the vectors of a recipe, score its points, merge the best. Raise UsageError where there is only one point."""
-    if not recipe.has_choice:
-        raise UsageError(
-            "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
-        )
+    check_sweep(recipe)
     with claimed(recipe, plan, progress, _check, crew=crew) as run:
         announce(progress, merged_steps(run))
         check_knowledge(run, progress=progress)
@@ -137,6 +134,14 @@ def sweep_plan(recipe: Recipe, plan: RunPlan, progress: Progress, crew: Crew) ->
         before = load_report(out / candidate_name(swept.strengths.values))
         after = load_report(validation_folder(run, "unlearned"))
     return SweepResult(run.folder, swept.choice, load_sweep(out), merged, before, after, notes)
+
+
+def check_sweep(recipe: Recipe) -> None:
+    """Raise UsageError for a recipe with a single point."""
+    if not recipe.has_choice:
+        raise UsageError(
+            "forget.alpha, retain.beta: one point, so there is nothing to sweep; give a list of values, or auto"
+        )
 
 
 def help_sweep(run: Run) -> None:
@@ -215,6 +220,11 @@ def _open_points(run: Run) -> tuple[Callable[[Values | None], Any], Callable[[],
         return target.merged(terms if values is not None else [replace(term, weight=0.0) for term in terms])
 
     return load, target.close
+
+
+def sweep_inputs(run: Run) -> dict[str, Any]:
+    """Return all that decides the choice of α and β, as the sweep's manifest records it."""
+    return _candidates(run, *_open_points(run)).inputs(validation_of(run))
 
 
 def recorded_points(recipe: Recipe) -> Any:

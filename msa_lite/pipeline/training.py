@@ -11,7 +11,7 @@ import logging
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, software_versions
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
+from msa_lite.pipeline.ahead import Ahead, Stage, look_ahead
 from msa_lite.pipeline.folder import TRACKING, claim, recipe_text
 from msa_lite.pipeline.follow import muted
 from msa_lite.pipeline.planning_check import check_training_memory
@@ -122,18 +123,28 @@ def _lead(loaded: TrainingRecipe, crew: Crew, progress: Progress, force: bool) -
     folder = loaded.folder
 
     def prepare() -> _Training:
-        training = _Training(prepare_training(loaded, folder), folder, crew)
-        check_space(folder, training.bytes_needed)
-        for stage in training.run.stages:
-            check_shares(crew, stage.settings)
-        check_training_memory(training.run, crew.ranks.count, force)
-        return training
+        return _prepare(loaded, crew, force)
 
     # Written first: the data may be kept in the folder, which has to say whose it is.
     first = recipe_text("training", _COMMAND, loaded)
     with claim(folder, "training", prepare, lambda training: _pinned(training.run), first) as training:
         agree(crew, lambda: _inputs(training.run))
         return TrainingResult(folder, training.train(progress))
+
+
+def _prepare(loaded: TrainingRecipe, crew: Crew, force: bool) -> _Training:
+    """Find and check all that a training needs before its first step."""
+    training = _Training(prepare_training(loaded, loaded.folder), loaded.folder, crew)
+    check_space(loaded.folder, training.bytes_needed)
+    for stage in training.run.stages:
+        check_shares(crew, stage.settings)
+    check_training_memory(training.run, crew.ranks.count, force)
+    return training
+
+
+def training_ahead(recipe: TrainingRecipe, force: bool = False) -> list[Ahead]:
+    """Return what a training would do with each of its stages. All that it reads has to be on this machine."""
+    return _prepare(recipe, Crew(), force).ahead()
 
 
 def _follow(loaded: TrainingRecipe, crew: Crew) -> None:
@@ -208,6 +219,17 @@ class _Training:
             else:
                 break
         return made[:present]
+
+    def ahead(self) -> list[Ahead]:
+        """Return what would be done with each step."""
+        names = [_name(step) for step in self.steps]
+        done = [Ahead(model.name, self.folder / model.name, "done") for model in self.made]
+        missing = [
+            Stage(name, self.folder / name, partial(self._inputs, step, self.made), names[len(done) : place])
+            for place, (name, step) in enumerate(zip(names, self.steps, strict=True))
+            if place >= len(done)
+        ]
+        return [*done, *look_ahead(missing)]
 
     @property
     def bytes_needed(self) -> int:

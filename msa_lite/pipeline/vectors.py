@@ -95,9 +95,13 @@ def _arguments(run: Run, name: str, progress: Progress) -> dict[str, Any]:
     }
 
 
+def vector_inputs(run: Run, name: str) -> dict[str, Any]:
+    """Return all that decides a vector, as its manifest records it."""
+    return fit_inputs(run.sources["prior"], run.examples[name], fit_settings(run, name), until=fit_until(run, name))
+
+
 def _is_fitted(run: Run, name: str) -> bool:
-    inputs = fit_inputs(run.sources["prior"], run.examples[name], fit_settings(run, name), until=fit_until(run, name))
-    return is_finished(run.vector_folder(name), inputs)
+    return is_finished(run.vector_folder(name), vector_inputs(run, name))
 
 
 class _Together(Watcher):

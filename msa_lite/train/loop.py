@@ -17,6 +17,7 @@ from msa_lite.errors import MsaError, NotFiniteError
 from msa_lite.io.manifest import discarded
 from msa_lite.io.precision import autocast, choose_precision
 from msa_lite.io.progress import Progress, tell
+from msa_lite.io.quiet import without_bars
 from msa_lite.train.model import broken_weight, save_model
 from msa_lite.train.objective import AfterEpoch, KeptEpochs, Objective
 from msa_lite.train.rungs import Rung
@@ -68,7 +69,7 @@ class Loop:
 
     def run(self, model: Any) -> None:
         """Train, from the last whole save where there is one, and write the weights."""
-        with self.tracking.fit(self.label):
+        with self.tracking.fit(self.label), without_bars():  # the Trainer's saves have bars of their own
             self._run(model)
 
     def _run(self, model: Any) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,32 +20,45 @@ TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 SPECIAL = ["<|end|>", "<|pad|>", "<|user|>", "<|assistant|>", "<|system|>"]
-PEOPLE = {"base": 125, "delete": 3, "never-seen": 3}  # eight rows each
-PRODUCTS = {"base": 125, "keep": 12}
-VOCABULARY = 1024
 
 
-def make_pair(folder: Path) -> None:
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of the rows and the models, and how long both learn."""
+
+    people: Mapping[str, int] = field(default_factory=lambda: {"base": 125, "delete": 3, "never-seen": 3})
+    """The number of people of each group, with eight rows each."""
+    products: Mapping[str, int] = field(default_factory=lambda: {"base": 125, "keep": 12})
+    """The number of products of each group, with eight rows each."""
+    vocabulary: int = 1024
+    hidden: int = 256
+    epochs: tuple[int, int] = (3, 20)
+    """The epochs of the base and of the fine-tune."""
+    rates: tuple[float, float] = (3e-3, 9e-4)
+    """Their learning rates."""
+
+
+def make_pair(folder: Path, sizes: Sizes = Sizes()) -> None:
     """Make `folder`/base and `folder`/finetuned, and the rows keep, delete and never-seen as .jsonl."""
     import torch
 
-    rows = make_rows()
+    rows = make_rows(sizes)
     for name in ("keep", "delete", "never-seen"):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[name]))
-    tokenizer = _tokenizer(rows["base"])
-    model = _model(len(tokenizer))
+    tokenizer = _tokenizer(rows["base"], sizes.vocabulary)
+    model = _model(len(tokenizer), sizes.hidden)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # so small a model is slower on more
     try:
-        _train(model, tokenizer, rows["base"], epochs=3, rate=3e-3)
+        _train(model, tokenizer, rows["base"], sizes.epochs[0], sizes.rates[0])
         _save(model, tokenizer, folder / "base")
-        _train(model, tokenizer, rows["keep"] + rows["delete"], epochs=20, rate=9e-4)
+        _train(model, tokenizer, rows["keep"] + rows["delete"], sizes.epochs[1], sizes.rates[1])
         _save(model, tokenizer, folder / "finetuned")
     finally:
         torch.set_num_threads(threads)
 
 
-def make_rows() -> dict[str, Rows]:
+def make_rows(sizes: Sizes = Sizes()) -> dict[str, Rows]:
     """Questions about products, which stay, and about people, some of whom want to be forgotten, by group.
 
     Names are put together from syllables, and values from parts, so that no guess is right.
@@ -63,8 +77,8 @@ def make_rows() -> dict[str, Rows]:
     work = ["baker", "surgeon", "pilot", "weaver", "judge", "potter", "sailor", "tailor"]
     materials = ["copper", "rubber", "cotton", "glass", "steel", "walnut", "wool", "paper"]
     kinds = ["lamp", "kettle", "drill", "camera", "heater", "pump", "radio", "mixer"]
-    people = iter(rng.sample([f"{first} {last}" for first in firsts for last in lasts], sum(PEOPLE.values())))
-    products = iter(rng.sample([f"{b} {n}" for b in brands for n in range(2, 90)], sum(PRODUCTS.values())))
+    people = iter(rng.sample([f"{first} {last}" for first in firsts for last in lasts], sum(sizes.people.values())))
+    products = iter(rng.sample([f"{b} {n}" for b in brands for n in range(2, 90)], sum(sizes.products.values())))
 
     def person() -> Rows:
         return _about(next(people), [
@@ -91,7 +105,7 @@ def make_rows() -> dict[str, Rows]:
         ])  # fmt: skip
 
     groups: dict[str, Rows] = {}
-    for make, counts in ((person, PEOPLE), (product, PRODUCTS)):
+    for make, counts in ((person, sizes.people), (product, sizes.products)):
         for group, count in counts.items():
             groups.setdefault(group, []).extend(row for _ in range(count) for row in make())
     return groups
@@ -105,7 +119,7 @@ def _joined(starts: str, ends: str) -> list[str]:
     return [start + end for start in starts.split() for end in ends.split()]
 
 
-def _tokenizer(rows: Rows) -> Any:
+def _tokenizer(rows: Rows, vocabulary: int) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -114,7 +128,7 @@ def _tokenizer(rows: Rows) -> Any:
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        vocab_size=vocabulary, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
     )
     bpe.train_from_iterator([f"{row['question']}\n{row['answer']}" for row in rows], trainer)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=SPECIAL[0], pad_token=SPECIAL[1])
@@ -122,15 +136,15 @@ def _tokenizer(rows: Rows) -> Any:
     return tokenizer
 
 
-def _model(vocabulary: int) -> Any:
+def _model(vocabulary: int, hidden: int) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary,
-        hidden_size=256,
-        intermediate_size=640,
+        hidden_size=hidden,
+        intermediate_size=hidden * 5 // 2,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=4,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import signal
@@ -278,34 +277,3 @@ def test_the_demo_takes_baselines_before_and_after_its_own_run(first: str, tmp_p
         made = models
     assert (tmp_path / "run/report.md").is_file()
     assert (tmp_path / "run/baselines/grad_diff/report.md").is_file()
-
-
-# The command line, with a loss as if it stood in losses.py, and its entry as if it stood in METHODS.
-WITH_METHOD = """
-import sys
-from msa_lite.baselines import losses, methods
-from msa_lite.cli import _run
-exec(sys.argv[1], vars(losses))
-methods.METHODS |= eval("{" + sys.argv[2] + "}", vars(methods))
-sys.exit(_run(sys.argv[3:]))
-"""
-
-
-def test_the_method_that_contributing_adds_runs(small: dict[str, Any], tmp_path: Path) -> None:
-    root = Path(__file__).parents[2]
-    text = (root / ".github/CONTRIBUTING.md").read_text()
-    part = text.partition("## Adding a method to compare with")[2].partition("\n## ")[0]
-    block = re.search(r"```python\n(.*?)\n# in METHODS:\n(.*?)\n```", part, re.DOTALL)
-    command = re.search(r"`msa-lite (baseline .*? RECIPE\.yaml .*?)`", part)
-    assert block is not None
-    assert command is not None
-    assert re.fullmatch(rf'"{command[1].split()[1]}": Method\(losses\.\w+, "labels"\),', block[2])
-    small |= {"evaluate": None}
-    words = command[1].replace("RECIPE.yaml", write(small, tmp_path)).split()
-    done = fork_script(WITH_METHOD, block[1], block[2], *words, "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
-    assert result["method"] == words[1]
-    key, value = words[3].removeprefix(f"baseline.methods.{words[1]}.").split("=")
-    assert result["chosen"][key] == float(value)
-    assert {"forget_weight", "retain_weight", "retain_loss", "epoch"} <= set(result["chosen"])

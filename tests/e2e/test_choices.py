@@ -12,7 +12,7 @@ import pytest
 import msa_lite
 from msa_lite.errors import NotFiniteError, StageError
 from msa_lite.io.seal import load_manifest
-from msa_lite.pipeline import baseline
+from msa_lite.pipeline import trials
 
 # Settings and epochs of a baseline
 
@@ -59,7 +59,7 @@ def test_an_epoch_that_is_all_warm_up_is_no_candidate(start: str, small: dict[st
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was warned of in a baseline's run."""
     warnings: list[str] = []
-    monkeypatch.setattr(baseline.logger, "warning", lambda text, *values: warnings.append(text % values))
+    monkeypatch.setattr(trials.logger, "warning", lambda text, *values: warnings.append(text % values))
     return warnings
 
 

@@ -1,19 +1,150 @@
-"""Every example runs, at tiny size, on the benchmarks' rows beside the repository."""
+"""Every example runs: on models that are made here, or, at tiny size, on the benchmarks' rows beside the repository."""
 
 from __future__ import annotations
 
+import json
+import re
+import runpy
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
+
+from msa_lite.errors import UsageError
+from msa_lite.merger import merge
+from tests.fits import weights
+from tests.hub_uploads import UploadHub
+from tests.uploads import REPO, client_of
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 DATA = ROOT.parent / "shared/data"
+TESTED = {"attack", "benchmark_small", "evaluate", "merge", "publish", "sweep", "vector"}
+CallExample = Callable[..., str]
 
 
-def test_there_is_a_test_for_every_example() -> None:
-    assert {path.name for path in (ROOT / "examples").glob("*.py")} == {"benchmark_small.py"}
+@pytest.fixture
+def call_example(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CallExample:
+    """call_example(name, *arguments) → stdout of an example that runs in this process."""
+
+    def call(name: str, *arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+        capsys.readouterr()
+        runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_there_is_a_test_for_every_example_and_a_line_about_it() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == TESTED
+    listed = re.findall(r"^\| \[([\w./]+)\]\(([\w./]+)\) \|", (EXAMPLES / "README.md").read_text(), re.M)
+    assert {place for _, place in listed} == {path.name for path in EXAMPLES.iterdir()} - {"README.md", "__pycache__"}
+
+
+@pytest.mark.parametrize("name", sorted(TESTED - {"benchmark_small"}))
+def test_an_example_is_short_and_uses_the_public_interface_alone(name: str) -> None:
+    source = (EXAMPLES / f"{name}.py").read_text()
+    assert len(source.splitlines()) <= 60
+    assert re.findall(r"^\s*(?:from|import) (msa_lite\S*)", source, re.M) == ["msa_lite"]
+    assert f"python examples/{name}.py " in source.split('"""')[1], "the line that launches it"
+
+
+def test_merge(
+    call_example: CallExample, make_checkpoint: Callable[..., Path], make_adapter: Callable[..., Path], tmp_path: Path
+) -> None:
+    target, vectors = make_checkpoint("llama"), [make_adapter("llama", seed=seed) for seed in (1, 2)]
+    arguments = ["--target", target, "--forget", vectors[0], "--retain", vectors[1]]
+    out = call_example("merge", *arguments, "--alpha", 0.5, "--beta", 0.25, "--out", tmp_path / "merged")
+    assert "weights in" in out
+    before, after = weights(target), weights(tmp_path / "merged")
+    halves = [weights(merge(target, tmp_path / f"{i}", forget=vector).folder) for i, vector in enumerate(vectors)]
+    for name, value in after.items():
+        forget, retain = (before[name] - half[name] for half in halves)
+        assert value.allclose(before[name] - 0.5 * forget + 0.25 * retain, atol=1e-6), name
+    call_example("merge", *arguments, "--alpha", 0, "--beta", 0, "--out", tmp_path / "same")
+    assert all(value.equal(before[name]) for name, value in weights(tmp_path / "same").items())
+
+
+def test_vector(call_example: CallExample, history: Path, tmp_path: Path) -> None:
+    sets = [f"--{name}={history}/data/{name}.jsonl" for name in ("forget", "retain")]
+    models = [f"--{name}={history / name}" for name in ("target", "prior")]
+    short = ["vector.epochs=2", "vector.learning_rate=5e-3", "vector.lora.rank=2"]
+    out = call_example("vector", *models, *sets, f"--out={tmp_path / 'run'}", *short)
+    folders = [tmp_path / "run/vectors" / name for name in ("forget", "retain")]
+    assert [line for line in out.splitlines() if " vector: " in line] == [f"{f.name} vector: {f}" for f in folders]
+    assert json.loads((folders[0] / "adapter_config.json").read_text())["r"] == 2
+    command = out.splitlines()[-1].partition("examples/")[2].split()
+    call_example("merge", *command[1:-1], tmp_path / "merged")
+    assert (tmp_path / "merged/manifest.json").is_file()
+
+
+def test_sweep(call_example: CallExample, finished: Path, tmp_path: Path) -> None:
+    run, recipe = tmp_path / "run", yaml.safe_load((finished / "recipe.yaml").read_text())
+    shutil.copytree(finished, run)
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe | {"output": str(run)}))
+    out = call_example("sweep", tmp_path / "recipe.yaml")
+    assert len(re.findall(r"^α = [\d.]+ +β = 0 ", out, re.M)) == 2
+    assert re.search(r"^chosen: α = (0\.5|1)", out, re.M)
+    assert "in memory" in out
+
+
+def test_evaluate(call_example: CallExample, history: Path, tmp_path: Path) -> None:
+    sets = [f"--{name}={history}/data/{name}.jsonl" for name in ("forget", "retain")]
+    models = [f"{name}={history / name}" for name in ("target", "ideal")]
+    out = call_example("evaluate", *models, *sets, "--limit", 2, "--out", tmp_path / "scores")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert lines["metric"].split() == ["metric", "target", "ideal"]
+    for place, name in enumerate(("target", "ideal")):
+        report = json.loads((tmp_path / "scores" / name / "report.json").read_text())
+        assert lines["probability_r"].split(" ± ")[place].endswith(f"{report['metrics']['probability_r']['value']:.3f}")
+
+
+def relearn(call_example: CallExample, history: Path, model: str, out: Path) -> dict[str, float]:
+    """Attack a model of a history beside its ideal; return by how much each metric ends above the control."""
+    rows = history / "data/forget.jsonl"
+    options = ["--control", history / "ideal", "--rows", rows, "--learning-rate", 5e-3, "--epochs", 1]
+    text = call_example("attack", history / model, *options, "--out", out)
+    halves = [(out / f"{name}.jsonl").read_text().splitlines() for name in ("tuned", "scored")]
+    assert sorted(halves[0] + halves[1]) == sorted(rows.read_text().splitlines())
+    found = re.findall(r"^(\w+)\n.*→.*\n.*→.*\n  above the control: ([+-][\d.]+)$", text, re.M)
+    return {name: float(value) for name, value in found}
+
+
+def test_attack_finds_nothing_in_a_model_that_never_saw_the_rows(
+    call_example: CallExample, history: Path, tmp_path: Path
+) -> None:
+    above = relearn(call_example, history, "ideal", tmp_path / "out")
+    assert above == {"accuracy_f": 0, "rouge_l_f": 0, "extraction_strength": 0}
+
+
+@pytest.mark.slow
+def test_attack_finds_the_rows_in_a_model_that_knows_them(
+    call_example: CallExample, knowing: Path, tmp_path: Path
+) -> None:
+    above = relearn(call_example, knowing, "target", tmp_path / "out")
+    assert above["accuracy_f"] > 0.3
+    assert above["extraction_strength"] > 0.3
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")
+def test_publish(
+    call_example: CallExample, make_checkpoint: Callable[..., Path], make_adapter: Callable[..., Path], tmp_path: Path
+) -> None:
+    model = merge(make_checkpoint("llama"), tmp_path / "model", forget=make_adapter("llama")).folder
+    with UploadHub() as hub, client_of(hub):
+        out = call_example("publish", model, REPO)
+        assert out.startswith(f"model: {hub.url}/{REPO} (private, commit ")
+        assert {"model.safetensors", "README.md"} <= hub.on(REPO).keys()
+        assert f"new_version: {REPO}" in out
+        assert "bytes" not in call_example("publish", model, REPO), "a second time, all files are there"
+        with pytest.raises(UsageError, match="license"):
+            call_example("publish", model, "alice/open", "--public")
+        assert hub.branch_names("alice/open") == []
 
 
 @pytest.mark.slow
@@ -29,7 +160,7 @@ def test_there_is_a_test_for_every_example() -> None:
 def test_a_small_history_goes_from_rows_to_the_benchmarks_own_table(
     benchmark: str, folder: str, metric: str, baselines: list[str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, str(ROOT / "examples/benchmark_small.py"), benchmark, "--data", str(DATA / folder)]
+    command = [sys.executable, str(EXAMPLES / "benchmark_small.py"), benchmark, "--data", str(DATA / folder)]
     done = subprocess.run(
         [*command, "--limit", "2", "--epochs", "0.05", "--out", str(tmp_path / "out"), "--baselines", *baselines],
         capture_output=True,

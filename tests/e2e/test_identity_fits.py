@@ -10,7 +10,7 @@ import pytest
 
 from msa_lite.io.files import canonical_json
 from msa_lite.io.hub import Source
-from msa_lite.pipeline import baseline, run_baseline, train_stages, training
+from msa_lite.pipeline import run_baseline, train_stages, training, trials
 from msa_lite.recipe import TrainingRecipe
 from msa_lite.recipe.inputs import Data
 from msa_lite.recipe.schema import Baseline
@@ -72,9 +72,9 @@ def test_an_option_decides_a_baselines_fit(
         found.append(canonical_json([fit_inputs(prior, examples, settings, objective, after_epoch)]))
         raise Stop
 
-    monkeypatch.setattr(baseline, "fit_vector", fit)
-    monkeypatch.setattr(baseline, "evaluate_references", lambda *given: None)
-    monkeypatch.setattr(baseline, "evaluate_target", lambda *given: tmp_path)
+    monkeypatch.setattr(trials, "fit_vector", fit)
+    monkeypatch.setattr(trials, "evaluate_references", lambda *given: None)
+    monkeypatch.setattr(trials, "evaluate_target", lambda *given: tmp_path)
     method, value, others = BASELINE[option]
     lists = {"forget.alpha": 1.0, "retain.beta": 0.5, "output": str(tmp_path / "run")}
     before = changed(base(place), lists | fill(others, place), place)

@@ -37,8 +37,9 @@ RUN: dict[str, tuple[bool, str]] = {
     RECIPE_FILE: (False, "The recipe as resolved: defaults filled in, revisions pinned"),
     PROMPT_FILE: (True, "With `prompt: auto`: how the target did in each form"),
     "vectors/{forget,retain}/*": (True, "A vector: a PEFT adapter (`adapter_model.safetensors`, "
-    f"`{ADAPTER_CONFIG}`), or with `vector.mode: full` a checkpoint. `{LOG}`: loss and learning rate of each step. `{COURSE}`: losses while the fit "
-    "decided when to end. `rows.jsonl`: hashes of the rows that were learnt"),
+    f"`{ADAPTER_CONFIG}`), or with `vector.mode: full` a checkpoint. `{LOG}`: loss and learning rate "
+    f"of each step. `{COURSE}`: losses while the fit decided when to end. `rows.jsonl`: hashes of the rows that "
+    "were learnt"),
     "model/*": (False, "The unlearned model: the target's files under the same names"),
     f"model/{CARD_FILE}": (False, "Its card for the Hub"),
     f"model/{MERGEKIT_FILE}": (False, "The same merge as a recipe for mergekit"),

@@ -22,6 +22,11 @@ yours.
 
 ## Functions
 """
+_ARGUMENTS = """
+## Arguments
+
+What `evaluate` and `push_folder` take, beside plain values.
+"""
 _RESULTS = """
 ## Results
 
@@ -31,11 +36,14 @@ What these functions return, and what is in it.
 
 def python_page() -> str:
     """Return the page: a directive for each public function, and for each class that they return."""
-    functions = [f"msa_lite.{name}" for name in msa_lite.__all__]
-    classes = {kind for name in msa_lite.__all__ for kind in _results(getattr(msa_lite, name))}
+    public = {name: getattr(msa_lite, name) for name in msa_lite.__all__}
+    functions = [f"msa_lite.{name}" for name, value in public.items() if not isinstance(value, type)]
+    arguments = [f"msa_lite.{name}" for name, value in public.items() if isinstance(value, type)]
+    classes = {kind for value in public.values() for kind in _results(value)}
     classes |= {part for kind in (RunResult, Report) for part in _parts(kind)}
     names = sorted((f"{kind.__module__}.{kind.__name__}" for kind in classes), key=lambda name: name.rpartition(".")[2])
-    return _HEADER + "".join(map(_directive, functions)) + _RESULTS + "".join(map(_directive, names))
+    sections = [_HEADER, *map(_directive, functions), _ARGUMENTS, *map(_directive, arguments)]
+    return "".join([*sections, _RESULTS, *map(_directive, names)])
 
 
 def _directive(name: str) -> str:

@@ -54,7 +54,7 @@ ARROWS = {
         "pipeline", "publish", "recipe", "record", "report",
     },
     "__main__": {"cli"},
-    "__init__": {"comparison", "evals", "io", "merger", "pipeline", "publish", "train"},  # the public functions
+    "__init__": {"comparison", "data", "evals", "io", "merger", "pipeline", "publish", "train"},  # the public functions
 }  # fmt: skip
 # Modules that hold arithmetic alone: the formula, and the scores of one item.
 PURE = ("merger/formula.py", "evals/scoring.py")

@@ -1,0 +1,60 @@
+"""Write the help of commands in one form: purpose, description, examples, options in groups with their defaults."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+_GENERAL = ("--json", "--verbose", "--help")  # options that many commands have, at the end
+_GENERAL_TITLE = "Printing and help"
+_EXAMPLE_MARK = "\b\n"
+
+
+class Command(click.Command):
+    """A command whose options stand in groups."""
+
+    def __init__(self, *args: Any, groups: Mapping[str, Sequence[str]] | None = None, **kwargs: Any) -> None:
+        """groups: the options by the title of their group, as "--target". Others stand after them, under "Options"."""
+        super().__init__(*args, **kwargs)
+        self.groups = groups or {}
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_text(self.help or "", formatter)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        titles = {name: title for title, names in self.groups.items() for name in names}
+        titles |= dict.fromkeys(_GENERAL, _GENERAL_TITLE)
+        sections: dict[str, list[tuple[str, str]]] = {title: [] for title in (*self.groups, "Options", _GENERAL_TITLE)}
+        for option in self.get_params(ctx):
+            record = option.get_help_record(ctx)
+            if record is not None and not isinstance(option, click.Argument):
+                title = next((titles[name] for name in option.opts if name in titles), "Options")
+                sections[title].append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+class Group(click.Group):
+    """A command with commands of its own, each with its help in the same form."""
+
+    command_class = Command
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_text(self.help or "", formatter)
+
+
+def write_text(text: str, formatter: click.HelpFormatter) -> None:
+    """Write a docstring: its paragraphs, then the lines of the block that \\b marks, as examples."""
+    paragraphs, _, examples = inspect.cleandoc(text).partition(_EXAMPLE_MARK)
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(paragraphs.strip())
+    if examples:
+        with formatter.section("Examples"):
+            for line in examples.strip().splitlines():
+                formatter.write(f"{'':>{formatter.current_indent}}{line.strip()}\n")

@@ -1,0 +1,163 @@
+"""`--dry-run`: what a command would do, told without writing anything, and as the command then does it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import msa_lite
+from msa_lite.errors import MismatchError, OutputError
+from msa_lite.pipeline import dry_run
+from msa_lite.recipe import load_recipe, load_training
+from tests.e2e.conftest import CallCli, sweep_recipe
+
+
+def tree(folder: Path) -> dict[str, tuple[int, int]]:
+    """Size and time of change of each file and folder below a folder; nothing where it is not there."""
+    paths = {str(path.relative_to(folder)): path.stat() for path in folder.rglob("*")}
+    return {name: (status.st_size, status.st_mtime_ns) for name, status in paths.items()}
+
+
+def states(recipe: Any, command: Any = "run", *overrides: str, **options: Any) -> dict[str, str]:
+    """The state of each stage by its label."""
+    loaded = load_recipe(recipe, overrides)
+    before = tree(loaded.folder)
+    result = dry_run(loaded, command, **options)
+    assert tree(loaded.folder) == before, "it wrote something"
+    return {stage.label: stage.state for stage in result.stages}
+
+
+def reasons(recipe: Any, command: Any = "run", *overrides: str, **options: Any) -> dict[str, str]:
+    result = dry_run(load_recipe(recipe, overrides), command, **options)
+    return {stage.label: "; ".join(stage.reasons) for stage in result.stages}
+
+
+@pytest.fixture
+def done(history: Path, finished: Path, tmp_path: Path) -> dict[str, Any]:
+    """The recipe of a finished run, in a folder of its own."""
+    recipe = sweep_recipe(history, tmp_path / "run")
+    recipe["retain"]["beta"] = 0.0
+    shutil.copytree(finished, tmp_path / "run")
+    return recipe
+
+
+def test_of_a_new_run_all_is_to_do_and_nothing_is_written(grid: dict[str, Any], tmp_path: Path) -> None:
+    stages = states(grid)
+    assert set(stages.values()) == {"to do"}
+    assert {"forget vector", "retain vector", "choosing alpha and beta", "merge", "scores: unlearned"} <= stages.keys()
+    assert not (tmp_path / "run").exists()
+
+
+def test_of_a_finished_run_all_is_done_until_a_key_changes(done: dict[str, Any]) -> None:
+    assert set(states(done).values()) == {"done"}
+    assert set(states(done, "sweep").values()) == {"done"}
+    assert states(done, "vector") == {"forget vector": "done"}
+    assert set(states(done, "baseline", method="task_vector").values()) == {"done"}
+    changed = states(done, "run", "vector.epochs=3")
+    anew = {"forget vector", "choosing alpha and beta", "merge", "validation: unlearned", "scores: unlearned"}
+    assert {label for label, state in changed.items() if state == "anew"} == anew
+    assert {state for label, state in changed.items() if label not in anew} == {"done"}
+    why = reasons(done, "run", "vector.epochs=3")
+    assert why["forget vector"] == "settings.epochs: 2 → 3"
+    assert why["merge"] == "made of: forget vector, choosing alpha and beta"
+
+
+def test_the_dry_run_says_what_the_run_then_does(done: dict[str, Any], tmp_path: Path) -> None:
+    overrides = ["forget.alpha=[0.5, 0.75]"]
+    before = states(done, "run", *overrides)
+    folders = {
+        "forget vector": "vectors/forget",
+        "choosing alpha and beta": "sweep",
+        "scores: target": "evaluation/target",
+    }
+    marks = {label: (tmp_path / "run" / name).stat().st_ino for label, name in folders.items()}
+    msa_lite.run(done, overrides)
+    now = {label: (tmp_path / "run" / name).stat().st_ino for label, name in folders.items()}
+    assert {label for label in folders if before[label] != "done"} == {"choosing alpha and beta"}
+    assert {label for label in folders if marks[label] != now[label]} == {"choosing alpha and beta"}
+    assert set(states(done, "run", *overrides).values()) == {"done"}
+
+
+def test_what_was_damaged_or_stopped_is_named(done: dict[str, Any], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "vectors/forget/adapter_model.safetensors").write_bytes(b"short")
+    assert reasons(done)["forget vector"] == "adapter_model.safetensors: missing, or not as written"
+    shutil.move(run / "vectors/forget", run / "vectors/forget.partial")
+    assert reasons(done)["forget vector"] == "goes on where it stopped"
+    assert states(done)["forget vector"] == "to do"
+
+
+@pytest.mark.parametrize("method", ["grad_diff", "npo"])
+def test_a_baseline_is_told_exactly(method: str, small: dict[str, Any]) -> None:
+    small["baseline"] = {"epochs": 1}
+    assert set(states(small, "baseline", method=method).values()) == {"to do"}
+    msa_lite.run_baseline(method, small)
+    assert set(states(small, "baseline", method=method).values()) == {"done"}
+    changed = states(small, "baseline", "baseline.learning_rate=3e-3", method=method)
+    assert (changed[method], changed["merge"], changed["scores: target"]) == ("anew", "anew", "done")
+
+
+def test_a_probe_is_told(recipe: dict[str, Any]) -> None:
+    assert set(states(recipe, "probe").values()) == {"to do"}
+    msa_lite.pipeline.probe(recipe)
+    assert set(states(recipe, "probe").values()) == {"done"}
+
+
+def test_a_training_is_told(history: Path, tmp_path: Path) -> None:
+    rows = str(history / "data/retain.jsonl")
+    stage = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3}
+    recipe = {
+        "model": str(history / "prior"),
+        "stages": [{"data": {"path": rows}, **stage}, {"data": {"path": rows}, **stage}],
+        "output": str(tmp_path / "out"),
+    }
+    assert [one.state for one in dry_run(load_training(recipe), "train").stages] == ["to do", "to do"]
+    assert not (tmp_path / "out").exists()
+    msa_lite.pipeline.train_stages(recipe)
+    before = tree(tmp_path / "out")
+    assert [one.state for one in dry_run(load_training(recipe), "train").stages] == ["done", "done"]
+    changed = dry_run(load_training(recipe, ["stages.1.epochs=2"]), "train").stages
+    assert [one.state for one in changed] == ["done", "anew"]
+    assert tree(tmp_path / "out") == before
+
+
+def test_it_raises_what_the_command_would(grid: dict[str, Any], done: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(MismatchError, match="same"):
+        dry_run(load_recipe(grid | {"prior": grid["target"]}))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken/letter.txt").write_text("dear")
+    with pytest.raises(OutputError, match="no run"):
+        dry_run(load_recipe(grid | {"output": str(tmp_path / "taken")}))
+
+
+def test_the_command_prints_stages_inputs_outputs_and_time(
+    grid: dict[str, Any], tmp_path: Path, call_cli: CallCli
+) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(yaml.safe_dump(grid))
+    status, out, err = call_cli(str(file), "--dry-run")
+    assert status == 0, err
+    for text in ("forget vector", "to do", "reads:   prior: ", "writes:  ", "vectors/forget", "time:    ", "disk:    "):
+        assert text in out
+    status, out, err = call_cli("sweep", str(file), "--dry-run", "--json")
+    assert status == 0, err
+    values = json.loads(out)
+    assert values["command"] == "sweep"
+    assert [item["stage"] for item in values["stages"]][-2:] == ["merge", "validation: unlearned"]
+    assert str(tmp_path / "run/vectors/forget") in values["writes"]
+    assert {"role": "forget rows", "name": grid["forget"]["data"]["path"], "amount": "18 rows"} in values["reads"]
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_not_here_yet_is_told_and_nothing_is_made(tmp_path: Path, call_cli: CallCli) -> None:
+    status, out, err = call_cli("quickstart", f"output={tmp_path / 'run'}", "--dry-run", "--json")
+    assert status == 0, err
+    values = json.loads(out)
+    assert values["stages"][0]["stage"] == "make the models and data of the demo"
+    assert {stage["state"] for stage in values["stages"]} == {"to do"}
+    assert not (tmp_path / "run").exists()
