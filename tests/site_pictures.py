@@ -25,7 +25,8 @@ FILLS = {BLUE: "#eaf1fb", RED: "#fbeae8", GREEN: "#e8f5ec", ORANGE: "#fff4e0", P
 _CARD = {"target": (RED, "Before", "the target"), "unlearned": (BLUE, "After", "the unlearned model"),
          "ideal": (GREEN, "Ideal", "never saw the rows")}  # fmt: skip
 SHOWN = {"forget": 2, "retain": 1}
-"""The questions of before_after.svg: the first of each set among the ten that a run shows."""
+"""The questions of before_after.svg: the first of each set among the ten that a run shows, without those to forget that
+the ideal answers right by chance."""
 
 
 class Drawing:
@@ -175,7 +176,8 @@ def before_after(examples: Sequence[Mapping[str, Any]]) -> Drawing:
 
 
 def _first(examples: Sequence[Mapping[str, Any]], name: str, count: int) -> list[Mapping[str, Any]]:
-    return [example for example in examples if example["set_name"] == name][:count]
+    of_set = [example for example in examples if example["set_name"] == name]
+    return [row for row in of_set if name != "forget" or row["expected"] not in row["answers"]["ideal"]][:count]
 
 
 def _lines(picture: Drawing, x: float, y: float, text: str, width: int) -> None:
