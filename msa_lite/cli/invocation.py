@@ -13,7 +13,7 @@ import click
 from msa_lite.cli.completion import complete_recipe
 from msa_lite.io.ranks import Ranks
 
-_DRY_RUN = "Print what would be done, read and written, and how long it would take. Write nothing."
+DRY_RUN = "Print what would be done, read and written, and how long it would take. Write nothing."
 Body = Callable[..., int | None]
 Result = TypeVar("Result")
 
@@ -85,7 +85,7 @@ def takes_recipe(
     def decorate(body: Body) -> Body:
         @source
         @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
-        @click.option("--dry-run", is_flag=True, help=_DRY_RUN)
+        @click.option("--dry-run", is_flag=True, help=DRY_RUN)
         @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
         @click.pass_context
         @wraps(body)

@@ -14,11 +14,13 @@ from typing import Any, Literal
 
 from msa_lite.budget.plan import Plan
 from msa_lite.io.extras import require
-from msa_lite.pipeline.ahead import Ahead
+from msa_lite.io.progress import readable
+from msa_lite.pipeline.ahead import Ahead, StageInputs, look_ahead
 from msa_lite.pipeline.baseline import baseline_ahead, check_baseline, plan_baseline
 from msa_lite.pipeline.dry_inputs import Look, Reading, look_at_run, look_at_training, readings, training_readings
 from msa_lite.pipeline.dry_stages import probe_ahead, rough_stages, rough_training, run_ahead
-from msa_lite.pipeline.folder import check_folder
+from msa_lite.pipeline.folder import check_run_folder
+from msa_lite.pipeline.inspection import inspect_model
 from msa_lite.pipeline.msa import check_run, check_vectors, msa_plan
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.probe import check_probe, probe_plan
@@ -27,15 +29,16 @@ from msa_lite.pipeline.strengths import check_sweep
 from msa_lite.pipeline.training import training_ahead
 from msa_lite.recipe import Recipe, TrainingRecipe
 
-Command = Literal["run", "sweep", "vector", "baseline", "probe", "train"]
-_OF_RUNS = ("verdict.json", "record.json", "record.key", "report.html", "report.md", "report.json")
+CommandName = Literal["run", "sweep", "vector", "baseline", "probe", "train"]
+_OF_RUNS = ("recipe.yaml", "verdict.json", "record.json", "record.key", "report.html", "report.md", "report.json")
 _FILES = {
     "run": _OF_RUNS,
     "baseline": _OF_RUNS,
-    "probe": ("record.key", "probe/report.md"),
-    "sweep": ("record.key",),
-    "vector": ("record.key",),
-    "train": ("stages.json", "history.yaml"),
+    "probe": ("recipe.yaml", "record.key", "probe/report.md"),
+    "sweep": ("recipe.yaml", "record.key"),
+    "vector": ("recipe.yaml", "record.key"),
+    "train": ("recipe.yaml", "stages.json", "history.yaml"),
+    "evaluate": (),
 }
 
 
@@ -59,7 +62,7 @@ class DryRun:
     @property
     def files(self) -> list[str]:
         """Return the names of the files that it writes beside the folders of stages."""
-        return ["recipe.yaml", *_FILES.get(self.command.partition(" ")[0], ())]
+        return list(_FILES[self.command.partition(" ")[0]])
 
     @property
     def writes(self) -> list[str]:
@@ -97,7 +100,7 @@ class DryRun:
 
 def dry_run(
     recipe: Recipe | TrainingRecipe,
-    command: Command = "run",
+    command: CommandName = "run",
     *,
     method: str = "msa",
     which: str = "all",
@@ -114,7 +117,7 @@ def dry_run(
         return _dry_training(recipe, force)
     plan, settings = plan_baseline(method, recipe) if command == "baseline" else (_plan(command, recipe), ())
     plan = replace(plan, force=force)
-    check_folder(recipe.folder, "run")
+    check_run_folder(recipe.folder, "run")
     if command == "sweep":
         check_sweep(recipe)
     look = look_at_run(recipe, every_checkpoint=command == "probe")
@@ -140,9 +143,31 @@ def dry_run(
     return _timed(replace(made, stages=ahead), look)
 
 
+def dry_evaluation(model: str, out: str, sets: Mapping[str, str], ideal: str | None, recipe: Recipe | None) -> DryRun:
+    """Return what `evaluate` would do. Nothing is written, and no weights are downloaded.
+
+    sets: the names of the data by role, as "forget rows". recipe: one whose questions are asked; it gives the time.
+    Raise UsageError for a model that is not there.
+    """
+    require("train")
+    facts, folder = inspect_model(model), Path(out)
+    size = sum(entry.nbytes for entry in facts.checkpoint.tensors.values())
+    reads = [Reading("model", model, readable(size)), *([Reading("ideal", ideal)] if ideal else [])]
+    reads += [Reading(role, name) for role, name in sets.items()]
+    stages = look_ahead(
+        [StageInputs("scores", folder), *([StageInputs("scores: ideal", folder / "ideal")] if ideal else [])]
+    )
+    made = DryRun("evaluate", folder, stages, reads)
+    if recipe is None:
+        return made
+    look = look_at_run(recipe)
+    times = {"scores": look.times.get("scores: unlearned"), "scores: ideal": look.times.get("scores: unlearned")}
+    return replace(made, stages=[replace(one, seconds=times[one.label]) for one in stages], notes=look.plan.notes)
+
+
 def _dry_training(recipe: TrainingRecipe, force: bool) -> DryRun:
     """Return what `train` would do."""
-    check_folder(recipe.folder, "training")
+    check_run_folder(recipe.folder, "training")
     look = look_at_training(recipe)
     ahead = rough_training(recipe) if look.blockers else training_ahead(recipe, force)
     first = [Ahead(blocker, None, "to do") for blocker in look.blockers]
@@ -156,11 +181,11 @@ def _notes(look: Look) -> list[str]:
     return [*look.notes, *later]
 
 
-def _plan(command: Command, recipe: Recipe) -> RunPlan:
+def _plan(command: CommandName, recipe: Recipe) -> RunPlan:
     return probe_plan(recipe) if command == "probe" else msa_plan(recipe)
 
 
-def _check(command: Command, run: Run, settings: Sequence[Any]) -> None:
+def _check(command: CommandName, run: Run, settings: Sequence[Any]) -> None:
     """Raise what a command raises about a prepared run before its work."""
     if command == "probe":
         check_probe(run)

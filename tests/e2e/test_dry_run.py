@@ -67,6 +67,7 @@ def test_of_a_finished_run_all_is_done_until_a_key_changes(done: dict[str, Any])
     assert why["merge"] == "made of: forget vector, choosing alpha and beta"
 
 
+@pytest.mark.slow
 def test_the_dry_run_says_what_the_run_then_does(done: dict[str, Any], tmp_path: Path) -> None:
     overrides = ["forget.alpha=[0.5, 0.75]"]
     before = states(done, "run", *overrides)
@@ -92,6 +93,7 @@ def test_what_was_damaged_or_stopped_is_named(done: dict[str, Any], tmp_path: Pa
     assert states(done)["forget vector"] == "to do"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grad_diff", "npo"])
 def test_a_baseline_is_told_exactly(method: str, small: dict[str, Any]) -> None:
     small["baseline"] = {"epochs": 1}
@@ -102,12 +104,14 @@ def test_a_baseline_is_told_exactly(method: str, small: dict[str, Any]) -> None:
     assert (changed[method], changed["merge"], changed["scores: target"]) == ("anew", "anew", "done")
 
 
+@pytest.mark.slow
 def test_a_probe_is_told(recipe: dict[str, Any]) -> None:
     assert set(states(recipe, "probe").values()) == {"to do"}
     msa_lite.pipeline.probe(recipe)
     assert set(states(recipe, "probe").values()) == {"done"}
 
 
+@pytest.mark.slow
 def test_a_training_is_told(history: Path, tmp_path: Path) -> None:
     rows = str(history / "data/retain.jsonl")
     stage = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3}
