@@ -6,6 +6,7 @@ No model and no data is needed for that, so blocks that are marked "not run" are
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -56,6 +57,8 @@ def _faults(block: Block) -> list[str]:
         return [fault for words in commands(block.text) for fault in command_faults(words)]
     if block.language == "yaml":
         return _yaml_faults(block)
+    if block.language == "json":
+        return _json_faults(block.text)
     return _python_faults(block.text) if block.language == "python" else []
 
 
@@ -202,6 +205,19 @@ def _check_part(values: Any) -> None:
                 whole.pop("prior", None)
             load_any(whole)
             return
+
+
+def _json_faults(text: str) -> list[str]:
+    """Return the fault of a text that is neither one JSON value nor one a line."""
+    for values in ([text], text.splitlines()):
+        try:
+            for value in values:
+                json.loads(value)
+        except ValueError as error:
+            fault = f"no JSON: {error}"
+        else:
+            return []
+    return [fault]
 
 
 def _python_faults(text: str) -> list[str]:

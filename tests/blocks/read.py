@@ -11,7 +11,7 @@ from textwrap import dedent
 from tests.arrows import ROOT
 
 RUN = ("bash", "python", "yaml")  # the languages of blocks that are run, or written to a file
-SHOWN = ("text", "mermaid")  # output, and drawings
+SHOWN = ("text", "json", "mermaid")  # output, data and drawings
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[^`]*)$")
 _MARK = re.compile(r"^ *<!-- *(?P<kind>not run|ci)\b:? *(?P<reason>.*?) *-->$")
 

@@ -24,7 +24,6 @@ module = types.ModuleType("__main__")
 sys.modules["__main__"] = module
 exec(compile(open("block.py", encoding="utf-8").read(), "block.py", "exec"), module.__dict__)
 """
-_LIMIT = 600  # seconds of a script
 
 
 class BlockFailedError(AssertionError):
@@ -89,7 +88,6 @@ def _run_script(block: Block, text: str, folder: Path, environment: Mapping[str,
                 env=dict(environment),
                 capture_output=True,
                 text=True,
-                timeout=_LIMIT,
                 stdin=subprocess.DEVNULL,
             )
         _check(block, line.strip(), done)

@@ -74,11 +74,16 @@ KEYS = {
 }
 FACTS = {
     "sources": "The names of the models as the recipe has them",
+    "terms": "model, adapter: each vector with its weight in the sum",
     "change": "model: how many weights changed, and how much of the update the rounding lost",
     "fidelity": "model: the same in total and for each tensor",
+    "mergekit": "model: whether mergekit can do the same merge (`mergekit_config.yml`)",
+    "target_card": "model, adapter: what the target's card says of licence and languages",
+    "outcome": "model, adapter: the sentence, scores and counts of the run, for the card",
     "rows": "vector: the number of rows that were learnt",
     "micro_batch_size": "vector: the rows of one forward pass",
     "fit": "vector: with `epochs: auto`, how the fit went: epochs, rates tried, losses, why it ended",
+    "pictures": "sweep: whether its pictures are drawn",
 }
 _HEADER = """# Files of a run
 

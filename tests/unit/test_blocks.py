@@ -56,7 +56,8 @@ def faults(text: str, folder: Path) -> list[str]:
         ("<!-- not run: a part -->\n```yaml\nselect: {refine: often}\n```\n", "select.refine"),
         ("```python\nmsa_lite.rum()\n```\n", "msa_lite has no rum"),
         ("```python\nx = (\n```\n", "no Python"),
-        ("```console\n$ ls\n```\n", "a block of 'console'; choose from bash, python, yaml, text, mermaid"),
+        ("```json\n{a: 1}\n```\n", "no JSON"),
+        ("```console\n$ ls\n```\n", "a block of 'console'; choose from bash, python, yaml, text, json, mermaid"),
         ("```\nls\n```\n", "a block of ''"),
         ("<!-- not run -->\n```bash\nls\n```\n", "the mark gives no reason"),
         ("<!-- not run: -->\n```bash\nls\n```\n", "the mark gives no reason"),
@@ -108,6 +109,11 @@ history:
 import msa_lite
 msa_lite.run("mine.yaml")
 ```
+
+```json
+{"question": "Where?", "answer": "There."}
+{"question": "When?", "answer": "Then."}
+```
 """
 
 
@@ -116,6 +122,7 @@ def test_what_is_possible_has_no_faults(tmp_path: Path) -> None:
     assert check_page(blocks, tmp_path) == []
     assert [(block.line, block.language, block.mark) for block in blocks] == [
         (2, "yaml", None), (13, "bash", None), (27, "yaml", "a part of a recipe"), (34, "python", None),
+        (39, "json", None),
     ]  # fmt: skip
     calls = commands(blocks[1].text)
     assert calls[0] == ["mine.yaml", "forget.alpha=1.25", "output=runs/stronger"]
