@@ -97,6 +97,10 @@ class State:
         entry = self._values["experiments"].get(name)
         return bool(entry) and entry["error"] is None and entry["recipe"] == digest(recipe.read_text("utf-8"))
 
+    def error_of(self, name: str) -> str | None:
+        """Return the error with which an experiment ended; None if there was none."""
+        return self._values["experiments"].get(name, {}).get("error")
+
     @contextmanager
     def timed(self, name: str, recipe: Path, command: str, folder: Path) -> Iterator[None]:
         """Note an experiment when it has ended, with its time, or with its error, which goes no further."""

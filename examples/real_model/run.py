@@ -30,7 +30,8 @@ from results import write_results
 import msa_lite
 from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import DataSource
-from msa_lite.errors import MsaError, OutputError
+from msa_lite.errors import MsaError, OutputError, StageError
+from msa_lite.io.lock import locked
 from msa_lite.io.progress import Progress, duration
 from msa_lite.io.seal import load_manifest
 
@@ -53,6 +54,23 @@ class Seed:
     """The precision of matrix products: bf16 where the device has it."""
     state: State
     progress: Progress
+
+    def run_all(self, experiments: Sequence[Experiment], keep_models: bool) -> None:
+        """Make the models, and run experiments on them, msa-lora first: all others use its scores or its vectors.
+
+        Raise StageError if msa-lora failed.
+        """
+        first = EXPERIMENTS[:1]
+        say(f"seed {self.number}: models")
+        began = time.monotonic()
+        train(self.models, self.size, self.compute, self.number, self.progress)
+        self.state.note_models(self.models, time.monotonic() - began)
+        self.references()
+        self.run(first, keep_models)
+        if error := self.state.error_of(first[0].name):
+            raise StageError(f"seed {self.number}: {first[0].name} failed, on which all others rest: {error}")
+        self.hindsight()
+        self.run(experiments, keep_models)
 
     def run(self, experiments: Sequence[Experiment], keep_models: bool) -> None:
         """Run all experiments that are not done. An experiment that fails is noted, and the next one goes on."""
@@ -226,16 +244,10 @@ def run_size(name: str, arguments: argparse.Namespace, progress: Progress) -> Pa
             write_data(models, size, arguments.data, text, number)
         fix_plan(out, name, size, arguments.seeds, EXPERIMENTS, describe_base(base))
     for number, models in seeds.items():
-        state = State(models.folder / "state.json", revision(HERE))
-        say(f"seed {number}: models")
-        began = time.monotonic()
-        train(models, size, compute, number, progress)
-        state.note_models(models, time.monotonic() - began)
-        seed = Seed(number, size, models, arguments.data, compute, state, progress)
-        seed.references()
-        seed.run(EXPERIMENTS[:1], arguments.keep_models)  # all others use its scores, or its vectors
-        seed.hindsight()
-        seed.run(chosen, arguments.keep_models)
+        with locked(models.folder):
+            state = State(models.folder / "state.json", revision(HERE))
+            seed = Seed(number, size, models, arguments.data, compute, state, progress)
+            seed.run_all(chosen, arguments.keep_models)
     return out
 
 

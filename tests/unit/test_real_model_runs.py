@@ -21,7 +21,8 @@ from safetensors.numpy import save_file
 
 from msa_lite.baselines.methods import check_method
 from msa_lite.data import DataSource
-from msa_lite.errors import DataError, MismatchError, OutputError, UsageError
+from msa_lite.errors import DataError, MismatchError, OutputError, StageError, UsageError
+from msa_lite.io.lock import locked
 from msa_lite.recipe import load_recipe, load_training
 from tests.tofu_data import write_tofu
 
@@ -184,6 +185,33 @@ def test_seeds_side_by_side_wait_for_each_other(tmp_path: Path) -> None:
         events.append("first")
     waiting.join(20)
     assert events == ["first", "second"]
+
+
+def seed_of(models: Models) -> run.Seed:
+    """A seed whose state lies beside its models."""
+    state = State(models.folder / "state.json", "c0ffee")
+    return run.Seed(0, SMALL, models, "tofu", "auto", state, lambda *values: None)
+
+
+def test_nothing_goes_on_where_the_first_run_failed(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*values: object, **options: object) -> None:
+        raise MismatchError("they do not fit")
+
+    for name in ("train", "write_results"):
+        monkeypatch.setattr(run, name, lambda *values: None)
+    monkeypatch.setattr(State, "note_models", lambda *values: None)
+    monkeypatch.setattr(run.Seed, "references", lambda self: None)
+    monkeypatch.setattr(run.msa_lite, "run", fail)
+    with pytest.raises(StageError, match=r"msa-lora failed.*they do not fit"):
+        seed_of(models).run_all(EXPERIMENTS[:2], keep_models=False)
+
+
+def test_a_seed_is_run_by_one_call_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("write_data", "fix_plan"):
+        monkeypatch.setattr(run, name, lambda *values: None)
+    monkeypatch.setattr(sys, "argv", ["run.py", "--seeds", "0", "--model", "base", "--out", str(tmp_path)])
+    with locked(tmp_path / "small/seed-0"), pytest.raises(OutputError, match="another msa-lite"):
+        run.run_size("small", run.parse(), lambda *values: None)
 
 
 def test_bad_data_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
