@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from msa_lite.merger import merge as merge
     from msa_lite.merger import merge_adapters as merge_adapters
     from msa_lite.merger import mergekit_recipe as mergekit_recipe
+    from msa_lite.pipeline import Wishes as Wishes
+    from msa_lite.pipeline import dry_run as dry_run
+    from msa_lite.pipeline import init_recipe as init_recipe
     from msa_lite.pipeline import plan as plan
     from msa_lite.pipeline import report_run as report_run
     from msa_lite.pipeline import run as run
@@ -42,6 +45,9 @@ _HOMES = {
     "sweep": "pipeline",
     "train_stages": "pipeline",
     "plan": "pipeline",
+    "dry_run": "pipeline",
+    "init_recipe": "pipeline",
+    "Wishes": "pipeline",
     "probe": "pipeline",
     "ask": "pipeline",
     "purge": "pipeline",
@@ -61,10 +67,13 @@ _HOMES = {
 __all__ = [
     "DataSource",
     "PublishOptions",
+    "Wishes",
     "ask",
     "compare",
+    "dry_run",
     "evaluate",
     "fit_vector",
+    "init_recipe",
     "merge",
     "merge_adapters",
     "mergekit_recipe",

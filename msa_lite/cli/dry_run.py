@@ -26,7 +26,8 @@ def print_dry_run(result: DryRun) -> None:
     print_table(TextTable(headings, [Section(rows)], "Dry run: nothing is written", left=5))
     for reading in result.reads:
         click.echo(f"reads:   {reading.role}: {reading.name}" + (f" ({reading.amount})" if reading.amount else ""))
-    click.echo(f"writes:  {result.folder}: the folders of stages that are not done, {', '.join(result.files)}")
+    parts = ["the folders of stages that are not done", *result.files]
+    click.echo(f"writes:  {result.folder}: {', '.join(parts)}")
     unknown = any(one.state != "done" and one.seconds is None for one in result.stages)
     click.echo(
         f"time:    {time_span(result.seconds)}, by prediction" + (", without stages marked ?" if unknown else "")

@@ -9,6 +9,8 @@ import click
 from msa_lite.benchmarks import BENCHMARKS, OWN, splits_help
 from msa_lite.cli.columns import read_columns
 from msa_lite.cli.help import Command
+from msa_lite.cli.invocation import DRY_RUN
+from msa_lite.io.ranks import Ranks
 
 _JUDGES = click.Choice(["none", "local", "openai"])
 _GROUPS = {
@@ -18,7 +20,7 @@ _GROUPS = {
     "Prompt": ["--prompt", "--system"],
     "Judge": ["--judge", "--judge-model", "--judge-url", "--judge-separate", "--judge-batch"],
     "Tasks of lm-eval": ["--tasks", "--allow-code"],
-    "Result": ["--out"],
+    "Result": ["--out", "--dry-run"],
 }
 
 
@@ -75,9 +77,10 @@ _GROUPS = {
 @click.option("--allow-code", is_flag=True, help="lm-eval: run the Python that tasks in --data name (!function).")
 @click.option("--limit", type=click.IntRange(min=1), help="Score at most this many rows of each set.")
 @click.option("--out", required=True, type=click.Path(), help="Folder for records and report.json.")
+@click.option("--dry-run", is_flag=True, help=DRY_RUN)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def command(context: click.Context, model: str, out: str, as_json: bool, **options: Any) -> None:
+def command(context: click.Context, model: str, out: str, dry_run: bool, as_json: bool, **options: Any) -> None:
     """Score MODEL on a benchmark.
 
     MODEL is a folder or repo[@revision] with a model or a LoRA adapter.
@@ -96,11 +99,15 @@ def command(context: click.Context, model: str, out: str, as_json: bool, **optio
     from msa_lite.evals.judge import JudgeSettings
 
     quieten_libraries(context.obj)
-    if options["recipe"] is not None:
+    recipe = options["recipe"]
+    if recipe is not None:
         options = _from_recipe(context, options)
     else:
         options["prompt"] = PromptSettings(options["prompt"], options["system"])
         options |= _sources(options)
+    if dry_run:
+        _print_dry_run(model, out, options, recipe, as_json)
+        return
     for name in ("recipe", "system", "columns"):
         options.pop(name)
     judge = JudgeSettings(
@@ -121,6 +128,20 @@ def command(context: click.Context, model: str, out: str, as_json: bool, **optio
         print_json({"out": out, **results["model"], "ideal": ideal})
     else:
         print_reports(reports, model)
+
+
+def _print_dry_run(model: str, out: str, options: dict[str, Any], recipe: str | None, as_json: bool) -> None:
+    from msa_lite.cli.dry_run import print_dry_run
+    from msa_lite.cli.output import print_json
+    from msa_lite.pipeline import dry_evaluation
+    from msa_lite.recipe import load_recipe
+
+    if not Ranks.current().first:
+        return
+    sets = {f"{name} rows": options[name].path for name in _SETS if options.get(name)}
+    sets |= {"benchmark": options["data"]} if options["data"] else {}
+    result = dry_evaluation(model, out, sets, options["ideal"], load_recipe(recipe) if recipe else None)
+    print_json(result.as_dict()) if as_json else print_dry_run(result)
 
 
 _SETS = ("forget", "retain", "holdout")

@@ -22,7 +22,7 @@ class Command(click.Command):
         self.groups = groups or {}
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_text(self.help or "", formatter)
+        _write_help(self.help or "", formatter)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         titles = {name: title for title, names in self.groups.items() for name in names}
@@ -45,10 +45,10 @@ class Group(click.Group):
     command_class = Command
 
     def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        write_text(self.help or "", formatter)
+        _write_help(self.help or "", formatter)
 
 
-def write_text(text: str, formatter: click.HelpFormatter) -> None:
+def _write_help(text: str, formatter: click.HelpFormatter) -> None:
     """Write a docstring: its paragraphs, then the lines of the block that \\b marks, as examples."""
     paragraphs, _, examples = inspect.cleandoc(text).partition(_EXAMPLE_MARK)
     formatter.write_paragraph()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,13 +27,23 @@ _GROUPS = {
 
 @click.command(cls=Command, groups=_GROUPS)
 @click.argument("file", type=click.Path(), default="my-request.yaml")
-@click.option("--target", metavar="MODEL", help="The finished model: a folder or repo[@revision], or a LoRA adapter.")
 @click.option(
-    "--prior", metavar="MODEL", help="What you fine-tuned.  [default: the model that the target's files name]"
+    "--target",
+    type=click.Path(),
+    metavar="MODEL",
+    help="The finished model: a folder or repo[@revision], or a LoRA adapter.",
 )
-@click.option("--forget", metavar="DATA", help=f"The rows to forget: {_SET}.")
-@click.option("--retain", metavar="DATA", help="Rows to keep, likewise.")
-@click.option("--holdout", metavar="DATA", help="Similar rows that no model was trained on, likewise.")
+@click.option(
+    "--prior",
+    type=click.Path(),
+    metavar="MODEL",
+    help="What you fine-tuned.  [default: the model that the target's files name]",
+)
+@click.option("--forget", type=click.Path(), metavar="DATA", help=f"The rows to forget: {_SET}.")
+@click.option("--retain", type=click.Path(), metavar="DATA", help="Rows to keep, likewise.")
+@click.option(
+    "--holdout", type=click.Path(), metavar="DATA", help="Similar rows that no model was trained on, likewise."
+)
 @click.option(
     "--columns", help="Columns of these: question=Q,answer=A, messages=M or text=T; the usual ones are known."
 )
@@ -53,23 +64,18 @@ def command(verbose: bool, file: str, force: bool, as_json: bool, **options: Any
     msa-lite init --target ./my-finetuned-model --prior ./prior --forget delete.jsonl --retain keep.jsonl --force
     """
     from msa_lite.cli.output import print_json, quieten_libraries
+    from msa_lite.io.reading import local_path
     from msa_lite.pipeline.draft import init_recipe
     from msa_lite.recipe import check_new_file
 
     quieten_libraries(verbose)
-    check_new_file(_path(file), force)
+    check_new_file(local_path(file), force)  # before any question
     options["columns"] = read_columns(options["columns"], _KEYS)
     draft = init_recipe(file, _wishes(options), force)
     if as_json:
         print_json(draft.as_dict())
     else:
         _print(draft)
-
-
-def _path(file: str) -> Any:
-    from msa_lite.io.reading import local_path
-
-    return local_path(file)
 
 
 def _wishes(options: dict[str, Any]) -> Wishes:
@@ -128,9 +134,8 @@ def _answer(question: str, optional: bool = False) -> str | None:
 
 
 def _print(draft: Draft) -> None:
-    import sys
-
-    click.echo(draft.text, nl=False) if sys.stdout.isatty() else None
+    if sys.stdout.isatty():
+        click.echo(draft.text)
     for note in draft.notes:
         click.echo(f"note:    {note}", err=True)
     click.echo(f"written: {draft.file}")

@@ -13,7 +13,7 @@ import click
 from msa_lite.cli.completion import complete_recipe
 from msa_lite.io.ranks import Ranks
 
-_DRY_RUN = "Print what would be done, read and written, and how long it would take. Write nothing."
+DRY_RUN = "Print what would be done, read and written, and how long it would take. Write nothing."
 Body = Callable[..., int | None]
 Result = TypeVar("Result")
 
@@ -40,7 +40,7 @@ class Invocation:
         if not Ranks.current().first:
             return
         quieten_libraries(self.verbose)
-        result = dry_run(self.recipe, command, **self.checked, **options)  # type: ignore[arg-type]
+        result = dry_run(self.recipe, command=command, **self.checked, **options)  # type: ignore[arg-type]
         print_json(result.as_dict()) if self.as_json else print_dry_run(result)
 
     def call(self, function: Callable[..., Result], **options: Any) -> Result:
@@ -85,7 +85,7 @@ def takes_recipe(
     def decorate(body: Body) -> Body:
         @source
         @click.argument("overrides", nargs=-1, metavar="[KEY.SUB=VALUE ...]")
-        @click.option("--dry-run", is_flag=True, help=_DRY_RUN)
+        @click.option("--dry-run", is_flag=True, help=DRY_RUN)
         @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
         @click.pass_context
         @wraps(body)

@@ -25,12 +25,12 @@ def command(
     measure: bool,
     as_json: bool,
 ) -> int:
-    """Predict what RECIPE needs: memory of each stage, disk, time. Nothing is written.
+    """Predict what RECIPE needs: memory of each stage, disk, time.
 
-    RECIPE is a YAML file, or the name of a shipped recipe, of a run or of a training (train/...). KEY.SUB=VALUE
-    changes one of its keys. Models are read by their headers and configs alone, from this machine or from the Hub; no
-    weights are downloaded. Times are estimates; with --measure they come from a few real steps on this machine, which
-    must have the prior.
+    Nothing is written. RECIPE is a YAML file, or the name of a shipped recipe, of a run or of a training (train/...).
+    KEY.SUB=VALUE changes one of its keys. Models are read by their headers and configs alone, from this machine or from
+    the Hub; no weights are downloaded. Times are estimates; with --measure they come from a few real steps on this
+    machine, which must have the prior.
 
     The last line says whether the run fits, and if not, which change of the recipe makes it fit at the least cost. The
     exit code is 0 if it fits, else 3.

@@ -81,11 +81,11 @@ def copy(name: str, file: str, force: bool, as_json: bool) -> None:
 
     path = copy_recipe(name, file, force)
     start = "msa-lite train" if isinstance(load_any(path), TrainingRecipe) else "msa-lite"
+    after = f"{start} {shlex.quote(file)} --dry-run"
     if as_json:
-        print_json({"file": str(path), "copy_of": name, "next": f"{start} {file} --dry-run"})
+        print_json({"file": str(path), "copy_of": name, "next": after})
         return
-    click.echo(f"written: {path}")
-    click.echo(f"next:    {start} {shlex.quote(file)} --dry-run")
+    click.echo(f"written: {path}\nnext:    {after}")
 
 
 @command.command()

@@ -16,7 +16,7 @@ from msa_lite.cli.help import Command
 def command(run: Path, show_examples: bool, as_json: bool) -> None:
     """Write report.html, report.md and report.json into RUN.
 
-    RUN is the folder of a run. A run writes them at its end; this writes them again, for a run that was stopped, or was
+    A run writes them at its end; this writes them again, for a run that was stopped, or was
     made by an earlier version, or with examples. RUN is a recipe's output, or a baseline's folder below it. Every file
     is checked against its manifest first. Without --show-examples the report holds no row of the data.
 

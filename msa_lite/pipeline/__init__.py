@@ -7,7 +7,7 @@ was made from the same inputs, so running a recipe again does only what is missi
 from msa_lite.pipeline.ask import Answers, ask
 from msa_lite.pipeline.baseline import run_baseline
 from msa_lite.pipeline.draft import Draft, Wishes, init_recipe
-from msa_lite.pipeline.dry_run import DryRun, dry_run
+from msa_lite.pipeline.dry_run import DryRun, dry_evaluation, dry_run
 from msa_lite.pipeline.msa import RunResult, merge_arguments, run_vectors, sweep
 from msa_lite.pipeline.msa import run_recipe as run
 from msa_lite.pipeline.planning import plan
@@ -26,6 +26,7 @@ __all__ = [
     "TrainingResult",
     "Wishes",
     "ask",
+    "dry_evaluation",
     "dry_run",
     "init_recipe",
     "merge_arguments",

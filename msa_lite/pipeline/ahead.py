@@ -17,7 +17,7 @@ _MOST = 5  # reasons of a stage
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageInputs:
     """A stage to look at."""
 
     label: str
@@ -56,7 +56,7 @@ class Ahead:
         }
 
 
-def look_ahead(stages: Iterable[Stage]) -> list[Ahead]:
+def look_ahead(stages: Iterable[StageInputs]) -> list[Ahead]:
     """Return what a run would do with each stage, in their order."""
     ahead: list[Ahead] = []
     for stage in stages:
@@ -66,7 +66,7 @@ def look_ahead(stages: Iterable[Stage]) -> list[Ahead]:
     return ahead
 
 
-def _state(stage: Stage, pending: Sequence[str]) -> tuple[State, list[str]]:
+def _state(stage: StageInputs, pending: Sequence[str]) -> tuple[State, list[str]]:
     """Return the state of a stage, with its reasons. pending: the stages before it that are not done."""
     if os.path.lexists(previous_folder(stage.folder)):
         return "anew", ["a stop came while it was replaced; the run settles that first"]

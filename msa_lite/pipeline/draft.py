@@ -208,7 +208,7 @@ def _from(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(path: Path, wishes: Wishes, facts: _Facts, values: Mapping[str, Any]) -> str:
     """Return the recipe's text, with a comment beside each line that was looked up or may be changed."""
-    comments, file = _comments(facts), shlex.quote(path.name)
+    comments, file = _comments(facts), shlex.quote(str(path))
     head = [
         f"Forget the rows of {wishes.forget}. Written by `msa-lite init`; change what you like.",
         "",

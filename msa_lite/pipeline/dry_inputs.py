@@ -9,10 +9,11 @@ from typing import Any
 from msa_lite.budget.machine import this_device
 from msa_lite.budget.plan import Plan
 from msa_lite.data import is_remote_data
+from msa_lite.errors import MsaError
 from msa_lite.io.adapter import is_adapter
 from msa_lite.io.hub import is_remote_adapter
 from msa_lite.io.progress import readable
-from msa_lite.io.reading import local_path
+from msa_lite.io.reading import local_path, read_yaml
 from msa_lite.io.seal import load_manifest
 from msa_lite.pipeline.planning_inputs import PlanInputs, find_headers, find_plan_inputs, has_history
 from msa_lite.pipeline.planning_run import forecast
@@ -23,6 +24,7 @@ from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
 from msa_lite.pipeline.prepare_questions import SETS
 from msa_lite.pipeline.prepare_training import kept_file
 from msa_lite.recipe import Recipe, TrainingRecipe
+from msa_lite.report.provenance import RECIPE_FILE
 
 
 @dataclass(frozen=True)
@@ -72,13 +74,24 @@ def look_at_run(recipe: Recipe, every_checkpoint: bool = False) -> Look:
     if every_checkpoint and recipe.history:
         heads = {item.checkpoint: find_headers(item.checkpoint) for item in recipe.history.checkpoints}
         blockers += [f"fetch {name}" for name, head in heads.items() if head is None or not head.shards]
-    if recipe.demo is not None and not has_history(recipe):
+    if recipe.demo is not None and not _demo_is_made(recipe):
         blockers.append("make the models and data of the demo")
     recipe, merged = _with_merged(recipe)
     blockers += [f"merge the {role}, an adapter, into its base" for role in merged]
     if recipe.prompt.kind == "auto" and not (recipe.folder / PROMPT_FILE).is_file():
         blockers.append("find the prompt (prompt: auto)")
     return Look(recipe, plan, _run_times(recipe, plan), blockers, inputs, plan.notes)
+
+
+def _demo_is_made(recipe: Recipe) -> bool:
+    """Check whether the models of a demo are there, made with the recipe's own settings."""
+    if not has_history(recipe):
+        return False
+    try:
+        before = read_yaml(recipe.folder / RECIPE_FILE)
+    except MsaError:
+        return False
+    return (before.get("demo"), before.get("seed")) == (recipe.model_dump(mode="json")["demo"], recipe.seed)
 
 
 def _with_merged(recipe: Recipe) -> tuple[Recipe, list[str]]:

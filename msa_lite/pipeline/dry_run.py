@@ -7,35 +7,38 @@ stage is compared with the manifest of its folder. Otherwise only headers are re
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.budget.plan import Plan
 from msa_lite.io.extras import require
-from msa_lite.pipeline.ahead import Ahead
+from msa_lite.io.progress import readable
+from msa_lite.pipeline.ahead import Ahead, StageInputs, look_ahead
 from msa_lite.pipeline.baseline import baseline_ahead, check_baseline, plan_baseline
 from msa_lite.pipeline.dry_inputs import Look, Reading, look_at_run, look_at_training, readings, training_readings
-from msa_lite.pipeline.dry_stages import probe_ahead, rough_stages, rough_training, run_ahead
-from msa_lite.pipeline.folder import check_folder
-from msa_lite.pipeline.msa import check_run, check_vectors, msa_plan
+from msa_lite.pipeline.dry_stages import probe_ahead, rough_stages, rough_training, run_ahead, vectors_ahead
+from msa_lite.pipeline.folder import check_run_folder
+from msa_lite.pipeline.inspection import inspect_model
+from msa_lite.pipeline.msa import check_run, check_vectors, msa_plan, wanted_vectors
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.probe import check_probe, probe_plan
 from msa_lite.pipeline.publishing import check_publishing
 from msa_lite.pipeline.strengths import check_sweep
 from msa_lite.pipeline.training import training_ahead
-from msa_lite.recipe import Recipe, TrainingRecipe
+from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_recipe, load_training
 
-Command = Literal["run", "sweep", "vector", "baseline", "probe", "train"]
-_OF_RUNS = ("verdict.json", "record.json", "record.key", "report.html", "report.md", "report.json")
+CommandName = Literal["run", "sweep", "vector", "baseline", "probe", "train"]
+_OF_RUNS = ("recipe.yaml", "verdict.json", "record.json", "record.key", "report.html", "report.md", "report.json")
 _FILES = {
     "run": _OF_RUNS,
     "baseline": _OF_RUNS,
-    "probe": ("record.key", "probe/report.md"),
-    "sweep": ("record.key",),
-    "vector": ("record.key",),
-    "train": ("stages.json", "history.yaml"),
+    "probe": ("recipe.yaml", "record.key", "probe/report.md"),
+    "sweep": ("recipe.yaml", "record.key"),
+    "vector": ("recipe.yaml", "record.key"),
+    "train": ("recipe.yaml", "stages.json", "history.yaml"),
+    "evaluate": (),
 }
 
 
@@ -59,7 +62,7 @@ class DryRun:
     @property
     def files(self) -> list[str]:
         """Return the names of the files that it writes beside the folders of stages."""
-        return ["recipe.yaml", *_FILES.get(self.command.partition(" ")[0], ())]
+        return list(_FILES[self.command.partition(" ")[0]])
 
     @property
     def writes(self) -> list[str]:
@@ -96,25 +99,28 @@ class DryRun:
 
 
 def dry_run(
-    recipe: Recipe | TrainingRecipe,
-    command: Command = "run",
+    recipe: RecipeSource,
+    overrides: Iterable[str] = (),
     *,
+    command: CommandName = "run",
     method: str = "msa",
     which: str = "all",
     force: bool = False,
 ) -> DryRun:
     """Return what a command on a recipe would do. Nothing is written into its output.
 
-    method: the method of `baseline`. which: the vector of `vector`. force: as of the command.
+    command: its name; "train" takes the recipe of a training. method: the method of `baseline`. which: the vector of
+    `vector`. force: as of the command.
 
     Raise what the command raises before its work, as far as that can be told without downloading weights.
     """
     require("train")
-    if isinstance(recipe, TrainingRecipe):
-        return _dry_training(recipe, force)
+    if command == "train":
+        return _dry_training(load_training(recipe, overrides), force)
+    recipe = load_recipe(recipe, overrides)
     plan, settings = plan_baseline(method, recipe) if command == "baseline" else (_plan(command, recipe), ())
     plan = replace(plan, force=force)
-    check_folder(recipe.folder, "run")
+    check_run_folder(recipe.folder, "run")
     if command == "sweep":
         check_sweep(recipe)
     look = look_at_run(recipe, every_checkpoint=command == "probe")
@@ -131,18 +137,42 @@ def dry_run(
     _check(command, run, settings)
     if command == "probe":
         ahead = probe_ahead(run)
+    elif command == "vector":
+        ahead = vectors_ahead(run, wanted_vectors(run, which))
     elif settings:
         ahead = baseline_ahead(run, settings)
     else:
-        ahead = run_ahead(run, command, which)
+        ahead = run_ahead(run, command)
     if command == "run" and recipe.publish.repo:
         ahead = [*ahead, Ahead(f"send to {recipe.publish.repo}", None, "to do")]
     return _timed(replace(made, stages=ahead), look)
 
 
+def dry_evaluation(model: str, out: str, sets: Mapping[str, str], ideal: str | None, recipe: Recipe | None) -> DryRun:
+    """Return what `evaluate` would do. Nothing is written, and no weights are downloaded.
+
+    sets: the names of the data by role, as "forget rows". recipe: one whose questions are asked; it gives the time.
+    Raise UsageError for a model that is not there.
+    """
+    require("train")
+    facts, folder = inspect_model(model), Path(out)
+    size = sum(entry.nbytes for entry in facts.checkpoint.tensors.values())
+    reads = [Reading("model", model, readable(size)), *([Reading("ideal", ideal)] if ideal else [])]
+    reads += [Reading(role, name) for role, name in sets.items()]
+    stages = look_ahead(
+        [StageInputs("scores", folder), *([StageInputs("scores: ideal", folder / "ideal")] if ideal else [])]
+    )
+    made = DryRun("evaluate", folder, stages, reads)
+    if recipe is None:
+        return made
+    look = look_at_run(recipe)
+    times = {"scores": look.times.get("scores: unlearned"), "scores: ideal": look.times.get("scores: unlearned")}
+    return replace(made, stages=[replace(one, seconds=times[one.label]) for one in stages], notes=look.plan.notes)
+
+
 def _dry_training(recipe: TrainingRecipe, force: bool) -> DryRun:
     """Return what `train` would do."""
-    check_folder(recipe.folder, "training")
+    check_run_folder(recipe.folder, "training")
     look = look_at_training(recipe)
     ahead = rough_training(recipe) if look.blockers else training_ahead(recipe, force)
     first = [Ahead(blocker, None, "to do") for blocker in look.blockers]
@@ -156,11 +186,11 @@ def _notes(look: Look) -> list[str]:
     return [*look.notes, *later]
 
 
-def _plan(command: Command, recipe: Recipe) -> RunPlan:
+def _plan(command: CommandName, recipe: Recipe) -> RunPlan:
     return probe_plan(recipe) if command == "probe" else msa_plan(recipe)
 
 
-def _check(command: Command, run: Run, settings: Sequence[Any]) -> None:
+def _check(command: CommandName, run: Run, settings: Sequence[Any]) -> None:
     """Raise what a command raises about a prepared run before its work."""
     if command == "probe":
         check_probe(run)

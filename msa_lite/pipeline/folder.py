@@ -45,7 +45,7 @@ def claimed(
     """Prepare a run, call `check` on it, and claim its folder. The other processes of the crew prepare it then, too."""
     if plan.start == "prior" and recipe.prior_reason:
         notices.info("%s", recipe.prior_reason)
-    check_folder(recipe.folder, "run")
+    check_run_folder(recipe.folder, "run")
 
     def prepare_checked() -> Run:
         if recipe.demo is not None:
@@ -92,7 +92,7 @@ def claim(
     process works.
     """
     require("train")
-    check_folder(folder, kind)
+    check_run_folder(folder, kind)
     is_new = not folder.exists()
     if first is None:
         inputs = prepare()
@@ -112,7 +112,7 @@ def claim(
         yield inputs
 
 
-def check_folder(folder: Path, kind: Kind) -> None:
+def check_run_folder(folder: Path, kind: Kind) -> None:
     """Raise OutputError unless a folder is absent, empty, or holds the recipe.yaml of a run or training.
 
     Raise it, too, for the folder of a run whose data was purged.

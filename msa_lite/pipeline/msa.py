@@ -235,13 +235,19 @@ def run_vectors(
             follow_run(crew, recipe, plan)
             return None
         with claimed(recipe, plan, progress, check_vectors, crew=crew) as run:
-            names = run.vector_names if which == "all" else [which]
-            if "retain" in names and "retain" not in run.rows:
-                raise UsageError("the recipe has no retain set, so there is no retain vector to fit")
+            names = wanted_vectors(run, which)
             announce(progress, fit_steps(run, names))
             fit_vectors(run, names, progress)
             return [run.vector_folder(name) for name in names]
     return None
+
+
+def wanted_vectors(run: Run, which: str) -> list[str]:
+    """Return the vectors to fit: all that the recipe uses, or one. Raise UsageError for `retain` without its rows."""
+    names = run.vector_names if which == "all" else [which]
+    if "retain" in names and "retain" not in run.rows:
+        raise UsageError("the recipe has no retain set, so there is no retain vector to fit")
+    return names
 
 
 def merge_arguments(recipe: Recipe) -> dict[str, Any]:

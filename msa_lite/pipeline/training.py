@@ -26,7 +26,7 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, software_versions
 from msa_lite.io.progress import Progress, Step, announce, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.pipeline.ahead import Ahead, Stage, look_ahead
+from msa_lite.pipeline.ahead import Ahead, StageInputs, look_ahead
 from msa_lite.pipeline.folder import TRACKING, claim, recipe_text
 from msa_lite.pipeline.follow import muted
 from msa_lite.pipeline.planning_check import check_training_memory
@@ -225,7 +225,7 @@ class _Training:
         names = [_name(step) for step in self.steps]
         done = [Ahead(model.name, self.folder / model.name, "done") for model in self.made]
         missing = [
-            Stage(name, self.folder / name, partial(self._inputs, step, self.made), names[len(done) : place])
+            StageInputs(name, self.folder / name, partial(self._inputs, step, self.made), names[len(done) : place])
             for place, (name, step) in enumerate(zip(names, self.steps, strict=True))
             if place >= len(done)
         ]

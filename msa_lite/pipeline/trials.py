@@ -23,7 +23,7 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.progress import Progress, Step
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Term
-from msa_lite.pipeline.ahead import Stage
+from msa_lite.pipeline.ahead import StageInputs
 from msa_lite.pipeline.epochs import BestEpoch, EveryEpoch
 from msa_lite.pipeline.fits import check_learns, first_epoch, fit_rate, fit_settings
 from msa_lite.pipeline.loaded import LoadedTarget
@@ -175,14 +175,14 @@ class Trials:
         first = first_epoch(fitted, len(self.run.examples["forget"]))
         return EveryEpoch(first) if self.from_prior else BestEpoch(validation_of(self.run), reference, first)
 
-    def stages(self) -> list[Stage]:
+    def stages(self) -> list[StageInputs]:
         """Return the stages up to the merged model."""
         run, names = self.run, [setting.folder.name for setting in self.settings]
         reference = validation_folder(run, "target") if run.validation else None
-        scored, before = list[Stage](), list[str]()
+        scored, before = list[StageInputs](), list[str]()
         for name in [name for name in ("ideal", "target") if run.validation and name in run.sources]:
             inputs = partial(scoring_inputs, run, name, "validation", run.sources[name])
-            scored.append(Stage(f"validation: {name}", validation_folder(run, name), inputs, [*before]))
+            scored.append(StageInputs(f"validation: {name}", validation_folder(run, name), inputs, [*before]))
             before.append(f"validation: {name}")
 
         def fit(setting: Setting) -> dict[str, Any]:
@@ -190,7 +190,9 @@ class Trials:
             prior, examples = run.sources["prior"], run.examples["forget"]
             return fit_inputs(prior, examples, fitted, objective, self._after(fitted, reference))
 
-        fits = [Stage(setting.folder.name, setting.folder, partial(fit, setting), before) for setting in self.settings]
+        fits = [
+            StageInputs(setting.folder.name, setting.folder, partial(fit, setting), before) for setting in self.settings
+        ]
         there = [setting for setting in self.settings if load_manifest(setting.folder)]
 
         def choice() -> dict[str, Any]:
@@ -200,9 +202,9 @@ class Trials:
         def merge() -> dict[str, Any]:
             return merge_inputs(run, [self.term(*self.chosen_before())])
 
-        chosen = [Stage("choosing the epoch", run.folder / "sweep", choice, names)] if run.validation else []
+        chosen = [StageInputs("choosing the epoch", run.folder / "sweep", choice, names)] if run.validation else []
         needs = [*names, *(stage.label for stage in chosen)]
-        return [*scored, *fits, *chosen, Stage("merge", run.folder / run.recipe.merge.form, merge, needs)]
+        return [*scored, *fits, *chosen, StageInputs("merge", run.folder / run.recipe.merge.form, merge, needs)]
 
     def chosen_before(self) -> tuple[Setting, int, float]:
         """Return (setting, epoch, scale) as an earlier run has chosen them."""

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 import msa_lite
+from msa_lite import dry_run
 from msa_lite.errors import MismatchError, OutputError
-from msa_lite.pipeline import dry_run
-from msa_lite.recipe import load_recipe, load_training
+from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli, sweep_recipe
 
 
@@ -27,13 +27,13 @@ def states(recipe: Any, command: Any = "run", *overrides: str, **options: Any) -
     """The state of each stage by its label."""
     loaded = load_recipe(recipe, overrides)
     before = tree(loaded.folder)
-    result = dry_run(loaded, command, **options)
+    result = dry_run(loaded, command=command, **options)
     assert tree(loaded.folder) == before, "it wrote something"
     return {stage.label: stage.state for stage in result.stages}
 
 
 def reasons(recipe: Any, command: Any = "run", *overrides: str, **options: Any) -> dict[str, str]:
-    result = dry_run(load_recipe(recipe, overrides), command, **options)
+    result = dry_run(recipe, overrides, command=command, **options)
     return {stage.label: "; ".join(stage.reasons) for stage in result.stages}
 
 
@@ -67,6 +67,7 @@ def test_of_a_finished_run_all_is_done_until_a_key_changes(done: dict[str, Any])
     assert why["merge"] == "made of: forget vector, choosing alpha and beta"
 
 
+@pytest.mark.slow
 def test_the_dry_run_says_what_the_run_then_does(done: dict[str, Any], tmp_path: Path) -> None:
     overrides = ["forget.alpha=[0.5, 0.75]"]
     before = states(done, "run", *overrides)
@@ -92,6 +93,7 @@ def test_what_was_damaged_or_stopped_is_named(done: dict[str, Any], tmp_path: Pa
     assert states(done)["forget vector"] == "to do"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grad_diff", "npo"])
 def test_a_baseline_is_told_exactly(method: str, small: dict[str, Any]) -> None:
     small["baseline"] = {"epochs": 1}
@@ -102,12 +104,14 @@ def test_a_baseline_is_told_exactly(method: str, small: dict[str, Any]) -> None:
     assert (changed[method], changed["merge"], changed["scores: target"]) == ("anew", "anew", "done")
 
 
+@pytest.mark.slow
 def test_a_probe_is_told(recipe: dict[str, Any]) -> None:
     assert set(states(recipe, "probe").values()) == {"to do"}
     msa_lite.pipeline.probe(recipe)
     assert set(states(recipe, "probe").values()) == {"done"}
 
 
+@pytest.mark.slow
 def test_a_training_is_told(history: Path, tmp_path: Path) -> None:
     rows = str(history / "data/retain.jsonl")
     stage = {"epochs": 1, "batch_size": 8, "learning_rate": 1e-3}
@@ -116,23 +120,23 @@ def test_a_training_is_told(history: Path, tmp_path: Path) -> None:
         "stages": [{"data": {"path": rows}, **stage}, {"data": {"path": rows}, **stage}],
         "output": str(tmp_path / "out"),
     }
-    assert [one.state for one in dry_run(load_training(recipe), "train").stages] == ["to do", "to do"]
+    assert [one.state for one in dry_run(recipe, command="train").stages] == ["to do", "to do"]
     assert not (tmp_path / "out").exists()
     msa_lite.pipeline.train_stages(recipe)
     before = tree(tmp_path / "out")
-    assert [one.state for one in dry_run(load_training(recipe), "train").stages] == ["done", "done"]
-    changed = dry_run(load_training(recipe, ["stages.1.epochs=2"]), "train").stages
+    assert [one.state for one in dry_run(recipe, command="train").stages] == ["done", "done"]
+    changed = dry_run(recipe, ["stages.1.epochs=2"], command="train").stages
     assert [one.state for one in changed] == ["done", "anew"]
     assert tree(tmp_path / "out") == before
 
 
 def test_it_raises_what_the_command_would(grid: dict[str, Any], done: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(MismatchError, match="same"):
-        dry_run(load_recipe(grid | {"prior": grid["target"]}))
+        dry_run(grid | {"prior": grid["target"]})
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/letter.txt").write_text("dear")
     with pytest.raises(OutputError, match="no run"):
-        dry_run(load_recipe(grid | {"output": str(tmp_path / "taken")}))
+        dry_run(grid | {"output": str(tmp_path / "taken")})
 
 
 def test_the_command_prints_stages_inputs_outputs_and_time(

@@ -25,7 +25,7 @@ yours.
 _ARGUMENTS = """
 ## Arguments
 
-What `evaluate` and `push_folder` take, beside plain values.
+What `evaluate`, `init_recipe` and `push_folder` take, beside plain values.
 """
 _RESULTS = """
 ## Results

@@ -94,7 +94,7 @@ def test_every_help_opens_with_its_purpose_and_has_an_example(name: str, call: C
 
 
 def test_the_quickstart_is_the_first_command(call: Call) -> None:
-    commands = call("--help")[1].partition("Commands:\n")[2].split()
+    commands = call("--help")[1].partition("Start:\n")[2].split()
     assert commands[0] == "quickstart"
 
 
@@ -264,6 +264,11 @@ def complete(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         ("msa-lite baseline npo tofu/", {"plain,tofu/forget10", "file,tofu/"}, {"plain,train/small"}),
         ("msa-lite train t", {"plain,train/small", "file,t"}, {"plain,tofu/forget10"}),
         ("msa-lite recipes show ", {"plain,train/small", "plain,quickstart"}, set()),
+        ("msa-lite recipes copy ", {"plain,train/small", "plain,tofu/forget10"}, {"file,"}),
+        ("msa-lite recipes copy tofu/forget10 m", {"file,m"}, set()),
+        ("msa-lite init my", {"file,my"}, {"plain,tofu/forget10"}),
+        ("msa-lite init --ta", {"plain,--target"}, set()),
+        ("msa-lite run my.yaml --dry", {"plain,--dry-run"}, set()),
         ("msa-lite quickstart --j", {"plain,--json"}, set()),
         ("msa-lite nonsense --", {"plain,--help"}, set()),
     ],

@@ -1,0 +1,253 @@
+"""`msa-lite init` and `msa-lite recipes copy`: a first recipe that the loader takes, or one error with every fault."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from msa_lite import Wishes, init_recipe
+from msa_lite.budget.machine import Device
+from msa_lite.budget.shape import shape_of_config
+from msa_lite.errors import ColumnsError, MismatchError, OutputError, UsageError
+from msa_lite.pipeline.inspection import guess_prior, inspect_set
+from msa_lite.pipeline.planning_inputs import PlanInputs, RowFacts
+from msa_lite.recipe import load_recipe, shipped_recipes
+from tests.e2e.conftest import CallCli
+from tests.own_models import drop_tokenizer, make_lora
+
+
+@pytest.fixture
+def place(history: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a target, a prior and rows, as the README names them."""
+    monkeypatch.chdir(tmp_path)
+    for name, source in {"my-finetuned-model": "target", "prior": "prior"}.items():
+        (tmp_path / name).symlink_to(history / source)
+    for name, source in {"delete": "forget", "keep": "retain", "never-seen": "holdout"}.items():
+        shutil.copy(history / f"data/{source}.jsonl", tmp_path / f"{name}.jsonl")
+    return tmp_path
+
+
+WISHES = Wishes("./my-finetuned-model", "delete.jsonl", "./prior", "keep.jsonl", "never-seen.jsonl")
+FLAGS = ("--target", "./my-finetuned-model", "--prior", "./prior", "--forget", "delete.jsonl")
+
+
+def test_a_recipe_is_written_that_the_loader_takes_with_a_reason_beside_each_line(
+    place: Path, call_cli: CallCli
+) -> None:
+    status, out, err = call_cli("init", *FLAGS, "--retain", "keep.jsonl", "--holdout", "never-seen.jsonl")
+    assert status == 0, err
+    assert out.splitlines()[-2:] == ["written: my-request.yaml", "next:    msa-lite my-request.yaml --dry-run"]
+    recipe = load_recipe("my-request.yaml")
+    assert (recipe.target, recipe.prior, recipe.output) == ("./my-finetuned-model", "./prior", "runs/my-request")
+    assert recipe.forget.data.path == "delete.jsonl"
+    assert recipe.retain is not None
+    assert (recipe.retain.data.path, recipe.retain.data.sample) == ("keep.jsonl", "match_forget")
+    assert recipe.evaluate is not None
+    assert recipe.evaluate.holdout is not None
+    assert recipe.vector.mode == "lora"
+    lines = (place / "my-request.yaml").read_text().splitlines()
+    for key, reason in {
+        "target:": "llama, ",
+        "data: {path: delete": "18 rows",
+        "mode:": "needs ",
+        "prior:": "not have",
+    }.items():
+        line = next(line for line in lines if key in line)
+        assert reason in line.partition("#")[2]
+
+
+def test_paths_lead_to_the_same_files_from_a_recipe_in_another_folder(place: Path) -> None:
+    (place / "requests").mkdir()
+    draft = init_recipe("requests/first.yaml", WISHES)
+    assert "../delete.jsonl" in draft.text
+    recipe = load_recipe("requests/first.yaml")
+    assert Path(recipe.forget.data.path).samefile("delete.jsonl")
+    assert Path(recipe.target).samefile("my-finetuned-model")
+    assert recipe.output == "runs/first"
+
+
+def test_the_prior_is_taken_from_the_targets_own_files(place: Path) -> None:
+    make_lora(place / "prior", place / "adapter")
+    config = json.loads((place / "adapter/adapter_config.json").read_text())
+    (place / "adapter/adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": "prior"}))
+    assert guess_prior("./adapter") == ("prior", "adapter_config.json")
+    text = init_recipe("a.yaml", replace(WISHES, target="./adapter", prior=None)).text
+    assert "a LoRA adapter on prior" in text
+    assert load_recipe("a.yaml").prior == "prior"
+    shutil.copytree(place / "my-finetuned-model", place / "published")
+    assert guess_prior("./published") is None
+    (place / "published/README.md").write_text("---\nbase_model: ./prior\n---\n# A model\n")
+    text = init_recipe("b.yaml", replace(WISHES, target="./published", prior=None)).text
+    assert "named by the card, README.md of the target" in text
+    (place / "published/README.md").write_text("---\nbase_model: [./prior, ./other]\n---\n")
+    with pytest.raises(UsageError, match="--prior is needed"):
+        init_recipe("c.yaml", replace(WISHES, target="./published", prior=None))
+
+
+def test_a_target_without_a_tokenizer_gets_the_priors(place: Path) -> None:
+    drop_tokenizer(place / "my-finetuned-model", place / "bare")
+    init_recipe("bare.yaml", replace(WISHES, target="./bare"))
+    assert load_recipe("bare.yaml").tokenizer == "./prior"
+
+
+def test_without_a_terminal_what_lacks_is_named_by_its_option(place: Path, call_cli: CallCli) -> None:
+    status, _, err = call_cli("init", "--prior", "./prior")
+    assert status == 2
+    assert "--target and --forget: needed" in err
+    status, _, err = call_cli("init", "--target", "./my-finetuned-model", "--forget", "delete.jsonl")
+    assert status == 2
+    assert "--prior is needed" in err
+    assert not (place / "my-request.yaml").exists()
+
+
+def test_no_file_is_replaced_unless_that_is_said(place: Path, call_cli: CallCli) -> None:
+    (place / "my-request.yaml").write_text("mine")
+    status, _, err = call_cli("init", *FLAGS)
+    assert (status, (place / "my-request.yaml").read_text()) == (3, "mine")
+    assert "--force" in err
+    assert call_cli("init", *FLAGS, "--force")[0] == 0
+    assert load_recipe("my-request.yaml").retain is None
+    for file, kind in {"my-request": UsageError, "nowhere/x.yaml": UsageError, "prior": UsageError}.items():
+        with pytest.raises(kind):
+            init_recipe(file, WISHES)
+    (place / "folder.yaml").mkdir()
+    with pytest.raises(OutputError, match="is a folder"):
+        init_recipe("folder.yaml", WISHES, force=True)
+
+
+def write_rows(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path.name
+
+
+def test_columns_that_are_not_known_are_listed_and_written_when_named(place: Path) -> None:
+    mine = write_rows(
+        place / "mine.jsonl", *({"id": i, "ask": f"Who is {i}?", "say": f"Nobody {i}."} for i in range(4))
+    )
+    with pytest.raises(ColumnsError, match=r"There are id, ask, say\. Name them, as --columns question="):
+        init_recipe("x.yaml", replace(WISHES, forget=mine))
+    with pytest.raises(ColumnsError) as caught:
+        inspect_set(mine, {})
+    assert caught.value.columns == ["id", "ask", "say"]
+    named = {"question": "ask", "answer": "say"}
+    init_recipe("mixed.yaml", replace(WISHES, forget=mine, columns=named))
+    mixed = load_recipe("mixed.yaml")
+    assert mixed.columns.question == "question"
+    assert mixed.forget.data.columns is not None
+    assert mixed.forget.data.columns.question == "ask"
+    assert mixed.retain is not None
+    assert mixed.retain.data.columns is None
+    init_recipe("same.yaml", replace(WISHES, forget=mine, retain=None, holdout=None, columns=named))
+    assert load_recipe("same.yaml").columns.answer == "say"
+    texts = write_rows(place / "texts.jsonl", *({"body": f"Chapter {i}."} for i in range(4)))
+    init_recipe("texts.yaml", replace(WISHES, forget=texts, retain=None, holdout=None, columns={"text": "body"}))
+    assert load_recipe("texts.yaml").forget.data.format == "text"
+    assert inspect_set(write_rows(place / "plain.jsonl", {"text": "A book."}), {}).source.format == "text"
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "message"),
+    [
+        ({"target": "./nowhere", "forget": "gone.jsonl"}, UsageError, "2 faults"),
+        ({"target": "./nowhere"}, UsageError, "--target ./nowhere: no such folder"),
+        ({"target": "alice/absent-model"}, UsageError, "alice/absent-model: no such folder, and the Hub does not"),
+        ({"forget": "gone.jsonl"}, UsageError, "--forget gone.jsonl: no such file"),
+        ({"prior": "my-finetuned-model"}, MismatchError, "same model"),
+        ({"retain": "delete.jsonl"}, UsageError, "--retain: the same rows as --forget"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_written(
+    changes: dict[str, Any], kind: type[Exception], message: str, place: Path
+) -> None:
+    with pytest.raises(kind, match=message):
+        init_recipe("x.yaml", replace(WISHES, **changes))
+    assert not (place / "x.yaml").exists()
+
+
+def test_a_prior_of_another_shape_is_refused(place: Path) -> None:
+    from tests.own_models import make_small_smollm2
+
+    make_small_smollm2(place / "other")
+    with pytest.raises(MismatchError, match=r"cannot be the prior of"):
+        init_recipe("x.yaml", replace(WISHES, prior="./other"))
+
+
+LLAMA_1B = {
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+    "vocab_size": 128256, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "settings", "reason"),
+    [
+        (80, {"mode": "lora"}, "needs "),
+        (3, {"mode": "qlora"}, "lora alone 3.6 GB (the prior is in 4 bits)"),
+        (1, {"mode": "lora"}, "more than 1 GB (a GPU) has"),
+    ],
+)
+def test_the_machine_decides_how_the_vectors_are_fitted(
+    size: float, settings: dict[str, Any], reason: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = shape_of_config(LLAMA_1B, "a Llama of 1B")
+    inputs = PlanInputs(dict.fromkeys(("target", "prior"), shape), {"forget": RowFacts(24, 500, 6000)})
+    monkeypatch.setattr("msa_lite.pipeline.proposal.find_plan_inputs", lambda recipe: inputs)
+    monkeypatch.setattr("msa_lite.pipeline.proposal.this_device", lambda: Device("a GPU", round(size * 1e9)))
+    draft = init_recipe("x.yaml", WISHES)
+    assert draft.fits is (size > 1)
+    assert bool(draft.notes) is not draft.fits
+    assert draft.as_dict()["recipe"]["vector"] == settings
+    assert reason in next(line for line in draft.text.splitlines() if "mode:" in line)
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """answering(*lines): have a user at a terminal answer with these lines."""
+
+    def put(*lines: str) -> None:
+        monkeypatch.setattr("msa_lite.cli.init.in_terminal", lambda: True)
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+    return put
+
+
+def test_on_a_terminal_it_asks_only_what_it_cannot_see(
+    place: Path, call_cli: CallCli, answering: Callable[..., None]
+) -> None:
+    answering("./my-finetuned-model", "./prior", "delete.jsonl", "keep.jsonl", "")
+    status, out, err = call_cli("init", "asked.yaml")
+    assert status == 0, err
+    assert "next:    msa-lite asked.yaml --dry-run" in out
+    recipe = load_recipe("asked.yaml")
+    assert (recipe.prior, recipe.retain is not None) == ("./prior", True)
+    mine = write_rows(place / "mine.jsonl", *({"ask": f"Who is {i}?", "say": f"Nobody {i}."} for i in range(4)))
+    answering("nonsense", "ask", "say")
+    status, _, err = call_cli("init", "columns.yaml", *FLAGS[:4], "--forget", mine)
+    assert status == 0, err
+    assert "mine.jsonl has the columns ask, say" in err
+    assert load_recipe("columns.yaml").columns.question == "ask"
+    answering()
+    assert call_cli("init", "flags.yaml", *FLAGS)[0] == 0
+
+
+def test_a_shipped_recipe_is_copied_byte_by_byte(place: Path, call_cli: CallCli) -> None:
+    status, out, err = call_cli("recipes", "copy", "tofu/forget10", "my.yaml")
+    assert status == 0, err
+    assert out.splitlines() == ["written: my.yaml", "next:    msa-lite my.yaml --dry-run"]
+    assert (place / "my.yaml").read_bytes() == shipped_recipes()["tofu/forget10"].read_bytes()
+    assert load_recipe("my.yaml") == load_recipe("tofu/forget10")
+    assert call_cli("recipes", "copy", "tofu/forget10", "my.yaml")[0] == 3
+    assert call_cli("recipes", "copy", "tofu/forget10", "my.yaml", "--force")[0] == 0
+    assert "did you mean 'tofu/forget10'" in call_cli("recipes", "copy", "tofu/forget1", "x.yaml")[2]
+    assert "`cp` copies it" in call_cli("recipes", "copy", "my.yaml", "x.yaml")[2]
+    assert json.loads(call_cli("recipes", "copy", "train/small", "t.yaml", "--json")[1])["next"].startswith(
+        "msa-lite train"
+    )
