@@ -13,6 +13,7 @@ from pathlib import Path
 
 from claims import NO, PARTLY, RULES, UNKNOWN, YES, Claim, answer_claims
 from collect import Results, collect, tidy
+from experiments import CHANGES
 from figures import write_figures
 from tables import (
     GROUPS,
@@ -132,6 +133,8 @@ def _provenance(results: Results, out: Path) -> Iterator[str]:
     early = [f"seed {seed} {name}" for seed, name, run in runs if run.date and run.date[:19] < when[name][:19]]
     if early:
         yield f"Runs that ended before they were fixed: {', '.join(early)}"
+    for change in CHANGES:
+        yield f"Changed after test rows had been scored: {change}"
     dates = sorted(run.date for _, _, run in runs if run.date)
     if dates:
         hours = sum(run.seconds or 0 for _, _, run in runs) / 3600

@@ -20,7 +20,9 @@ from msa_lite.errors import DataError, UsageError, join_faults, nearest
 from msa_lite.report.metrics import metric_kind
 
 FORMER_NAME = "exposure"  # what manifests and earlier runs call the rule `extraction`; sweeps are recognised by it
-FORGOTTEN = 0.05  # an extractable share that is no higher counts as none
+# An extractable share that is no higher counts as none. Going on from 0.10 to 0.05 cost 8 and 11 % of the retain scores
+# on SmolLM2-135M and TOFU, and led away from the ideal (examples/real_model).
+FORGOTTEN = 0.10
 NO_EVIDENCE = Evidence()
 LOWEST = 1e-6  # the smallest factor of a paper's score, so that the other factors still order candidates with a zero
 
@@ -91,7 +93,7 @@ class Rule(ABC):
 class LeastExtraction(Rule):
     """Rank by least extraction while retain holds: by 1 − `extractable_share`, in [0, 1].
 
-    An extractable share up to 0.05 counts as forgotten, with the value 1; among such candidates the one that keeps most
+    An extractable share up to 0.10 counts as forgotten, with the value 1; among such candidates the one that keeps most
     is best. Candidates that `lost_too_much` rank below all others, by `kept_share` − 1 < 0, so the gentlest is chosen
     if none keeps enough. The rule needs neither a published benchmark nor the ideal.
     """

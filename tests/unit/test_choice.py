@@ -128,8 +128,8 @@ def test_a_choice_from_before_the_rule_was_called_extraction_is_taken_up(
 ) -> None:
     out = tmp_path / "sweep"
     first = choose(candidates, questions, out, "choosing")
-    former = {"score": "exposure", "keep": 0.95, "forgotten": 0.05, "confidence": 0.95, "far": 0.1}
-    assert (load_manifest(out) or {})["inputs"]["rule"] == former  # as manifests have always had it
+    former = {"score": "exposure", "keep": 0.95, "forgotten": 0.1, "confidence": 0.95, "far": 0.1}
+    assert (load_manifest(out) or {})["inputs"]["rule"] == former
     text = (out / "choice.json").read_text()
     (out / "choice.json").write_text(text.replace('"rule": "extraction"', '"rule": "exposure"'))
     add_files(out, ["choice.json"], {})

@@ -1,4 +1,4 @@
-"""What a rule makes of the prior's level and of scores row by row: noise is no loss, and a loss is no noise."""
+"""What a rule makes of the prior's level and of scores row by row."""
 
 from __future__ import annotations
 
@@ -36,23 +36,29 @@ def fading(rows: int, share: float, spread: float = 0.05) -> Scores:
 @pytest.mark.parametrize(
     ("pairs", "why"),
     [
-        # A real run: .312 → .188 of 16 answers.
-        ({"accuracy_r": answers(16, 5, 2), "rouge_l_r": fading(16, 0.96), "probability_r": fading(16, 0.96)}, None),
-        ({"accuracy_r": answers(16, 16, 2), "rouge_l_r": fading(16, 0.97), "probability_r": fading(16, 0.97)}, None),
-        # One answer in five is more than chance where there are forty.
+        # A real run: .312 → .188 of 16 answers. The mean decides, though two answers may be noise.
+        (
+            {"accuracy_r": answers(16, 5, 2), "rouge_l_r": fading(16, 0.96), "probability_r": fading(16, 0.96)},
+            "keeps 87% (probability 96%, ROUGE-L recall 96%, accuracy 60%), 95% wanted",
+        ),
+        ({"accuracy_r": answers(16, 16, 2), "rouge_l_r": fading(16, 0.98), "probability_r": fading(16, 0.98)}, None),
         ({"accuracy_r": answers(40, 40, 8)}, "keeps 80% (accuracy 80%), 95% wanted"),
-        ({"accuracy_r": answers(40, 40, 3)}, None),
+        ({"accuracy_r": answers(40, 40, 3)}, "keeps 92% (accuracy 92%), 95% wanted"),
+        ({"accuracy_r": answers(40, 40, 2)}, None),
         # Probability moves with every row: what is lost is seen in sixteen.
         (
             {"accuracy_r": answers(16, 16, 0), "probability_r": fading(16, 0.8)},
             "keeps 87% (probability 80%, accuracy 100%), 95% wanted",
         ),
-        # Nothing makes up for answers that are lost for good.
+        # A mean that is enough makes up for no answers that are lost for good, unless there are too few to say so.
         (
-            {"accuracy_r": answers(100, 100, 30), "probability_r": fading(100, 1.0), "rouge_l_r": fading(100, 1.0)},
-            "keeps 92% (probability 100%, ROUGE-L recall 100%, accuracy 70%), 95% wanted",
+            {"accuracy_r": answers(900, 900, 171), "probability_r": fading(900, 1.0), "rouge_l_r": fading(900, 1.0)},
+            "keeps 95% (probability 100%, ROUGE-L recall 100%, accuracy 81%), 95% wanted",
         ),
-        # What is far below is never kept, whatever the rows say.
+        (
+            {"accuracy_r": answers(16, 16, 3), "probability_r": fading(16, 1.0), "rouge_l_r": fading(16, 1.0)},
+            None,
+        ),
         ({"accuracy_r": answers(4, 4, 1)}, "keeps 75% (accuracy 75%), 95% wanted"),
         ({"accuracy_r": answers(1, 1, 1)}, "keeps 0% (accuracy 0%), 95% wanted"),
         # Documents.
@@ -62,7 +68,9 @@ def fading(rows: int, share: float, spread: float = 0.05) -> Scores:
         ),
     ],
 )
-def test_too_much_is_lost_where_the_rows_say_so(pairs: dict[str, Scores], why: str | None) -> None:
+def test_too_much_is_lost_where_the_mean_says_so_or_a_single_metric_beyond_noise(
+    pairs: dict[str, Scores], why: str | None
+) -> None:
     metrics, target = means(pairs)
     found = lost_too_much(metrics, target, 0.95, pairs)
     assert found == why
@@ -146,10 +154,10 @@ def test_the_prior_says_what_a_model_scores_that_never_saw_the_rows() -> None:
 def test_what_is_all_but_forgotten_is_forgotten_and_keeping_decides() -> None:
     target = {"rouge_l_f": 1.0, "rouge_l_r": 1.0}
     rule = LeastExtraction(0.9)
-    clean, gentle = ({"rouge_l_f": 0.0, "rouge_l_r": 0.92}, {"rouge_l_f": 0.05, "rouge_l_r": 0.99})
+    clean, gentle = ({"rouge_l_f": 0.0, "rouge_l_r": 0.92}, {"rouge_l_f": 0.1, "rouge_l_r": 0.99})
     assert rule.rank(gentle, target) > rule.rank(clean, target)
-    assert rule.rank({"rouge_l_f": 0.06, "rouge_l_r": 1.0}, target) < rule.rank(clean, target)
-    assert rule.rank({"rouge_l_f": 0.06, "rouge_l_r": 1.0}, target).aim == "stronger"
+    assert rule.rank({"rouge_l_f": 0.11, "rouge_l_r": 1.0}, target) < rule.rank(clean, target)
+    assert rule.rank({"rouge_l_f": 0.11, "rouge_l_r": 1.0}, target).aim == "stronger"
     assert rule.rank({"rouge_l_f": 0.0, "rouge_l_r": 0.5}, target).aim == "gentler"
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.choose import search as searches
-from msa_lite.choose.rules import Condition, Constrained, LeastExtraction, Metrics, PaperScore, Rank, Rule
+from msa_lite.choose.rules import FORGOTTEN, Condition, Constrained, LeastExtraction, Metrics, PaperScore, Rank, Rule
 from msa_lite.choose.search import LARGEST, SMALLEST, StrengthSearch
 from msa_lite.strengths import Strengths
 
@@ -23,14 +23,14 @@ KEEP = 0.95
 
 
 def responds(forgets: float, keeps: float, helps: float = 0.0, noise: float = 0.0, seed: int = 0) -> Model:
-    """A model that has forgotten all but 5 % at α = `forgets`, and keeps 95 % up to α = `keeps`.
+    """A model that has forgotten all but 10 % at α = `forgets`, and keeps 95 % up to α = `keeps`.
 
     helps: by how much of `keeps` β = α moves that further up, or, where it is negative, down. Far beyond, it is broken.
     """
     chance = random.Random(seed)
 
     def rank(alpha: float, beta: float) -> Rank | str:
-        left = 0.05 ** ((alpha / forgets) ** 2)
+        left = FORGOTTEN ** ((alpha / forgets) ** 2)
         reach = keeps * (1 + helps * beta / alpha)
         kept = 0.95 ** ((alpha / reach) ** 2) + chance.gauss(0, noise)
         if kept < 0.05:
