@@ -26,13 +26,13 @@ def print_dry_run(result: DryRun) -> None:
     print_table(TextTable(headings, [Section(rows)], "Dry run: nothing is written", left=5))
     for reading in result.reads:
         click.echo(f"reads:   {reading.role}: {reading.name}" + (f" ({reading.amount})" if reading.amount else ""))
-    parts = ["the folders of stages that are not done", *result.files]
+    parts = [*([] if result.is_done else ["the folders of stages that are not done"]), *result.files]
     click.echo(f"writes:  {result.folder}: {', '.join(parts)}")
     unknown = any(one.state != "done" and one.seconds is None for one in result.stages)
     click.echo(
         f"time:    {time_span(result.seconds)}, by prediction" + (", without stages marked ?" if unknown else "")
     )
-    if result.plan:
+    if result.plan and not result.is_done:
         click.echo(next(line for line in plan_lines(result.plan) if line.startswith("disk:")))
     for note in result.notes:
         click.echo(f"note:    {note}", err=True)

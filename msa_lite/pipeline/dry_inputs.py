@@ -147,7 +147,8 @@ def readings(recipe: Recipe, look: Look) -> list[Reading]:
     models = [Reading(role, name, sizes.get(role)) for role, name in names.items() if name]
     sets = {"forget": recipe.forget.data, "retain": recipe.retain.data if recipe.retain else None}
     if recipe.evaluate:
-        sets |= {f"evaluate.{name}": getattr(recipe.evaluate, name) for name in SETS}
+        own = {name: getattr(recipe.evaluate, name) for name in SETS}
+        sets |= {name if name not in sets else f"scored {name}": data for name, data in own.items()}
     sets["probe.against"] = recipe.probe.against
     counts = {name: f"{len(rows)} rows" for name, rows in (look.inputs.examples if look.inputs else {}).items()}
     rows = [Reading(f"{name} rows", data.path, counts.get(name)) for name, data in sets.items() if data]

@@ -13,6 +13,7 @@ from tests.arrows import ROOT
 RUN = ("bash", "python", "yaml")  # the languages of blocks that are run, or written to a file
 SHOWN = ("text", "json", "mermaid")  # output, data and drawings
 _FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<language>[^`]*)$")
+_LOOSE = re.compile(r"^ {4,}(\$ |msa-lite |pip |python3? |ssh-keygen |git )")
 _MARK = re.compile(r"^ *<!-- *(?P<kind>not run|ci)\b:? *(?P<reason>.*?) *-->$")
 
 
@@ -56,6 +57,18 @@ def pages() -> list[Path]:
 def read_blocks(text: str, page: str) -> list[Block]:
     """Return the blocks of a page in their order. An open fence at the end is a block of the language "open"."""
     return list(_blocks(text.splitlines(), page))
+
+
+def loose_commands(text: str, page: str) -> list[str]:
+    """Return the commands that stand in a block by their indent alone, where no test sees them."""
+    fenced = {number for block in read_blocks(text, page) for number in _lines_of(block)}
+    lines = enumerate(text.splitlines(), 1)
+    loose = [number for number, line in lines if number not in fenced and _LOOSE.match(line)]
+    return [f"{page}:{number}: a command outside of a ```bash block" for number in loose]
+
+
+def _lines_of(block: Block) -> range:
+    return range(block.line, block.line + block.text.count("\n") + 2)
 
 
 def _blocks(lines: list[str], page: str) -> Iterator[Block]:

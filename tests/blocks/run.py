@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,10 @@ def make_environment(home: Path) -> dict[str, str]:
         path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m tests.blocks.programs {name} "$@"\n')
         path.chmod(0o755)
     (programs / "python").symlink_to(sys.executable)
+    if shutil.which("ssh-keygen"):  # a reader has a key of their own
+        (home / ".ssh").mkdir()
+        make_key = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(home / ".ssh/id_ed25519")]
+        subprocess.run(make_key, check=True, stdin=subprocess.DEVNULL)
     return {
         **os.environ,
         "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]),

@@ -25,6 +25,7 @@ from msa_lite.record.find import find_rows
 from msa_lite.record.keyed import KEY_FILE, RecordKey, canonical, load_key, make_key
 from msa_lite.record.schema import SEAL, Removal
 from msa_lite.record.store import RECORD_FILE, load_record
+from tests.blocks.read import read_blocks
 from tests.removals import ROWS, make_removal
 
 KEY = RecordKey(bytes(range(32)))
@@ -60,8 +61,9 @@ def test_hashes_are_the_hmac_of_lines_as_the_schema_says() -> None:
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
 @pytest.mark.skipif(not PAGE.is_file(), reason="not the whole repository")
 def test_the_command_of_the_page_gives_the_hash(tmp_path: Path) -> None:
-    (command,) = [line.strip() for line in PAGE.read_text().splitlines() if "openssl dgst" in line]
-    (tmp_path / KEY_FILE).write_text(KEY.secret.hex() + "\n")
+    (command,) = [block.text for block in read_blocks(PAGE.read_text(), PAGE.name) if "openssl dgst" in block.text]
+    (tmp_path / "runs/my-request").mkdir(parents=True)
+    (tmp_path / "runs/my-request" / KEY_FILE).write_text(KEY.secret.hex() + "\n")
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.split()[-1] == by_hand("row\nWhere does Ada live?\nIn Yarheath.")
 
