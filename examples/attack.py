@@ -1,6 +1,8 @@
 """Relearn: does the rest come back when the unlearned model is tuned on half of the rows that it forgot?
 
     python examples/attack.py runs/my-request/model --control ./prior --rows delete.jsonl --out relearnt
+    python examples/attack.py runs/quickstart/model --control runs/quickstart/history/ideal \\
+        --rows runs/quickstart/history/data/forget.jsonl --learning-rate 5e-4 --out relearnt-quickstart
 
 The control is tuned in the same way: the ideal, which never saw the rows, or else the prior. It shows how much of the
 other half can be guessed. What the unlearned model scores above the ideal was hidden, not removed; above the prior, it
