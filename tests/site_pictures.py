@@ -162,10 +162,10 @@ def before_after(examples: Sequence[Mapping[str, Any]]) -> Drawing:
         picture.text(left + number * (column + 4) + 12, 50, who, PALE, 13)
     for number, row in enumerate(rows):
         y = top + height * number
-        word = "to forget" if row["set_name"] == "forget" else "to keep"
-        picture.text(20, y + 20, word, RED if word == "to forget" else GREEN, 12, weight="bold")
+        word, colour = ("to forget", RED) if row["set_name"] == "forget" else ("to keep", GREEN)
+        picture.text(20, y + 20, word, colour, 12, weight="bold")
         _lines(picture, 20, y + 40, row["question"], 27)
-        for place, (name, (colour, _, _)) in enumerate(_CARD.items()):
+        for place, name in enumerate(_CARD):
             x, answer = left + place * (column + 4), row["answers"][name]
             is_recited = row["expected"] in answer
             picture.box(x, y, column - 8, height - 14, colour if is_recited else PALE)
