@@ -137,7 +137,8 @@ class Select(Closed):
     -printed: in the form in which the paper prints them. Default: extraction; of muse and restor, where no questions
     are given, their own."""
     keep: float = Field(0.9, gt=0, le=1)
-    """For extraction: the share of the target's retain scores that a point has to keep on the validation rows."""
+    """For extraction: the share of the target's retain scores that a point has to keep, within the noise of rows while
+    much is left to forget."""
     maximise: str | None = None
     """Instead of a score: the metric to be highest …"""
     minimise: str | None = None

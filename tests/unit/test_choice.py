@@ -128,7 +128,7 @@ def test_a_choice_from_before_the_rule_was_called_extraction_is_taken_up(
 ) -> None:
     out = tmp_path / "sweep"
     first = choose(candidates, questions, out, "choosing")
-    former = {"score": "exposure", "keep": 0.95, "forgotten": 0.1, "confidence": 0.95, "far": 0.1}
+    former = {"score": "exposure", "keep": 0.95, "forgotten": 0.1, "confidence": 0.95, "far": 0.1, "doubt": 0.2}
     assert (load_manifest(out) or {})["inputs"]["rule"] == former
     text = (out / "choice.json").read_text()
     (out / "choice.json").write_text(text.replace('"rule": "extraction"', '"rule": "exposure"'))

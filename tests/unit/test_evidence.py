@@ -78,6 +78,20 @@ def test_too_much_is_lost_where_the_mean_says_so_or_a_single_metric_beyond_noise
     assert (rank.met, rank.note) == (why is None, why)
 
 
+def test_while_much_is_left_a_loss_that_may_be_noise_counts_as_none() -> None:
+    kept = {"accuracy_r": answers(16, 5, 2), "rouge_l_r": fading(16, 0.96), "probability_r": fading(16, 0.96)}
+    metrics, target = means(kept)
+    assert lost_too_much(metrics, target, 0.95, kept, doubt=True) is None
+    assert lost_too_much(metrics, target, 0.95, kept) is not None
+    sure = {"accuracy_r": answers(40, 40, 8)}
+    assert lost_too_much(*means(sure), 0.95, sure, doubt=True) == "keeps 80% (accuracy 80%), 95% wanted"
+    far = {"accuracy_r": answers(4, 4, 1)}  # is never kept, whatever the rows say
+    assert lost_too_much(*means(far), 0.95, far, doubt=True) == "keeps 75% (accuracy 75%), 95% wanted"
+    for left, met in ((0.21, True), (0.2, False)):
+        own, before = {**metrics, "rouge_l_f": left}, {**target, "rouge_l_f": 1.0}
+        assert LeastExtraction(0.95).rank(own, before, evidence=Evidence(pairs=kept)).met == met
+
+
 def test_without_rows_the_means_are_compared() -> None:
     target = {"rouge_l_r": 0.8, "accuracy_r": 0.5}
     assert lost_too_much({"rouge_l_r": 0.72, "accuracy_r": 0.5}, target, 0.95, {}) is None

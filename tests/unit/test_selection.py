@@ -160,7 +160,7 @@ def test_rules_are_made_of_what_a_recipe_says_and_recorded() -> None:
     assert [score for score in paper_scores() if PaperScore(score).needs_ideal] == ["muse-gap"]
     rules = [LeastExtraction(0.9), PaperScore("restor"), constrained(rouge_l_r=">=0.950*target", accuracy_f="<= 0.4")]
     assert [rule.describe() for rule in rules] == [
-        {"score": "exposure", "keep": 0.9, "forgotten": 0.1, "confidence": 0.95, "far": 0.1},
+        {"score": "exposure", "keep": 0.9, "forgotten": 0.1, "confidence": 0.95, "far": 0.1, "doubt": 0.2},
         {"score": "restor", "weights": {"accuracy": 1}},
         {
             "minimise": "extraction_strength",
