@@ -145,6 +145,11 @@ def is_adapter(folder: Path) -> bool:
     return os.path.lexists(Path(folder) / ADAPTER_CONFIG)
 
 
+def is_bare_adapter(folder: Path) -> bool:
+    """Check whether a folder holds an adapter, and no checkpoint beside it."""
+    return is_adapter(folder) and not (folder / "config.json").is_file()
+
+
 def base_name(folder: Path) -> str:
     """Return the model that an adapter was tuned from, as a folder or `repo[@revision]`.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import MsaError, OutputError, UsageError
-from msa_lite.io.adapter import base_name, is_adapter
+from msa_lite.io.adapter import base_name, is_adapter, is_bare_adapter
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.disk import disk_faults, output_path
 from msa_lite.io.files import write_text
@@ -154,7 +154,7 @@ def find_inputs(
             prior = None  # plain LoRA on plain LoRA: its weights would be fetched for nothing
     sources = {name: _find(value) for name, value in named_parts(target, used, prior).items()}
     folder = sources["target"].folder
-    if is_adapter(folder) and not (folder / "config.json").is_file():
+    if is_bare_adapter(folder):
         raise _adapter_target(sources["target"].name, folder)
     _check_apart(out, (source.folder for source in sources.values()))
     vectors, shared = in_order([term.with_vector(sources[term.name]) for term in used])

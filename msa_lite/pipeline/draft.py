@@ -18,7 +18,7 @@ from msa_lite.io.reading import local_path, parse_yaml
 from msa_lite.merger.vectors import compare_checkpoints
 from msa_lite.pipeline.inspection import ModelFacts, SetFacts, guess_prior, inspect_model, inspect_set
 from msa_lite.pipeline.proposal import Proposal, propose
-from msa_lite.recipe import check_new_file, load_recipe
+from msa_lite.recipe import check_new_file, load_recipe, relative_paths
 
 _SETS = ("forget", "retain", "holdout")
 _MOST_SCORED = 400  # rows of a set that are scored, of a larger one
@@ -27,7 +27,7 @@ _WIDTH = 46  # of the part of a line before its comment
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a user says of a request; all else is looked up."""
+    """A request as its user describes it; all else is looked up."""
 
     target: str
     """The finished model: a folder or repo[@revision]."""
@@ -104,7 +104,7 @@ def init_recipe(file: str, wishes: Wishes, force: bool = False) -> Draft:
     values = _values(wishes, models, sets)
     proposal = propose(values)
     values = {key: proposal.vector if key == "vector" else value for key, value in values.items()}
-    text = _text(path, wishes, _Facts(models, sets, proposal, why_prior), _from(path.parent, values))
+    text = _text(path, wishes, _Facts(models, sets, proposal, why_prior), relative_paths(values, path.parent))
     load_recipe(parse_yaml(text, str(path)))
     write_text(path, text)
     notes = [*proposal.notes, *_overlaps(sets)]
@@ -190,20 +190,6 @@ def _data(facts: SetFacts, shared: Mapping[str, str]) -> dict[str, Any]:
     values |= {"name": source.name} if source.name else {}
     values |= {"format": "text"} if source.format == "text" else {}
     return values | ({"columns": dict(facts.columns)} if facts.columns and not shared else {})
-
-
-def _from(folder: Path, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values with relative paths that lead from the recipe's folder to files of the working folder."""
-    if os.path.realpath(folder) == os.getcwd():
-        return dict(values)
-
-    def moved(value: Any, key: str) -> Any:
-        if isinstance(value, dict):
-            return {name: moved(part, name) for name, part in value.items()}
-        is_path = key in ("target", "prior", "tokenizer", "path") and not os.path.isabs(os.path.expanduser(value))
-        return os.path.relpath(value, folder) if is_path and os.path.exists(value) else value
-
-    return {key: value if key == "output" else moved(value, key) for key, value in values.items()}
 
 
 def _text(path: Path, wishes: Wishes, facts: _Facts, values: Mapping[str, Any]) -> str:

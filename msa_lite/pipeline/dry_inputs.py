@@ -10,16 +10,14 @@ from msa_lite.budget.machine import this_device
 from msa_lite.budget.plan import Plan
 from msa_lite.data import is_remote_data
 from msa_lite.errors import MsaError
-from msa_lite.io.adapter import is_adapter
-from msa_lite.io.hub import is_remote_adapter
 from msa_lite.io.progress import readable
-from msa_lite.io.reading import local_path, read_yaml
+from msa_lite.io.reading import read_yaml
 from msa_lite.io.seal import load_manifest
 from msa_lite.pipeline.planning_inputs import PlanInputs, find_headers, find_plan_inputs, has_history
 from msa_lite.pipeline.planning_run import forecast
 from msa_lite.pipeline.planning_training import plan_training
 from msa_lite.pipeline.prepare_data import source_of
-from msa_lite.pipeline.prepare_models import WRITTEN_OUT
+from msa_lite.pipeline.prepare_models import WRITTEN_OUT, names_adapter
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
 from msa_lite.pipeline.prepare_questions import SETS
 from msa_lite.pipeline.prepare_training import kept_file
@@ -101,19 +99,12 @@ def _with_merged(recipe: Recipe) -> tuple[Recipe, list[str]]:
     else:
         roles = {"target": recipe.target, "prior": recipe.prior_checkpoint}
     changes, missing = {}, []
-    for role in (role for role in WRITTEN_OUT if role in roles and _is_bare_adapter(roles[role])):
+    for role in (role for role in WRITTEN_OUT if role in roles and names_adapter(roles[role])):
         if load_manifest(recipe.folder / role):
             changes[role] = str(recipe.folder / role)
         else:
             missing.append(role)
     return recipe.model_copy(update=changes), missing
-
-
-def _is_bare_adapter(name: str) -> bool:
-    folder = local_path(name)
-    if folder.is_dir():
-        return is_adapter(folder) and not (folder / "config.json").is_file()
-    return is_remote_adapter(name)
 
 
 def _run_times(recipe: Recipe, plan: Plan) -> dict[str, tuple[float, float]]:

@@ -24,27 +24,35 @@ from msa_lite.pipeline.inspection import inspect_model
 from msa_lite.pipeline.msa import check_run, check_vectors, msa_plan, wanted_vectors
 from msa_lite.pipeline.prepare import Run, RunPlan, prepare
 from msa_lite.pipeline.probe import check_probe, probe_plan
+from msa_lite.pipeline.probe_rows import PROBE_FOLDER
 from msa_lite.pipeline.publishing import check_publishing
+from msa_lite.pipeline.reporting import MARKDOWN_FILE
 from msa_lite.pipeline.strengths import check_sweep
 from msa_lite.pipeline.training import training_ahead
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_recipe, load_training
+from msa_lite.record.keyed import KEY_FILE
+from msa_lite.record.store import RECORD_FILE
+from msa_lite.report.page import PAGE_FILE
+from msa_lite.report.provenance import RECIPE_FILE
+from msa_lite.report.reports import REPORT_FILE
+from msa_lite.report.verdict import VERDICT_FILE
 
 CommandName = Literal["run", "sweep", "vector", "baseline", "probe", "train"]
-_OF_RUNS = ("recipe.yaml", "verdict.json", "record.json", "record.key", "report.html", "report.md", "report.json")
+_OF_RUNS = (RECIPE_FILE, VERDICT_FILE, RECORD_FILE, KEY_FILE, PAGE_FILE, MARKDOWN_FILE, REPORT_FILE)
 _FILES = {
     "run": _OF_RUNS,
     "baseline": _OF_RUNS,
-    "probe": ("recipe.yaml", "record.key", "probe/report.md"),
-    "sweep": ("recipe.yaml", "record.key"),
-    "vector": ("recipe.yaml", "record.key"),
-    "train": ("recipe.yaml", "stages.json", "history.yaml"),
+    "probe": (RECIPE_FILE, KEY_FILE, f"{PROBE_FOLDER}/{MARKDOWN_FILE}"),
+    "sweep": (RECIPE_FILE, KEY_FILE),
+    "vector": (RECIPE_FILE, KEY_FILE),
+    "train": (RECIPE_FILE, "stages.json", "history.yaml"),
     "evaluate": (),
 }
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a command would do."""
+    """The work of a command, looked at ahead: its stages, inputs and outputs."""
 
     command: str
     """The command, as "baseline npo"."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from msa_lite.data import DataSource, load_rows, load_table
 from msa_lite.data.forms import find_form
 from msa_lite.errors import ColumnsError, MsaError, UsageError
-from msa_lite.io.adapter import base_name, is_adapter
+from msa_lite.io.adapter import base_name, is_bare_adapter
 from msa_lite.io.checkpoint import CONFIG_LIMIT, Checkpoint, load_checkpoint
 from msa_lite.io.hub import explain, is_remote, is_remote_adapter, split_name
 from msa_lite.io.reading import local_path, read_object
@@ -84,7 +84,7 @@ def adapter_base(name: str) -> str | None:
     """
     folder = local_path(name)
     if folder.is_dir():
-        return base_name(folder) if is_adapter(folder) and not (folder / "config.json").is_file() else None
+        return base_name(folder) if is_bare_adapter(folder) else None
     if not is_remote_adapter(name):
         return None
     return base_name(_fetch_small(name, "adapter_config.json").parent)

@@ -11,7 +11,7 @@ from pathlib import Path
 from msa_lite.budget.shape import Shape, read_shape, shape_of_config
 from msa_lite.data import Example, encode, open_tokenizer
 from msa_lite.errors import MsaError, UsageError, join_faults
-from msa_lite.io.adapter import base_name, is_adapter
+from msa_lite.io.adapter import base_name, is_bare_adapter
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
 from msa_lite.io.hub import fetch_headers, is_remote, split_name
 from msa_lite.io.reading import local_path
@@ -116,7 +116,7 @@ def find_headers(name: str) -> Checkpoint | None:
             return load_checkpoint(Path(cached).parent)
         except MsaError:  # only a part of it is in the cache
             return fetch_headers(name)
-    if folder.is_dir() and is_adapter(folder) and not (folder / "config.json").is_file():
+    if is_bare_adapter(folder):
         return find_headers(base_name(folder))
     return load_checkpoint(folder)
 

@@ -12,7 +12,7 @@ from msa_lite.data import COMPARED_ROWS, Row, check_same_ids, check_vocabulary, 
 from msa_lite.errors import FormatError, MismatchError, NoTokenizerError, UsageError, join_faults
 from msa_lite.evals.models import check_source
 from msa_lite.evals.suite import check_same_tokens
-from msa_lite.io.adapter import base_name, is_adapter
+from msa_lite.io.adapter import base_name, is_adapter, is_bare_adapter
 from msa_lite.io.blocks import Files, Scratch, read_rows
 from msa_lite.io.checkpoint import Checkpoint, TensorEntry, load_checkpoint
 from msa_lite.io.hub import Source, fetch, hash_content, is_remote_adapter
@@ -42,7 +42,7 @@ def open_models(recipe: Recipe, start: str, progress: Progress) -> dict[str, Sou
         names["ideal"] = recipe.evaluate.ideal
     sources = {key: fetch(name) for key, name in names.items()}
     for key in WRITTEN_OUT:
-        if key in sources and _is_bare_adapter(sources[key].folder):
+        if key in sources and is_bare_adapter(sources[key].folder):
             sources[key] = write_out(key, sources[key], recipe.folder, progress)
     target = load_checkpoint(sources["target"].folder)
     check_mergeable(target)
@@ -58,17 +58,14 @@ def open_models(recipe: Recipe, start: str, progress: Progress) -> dict[str, Sou
     return sources
 
 
-def _is_bare_adapter(folder: Path) -> bool:
-    """Check whether a folder holds an adapter, and no checkpoint beside it."""
-    return is_adapter(folder) and not (folder / "config.json").is_file()
+def names_adapter(name: str) -> bool:
+    """Check whether a model's name is that of an adapter, in a folder or on the Hub."""
+    return is_bare_adapter(Path(name).expanduser()) or is_remote_adapter(name)
 
 
 def whole_target(recipe: Recipe) -> str:
     """Return the name of the recipe's target as a checkpoint: for an adapter, the folder it is written out to."""
-    name = recipe.target
-    if _is_bare_adapter(Path(name).expanduser()) or is_remote_adapter(name):
-        return str(recipe.folder / "target")
-    return name
+    return str(recipe.folder / "target") if names_adapter(recipe.target) else recipe.target
 
 
 def write_out(key: str, adapter: Source, run: Path, progress: Progress) -> Source:

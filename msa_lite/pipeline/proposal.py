@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from msa_lite.budget.machine import this_device
 from msa_lite.budget.plan import Plan, gigabytes
 from msa_lite.budget.table import time_span
-from msa_lite.io.reading import parse_yaml
 from msa_lite.pipeline.planning_inputs import find_plan_inputs
 from msa_lite.pipeline.planning_run import find_remedies, forecast
-from msa_lite.recipe import load_recipe
+from msa_lite.recipe import load_recipe, set_key
 
 
 @dataclass(frozen=True)
@@ -48,21 +48,10 @@ def propose(values: Mapping[str, Any]) -> Proposal:
         return Proposal({"mode": "lora"}, why, False, time_span(None), [note])
     changed = load_recipe(recipe, remedy.overrides)
     why = f"needs {gigabytes(remedy.peak)} of {device}, lora alone {need} ({remedy.harm})"
-    section = {"mode": changed.vector.mode} | _nested(remedy.overrides)
+    changes = reduce(set_key, remedy.overrides, dict[str, Any]())
+    section = {"mode": changed.vector.mode} | changes["vector"]
     return Proposal(section, why, True, time_span(forecast(changed, inputs, device).seconds))
 
 
 def _peak(plan: Plan) -> str:
     return gigabytes(plan.peak.need.nbytes)
-
-
-def _nested(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return `vector.lora.rank=8` as {"lora": {"rank": 8}}, of all overrides."""
-    section: dict[str, Any] = {}
-    for override in overrides:
-        key, _, text = override.partition("=")
-        place, (*parents, last) = section, key.split(".")[1:]
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = parse_yaml(text, override)
-    return section

@@ -69,7 +69,7 @@ def _read(source: RecipeSource, overrides: Iterable[str]) -> tuple[str, dict[str
         if local_path(str(source)).is_file():  # what a shipped one names does not lie beside it
             values = resolve_paths(values, path.parent)
     for override in overrides:
-        values = _override(values, override)
+        values = set_key(values, override)
     filled = _fill_output(values, values.get("output"))
     _check_paths(filled, name)
     return name, filled
@@ -111,7 +111,8 @@ def _validate(kind: type[M], name: str, values: Mapping[str, Any]) -> M:
         raise RecipeError(join_faults(f"{name}: {count}:", faults, limit=50)) from error
 
 
-def _override(values: dict[str, Any], override: str) -> dict[str, Any]:
+def set_key(values: dict[str, Any], override: str) -> dict[str, Any]:
+    """Return the values of a recipe with one key changed, as `key.sub=value`. Raise UsageError for another form."""
     key, equals, text = override.partition("=")
     if not equals or not re.fullmatch(r"[\w-]+(\.[\w-]+)*", key):
         raise UsageError(f"'{override}': an override is key.sub=value")

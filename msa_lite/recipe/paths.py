@@ -57,6 +57,19 @@ def absolute_paths(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
     return resolved
 
 
+def relative_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return a recipe's values with relative paths of the working folder's files as they lead from `folder`."""
+
+    def resolve(where: str, key: str, text: str) -> str:
+        stays = Path(text).expanduser().is_absolute() or not os.path.exists(text)
+        return text if stays else os.path.relpath(text, folder)
+
+    if os.path.realpath(folder) == os.path.realpath(Path.cwd()):
+        return dict(values)
+    resolved: dict[str, Any] = _walk(values, resolve)
+    return resolved
+
+
 def moved_paths(values: Mapping[str, Any], before: str, after: Path) -> dict[str, Any]:
     """Return a recipe's values with the paths below the folder `before` as they are now that it is `after`."""
 
