@@ -1,0 +1,1 @@
+"""Attacks: does an unlearned model give back what it was to forget? One module an attack."""

@@ -1,0 +1,157 @@
+"""Define an attack: trials that a model goes through, and the records of the rows that each trial scores.
+
+An attack is one module with a frozen dataclass, whose fields are its settings, and one entry in `table.ATTACKS`. All
+models go through the same trials on the same rows. Records hold all that needs a model. What they say is computed from
+the records of all models together (`findings`).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+from msa_lite.data import Prompter, Row
+from msa_lite.evals.benchmark import Records
+from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.qa import Qa, load_qa
+from msa_lite.io.hub import Source
+from msa_lite.io.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class Ground:
+    """The rows that models are attacked on."""
+
+    forget: Sequence[Row]
+    """The rows that the unlearned model was to forget, and that nothing was chosen by; all attacks score these."""
+    retain: Sequence[Row]
+    """Rows that the unlearned model was to keep: examples in a prompt, and rows to tune on. None of them is scored."""
+    holdout: Sequence[Row]
+    """Rows of the same kind as the forget rows that no model has seen; empty where there are none."""
+    learnt: Sequence[Row]
+    """All rows that the forget vector learnt; `forget` is among them, or asks about them."""
+    prompter: Prompter
+    """Renders the questions as the run did."""
+    max_new_tokens: int = 200
+    """The most tokens of an answer."""
+    max_length: int = 512
+    """The most tokens of a row to tune on."""
+    seed: int = 0
+
+    def benchmark(self, sets: Collection[str] = ("forget", "holdout")) -> Qa:
+        """Return the rows of some sets as questions and texts to score."""
+        return load_qa({name: getattr(self, name) for name in sets if getattr(self, name)}, self.prompter,
+                       self.max_new_tokens)  # fmt: skip
+
+
+@dataclass
+class Subject:
+    """A model under attack. It is loaded at the first use, and stays in memory until it is closed."""
+
+    name: str
+    """Its name in reports: "target", "ideal", "unlearned", "prior", or the user's."""
+    source: Source
+    _runner: Runner | None = field(default=None, repr=False)
+
+    @property
+    def runner(self) -> Runner:
+        """Return the model, loaded. An attack that changes its weights has to put them back."""
+        if self._runner is None:
+            self._runner = Runner(load_model(self.source.folder, added=self.source.added))
+            self.source.check_unchanged()
+        return self._runner
+
+    def close(self) -> None:
+        """Free the model's memory."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
+
+
+class Measure(NamedTuple):
+    """A number that an attack draws from the records of one model."""
+
+    name: str
+    """The key of the record: "accuracy", "leak_16", "loss"."""
+    label: str
+    """Its name in tables."""
+    meaning: str
+    """The definition, in half a sentence."""
+    is_auc: bool = False
+    """True for an AUC that tells forget rows from holdout rows by a value that is low for well-known rows. False for
+    the mean over the forget rows, where higher means that more comes out."""
+
+
+class Trial(NamedTuple):
+    """One state or prompt that a model is scored in: "nf4", "prefix-4", "forget-part step 8"."""
+
+    name: str
+    """Its name: letters, digits, blanks, "-"; also that of its files."""
+    label: str
+    """Its name in tables."""
+    is_control: bool = False
+    """True for the trial without an attack, which all others are compared with."""
+    teaches_forget_rows: bool = False
+    """True where the trial teaches scored rows themselves. Holdout rows are no control then; only an ideal is."""
+
+
+class Attack(ABC):
+    """An attack with its settings."""
+
+    name: ClassVar[str]
+    """Its name in `table.ATTACKS`, and that of its folder."""
+    purpose: ClassVar[str]
+    """What it does, in half a sentence, for help texts."""
+    source: ClassVar[str]
+    """The publication of its protocol."""
+    needs: ClassVar[Collection[str]] = ()
+    """The sets of rows and the models that it cannot do without: "retain", "holdout", "ideal", "prior"."""
+    of: ClassVar[Collection[str]] = ()
+    """The only models that it says something of; empty: all."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return its settings, JSON-able: all that decides its records besides models and rows."""
+        return asdict(self)  # type: ignore[call-overload,no-any-return]
+
+    def faults(self, ground: Ground) -> Iterator[str]:
+        """Yield what makes the attack impossible on these rows, each with what to try."""
+        yield from ()
+
+    @abstractmethod
+    def trials(self, ground: Ground) -> Sequence[Trial]:
+        """Return the trials in their order."""
+
+    @abstractmethod
+    def measures(self, ground: Ground) -> Sequence[Measure]:
+        """Return the numbers that its records give. The first ones are those that its verdict rests on."""
+
+    @abstractmethod
+    def cost(self, ground: Ground) -> Cost:
+        """Return the work that it takes for one model."""
+
+    @abstractmethod
+    def run(
+        self, subject: Subject, ground: Ground, others: Mapping[str, Subject], progress: Progress = silent
+    ) -> Iterator[tuple[Trial, Records]]:
+        """Attack a model; yield the records of each trial by set ("forget", "holdout"), in the order of the rows.
+
+        others: further models by name ("target", "ideal", "prior"), loaded at their first use; the caller closes them.
+        progress: called with the label of the attack and the share that is done.
+        """
+
+
+class Cost(NamedTuple):
+    """The work of an attack on one model, in tokens, for an estimate of its time."""
+
+    scored: float = 0.0
+    """Tokens that run forward."""
+    generated: float = 0.0
+    """Tokens that are generated, in batches."""
+    trained: float = 0.0
+    """Tokens that run forward and backward."""
+
+    def plus(self, other: Cost) -> Cost:
+        """Return the sum."""
+        return Cost(*(one + two for one, two in zip(self, other, strict=True)))
