@@ -1,6 +1,6 @@
 """Round weights to 4 or 8 bits as quantisation does: a code for each weight, and one scale for each group of them.
 
-The scale of a group is its largest magnitude (absmax). Three forms (`FORMS`):
+The scale of a group is its largest magnitude (absmax). Three forms (`QUANTISATIONS`):
 
 - nf4: the 16 values of NormalFloat-4 (QLoRA, arXiv 2305.14314), groups of 64 weights in the order in which the tensor
   is stored, so that a group may begin in one row and end in the next; as bitsandbytes does it, without its second
@@ -33,15 +33,15 @@ _LEAST = np.float32(1e-38)  # a group of zeros has this scale, so that its codes
 
 
 @dataclass(frozen=True)
-class Form:
+class Quantisation:
     """A form of quantisation: how weights are grouped, and how many codes there are."""
 
     name: str
-    """Its key in `FORMS`."""
+    """Its key in `QUANTISATIONS`."""
     label: str
     """Its name in tables."""
-    width: int | None
-    """Weights of a group; None: a row is one."""
+    width: int
+    """Weights of a group; 0: a row is one."""
     top: int = 0
     """The largest code of whole numbers; 0 for nf4, whose codes are places in a table of values."""
     crosses_rows: bool = False
@@ -52,7 +52,7 @@ class Form:
 
         rows: (rows, columns), contiguous; where groups cross rows, it begins with a group.
         """
-        if self.width is None:
+        if not self.width:
             return [rows]
         if self.crosses_rows:
             rows = rows.reshape(1, -1)
@@ -94,7 +94,7 @@ class Form:
         """Return a whole matrix of fp32 weights, rounded."""
         rounded = np.ascontiguousarray(rows)
         parts = [self.decode(*self.encode(group)) for group in self.groups(rounded)]
-        if self.crosses_rows or self.width is None:
+        if self.crosses_rows or not self.width:
             return np.concatenate([part.reshape(-1) for part in parts]).reshape(rows.shape)
         return np.concatenate([part.reshape(len(rows), -1) for part in parts], axis=1)
 
@@ -104,11 +104,11 @@ class Form:
         return int(np.count_nonzero(codes[: len(before)] != codes[len(before) :])), before.size
 
 
-FORMS = {
+QUANTISATIONS = {
     form.name: form
     for form in (
-        Form("nf4", "NF4", 64, crosses_rows=True),
-        Form("int4", "int4", 128, top=7),
-        Form("int8", "int8", None, top=127),
+        Quantisation("nf4", "NF4", 64, crosses_rows=True),
+        Quantisation("int4", "int4", 128, top=7),
+        Quantisation("int8", "int8", 0, top=127),
     )
 }

@@ -8,9 +8,10 @@ Counted are the linear weights of the numbered layers that a vector touches: bit
 nor norms nor the output head. They are known by name and shape. GPT-2 stores its linear weights transposed, so there
 the groups run along the other side than in the quantised model.
 
-Of large tensors a sample is counted: every 33rd group at most, so that it costs a few percent of a merge's time. The
-share of 30,000 weights has a standard error of 0.3 percentage points at most. Tensors of up to 65,535 weights count
-whole. The sample depends on the tensor alone, not on blocks, threads or memory.
+Of large tensors a sample is counted, every 33rd group at most: NF4 then takes 6 % of a merge's CPU time
+(tests/benchmarks/bench_forecast.py). A tensor's sample has more than 20,000 weights, so that the standard error of its
+share is at most 0.4 percentage points; more in int8, where whole rows are drawn, whose weights are alike. Tensors of up
+to 65,535 weights count whole. The sample depends on the tensor alone, not on threads or memory.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import numpy as np
 
 from msa_lite.errors import UsageError, nearest
 from msa_lite.io.checkpoint import TensorEntry
-from msa_lite.io.codes import FORMS, Form
+from msa_lite.io.codes import QUANTISATIONS, Quantisation
 from msa_lite.merger.fidelity import Change
 from msa_lite.report.update import place_of
 
@@ -33,11 +34,11 @@ _BYTES = 32  # of memory for each weight that is counted at a time: both models'
 
 
 def check_forms(forms: Sequence[str]) -> tuple[str, ...]:
-    """Return forms of quantisation in the order of `FORMS`, each once. Raise UsageError for unknown ones."""
-    unknown = [f"'{form}'{nearest(form, FORMS)}" for form in forms if form not in FORMS]
+    """Return forms of quantisation in the order of `QUANTISATIONS`, each once. Raise UsageError for unknown ones."""
+    unknown = [f"'{form}'{nearest(form, QUANTISATIONS)}" for form in forms if form not in QUANTISATIONS]
     if unknown:
-        raise UsageError(f"forecast {', '.join(unknown)}: choose from {', '.join(FORMS)}")
-    return tuple(form for form in FORMS if form in forms)
+        raise UsageError(f"forecast {', '.join(unknown)}: choose from {', '.join(QUANTISATIONS)}")
+    return tuple(form for form in QUANTISATIONS if form in forms)
 
 
 def is_quantised(entry: TensorEntry) -> bool:
@@ -54,36 +55,44 @@ def count_block(
     """
     counts = {}
     for name in forms:
-        pairs = zip(*(_sample(FORMS[name], entry, start, rows) for rows in (before, after)), strict=True)
-        parts = [FORMS[name].count_changed(*pair) for pair in pairs]
+        pairs = zip(*(_sample(QUANTISATIONS[name], entry, start, rows) for rows in (before, after)), strict=True)
+        parts = [QUANTISATIONS[name].count_changed(*pair) for pair in pairs]
         counts[name] = (sum(changed for changed, _ in parts), sum(weights for _, weights in parts))
     return counts
 
 
-def _sample(form: Form, entry: TensorEntry, start: int, rows: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield the groups to count of rows of a tensor from `start` on, in fp32.
-
-    Groups that begin before these rows, or end behind them, are left out. There are none where rows are a multiple of
-    the group's width, as in all models that we know.
-    """
-    step = _step(entry)
-    if form.width is None or not form.crosses_rows:
-        parts = form.groups(rows[-start % step :: step])
-    else:
-        flat = rows.reshape(-1)
-        skipped = -(start * rows.shape[1]) % form.width
-        first = (start * rows.shape[1] + skipped) // form.width
-        parts = form.groups(flat[None, skipped:])
-        is_end = start + len(rows) == entry.shape[0]
-        starts = [first, first + len(parts[0])] if parts else []
-        parts = [
-            part[-at % step :: step]
-            for part, at in zip(parts, starts, strict=False)
-            if is_end or part.shape[1] == form.width
-        ]
-    for part in parts:
+def _sample(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the groups to count of rows of a tensor from `start` on, in fp32."""
+    pick = _of_tensor if form.crosses_rows else _of_rows
+    for part in pick(form, entry, start, rows):
         if part.size:
             yield np.ascontiguousarray(part, np.float32)
+
+
+def _of_rows(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield every n-th group of rows, then the shorter group at the end of every n-th row."""
+    step, columns = _step(entry), entry.shape[1]
+    width = form.width or columns
+    count = columns // width  # groups of a row
+    if count:
+        numbers = np.arange(-start * count % step, len(rows) * count, step)
+        yield rows[:, : count * width].reshape(-1, count, width)[numbers // count, numbers % count]
+    yield rows[-start % step :: step, count * width :]
+
+
+def _of_tensor(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield every n-th group of a tensor whose groups run on from row to row.
+
+    Groups that begin before these rows, or end behind them, are left out. There are none where the length of a row is a
+    multiple of a group's, as in all models that we know.
+    """
+    step, place = _step(entry), start * entry.shape[1]
+    skipped = -place % form.width
+    first = (place + skipped) // form.width
+    for part in form.groups(rows.reshape(1, -1)[:, skipped:]):
+        if part.shape[1] == form.width or start + len(rows) == entry.shape[0]:
+            yield part[-first % step :: step]
+        first += len(part)
 
 
 def _step(entry: TensorEntry) -> int:
