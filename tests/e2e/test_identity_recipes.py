@@ -256,6 +256,7 @@ def test_an_option_decides_its_stages(
         "output",
         "request",
         "verdict",
+        "merge.forecast",
         "publish.repo",
         *(f"evaluate.judge.{name}" for name in ("batch", "concurrency", "timeout", "price")),
     ],
@@ -267,6 +268,7 @@ def test_what_decides_nothing_makes_nothing_anew(
         "output": str(place / "elsewhere"),
         "request": "A 1",
         "verdict": False,
+        "forecast": ["int8", "int4"],
         "batch": True,
     }
     values |= {"repo": "me/mine"}
