@@ -36,7 +36,7 @@ NF4 = Quantise(("nf4",))
 
 
 def make_ground(rows: list[Row] = ROWS) -> Ground:
-    return Ground(rows, [], [], rows, PROMPTER, max_new_tokens=12)
+    return Ground(rows, [], [], rows, PROMPTER, max_new_tokens=8)
 
 
 def loss_of(model: Any) -> torch.Tensor:
@@ -73,7 +73,7 @@ def hide(model: Any, share: float) -> None:
         box = torch.minimum(below, above) * torch.from_numpy(scales) * share
         box[torch.from_numpy(abs(groups) == scales)] = 0
         boxes.append((module.weight, module.weight.detach().clone(), box.view_as(module.weight)))
-    for _ in range(20):
+    for _ in range(10):
         model.zero_grad()
         loss_of(model).backward()
         with torch.no_grad():
@@ -87,11 +87,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A target that recites the rows, with weights that NF4 holds; one with them hidden; one with another update."""
     place = tmp_path_factory.mktemp("models")
     model = tiny_model("llama", **SIZES)
-    tune(model, list(model.parameters()), 80)
+    tune(model, list(model.parameters()), 50)
     with torch.no_grad():
         for module in linear_modules(model):
             module.weight.copy_(quantise.round_weight("nf4", module.weight))
-    tune(model, [p for name, p in model.named_parameters() if "proj" not in name], 40)
+    tune(model, [p for name, p in model.named_parameters() if "proj" not in name], 20)
     folders = {"target": save_checkpoint(place / "target", model)}
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hide(model, 0.9)
