@@ -13,11 +13,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from msa_lite.attacks import quantise
 from msa_lite.attacks.attack import Ground, Subject
-from msa_lite.attacks.quantise import Quantise, kept_share, linear_modules, rounded
+from msa_lite.attacks.quantise import Quantise, kept_share
 from msa_lite.data import IGNORE, Row, encode_qa
 from msa_lite.errors import UsageError
 from msa_lite.io.codes import QUANTISATIONS
 from msa_lite.io.hub import fetch
+from msa_lite.io.rounding import linear_modules, round_weight, rounded
 from tests.conftest import save_checkpoint, tiny_model
 from tests.muse_data import make_prompter
 from tests.own_models import make_lora
@@ -90,7 +91,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     tune(model, list(model.parameters()), 50)
     with torch.no_grad():
         for module in linear_modules(model):
-            module.weight.copy_(quantise.round_weight("nf4", module.weight))
+            module.weight.copy_(round_weight("nf4", module.weight))
     tune(model, [p for name, p in model.named_parameters() if "proj" not in name], 20)
     folders = {"target": save_checkpoint(place / "target", model)}
     before = {name: value.clone() for name, value in model.state_dict().items()}
