@@ -23,7 +23,7 @@ from msa_lite.evals.records import run_items
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.codes import QUANTISATIONS
 from msa_lite.io.progress import Progress, silent
-from msa_lite.io.rounding import rounded
+from msa_lite.io.rounding import rounded_model
 
 PLAIN = Trial("plain", "as it is", is_control=True)
 
@@ -66,7 +66,7 @@ class Quantise(Attack):
         progress(self.name, done, total)
         for trial in trials:
             records = {}
-            with rounded(subject.runner.model, None if trial.is_control else trial.name):
+            with rounded_model(subject.runner.model, None if trial.is_control else trial.name):
                 for name in benchmark.sets:
                     records[name] = run_items(subject.runner, benchmark, name)
                     done += 1
@@ -84,7 +84,7 @@ def check_plain(subject: Subject) -> None:
         )
 
 
-def kept_share(before: float, after: float) -> float:
+def score_kept(before: float, after: float) -> float:
     """Return Q = min(after / before, 1) of a score for which higher means more knowledge (arXiv 2605.24614).
 
     1: quantisation takes nothing from what the score sees, or brings some back; how much comes back, `after − before`

@@ -25,7 +25,7 @@ from msa_lite.choose.validation import Validation
 from msa_lite.errors import NotFiniteError
 from msa_lite.io.codes import QUANTISATIONS
 from msa_lite.io.files import digest, write_json
-from msa_lite.io.rounding import rounded
+from msa_lite.io.rounding import rounded_model
 from msa_lite.io.seal import MANIFEST
 from msa_lite.report.choosing import candidate_name
 from msa_lite.report.reports import REPORT_FILE, load_report
@@ -192,7 +192,7 @@ class SharedWork:
             folder.mkdir(exist_ok=True)
             for form in self.candidates.under:
                 if self.missing([f"{name}/{form}"]):
-                    with rounded(model(), form):
+                    with rounded_model(model(), form):
                         self.validation.score_into(folder / form, model, about | {"under": form}, whole=values is None)
             self.validation.score_into(folder, model, about, whole=values is None, release=self.candidates.release)
         except NotFiniteError as error:

@@ -10,7 +10,7 @@ from msa_lite.io.codes import QUANTISATIONS
 
 
 @contextmanager
-def rounded(model: Any, form: str | None) -> Iterator[None]:
+def rounded_model(model: Any, form: str | None) -> Iterator[None]:
     """Round a model's linear weights in place; put them back bit for bit at the end, also after an error.
 
     form: of `QUANTISATIONS`; None leaves all as it is. The weights wait in RAM meanwhile. Head, embedding, norms and

@@ -10,7 +10,7 @@ import msa_lite
 from msa_lite.choose.candidates import candidate_name
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.records import read_records, run_items
-from msa_lite.io.rounding import rounded
+from msa_lite.io.rounding import rounded_model
 from msa_lite.io.seal import verify_folder
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import prepare
@@ -39,6 +39,6 @@ def test_points_are_scored_as_the_merged_model_is_once_its_weights_are_rounded(l
     validation = prepare(load_recipe(recipe), msa_plan(load_recipe(recipe))).validation
     assert validation is not None
     runner = Runner(load_model(held.merged.folder))
-    with rounded(runner.model, "nf4"):
+    with rounded_model(runner.model, "nf4"):
         records = run_items(runner, validation, "forget")
     assert records == read_records(sweep / candidate_name(held.choice.values) / "nf4/forget.jsonl")

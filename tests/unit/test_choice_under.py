@@ -41,12 +41,12 @@ def _rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A "model" is a number, which rounding changes for as long as it lasts."""
 
     @contextmanager
-    def rounded(model: Number, form: str) -> Iterator[None]:
+    def rounded_model(model: Number, form: str) -> Iterator[None]:
         model.form = form
         yield
         model.form = ""
 
-    monkeypatch.setattr(module, "rounded", rounded)
+    monkeypatch.setattr(module, "rounded_model", rounded_model)
 
 
 class Number:
