@@ -19,9 +19,9 @@ from msa_lite.evals.outcome import LEAST
 from msa_lite.report import Metric
 from msa_lite.report.attacks import AttackControl, AttackedModel, TrialResult
 
-Trials = Mapping[str, Records]
+TrialRecords = Mapping[str, Records]
 """The records of an attack on one model: by trial, then by set."""
-Drawn = Mapping[str, Trials]
+Drawn = Mapping[str, TrialRecords]
 """The records of an attack by model."""
 _TARGET, _IDEAL = "target", "ideal"
 _ROUNDS = 1000  # of resampling

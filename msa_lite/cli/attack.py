@@ -43,7 +43,7 @@ def command(
     """
     from msa_lite.cli.output import print_json, print_table, progress_bars, quieten_libraries
     from msa_lite.pipeline import attack
-    from msa_lite.report.attacks import ATTACK_HEADINGS, NO_IDEAL, attack_rows
+    from msa_lite.report.attacks import ATTACK_HEADINGS, HOLDOUT_LIMIT, attack_rows
     from msa_lite.report.formats import Cell, Section, TextTable
 
     quieten_libraries(verbose)
@@ -63,7 +63,7 @@ def command(
     for name, reason in facts.left_out.items():
         click.echo(f"{name}: left out: {reason}")
     if facts.control == "holdout":
-        click.echo(NO_IDEAL)
+        click.echo(HOLDOUT_LIMIT)
     click.echo(f"results: {result.folder}")
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from msa_lite.attack_names import ATTACKS
 from msa_lite.attacks.attack import Subject, make_attack
-from msa_lite.attacks.findings import Trials, judge_model, measured
+from msa_lite.attacks.findings import TrialRecords, judge_model, measured
 from msa_lite.budget.speed import ScoreTimes
 from msa_lite.data import encode_qa, encode_text
 from msa_lite.errors import OutputError, UsageError
@@ -233,7 +233,7 @@ def _judge(plan: AttackPlan) -> AttackFacts:
     return AttackFacts(tuple(results), plan.left_out)
 
 
-def _read(folder: Path) -> Trials:
+def _read(folder: Path) -> TrialRecords:
     """Return the records of an attack on one model: by trial, then by set."""
     drawn: dict[str, dict[str, list[Record]]] = {}
     for path in sorted(folder.glob("*.jsonl")):

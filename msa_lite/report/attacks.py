@@ -29,7 +29,7 @@ BEYOND: Mapping[AttackControl, str] = {
     "ideal": "beyond what the same attack draws from the ideal",
     "holdout": "beyond what the same attack draws of holdout rows, which no model saw",
 }
-NO_IDEAL = (
+HOLDOUT_LIMIT = (
     "Without an ideal, holdout rows are the control. They cannot tell what an attack taught from what was left, and "
     "they may be harder or easier than the forget rows; only an ideal model, attacked in the same way, tells that."
 )

@@ -10,7 +10,7 @@ from typing import Any
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.io.reading import read_object
 from msa_lite.io.seal import MANIFEST
-from msa_lite.report.attacks import ATTACKS_FOLDER, NO_IDEAL, AttackFacts, load_attacks
+from msa_lite.report.attacks import ATTACKS_FOLDER, HOLDOUT_LIMIT, AttackFacts, load_attacks
 from msa_lite.report.choosing import Choosing, load_choosing
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.faults import is_finite_number, reading, stage_manifest, stage_report
@@ -312,7 +312,7 @@ def _limits(
     if untested := [words for name, words in _UNTESTED.items() if name not in made]:
         limits.append(f"Not tested here: {', '.join(untested)}. `msa-lite attack` does.")
     if attacks and attacks.control == "holdout":
-        limits.append(NO_IDEAL)
+        limits.append(HOLDOUT_LIMIT)
     if runs := list(earlier):
         limits.append(
             "The rows of earlier requests were not scored again. `msa-lite evaluate` with `--recipe RUN/recipe.yaml` "
