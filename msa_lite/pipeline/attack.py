@@ -44,9 +44,11 @@ from msa_lite.pipeline.prepare import Run, prepare
 from msa_lite.pipeline.reopen import RunFolder, open_run
 from msa_lite.pipeline.reporting import write_run_report
 from msa_lite.recipe import load_recipe
+from msa_lite.record.write import write_attacks
 from msa_lite.report import Report, write_report
 from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report
 from msa_lite.report.provenance import RECIPE_FILE, load_provenance
+from msa_lite.report.purged import PURGED_FILE
 
 ATTACK_KIND = "attack"
 _TIMED_ROWS = 16
@@ -108,6 +110,7 @@ def attack(
         models_made_of = {name: model_identity(plan.sources[name]) for name in plan.models}
         out = opened.folder / ATTACKS_FOLDER
         write_report(attack_report(facts, models_made_of), out)
+        write_attacks(opened.folder)
         write_run_report(opened.folder)
     return Attacked(out, facts)
 
@@ -121,6 +124,9 @@ def _known(names: Sequence[str]) -> Sequence[str]:
 
 
 def _check_finished(run: RunFolder) -> None:
+    """Raise OutputError for a run without an unlearned model, or whose data was purged."""
+    if (run.folder / PURGED_FILE).exists():
+        raise OutputError(f"{run.folder}: its data was purged, and attacks need the rows to forget")
     if load_manifest(run.result) is None:
         raise OutputError(
             f"{run.folder}: there is no unlearned model to attack yet; finish the run first (the command is in the "

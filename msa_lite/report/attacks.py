@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from msa_lite.attack_names import ATTACKS
 from msa_lite.report.faults import reading, stage_report
+from msa_lite.report.metrics import attack_metric
 from msa_lite.report.reports import REPORT_FILE, Z95, Metric, Report
 from msa_lite.report.verdict import LEFT_PASS, percent
 from msa_lite.report.wanted import is_report_of
@@ -201,6 +203,20 @@ def load_attacks(folder: Path, result: Path) -> AttackFacts | None:
         if not is_report_of(unlearned, result):
             return None
         return AttackFacts(tuple(map(_attack, settings["attacks"])), dict(settings["left_out"]))
+
+
+def attack_metrics(folder: Path, model: object) -> dict[str, Metric]:
+    """Return what the attacks in a run's folder `attacks` bring back from its unlearned model, as columns of a table.
+
+    model: that model, as its evaluation names it. Return nothing where the attacks were made on another one.
+    """
+    report = stage_report(folder)
+    if report is None or not isinstance(model, Mapping):
+        return {}
+    with reading(folder / REPORT_FILE):
+        if report.settings["models"].get("unlearned", {}).get("revision") != model.get("revision"):
+            return {}
+        return {attack_metric(name): m for name in ATTACKS if (m := report.metrics.get(f"{name}.unlearned"))}
 
 
 def _attack(values: Mapping[str, Any]) -> AttackResult:

@@ -35,7 +35,7 @@ ARROWS = {
     "io": {"counts", "errors"},
     "recipe": {"attack_names", "benchmarks", "conditions", "counts", "errors", "io", "strengths"},
     "data": {"errors", "io"},
-    "report": {"benchmarks", "errors", "io"},
+    "report": {"attack_names", "benchmarks", "errors", "io"},
     "record": {"errors", "io", "report"},
     "train": {"data", "errors", "io"},
     "budget": {"errors", "io", "report", "train"},
