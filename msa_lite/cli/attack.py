@@ -47,7 +47,7 @@ def command(
     from msa_lite.report.formats import Cell, Section, TextTable
 
     quieten_libraries(verbose)
-    names = [name.strip() for name in attacks.split(",") if name.strip()] if attacks is not None else None
+    names = [name.strip() for name in attacks.split(",") if name.strip()] if attacks else []
     more, seconds = _read_models(models), _read_time(budget)
     with progress_bars() as progress:
         result = attack(run, names, overrides=overrides, models=more, budget=seconds, progress=progress)

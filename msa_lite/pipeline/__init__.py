@@ -5,7 +5,8 @@ was made from the same inputs, so running a recipe again does only what is missi
 """
 
 from msa_lite.pipeline.ask import Answers, ask
-from msa_lite.pipeline.attack import Attacked, attack
+from msa_lite.pipeline.attack import attack
+from msa_lite.pipeline.attacking import Attacked
 from msa_lite.pipeline.baseline import run_baseline
 from msa_lite.pipeline.draft import Draft, Wishes, init_recipe
 from msa_lite.pipeline.dry_run import DryRun, dry_evaluation, dry_run

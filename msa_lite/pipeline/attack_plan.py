@@ -33,6 +33,8 @@ class AttackPlan:
 
     folder: Path
     """The run's folder."""
+    home: Path
+    """The folder of the recipe: the run's own, or for the run of a baseline the one above `baselines`."""
     attacks: Mapping[str, Attack]
     """The attacks by name, in their order."""
     sources: Mapping[str, Source]
@@ -150,7 +152,7 @@ def plan_attacks(
         raise UsageError(join_faults(f"{run.folder}: no attack is possible on this run:", lines))
     references = [name for name in REFERENCES if name in sources]
     models = [*references, *(name for name in (UNLEARNED, *more) if name in sources)]
-    return AttackPlan(run.folder, possible, sources, models, ground, control, left_out)
+    return AttackPlan(run.folder, run.recipe.folder, possible, sources, models, ground, control, left_out)
 
 
 def _control(run: Run, ground: Ground) -> AttackControl:

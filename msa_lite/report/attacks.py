@@ -177,9 +177,13 @@ def attack_report(facts: AttackFacts, models: Mapping[str, Any]) -> Report:
         for attack in facts.attacks
         for name, attacked in attack.models.items()
     }
-    outcomes = {name: {"outcome": facts.outcome(name), "sentence": facts.sentence(name)} for name in facts.models}
-    values = asdict(facts)
-    return Report("attack", "all", metrics, {"models": dict(models), "outcomes": outcomes, **values})
+    settings = {"models": dict(models), "outcomes": attack_summary(facts), **asdict(facts)}
+    return Report("attack", "all", metrics, settings)
+
+
+def attack_summary(facts: AttackFacts) -> dict[str, dict[str, str]]:
+    """Return the outcome of all attacks on each model, with its sentence."""
+    return {name: {"outcome": facts.outcome(name), "sentence": facts.sentence(name)} for name in facts.models}
 
 
 def _metric(trial: TrialResult, control: AttackControl) -> Metric:
