@@ -43,6 +43,8 @@ class Ground:
     max_length: int = 512
     """The most tokens of a row to tune on."""
     seed: int = 0
+    rewordings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Other wordings of the questions by name ("paraphrased", "German"), one for each of the `forget` rows."""
 
     def benchmark(self, sets: Collection[str] = ("forget", "holdout")) -> Qa:
         """Return the rows of some sets as questions and texts to score."""
