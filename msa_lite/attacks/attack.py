@@ -20,6 +20,7 @@ from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmark import Records
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.qa import Qa, load_qa
+from msa_lite.io.files import digest
 from msa_lite.io.hub import Source
 from msa_lite.io.progress import Progress, silent
 
@@ -55,7 +56,8 @@ class Ground:
         """Return what decides the records of an attack on these rows, JSON-able."""
         parts = {name: rows_identity(getattr(self, name)) for name in ("retain", "learnt")}
         settings = {"max_new_tokens": self.max_new_tokens, "max_length": self.max_length, "seed": self.seed}
-        return {"questions": self.benchmark().describe(), **parts, **settings}
+        rewordings = {name: digest(list(questions)) for name, questions in self.rewordings.items()}
+        return {"questions": self.benchmark().describe(), **parts, "rewordings": rewordings, **settings}
 
 
 @dataclass

@@ -74,7 +74,6 @@ class Prompt(Attack):
     """Words of the answer that are given away; one trial for each number."""
 
     name = "prompt"
-    purpose = "asks in other ways: examples in front, other words, the answer's first words, roles"
     source = "arXiv 2411.12103 (examples, rewordings), arXiv 2012.07805 (prefixes)"
 
     def faults(self, ground: Ground) -> Iterator[str]:

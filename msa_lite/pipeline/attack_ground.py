@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from msa_lite.attacks.attack import Ground
 from msa_lite.data import Prompter, Row, load_rows, sample_rows
+from msa_lite.errors import DataError, Faults
 from msa_lite.evals.benchmark import Benchmark, Item
+from msa_lite.evals.dataset import Part, load_parts
+from msa_lite.evals.tofu import SPLITS, Tofu
 from msa_lite.pipeline.prepare import Run
+from msa_lite.pipeline.prepare_data import load_set
 
+PARAPHRASED = "paraphrased_question"  # a column of TOFU's forget sets
 MOST_TOKENS = 200  # of an answer, where the recipe scores nothing
 
 
@@ -28,6 +35,7 @@ def make_ground(run: Run) -> Ground:
     retain = [row for row in run.rows.get("retain", ()) if row.subject not in seen]
     settings = run.recipe.evaluate
     return Ground(
+        rewordings=_rewordings(run, forget),
         forget=forget,
         retain=retain,
         holdout=holdout,
@@ -41,8 +49,13 @@ def make_ground(run: Run) -> Ground:
 
 def limit_ground(ground: Ground, rows: int) -> Ground:
     """Return the ground with at most so many forget rows, and as many holdout rows: seeded samples."""
-    forget, holdout = (sample_rows(part, rows, ground.seed) for part in (ground.forget, ground.holdout))
-    return replace(ground, forget=forget, holdout=holdout)
+    places = sample_rows(range(len(ground.forget)), rows, ground.seed)
+    return replace(
+        ground,
+        forget=[ground.forget[at] for at in places],
+        holdout=sample_rows(ground.holdout, rows, ground.seed),
+        rewordings={name: [questions[at] for at in places] for name, questions in ground.rewordings.items()},
+    )
 
 
 def _prompter(run: Run, test: Benchmark | None) -> Prompter:
@@ -65,6 +78,47 @@ def _row(item: Item) -> Row | None:
         return None
     earlier = tuple((question, answer) for question, answer in fields.get("earlier", ()))
     return Row(item.index, fields["question"], fields["answer"], earlier=earlier, system=fields.get("system", ""))
+
+
+def _rewordings(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
+    """Return other wordings of the forget rows' questions by name: TOFU's own, and those of the recipe.
+
+    Raise DataError for a set that has not one row for each row of the data that the forget rows are from.
+    """
+    if any(row.text for row in forget):
+        return {}
+    rewordings = _paraphrases(run, forget)
+    places = len(load_rows(run.data.get("evaluate.forget", run.data["forget"])))
+    faults = Faults()
+    for at, data in enumerate(run.recipe.attack.prompt.rewordings):
+        with faults.gathered(f"attack.prompt.rewordings.{at}: "):
+            _, rows = load_set(data, run.recipe.columns)
+            if len(rows) != places or any(row.text for row in rows):
+                raise DataError(
+                    f"{data.path}: {len(rows)} rows, but the forget rows are from {places}; one question for each of "
+                    "them is wanted, in the same order"
+                )
+            name = data.name or Path(data.path).stem
+            unique = name if name not in rewordings else f"{name} {at + 1}"
+            rewordings[re.sub(r"[^A-Za-z0-9 -]+", "-", unique)] = [rows[row.index].question for row in forget]
+    faults.check()
+    return rewordings
+
+
+def _paraphrases(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
+    """Return TOFU's paraphrases of the forget rows' questions, where its data has them."""
+    settings = run.recipe.evaluate
+    if settings is None or settings.benchmark != Tofu.name or run.test is None:
+        return {}
+    split = (settings.split or SPLITS[-1]) + "_perturbed"
+    part = Part(split, ("question", PARAPHRASED), optional=True)
+    try:
+        table = load_parts(settings.data or Tofu.home, {"forget": part}).get("forget", [])
+    except DataError:  # a copy of the data without that column
+        return {}
+    known = {row["question"]: row[PARAPHRASED] for row in table}
+    questions = [known.get(row.question) for row in forget]
+    return {"paraphrased": [q for q in questions if q]} if all(questions) else {}
 
 
 def _loaded_holdout(run: Run) -> Sequence[Row]:
