@@ -114,6 +114,8 @@ class Trial(NamedTuple):
     """Its name in tables."""
     is_control: bool = False
     """True for the trial without an attack, which all others are compared with."""
+    is_summary: bool = False
+    """True for the trial that speaks for the whole attack. Without one, the strongest trial does."""
     teaches_forget_rows: bool = False
     """True where the trial teaches scored rows themselves. Holdout rows are no control then; only an ideal is."""
 

@@ -25,7 +25,7 @@ Drawn = Mapping[str, TrialRecords]
 """The records of an attack by model."""
 _TARGET, _IDEAL = "target", "ideal"
 _ROUNDS = 1000  # of resampling
-_NO_MEMBERSHIP = 0.5  # the AUC of a model that has seen neither side
+_CHANCE = 0.5  # the AUC of a model that has seen neither side
 
 
 class _Side(NamedTuple):
@@ -49,6 +49,7 @@ def judge_model(drawn: Drawn, model: str, attack: Attack, ground: Ground, contro
         for trial in trials
         if trial.name in drawn[model] and not (control == "holdout" and trial.teaches_forget_rows)
     )
+    results = tuple(result for result in results if result.rows)
     return AttackedModel(results, attack.figures(mean_values(drawn, measures), model))
 
 
@@ -60,32 +61,58 @@ def judge_trial(
     scale: the trial in which the target shows what it knows: the one without an attack, else the same.
     """
     deciding = [measure for measure in measures if measure.decides]
-    places = {"model": (model, trial)}
+    places = {"model": (model, trial), "model before": (model, scale)}
     if any(measure.kind != "share" for measure in deciding):
         places["target"] = (_TARGET, scale)
         if control == _IDEAL:
-            places |= {"ideal": (_IDEAL, trial), "ideal scale": (_IDEAL, scale)}
-    sides = {name: _side(drawn[who][what.name], deciding) for name, (who, what) in places.items()}
+            places |= {"ideal": (_IDEAL, trial), "ideal before": (_IDEAL, scale)}
+    sides = {name: _side(drawn[who].get(what.name, {}), deciding) for name, (who, what) in places.items()}
     forget = _known([side.forget for side in sides.values()])
     holdout = _known([side.holdout for side in sides.values()])
     needs_holdout = control == "holdout" or any(measure.kind == "auc" for measure in deciding)
 
     def share(rows: np.ndarray, others: np.ndarray = holdout) -> float | None:
-        values = {
-            name: _values(_Side(side.forget[rows], side.holdout[others]), deciding, control == "holdout")
-            for name, side in sides.items()
-        }
-        return _share(values, deciding)
+        drawn_sides = {name: _Side(side.forget[rows], side.holdout[others]) for name, side in sides.items()}
+        excess, wanted = (np.array(part) for part in zip(*(_excess(drawn_sides, *m) for m in numbered), strict=True))
+        counts = wanted >= LEAST
+        return float(np.mean(excess[counts] / wanted[counts])) if counts.any() else None
 
+    numbered = list(enumerate(deciding))
     samples = [forget, holdout] if needs_holdout else [forget]
     facts: dict[str, Any] = {"trial": trial.name, "label": trial.label, "rows": len(forget)}
-    facts |= {"skipped": len(sides["model"].forget) - len(forget), "is_control": trial.is_control}
+    facts |= {"skipped": len(sides["model"].forget) - len(forget)}
+    facts |= {"is_control": trial.is_control, "is_summary": trial.is_summary}
     whole = share(*samples) if all(map(len, samples)) else None
     if whole is None:
         return TrialResult(share=None, interval=None, **facts)
     redrawn = scoring.bootstrap(share, samples, rounds=_ROUNDS)
     low, high = np.quantile(redrawn, [0.025, 0.975]).tolist() if len(redrawn) > 1 else (-1.0, 1.0)
     return TrialResult(share=whole, interval=(low, high), **facts)
+
+
+def _excess(sides: Mapping[str, _Side], at: int, measure: Measure) -> tuple[float, float]:
+    """Return what a model shows beyond the control by one measure, and what the target shows beyond it.
+
+    The control is the higher of what it shows with and without the attack: an attack that only confuses the ideal
+    brings nothing back. It is the ideal on forget rows, or else the same model on holdout rows.
+    """
+
+    def value(name: str) -> float:
+        forget, holdout = sides[name].forget[:, at], sides[name].holdout[:, at]
+        if measure.kind != "auc":
+            return float(forget.mean())
+        auc = scoring.membership_auc(forget, holdout)
+        assert auc is not None, "both sides have rows"
+        return auc
+
+    def unseen(name: str) -> float:
+        return _CHANCE if measure.kind == "auc" else float(sides[name].holdout[:, at].mean())
+
+    if measure.kind == "share":
+        return value("model"), 1.0
+    if "ideal" in sides:
+        return value("model") - max(value("ideal"), value("ideal before")), value("target") - value("ideal before")
+    return value("model") - max(unseen("model"), unseen("model before")), value("target") - unseen("target")
 
 
 def _side(records: Records, measures: Sequence[Measure]) -> _Side:
@@ -99,36 +126,6 @@ def _side(records: Records, measures: Sequence[Measure]) -> _Side:
 def _known(tables: Sequence[np.ndarray]) -> np.ndarray:
     """Return the rows that have all values in all tables."""
     return np.flatnonzero(np.all([~np.isnan(table).any(axis=1) for table in tables], axis=0))
-
-
-def _values(side: _Side, measures: Sequence[Measure], beyond_holdout: bool) -> np.ndarray:
-    """Return (measures,) values of one model; beyond_holdout: less what it shows on rows that it never saw."""
-    values = []
-    for at, measure in enumerate(measures):
-        forget, holdout = side.forget[:, at], side.holdout[:, at]
-        if measure.kind == "auc":
-            value = scoring.membership_auc(forget, holdout)
-            assert value is not None, "both sides have rows"
-            values.append(value - (_NO_MEMBERSHIP if beyond_holdout else 0.0))
-        else:
-            less = holdout.mean() if beyond_holdout and measure.kind == "mean" else 0.0
-            values.append(float(forget.mean()) - less)
-    return np.array(values)
-
-
-def _share(values: Mapping[str, np.ndarray], measures: Sequence[Measure]) -> float | None:
-    """Return the mean over measures of (model − control) / (target − control); None where no measure counts.
-
-    A measure counts where the target has clearly more than the control (`LEAST`). Without an ideal, the values have the
-    control in them already.
-    """
-    excess = values["model"] - values.get("ideal", 0.0)
-    scale = np.ones(len(measures))
-    if "target" in values:
-        absolute = [measure.kind == "share" for measure in measures]
-        scale = np.where(absolute, 1.0, values["target"] - values.get("ideal scale", 0.0))
-    counts = scale >= LEAST
-    return float(np.mean(excess[counts] / scale[counts])) if counts.any() else None
 
 
 def mean_values(drawn: Drawn, measures: Sequence[Measure]) -> Means:

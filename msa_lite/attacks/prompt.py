@@ -24,7 +24,7 @@ from msa_lite.data import Row, sample_rows
 from msa_lite.evals.benchmark import Record, Records
 from msa_lite.io.progress import Progress, silent
 
-ANY = Trial("any", "the best of all these ways")
+ANY = Trial("any", "the best of all these ways", is_summary=True)
 """Per row the best answer to any way of asking but the plain one: an attacker needs only one."""
 
 _WORDINGS: Mapping[str, tuple[str, str]] = {

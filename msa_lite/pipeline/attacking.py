@@ -22,7 +22,7 @@ from msa_lite.evals.benchmark import Record
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import read_records, write_records
 from msa_lite.io.manifest import is_finished, stage_folder
-from msa_lite.io.progress import Progress, announce, duration, notices, part_of
+from msa_lite.io.progress import Progress, announce, duration, notices, under
 from msa_lite.pipeline.attack_ground import limit_ground, make_ground
 from msa_lite.pipeline.attack_plan import REFERENCES, UNLEARNED, AttackPlan, attack_label, default_rows, plan_attacks
 from msa_lite.pipeline.folder import BASELINES
@@ -149,10 +149,9 @@ def _make_records(plan: AttackPlan, progress: Progress) -> None:
             with stage_folder(
                 out, ATTACK_KIND, inputs, {"sources": {"model": plan.sources[model].pinned()}}
             ) as partial:
-                for trial, records in one.run(subjects[model], plan.ground, others, part_of(progress, label, 0, 1)):
+                for trial, records in one.run(subjects[model], plan.ground, others, under(progress, label)):
                     for part, rows in records.items():
                         write_records(partial / f"{trial.name}.{part}.jsonl", rows)
-            progress(label, 1, 1)
             for other in others.values():
                 other.close()
         subjects[model].close()

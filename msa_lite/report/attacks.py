@@ -55,6 +55,8 @@ class TrialResult:
     """Forget rows that lack one."""
     is_control: bool = False
     """True for the trial without an attack."""
+    is_summary: bool = False
+    """True for a trial that speaks for the whole attack."""
 
     @property
     def outcome(self) -> AttackOutcome:
@@ -90,8 +92,12 @@ class AttackedModel:
 
     @property
     def strongest(self) -> TrialResult:
-        """Return the trial that brings back most. Being chosen for that, its share is a little too high."""
+        """Return the trial that speaks for the attack: the one that sums it up, else the one that brings back most.
+
+        Being chosen for that, the latter's share is a little too high.
+        """
         attacks = [trial for trial in self.trials if not trial.is_control] or list(self.trials)
+        attacks = [trial for trial in attacks if trial.is_summary] or attacks
         return max(attacks, key=lambda trial: float("-inf") if trial.share is None else trial.share)
 
     @property

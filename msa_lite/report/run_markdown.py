@@ -184,10 +184,10 @@ def _attacks(facts: AttackFacts | None) -> list[str]:
     lines = ["## Does it stay forgotten?\n"]
     lines += [f"{name}: {facts.sentence(name)}\n" for name in facts.models]
     lines.append(f"Comes back: {facts.meaning}, of what the target shows there, with its 95 % interval over rows.\n")
-    lines.append(_table([*ATTACK_HEADINGS], [[*map(Cell, row)] for row in attack_rows(facts)]))
+    lines.append(_table([*ATTACK_HEADINGS], [[*map(Cell, row)] for row in attack_rows(facts)], 3))
     for attack in facts.attacks:
         lines.append(f"{attack.name}: {attack.summary}. Source: {attack.source}.\n")
-        lines.append(_table([*TRIAL_HEADINGS], [[*map(Cell, row)] for row in trial_rows(attack)]))
+        lines.append(_table([*TRIAL_HEADINGS], [[*map(Cell, row)] for row in trial_rows(attack)], 2))
         for name, attacked in attack.models.items():
             if attacked.figures:
                 figures = ", ".join(f"{key} {value:.3g}" for key, value in attacked.figures.items())
@@ -233,5 +233,5 @@ def _provenance(provenance: Provenance) -> list[str]:
     return ["## Where it comes from\n", lines, f"```yaml\n{provenance.recipe.replace('```', chr(39) * 3)}```\n"]
 
 
-def _table(headings: list[str], rows: list[list[Cell]]) -> str:
-    return markdown(TextTable(headings, [Section(rows)]))
+def _table(headings: list[str], rows: list[list[Cell]], left: int = 1) -> str:
+    return markdown(TextTable(headings, [Section(rows)], left=left))

@@ -55,6 +55,13 @@ def test_what_an_attack_teaches_the_ideal_too_does_not_count() -> None:
     assert judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal").share == pytest.approx(0.1 / 0.9)
 
 
+def test_an_attack_that_only_confuses_the_ideal_brings_nothing_back() -> None:
+    before = one_set(target=[1.0] * 6, ideal=[0.6] * 6, unlearned=[0.6] * 6)
+    after = {"ideal": 0.1, "unlearned": 0.6, "target": 1.0}
+    drawn = {name: {**before[name], "nf4": {"forget": rows([value] * 6)}} for name, value in after.items()}
+    assert judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal").share == pytest.approx(0.0)
+
+
 def test_the_share_is_the_mean_over_measures_that_the_target_shows() -> None:
     other = Measure("answer", "answer", "right answers")
     side = Measure("aside", "aside", "decides nothing", decides=False)
