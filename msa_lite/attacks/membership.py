@@ -29,11 +29,11 @@ from msa_lite.io.progress import Progress, silent
 _TRIAL = Trial("scores", "scores of the rows themselves")
 _SCORES = ("loss", "min_k", "min_k_pp")
 _MEASURES = (
-    Measure("min_k_pp", "Min-K%++", "AUC of the 40 % least likely tokens, each against its alternatives", is_auc=True),
-    Measure("loss", "loss", "AUC of the mean loss", is_auc=True),
-    Measure("zlib", "zlib", "AUC of the loss over the bytes of the compressed text", is_auc=True),
-    Measure("min_k", "Min-K%", "AUC of the 40 % least likely tokens", is_auc=True),
-    Measure("reference", "reference", "AUC of the loss minus the prior's; needs a prior", is_auc=True),
+    Measure("min_k_pp", "Min-K%++", "AUC of the 40 % least likely tokens, each against its alternatives", kind="auc"),
+    Measure("loss", "loss", "AUC of the mean loss", kind="auc"),
+    Measure("zlib", "zlib", "AUC of the loss over the bytes of the compressed text", kind="auc"),
+    Measure("min_k", "Min-K%", "AUC of the 40 % least likely tokens", kind="auc"),
+    Measure("reference", "reference", "AUC of the loss minus the prior's; needs a prior", kind="auc"),
 )
 
 
@@ -56,9 +56,9 @@ class Membership(Attack):
     """Losses of priors by set, so that a prior runs once for all models under attack."""
 
     name = "membership"
-    purpose = "tells forget rows from unseen ones by their probabilities: Min-K%++, loss, zlib, Min-K%, reference"
     source = "Min-K%++, arXiv 2404.02936; loss, zlib and reference, arXiv 2012.07805; Min-K%, arXiv 2310.16789"
     needs = ("holdout",)
+    uses = ("prior",)
 
     def describe(self) -> dict[str, Any]:
         """Return nothing: there are no settings."""

@@ -24,7 +24,7 @@ from msa_lite.data import Row, sample_rows
 from msa_lite.evals.benchmark import Record, Records
 from msa_lite.io.progress import Progress, silent
 
-ANY = Trial("any", "the best of all these ways")
+ANY = Trial("any", "the best of all these ways", is_summary=True)
 """Per row the best answer to any way of asking but the plain one: an attacker needs only one."""
 
 _WORDINGS: Mapping[str, tuple[str, str]] = {
@@ -74,7 +74,6 @@ class Prompt(Attack):
     """Words of the answer that are given away; one trial for each number."""
 
     name = "prompt"
-    purpose = "asks in other ways: examples in front, other words, the answer's first words, roles"
     source = "arXiv 2411.12103 (examples, rewordings), arXiv 2012.07805 (prefixes)"
 
     def faults(self, ground: Ground) -> Iterator[str]:

@@ -46,7 +46,6 @@ class Sample(Attack):
     """The judge of what answers mean; kind "none" for no judge."""
 
     name = "sample"
-    purpose = "draws many answers to each question: leak@k"
     source = "leak@k, arXiv 2511.04934"
 
     @property
@@ -81,9 +80,14 @@ class Sample(Attack):
         return [Trial("greedy", "one greedy answer", is_control=True), Trial("drawn", f"{self.count} drawn answers")]
 
     def measures(self, ground: Ground) -> Sequence[Measure]:
-        """Return leak@k by each criterion, first of all answers together, then for the smaller k."""
+        """Return leak@k by each criterion; that of all answers together decides."""
         return [
-            Measure(_key(criterion, k), f"leak@{k} {_LABELS[criterion][0]}", _LABELS[criterion][1].format(k=k))
+            Measure(
+                _key(criterion, k),
+                f"leak@{k} {_LABELS[criterion][0]}",
+                _LABELS[criterion][1].format(k=k),
+                decides=k == self.count,
+            )
             for k in (self.count, *self._numbers[:-1])
             for criterion in self._criteria
         ]

@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-Z95 = 1.96  # standard errors from a mean to the ends of its 95 % interval
-
 # Scores of an item's tokens
 
 

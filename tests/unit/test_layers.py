@@ -27,14 +27,15 @@ from tests.arrows import (
 # needs any more has to go.
 ARROWS = {
     "errors": set[str](),
+    "attack_names": set[str](),
     "benchmarks": set[str](),
     "conditions": set[str](),
     "counts": set[str](),
     "strengths": set[str](),
     "io": {"counts", "errors"},
-    "recipe": {"benchmarks", "conditions", "counts", "errors", "io", "strengths"},
+    "recipe": {"attack_names", "benchmarks", "conditions", "counts", "errors", "io", "strengths"},
     "data": {"errors", "io"},
-    "report": {"benchmarks", "errors", "io"},
+    "report": {"attack_names", "benchmarks", "errors", "io"},
     "record": {"errors", "io", "report"},
     "train": {"data", "errors", "io"},
     "budget": {"errors", "io", "report", "train"},
@@ -42,12 +43,13 @@ ARROWS = {
     "baselines": {"data", "errors", "io"},
     "demo": {"data", "errors", "io", "train"},
     "evals": {"benchmarks", "data", "errors", "io", "report"},
+    "attacks": {"attack_names", "data", "errors", "evals", "io", "report"},
     "publish": {"errors", "io", "report"},
     "comparison": {"benchmarks", "errors", "evals", "io", "report"},
     "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report", "strengths"},
     "pipeline": {
-        "baselines", "benchmarks", "budget", "choose", "data", "demo", "errors", "evals", "io", "merger", "publish",
-        "recipe", "record", "report", "strengths", "train",
+        "attack_names", "attacks", "baselines", "benchmarks", "budget", "choose", "data", "demo", "errors", "evals",
+        "io", "merger", "publish", "recipe", "record", "report", "strengths", "train",
     },
     "cli": {
         "baselines", "benchmarks", "budget", "choose", "comparison", "data", "errors", "evals", "io", "merger",
