@@ -38,6 +38,8 @@ class Ground:
     """The most tokens of an answer."""
     max_length: int = 512
     """The most tokens of a row to tune on."""
+    layers: int = 32
+    """The layers of the target, for estimates of time."""
     seed: int = 0
 
     def benchmark(self, sets: Collection[str] = ("forget", "holdout")) -> Qa:
@@ -53,6 +55,8 @@ class Subject:
     name: str
     """Its name in reports: "target", "ideal", "unlearned", "prior", or the user's."""
     source: Source
+    results: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What an attack worked out with it and needs again for the next model, by a key that names attack and rows."""
     _runner: Runner | None = field(default=None, repr=False)
 
     @property
