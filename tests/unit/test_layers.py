@@ -42,6 +42,7 @@ ARROWS = {
     "baselines": {"data", "errors", "io"},
     "demo": {"data", "errors", "io", "train"},
     "evals": {"benchmarks", "data", "errors", "io", "report"},
+    "attacks": {"data", "errors", "evals", "io"},
     "publish": {"errors", "io", "report"},
     "comparison": {"benchmarks", "errors", "evals", "io", "report"},
     "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report", "strengths"},
