@@ -68,7 +68,7 @@ def judge_trial(
     records = {name: drawn[who].get(what.name, {}) for name, (who, what) in places.items()}
     deciding = [measure for measure in measures if measure.decides and _is_defined(measure, records.values())]
     sides = {name: _side(one, deciding) for name, one in records.items()}
-    forget = _known([side.forget for side in sides.values()])
+    forget = _known([side.forget for side in sides.values()]) if deciding else np.zeros(0, int)
     holdout = _known([side.holdout for side in sides.values()])
     needs_holdout = control == "holdout" or any(measure.kind == "auc" for measure in deciding)
 
