@@ -110,7 +110,7 @@ def test_other_settings_or_rows_make_the_records_anew(copy: Path, loads: list[st
 def test_a_baseline_takes_the_records_of_target_and_ideal(copy: Path, loads: list[str]) -> None:
     folder = copy / "baselines/task_vector"
     result = msa_lite.attack(folder, ["membership"], overrides=FEW)
-    assert set(loads) == {"model"}
+    assert set(loads) == {"model", "prior"}, "neither target nor ideal"
     assert result.folder == folder / "attacks"
     for model in ("ideal", "target"):
         own, other = (home / f"attacks/membership/{model}/scores.forget.jsonl" for home in (folder, copy))
