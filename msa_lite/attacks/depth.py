@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from msa_lite.attacks.attack import Attack, Cost, Ground, Measure, Subject, Trial
+from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial
 from msa_lite.attacks.patching import measure_losses
 from msa_lite.data import IGNORE, Example
 from msa_lite.evals.benchmark import ItemSet, Record, Records
@@ -22,6 +22,7 @@ from msa_lite.io.files import digest
 from msa_lite.io.layers import find_layers
 from msa_lite.io.progress import Progress, silent
 
+_TRIAL = Trial("patched", "hidden states in the target")
 _DIGITS = 6  # of the log-probabilities in records
 
 
@@ -68,27 +69,32 @@ class Depth(Attack):
     """τ, in nats a token."""
 
     name = "depth"
-    purpose = "put its hidden states into the target, layer by layer, and see whether the target still knows"
     source = "Unlearning Depth Score, arXiv 2605.24614"
-    needs = ("target", "ideal")
+    needs = ("ideal",)
+    uses = ("target", "ideal")
+    only_results = True
 
     def faults(self, ground: Ground) -> Iterator[str]:
         if self.threshold <= 0:
             yield f"threshold: {self.threshold:g}; it has to be above 0, since scores divide by what exceeds it"
 
     def trials(self, ground: Ground) -> Sequence[Trial]:
-        return [Trial("patched", "hidden states in the target")]
+        return [_TRIAL]
 
     def measures(self, ground: Ground) -> Sequence[Measure]:
         meaning = "the share of what the target knows that it still reads from the model's hidden states"
-        return [Measure("shallow", "1 − UDS", meaning)]
+        return [Measure("shallow", "1 − UDS", meaning, "share")]
 
     def cost(self, ground: Ground) -> Cost:
-        """Return what the first stage takes, of which the second is a part; every answer token counts."""
+        """Return what both stages take where every layer and answer token counts; the first is for all models."""
         items = ground.benchmark(("forget",)).sets["forget"]
         texts = _texts(items)
         labels = sum(sum(label != IGNORE for label in text.labels) for text in texts)
-        return Cost(scored=4.0 * sum(len(text.ids) for text in texts) + (ground.layers + 1.0) * labels)
+        return Cost(scored=2.0 * (3 * sum(len(text.ids) for text in texts) + (ground.layers + 1) * labels))
+
+    def figures(self, means: Means, model: str) -> dict[str, float]:
+        value = means.get((model, _TRIAL.name, "shallow"))
+        return {} if value is None else {"UDS": 1 - value}
 
     def run(
         self, subject: Subject, ground: Ground, others: Mapping[str, Subject], progress: Progress = silent
@@ -114,7 +120,7 @@ class Depth(Attack):
             | self._score(one, other)
             for item, text, one, other in zip(items.items, reference.texts, reference.losses, losses, strict=True)
         ]
-        yield self.trials(ground)[0], {"forget": records}
+        yield _TRIAL, {"forget": records}
 
     def _first_stage(self, target: Runner, ideal: Runner, texts: Sequence[Example], progress: Progress) -> _Reference:
         """Find the knowledge tokens of each text, and measure what the ideal's states cost them, at all layers."""
