@@ -55,11 +55,11 @@ class Depth(Attack):
     As there: the output of a whole layer is patched, one layer at a time, at the positions that predict the scored
     tokens, under teacher forcing; threshold 0.05; rows without a knowledge-encoding layer count nowhere. It differs in:
 
-    - Tokens. Theirs are entity spans, annotated by hand for TOFU's forget10. Here they are the answer's tokens whose
+    - Tokens. Theirs are entity spans, annotated for TOFU's forget10. Here they are the answer's tokens whose
       log-probability the ideal puts lower than the target by more than the threshold: what only the target knows.
     - The prompt is the run's own. Theirs is always "Question: …\\nAnswer: …".
     - The last layer. Their code patches transformers' last hidden state, which has been through the final norm, so
-      that the norm is applied twice, and the target itself scores above 0. Here it is the layer's output.
+      that the norm is applied twice, and the target itself need not score 0. Here it is the layer's output.
     - Models run in fp32 on a CPU and in the stored dtype on a GPU. Theirs are in bf16.
 
     Two models are in memory at a time: the target with the ideal, then the target with the model under attack.
@@ -70,7 +70,7 @@ class Depth(Attack):
 
     name = "depth"
     source = "Unlearning Depth Score, arXiv 2605.24614"
-    needs = ("ideal",)
+    needs = ("target", "ideal")
     uses = ("target", "ideal")
     only_results = True
 
@@ -83,7 +83,7 @@ class Depth(Attack):
 
     def measures(self, ground: Ground) -> Sequence[Measure]:
         meaning = "the share of what the target knows that it still reads from the model's hidden states"
-        return [Measure("shallow", "1 − UDS", meaning, "share")]
+        return [Measure("shallow", "1 − UDS", meaning, kind="share")]
 
     def cost(self, ground: Ground) -> Cost:
         """Return what both stages take where every layer and answer token counts; the first is for all models."""

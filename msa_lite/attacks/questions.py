@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msa_lite.attacks.attack import Cost, Ground
 from msa_lite.data import Row, Shots
@@ -33,10 +33,11 @@ class Question:
     fault: str = ""
     """The reason why the row cannot be asked in this way."""
 
-    def room_fault(self, window: int | None) -> str:
-        """Return its fault; for a prompt that leaves a model of this window no room for an answer, that."""
-        too_long = window is not None and len(self.prompt) >= window
-        return self.fault or (f"longer than the {window} tokens that there is room for" if too_long else "")
+    def within(self, window: int | None) -> Question:
+        """Return the question for a model of this window; a prompt that leaves no room for an answer is a fault."""
+        if self.fault or window is None or len(self.prompt) < window:
+            return self
+        return replace(self, fault=f"longer than the {window} tokens that there is room for")
 
 
 def ask(ground: Ground, row: Row, wording: str = "", shots: Shots = (), texts: Sequence[str] = ()) -> Question:
@@ -83,9 +84,9 @@ def _ask_text(ground: Ground, row: Row, before: str) -> Question:
 
 def answer(runner: Runner, ground: Ground, questions: Sequence[Question]) -> list[Record]:
     """Answer questions greedily; return their records: index, generated, and its scores by `score_text`."""
-    faults = [question.room_fault(runner.window) for question in questions]
-    places = [place for place, fault in enumerate(faults) if not fault]
-    records = [skipped(question, fault) for question, fault in zip(questions, faults, strict=True)]
+    questions = [question.within(runner.window) for question in questions]
+    places = [place for place, question in enumerate(questions) if not question.fault]
+    records = [skipped(question) for question in questions]
     prompts = [questions[place].prompt for place in places]
     decoding = Decoding(ground.max_new_tokens)
     for batch in generate(runner, ground.prompter.tokenizer, prompts, decoding, end=ground.prompter.end):
@@ -103,9 +104,9 @@ def score_text(question: Question, text: str) -> Record:
     }
 
 
-def skipped(question: Question, fault: str) -> Record:
+def skipped(question: Question) -> Record:
     """Return the record of a question that is not asked."""
-    return {"index": question.index, "generated": None, "accuracy": None, "rouge_l": None, "skipped": fault}
+    return {"index": question.index, "generated": None, "accuracy": None, "rouge_l": None, "skipped": question.fault}
 
 
 def cost_of(ground: Ground, questions: Sequence[Question], times: int = 1) -> Cost:

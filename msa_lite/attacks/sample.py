@@ -105,20 +105,16 @@ class Sample(Attack):
         """Answer greedily, then draw answers; yield records with leak@k of each row.
 
         Means over rows are leak@k of the set. `samples` is the number of a row's answers, `leaks_exact` (and
-        `leaks_judge`) how many of them leak, `generated` the one with the highest ROUGE-L.
+        `leaks_judge`) how many of them leak, `generated` the one that says most.
         """
-        questions = {name: [ask(ground, row) for row in rows] for name, rows in attacked(ground)}
+        window = subject.runner.window
+        questions = {name: [ask(ground, row).within(window) for row in rows] for name, rows in attacked(ground)}
         rows = sum(map(len, questions.values()))
         total, done = (1 + self.count) * rows, rows
         progress(self.name, 0, total)
         greedy, drawn = self.trials(ground)
-        yield (
-            greedy,
-            {
-                name: self._records(part, [[r["generated"]] for r in answer(subject.runner, ground, part)])
-                for name, part in questions.items()
-            },
-        )
+        said = {name: answer(subject.runner, ground, part) for name, part in questions.items()}
+        yield greedy, {name: self._records(questions[name], [[r["generated"]] for r in said[name]]) for name in said}
         records = {}
         for name, part in questions.items():
             texts: list[list[str | None]] = [[None] * self.count for _ in part]
@@ -144,10 +140,9 @@ class Sample(Attack):
         keys = {criterion: [(_key(criterion, k), k) for k in self._numbers] for criterion in self._criteria}
         known = [text for text in texts if text is not None]
         if not known:
-            names = [name for pairs in keys.values() for name, _ in pairs]
-            return skipped(question, "too long for the model's window") | dict.fromkeys(names)
-        record = {"index": question.index, "generated": max(known, key=lambda text: float(scores[text]["rouge_l"]))}
-        record |= {"samples": len(known)}
+            return skipped(question) | dict.fromkeys(name for pairs in keys.values() for name, _ in pairs)
+        best = max(known, key=lambda text: (scores[text]["accuracy"], scores[text]["rouge_l"]))
+        record = {"index": question.index, "generated": best, "samples": len(known)}
         for criterion, pairs in keys.items():
             values = [float(scores[text][_SCORES[criterion]]) for text in known]
             if criterion != "rouge":
@@ -173,8 +168,8 @@ def _key(criterion: str, k: int) -> str:
 
 
 def _draw(runner: Runner, ground: Ground, questions: Sequence[Question], count: int) -> Iterator[tuple[int, int, str]]:
-    """Yield (place of the question, number of the answer, answer) for all questions that the model has room for."""
-    places = [place for place, question in enumerate(questions) if not question.room_fault(runner.window)]
+    """Yield (place of the question, number of the answer, answer) for all questions without a fault."""
+    places = [place for place, question in enumerate(questions) if not question.fault]
     prompts = [questions[place].prompt for place in places]
     decoding = Decoding(ground.max_new_tokens, seed=ground.seed)
     tokenizer, end = ground.prompter.tokenizer, ground.prompter.end

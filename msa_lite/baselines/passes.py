@@ -13,7 +13,7 @@ from typing import Any
 from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.errors import UsageError
 from msa_lite.io.heads import Halves
-from msa_lite.io.layers import count_layers, find_layers
+from msa_lite.io.layers import find_layers
 from msa_lite.io.precision import autocast
 
 
@@ -113,7 +113,8 @@ def layer_activations(model: Any, batch: Batch, layer: int) -> Any:
 
 def check_layer(name: str, config: dict[str, Any], layer: int) -> None:
     """Raise UsageError unless a model with this configuration has the layer."""
-    count = count_layers(config)
+    config = {**config, **(config.get("text_config") or {})}
+    count = next((config[key] for key in ("num_hidden_layers", "n_layer", "n_layers") if key in config), None)
     if count is not None and layer >= count:
         raise UsageError(
             f"baseline.methods.rmu.layer: {layer}, but {name} has {count} layers, 0 to {count - 1}; the paper's models "

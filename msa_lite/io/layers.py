@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from msa_lite.errors import MismatchError
@@ -19,9 +18,3 @@ def find_layers(model: Any) -> Any:
     if not lists:
         raise MismatchError(f"{type(model).__name__}: has no list of layers that could be read or changed one by one")
     return max(lists, key=lambda layers: sum(weight.numel() for weight in layers.parameters()))
-
-
-def count_layers(config: Mapping[str, Any]) -> int | None:
-    """Return the number of a model's layers by its config.json; None where that does not say."""
-    config = {**config, **(config.get("text_config") or {})}
-    return next((config[key] for key in ("num_hidden_layers", "n_layer", "n_layers") if key in config), None)

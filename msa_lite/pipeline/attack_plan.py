@@ -18,6 +18,7 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.progress import Step, duration
 from msa_lite.pipeline.attack_ground import limit_ground
 from msa_lite.pipeline.prepare import Run
+from msa_lite.pipeline.prepare_models import fit_prior
 from msa_lite.report.attacks import ATTACKS_FOLDER, AttackControl
 
 UNLEARNED = "unlearned"
@@ -181,9 +182,12 @@ def _lacking(attack: Attack, sources: Mapping[str, Source], ground: Ground) -> l
 
 def _sources(run: Run, result: Path, more: Mapping[str, str]) -> dict[str, Source]:
     """Return the models by name. Raise UsageError for one that is stored quantised, or has a name that is taken."""
-    own = {name: run.sources[name] for name in (*REFERENCES, "prior") if name in run.sources}
-    if "prior" in own and own["prior"].folder == own["target"].folder:  # a baseline tunes the target itself
-        del own["prior"]
+    own = {name: run.sources[name] for name in REFERENCES if name in run.sources}
+    prior = run.sources["prior"]
+    if run.plan.start == "target":  # then that is the target, but attacks compare with the recipe's prior
+        prior = fit_prior(own["target"], fetch(run.recipe.prior_checkpoint))
+    if prior.folder != own["target"].folder:
+        own["prior"] = prior
     own[UNLEARNED] = fetch(str(result))
     if taken := sorted(own.keys() & more.keys()):
         raise UsageError(f"--model: {', '.join(taken)}: the run has a model of this name; choose another")
