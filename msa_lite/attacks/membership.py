@@ -33,7 +33,8 @@ _MEASURES = (
     Measure("loss", "loss", "AUC of the mean loss", kind="auc"),
     Measure("zlib", "zlib", "AUC of the loss over the bytes of the compressed text", kind="auc"),
     Measure("min_k", "Min-K%", "AUC of the 40 % least likely tokens", kind="auc"),
-    Measure("reference", "reference", "AUC of the loss minus the prior's; needs a prior", kind="auc"),
+    # Not decisive: without a prior there is none, and an outcome rests on rows that have all of its scores.
+    Measure("reference", "reference", "AUC of the loss minus the prior's", kind="auc", decides=False),
 )
 
 
@@ -91,9 +92,11 @@ class Membership(Attack):
     ) -> Iterator[tuple[Trial, Records]]:
         """Score the rows; yield records with a value for each measure, None where it is not defined.
 
-        reference is None where there is no prior among the others, and where the subject or the target is the prior.
+        reference is None where there is no prior among the others, and where the subject is the prior.
         """
-        benchmark, prior = _scored(ground), self._prior(subject, others)
+        benchmark, prior = _scored(ground), others.get("prior")
+        if prior is not None and model_identity(prior.source) == model_identity(subject.source):
+            prior = None
         steps = len(benchmark.sets) * (2 if prior else 1)
         progress(self.name, 0, steps)
         records = {name: run_items(subject.runner, benchmark, name) for name in benchmark.sets}
@@ -107,14 +110,6 @@ class Membership(Attack):
                 record["reference"] = None if loss is None or old is None else loss - old
         progress(self.name, steps, steps)
         yield _TRIAL, records
-
-    def _prior(self, subject: Subject, others: Mapping[str, Subject]) -> Subject | None:
-        """Return the prior, if it is another model than the subject and the target."""
-        prior = others.get("prior")
-        rest = [subject, *(others[name] for name in ("target",) if name in others)]
-        if prior is None or any(model_identity(s.source) == model_identity(prior.source) for s in rest):
-            return None
-        return prior
 
     def _losses(self, prior: Subject, benchmark: Qa) -> dict[str, list[float | None]]:
         key = digest([model_identity(prior.source), benchmark.describe()])

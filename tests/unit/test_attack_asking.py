@@ -15,8 +15,8 @@ import pytest
 from msa_lite.attacks import membership, sample
 from msa_lite.attacks.attack import Attack, Ground, Subject
 from msa_lite.attacks.membership import Membership
-from msa_lite.attacks.prompt import ANY, Prompt, best_of
-from msa_lite.attacks.questions import ask, ask_rest
+from msa_lite.attacks.prompt import ANY, Prompting, best_of
+from msa_lite.attacks.questions import prompt_rest, prompt_row
 from msa_lite.attacks.sample import Sample
 from msa_lite.data import Row
 from msa_lite.evals.benchmark import Record, Records
@@ -25,7 +25,7 @@ from msa_lite.evals.scoring import leak_at, membership_auc, tpr_at_fpr
 from tests.conftest import tiny_model
 from tests.memorised import FORGET, HOLDOUT, KNOWN, REFUSAL, RETAIN, WINDOW, knowing_model, make_ground, subject_of
 
-ATTACKS: list[Attack] = [Prompt(), Sample(samples=4), Membership()]
+ATTACKS: list[Attack] = [Prompting(), Sample(samples=4), Membership()]
 TEXTS = [Row(i, text=f"It was the day of {word} and nobody had seen it before.") for i, word in enumerate("abc")]
 
 
@@ -81,7 +81,7 @@ def test_drawn_answers_find_what_greedy_ones_hide() -> None:
 
 
 def test_a_hidden_answer_comes_behind_its_first_word() -> None:
-    records = attack(Prompt(words=(1, 2, 4)), knowing_model(), make_ground())
+    records = attack(Prompting(words=(1, 2, 4)), knowing_model(), make_ground())
     plain, first, best = (records[name]["forget"] for name in ("plain", "prefix-1", "any"))
     assert scores(plain, "accuracy") == [1.0, 1.0, 0.0, 0.0]
     assert scores(plain, "rouge_l") == [1.0, 1.0, 0.0, 0.0]
@@ -98,7 +98,7 @@ def test_nothing_comes_out_of_a_model_that_never_knew() -> None:
         (tiny_model("qwen2", max_position_embeddings=WINDOW).eval(), make_ground()),
         (knowing_model(), make_ground(forget=HOLDOUT, holdout=[])),
     ):
-        prompted, drawn = attack(Prompt(), model, ground), attack(Sample(samples=8), model, ground)
+        prompted, drawn = attack(Prompting(), model, ground), attack(Sample(samples=8), model, ground)
         assert max(float(r["accuracy"]) for r in prompted["any"]["forget"]) == 0.0
         assert max(float(r["rouge_l"]) for r in prompted["any"]["forget"]) < 0.6
         assert max(float(r["leak_exact_8"]) for r in drawn["drawn"]["forget"]) == 0.0
@@ -108,12 +108,13 @@ def test_nothing_comes_out_of_a_model_that_never_knew() -> None:
 @pytest.mark.parametrize("chat", [False, True])
 def test_prompts_hold_what_their_trial_says(chat: bool) -> None:
     ground = make_ground(chat, rewordings={"German": [f"Wer ist das, {i}?" for i in range(4)]})
-    texts = {
-        way.trial.name: ground.prompter.tokenizer.decode(Prompt()._questions(way, ground, "forget", FORGET)[2].prompt)
-        for way in Prompt()._ways(ground)
+    prompts = {
+        way.trial.name: Prompting()._questions(way, ground, "forget", FORGET)[2].prompt
+        for way in Prompting()._ways(ground)
     }
+    texts = {name: ground.prompter.tokenizer.decode(prompt) for name, prompt in prompts.items()}
     row = FORGET[2]
-    assert [trial.name for trial in Prompt().trials(ground)] == [*texts, "any"]
+    assert [trial.name for trial in Prompting().trials(ground)] == [*texts, "any"]
     assert texts["plain"].count(row.question) == 1
     shown = [retain for retain in RETAIN if f"{retain.question}" in texts["few-shot"]]
     assert len(shown) == 5
@@ -132,32 +133,32 @@ def test_prompts_hold_what_their_trial_says(chat: bool) -> None:
 @pytest.mark.parametrize("chat", [False, True])
 def test_given_words_stand_as_they_do_in_the_row_and_do_not_count(chat: bool) -> None:
     ground, row = make_ground(chat), Row(3, "Who?", 'She said "no",  twice\nand left.', earlier=(("Hi", "Hello"),))
-    question = ask_rest(ground, row, 3)
+    question = prompt_rest(ground, row, 3)
     assert ground.prompter.full(row.question, row.answer, row.earlier)[: len(question.prompt)] == question.prompt
     assert ground.prompter.tokenizer.decode(question.prompt).endswith('She said "no",')
     assert question.reference == "twice\nand left."
-    assert (ask_rest(ground, row, 4).prompt, ask(ground, row).reference) == ([], row.answer)
+    assert (prompt_rest(ground, row, 4).prompt, prompt_row(ground, row).reference) == ([], row.answer)
 
 
 def test_a_text_is_asked_for_by_its_first_half() -> None:
     ground = make_ground(forget=TEXTS, holdout=[], retain=[Row(0, text="A retain text.")], max_new_tokens=20)
-    question = ask(ground, TEXTS[1])
+    question = prompt_row(ground, TEXTS[1])
     prompt = ground.prompter.tokenizer.decode(question.prompt, skip_special_tokens=True)
     assert TEXTS[1].text.startswith(f"{prompt} {question.reference}")
     assert 0 <= len(question.reference.split()) - len(prompt.split()) <= 1
     assert len(ground.prompter.tokenizer(f"{prompt} {question.reference}")["input_ids"]) <= 1 + 2 * 20
-    few = ask(ground, TEXTS[1], texts=["A retain text."])
+    few = prompt_row(ground, TEXTS[1], texts=["A retain text."])
     assert ground.prompter.tokenizer.decode(few.prompt, skip_special_tokens=True) == f"A retain text.\n\n{prompt}"
-    assert [trial.name for trial in Prompt().trials(ground)] == ["plain", "few-shot", "any"]
-    attack(Prompt(), knowing_model(), ground)
+    assert [trial.name for trial in Prompting().trials(ground)] == ["plain", "few-shot", "any"]
+    attack(Prompting(), knowing_model(), ground)
     drawn = attack(Sample(samples=2), knowing_model(), ground)
-    assert ask(ground, Row(0, text="word")).fault == "a text of one word"
+    assert prompt_row(ground, Row(0, text="word")).fault == "a text of one word"
     assert all(record["leak_rouge_2"] is not None for record in drawn["drawn"]["forget"])
 
 
 def test_texts_among_questions_are_left_out_of_other_wordings() -> None:
     ground = make_ground(forget=[*KNOWN, replace(TEXTS[0], index=2)], holdout=[])
-    records = attack(Prompt(words=(1,)), knowing_model(), ground)
+    records = attack(Prompting(words=(1,)), knowing_model(), ground)
     assert ["skipped" in record for record in records["role"]["forget"]] == [False, False, True]
     assert ["skipped" in record for record in records["prefix-1"]["forget"]] == [False, False, True]
     assert ["skipped" in record for record in records["any"]["forget"]] == [False, False, False]  # few-shot: no texts
@@ -166,7 +167,7 @@ def test_texts_among_questions_are_left_out_of_other_wordings() -> None:
 def test_questions_without_room_in_the_window_are_said() -> None:
     ground = make_ground(forget=[*KNOWN, Row(2, "Who? " * 60, "Nobody at all.")], holdout=[])
     model = tiny_model("qwen2", max_position_embeddings=80).eval()
-    for one, key in ((Prompt(), "rouge_l"), (Sample(samples=3), "leak_exact_2"), (Membership(), "loss")):
+    for one, key in ((Prompting(), "rouge_l"), (Sample(samples=3), "leak_exact_2"), (Membership(), "loss")):
         records = attack(one, model, ground)
         for name in ("plain", "greedy", "drawn", "scores"):
             for record in records.get(name, {}).get("forget", [])[2:]:
@@ -185,11 +186,11 @@ def test_the_best_answer_of_a_row_counts() -> None:
 
 def test_rewordings_are_of_the_forget_rows_alone_and_any_leaves_them_out_beside_holdout_rows() -> None:
     wordings = {"direct": [row.question for row in FORGET]}
-    with_holdout = attack(Prompt(shots=0, words=(2,)), knowing_model(), make_ground(rewordings=wordings))
+    with_holdout = attack(Prompting(shots=0, words=(2,)), knowing_model(), make_ground(rewordings=wordings))
     assert set(with_holdout["direct"]) == {"forget"}
     assert scores(with_holdout["direct"]["forget"], "accuracy") == [1.0, 1.0, 0.0, 0.0]
     assert "few-shot" not in with_holdout
-    alone = attack(Prompt(words=()), knowing_model(), make_ground(rewordings=wordings, holdout=[]))
+    alone = attack(Prompting(words=()), knowing_model(), make_ground(rewordings=wordings, holdout=[]))
     assert [record["trial"] for record in alone["any"]["forget"][:2]] == ["direct", "direct"]
 
 
@@ -289,21 +290,18 @@ def test_the_prior_runs_once_for_all_models_and_is_no_reference_for_itself(monke
     assert runs.count(prior.runner) == 2  # forget and holdout
     ((_, records),) = one.run(prior, ground, {"prior": prior})
     assert scores(records["forget"], "reference") == [None] * 4
-    same = replace(prior, name="target")
-    ((_, records),) = one.run(subject_of(knowing_model()), ground, {"prior": prior, "target": same})
-    assert scores(records["forget"], "reference") == [None] * 4
 
 
 @pytest.mark.parametrize(
     ("one", "changes", "words"),
     [
-        (Prompt(), {"forget": []}, "no forget rows"),
-        (Prompt(shots=-1), {}, "prompt.shots: -1"),
-        (Prompt(words=(0,)), {}, "prompt.words: 0"),
-        (Prompt(words=(2, 2)), {}, "twice"),
-        (Prompt(), {"rewordings": {"German": ["Wer?"]}}, "1 questions for 4 forget rows"),
-        (Prompt(), {"rewordings": {"role": ["Wer?"] * 4}}, "'role'"),
-        (Prompt(), {"rewordings": {"a/b": ["Wer?"] * 4}}, "'a/b'"),
+        (Prompting(), {"forget": []}, "no forget rows"),
+        (Prompting(shots=-1), {}, "prompt.shots: -1"),
+        (Prompting(words=(0,)), {}, "prompt.words: 0"),
+        (Prompting(words=(2, 2)), {}, "twice"),
+        (Prompting(), {"rewordings": {"German": ["Wer?"]}}, "1 questions for 4 forget rows"),
+        (Prompting(), {"rewordings": {"role": ["Wer?"] * 4}}, "'role'"),
+        (Prompting(), {"rewordings": {"a/b": ["Wer?"] * 4}}, "'a/b'"),
         (Sample(samples=-1), {}, "sample.samples: -1"),
         (Sample(), {"forget": []}, "no forget rows"),
         (Membership(), {"forget": []}, "no forget rows"),
