@@ -71,4 +71,4 @@ def learn(texts: Sequence[Example], steps: int = 70) -> Any:
 
 def subject_of(model: Any, name: str = "unlearned") -> Subject:
     """A model under attack that is loaded already."""
-    return Subject(name, Source(name, Path(name), f"sha256:{name}"), Runner(model))
+    return Subject(name, Source(name, Path(name), f"sha256:{name}"), _runner=Runner(model))

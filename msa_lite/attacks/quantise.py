@@ -37,7 +37,6 @@ class Quantise(Attack):
     """Of `QUANTISATIONS`, in the order of the trials."""
 
     name = "quantise"
-    purpose = "rounds the weights to 4 or 8 bits, which may undo small updates"
     source = "arXiv 2410.16454, arXiv 2605.24614"
 
     def faults(self, ground: Ground) -> Iterator[str]:

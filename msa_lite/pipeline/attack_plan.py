@@ -52,6 +52,12 @@ class AttackPlan:
         """Return the models that an attack is made on."""
         return [name for name in self.models if not attack.only_results or name not in REFERENCES]
 
+    def ground_of(self, attack: Attack) -> Ground:
+        """Return the rows of an attack: holdout rows are scored only where they are the control, or it needs them."""
+        if self.control == "holdout" or "holdout" in attack.needs:
+            return self.ground
+        return replace(self.ground, holdout=())
+
     def folder_of(self, name: str, model: str) -> Path:
         """Return the folder of an attack's records of a model."""
         return self.folder / ATTACKS_FOLDER / name / model
@@ -65,7 +71,7 @@ class AttackPlan:
             "settings": attack.describe(),
             "model": model_identity(self.sources[model]),
             "others": others,
-            "rows": digest(self.ground.describe()),
+            "rows": digest(self.ground_of(attack).describe()),
         }
 
     def cost(self) -> Cost:
@@ -73,13 +79,13 @@ class AttackPlan:
         total = Cost()
         for attack in self.attacks.values():
             for _ in self.of(attack):
-                total = total.plus(attack.cost(self.ground))
+                total = total.plus(attack.cost(self.ground_of(attack)))
         return total
 
     def steps(self, times: ScoreTimes) -> list[Step]:
         """Return the steps in their order, each with its predicted seconds."""
         return [
-            Step(attack_label(name, model), "attack", cost_seconds(attack.cost(self.ground), times))
+            Step(attack_label(name, model), "attack", cost_seconds(attack.cost(self.ground_of(attack)), times))
             for model in self.models
             for name, attack in self.attacks.items()
             if model in self.of(attack)

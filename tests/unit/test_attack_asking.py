@@ -21,7 +21,7 @@ from msa_lite.attacks.sample import Sample
 from msa_lite.data import Row
 from msa_lite.evals.benchmark import Record, Records
 from msa_lite.evals.judge import Ask, JudgeSettings, Ruling
-from msa_lite.evals.scoring import leak_at, membership_auc, tpr_at_fpr
+from msa_lite.evals.scoring import leak_at, membership_auc, threshold_at_fpr
 from tests.conftest import tiny_model
 from tests.memorised import FORGET, HOLDOUT, KNOWN, REFUSAL, RETAIN, WINDOW, knowing_model, make_ground, subject_of
 
@@ -207,15 +207,14 @@ def test_leak_at_k_against_numbers_by_hand_and_the_mean_over_subsets() -> None:
         assert leak_at(values, k) == pytest.approx(np.mean([max(part) for part in combinations(values, k)]))
 
 
-def test_true_positives_at_a_low_false_positive_rate_by_hand() -> None:
-    holdout = [float(value) for value in range(200)]  # 1 % are two rows, 0 and 1
-    assert tpr_at_fpr([0, 1.5, 2, 3], holdout) == 0.5
-    assert tpr_at_fpr([-1, -2, None], [*holdout, None]) == 1.0
-    assert tpr_at_fpr([500.0], holdout) == 0.0
-    assert tpr_at_fpr([1.0] * 5, [1.0] * 200) == 0.0  # all alike: nothing is told apart
-    assert tpr_at_fpr([0.0], holdout[:99]) is None
-    assert tpr_at_fpr([], holdout) is None
-    assert tpr_at_fpr(holdout, holdout) == pytest.approx(0.01)
+def test_a_threshold_of_few_false_alarms_by_hand() -> None:
+    holdout = [float(value) for value in range(200)][::-1]
+    assert threshold_at_fpr(holdout) == 2.0  # 1 % are two rows, 0 and 1
+    assert threshold_at_fpr([*holdout, None]) == 2.0
+    assert threshold_at_fpr(holdout, 0.29) == 58.0
+    assert threshold_at_fpr([1.0] * 200) == 1.0  # all alike: none is below
+    assert threshold_at_fpr(holdout[:99]) is None
+    assert threshold_at_fpr([]) is None
 
 
 def test_so_many_answers_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +262,18 @@ def test_membership_is_seen_in_a_model_that_learnt_and_not_in_one_that_did_not()
         ]
     assert aucs["learnt"] == [1.0] * 5
     assert all(auc is not None and 0.05 < auc < 0.95 for auc in aucs["never"])
+
+
+def test_rows_are_found_at_a_low_rate_of_false_alarms_where_there_are_enough_holdout_rows() -> None:
+    many = make_ground(
+        forget=KNOWN, holdout=[replace(HOLDOUT[i % 3], index=i, question=f"Who is {i}?") for i in range(100)]
+    )
+    records = attack(Membership(), knowing_model(), many)["scores"]
+    assert scores(records["forget"], "found_loss") == [1.0, 1.0]
+    assert sum(record["found_loss"] for record in records["holdout"]) <= 1
+    assert scores(records["forget"], "found_reference") == [None, None]
+    assert scores(attack(Membership(), knowing_model(), make_ground())["scores"]["forget"], "found_loss") == [None] * 4
+    assert "found_loss" not in [measure.name for measure in Membership().measures(make_ground())]
 
 
 def test_scores_of_membership_by_hand() -> None:
@@ -320,5 +331,4 @@ def test_sound_settings_have_no_faults_and_cost_more_with_more_rows(one: Attack)
     cost, less = one.cost(ground), one.cost(make_ground(forget=KNOWN))
     assert cost.scored > less.scored > 0
     assert (cost.generated > less.generated) == (one.name != "membership")
-    assert "_priors" not in one.describe()
     assert ANY.name == "any"
