@@ -84,9 +84,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="*", default=list(METHODS))
     parser.add_argument("--attacks", nargs="*", default=list(ATTACKS))
-    parser.add_argument(
-        "--run", type=Path, nargs="*", help="finished runs to gather, by the names of folders"
-    )
+    parser.add_argument("--run", type=Path, nargs="*", help="finished runs to gather, by the names of folders")
     arguments = parser.parse_args()
     rows: dict[str, list[Row]] = {}
     if arguments.run:
