@@ -49,7 +49,7 @@ def judge_model(drawn: Drawn, model: str, attack: Attack, ground: Ground, contro
         for trial in trials
         if trial.name in drawn[model] and not (control == "holdout" and trial.teaches_forget_rows)
     )
-    results = tuple(result for result in results if result.rows)
+    results = tuple(result for result in results if result.rows) or results
     return AttackedModel(results, attack.figures(mean_values(drawn, measures), model))
 
 
@@ -114,6 +114,11 @@ def _excess(sides: Mapping[str, _Side], at: int, measure: Measure) -> tuple[floa
     if "ideal" in sides:
         return value("model") - max(value("ideal"), value("ideal before")), value("target") - value("ideal before")
     return value("model") - max(unseen("model"), unseen("model before")), value("target") - unseen("target")
+
+
+def _has_values(records: TrialRecords, trial: Trial, measure: Measure) -> bool:
+    """Check whether a trial has values of a measure. Without a prior, for instance, no row has a "reference"."""
+    return any(value is not None for value in column(records.get(trial.name, {}).get("forget", []), measure.name))
 
 
 def _side(records: Records, measures: Sequence[Measure]) -> _Side:

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from msa_lite.attacks.attack import Measure, Trial
-from msa_lite.attacks.findings import TrialRecords, judge_trial, mean_values, measured
+from msa_lite.attacks.depth import Depth
+from msa_lite.attacks.findings import TrialRecords, judge_model, judge_trial, mean_values, measured
 from msa_lite.evals.scoring import membership_auc
 from msa_lite.report.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult, attack_metrics, load_attacks
+from tests.memorised import make_ground
 
 PLAIN, ROUNDED = Trial("plain", "as it is", is_control=True), Trial("nf4", "NF4")
 RECALL = Measure("recall", "recall", "share of words")
@@ -72,6 +74,21 @@ def test_the_share_is_the_mean_over_measures_that_the_target_shows() -> None:
     drawn = {"target": records(0.8, 0.22), "ideal": records(0.2, 0.2), "unlearned": records(0.5, 0.9)}
     result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL, other, side], "ideal")
     assert result.share == pytest.approx(0.5)  # the answer's target is no more than 0.05 above the ideal
+
+
+def test_a_measure_without_values_takes_no_row_away() -> None:
+    """Without a prior, no row has a "reference"; the other measures still decide."""
+    drawn = one_set(target=[1.0, 0.8, 0.6, 0.8], ideal=[0.2] * 4, unlearned=[0.2, 0.5, 0.2, 0.5])
+    wanted = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
+    assert judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL, Measure("reference", "", "")], "ideal") == wanted
+
+
+def test_an_attack_without_a_single_value_tells_nothing() -> None:
+    records = [{"index": 0, "shallow": None}, {"index": 1, "shallow": None}]
+    model = judge_model({"unlearned": {"patched": {"forget": records}}}, "unlearned", Depth(), make_ground(), "ideal")
+    assert (model.strongest.outcome, model.strongest.rows, model.strongest.skipped) == ("silent", 0, 2)
+    assert model.figures == {}
+    assert "tells nothing here" in model.sentence
 
 
 def test_without_an_ideal_the_control_is_the_same_model_on_holdout_rows() -> None:
