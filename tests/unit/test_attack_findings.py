@@ -131,6 +131,16 @@ def test_rows_without_a_value_in_any_model_are_left_out_of_all() -> None:
     assert result.outcome == "unclear"
 
 
+@pytest.mark.parametrize(
+    ("count", "bound", "outcome"), [(8, 0.369, "unclear"), (17, 0.195, "holds"), (40, 0.088, "holds")]
+)
+def test_few_rows_that_are_all_alike_are_no_certainty(count: int, bound: float, outcome: str) -> None:
+    drawn = one_set(target=[1.0] * count, ideal=[0.0] * count, unlearned=[0.0] * count)
+    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
+    assert result.interval == (0.0, pytest.approx(bound, abs=1e-3))
+    assert result.outcome == outcome
+
+
 def test_a_target_that_shows_no_more_than_the_ideal_makes_the_attack_silent() -> None:
     drawn = one_set(target=[0.2, 0.2], ideal=[0.2, 0.18], unlearned=[1.0, 1.0])
     result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
