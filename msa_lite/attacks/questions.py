@@ -1,0 +1,123 @@
+"""Turn attacked rows into prompts, generate answers to them, and hold each answer to the text that it should not know.
+
+A text is asked for by its own beginning: of its first tokens, twice as many as an answer may have, the first half of
+the words is the prompt, and the other half is the reference, as in MUSE's verbatim memorization (Shi et al., 2024).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from msa_lite.attacks.attack import Cost, Ground
+from msa_lite.data import Row, Shots
+from msa_lite.evals import scoring
+from msa_lite.evals.benchmark import Record
+from msa_lite.evals.forward import common_start
+from msa_lite.evals.generate import Decoding, generate
+from msa_lite.evals.models import Runner
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, and the text that an answer to it is held to."""
+
+    index: int
+    """The index of its row."""
+    prompt: list[int]
+    """Token ids; empty where the row cannot be asked in this way."""
+    reference: str
+    question: str = ""
+    """The question of the row, which a judge reads; "" for a text."""
+    fault: str = ""
+    """The reason why the row cannot be asked in this way."""
+
+    def room_fault(self, window: int | None) -> str:
+        """Return its fault; for a prompt that leaves a model of this window no room for an answer, that."""
+        too_long = window is not None and len(self.prompt) >= window
+        return self.fault or (f"longer than the {window} tokens that there is room for" if too_long else "")
+
+
+def ask(ground: Ground, row: Row, wording: str = "", shots: Shots = (), texts: Sequence[str] = ()) -> Question:
+    """Return the question of a row, or its text's beginning.
+
+    wording: the question in other words; "" for the row's own. shots: questions with answers to show before a question;
+    texts: those to show before a text, blank lines between them.
+    """
+    if row.text:
+        return _ask_text(ground, row, "".join(f"{text}\n\n" for text in texts))
+    prompt = ground.prompter.prompt(wording or row.question, [*shots, *row.earlier], row.system)
+    return Question(row.index, prompt, row.answer, row.question)
+
+
+def ask_rest(ground: Ground, row: Row, words: int) -> Question:
+    """Return the question of a row with the first words of its answer behind it. The reference is the other words.
+
+    Answers that would have fewer words left than are given cannot be asked in this way.
+    """
+    ends = [match.end() for match in re.finditer(r"\S+", row.answer)]
+    if len(ends) < 2 * words:
+        return Question(row.index, [], row.answer, row.question, f"the answer has fewer than {2 * words} words")
+    begin, rest = row.answer[: ends[words - 1]], row.answer[ends[words - 1] :]
+    whole, start = (ground.prompter.full(row.question, text, row.earlier, row.system) for text in (row.answer, begin))
+    # Where they part, one goes on with the next word, and the other one ends.
+    return Question(row.index, whole[: common_start([whole, start])], rest.strip(), row.question)
+
+
+def cut_text(ground: Ground, text: str, tokens: int) -> str:
+    """Return the first tokens of a text."""
+    tokenizer = ground.prompter.tokenizer
+    return str(tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"][:tokens]))
+
+
+def _ask_text(ground: Ground, row: Row, before: str) -> Question:
+    text = cut_text(ground, row.text, 2 * ground.max_new_tokens)
+    words = list(re.finditer(r"\S+", text))
+    if len(words) < 2:
+        return Question(row.index, [], row.text, fault="a text of one word")
+    middle = words[len(words) // 2 - 1].end()
+    prompt = ground.prompter.tokenizer(before + text[:middle])["input_ids"]
+    return Question(row.index, list(prompt), text[middle:].strip())
+
+
+def answer(runner: Runner, ground: Ground, questions: Sequence[Question]) -> list[Record]:
+    """Answer questions greedily; return their records: index, generated, and its scores by `score_text`."""
+    faults = [question.room_fault(runner.window) for question in questions]
+    places = [place for place, fault in enumerate(faults) if not fault]
+    records = [skipped(question, fault) for question, fault in zip(questions, faults, strict=True)]
+    prompts = [questions[place].prompt for place in places]
+    decoding = Decoding(ground.max_new_tokens)
+    for batch in generate(runner, ground.prompter.tokenizer, prompts, decoding, end=ground.prompter.end):
+        for at, (text,) in batch:
+            question = questions[places[at]]
+            records[places[at]] = {"index": question.index, "generated": text} | score_text(question, text)
+    return records
+
+
+def score_text(question: Question, text: str) -> Record:
+    """Return the scores of an answer: `accuracy` (the whole reference stands in it) and `rouge_l` (recall)."""
+    return {
+        "accuracy": scoring.accuracy(question.reference, text),
+        "rouge_l": scoring.rouge_l_recall(question.reference, text),
+    }
+
+
+def skipped(question: Question, fault: str) -> Record:
+    """Return the record of a question that is not asked."""
+    return {"index": question.index, "generated": None, "accuracy": None, "rouge_l": None, "skipped": fault}
+
+
+def cost_of(ground: Ground, questions: Sequence[Question], times: int = 1) -> Cost:
+    """Return the work of answering questions some times, each as long as its reference. A prompt runs once."""
+    tokenizer = ground.prompter.tokenizer
+    lengths = [len(tokenizer(q.reference, add_special_tokens=False)["input_ids"]) for q in questions if not q.fault]
+    generated = sum(min(length + 1, ground.max_new_tokens) for length in lengths)
+    return Cost(scored=float(sum(len(q.prompt) for q in questions)), generated=float(times * generated))
+
+
+def attacked(ground: Ground) -> Iterator[tuple[str, Sequence[Row]]]:
+    """Yield the sets of rows that are scored, with their names: "forget", and "holdout" where there are such rows."""
+    yield "forget", ground.forget
+    if ground.holdout:
+        yield "holdout", ground.holdout
