@@ -1,5 +1,6 @@
 """Fitting vectors: fine-tune a prior on rows and keep the change, with the Hugging Face Trainer underneath."""
 
+from msa_lite.train.auto import auto_rate
 from msa_lite.train.fit import check_mode, fit_inputs, fit_vector
 from msa_lite.train.in_place import check_tunable, roomy_mode, tune
 from msa_lite.train.loop import epoch_folder
@@ -16,6 +17,7 @@ __all__ = [
     "Objective",
     "Tracking",
     "Until",
+    "auto_rate",
     "check_mode",
     "check_trackers",
     "check_tunable",

@@ -48,7 +48,7 @@ def tune(
     """
     from transformers import set_seed
 
-    check_tunable(model, settings.mode)
+    check_tunable(model)
     is_full = settings.mode == "full"
     watch = _make_watch(after, frozenset(steps), label, progress)
     set_seed(settings.seed)
@@ -81,14 +81,12 @@ def _train(model: Any, objective: PlainLoss, settings: FitSettings, watch: Any) 
             objective.release()
 
 
-def check_tunable(model: Any, mode: str) -> None:
+def check_tunable(model: Any) -> None:
     """Raise UsageError for a model whose weights cannot be trained."""
-    if getattr(model, "is_quantized", False) or getattr(model, "quantization_method", None) is not None:
+    if getattr(model, "is_quantized", False):
         raise UsageError("a model that is stored quantised cannot be tuned; give the unquantised model")
     if is_streamed(model):
         raise UsageError("the model does not fit into the GPU's memory, so it cannot be tuned; use a larger GPU")
-    if mode == "qlora":
-        raise UsageError("a loaded model is tuned in mode full or lora")
 
 
 def roomy_mode(model: Any) -> Literal["full", "lora"]:

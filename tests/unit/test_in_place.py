@@ -172,9 +172,9 @@ def test_a_broken_loss_ends_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_models_that_cannot_be_tuned_are_refused() -> None:
     with pytest.raises(UsageError, match="stored quantised"):
-        check_tunable(SimpleNamespace(is_quantized=True), "full")
+        check_tunable(SimpleNamespace(is_quantized=True))
     with pytest.raises(UsageError, match="does not fit into the GPU's memory"):
-        check_tunable(SimpleNamespace(msa_lite_streams=True), "lora")
+        check_tunable(SimpleNamespace(msa_lite_streams=True))
 
 
 @pytest.mark.parametrize(("gigabytes", "mode"), [(1, "lora"), (100, "full")])
