@@ -15,8 +15,11 @@ Four branches, each on other rows, and each from the model as it was loaded:
 
 Published settings are for models of 1B and more with hundreds of rows. On a small model or a few rows they change next
 to nothing, and "nothing came back" would mean nothing. So each branch also runs at a strength that is matched to the
-model: the same number of steps for all branches, at a rate that grows as the model shrinks. These trials speak for the
-attack. Evidence: {evidence}
+model: as many steps for each branch, at a rate that grows as the model shrinks. These trials speak for the attack.
+
+Evidence, from the quickstart (a Llama of 2.2M weights, 40 forget rows, extraction strength): the ideal learns the forget
+rows from .28 to .69, .95 and 1.00 in 6, 12 and 24 matched steps; the published epoch, 2 steps, takes it to .30. On rows
+to keep, 48 matched steps took the unlearned model from .34 to .59, and the ideal to .31; 9 published ones to .36 and .28.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def loss(records: Records) -> float:
 def test_what_is_masked_comes_back_and_what_was_never_known_does_not() -> None:
     attack = replace(QUICK, branches=("part", "retain"))
     drawn = {
-        "target": attacked(target(), attack),
+        "target": {"plain": next(attack.run(subject_of(target()), GROUND, {}))[1]},
         "ideal": attacked(ideal(), attack),
         "unlearned": attacked(masked(), attack),
     }
