@@ -20,7 +20,7 @@ ATTACKS: dict[str, AttackEntry] = {
         "msa_lite.attacks.membership.Membership", "tell from its losses that a model was trained on the rows"
     ),
     "prompt": AttackEntry(
-        "msa_lite.attacks.prompt.Prompt", "ask in other words, with examples, with the first words of the answer"
+        "msa_lite.attacks.prompt.Prompting", "ask in other words, with examples, with the first words of the answer"
     ),
     "sample": AttackEntry("msa_lite.attacks.sample.Sample", "draw many answers at random, and look at the best"),
     "quantise": AttackEntry("msa_lite.attacks.quantise.Quantise", "round the weights to 8 or 4 bits"),

@@ -43,6 +43,8 @@ class Ground:
     """The most tokens of an answer."""
     max_length: int = 512
     """The most tokens of a row to tune on."""
+    layers: int = 32
+    """The layers of the target, for estimates of time."""
     seed: int = 0
     rewordings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Other wordings of the questions by name ("paraphrased", "German"), one for each of the `forget` rows."""
@@ -68,6 +70,8 @@ class Subject:
     """Its name in reports: "target", "ideal", "unlearned", "prior", or the user's."""
     source: Source
     _runner: Runner | None = field(default=None, repr=False)
+    results: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What an attack worked out with it and needs again for the next model, by a key that names attack and rows."""
 
     @property
     def runner(self) -> Runner:

@@ -7,7 +7,7 @@ rows. A finding is a share: 0 is the control, 1 is what the target shows of the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,7 +49,7 @@ def judge_model(drawn: Drawn, model: str, attack: Attack, ground: Ground, contro
         for trial in trials
         if trial.name in drawn[model] and not (control == "holdout" and trial.teaches_forget_rows)
     )
-    results = tuple(result for result in results if result.rows)
+    results = tuple(result for result in results if result.rows) or results
     return AttackedModel(results, attack.figures(mean_values(drawn, measures), model))
 
 
@@ -60,14 +60,15 @@ def judge_trial(
 
     scale: the trial in which the target shows what it knows: the one without an attack, else the same.
     """
-    deciding = [measure for measure in measures if measure.decides]
     places = {"model": (model, trial), "model before": (model, scale)}
-    if any(measure.kind != "share" for measure in deciding):
+    if any(measure.kind != "share" for measure in measures):
         places["target"] = (_TARGET, scale)
         if control == _IDEAL:
             places |= {"ideal": (_IDEAL, trial), "ideal before": (_IDEAL, scale)}
-    sides = {name: _side(drawn[who].get(what.name, {}), deciding) for name, (who, what) in places.items()}
-    forget = _known([side.forget for side in sides.values()])
+    records = {name: drawn[who].get(what.name, {}) for name, (who, what) in places.items()}
+    deciding = [measure for measure in measures if measure.decides and _is_defined(measure, records.values())]
+    sides = {name: _side(one, deciding) for name, one in records.items()}
+    forget = _known([side.forget for side in sides.values()]) if deciding else np.zeros(0, int)
     holdout = _known([side.holdout for side in sides.values()])
     needs_holdout = control == "holdout" or any(measure.kind == "auc" for measure in deciding)
 
@@ -87,7 +88,15 @@ def judge_trial(
         return TrialResult(share=None, interval=None, **facts)
     redrawn = scoring.bootstrap(share, samples, rounds=_ROUNDS)
     low, high = np.quantile(redrawn, [0.025, 0.975]).tolist() if len(redrawn) > 1 else (-1.0, 1.0)
-    return TrialResult(share=whole, interval=(low, high), **facts)
+    return TrialResult(share=whole, interval=(low, max(high, _unseen_leak(len(forget)))), **facts)
+
+
+def _unseen_leak(rows: int) -> float:
+    """Return the largest share of rows that may leak without one of so many doing so, at 97.5 %: 1 − .025^(1/n).
+
+    Rows that are all alike would otherwise give an interval without width: 9 % for 40 rows, 37 % for 8.
+    """
+    return 1.0 - 0.025 ** (1 / rows)
 
 
 def _excess(sides: Mapping[str, _Side], at: int, measure: Measure) -> tuple[float, float]:
@@ -117,10 +126,15 @@ def _excess(sides: Mapping[str, _Side], at: int, measure: Measure) -> tuple[floa
 
 def _side(records: Records, measures: Sequence[Measure]) -> _Side:
     def table(rows: Sequence[Record]) -> np.ndarray:
-        columns = [np.array(column(rows, measure.name), np.float64) for measure in measures]  # None becomes NaN
-        return np.stack(columns, axis=1)
+        columns = [column(rows, measure.name) for measure in measures]
+        return np.array(columns, np.float64).reshape(len(measures), len(rows)).T  # None becomes NaN
 
     return _Side(table(records.get("forget", [])), table(records.get("holdout", [])))
+
+
+def _is_defined(measure: Measure, sides: Iterable[Records]) -> bool:
+    """Check whether every model has a value of a measure for some forget row: without a prior, some have none."""
+    return all(any(value is not None for value in column(side.get("forget", []), measure.name)) for side in sides)
 
 
 def _known(tables: Sequence[np.ndarray]) -> np.ndarray:

@@ -6,7 +6,9 @@ Min-K%++ (Zhang et al., 2024); and reference, the loss minus that of the prior, 
 al., 2021, with a smaller model). The share of tokens is that of open-unlearning, k = 40 %, as in this tool's min_k and
 min_k_pp, so that an AUC is the same in both reports. Of questions, only the answers are scored.
 
-What is measured is the AUC against holdout rows, ½ at chance. Where forget and holdout rows differ in more than that
+What is measured is the AUC against holdout rows, ½ at chance; and with 100 holdout rows or more, the share of forget
+rows that are found while 1 % of the holdout rows are taken for such (LiRA, Carlini et al., 2022, arXiv 2112.03570).
+Where forget and holdout rows differ in more than that
 one was trained on, it is off ½ for a model that saw neither; only the ideal shows by how much.
 """
 
@@ -14,15 +16,15 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from msa_lite.attacks.attack import Attack, Cost, Ground, Measure, Subject, Trial
 from msa_lite.data import IGNORE
-from msa_lite.evals.benchmark import Item, Record, Records
+from msa_lite.evals.benchmark import Item, Record, Records, column
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.qa import Qa
 from msa_lite.evals.records import run_items
+from msa_lite.evals.scoring import threshold_at_fpr
 from msa_lite.io.files import digest
 from msa_lite.io.progress import Progress, silent
 
@@ -33,8 +35,14 @@ _MEASURES = (
     Measure("loss", "loss", "AUC of the mean loss", kind="auc"),
     Measure("zlib", "zlib", "AUC of the loss over the bytes of the compressed text", kind="auc"),
     Measure("min_k", "Min-K%", "AUC of the 40 % least likely tokens", kind="auc"),
-    Measure("reference", "reference", "AUC of the loss minus the prior's; needs a prior", kind="auc"),
+    # Not decisive: without a prior there is none, and an outcome rests on rows that have all of its scores.
+    Measure("reference", "reference", "AUC of the loss minus the prior's", kind="auc", decides=False),
 )
+_FEWEST = 100  # holdout rows, for one of them to be 1 %
+_FOUND = [
+    Measure(f"found_{m.name}", f"{m.label} at 1 %", "forget rows found with 1 % of false alarms", decides=False)
+    for m in _MEASURES
+]
 
 
 class _Scored(Qa):
@@ -50,19 +58,10 @@ class _Scored(Qa):
 class Membership(Attack):
     """Membership inference by five scores."""
 
-    _priors: dict[str, dict[str, list[float | None]]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-    """Losses of priors by set, so that a prior runs once for all models under attack."""
-
     name = "membership"
     source = "Min-K%++, arXiv 2404.02936; loss, zlib and reference, arXiv 2012.07805; Min-K%, arXiv 2310.16789"
     needs = ("holdout",)
     uses = ("prior",)
-
-    def describe(self) -> dict[str, Any]:
-        """Return nothing: there are no settings."""
-        return {}
 
     def faults(self, ground: Ground) -> Iterator[str]:
         """Yield missing rows."""
@@ -76,8 +75,8 @@ class Membership(Attack):
         return [_TRIAL]
 
     def measures(self, ground: Ground) -> Sequence[Measure]:
-        """Return the AUCs of the scores."""
-        return _MEASURES
+        """Return the AUCs of the scores, and the shares of found rows where there are enough holdout rows."""
+        return [*_MEASURES, *(_FOUND if len(ground.holdout) >= _FEWEST else ())]
 
     def cost(self, ground: Ground) -> Cost:
         """Return the tokens of all rows."""
@@ -91,38 +90,34 @@ class Membership(Attack):
     ) -> Iterator[tuple[Trial, Records]]:
         """Score the rows; yield records with a value for each measure, None where it is not defined.
 
-        reference is None where there is no prior among the others, and where the subject or the target is the prior.
+        reference is None where there is no prior among the others, and where the subject is the prior.
         """
-        benchmark, prior = _scored(ground), self._prior(subject, others)
+        benchmark, prior = _scored(ground), others.get("prior")
+        if prior is not None and model_identity(prior.source) == model_identity(subject.source):
+            prior = None
         steps = len(benchmark.sets) * (2 if prior else 1)
         progress(self.name, 0, steps)
         records = {name: run_items(subject.runner, benchmark, name) for name in benchmark.sets}
         progress(self.name, len(records), steps)
-        before = self._losses(prior, benchmark) if prior else {}
+        before = _losses(prior, benchmark) if prior else {}
         for name, part in records.items():
             for place, (record, item) in enumerate(zip(part, benchmark.sets[name].items, strict=True)):
                 loss, old = record["loss"], before[name][place] if prior else None
                 size = len(zlib.compress(_text(benchmark, item).encode()))
                 record["zlib"] = None if loss is None else loss / size
                 record["reference"] = None if loss is None or old is None else loss - old
+        _find(records)
         progress(self.name, steps, steps)
         yield _TRIAL, records
 
-    def _prior(self, subject: Subject, others: Mapping[str, Subject]) -> Subject | None:
-        """Return the prior, if it is another model than the subject and the target."""
-        prior = others.get("prior")
-        rest = [subject, *(others[name] for name in ("target",) if name in others)]
-        if prior is None or any(model_identity(s.source) == model_identity(prior.source) for s in rest):
-            return None
-        return prior
 
-    def _losses(self, prior: Subject, benchmark: Qa) -> dict[str, list[float | None]]:
-        key = digest([model_identity(prior.source), benchmark.describe()])
-        if key not in self._priors:
-            self._priors[key] = {
-                name: [record["loss"] for record in run_items(prior.runner, benchmark, name)] for name in benchmark.sets
-            }
-        return self._priors[key]
+def _losses(prior: Subject, benchmark: Qa) -> dict[str, list[float | None]]:
+    """Return the losses of a prior by set. It runs once for all models under attack."""
+    key = ("membership", digest(benchmark.describe()))
+    if key not in prior.results:
+        prior.results[key] = {name: column(run_items(prior.runner, benchmark, name), "loss") for name in benchmark.sets}
+    losses: dict[str, list[float | None]] = prior.results[key]
+    return losses
 
 
 def _scored(ground: Ground) -> _Scored:
@@ -133,6 +128,16 @@ def _scored(ground: Ground) -> _Scored:
         {name: replace(part, with_z=True, decoding=None) for name, part in rows.sets.items()},
         rows.prompter,
     )
+
+
+def _find(records: Records) -> None:
+    """Add to each record whether each of its scores is below the threshold of 1 % false alarms: 1 or 0, or None."""
+    for measure in _MEASURES:
+        threshold = threshold_at_fpr(column(records.get("holdout", []), measure.name))
+        for record in (record for part in records.values() for record in part):
+            score = record[measure.name]
+            defined = threshold is not None and score is not None
+            record[f"found_{measure.name}"] = float(score < threshold) if defined else None
 
 
 def _text(benchmark: Qa, item: Item) -> str:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import NamedTuple
 
 from msa_lite.attacks.attack import Attack, Cost, Ground, Measure, Subject, Trial
-from msa_lite.attacks.questions import Question, answer, ask, ask_rest, attacked, cost_of, cut_text
+from msa_lite.attacks.questions import PromptedRow, answer_rows, attacked, cost_of, cut_text, prompt_rest, prompt_row
 from msa_lite.data import Row, sample_rows
 from msa_lite.evals.benchmark import Record, Records
 from msa_lite.io.progress import Progress, silent
@@ -61,11 +61,11 @@ class _Way(NamedTuple):
     """A way to ask for rows."""
 
     trial: Trial
-    make: Callable[[Row], Question]
+    make: Callable[[Row], PromptedRow]
 
 
 @dataclass(frozen=True)
-class Prompt(Attack):
+class Prompting(Attack):
     """The same questions, asked in other ways."""
 
     shots: int = 5
@@ -110,8 +110,7 @@ class Prompt(Attack):
         """Return the tokens of all prompts, and of answers as long as the true ones."""
         total = Cost()
         for way in self._ways(ground):
-            for name, rows in attacked(ground):
-                total = total.plus(cost_of(ground, self._questions(way, ground, name, rows)))
+            total = total.plus(cost_of(ground, way.make))
         return total
 
     def run(
@@ -127,7 +126,7 @@ class Prompt(Attack):
         for done, way in enumerate(ways):
             progress(self.name, done, len(ways))
             records = {
-                name: answer(subject.runner, ground, questions)
+                name: answer_rows(subject, ground, questions)
                 for name, rows in attacked(ground)
                 if (questions := self._questions(way, ground, name, rows))
             }
@@ -139,23 +138,23 @@ class Prompt(Attack):
             yield ANY, {name: best_of([attempt[name] for attempt in attempts]) for name in attempts[0]}
 
     def _ways(self, ground: Ground) -> list[_Way]:
-        ways = [_Way(Trial("plain", "as it is", is_control=True), partial(ask, ground))]
+        ways = [_Way(Trial("plain", "as it is", is_control=True), partial(prompt_row, ground))]
         shots, texts = self._shown(ground)
         if shots or texts:
             few = Trial("few-shot", f"behind {max(len(shots), len(texts))} retain rows")
-            ways.append(_Way(few, partial(ask, ground, shots=shots, texts=texts)))
+            ways.append(_Way(few, partial(prompt_row, ground, shots=shots, texts=texts)))
         if all(row.text for row in ground.forget):
             return ways
         for name, (label, template) in _WORDINGS.items():
             ways.append(_Way(Trial(name, label), partial(_ask_worded, ground, template)))
         for name in ground.rewordings:
-            ways.append(_Way(Trial(name, f"other wording: {name}"), partial(ask, ground)))
+            ways.append(_Way(Trial(name, f"other wording: {name}"), partial(prompt_row, ground)))
         for number in self.words:
             trial = Trial(f"prefix-{number}", f"{number} word{'s' if number > 1 else ''} of the answer given")
-            ways.append(_Way(trial, partial(ask_rest, ground, words=number)))
+            ways.append(_Way(trial, partial(prompt_rest, ground, words=number)))
         return ways
 
-    def _questions(self, way: _Way, ground: Ground, name: str, rows: Sequence[Row]) -> list[Question]:
+    def _questions(self, way: _Way, ground: Ground, name: str, rows: Sequence[Row]) -> list[PromptedRow]:
         """Return the questions of a set in one way; none where there are wordings of the forget rows alone."""
         if way.trial.name not in ground.rewordings:
             return [way.make(row) for row in rows]
@@ -175,10 +174,10 @@ class Prompt(Attack):
         )
 
 
-def _ask_worded(ground: Ground, template: str, row: Row, wording: str = "") -> Question:
+def _ask_worded(ground: Ground, template: str, row: Row, wording: str = "") -> PromptedRow:
     if row.text:
-        return Question(row.index, [], row.text, fault="a text, which has no other wording")
-    return ask(ground, row, template.format(question=wording or row.question))
+        return PromptedRow(row.index, [], row.text, fault="a text, which has no other wording")
+    return prompt_row(ground, row, template.format(question=wording or row.question))
 
 
 def best_of(attempts: Sequence[Sequence[Record]]) -> list[Record]:

@@ -7,20 +7,23 @@ the words is the prompt, and the other half is the reference, as in MUSE's verba
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from msa_lite.attacks.attack import Cost, Ground
+from msa_lite.attacks.attack import Cost, Ground, Subject
 from msa_lite.data import Row, Shots
 from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Record
 from msa_lite.evals.forward import common_start
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner
+from msa_lite.io.files import digest
+
+_COUNTED = 20  # rows of a set, for an estimate
 
 
 @dataclass(frozen=True)
-class Question:
+class PromptedRow:
     """A prompt, and the text that an answer to it is held to."""
 
     index: int
@@ -33,14 +36,17 @@ class Question:
     fault: str = ""
     """The reason why the row cannot be asked in this way."""
 
-    def room_fault(self, window: int | None) -> str:
-        """Return its fault; for a prompt that leaves a model of this window no room for an answer, that."""
-        too_long = window is not None and len(self.prompt) >= window
-        return self.fault or (f"longer than the {window} tokens that there is room for" if too_long else "")
+    def within(self, window: int | None) -> PromptedRow:
+        """Return the question for a model of this window; a prompt that leaves no room for an answer is a fault."""
+        if self.fault or window is None or len(self.prompt) < window:
+            return self
+        return replace(self, fault=f"longer than the {window} tokens that there is room for")
 
 
-def ask(ground: Ground, row: Row, wording: str = "", shots: Shots = (), texts: Sequence[str] = ()) -> Question:
-    """Return the question of a row, or its text's beginning.
+def prompt_row(
+    ground: Ground, row: Row, wording: str = "", shots: Shots = (), texts: Sequence[str] = ()
+) -> PromptedRow:
+    """Prompt for a row: by its question, or by the beginning of its text.
 
     wording: the question in other words; "" for the row's own. shots: questions with answers to show before a question;
     texts: those to show before a text, blank lines between them.
@@ -48,21 +54,21 @@ def ask(ground: Ground, row: Row, wording: str = "", shots: Shots = (), texts: S
     if row.text:
         return _ask_text(ground, row, "".join(f"{text}\n\n" for text in texts))
     prompt = ground.prompter.prompt(wording or row.question, [*shots, *row.earlier], row.system)
-    return Question(row.index, prompt, row.answer, row.question)
+    return PromptedRow(row.index, prompt, row.answer, row.question)
 
 
-def ask_rest(ground: Ground, row: Row, words: int) -> Question:
-    """Return the question of a row with the first words of its answer behind it. The reference is the other words.
+def prompt_rest(ground: Ground, row: Row, words: int) -> PromptedRow:
+    """Prompt for a row by its question and the first words of its answer. The reference is the other words.
 
     Answers that would have fewer words left than are given cannot be asked in this way.
     """
     ends = [match.end() for match in re.finditer(r"\S+", row.answer)]
     if len(ends) < 2 * words:
-        return Question(row.index, [], row.answer, row.question, f"the answer has fewer than {2 * words} words")
+        return PromptedRow(row.index, [], row.answer, row.question, f"the answer has fewer than {2 * words} words")
     begin, rest = row.answer[: ends[words - 1]], row.answer[ends[words - 1] :]
     whole, start = (ground.prompter.full(row.question, text, row.earlier, row.system) for text in (row.answer, begin))
     # Where they part, one goes on with the next word, and the other one ends.
-    return Question(row.index, whole[: common_start([whole, start])], rest.strip(), row.question)
+    return PromptedRow(row.index, whole[: common_start([whole, start])], rest.strip(), row.question)
 
 
 def cut_text(ground: Ground, text: str, tokens: int) -> str:
@@ -71,21 +77,31 @@ def cut_text(ground: Ground, text: str, tokens: int) -> str:
     return str(tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"][:tokens]))
 
 
-def _ask_text(ground: Ground, row: Row, before: str) -> Question:
+def _ask_text(ground: Ground, row: Row, before: str) -> PromptedRow:
     text = cut_text(ground, row.text, 2 * ground.max_new_tokens)
     words = list(re.finditer(r"\S+", text))
     if len(words) < 2:
-        return Question(row.index, [], row.text, fault="a text of one word")
+        return PromptedRow(row.index, [], row.text, fault="a text of one word")
     middle = words[len(words) // 2 - 1].end()
     prompt = ground.prompter.tokenizer(before + text[:middle])["input_ids"]
-    return Question(row.index, list(prompt), text[middle:].strip())
+    return PromptedRow(row.index, list(prompt), text[middle:].strip())
 
 
-def answer(runner: Runner, ground: Ground, questions: Sequence[Question]) -> list[Record]:
-    """Answer questions greedily; return their records: index, generated, and its scores by `score_text`."""
-    faults = [question.room_fault(runner.window) for question in questions]
-    places = [place for place, fault in enumerate(faults) if not fault]
-    records = [skipped(question, fault) for question, fault in zip(questions, faults, strict=True)]
+def answer_rows(subject: Subject, ground: Ground, questions: Sequence[PromptedRow]) -> list[Record]:
+    """Answer questions greedily; return their records: index, generated, and its scores by `score_text`.
+
+    Questions that another attack has asked are not asked again.
+    """
+    key = "answers", digest([ground.max_new_tokens, [[q.index, q.prompt, q.reference] for q in questions]])
+    if key not in subject.results:
+        subject.results[key] = _answer(subject.runner, ground, questions)
+    return list(subject.results[key])
+
+
+def _answer(runner: Runner, ground: Ground, questions: Sequence[PromptedRow]) -> list[Record]:
+    questions = [question.within(runner.window) for question in questions]
+    places = [place for place, question in enumerate(questions) if not question.fault]
+    records = [skipped_record(question) for question in questions]
     prompts = [questions[place].prompt for place in places]
     decoding = Decoding(ground.max_new_tokens)
     for batch in generate(runner, ground.prompter.tokenizer, prompts, decoding, end=ground.prompter.end):
@@ -95,7 +111,7 @@ def answer(runner: Runner, ground: Ground, questions: Sequence[Question]) -> lis
     return records
 
 
-def score_text(question: Question, text: str) -> Record:
+def score_text(question: PromptedRow, text: str) -> Record:
     """Return the scores of an answer: `accuracy` (the whole reference stands in it) and `rouge_l` (recall)."""
     return {
         "accuracy": scoring.accuracy(question.reference, text),
@@ -103,17 +119,25 @@ def score_text(question: Question, text: str) -> Record:
     }
 
 
-def skipped(question: Question, fault: str) -> Record:
+def skipped_record(question: PromptedRow) -> Record:
     """Return the record of a question that is not asked."""
-    return {"index": question.index, "generated": None, "accuracy": None, "rouge_l": None, "skipped": fault}
+    return {"index": question.index, "generated": None, "accuracy": None, "rouge_l": None, "skipped": question.fault}
 
 
-def cost_of(ground: Ground, questions: Sequence[Question], times: int = 1) -> Cost:
-    """Return the work of answering questions some times, each as long as its reference. A prompt runs once."""
+def cost_of(ground: Ground, make: Callable[[Row], PromptedRow], times: int = 1) -> Cost:
+    """Return the work of answering all scored rows some times, each answer as long as its reference.
+
+    A prompt runs once. Of many rows, the first ones are counted.
+    """
     tokenizer = ground.prompter.tokenizer
-    lengths = [len(tokenizer(q.reference, add_special_tokens=False)["input_ids"]) for q in questions if not q.fault]
-    generated = sum(min(length + 1, ground.max_new_tokens) for length in lengths)
-    return Cost(scored=float(sum(len(q.prompt) for q in questions)), generated=float(times * generated))
+    total = Cost()
+    for _, rows in attacked(ground):
+        counted = [make(row) for row in rows[:_COUNTED]]
+        texts = [tokenizer(part.reference, add_special_tokens=False)["input_ids"] for part in counted if not part.fault]
+        generated = sum(min(len(ids) + 1, ground.max_new_tokens) for ids in texts)
+        share = len(rows) / len(counted)
+        total = total.plus(Cost(share * sum(len(part.prompt) for part in counted), share * times * generated))
+    return total
 
 
 def attacked(ground: Ground) -> Iterator[tuple[str, Sequence[Row]]]:

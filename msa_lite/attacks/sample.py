@@ -16,9 +16,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from msa_lite.attacks.attack import Attack, Cost, Ground, Measure, Subject, Trial
-from msa_lite.attacks.questions import Question, answer, ask, attacked, cost_of, score_text, skipped
+from msa_lite.attacks.questions import (
+    PromptedRow,
+    answer_rows,
+    attacked,
+    cost_of,
+    prompt_row,
+    score_text,
+    skipped_record,
+)
 from msa_lite.evals.benchmark import Record, Records
-from msa_lite.evals.generate import Decoding, draw
+from msa_lite.evals.generate import Decoding, sample_answers
 from msa_lite.evals.judge import JudgeSettings, open_judge, restor_ask
 from msa_lite.evals.models import Runner
 from msa_lite.evals.scoring import leak_at
@@ -94,10 +102,7 @@ class Sample(Attack):
 
     def cost(self, ground: Ground) -> Cost:
         """Return the tokens of all prompts, and of answers as long as the true ones."""
-        total = Cost()
-        for _, rows in attacked(ground):
-            total = total.plus(cost_of(ground, [ask(ground, row) for row in rows], self.count + 1))
-        return total
+        return cost_of(ground, lambda row: prompt_row(ground, row), self.count + 1)
 
     def run(
         self, subject: Subject, ground: Ground, others: Mapping[str, Subject], progress: Progress = silent
@@ -105,20 +110,16 @@ class Sample(Attack):
         """Answer greedily, then draw answers; yield records with leak@k of each row.
 
         Means over rows are leak@k of the set. `samples` is the number of a row's answers, `leaks_exact` (and
-        `leaks_judge`) how many of them leak, `generated` the one with the highest ROUGE-L.
+        `leaks_judge`) how many of them leak, `generated` the one that says most.
         """
-        questions = {name: [ask(ground, row) for row in rows] for name, rows in attacked(ground)}
+        window = subject.runner.window
+        questions = {name: [prompt_row(ground, row).within(window) for row in rows] for name, rows in attacked(ground)}
         rows = sum(map(len, questions.values()))
         total, done = (1 + self.count) * rows, rows
         progress(self.name, 0, total)
         greedy, drawn = self.trials(ground)
-        yield (
-            greedy,
-            {
-                name: self._records(part, [[r["generated"]] for r in answer(subject.runner, ground, part)])
-                for name, part in questions.items()
-            },
-        )
+        said = {name: answer_rows(subject, ground, part) for name, part in questions.items()}
+        yield greedy, {name: self._records(questions[name], [[r["generated"]] for r in said[name]]) for name in said}
         records = {}
         for name, part in questions.items():
             texts: list[list[str | None]] = [[None] * self.count for _ in part]
@@ -130,7 +131,7 @@ class Sample(Attack):
         progress(self.name, total, total)
         yield drawn, records
 
-    def _records(self, questions: Sequence[Question], texts: Sequence[Sequence[str | None]]) -> list[Record]:
+    def _records(self, questions: Sequence[PromptedRow], texts: Sequence[Sequence[str | None]]) -> list[Record]:
         """Return the records of a set. One answer stands for any number of answers like it."""
         scores = [
             {text: score_text(question, text) for text in own if text is not None}
@@ -140,14 +141,13 @@ class Sample(Attack):
             self._judge(questions, scores)
         return [self._record(*row) for row in zip(questions, texts, scores, strict=True)]
 
-    def _record(self, question: Question, texts: Sequence[str | None], scores: Mapping[str, Record]) -> Record:
+    def _record(self, question: PromptedRow, texts: Sequence[str | None], scores: Mapping[str, Record]) -> Record:
         keys = {criterion: [(_key(criterion, k), k) for k in self._numbers] for criterion in self._criteria}
         known = [text for text in texts if text is not None]
         if not known:
-            names = [name for pairs in keys.values() for name, _ in pairs]
-            return skipped(question, "too long for the model's window") | dict.fromkeys(names)
-        record = {"index": question.index, "generated": max(known, key=lambda text: float(scores[text]["rouge_l"]))}
-        record |= {"samples": len(known)}
+            return skipped_record(question) | dict.fromkeys(name for pairs in keys.values() for name, _ in pairs)
+        best = max(known, key=lambda text: (scores[text]["accuracy"], scores[text]["rouge_l"]))
+        record = {"index": question.index, "generated": best, "samples": len(known)}
         for criterion, pairs in keys.items():
             values = [float(scores[text][_SCORES[criterion]]) for text in known]
             if criterion != "rouge":
@@ -156,7 +156,7 @@ class Sample(Attack):
             record |= {name: leak_at(every, k) for name, k in pairs}
         return record
 
-    def _judge(self, questions: Sequence[Question], scores: Sequence[dict[str, Record]]) -> None:
+    def _judge(self, questions: Sequence[PromptedRow], scores: Sequence[dict[str, Record]]) -> None:
         """Add the judge's verdicts to the scores of answers: 1 if an answer means what the true one says, else 0."""
         judge = open_judge(self.judge)
         assert judge is not None
@@ -172,12 +172,14 @@ def _key(criterion: str, k: int) -> str:
     return f"leak_{criterion}_{k}"
 
 
-def _draw(runner: Runner, ground: Ground, questions: Sequence[Question], count: int) -> Iterator[tuple[int, int, str]]:
-    """Yield (place of the question, number of the answer, answer) for all questions that the model has room for."""
-    places = [place for place, question in enumerate(questions) if not question.room_fault(runner.window)]
+def _draw(
+    runner: Runner, ground: Ground, questions: Sequence[PromptedRow], count: int
+) -> Iterator[tuple[int, int, str]]:
+    """Yield (place of the question, number of the answer, answer) for all questions without a fault."""
+    places = [place for place, question in enumerate(questions) if not question.fault]
     prompts = [questions[place].prompt for place in places]
     decoding = Decoding(ground.max_new_tokens, seed=ground.seed)
     tokenizer, end = ground.prompter.tokenizer, ground.prompter.end
-    for batch in draw(runner, tokenizer, prompts, count, decoding, end=end):
+    for batch in sample_answers(runner, tokenizer, prompts, count, decoding, end=end):
         for at, number, text in batch:
             yield places[at], number, text

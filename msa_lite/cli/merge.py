@@ -20,11 +20,12 @@ _OF_MODELS: dict[str, tuple[Any, ...]] = {
     "seed": (None,),
     "exact": (False,),
     "threads": (None,),
+    "forecast": (None,),
 }
 INPUTS = ("--target", "--forget", "--alpha", "--retain", "--beta", "--prior")
 _GROUPS = {
     "Models and vectors": [*INPUTS, "--mergekit"],
-    "Result": ["--out", "--dtype", "--rounding", "--seed", "--exact", "--as", "--max-rank"],
+    "Result": ["--out", "--dtype", "--rounding", "--seed", "--exact", "--as", "--max-rank", "--forecast"],
     "Memory and threads": ["--max-memory", "--threads"],
 }
 _REPEATED = ("forget", "alpha", "retain", "beta")  # once for each request
@@ -82,6 +83,7 @@ def read_strengths(options: dict[str, Any]) -> dict[str, Any]:
 @click.option("--exact", is_flag=True, help="float64 arithmetic: every weight is the correctly rounded one.")
 @click.option("--as", "form", default="model", show_default=True, help="model, or adapter: one adapter on the target.")
 @click.option("--max-rank", type=int, help="With --as adapter: truncate each module's update to at most this rank.")
+@click.option("--forecast", metavar="FORMS", help="Count the codes that change under nf4, int4 or int8: nf4,int8.")
 @click.option("--max-memory", default="512MB", show_default=True, help="Bound on memory, Python itself included.")
 @click.option("--threads", type=int, help="Worker threads.  [default: one a core]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -98,6 +100,7 @@ def command(
     msa-lite merge --target ./tuned --forget ./vectors/forget --alpha 1.25 --out ./unlearned
     msa-lite merge --target T --forget A --alpha 1 --forget B --alpha 0.8 --out ./unlearned
     msa-lite merge --target T --forget F --retain R --beta 0.5 --as adapter --out ./update
+    msa-lite merge --target T --forget F --forecast nf4,int8 --out ./unlearned
     msa-lite merge --mergekit recipe.yml --out ./unlearned
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # read when numpy loads; its own threads would only spin
@@ -129,6 +132,8 @@ def command(
             result: Any = merge_adapters(out=out, **arguments, **bounds, progress=progress)
         else:
             settings = {name: value for name, value in {**options, "dtype": dtype}.items() if value is not None}
+            if "forecast" in settings:
+                settings["forecast"] = [form.strip() for form in settings["forecast"].split(",")]
             result = merge(out=out, **arguments, **settings, progress=progress)
     if as_json:
         print_json(result.as_dict())
@@ -144,8 +149,8 @@ def check_adapter_options(options: dict[str, Any]) -> None:
     refused = [f"--{name}" for name, idle in _OF_MODELS.items() if options[name] not in idle]
     if refused:
         raise UsageError(
-            f"an adapter is always fp32, and made module by module on one thread: leave out {', '.join(refused)} with "
-            "--as adapter"
+            "an adapter is always fp32, and made module by module on one thread, without the weights that it is added "
+            f"to: leave out {', '.join(refused)} with --as adapter"
         )
 
 

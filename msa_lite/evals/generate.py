@@ -72,7 +72,7 @@ def generate(
         yield list(zip(batch, texts, strict=True))
 
 
-def draw(
+def sample_answers(
     runner: Runner,
     tokenizer: Any,
     prompts: Sequence[list[int]],

@@ -238,22 +238,16 @@ def membership_auc(forget_scores: Iterable[float | None], holdout_scores: Iterab
     return float(np.mean(below + not_above) / (2 * len(forget)))
 
 
-def tpr_at_fpr(
-    forget_scores: Iterable[float | None], holdout_scores: Iterable[float | None], fpr: float = 0.01
-) -> float | None:
-    """Return the share of forget rows below a threshold that at most `fpr` of the holdout rows are below; in [0, 1].
+def threshold_at_fpr(holdout_scores: Iterable[float | None], fpr: float = 0.01) -> float | None:
+    """Return the highest threshold that at most `fpr` of the holdout rows are below, fpr < 1.
 
-    Carlini et al., 2022 (LiRA): what an attacker learns who must hardly ever be wrong; `fpr` itself is chance. Items
-    that are None are left out; None where a side has none, and where `fpr` of the holdout rows is less than one row
-    (1 % needs 100 rows).
+    The share of forget rows below it is the true-positive rate at that false-positive rate: what an attacker learns who
+    must hardly ever be wrong (LiRA, Carlini et al., 2022). `fpr` itself is chance. Rows that are None are left out;
+    None where `fpr` of the others is less than one row (1 % needs 100 rows).
     """
-    forget, holdout = _known(forget_scores), np.sort(_known(holdout_scores))
-    allowed = math.floor(fpr * len(holdout) + 1e-9)  # 0.01 · 700 is 7.000000000000001, 0.29 · 100 is 28.999999999999996
-    if not len(forget) or not allowed:
-        return None
-    if allowed >= len(holdout):
-        return 1.0
-    return float(np.mean(forget < holdout[allowed]))
+    ordered = np.sort(_known(holdout_scores))
+    allowed = math.floor(fpr * len(ordered) + 1e-9)  # 0.29 · 100 is 28.999999999999996
+    return float(ordered[allowed]) if allowed else None
 
 
 def priv_leak(auc: float, ideal_auc: float) -> float:

@@ -38,6 +38,8 @@ class Change:
     """The scalar product of two vectors; 0 with one, or with more than two."""
     vectors: dict[str, float] = field(default_factory=dict)
     """The norm of each vector itself, by the name of its term."""
+    codes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By form of quantisation: the weights whose code differs from the target's, and those that were counted."""
 
     def add(self, other: Change) -> None:
         """Add the sums of another part."""
@@ -45,6 +47,9 @@ class Change:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, square in other.vectors.items():
             self.vectors[name] = self.vectors.get(name, 0.0) + square
+        for form, (changed, weights) in other.codes.items():
+            before = self.codes.get(form, (0, 0))
+            self.codes[form] = before[0] + changed, before[1] + weights
 
     @property
     def rounding_loss(self) -> float:
@@ -82,7 +87,7 @@ class Change:
         }
 
 
-_SUMS = [item.name for item in fields(Change) if item.name != "vectors"]
+_SUMS = [item.name for item in fields(Change) if item.name not in ("vectors", "codes")]
 
 
 def cosine(product: float, one: float, other: float) -> float | None:
@@ -106,14 +111,16 @@ def fidelity_report(changes: Mapping[str, Change]) -> dict[str, Any]:
 def sums(change: Change) -> dict[str, Any]:
     """Return the sums in one flat mapping, for JSON. `from_sums` reads it back."""
     values = asdict(change)
-    vectors = values.pop("vectors")
-    return values | vectors
+    vectors, codes = values.pop("vectors"), values.pop("codes")
+    return values | vectors | ({"codes": codes} if codes else {})
 
 
 def from_sums(values: Mapping[str, Any]) -> Change:
     """Return the change whose sums these are."""
     own = {name: values[name] for name in _SUMS}
-    return Change(**own, vectors={name: square for name, square in values.items() if name not in own})
+    codes = {form: tuple(counts) for form, counts in values.get("codes", {}).items()}
+    squares = {name: square for name, square in values.items() if name not in own and name != "codes"}
+    return Change(**own, vectors=squares, codes=codes)
 
 
 def warnings(change: Change, dtype: str, stochastic: bool) -> list[str]:

@@ -10,30 +10,45 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
 from msa_lite.errors import FormatError, MismatchError, MsaError
+from msa_lite.io.blocks import Files, read_rows
+from msa_lite.io.checkpoint import TensorEntry, load_checkpoint
 from msa_lite.io.disk import check_space
 from msa_lite.io.files import digest, hash_file, write_text
 from msa_lite.io.manifest import discarded, partial_folder
 from msa_lite.io.progress import Progress, readable, silent
 from msa_lite.io.reading import parse_json, read_bytes
-from msa_lite.io.seal import JOURNAL, MERGEKIT_FILE
+from msa_lite.io.seal import JOURNAL, MERGEKIT_FILE, add_files
 from msa_lite.io.tokenizer import copy_tokenizer
-from msa_lite.io.writer import output_bytes, write_companions
+from msa_lite.io.writer import output_bytes, round_once, write_companions
 from msa_lite.merger.fidelity import NAMES, Change, fidelity_report, from_sums, sums, total, warnings
+from msa_lite.merger.forecast import check_forms, count_block, forecast_fact, is_quantised
 from msa_lite.merger.formula import OneOrSeveral, Term
 from msa_lite.merger.inputs import Inputs, ModelLike, find_inputs
 from msa_lite.merger.interference import interference_fact, tell_interference
-from msa_lite.merger.plan import Budget, MergePlan, Precision, estimate, make_budget, make_plan, msa_terms, parse_size
+from msa_lite.merger.plan import (
+    Budget,
+    MergePlan,
+    Precision,
+    block_rows,
+    estimate,
+    make_budget,
+    make_plan,
+    msa_terms,
+    parse_size,
+)
 from msa_lite.merger.stream import Stream
 from msa_lite.merger.translate import recipe_beside
+from msa_lite.report.update import forecast_lines
 
 logger = logging.getLogger(__name__)
 
@@ -64,15 +79,19 @@ class Merged:
     """Warnings for the user, one sentence each."""
     interference: Sequence[dict[str, Any]] = ()
     """The interference of the vectors of several requests, pair by pair (`Interference.as_dict`)."""
+    forecast: Mapping[str, Any] = field(default_factory=dict)
+    """By form of quantisation, the weights whose code differs from the target's (`forecast_fact`)."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the result for `--json`."""
-        return {"out": str(self.folder), **self.change, **interference_fact(self.interference)}
+        forecast = {"forecast": dict(self.forecast)} if self.forecast else {}
+        return {"out": str(self.folder), **self.change, **interference_fact(self.interference), **forecast}
 
     @property
     def change(self) -> dict[str, Any]:
         """Return the figures for the manifest."""
-        values = {key: value for key, value in vars(self).items() if key not in ("folder", "interference")}
+        others = ("folder", "interference", "forecast")
+        values = {key: value for key, value in vars(self).items() if key not in others}
         return {**values, "notes": list(self.notes)}
 
     def describe(self) -> str:
@@ -89,7 +108,7 @@ class Merged:
             lines[-1] += f" (cosine of stored and wanted update {self.update_cosine:.4f})"
         if self.vector_cosine is not None:
             lines.append(f"cosine of forget and retain vector: {self.vector_cosine:.3f}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *forecast_lines(self.forecast)])
 
 
 def merge(
@@ -107,6 +126,7 @@ def merge(
     exact: bool = False,
     max_memory: str | int = "512MB",
     threads: int | None = None,
+    forecast: Sequence[str] = (),
     replace: bool = False,
     progress: Progress = silent,
 ) -> Merged:
@@ -119,8 +139,9 @@ def merge(
 
     dtype: "same" or a name in `DTYPES`. rounding: "nearest" or "stochastic" (unbiased, from `seed`). exact: fp64
     arithmetic. max_memory: bytes or "512MB", of which 100 MB are kept for Python itself. threads: at most this many, by
-    default one a core. An `out` that was made from the same inputs is left as it is; one that msa-lite made from other
-    inputs is only overwritten with `replace`.
+    default one a core. forecast: forms of quantisation ("nf4", "int4", "int8") to count the changed codes for, while
+    the weights are merged. An `out` that was made from the same inputs is left as it is, but for a forecast that it
+    lacks; one that msa-lite made from other inputs is only overwritten with `replace`.
 
     Raise before anything is written: UsageError, MismatchError (tensors that do not fit, all named), FormatError
     (broken files, quantised targets), OutputError (`out` is taken, locked or the disk is too small). Raise during the
@@ -131,7 +152,7 @@ def merge(
     terms: list[Term[ModelLike]] = msa_terms(forget, alpha, retain, beta, dtype, rounding, threads, seed)
     precision = Precision.named(dtype, rounding, seed, exact)
     limits: dict[str, Any] = {"max_memory": max_memory, "threads": threads, "replace": replace, "progress": progress}
-    return merge_terms(target, out, terms, prior, precision, **limits)
+    return merge_terms(target, out, terms, prior, precision, forecast=forecast, **limits)
 
 
 def merge_terms(
@@ -143,6 +164,7 @@ def merge_terms(
     *,
     max_memory: str | int = "512MB",
     threads: int | None = None,
+    forecast: Sequence[str] = (),
     replace: bool = False,
     compare: bool = True,
     progress: Progress = silent,
@@ -152,11 +174,12 @@ def merge_terms(
     compare: tell first how far the vectors of several requests interfere.
     """
     parse_size(max_memory)
+    forms = check_forms(forecast)
     inputs = find_inputs(out, "model", target, terms, prior, precision.record, replace)
     if (change := inputs.finished) is not None:
         figures = {**change, "notes": tuple(change.get("notes", ())), "interference": inputs.interference}
-        return Merged(folder=inputs.out, **figures)
-    plan = make_plan(inputs.target, inputs.terms, inputs.prior, precision)
+        return Merged(folder=inputs.out, **figures, forecast=_forecast_of(inputs, forms))
+    plan = make_plan(inputs.target, inputs.terms, inputs.prior, precision, forms)
     budget, recipe = make_budget(plan, max_memory, threads), recipe_beside(plan, inputs.sources)
     pairs = [pair.as_dict() for pair in tell_interference(plan, max_memory)] if compare else []
     merged = _write_model(plan, inputs, budget, recipe, pairs, progress)
@@ -172,15 +195,16 @@ def _write_model(
     out, dtype = inputs.out, plan.precision.dtype
     needed = output_bytes(plan.target.tensors.values(), dtype)
     check_space(out, needed - _done_already(out))
-    forecast = estimate(plan, budget)
+    work = estimate(plan, budget)
     logger.info(
-        "%s to read, %s to write, about %s of memory, %d threads, at least %.1f s", readable(forecast["bytes_read"]),
-        readable(forecast["bytes_written"]), readable(forecast["memory"]), forecast["threads"], forecast["seconds"],
+        "%s to read, %s to write, about %s of memory, %d threads, at least %.1f s", readable(work["bytes_read"]),
+        readable(work["bytes_written"]), readable(work["memory"]), work["threads"], work["seconds"],
     )  # fmt: skip
     plan.check_factors()
     with inputs.stage(needed, resumable=True) as (partial, facts, hashes):
         changes = _write_shards(plan, budget, partial, hashes, progress)
-        merged = dataclasses.replace(_summary(plan, out, changes), interference=pairs)
+        forecast = forecast_fact(changes, plan.forecast)
+        merged = dataclasses.replace(_summary(plan, out, changes), interference=pairs, forecast=forecast)
         write_companions(plan.target, partial, dtype)
         if tokenizer := inputs.target.tokenizer:
             copy_tokenizer(tokenizer.folder, partial)
@@ -188,8 +212,37 @@ def _write_model(
         facts["mergekit"] = any(not line.startswith("#") for line in recipe.splitlines())
         facts["change"] = merged.change
         facts["fidelity"] = fidelity_report(changes)
-        facts |= interference_fact(pairs)
+        facts |= interference_fact(pairs) | ({"forecast": forecast} if forecast else {})
     return merged
+
+
+def _forecast_of(inputs: Inputs, forms: Sequence[str]) -> dict[str, Any]:
+    """Return the forecast in a finished output's manifest. Forms that it lacks are counted and entered there first.
+
+    The weights of target and output are read for that, and none is written: a forecast decides no byte of them.
+    """
+    manifest = inputs.before or {}
+    known: dict[str, Any] = manifest.get("forecast") or {}
+    lacking = tuple(form for form in forms if form not in known)
+    if lacking and (touched := (manifest.get("fidelity") or {}).get("tensors")):
+        target, model = (load_checkpoint(folder) for folder in (inputs.target.folder, inputs.out))
+        changes = {name: Change(codes=_count(target.tensors[name], model.tensors[name], lacking)) for name in touched}
+        known = {**known, **forecast_fact(changes, lacking)}
+        add_files(inputs.out, [], {"forecast": known})
+    return known
+
+
+def _count(before: TensorEntry, after: TensorEntry, forms: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return what a merge counts of one tensor, from the files of the target and of the model."""
+    whole = Change()
+    if not is_quantised(before):
+        return {}
+    rows, step, files = before.shape[0], block_rows(before), Files()
+    for start in range(0, rows, step):
+        old, new = (read_rows(files, entry, start, min(start + step, rows)) for entry in (before, after))
+        old = round_once(old.astype(np.float64), after.dtype).astype(np.float32)
+        whole.add(Change(codes=count_block(forms, before, start, old, new.astype(np.float32))))
+    return whole.codes
 
 
 def _done_already(out: Path) -> int:
@@ -205,7 +258,7 @@ def _write_shards(
 
     Adds the files' hashes to `hashes`.
     """
-    journal = _Journal(partial)
+    journal = _Journal(partial, plan.forecast)
     amount = sum(entry.nbytes for entry in plan.target.tensors.values())
     done = 0
 
@@ -233,11 +286,12 @@ def _write_shards(
 class _Journal:
     """The finished shards of a merge, one line each, written when the shard is safely on the disk.
 
-    A line holds the hash of its content. A line that a kill cut off, or that was damaged, counts as not there.
+    A line holds the hash of its content. A line that a kill cut off, or that was damaged, counts as not there. So does
+    one without a form of quantisation that is to be forecast.
     """
 
-    def __init__(self, partial: Path) -> None:
-        self._path = partial / JOURNAL
+    def __init__(self, partial: Path, forecast: Sequence[str]) -> None:
+        self._path, self._forecast = partial / JOURNAL, forecast
         self.hashes: dict[str, str] = {}
         self.changes: dict[str, Change] = {}
         for item in self._items():
@@ -250,7 +304,8 @@ class _Journal:
             for line in read_bytes(self._path, _LONGEST).splitlines():
                 with suppress(FormatError):
                     item = parse_json(line, JOURNAL)
-                    if isinstance(item, dict) and item.pop("line", None) == digest(item):
+                    whole = isinstance(item, dict) and item.pop("line", None) == digest(item)
+                    if whole and {*self._forecast} <= {*item.get("forecast", ())}:
                         yield item
 
     def has(self, path: Path) -> bool:
@@ -262,7 +317,9 @@ class _Journal:
         """Append a shard that is on the disk."""
         self.hashes[name] = sha256
         self.changes |= changes
-        item = {"file": name, "sha256": sha256, "changes": {n: sums(change) for n, change in changes.items()}}
+        item: dict[str, Any] = {"file": name, "sha256": sha256, "changes": {n: sums(c) for n, c in changes.items()}}
+        if self._forecast:
+            item["forecast"] = [*self._forecast]
         with open(self._path, "a", encoding="utf-8") as stream:
             # A line that a kill cut off stands alone.
             stream.write(f"\n{json.dumps(item | {'line': digest(item)})}\n")

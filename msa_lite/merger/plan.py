@@ -20,6 +20,7 @@ from msa_lite.io.hub import Source
 from msa_lite.io.tokenizer import tokenizer_files
 from msa_lite.io.writer import output_bytes, output_dtype
 from msa_lite.merger.deltas import Delta, Dora, Product
+from msa_lite.merger.forecast import forecast_bytes
 from msa_lite.merger.formula import OneOrSeveral, Term, VectorLike, number_terms
 from msa_lite.merger.vectors import Vector, load_vector
 from msa_lite.strengths import Strengths
@@ -78,6 +79,8 @@ class MergePlan:
     target: Checkpoint
     terms: tuple[Term[Vector], ...]
     precision: Precision = Precision()
+    forecast: tuple[str, ...] = ()
+    """The forms of quantisation to count changed codes for (`forecast`)."""
 
     @property
     def vectors(self) -> list[Vector]:
@@ -224,7 +227,13 @@ def _strength_faults(name: str, symbol: str, vectors: Sequence[Any], strengths: 
         )
 
 
-def make_plan(target: Source, terms: Sequence[Term[Source]], prior: Source | None, precision: Precision) -> MergePlan:
+def make_plan(
+    target: Source,
+    terms: Sequence[Term[Source]],
+    prior: Source | None,
+    precision: Precision,
+    forecast: tuple[str, ...] = (),
+) -> MergePlan:
     """Open target and vectors and fit them together by their headers. Raise an error for all that does not fit."""
     checkpoint = load_checkpoint(target.folder)
     check_mergeable(checkpoint)
@@ -233,7 +242,7 @@ def make_plan(target: Source, terms: Sequence[Term[Source]], prior: Source | Non
         check_companions(tokenizer_files(target.tokenizer.folder))
     start = load_checkpoint(prior.folder) if prior else None
     opened = [term.with_vector(load_vector(term.vector.folder, checkpoint, start)) for term in terms]
-    plan = MergePlan(checkpoint, tuple(opened), precision)
+    plan = MergePlan(checkpoint, tuple(opened), precision, forecast)
     faults = [
         f"{name}: stored as {checkpoint.tensors[name].dtype}, which is not a plain float"
         for name in plan.touched
@@ -296,12 +305,16 @@ def _block_size(entry: TensorEntry) -> int:
 
 
 def _worker_bytes(plan: MergePlan, entry: TensorEntry) -> int:
-    """Return the bytes of one thread's buffers: stored block, weights, update, result; for dense deltas two more."""
+    """Return the bytes of one thread's buffers: stored block, weights, update, result; for dense deltas two more.
+
+    A forecast takes some for the weights that it counts.
+    """
     work = np.dtype(plan.precision.work(entry)).itemsize
     stored = FLOAT_DTYPES[entry.dtype].itemsize
     dense = 0 if plan.is_low_rank(entry.name) else (4 * work + 8) * len(plan.deltas(entry.name))
     narrowing = 3 * work if plan.precision.dtype or plan.precision.stochastic or plan.precision.exact else 0
-    return _block_size(entry) * (stored + 3 * work + 1 + dense + narrowing)
+    counted = forecast_bytes(entry, min(block_rows(entry), entry.matrix_shape[0])) if plan.forecast else 0
+    return _block_size(entry) * (stored + 3 * work + 1 + dense + narrowing) + counted
 
 
 def estimate(plan: MergePlan, budget: Budget) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from msa_lite.merger.fidelity import (
     measure_deltas,
     measure_factors,
 )
+from msa_lite.merger.forecast import count_block, is_quantised
 from msa_lite.merger.formula import Factors, Term, combine, combine_factors
 from msa_lite.merger.on_device import DeviceTensor, OnDevice
 from msa_lite.merger.plan import Budget, MergePlan, block_rows
@@ -265,10 +266,12 @@ def merge_block(
     if dtype != entry.dtype:
         np.copyto(before, round_once(before, dtype))  # a cast is no change
     np.copyto(merged, stored)
+    codes = count_block(plan.forecast, entry, block.rows[0], before, merged) if is_quantised(entry) else {}
     change = measure(before, update, merged, scratch[0].take("moved", raw.shape, np.bool_))
     if not np.isfinite(change.stored + change.lost + change.weight + change.wanted):
         check_update(entry.name, update)
         check_overflow(entry.name, dtype, raw.astype(before.dtype), stored)
         change = measure_carefully(before, update, stored)
+    change.codes = codes
     change.add(rows.norms)
     return change, stored

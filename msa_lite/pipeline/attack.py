@@ -67,10 +67,9 @@ def _check_finished(run: RunFolder) -> None:
 def _prepare(opened: RunFolder, overrides: Iterable[str]) -> Run:
     """Return the run with its models, rows and questions, as when it was made; nothing is written."""
     changes = list(overrides)
-    if wrong := [
-        change for change in changes if not change.startswith(("attack.", "evaluate.ideal", "evaluate.holdout"))
-    ]:
-        raise UsageError(f"{', '.join(wrong)}: a finished run takes only attack.*, evaluate.ideal and evaluate.holdout")
+    if wrong := [change for change in changes if not change.startswith(_CHANGEABLE)]:
+        keys = ", ".join(f"{key.rstrip('.')}" for key in _CHANGEABLE)
+        raise UsageError(f"{', '.join(wrong)}: of a finished run, only {keys} can be given anew")
     recipe = load_recipe(opened.recipe, changes)
     method = load_provenance(opened.folder).method
     plan = msa_plan(recipe) if method == "msa" else plan_baseline(method, recipe)[0]

@@ -8,11 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from msa_lite.attacks.attack import Ground
+from msa_lite.budget.shape import read_shape
 from msa_lite.data import Prompter, Row, load_rows, sample_rows
 from msa_lite.errors import DataError, Faults
 from msa_lite.evals.benchmark import Benchmark, Item
 from msa_lite.evals.dataset import Part, load_parts
 from msa_lite.evals.tofu import SPLITS, Tofu
+from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_data import load_set
 
@@ -43,6 +45,7 @@ def make_ground(run: Run) -> Ground:
         prompter=_prompter(run, test),
         max_new_tokens=settings.max_new_tokens if settings else MOST_TOKENS,
         max_length=run.recipe.vector.max_length,
+        layers=read_shape(load_checkpoint(run.sources["target"].folder), run.sources["target"].name).layers,
         seed=run.recipe.seed,
     )
 

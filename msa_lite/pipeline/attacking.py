@@ -149,7 +149,7 @@ def _make_records(plan: AttackPlan, progress: Progress) -> None:
             with stage_folder(
                 out, ATTACK_KIND, inputs, {"sources": {"model": plan.sources[model].pinned()}}
             ) as partial:
-                for trial, records in one.run(subjects[model], plan.ground, others, under(progress, label)):
+                for trial, records in one.run(subjects[model], plan.ground_of(one), others, under(progress, label)):
                     for part, rows in records.items():
                         write_records(partial / f"{trial.name}.{part}.jsonl", rows)
             for other in others.values():
@@ -163,7 +163,7 @@ def _judge(plan: AttackPlan) -> AttackFacts:
     for name, one in plan.attacks.items():
         drawn = {model: _read(plan.folder_of(name, model)) for model in plan.of(one)}
         models = {
-            model: judge_model(drawn, model, one, plan.ground, plan.control)
+            model: judge_model(drawn, model, one, plan.ground_of(one), plan.control)
             for model in plan.of(one)
             if model not in REFERENCES
         }
@@ -171,7 +171,7 @@ def _judge(plan: AttackPlan) -> AttackFacts:
         results.append(result)
         metrics = {
             f"{trial}.{measure}.{model}": metric
-            for (model, trial, measure), metric in measured(drawn, one.measures(plan.ground)).items()
+            for (model, trial, measure), metric in measured(drawn, one.measures(plan.ground_of(one))).items()
         }
         settings = attack_report(AttackFacts((result,)), {}).settings["attacks"][0] | {"settings": one.describe()}
         write_report(Report(ATTACK_KIND, name, metrics, settings), plan.folder / ATTACKS_FOLDER / name)

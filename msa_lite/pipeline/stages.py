@@ -53,7 +53,7 @@ def merge_vectors(run: Run, terms: Terms, progress: Progress) -> Merged | Merged
         return merge_terms_to_adapter(
             target, folder, _open_terms(terms), run.sources["prior"], replace=True, progress=progress
         )
-    return _merge_model(run, run.folder / "model", terms, progress)
+    return _merge_model(run, run.folder / "model", terms, progress, forecast=run.recipe.merge.forms)
 
 
 def merge_candidate(run: Run, terms: Terms) -> Any:
@@ -84,7 +84,8 @@ def merge_inputs(run: Run, terms: Terms) -> dict[str, Any]:
 def merge_identity(run: Run) -> dict[str, Any]:
     """Return all that decides a merge besides its vectors and their weights, for a manifest."""
     models = {name: run.sources[name].identity() for name in ("target", "prior")}
-    identity = models | {"merge": run.recipe.merge.model_dump(exclude={"form"}), "seed": run.recipe.seed}
+    settings = run.recipe.merge.model_dump(exclude={"form", "forecast"})  # which decide no weight
+    identity = models | {"merge": settings, "seed": run.recipe.seed}
     earlier = sorted([hash_vector(term.vector), term.weight] for term in earlier_terms(run.earlier))
     return identity | ({"earlier": earlier} if earlier else {})
 
@@ -94,13 +95,16 @@ def merge_precision(run: Run) -> Precision:
     return Precision.named(run.recipe.merge.dtype, run.recipe.merge.rounding, run.recipe.seed)
 
 
-def _merge_model(run: Run, folder: Path, terms: Terms, progress: Progress, compare: bool = True) -> Merged:
+def _merge_model(
+    run: Run, folder: Path, terms: Terms, progress: Progress, compare: bool = True, forecast: Sequence[str] = ()
+) -> Merged:
     return merge_terms(
         run.sources["target"],
         folder,
         _open_terms(terms),
         run.sources["prior"],
         merge_precision(run),
+        forecast=forecast,
         replace=True,
         compare=compare,
         progress=progress,

@@ -26,7 +26,7 @@ from msa_lite.report.probing import ProbeFacts
 from msa_lite.report.reports import Metric
 from msa_lite.report.story import Story
 from msa_lite.report.table import metric_cell, notes, signed
-from msa_lite.report.update import Update
+from msa_lite.report.update import FORECAST_MEANING, Update, forecast_table
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +81,8 @@ def make_page(story: Story) -> str:
         fold_points=bool(story.choosing and len(story.choosing.points) > _MOST_POINTS),
         charts=_charts(story) if drawn else dict.fromkeys(_CHARTS),
         change=_change(story.update) if story.update else [],
+        forecast=forecast_table(story.update.forecast) if story.update else None,
+        forecast_meaning=FORECAST_MEANING,
         probed=_probed(story.probe) if story.probe else [],
         attack_headings=ATTACK_HEADINGS,
         attack_rows=attack_rows(story.attacks) if story.attacks else [],

@@ -81,6 +81,7 @@ def _update(update: Update) -> dict[str, Any]:
         "form": update.form,
         "figures": dict(update.figures),
         "notes": list(update.notes),
+        "forecast": {form: dict(figures) for form, figures in update.forecast.items()},
         "layers": _groups(update.by_layer()),
         "kinds": _groups(update.by_kind()),
         "tensors": [asdict(tensor) for tensor in update.tensors],

@@ -14,7 +14,7 @@ from msa_lite.report.probing import ProbeFacts
 from msa_lite.report.provenance import Provenance
 from msa_lite.report.story import Story, VectorPair
 from msa_lite.report.table import heading, markdown_table, metric_cell, number
-from msa_lite.report.update import GroupUpdate, Update
+from msa_lite.report.update import FORECAST_MEANING, GroupUpdate, Update, forecast_table
 from msa_lite.report.verdict import percent, verdict_lines
 
 _MODELS = {"target": "before (target)", "unlearned": "unlearned", "ideal": "never met it (ideal)"}
@@ -148,7 +148,23 @@ def _update(update: Update | None) -> list[str]:
         rows = [[Cell(f"layer {one.name}" if one.name.isdigit() else one.name), *_sizes(one)] for one in groups]
         if any(one.relative_size is not None for one in groups):
             lines.append(_table(["part", "tensors", "‖Δ‖", "‖Δ‖ / ‖weights‖"], rows))
-    return lines
+    return [*lines, *_forecast(update)]
+
+
+def _forecast(update: Update) -> list[str]:
+    """Return the share of weights that would have another code in a quantised model, in total and by layer."""
+    table = forecast_table(update.forecast)
+    if table is None:
+        return []
+    rows = [
+        [Cell(f"layer {layer}"), *(Cell("–" if share is None else f"{share:.2%}") for share in shares)]
+        for layer, shares in table.layers
+    ]
+    return [
+        "".join(f"- {line}\n" for line in table.lines),
+        f"{FORECAST_MEANING}\n",
+        _table(["codes that change", *table.forms], rows),
+    ]
 
 
 def _figures(form: str, figures: Mapping[str, Any]) -> Iterable[str]:

@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from msa_lite.io.seal import MANIFEST
 from msa_lite.report.faults import is_finite_number, reading, stage_manifest
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
+_FORMS = {"nf4": "NF4"}  # all others are called by their keys
+FORECAST_MEANING = (
+    "A weight with the target's code is the target's weight again, up to the scale of its group, once the model is "
+    "quantised. The lower the share, the more of what was removed may come back. This is a forecast; a score of the "
+    "quantised model is the evidence."
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,9 @@ class Update:
     """Every tensor that a vector touches, in the model's order; empty for an adapter."""
     notes: tuple[str, ...]
     """Warnings of the merge."""
+    forecast: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By form of quantisation: changed, weights, share, and layers with the share of each; empty where the merge
+    counted nothing."""
 
     def by_layer(self) -> tuple[GroupUpdate, ...]:
         """Return the change of each layer, in order; what lies outside the layers comes last."""
@@ -117,8 +126,51 @@ def load_update(folder: Path, form: Literal["model", "adapter"]) -> Update | Non
         notes = tuple(map(str, change.pop("notes", ()) or ()))
         tensors = ((manifest.get("fidelity") or {}).get("tensors") or {}).items()
         parts = [_tensor(name, figures) for name, figures in tensors]
+        forecast = _forecast(manifest.get("forecast") or {})
     parts.sort(key=lambda one: (one.layer is None, one.layer or 0, one.kind))
-    return Update(form, folder, change, tuple(parts), notes)
+    return Update(form, folder, change, tuple(parts), notes, forecast)
+
+
+def _forecast(fact: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Check a manifest's forecast."""
+    return {
+        str(form): {
+            "changed": int(figures["changed"]),
+            "weights": int(figures["weights"]),
+            "share": float(figures["share"]),
+            "layers": {str(int(layer)): float(share) for layer, share in figures["layers"].items()},
+        }
+        for form, figures in fact.items()
+    }
+
+
+class ForecastTable(NamedTuple):
+    """A forecast for readers."""
+
+    lines: list[str]
+    """A sentence for each form of quantisation, without a full stop."""
+    forms: list[str]
+    """The names of the forms."""
+    layers: list[tuple[str, list[float | None]]]
+    """Each layer's number with its share under each form."""
+
+
+def forecast_table(forecast: Mapping[str, Mapping[str, Any]]) -> ForecastTable | None:
+    """Return a forecast in words and by layer; None where nothing was counted."""
+    if not forecast:
+        return None
+    layers = dict.fromkeys(layer for figures in forecast.values() for layer in figures["layers"])
+    shares = [(layer, [figures["layers"].get(layer) for figures in forecast.values()]) for layer in layers]
+    return ForecastTable(forecast_lines(forecast), [_FORMS.get(form, form) for form in forecast], shares)
+
+
+def forecast_lines(forecast: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Say for each form of quantisation how many weights it would tell from the target's."""
+    return [
+        f"quantised to {_FORMS.get(form, form)}, {figures['share']:.2%} of the linear weights would have another code "
+        f"than the target's (counted: {figures['weights']:,})"
+        for form, figures in forecast.items()
+    ]
 
 
 def _tensor(name: str, figures: Mapping[str, Any]) -> TensorUpdate:

@@ -63,6 +63,7 @@ def identify(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict
         replace: bool,
         progress: Any,
         compare: bool = True,
+        forecast: Any = (),
     ) -> None:
         vectors = {term.name: {"vector": term.vector, "weight": term.weight} for term in terms}
         records = [one.record for one in precision]
@@ -187,6 +188,7 @@ OTHERS = {
     "output": "a run may be moved",
     "request": "a name for the record",
     "track": "who is told of losses and scores: test_tracking",
+    "merge.forecast": "what is counted while the weights are written",
     "verdict": "says whether a run goes on, and how it exits",
     "select.judge": "whether the judge is asked, who is in the sweep's identity",
     **dict.fromkeys(("batch", "concurrency", "timeout", "price"), "how fast and at what price verdicts come"),
@@ -254,6 +256,7 @@ def test_an_option_decides_its_stages(
         "output",
         "request",
         "verdict",
+        "merge.forecast",
         "publish.repo",
         *(f"evaluate.judge.{name}" for name in ("batch", "concurrency", "timeout", "price")),
     ],
@@ -265,6 +268,7 @@ def test_what_decides_nothing_makes_nothing_anew(
         "output": str(place / "elsewhere"),
         "request": "A 1",
         "verdict": False,
+        "forecast": ["int8", "int4"],
         "batch": True,
     }
     values |= {"repo": "me/mine"}

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 from msa_lite.errors import StageError
-from msa_lite.evals.generate import Decoding, draw
+from msa_lite.evals.generate import Decoding, sample_answers
 from msa_lite.evals.models import Runner
-from tests.plain import KINDS, SPECIAL, Crowded, broken_model, wide_model
+from tests.plain import Crowded, broken_model, wide_model
 from tests.unit.test_generate import ALL, CHATS, PROMPTER, PROMPTS, model_that_ends
 
-COUNT, TOKENS = 5, 6
+COUNT, TOKENS = 3, 6
 
 
 def drawn(
     model: Any, prompts: Sequence[list[int]] = PROMPTS, count: int = COUNT, budget: int = ALL, **settings: Any
 ) -> list[list[str]]:
     decoding = Decoding(**({"max_new_tokens": TOKENS} | settings))
-    batches = draw(Runner(model, budget), PROMPTER.tokenizer, prompts, count, decoding)
+    batches = sample_answers(Runner(model, budget), PROMPTER.tokenizer, prompts, count, decoding)
     texts = {(i, number): text for batch in batches for i, number, text in batch}
     assert len(texts) == len(prompts) * count
     return [[texts[i, number] for number in range(count)] for i in range(len(prompts))]
@@ -52,11 +52,11 @@ def plain(model: Any, prompts: Sequence[list[int]] = PROMPTS, count: int = COUNT
     return [[answer(prompt, own) for own in rows] for prompt, rows in zip(prompts, points, strict=True)]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *SPECIAL])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gemma2", "lfm2"])
 def test_samples_follow_the_models_own_probabilities_in_any_batches(kind: str) -> None:
     model = wide_model(kind)
     wanted = plain(model)
-    assert len({text for texts in wanted for text in texts}) > 3 * len(PROMPTS)
+    assert len({text for texts in wanted for text in texts}) > 2 * len(PROMPTS)
     for budget in (1, 40, ALL):
         assert drawn(model, budget=budget) == wanted
 
@@ -116,9 +116,9 @@ def test_samples_beyond_the_cache_are_drawn_in_several_batches() -> None:
 
 def test_a_batch_too_large_for_the_memory_is_halved() -> None:
     model = wide_model("llama")
-    wanted = drawn(model)
+    wanted = drawn(model, PROMPTS[:3])
     with Crowded(model, 2 * max(map(len, PROMPTS))):
-        assert drawn(model) == wanted
+        assert drawn(model, PROMPTS[:3]) == wanted
     with Crowded(model, 5), pytest.raises(StageError, match="out of memory with a single prompt"):
         drawn(model)
 

@@ -69,7 +69,14 @@ def test_a_merge_is_known_by_each_of_its_options(
 ) -> None:
     base, shared = merged
     changes = {**shared, "dtype": "bfloat16", "rounding": "nearest", "seed": 1, "exact": True}
-    others = {"out": tmp_path / "b", "max_memory": "1GB", "threads": 1, "replace": True, "progress": print}
+    others = {
+        "out": tmp_path / "b",
+        "max_memory": "1GB",
+        "threads": 1,
+        "forecast": ["nf4"],
+        "replace": True,
+        "progress": print,
+    }
     assert_all_named(merge, changes, others)
 
     def identity(change: Change) -> Any:

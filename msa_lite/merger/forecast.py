@@ -1,0 +1,126 @@
+"""Forecast whether an update outlives quantisation: the share of weights whose code is another one afterwards.
+
+A weight whose code is the same is the target's again once the unlearned model is quantised. So a low share warns that
+what was removed may come back. It is counted while blocks are merged, without a second pass and without a GPU. Only a
+score after quantisation is evidence (`msa-lite attack`).
+
+Counted are the linear weights of the numbered layers that a vector touches: bitsandbytes quantises neither embeddings
+nor norms nor the output head. They are known by name and shape. GPT-2 stores its linear weights transposed, so there
+the groups run along the other side than in the quantised model.
+
+Of large tensors a sample is counted, every 33rd group at most: NF4 then takes 6 % of a merge's CPU time
+(tests/benchmarks/bench_forecast.py). A tensor's sample has more than 20,000 weights, so that the standard error of its
+share is at most 0.4 percentage points; more in int8, where whole rows are drawn, whose weights are alike. Tensors of up
+to 65,535 weights count whole. The sample depends on the tensor alone, not on threads or memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from msa_lite.errors import UsageError, nearest
+from msa_lite.io.checkpoint import TensorEntry
+from msa_lite.io.codes import QUANTISATIONS, Quantisation
+from msa_lite.merger.fidelity import Change
+from msa_lite.report.update import place_of
+
+_ENOUGH = 1 << 15  # weights of a tensor
+_SPARSEST = 33  # odd, as all steps are: a step that divides the size of an attention head would miss most of its places
+_BYTES = 32  # of memory for each weight that is counted at a time: both models' weights, their copies, their codes
+
+
+def check_forms(forms: Sequence[str]) -> tuple[str, ...]:
+    """Return forms of quantisation in the order of `QUANTISATIONS`, each once. Raise UsageError for unknown ones."""
+    unknown = [f"'{form}'{nearest(form, QUANTISATIONS)}" for form in forms if form not in QUANTISATIONS]
+    if unknown:
+        raise UsageError(f"forecast {', '.join(unknown)}: choose from {', '.join(QUANTISATIONS)}")
+    return tuple(form for form in QUANTISATIONS if form in forms)
+
+
+def is_quantised(entry: TensorEntry) -> bool:
+    """Check whether a tensor is a linear weight of a layer, which quantisation rounds."""
+    return len(entry.shape) == 2 and entry.name.endswith(".weight") and place_of(entry.name)[0] is not None
+
+
+def count_block(
+    forms: Sequence[str], entry: TensorEntry, start: int, before: np.ndarray, after: np.ndarray
+) -> dict[str, tuple[int, int]]:
+    """Return (weights whose code differs, weights counted) by form, in rows of a tensor from `start` on.
+
+    before, after: the rows in the target and in the unlearned model, as they are stored, in fp32 or fp64.
+    """
+    counts = {}
+    for name in forms:
+        pairs = zip(*(_sample(QUANTISATIONS[name], entry, start, rows) for rows in (before, after)), strict=True)
+        parts = [QUANTISATIONS[name].count_changed(*pair) for pair in pairs]
+        counts[name] = (sum(changed for changed, _ in parts), sum(weights for _, weights in parts))
+    return counts
+
+
+def _sample(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the groups to count of rows of a tensor from `start` on, in fp32."""
+    pick = _of_tensor if form.crosses_rows else _of_rows
+    for part in pick(form, entry, start, rows):
+        if part.size:
+            yield np.ascontiguousarray(part, np.float32)
+
+
+def _of_rows(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield every n-th group of rows, then the shorter group at the end of every n-th row."""
+    step, columns = _step(entry), entry.shape[1]
+    width = form.width or columns
+    count = columns // width  # groups of a row
+    if count:
+        numbers = np.arange(-start * count % step, len(rows) * count, step)
+        yield rows[:, : count * width].reshape(-1, count, width)[numbers // count, numbers % count]
+    yield rows[-start % step :: step, count * width :]
+
+
+def _of_tensor(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield every n-th group of a tensor whose groups run on from row to row.
+
+    Groups that begin before these rows, or end behind them, are left out. There are none where the length of a row is a
+    multiple of a group's, as in all models that we know.
+    """
+    step, place = _step(entry), start * entry.shape[1]
+    skipped = -place % form.width
+    first = (place + skipped) // form.width
+    for part in form.groups(rows.reshape(1, -1)[:, skipped:]):
+        if part.shape[1] == form.width or start + len(rows) == entry.shape[0]:
+            yield part[-first % step :: step]
+        first += len(part)
+
+
+def _step(entry: TensorEntry) -> int:
+    """Return which share of a tensor's groups is counted: every n-th."""
+    return min(_SPARSEST, math.prod(entry.shape) // _ENOUGH | 1)
+
+
+def forecast_bytes(entry: TensorEntry, rows: int) -> int:
+    """Return the memory that a forecast takes for one block of rows of a tensor."""
+    if not is_quantised(entry):
+        return 0
+    return math.ceil(rows / _step(entry)) * entry.shape[1] * _BYTES
+
+
+def forecast_fact(changes: Mapping[str, Change], forms: Sequence[str]) -> dict[str, Any]:
+    """Return the manifest's figures by form: in total, and the share by layer; empty where nothing was counted.
+
+    changed: the weights counted whose code differs. weights: all that were counted. share: changed / weights.
+    """
+    fact: dict[str, dict[str, Any]] = {}
+    for form in forms:
+        layers: dict[str, list[int]] = {}
+        for name, change in changes.items():
+            if change.codes.get(form, (0, 0))[1]:
+                sums = layers.setdefault(str(place_of(name)[0]), [0, 0])
+                sums[:] = (one + other for one, other in zip(sums, change.codes[form], strict=True))
+        changed, weights = (sum(column) for column in zip(*layers.values(), strict=True)) if layers else (0, 0)
+        if weights:
+            shares = {layer: layers[layer][0] / layers[layer][1] for layer in sorted(layers, key=int)}
+            fact[form] = {"changed": changed, "weights": weights, "share": changed / weights, "layers": shares}
+    return fact
