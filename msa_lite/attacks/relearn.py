@@ -17,9 +17,10 @@ Published settings are for models of 1B and more with hundreds of rows. On a sma
 to nothing, and "nothing came back" would mean nothing. So each branch also runs at a strength that is matched to the
 model: as many steps for each branch, at a rate that grows as the model shrinks. These trials speak for the attack.
 
-Evidence, from the quickstart (a Llama of 2.2M weights, 40 forget rows, extraction strength): the ideal learns the forget
-rows from .28 to .69, .95 and 1.00 in 6, 12 and 24 matched steps; the published epoch, 2 steps, takes it to .30. On rows
-to keep, 48 matched steps took the unlearned model from .34 to .59, and the ideal to .31; 9 published ones to .36 and .28.
+Evidence, from the quickstart (a Llama of 2.2M weights, 40 forget rows, extraction strength): the ideal learns the
+forget rows from .28 to .69, .95 and 1.00 in 6, 12 and 24 matched steps; the published epoch, 2 steps, takes it to .30.
+On rows to keep, 48 matched steps took the unlearned model from .34 to .59, and the ideal to .31; 9 published ones to
+.36 and .28.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ _PLAIN = Trial("plain", "no tuning", is_control=True)
 
 
 @dataclass(frozen=True)
-class Tuning:
+class RelearnSettings:
     """The settings of a branch."""
 
     learning_rate: float | None = None
@@ -114,7 +115,7 @@ class _Branch(NamedTuple):
 
     name: str
     strength: str
-    tuning: Tuning
+    tuning: RelearnSettings
     rows: Sequence[Row]
     """The rows to tune on."""
     scored: Sequence[Row]
@@ -136,17 +137,17 @@ class _Branch(NamedTuple):
 
 @dataclass(frozen=True)
 class Relearn(Attack):
-    """Tuning on the forget rows, on a half of them, on rows to keep, and on unrelated text."""
+    """RelearnSettings on the forget rows, on a half of them, on rows to keep, and on unrelated text."""
 
     branches: tuple[str, ...] = ()
     """Keys of `_ROWS_TAUGHT`; empty: all that the rows allow."""
     strengths: tuple[str, ...] = _STRENGTHS
-    matched: Tuning = Tuning(steps=48, batch_size=8, schedule="constant")
+    matched: RelearnSettings = RelearnSettings(steps=48, batch_size=8, schedule="constant")
     """The settings of all branches at the strength that is matched to the model."""
-    forget: Tuning = Tuning(2e-5)
-    part: Tuning = Tuning(5e-6, epochs=6, batch_size=4, warmup_steps=24)
-    retain: Tuning = Tuning(2e-5)
-    unrelated: Tuning = Tuning(
+    forget: RelearnSettings = RelearnSettings(2e-5)
+    part: RelearnSettings = RelearnSettings(5e-6, epochs=6, batch_size=4, warmup_steps=24)
+    retain: RelearnSettings = RelearnSettings(2e-5)
+    unrelated: RelearnSettings = RelearnSettings(
         2e-4, epochs=3, batch_size=1, mode="lora", lora_rank=128, lora_alpha=16, weight_decay=0.01, warmup_steps=4
     )
     points: int = 4
