@@ -69,9 +69,9 @@ class Subject:
     name: str
     """Its name in reports: "target", "ideal", "unlearned", "prior", or the user's."""
     source: Source
+    _runner: Runner | None = field(default=None, repr=False)
     results: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What an attack worked out with it and needs again for the next model, by a key that names attack and rows."""
-    _runner: Runner | None = field(default=None, repr=False)
 
     @property
     def runner(self) -> Runner:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from msa_lite.attacks.attack import Attack, Cost, Ground, Measure, Subject, Trial
+from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial
 from msa_lite.attacks.patching import measure_losses
 from msa_lite.data import IGNORE, Example
 from msa_lite.evals.benchmark import ItemSet, Record, Records
@@ -22,6 +22,7 @@ from msa_lite.io.files import digest
 from msa_lite.io.layers import find_layers
 from msa_lite.io.progress import Progress, silent
 
+_TRIAL = Trial("patched", "hidden states in the target")
 _DIGITS = 6  # of the log-probabilities in records
 
 
@@ -54,11 +55,11 @@ class Depth(Attack):
     As there: the output of a whole layer is patched, one layer at a time, at the positions that predict the scored
     tokens, under teacher forcing; threshold 0.05; rows without a knowledge-encoding layer count nowhere. It differs in:
 
-    - Tokens. Theirs are entity spans, annotated by hand for TOFU's forget10. Here they are the answer's tokens whose
+    - Tokens. Theirs are entity spans, annotated for TOFU's forget10. Here they are the answer's tokens whose
       log-probability the ideal puts lower than the target by more than the threshold: what only the target knows.
     - The prompt is the run's own. Theirs is always "Question: …\\nAnswer: …".
     - The last layer. Their code patches transformers' last hidden state, which has been through the final norm, so
-      that the norm is applied twice, and the target itself scores above 0. Here it is the layer's output.
+      that the norm is applied twice, and the target itself need not score 0. Here it is the layer's output.
     - Models run in fp32 on a CPU and in the stored dtype on a GPU. Theirs are in bf16.
 
     Two models are in memory at a time: the target with the ideal, then the target with the model under attack.
@@ -78,18 +79,22 @@ class Depth(Attack):
             yield f"threshold: {self.threshold:g}; it has to be above 0, since scores divide by what exceeds it"
 
     def trials(self, ground: Ground) -> Sequence[Trial]:
-        return [Trial("patched", "hidden states in the target")]
+        return [_TRIAL]
 
     def measures(self, ground: Ground) -> Sequence[Measure]:
         meaning = "the share of what the target knows that it still reads from the model's hidden states"
         return [Measure("shallow", "1 − UDS", meaning, kind="share")]
 
     def cost(self, ground: Ground) -> Cost:
-        """Return what the first stage takes, of which the second is a part; every answer token counts."""
+        """Return what both stages take where every layer and answer token counts; the first is for all models."""
         items = ground.benchmark(("forget",)).sets["forget"]
         texts = _texts(items)
         labels = sum(sum(label != IGNORE for label in text.labels) for text in texts)
-        return Cost(scored=4.0 * sum(len(text.ids) for text in texts) + (ground.layers + 1.0) * labels)
+        return Cost(scored=2.0 * (3 * sum(len(text.ids) for text in texts) + (ground.layers + 1) * labels))
+
+    def figures(self, means: Means, model: str) -> dict[str, float]:
+        value = means.get((model, _TRIAL.name, "shallow"))
+        return {} if value is None else {"UDS": 1 - value}
 
     def run(
         self, subject: Subject, ground: Ground, others: Mapping[str, Subject], progress: Progress = silent
@@ -115,7 +120,7 @@ class Depth(Attack):
             | self._score(one, other)
             for item, text, one, other in zip(items.items, reference.texts, reference.losses, losses, strict=True)
         ]
-        yield self.trials(ground)[0], {"forget": records}
+        yield _TRIAL, {"forget": records}
 
     def _first_stage(self, target: Runner, ideal: Runner, texts: Sequence[Example], progress: Progress) -> _Reference:
         """Find the knowledge tokens of each text, and measure what the ideal's states cost them, at all layers."""

@@ -126,7 +126,7 @@ class Prompting(Attack):
         for done, way in enumerate(ways):
             progress(self.name, done, len(ways))
             records = {
-                name: answer_rows(subject.runner, ground, questions)
+                name: answer_rows(subject, ground, questions)
                 for name, rows in attacked(ground)
                 if (questions := self._questions(way, ground, name, rows))
             }

@@ -10,13 +10,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from msa_lite.attacks.attack import Cost, Ground
+from msa_lite.attacks.attack import Cost, Ground, Subject
 from msa_lite.data import Row, Shots
 from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Record
 from msa_lite.evals.forward import common_start
 from msa_lite.evals.generate import Decoding, generate
 from msa_lite.evals.models import Runner
+from msa_lite.io.files import digest
 
 _COUNTED = 20  # rows of a set, for an estimate
 
@@ -86,8 +87,18 @@ def _ask_text(ground: Ground, row: Row, before: str) -> PromptedRow:
     return PromptedRow(row.index, list(prompt), text[middle:].strip())
 
 
-def answer_rows(runner: Runner, ground: Ground, questions: Sequence[PromptedRow]) -> list[Record]:
-    """Answer questions greedily; return their records: index, generated, and its scores by `score_text`."""
+def answer_rows(subject: Subject, ground: Ground, questions: Sequence[PromptedRow]) -> list[Record]:
+    """Answer questions greedily; return their records: index, generated, and its scores by `score_text`.
+
+    Questions that another attack has asked are not asked again.
+    """
+    key = "answers", digest([ground.max_new_tokens, [[q.index, q.prompt, q.reference] for q in questions]])
+    if key not in subject.results:
+        subject.results[key] = _answer(subject.runner, ground, questions)
+    return list(subject.results[key])
+
+
+def _answer(runner: Runner, ground: Ground, questions: Sequence[PromptedRow]) -> list[Record]:
     questions = [question.within(runner.window) for question in questions]
     places = [place for place, question in enumerate(questions) if not question.fault]
     records = [skipped_record(question) for question in questions]

@@ -118,7 +118,7 @@ class Sample(Attack):
         total, done = (1 + self.count) * rows, rows
         progress(self.name, 0, total)
         greedy, drawn = self.trials(ground)
-        said = {name: answer_rows(subject.runner, ground, part) for name, part in questions.items()}
+        said = {name: answer_rows(subject, ground, part) for name, part in questions.items()}
         yield greedy, {name: self._records(questions[name], [[r["generated"]] for r in said[name]]) for name in said}
         records = {}
         for name, part in questions.items():

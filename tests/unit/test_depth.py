@@ -338,5 +338,5 @@ def test_the_cost_bounds_the_tokens_that_run() -> None:
         attacked(None, copies["target"], copies["ideal"], name="ideal")
     ran = sum(rows * width for crowd in (target, ideal) for rows, width in crowd.shapes)
     cost = Depth().cost(Ground(ROWS, [], [], ROWS, make_prompter(), layers=LAYERS))
-    assert ran / 2 < cost.scored < ran * 2
+    assert ran / 2 < cost.scored / 2 < ran * 2  # of two stages
     assert (cost.generated, cost.trained) == (0, 0)
