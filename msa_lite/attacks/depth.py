@@ -57,6 +57,9 @@ class Depth(Attack):
 
     - Tokens. Theirs are entity spans, annotated for TOFU's forget10. Here they are the answer's tokens whose
       log-probability the ideal puts lower than the target by more than the threshold: what only the target knows.
+      Measured on a 135M model and 19 TOFU rows, with 0.5 for the threshold of tokens and every fourth layer: a second
+      model that never saw the rows scores .97 (by the spans .89: of few tokens, clipping takes more), two unlearned
+      models .21 and .24 (.24 and .24).
     - The prompt is the run's own. Theirs is always "Question: …\\nAnswer: …".
     - The last layer. Their code patches transformers' last hidden state, which has been through the final norm, so
       that the norm is applied twice, and the target itself need not score 0. Here it is the layer's output.

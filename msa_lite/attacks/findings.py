@@ -49,7 +49,7 @@ def judge_model(drawn: Drawn, model: str, attack: Attack, ground: Ground, contro
         for trial in trials
         if trial.name in drawn[model] and not (control == "holdout" and trial.teaches_forget_rows)
     )
-    results = tuple(result for result in results if result.rows)
+    results = tuple(result for result in results if result.rows) or results
     return AttackedModel(results, attack.figures(mean_values(drawn, measures), model))
 
 
@@ -88,7 +88,15 @@ def judge_trial(
         return TrialResult(share=None, interval=None, **facts)
     redrawn = scoring.bootstrap(share, samples, rounds=_ROUNDS)
     low, high = np.quantile(redrawn, [0.025, 0.975]).tolist() if len(redrawn) > 1 else (-1.0, 1.0)
-    return TrialResult(share=whole, interval=(low, high), **facts)
+    return TrialResult(share=whole, interval=(low, max(high, _unseen_leak(len(forget)))), **facts)
+
+
+def _unseen_leak(rows: int) -> float:
+    """Return the largest share of rows that may leak without one of so many doing so, at 97.5 %: 1 − .025^(1/n).
+
+    Rows that are all alike would otherwise give an interval without width: 9 % for 40 rows, 37 % for 8.
+    """
+    return 1.0 - 0.025 ** (1 / rows)
 
 
 def _excess(sides: Mapping[str, _Side], at: int, measure: Measure) -> tuple[float, float]:

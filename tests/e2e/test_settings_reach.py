@@ -17,7 +17,7 @@ from msa_lite.pipeline.prepare_training import prepare_training
 from msa_lite.recipe import load_training
 from msa_lite.recipe.training import Training
 from msa_lite.recipe.vector import Lora, RetainVector, VectorSpec
-from msa_lite.train import FitSettings, Until, fit, loop
+from msa_lite.train import FitSettings, Until, fit, trainer
 
 pytestmark = pytest.mark.usefixtures("quick_fits")
 
@@ -93,8 +93,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     def train(*args: Any, **keywords: Any) -> None:
         raise Stop
 
-    trainer = loop._objective_trainer
-    monkeypatch.setattr(loop, "_objective_trainer", lambda *given: noted.micros.append(given[1]) or trainer(*given))
+    kind = trainer.trainer_class
+    monkeypatch.setattr(trainer, "trainer_class", lambda *given: noted.micros.append(given[1]) or kind(*given))
     monkeypatch.setattr(fit, "fit_inputs", fit_inputs)
     monkeypatch.setattr(transformers, "set_seed", noted.seeds.append)
     monkeypatch.setattr(transformers.Trainer, "train", train)

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from msa_lite.attacks.attack import Measure, Trial
-from msa_lite.attacks.findings import TrialRecords, judge_trial, mean_values, measured
+from msa_lite.attacks.depth import Depth
+from msa_lite.attacks.findings import TrialRecords, judge_model, judge_trial, mean_values, measured
 from msa_lite.evals.scoring import membership_auc
 from msa_lite.report.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult, attack_metrics, load_attacks
+from tests.memorised import make_ground
 
 PLAIN, ROUNDED = Trial("plain", "as it is", is_control=True), Trial("nf4", "NF4")
 RECALL = Measure("recall", "recall", "share of words")
@@ -74,6 +76,21 @@ def test_the_share_is_the_mean_over_measures_that_the_target_shows() -> None:
     assert result.share == pytest.approx(0.5)  # the answer's target is no more than 0.05 above the ideal
 
 
+def test_a_measure_without_values_takes_no_row_away() -> None:
+    """Without a prior, no row has a "reference"; the other measures still decide."""
+    drawn = one_set(target=[1.0, 0.8, 0.6, 0.8], ideal=[0.2] * 4, unlearned=[0.2, 0.5, 0.2, 0.5])
+    wanted = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
+    assert judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL, Measure("reference", "", "")], "ideal") == wanted
+
+
+def test_an_attack_without_a_single_value_tells_nothing() -> None:
+    records = [{"index": 0, "shallow": None}, {"index": 1, "shallow": None}]
+    model = judge_model({"unlearned": {"patched": {"forget": records}}}, "unlearned", Depth(), make_ground(), "ideal")
+    assert (model.strongest.outcome, model.strongest.rows, model.strongest.skipped) == ("silent", 0, 2)
+    assert model.figures == {}
+    assert "tells nothing here" in model.sentence
+
+
 def test_without_an_ideal_the_control_is_the_same_model_on_holdout_rows() -> None:
     def records(forget: Sequence[float], holdout: Sequence[float]) -> TrialRecords:
         return {"plain": {"forget": rows(forget), "holdout": rows(holdout)}}
@@ -112,6 +129,16 @@ def test_rows_without_a_value_in_any_model_are_left_out_of_all() -> None:
     assert (result.share, result.rows, result.skipped) == (0.5, 1, 2)
     assert result.interval == (-1.0, 1.0), "one row says nothing about others"
     assert result.outcome == "unclear"
+
+
+@pytest.mark.parametrize(
+    ("count", "bound", "outcome"), [(8, 0.369, "unclear"), (17, 0.195, "holds"), (40, 0.088, "holds")]
+)
+def test_few_rows_that_are_all_alike_are_no_certainty(count: int, bound: float, outcome: str) -> None:
+    drawn = one_set(target=[1.0] * count, ideal=[0.0] * count, unlearned=[0.0] * count)
+    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
+    assert result.interval == (0.0, pytest.approx(bound, abs=1e-3))
+    assert result.outcome == outcome
 
 
 def test_a_target_that_shows_no_more_than_the_ideal_makes_the_attack_silent() -> None:

@@ -170,7 +170,7 @@ def moved(model: Any, seed: int) -> Any:
     return other
 
 
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "lfm2"])
+@pytest.mark.parametrize("kind", ["llama", "lfm2"])
 def test_batches_and_other_rows_do_not_matter(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     target = wide_model(kind)
     ideal, unlearned = (moved(target, seed) for seed in (1, 2))

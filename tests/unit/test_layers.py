@@ -43,7 +43,7 @@ ARROWS = {
     "baselines": {"data", "errors", "io"},
     "demo": {"data", "errors", "io", "train"},
     "evals": {"benchmarks", "data", "errors", "io", "report"},
-    "attacks": {"attack_names", "data", "errors", "evals", "io", "report"},
+    "attacks": {"attack_names", "data", "errors", "evals", "io", "report", "train"},
     "publish": {"errors", "io", "report"},
     "comparison": {"benchmarks", "errors", "evals", "io", "report"},
     "choose": {"benchmarks", "conditions", "data", "errors", "evals", "io", "report", "strengths"},
