@@ -12,9 +12,7 @@ int4 is that of a library, and changes with it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from msa_lite.attacks.attack import Attack, Cost, Ground, Measure, Subject, Trial
 from msa_lite.attacks.scores import recall_cost, recall_measures
@@ -25,6 +23,7 @@ from msa_lite.evals.records import run_items
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.codes import QUANTISATIONS
 from msa_lite.io.progress import Progress, silent
+from msa_lite.io.rounding import rounded_model
 
 PLAIN = Trial("plain", "as it is", is_control=True)
 
@@ -66,7 +65,7 @@ class Quantise(Attack):
         progress(self.name, done, total)
         for trial in trials:
             records = {}
-            with rounded(subject.runner.model, None if trial.is_control else trial.name):
+            with rounded_model(subject.runner.model, None if trial.is_control else trial.name):
                 for name in benchmark.sets:
                     records[name] = run_items(subject.runner, benchmark, name)
                     done += 1
@@ -84,57 +83,7 @@ def check_plain(subject: Subject) -> None:
         )
 
 
-@contextmanager
-def rounded(model: Any, form: str | None) -> Iterator[None]:
-    """Round a model's linear weights in place; put them back bit for bit at the end, also after an error.
-
-    form: of `QUANTISATIONS`; None leaves all as it is. The weights wait in RAM meanwhile. Head, embedding, norms and
-    the factors of an adapter keep their values, as bitsandbytes leaves them.
-    """
-    import torch
-
-    kept: list[tuple[Any, Any]] = []
-    try:
-        for module in linear_modules(model) if form else ():
-            weight = module.weight.data
-            kept.append((weight, weight.to("cpu", copy=True)))
-            weight.copy_(round_weight(form or "", weight, is_transposed=not isinstance(module, torch.nn.Linear)))
-        yield
-    finally:
-        for weight, values in kept:
-            weight.copy_(values)
-
-
-def linear_modules(model: Any) -> list[Any]:
-    """Return the linear modules of a model that quantisation rounds, each weight once."""
-    import torch
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from transformers.pytorch_utils import Conv1D
-
-    modules = list(model.modules())
-    head = model.get_output_embeddings()
-    inner = {
-        id(part)
-        for layer in modules
-        if isinstance(layer, BaseTunerLayer)
-        for part in layer.modules()
-        if part is not layer.get_base_layer()
-    }
-    linear = [m for m in modules if isinstance(m, torch.nn.Linear | Conv1D) and m is not head and id(m) not in inner]
-    return list({module.weight.data_ptr(): module for module in linear}.values())
-
-
-def round_weight(form: str, weight: Any, is_transposed: bool = False) -> Any:
-    """Return a weight (outputs, inputs), rounded, in its own dtype. is_transposed: it is (inputs, outputs)."""
-    import torch
-
-    values = weight.float().cpu()
-    values = values.T.contiguous() if is_transposed else values
-    result = torch.from_numpy(QUANTISATIONS[form].round(values.numpy()))
-    return (result.T if is_transposed else result).to(weight.dtype)
-
-
-def kept_share(before: float, after: float) -> float:
+def score_kept(before: float, after: float) -> float:
     """Return Q = min(after / before, 1) of a score for which higher means more knowledge (arXiv 2605.24614).
 
     1: quantisation takes nothing from what the score sees, or brings some back; how much comes back, `after − before`

@@ -55,7 +55,7 @@ _PLAIN = Trial("plain", "no tuning", is_control=True)
 
 
 @dataclass(frozen=True)
-class Tuning:
+class RelearnSettings:
     """The settings of a branch."""
 
     learning_rate: float | None = None
@@ -115,7 +115,7 @@ class _Branch(NamedTuple):
 
     name: str
     strength: str
-    tuning: Tuning
+    tuning: RelearnSettings
     rows: Sequence[Row]
     """The rows to tune on."""
     scored: Sequence[Row]
@@ -137,17 +137,17 @@ class _Branch(NamedTuple):
 
 @dataclass(frozen=True)
 class Relearn(Attack):
-    """Tuning on the forget rows, on a half of them, on rows to keep, and on unrelated text."""
+    """RelearnSettings on the forget rows, on a half of them, on rows to keep, and on unrelated text."""
 
     branches: tuple[str, ...] = ()
     """Keys of `_ROWS_TAUGHT`; empty: all that the rows allow."""
     strengths: tuple[str, ...] = _STRENGTHS
-    matched: Tuning = Tuning(steps=48, batch_size=8, schedule="constant")
+    matched: RelearnSettings = RelearnSettings(steps=48, batch_size=8, schedule="constant")
     """The settings of all branches at the strength that is matched to the model."""
-    forget: Tuning = Tuning(2e-5)
-    part: Tuning = Tuning(5e-6, epochs=6, batch_size=4, warmup_steps=24)
-    retain: Tuning = Tuning(2e-5)
-    unrelated: Tuning = Tuning(
+    forget: RelearnSettings = RelearnSettings(2e-5)
+    part: RelearnSettings = RelearnSettings(5e-6, epochs=6, batch_size=4, warmup_steps=24)
+    retain: RelearnSettings = RelearnSettings(2e-5)
+    unrelated: RelearnSettings = RelearnSettings(
         2e-4, epochs=3, batch_size=1, mode="lora", lora_rank=128, lora_alpha=16, weight_decay=0.01, warmup_steps=4
     )
     points: int = 4

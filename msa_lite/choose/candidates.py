@@ -13,8 +13,8 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,9 @@ from msa_lite.choose.rules import Rank
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.validation import Validation
 from msa_lite.errors import NotFiniteError
+from msa_lite.io.codes import QUANTISATIONS
 from msa_lite.io.files import digest, write_json
+from msa_lite.io.rounding import rounded_model
 from msa_lite.io.seal import MANIFEST
 from msa_lite.report.choosing import candidate_name
 from msa_lite.report.reports import REPORT_FILE, load_report
@@ -56,6 +58,8 @@ class Candidates:
     """The search that finds the values one after the other, in place of a list."""
     release: Callable[[], None] = lambda: None
     """Frees the memory of the loaded models; `load` may be called again."""
+    under: Sequence[str] = ()
+    """Forms of quantisation (`QUANTISATIONS`) that every model is scored in as well; its worst rank counts."""
     tell: Callable[[Values, Rank | str, Metrics], None] | None = None
     """Called once with each scored candidate, its rank (or why it is broken) and its metrics."""
 
@@ -67,7 +71,8 @@ class Candidates:
 
     def scored_by(self, validation: Validation) -> dict[str, Any]:
         """Return all that decides the scores of a candidate; they hold for other grids and rules as well."""
-        return {"made_of": self.made_of, **validation.describe()}
+        under = {"under": [*self.under]} if self.under else {}
+        return {"made_of": self.made_of, **under, **validation.describe()}
 
 
 @dataclass(frozen=True)
@@ -132,8 +137,24 @@ class SharedWork:
         for name, values in candidates.items():
             if tell and values is not None and name not in self.reported and not self.missing([TARGET, name]):
                 self.reported.add(name)
-                rank = self.validation.rank(self.folder / name, self.folder / TARGET)
-                tell(values, rank, load_report(self.folder / name).values())
+                tell(values, self.rank(name), load_report(self.folder / name).values())
+
+    def rank(self, name: str) -> Rank | str:
+        """Return the rank of a candidate or the target, or the reason why it is broken: the worst of all its forms.
+
+        Each form is ranked beside the target in the same form. Raise as `Validation.rank`.
+        """
+        worst = self.validation.rank(self.folder / name, self.folder / TARGET)
+        for form in self.candidates.under:
+            if isinstance(worst, str):
+                return worst
+            where = f"rounded to {QUANTISATIONS[form].label}"
+            rank = self.validation.rank(self.folder / name / form, self.folder / TARGET / form)
+            if isinstance(rank, str):
+                return f"{where}: {rank}"
+            if rank < worst:
+                worst = replace(rank, note=f"{where}: {rank.note}" if rank.note else None)
+        return worst
 
     def score(self, candidates: Mapping[str, Values | None], after: Callable[[], None] = lambda: None) -> None:
         """Score the candidates that are missing and not claimed by others, and call `after` after each.
@@ -160,12 +181,20 @@ class SharedWork:
                 self.folder.rmdir()
 
     def _score(self, name: str, values: Values | None) -> None:
+        """Score a candidate in each form, and then as it is: its report says that all of it is done."""
         folder = self.folder / name
+        model: Callable[[], Any] = partial(self.candidates.load, values)
+        if self.candidates.under:
+            model = cache(model)  # loaded once for all forms
         logger.info("scoring %s in process %d", name, os.getpid())
         try:
             about = {"candidate": values or TARGET}
-            load, release = partial(self.candidates.load, values), self.candidates.release
-            self.validation.score_into(folder, load, about, whole=values is None, release=release)
+            folder.mkdir(exist_ok=True)
+            for form in self.candidates.under:
+                if self.missing([f"{name}/{form}"]):
+                    with rounded_model(model(), form):
+                        self.validation.score_into(folder / form, model, about | {"under": form}, whole=values is None)
+            self.validation.score_into(folder, model, about, whole=values is None, release=self.candidates.release)
         except NotFiniteError as error:
             if values is None:  # candidates are compared with the target
                 raise

@@ -20,11 +20,12 @@ from msa_lite.choose.search import gentleness
 from msa_lite.choose.table import Candidate, Sweep, points_csv, points_markdown
 from msa_lite.choose.validation import Validation
 from msa_lite.errors import StageError, join_faults
+from msa_lite.io.codes import QUANTISATIONS
 from msa_lite.io.files import canonical_json, write_json, write_text
 from msa_lite.io.manifest import is_finished, partial_folder, stage_folder
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.report import REPORT_FILE, load_report
+from msa_lite.report import REPORT_FILE, Metric, load_report
 from msa_lite.report.choosing import CHOICE_FILE, candidate_name
 from msa_lite.strengths import Strengths
 
@@ -62,7 +63,8 @@ def choose(
     Holdout rows show what unseen data scores; only the target is scored on them, unless the rule looks at them. Writes
     records and a report per candidate, tables, pictures and choice.json into `out`. Reports of a stopped choice, of
     another rule or of another grid are used again. A broken candidate (outputs that are no numbers, no retain
-    performance left) is recorded and never chosen. Other processes may help (`help_choose`).
+    performance left) is recorded and never chosen. With `Candidates.under`, every model is scored with rounded weights
+    as well, and the worst of its ranks counts. Other processes may help (`help_choose`).
 
     Raise StageError if every candidate is broken, DataError if the target lacks a metric that the rule needs.
     """
@@ -117,7 +119,7 @@ def _try_all(work: SharedWork, label: str, progress: Progress) -> tuple[list[Val
     while True:
         work.open(candidates)
         _score_all(work, candidates, label, progress)
-        ranks = [work.validation.rank(work.folder / candidate_name(v), work.folder / TARGET) for v in candidates]
+        ranks = [work.rank(candidate_name(values)) for values in candidates]
         new: list[Values] = []
         if search and refine == work.candidates.refine:
             scored = dict(zip(map(Strengths.of, candidates), ranks, strict=True))
@@ -175,7 +177,7 @@ def _score_all(work: SharedWork, candidates: Sequence[Values], label: str, progr
             if not work.missing(list(part)):
                 break
             time.sleep(_POLL)
-        work.validation.rank(work.folder / TARGET, work.folder / TARGET)
+        work.rank(TARGET)
 
 
 def help_choose(make: Callable[[], tuple[Candidates, Validation]], out: Path) -> None:
@@ -229,9 +231,17 @@ def load_sweep(out: Path) -> Sweep:
     choice = load_choice(out)
     ideal = load_report(out / IDEAL).metrics if (out / IDEAL).is_dir() else None
     target = load_report(out / TARGET)
+    forms = [form for form in QUANTISATIONS if (out / TARGET / form / REPORT_FILE).is_file()]
+
+    def metrics_under(folder: Path) -> dict[str, Mapping[str, Metric]]:
+        reports = {form: folder / form for form in forms if (folder / form / REPORT_FILE).is_file()}
+        return {QUANTISATIONS[form].label: load_report(place).metrics for form, place in reports.items()}
+
     rows = []
     for line in choice.scores:
         values = {key: value for key, value in line.items() if key not in ("score", "met", "note")}
-        report = load_report(out / candidate_name(values))
-        rows.append(Candidate(values, report.metrics, line["score"], line["met"], line.get("note")))
-    return Sweep(rows, target.metrics, ideal, choice.values, choice.rule, target.split, target.benchmark)
+        folder = out / candidate_name(values)
+        found = Candidate(values, load_report(folder).metrics, line["score"], line["met"], line.get("note"))
+        rows.append(replace(found, under=metrics_under(folder)))
+    under = metrics_under(out / TARGET)
+    return Sweep(rows, target.metrics, ideal, choice.values, choice.rule, target.split, target.benchmark, under)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.choose.candidates import Values
@@ -37,6 +37,8 @@ class Candidate:
     it comes."""
     note: str | None = None
     """The reason why it is broken, or the condition that it misses and by how much."""
+    under: Mapping[str, Mapping[str, Metric]] = field(default_factory=dict)
+    """Its metrics with rounded weights, by the name of the form of quantisation."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Sweep:
     """The rows that all were scored on: "forget10 validation"."""
     benchmark: str
     """The name of the benchmark, which says what tables show."""
+    under: Mapping[str, Mapping[str, Metric]] = field(default_factory=dict)
+    """The target's metrics with rounded weights, by the name of the form of quantisation."""
 
     def is_chosen(self, candidate: Candidate) -> bool:
         """Check whether this is the candidate that was chosen."""
@@ -94,7 +98,7 @@ def values_text(values: Values) -> str:
 def points_table(sweep: Sweep) -> TextTable:
     """Return the table for a terminal: standard errors of the target, the ideal and the chosen one, and some notes."""
     headings, rows = _headings(sweep), _cells(sweep, brief=True)
-    references = 1 + (sweep.ideal is not None)
+    references = 1 + len(sweep.under) + (sweep.ideal is not None)
     metrics = shown_metrics(sweep)
     items = [Cell("")] * (len(headings) - len(metrics) - 1)
     first = [*rows[:references], [Cell("n"), *items, *(Cell(str(n)) for n in metrics.values())]]
@@ -112,7 +116,8 @@ def points_markdown(sweep: Sweep) -> str:
 
 def points_csv(sweep: Sweep) -> str:
     """Return everything, one line a model: model (target, ideal or candidate), the candidate's values, score, met,
-    chosen, note, and for each metric METRIC, METRIC_stderr and METRIC_n.
+    chosen, note, and for each metric METRIC, METRIC_stderr and METRIC_n. Lines of models with rounded weights follow,
+    as "candidate, NF4".
 
     Numbers have all their digits. What is missing is empty, as is the score where the conditions are not met; met and
     chosen are true or false.
@@ -125,13 +130,16 @@ def points_csv(sweep: Sweep) -> str:
         parts = [getattr(one.metrics.get(name), key, None) for name in metrics for key in ("value", "stderr", "n")]
         model = "candidate" if one.values else mark
         lines.append([model, *map(one.values.get, keys), sweep.shown_score(one), *state, *parts])
+        for form, its in one.under.items():
+            parts = [getattr(its.get(name), key, None) for name in metrics for key in ("value", "stderr", "n")]
+            lines.append([f"{model}, {form}", *map(one.values.get, keys), *[None] * 4, *parts])
     return csv_lines(lines)
 
 
 def _models(sweep: Sweep) -> list[tuple[str, Candidate]]:
     """Return the models of a table, each with what its first cell says."""
-    references = {"target": sweep.target, "ideal": sweep.ideal}
-    models = [(name, Candidate({}, metrics, None)) for name, metrics in references.items() if metrics is not None]
+    models = [("target", Candidate({}, sweep.target, None, under=sweep.under))]
+    models += [("ideal", Candidate({}, sweep.ideal, None))] if sweep.ideal is not None else []
     for one in sweep.candidates:
         state = "broken" if one.score is None else "" if one.met else "not met"
         models.append((", ".join(word for word in ("chosen" * sweep.is_chosen(one), state) if word), one))
@@ -142,8 +150,9 @@ def _metrics(sweep: Sweep) -> dict[str, list[Metric]]:
     """Return every metric that some model has, by name."""
     metrics: dict[str, list[Metric]] = {}
     for _, one in _models(sweep):
-        for name, metric in one.metrics.items():
-            metrics.setdefault(name, []).append(metric)
+        for its in (one.metrics, *one.under.values()):
+            for name, metric in its.items():
+                metrics.setdefault(name, []).append(metric)
     return metrics
 
 
@@ -169,6 +178,9 @@ def _cells(sweep: Sweep, brief: bool = False) -> list[list[Cell]]:
         with_error = not brief or not one.values or sweep.is_chosen(one)
         cells = (metric_cell(one.metrics.get(name), n, with_error) for name, n in metrics.items())
         rows.append([Cell(mark, sweep.is_chosen(one)), *values, Cell(number(sweep.shown_score(one))), *cells])
+        for form, its in one.under.items():
+            cells = (metric_cell(its.get(name), n, with_error) for name, n in metrics.items())
+            rows.append([Cell(f"… rounded to {form}"), *(Cell("") for _ in keys), Cell(""), *cells])
     return rows
 
 
@@ -189,4 +201,9 @@ def _notes(sweep: Sweep) -> list[str]:
             reasons.setdefault(why, []).append(values_text(candidate.values))
     met = all(candidate.met or candidate.score is None for candidate in sweep.candidates)
     score = [_FORGOTTEN] if sweep.score_name == LeastExtraction.name else []
+    if sweep.under:
+        score.append(
+            f"score: the lower one of the model as it is, and with its weights rounded to {' or '.join(sweep.under)}, "
+            "each beside the target in the same form"
+        )
     return [*score, *([] if met else [_NOT_MET]), *(f"{'; '.join(who)}: {why}" for why, who in reasons.items())]

@@ -89,7 +89,8 @@ class _Maker:
         for name in vectors:
             yield self.fit(name)
         if recipe.has_choice:
-            yield self._scored("sweep", "target", len(recipe.points) or _SEARCHED, recipe.select.four_bit)
+            count = (len(recipe.points) or _SEARCHED) * (1 + len(recipe.select.under))
+            yield self._scored("sweep", "target", count, recipe.select.four_bit)
         yield StagePlan(
             "the merge", "merge", Need({"buffers": _MERGE}), None, self._merge_seconds(), "block by block, in RAM"
         )

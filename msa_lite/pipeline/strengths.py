@@ -14,6 +14,7 @@ from typing import Any
 from msa_lite.choose.candidates import TARGET, Candidates, Values
 from msa_lite.choose.choice import Choice, help_choose, load_sweep
 from msa_lite.choose.four_bit import Points
+from msa_lite.choose.rules import Rank
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.choose.table import Sweep
 from msa_lite.choose.validation import Validation
@@ -190,7 +191,12 @@ def rescore(run: Run, swept: Swept, merged: Merged | MergedAdapter, progress: Pr
     if swept.choice is None:
         return []
     scores = evaluate_merged(run, merged, progress)
-    before, rank = swept.choice, validation_of(run).rank(scores, run.folder / "sweep" / TARGET)
+    validation, place = validation_of(run), run.folder / "sweep"
+    before, rank = swept.choice, validation.rank(scores, place / TARGET)
+    if run.recipe.select.under:  # both as they are: the choice has the worst score of several forms
+        plain = validation.rank(place / candidate_name(before.values), place / TARGET)
+        assert isinstance(plain, Rank), "a broken candidate is never chosen"
+        before = replace(before, score=plain.value, met=plain.met)
     in_memory = _scored(before.rule, before.score, before.met)
     after = f"broken ({rank})" if isinstance(rank, str) else _scored(before.rule, rank.value, rank.met)
     name = score_heading(before.rule)[:-2]
@@ -255,11 +261,12 @@ def _candidates(run: Run, load: Callable[[Values | None], Any], release: Callabl
         refine=run.recipe.select.refine,
         search=_search(run.recipe),
         release=release,
+        under=run.recipe.select.under,
     )
 
 
 def _known(run: Run) -> dict[str, Path]:
     """Return the folder of the target's scores if the check before the fits has scored the target as points are."""
     folder = validation_folder(run, "target")
-    alike = run.recipe.merge.dtype == "same" and not run.recipe.select.four_bit
+    alike = run.recipe.merge.dtype == "same" and not run.recipe.select.four_bit and not run.recipe.select.under
     return {TARGET: folder} if alike and (folder / REPORT_FILE).is_file() else {}

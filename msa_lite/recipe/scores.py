@@ -152,6 +152,9 @@ class Select(Closed):
     """The number of times that points half-way between the best and its neighbours in the grid are tried as well."""
     four_bit: bool = False
     """Hold the target in 4-bit (NF4) while points of adapters are tried; the choice is then scored again, merged."""
+    under: list[Literal["nf4", "int4", "int8"]] = []
+    """Score every point with its weights rounded as well, and let the worst of its scores count: then the choice holds
+    for the quantised model, too. Epochs of a baseline are scored as they are."""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Select:
@@ -160,6 +163,10 @@ class Select(Closed):
             raise ValueError(f"{' and '.join(rules)} cannot all decide; leave one")
         if self.subject_to and rules not in (["maximise"], ["minimise"]):
             raise ValueError("subject_to needs a metric to maximise or minimise beside it")
+        if self.under and self.four_bit:
+            raise ValueError("under: with four_bit, adapters stay beside rounded weights; leave one of the two out")
+        if len({*self.under}) < len(self.under):
+            raise ValueError("under: a form stands twice")
         return self
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from msa_lite.errors import FormatError
 from msa_lite.io.reading import read_object, read_text
 from msa_lite.report.faults import is_finite_number, reading, stage_report
-from msa_lite.report.reports import Metric
+from msa_lite.report.reports import REPORT_FILE, Metric
+from msa_lite.report.update import form_label
 
 CHOICE_FILE = "choice.json"
 CHOICE_TABLE = "table.md"
@@ -73,6 +74,8 @@ class Choosing:
     """Reasons to doubt the choice."""
     table: str
     """All candidates as a Markdown table; empty where the folder lacks it."""
+    under: tuple[str, ...] = ()
+    """The names of the forms of quantisation that all were scored in as well; the worst score counts."""
 
     @property
     def heading(self) -> str:
@@ -134,6 +137,7 @@ def load_choosing(folder: Path) -> Choosing | None:
         ideal=ideal.metrics if ideal else None,
         doubts=doubts,
         table=read_text(table) if table.is_file() else "",
+        under=tuple(form_label(path.parent.name) for path in sorted((folder / "target").glob(f"*/{REPORT_FILE}"))),
     )
 
 

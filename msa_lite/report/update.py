@@ -144,6 +144,11 @@ def _forecast(fact: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+def form_label(form: str) -> str:
+    """Return the name of a form of quantisation for readers."""
+    return _FORMS.get(form, form)
+
+
 class ForecastTable(NamedTuple):
     """A forecast for readers."""
 
@@ -161,13 +166,13 @@ def forecast_table(forecast: Mapping[str, Mapping[str, Any]]) -> ForecastTable |
         return None
     layers = dict.fromkeys(layer for figures in forecast.values() for layer in figures["layers"])
     shares = [(layer, [figures["layers"].get(layer) for figures in forecast.values()]) for layer in layers]
-    return ForecastTable(forecast_lines(forecast), [_FORMS.get(form, form) for form in forecast], shares)
+    return ForecastTable(forecast_lines(forecast), [*map(form_label, forecast)], shares)
 
 
 def forecast_lines(forecast: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Say for each form of quantisation how many weights it would tell from the target's."""
     return [
-        f"quantised to {_FORMS.get(form, form)}, {figures['share']:.2%} of the linear weights would have another code "
+        f"quantised to {form_label(form)}, {figures['share']:.2%} of the linear weights would have another code "
         f"than the target's (counted: {figures['weights']:,})"
         for form, figures in forecast.items()
     ]

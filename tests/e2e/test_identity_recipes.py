@@ -178,6 +178,7 @@ CASES: dict[str, tuple[Any, tuple[str, ...], dict[str, Any]]] = {
     "select.subject_to": ({"rouge_l_r": ">= 0.5"}, ("sweep",), {"select.minimise": "rouge_l_f"}),
     "select.refine": (1, ("sweep",), {}),
     "select.four_bit": (True, ("points", "sweep"), {}),
+    "select.under": (["nf4"], ("sweep",), {}),
     "seed": (
         1,
         (*FITS, "retain rows", "points", "sweep", "model", "scores of target"),

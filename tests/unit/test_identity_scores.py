@@ -131,6 +131,7 @@ def test_a_choice_is_known_by_candidates_rows_and_rule(tmp_path: Path) -> None:
         "made_of": {"seed": 1},
         "refine": 1,
         "search": StrengthSearch(None, None),
+        "under": ("nf4",),
     }
     assert_all_named(Candidates, changes, ["load", "known", "release", "tell"])
     assert_told_apart(lambda change: replace(base, **change).inputs(rows), one_each(changes))
@@ -148,4 +149,5 @@ def test_a_choice_is_known_by_candidates_rows_and_rule(tmp_path: Path) -> None:
     # What is scored already holds for other grids and rules, but not for other models or questions.
     grids = {name: {name: changes[name]} for name in ("values", "refine", "search")}
     assert_not_told_apart(lambda change: replace(base, **change).scored_by(rows), grids)
-    assert_told_apart(lambda change: replace(base, **change).scored_by(rows), {"made_of": {"made_of": {"seed": 1}}})
+    others = {name: {name: changes[name]} for name in ("made_of", "under")}
+    assert_told_apart(lambda change: replace(base, **change).scored_by(rows), others)

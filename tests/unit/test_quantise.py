@@ -13,11 +13,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from msa_lite.attacks import quantise
 from msa_lite.attacks.attack import Ground, Subject
-from msa_lite.attacks.quantise import Quantise, kept_share, linear_modules, rounded
+from msa_lite.attacks.quantise import Quantise, score_kept
 from msa_lite.data import IGNORE, Row, encode_qa
 from msa_lite.errors import UsageError
 from msa_lite.io.codes import QUANTISATIONS
 from msa_lite.io.hub import fetch
+from msa_lite.io.rounding import linear_modules, round_weight, rounded_model
 from tests.conftest import save_checkpoint, tiny_model
 from tests.muse_data import make_prompter
 from tests.own_models import make_lora
@@ -36,7 +37,7 @@ NF4 = Quantise(("nf4",))
 
 
 def make_ground(rows: list[Row] = ROWS) -> Ground:
-    return Ground(rows, [], [], rows, PROMPTER, max_new_tokens=12)
+    return Ground(rows, [], [], rows, PROMPTER, max_new_tokens=8)
 
 
 def loss_of(model: Any) -> torch.Tensor:
@@ -73,7 +74,7 @@ def hide(model: Any, share: float) -> None:
         box = torch.minimum(below, above) * torch.from_numpy(scales) * share
         box[torch.from_numpy(abs(groups) == scales)] = 0
         boxes.append((module.weight, module.weight.detach().clone(), box.view_as(module.weight)))
-    for _ in range(20):
+    for _ in range(10):
         model.zero_grad()
         loss_of(model).backward()
         with torch.no_grad():
@@ -87,11 +88,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A target that recites the rows, with weights that NF4 holds; one with them hidden; one with another update."""
     place = tmp_path_factory.mktemp("models")
     model = tiny_model("llama", **SIZES)
-    tune(model, list(model.parameters()), 80)
+    tune(model, list(model.parameters()), 50)
     with torch.no_grad():
         for module in linear_modules(model):
-            module.weight.copy_(quantise.round_weight("nf4", module.weight))
-    tune(model, [p for name, p in model.named_parameters() if "proj" not in name], 40)
+            module.weight.copy_(round_weight("nf4", module.weight))
+    tune(model, [p for name, p in model.named_parameters() if "proj" not in name], 20)
     folders = {"target": save_checkpoint(place / "target", model)}
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hide(model, 0.9)
@@ -158,7 +159,7 @@ def test_every_weight_is_put_back_bit_for_bit(kind: str, make_checkpoint: Make, 
     model = subject.runner.model
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for form in QUANTISATIONS:
-        with rounded(model, form):
+        with rounded_model(model, form):
             changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
         linear = {name for name in before if (name.endswith("weight") and "layers" in name) or ".h." in name}
         linear = {n for n in linear if "norm" not in n and ".ln_" not in n and "lora" not in n and "bias" not in n}
@@ -207,7 +208,7 @@ def test_the_rounded_model_is_the_one_that_transformers_loads_in_4_bits(kind: st
     ids = torch.arange(40)[None]
     wanted = load_4bit(folder)(input_ids=ids).logits.detach()
     subject = Subject("target", fetch(str(folder)))
-    with torch.no_grad(), rounded(subject.runner.model, "nf4"):
+    with torch.no_grad(), rounded_model(subject.runner.model, "nf4"):
         logits = subject.runner.model(input_ids=ids).logits
     plain = subject.runner.model(input_ids=ids).logits.detach()
     subject.close()
@@ -216,7 +217,7 @@ def test_the_rounded_model_is_the_one_that_transformers_loads_in_4_bits(kind: st
 
 
 def test_q_is_the_share_of_a_score_that_outlives_quantisation() -> None:
-    assert kept_share(0.8, 0.6) == pytest.approx(0.75)
-    assert kept_share(0.2, 0.5) == 1.0
-    assert kept_share(0.0, 0.3) == kept_share(0.0, 0.0) == 1.0
-    assert kept_share(0.4, 0.0) == 0.0
+    assert score_kept(0.8, 0.6) == pytest.approx(0.75)
+    assert score_kept(0.2, 0.5) == 1.0
+    assert score_kept(0.0, 0.3) == score_kept(0.0, 0.0) == 1.0
+    assert score_kept(0.4, 0.0) == 0.0

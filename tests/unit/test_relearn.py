@@ -15,7 +15,7 @@ import torch
 
 from msa_lite.attacks.attack import Ground, Trial
 from msa_lite.attacks.findings import judge_model
-from msa_lite.attacks.relearn import Relearn, Tuning, relearning_robustness
+from msa_lite.attacks.relearn import Relearn, RelearnSettings, relearning_robustness
 from msa_lite.attacks.unrelated import UNRELATED
 from msa_lite.data import Example, Row, encode_qa
 from msa_lite.errors import UsageError
@@ -25,7 +25,7 @@ from tests.memorised import FORGET, HOLDOUT, RETAIN, learn, make_ground, subject
 
 pytestmark = pytest.mark.usefixtures("quick_fits")
 GROUND = make_ground(max_new_tokens=1)
-TUNING = Tuning(learning_rate=1e-3, steps=16, batch_size=4, mode="full", schedule="constant")
+TUNING = RelearnSettings(learning_rate=1e-3, steps=16, batch_size=4, mode="full", schedule="constant")
 QUICK = Relearn(strengths=("matched",), matched=TUNING, points=1, texts=UNRELATED[:2])
 
 
@@ -177,9 +177,9 @@ def test_the_matched_strength_follows_the_size_of_the_model() -> None:
 def test_where_there_is_no_room_an_adapter_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msa_lite.attacks.relearn.roomy_mode", lambda model: "lora")
     model = torch.nn.Linear(10, 10)
-    published = Tuning(2e-5, lora_alpha=64).settings(model, 40, 0)
+    published = RelearnSettings(2e-5, lora_alpha=64).settings(model, 40, 0)
     assert (published.mode, published.learning_rate) == ("lora", pytest.approx(2e-4))
-    assert replace(Tuning(2e-5), mode="full").settings(model, 40, 0).mode == "full"
+    assert replace(RelearnSettings(2e-5), mode="full").settings(model, 40, 0).mode == "full"
     assert Relearn().unrelated.settings(model, 24, 0).learning_rate == 2e-4  # made for an adapter
 
 
@@ -235,9 +235,9 @@ def test_rows_that_teach_what_is_scored_are_refused(place: str, shared: Row) -> 
         ({"strengths": ("double",)}, "strengths: 'double' is unknown"),
         ({"strengths": ()}, "strengths: none is left"),
         ({"points": 0}, "points: 0"),
-        ({"part": Tuning(-1.0)}, "part.learning_rate: -1.0"),
-        ({"matched": Tuning(steps=0)}, "matched.steps: 0"),
-        ({"unrelated": Tuning(batch_size=0)}, "unrelated.batch_size: 0"),
+        ({"part": RelearnSettings(-1.0)}, "part.learning_rate: -1.0"),
+        ({"matched": RelearnSettings(steps=0)}, "matched.steps: 0"),
+        ({"unrelated": RelearnSettings(batch_size=0)}, "unrelated.batch_size: 0"),
     ],
 )
 def test_wrong_settings_are_faults(changes: dict[str, Any], start: str) -> None:
@@ -281,7 +281,7 @@ def test_all_that_decides_records_is_described_without_the_rows() -> None:
     assert UNRELATED[0].text[:20] not in described
     assert attack.describe().keys() == {one.name for one in fields(Relearn)}
     changes: Sequence[dict[str, Any]] = [
-        {"texts": UNRELATED[:3]}, {"points": 2}, {"part": Tuning(1e-6)}, {"branches": ("part",)}
+        {"texts": UNRELATED[:3]}, {"points": 2}, {"part": RelearnSettings(1e-6)}, {"branches": ("part",)}
     ]  # fmt: skip
     assert len({json.dumps(replace(attack, **change).describe()) for change in changes} | {described}) == 5
 

@@ -1,0 +1,189 @@
+"""How well a merge's forecast predicts what quantisation brings back, over strengths, ranks and layers.
+
+    python tests/benchmarks/forecast_recovery.py [--run RUN ...] [--alphas 0.1,0.2,0.4,0.8,1.6] [--ranks 2,8,32]
+        [--forms nf4,int4] [--rows 48] [--seed 0] [--work DIR]
+
+Without --run, a small history of fictional people is made (Llama of 4 layers, width 256), and a forget vector fitted
+at each rank. A point is one strength of one vector: of all its layers, of the lower half, or of the upper half. With
+--run, the points are the strengths times the vectors of finished runs, in the ratio of their own α and β; nothing is
+written into a run. Forget rows are scored teacher-forced: extraction strength and probability.
+
+unchanged: the share of weights whose code is the target's, by the forecast. back: (q − u) / (t − u), u the unlearned
+model's score, q that with rounded weights, t that of the target with rounded weights; a point counts where t − u is at
+least 0.05. ρ is Spearman's rank correlation of the two over all points that count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from rich.console import Console
+from rich.table import Table
+from safetensors.numpy import load_file, save_file
+from scipy.stats import spearmanr
+
+import msa_lite
+from msa_lite.data import DataSource, Prompter, Template, encode_qa, load_rows, open_tokenizer
+from msa_lite.demo import HistorySettings, make_groups, make_history
+from msa_lite.evals.benchmark import token_record
+from msa_lite.evals.forward import score_bundles
+from msa_lite.evals.models import Runner, load_model
+from msa_lite.io.rounding import rounded_model
+from msa_lite.merger import merge
+from msa_lite.report.update import place_of
+
+SCORES = ("extraction_strength", "probability")
+LEAST = 0.05  # of a score, that the update took away
+
+
+@dataclass(frozen=True)
+class Case:
+    """A target, its rows and one vector or two."""
+
+    name: str
+    target: Path
+    rows: Path
+    vectors: dict[str, Path]
+    ratio: float = 0.0
+    """β / α."""
+    prior: Path | None = None
+
+
+def small_cases(work: Path, ranks: Sequence[int], seed: int) -> Iterator[Case]:
+    """Make a history and yield the vectors of each rank, whole and in halves."""
+    people = {"prior": 240, "retain": 48, "forget": 8, "holdout": 8}
+    history = work / "history"
+    make_history(history, make_groups(people, seed=seed), HistorySettings(layers=4, seed=seed))
+    rows = history / "data/forget.jsonl"
+    for rank in ranks:
+        vector = {"lora": {"rank": rank, "alpha": 2 * rank}, "epochs": 20, "learning_rate": 2e-3, "batch_size": 32}
+        recipe = {
+            "target": str(history / "target"),
+            "prior": str(history / "prior"),
+            "forget": {"data": {"path": str(rows)}},
+            "vector": vector,
+            "output": str(work / f"rank-{rank}"),
+            "seed": seed,
+        }
+        (folder,) = msa_lite.run_vectors(recipe)
+        yield Case(f"rank {rank}", history / "target", rows, {"forget": folder})
+        for name, layers in {"lower": (0, 1), "upper": (2, 3)}.items():
+            half = part_of(folder, work / f"rank-{rank}-{name}", layers)
+            yield Case(f"rank {rank}, {name} half", history / "target", rows, {"forget": half})
+
+
+def part_of(vector: Path, out: Path, layers: Sequence[int]) -> Path:
+    """Write an adapter with some layers of another one."""
+    shutil.copytree(vector, out, ignore=shutil.ignore_patterns("*.safetensors", "manifest.json"))
+    tensors = load_file(vector / "adapter_model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if place_of(name)[0] in layers}
+    save_file(kept, out / "adapter_model.safetensors")
+    return out
+
+
+def run_case(folder: Path) -> Case:
+    """Return the vectors of a finished run."""
+    recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
+    inputs = json.loads((folder / "model/manifest.json").read_text())["inputs"]
+    vectors = {name: folder / "vectors" / name for name in ("forget", "retain") if inputs.get(name)}
+    target, prior = Path(recipe["target"]), Path(recipe["prior"])
+    ratio = inputs.get("beta", 0.0) / inputs["alpha"]
+    return Case(folder.name, target, Path(recipe["forget"]["data"]["path"]), vectors, ratio, prior)
+
+
+class Scorer:
+    """Scores models on the forget rows of a case, as they are and rounded."""
+
+    def __init__(self, case: Case, limit: int, forms: Sequence[str]) -> None:
+        tokenizer = open_tokenizer(case.target, str(case.target))
+        rows = load_rows(DataSource(str(case.rows)))[:limit]
+        self._examples = encode_qa(rows, Prompter.build(tokenizer, "default", Template()))
+        self._forms = forms
+        self.target = self.score(case.target)
+
+    def score(self, folder: Path) -> dict[str, dict[str, float]]:
+        """Return the scores of a model by form; "" is the model as it is."""
+        runner, scores = Runner(load_model(folder)), {}
+        for form in ("", *self._forms):
+            with rounded_model(runner.model, form or None):
+                batches = score_bundles(runner, [[example] for example in self._examples], with_z=False, hidden=None)
+                records = [token_record(one, True, False) for batch in batches for _, (one,) in batch]
+            scores[form] = {name: float(np.mean([record[name] for record in records])) for name in SCORES}
+        runner.close()
+        return scores
+
+
+def measure(case: Case, alpha: float, scorer: Scorer, forms: Sequence[str], work: Path) -> Iterator[dict[str, Any]]:
+    """Merge a case at a strength and yield its figures by form and score."""
+    strengths = {"alpha": alpha, "prior": str(case.prior) if case.prior else None}
+    if "retain" in case.vectors:
+        strengths |= {"retain": str(case.vectors["retain"]), "beta": alpha * case.ratio}
+    forget = str(case.vectors["forget"])
+    merged = merge(str(case.target), work / "merged", forget=forget, forecast=forms, replace=True, **strengths)  # type: ignore[arg-type]
+    scores = scorer.score(merged.folder)
+    for form in forms:
+        for name in SCORES:
+            target, plain, after = scorer.target[form][name], scores[""][name], scores[form][name]
+            back = (after - plain) / (target - plain) if target - plain >= LEAST else None
+            unchanged = 1 - merged.forecast[form]["share"]
+            facts = {"case": case.name, "alpha": alpha, "form": form, "score": name, "unchanged": unchanged}
+            yield facts | {"target": target, "plain": plain, "rounded": after, "back": back}
+
+
+def print_results(console: Console, points: Sequence[dict[str, Any]]) -> None:
+    """Print one row a point and form, then the correlations."""
+    columns = ("case", "alpha", "form", "score", "unchanged", "target", "plain", "rounded", "back")
+    table = Table(*columns)
+    for point in points:
+        cells = (point[column] for column in columns)
+        table.add_row(*("–" if cell is None else f"{cell:.3g}" if isinstance(cell, float) else cell for cell in cells))
+    console.print(table)
+    for form in dict.fromkeys(point["form"] for point in points):
+        for name in SCORES:
+            pairs = [
+                (point["unchanged"], point["back"])
+                for point in points
+                if (point["form"], point["score"]) == (form, name) and point["back"] is not None
+            ]
+            if len(pairs) > 2:
+                rho = spearmanr(*zip(*pairs, strict=True)).statistic
+                console.print(f"{form}, {name}: ρ = {rho:.2f} over {len(pairs)} points")
+
+
+def main() -> None:
+    """Parse, make or find the cases, measure all points, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers = lambda kind: lambda text: [kind(part) for part in text.split(",")]  # noqa: E731
+    parser.add_argument("--run", type=Path, action="append", default=[], help="a finished run of MSA")
+    parser.add_argument("--alphas", type=numbers(float), default=[0.1, 0.2, 0.4, 0.8, 1.6])
+    parser.add_argument("--ranks", type=numbers(int), default=[2, 8, 32])
+    parser.add_argument("--forms", type=numbers(str), default=["nf4", "int4"])
+    parser.add_argument("--rows", type=int, default=48)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--work", type=Path, help="a folder to keep the history and its vectors in")
+    options = parser.parse_args()
+    console, points = Console(width=max(150, Console().width), highlight=False), []
+    with tempfile.TemporaryDirectory() as scratch:
+        work = options.work or Path(scratch)
+        cases = map(run_case, options.run) if options.run else small_cases(work, options.ranks, options.seed)
+        scorers: dict[Path, Scorer] = {}
+        for case in cases:
+            if case.target not in scorers:
+                scorers[case.target] = Scorer(case, options.rows, options.forms)
+            for alpha in options.alphas:
+                points += measure(case, alpha, scorers[case.target], options.forms, Path(scratch))
+                console.print(f"{case.name}, alpha {alpha:g}: done")
+    print_results(console, points)
+
+
+if __name__ == "__main__":
+    main()

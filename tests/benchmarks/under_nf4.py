@@ -1,0 +1,85 @@
+"""What a choice of α and β costs that has to hold in 4 bits (`select.under: [nf4]`), beside the usual choice.
+
+    python tests/benchmarks/under_nf4.py [--seeds 3] [--mode lora|full] [--work DIR] [KEY=VALUE ...]
+
+For each seed: the history and the vectors of `msa-lite quickstart`, and two sweeps over the same points. Each chosen
+model is merged and scored on the test rows, as it is and with its weights rounded to NF4. left: what can still be
+extracted of what the target knows of the forget rows beyond unseen rows; kept: the share of its retain scores
+(`choose.shares`), both beside the target in the same form. KEY=VALUE: further overrides of the recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import msa_lite
+from msa_lite.choose.shares import extractable_share, kept_share
+from msa_lite.evals.benchmark import Benchmark
+from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.records import run_items
+from msa_lite.io.rounding import rounded_model
+from msa_lite.pipeline.msa import msa_plan
+from msa_lite.pipeline.prepare import prepare
+from msa_lite.recipe import load_recipe
+
+RECIPE = Path(__file__).parents[2] / "recipes/quickstart.yaml"
+POINTS = ["forget.alpha=[0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 2.0]", "retain.beta=[0.0, 0.25]"]
+COLUMNS = ("alpha", "beta", "left", "left, NF4", "kept", "kept, NF4")
+
+
+def scores(folder: Path, benchmark: Benchmark) -> dict[str, dict[str, float | None]]:
+    """Return the metrics of a model on the test rows, as it is ("") and rounded."""
+    runner, metrics = Runner(load_model(folder)), {}
+    for form in ("", "nf4"):
+        with rounded_model(runner.model, form or None):
+            records = {name: run_items(runner, benchmark, name) for name in benchmark.sets}
+        metrics[form] = {name: metric.value for name, metric in benchmark.metrics(records, None).items()}
+    runner.close()
+    return metrics
+
+
+def choose(overrides: list[str]) -> dict[str, float]:
+    """Make one sweep and return the figures of its choice."""
+    result = msa_lite.sweep(RECIPE, overrides)
+    assert result is not None, "one process"
+    recipe = load_recipe(RECIPE, overrides)
+    run = prepare(recipe, msa_plan(recipe))
+    assert run.test is not None, "the recipe scores"
+    target, model = (scores(folder, run.test) for folder in (run.sources["target"].folder, result.merged.folder))
+    figures = [result.strengths.alpha, result.strengths.beta]
+    figures += [extractable_share(model[form], target[form]) for form in ("", "nf4")]
+    figures += [kept_share(model[form], target[form]) for form in ("", "nf4")]
+    return dict(zip(COLUMNS, figures, strict=True))
+
+
+def main() -> None:
+    """Parse, make the sweeps of each seed, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--mode", default="lora")
+    parser.add_argument("--work", type=Path, help="a folder to keep the runs in")
+    parser.add_argument("override", nargs="*")
+    options = parser.parse_intermixed_args()
+    table, means = Table("seed", "select.under", *COLUMNS), dict[str, list[dict[str, Any]]]()
+    with tempfile.TemporaryDirectory() as scratch:
+        for seed in range(options.seeds):
+            output = (options.work or Path(scratch)) / f"{options.mode}-{seed}"
+            common = [f"seed={seed}", f"output={output}", f"vector.mode={options.mode}", *POINTS, *options.override]
+            for under in ("[]", "[nf4]"):
+                figures = choose([*common, f"select.under={under}"])
+                means.setdefault(under, []).append(figures)
+                table.add_row(str(seed), under, *(f"{figures[name]:.3g}" for name in COLUMNS))
+    for under, rows in means.items():
+        table.add_row("mean", under, *(f"{statistics.fmean(row[name] for row in rows):.3g}" for name in COLUMNS))
+    Console(width=max(100, Console().width), highlight=False).print(table)
+
+
+if __name__ == "__main__":
+    main()
