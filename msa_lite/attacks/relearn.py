@@ -31,9 +31,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial
-from msa_lite.attacks.scores import recall_measures
+from msa_lite.attacks.scores import recall_cost, recall_measures
 from msa_lite.attacks.unrelated import UNRELATED
-from msa_lite.data import IGNORE, Example, Row, encode_qa, encode_text, pad_id, rows_identity, split_rows
+from msa_lite.data import Example, Row, encode_qa, encode_text, pad_id, rows_identity, split_rows
 from msa_lite.errors import nearest
 from msa_lite.evals.benchmark import Record, Records
 from msa_lite.evals.models import Runner
@@ -231,13 +231,13 @@ class Relearn(Attack):
 
     def cost(self, ground: Ground) -> Cost:
         """Return the tokens that are tuned on and scored, answers as long as the true ones."""
-        total = _scoring_cost(ground, ground.forget)
+        total = recall_cost(ground)
         for branch in self._branches(ground):
             lengths = [len(example.ids) for example in _examples(branch.rows, ground)]
             steps = self._points(branch, len(lengths))
             rows = min(branch.tuning.batch_size, len(lengths)) * steps[-1]
             total = total.plus(Cost(trained=rows * sum(lengths) / len(lengths)))
-            scored = _scoring_cost(ground if not branch.teaches else replace(ground, holdout=()), branch.scored)
+            scored = recall_cost(_scored_ground(ground, branch.scored, not branch.teaches))
             for _ in steps:
                 total = total.plus(scored)
         return total
@@ -356,7 +356,7 @@ def _count_examples(rows: Sequence[Row], ground: Ground) -> int:
 
 def _score(runner: Runner, ground: Ground, scored: Sequence[Row], with_holdout: bool = True) -> Records:
     """Return the records of all forget and holdout rows, those that are not scored without scores."""
-    benchmark = replace(ground, forget=scored, holdout=ground.holdout if with_holdout else ()).benchmark()
+    benchmark = _scored_ground(ground, scored, with_holdout).benchmark()
     records = {name: run_items(runner, benchmark, name) for name in benchmark.sets}
     subjects = {row.subject for row in scored}
     made: dict[str, list[Record]] = {}
@@ -370,16 +370,8 @@ def _score(runner: Runner, ground: Ground, scored: Sequence[Row], with_holdout: 
     return {name: rows for name, rows in made.items() if rows}
 
 
-def _scoring_cost(ground: Ground, scored: Sequence[Row]) -> Cost:
-    """Return the work of scoring these forget rows and the holdout rows once."""
-    total = Cost()
-    for part in replace(ground, forget=scored).benchmark().sets.values():
-        answers = sum(sum(label != IGNORE for label in text.labels) for item in part.answered
-                      for texts in item.texts.values() for text in texts)  # fmt: skip
-        tokens = sum(len(text.ids) for item in part.scored for texts in item.texts.values() for text in texts)
-        tokens += sum(len(item.prompt or ()) for item in part.answered)
-        total = total.plus(Cost(scored=tokens, generated=answers))
-    return total
+def _scored_ground(ground: Ground, scored: Sequence[Row], with_holdout: bool) -> Ground:
+    return replace(ground, forget=scored, holdout=ground.holdout if with_holdout else ())
 
 
 def _title(name: str, strength: str) -> str:

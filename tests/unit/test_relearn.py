@@ -17,11 +17,11 @@ from msa_lite.attacks.attack import Ground, Trial
 from msa_lite.attacks.findings import judge_model
 from msa_lite.attacks.relearn import Relearn, RelearnSettings, relearning_robustness
 from msa_lite.attacks.unrelated import UNRELATED
-from msa_lite.data import Row
+from msa_lite.data import Example, Row, encode_qa
 from msa_lite.errors import UsageError
 from msa_lite.evals.benchmark import Records
 from msa_lite.train import FitSettings
-from tests.memorised import FORGET, HOLDOUT, RETAIN, examples, learn, make_ground, subject_of
+from tests.memorised import FORGET, HOLDOUT, RETAIN, learn, make_ground, subject_of
 
 pytestmark = pytest.mark.usefixtures("quick_fits")
 GROUND = make_ground(max_new_tokens=1)
@@ -29,14 +29,18 @@ TUNING = RelearnSettings(learning_rate=1e-3, steps=16, batch_size=4, mode="full"
 QUICK = Relearn(strengths=("matched",), matched=TUNING, points=1, texts=UNRELATED[:2])
 
 
+def examples(rows: Sequence[Row]) -> list[Example]:
+    return encode_qa(rows, GROUND.prompter)
+
+
 @cache
 def target() -> Any:
-    return learn(examples(GROUND.prompter, [*FORGET, *RETAIN]))
+    return learn(examples([*FORGET, *RETAIN]), steps=100)
 
 
 @cache
 def ideal() -> Any:
-    return learn(examples(GROUND.prompter, RETAIN), steps=80)
+    return learn(examples(RETAIN))
 
 
 @cache
@@ -44,7 +48,7 @@ def masked() -> Any:
     """The target with a tampered head: one letter is missing from its answers, and it knows as much as before."""
     model = copy.deepcopy(target())
     with torch.no_grad():
-        model.lm_head.weight[GROUND.prompter.tokenizer.convert_tokens_to_ids("s")] *= 0.3
+        model.lm_head.weight[GROUND.prompter.tokenizer.convert_tokens_to_ids("n")] *= 0.3
     return model
 
 
@@ -95,13 +99,13 @@ def test_a_row_of_the_taught_half_has_no_scores() -> None:
     taught = [row["index"] for row in records["part step 16"]["forget"] if "skipped" in row]
     assert len(taught) == 2
     # The rows are taught, so that unseen rows are no control: they are left out, and keep their places.
-    assert [row["skipped"] for row in records["forget step 16"]["holdout"]] == ["not scored in this trial"] * 4
+    assert [row["skipped"] for row in records["forget step 16"]["holdout"]] == ["not scored in this trial"] * 3
     assert loss(records["forget step 16"]) < 0.8 * loss(records["plain"])
     assert all("skipped" not in row for row in records["part step 16"]["holdout"])
 
 
 def test_the_same_attack_gives_the_same_records() -> None:
-    attack = replace(QUICK, branches=("part",), matched=replace(TUNING, steps=4), points=2)
+    attack = replace(QUICK, branches=("part",), matched=replace(TUNING, steps=4))
     assert attacked(masked(), attack) == attacked(masked(), attack)
     assert attacked(masked(), attack) != attacked(masked(), attack, replace(GROUND, seed=1))
 
@@ -261,7 +265,7 @@ def test_texts_are_taught_one_by_one() -> None:
 
 
 def test_the_cost_counts_tokens_of_all_trials() -> None:
-    tokens = sum(len(example.ids) for example in examples(GROUND.prompter, FORGET))
+    tokens = sum(len(example.ids) for example in examples(FORGET))
     alone = replace(QUICK, branches=("forget",), points=1).cost(GROUND)
     assert alone.trained == 16 * tokens  # four rows a step
     more = replace(QUICK, branches=("forget",), points=2).cost(GROUND)
