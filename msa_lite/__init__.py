@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from msa_lite.pipeline import sweep as sweep
     from msa_lite.pipeline import train_stages as train_stages
     from msa_lite.pipeline.ask import ask as ask
+    from msa_lite.pipeline.attack import attack as attack
     from msa_lite.pipeline.probe import probe as probe
     from msa_lite.pipeline.purge import purge as purge
     from msa_lite.publish.contents import PublishOptions as PublishOptions
@@ -50,6 +51,7 @@ _HOMES = {
     "Wishes": "pipeline",
     "probe": "pipeline",
     "ask": "pipeline",
+    "attack": "pipeline",
     "purge": "pipeline",
     "report_run": "pipeline",
     "evaluate": "evals.suite",
@@ -69,6 +71,7 @@ __all__ = [
     "PublishOptions",
     "Wishes",
     "ask",
+    "attack",
     "compare",
     "dry_run",
     "evaluate",

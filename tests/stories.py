@@ -118,6 +118,7 @@ def full() -> Story:
         choosing=make_choosing(),
         fits={"forget": make_fit(), "retain": make_fit()},
         update=make_update(),
+        attacks=None,
         probe=ProbeFacts(False, "holdout", {"forget": 48, "holdout": 48}, (probed,)),
         interference=(pair,),
         examples=(SideBySide("forget", "Where was Fenin born?", "In Marhaven.", answers),),

@@ -1,6 +1,7 @@
 """Define an attack: trials that a model goes through, and the records of the rows that each trial scores.
 
-An attack is one module with a frozen dataclass, whose fields are its settings, and one entry in `table.ATTACKS`. All
+An attack is one module with a frozen dataclass, whose fields are its settings, and one entry in
+`msa_lite.attack_names`. All
 models go through the same trials on the same rows. Records hold all that needs a model. What they say is computed from
 the records of all models together (`findings`).
 """
@@ -10,12 +11,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from importlib import import_module
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from msa_lite.data import Prompter, Row
+from msa_lite.attack_names import ATTACKS
+from msa_lite.data import Prompter, Row, rows_identity
+from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmark import Records
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.qa import Qa, load_qa
+from msa_lite.io.files import digest
 from msa_lite.io.hub import Source
 from msa_lite.io.progress import Progress, silent
 
@@ -38,12 +43,23 @@ class Ground:
     """The most tokens of an answer."""
     max_length: int = 512
     """The most tokens of a row to tune on."""
+    layers: int = 32
+    """The layers of the target, for estimates of time."""
     seed: int = 0
+    rewordings: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Other wordings of the questions by name ("paraphrased", "German"), one for each of the `forget` rows."""
 
     def benchmark(self, sets: Collection[str] = ("forget", "holdout")) -> Qa:
         """Return the rows of some sets as questions and texts to score."""
         return load_qa({name: getattr(self, name) for name in sets if getattr(self, name)}, self.prompter,
                        self.max_new_tokens)  # fmt: skip
+
+    def describe(self) -> dict[str, Any]:
+        """Return what decides the records of an attack on these rows, JSON-able."""
+        parts = {name: rows_identity(getattr(self, name)) for name in ("retain", "learnt")}
+        settings = {"max_new_tokens": self.max_new_tokens, "max_length": self.max_length, "seed": self.seed}
+        rewordings = {name: digest(list(questions)) for name, questions in self.rewordings.items()}
+        return {"questions": self.benchmark().describe(), **parts, "rewordings": rewordings, **settings}
 
 
 @dataclass
@@ -54,6 +70,8 @@ class Subject:
     """Its name in reports: "target", "ideal", "unlearned", "prior", or the user's."""
     source: Source
     _runner: Runner | None = field(default=None, repr=False)
+    results: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What an attack worked out with it and needs again for the next model, by a key that names attack and rows."""
 
     @property
     def runner(self) -> Runner:
@@ -70,6 +88,10 @@ class Subject:
             self._runner = None
 
 
+Means = Mapping[tuple[str, str, str], float | None]
+"""The mean of a measure over the forget rows, by (model, trial, measure)."""
+
+
 class Measure(NamedTuple):
     """A number that an attack draws from the records of one model."""
 
@@ -79,9 +101,12 @@ class Measure(NamedTuple):
     """Its name in tables."""
     meaning: str
     """The definition, in half a sentence."""
-    is_auc: bool = False
-    """True for an AUC that tells forget rows from holdout rows by a value that is low for well-known rows. False for
-    the mean over the forget rows, where higher means that more comes out."""
+    kind: Literal["mean", "auc", "share"] = "mean"
+    """mean: over the forget rows; higher means that more comes out. auc: the chance that a forget row looks better
+    known than a holdout row, by a value that is low for well-known rows. share: a mean that is 1 for the target and 0
+    for the ideal by definition."""
+    decides: bool = True
+    """True if the outcome of the attack rests on it."""
 
 
 class Trial(NamedTuple):
@@ -93,6 +118,8 @@ class Trial(NamedTuple):
     """Its name in tables."""
     is_control: bool = False
     """True for the trial without an attack, which all others are compared with."""
+    is_summary: bool = False
+    """True for the trial that speaks for the whole attack. Without one, the strongest trial does."""
     teaches_forget_rows: bool = False
     """True where the trial teaches scored rows themselves. Holdout rows are no control then; only an ideal is."""
 
@@ -101,19 +128,19 @@ class Attack(ABC):
     """An attack with its settings."""
 
     name: ClassVar[str]
-    """Its name in `table.ATTACKS`, and that of its folder."""
-    purpose: ClassVar[str]
-    """What it does, in half a sentence, for help texts."""
+    """Its name in `msa_lite.attack_names`, and that of its folder."""
     source: ClassVar[str]
     """The publication of its protocol."""
     needs: ClassVar[Collection[str]] = ()
     """The sets of rows and the models that it cannot do without: "retain", "holdout", "ideal", "prior"."""
-    of: ClassVar[Collection[str]] = ()
-    """The only models that it says something of; empty: all."""
+    uses: ClassVar[Collection[str]] = ()
+    """The models that it looks at besides the attacked one: "target", "ideal", "prior"."""
+    only_results: ClassVar[bool] = False
+    """True where target and ideal are the ends of its scale, so that it is not made on them."""
 
     def describe(self) -> dict[str, Any]:
         """Return its settings, JSON-able: all that decides its records besides models and rows."""
-        return asdict(self)  # type: ignore[call-overload,no-any-return]
+        return asdict(self)  # type: ignore[call-overload]
 
     def faults(self, ground: Ground) -> Iterator[str]:
         """Yield what makes the attack impossible on these rows, each with what to try."""
@@ -125,11 +152,18 @@ class Attack(ABC):
 
     @abstractmethod
     def measures(self, ground: Ground) -> Sequence[Measure]:
-        """Return the numbers that its records give. The first ones are those that its verdict rests on."""
+        """Return the numbers that its records give."""
 
     @abstractmethod
     def cost(self, ground: Ground) -> Cost:
         """Return the work that it takes for one model."""
+
+    def figures(self, means: Means, model: str) -> dict[str, float]:
+        """Return further figures of the published protocol for a model, by name: R of relearning, Q of rounding.
+
+        means: the mean of a measure, by (model, trial, measure).
+        """
+        return {}
 
     @abstractmethod
     def run(
@@ -155,3 +189,12 @@ class Cost(NamedTuple):
     def plus(self, other: Cost) -> Cost:
         """Return the sum."""
         return Cost(*(one + two for one, two in zip(self, other, strict=True)))
+
+
+def make_attack(name: str, settings: Mapping[str, Any]) -> Attack:
+    """Return an attack by its name, with settings in the place of its defaults. Raise UsageError for another name."""
+    if name not in ATTACKS:
+        raise UsageError(f"no attack '{name}'{nearest(name, ATTACKS)}; choose from {', '.join(ATTACKS)}")
+    module, _, kind = ATTACKS[name].implementation.rpartition(".")
+    attack: Attack = getattr(import_module(module), kind)(**settings)
+    return attack

@@ -19,12 +19,14 @@ _OF_TEXTS = {
 def recall_measures(ground: Ground) -> tuple[Measure, ...]:
     """Return the scores of records of `ground.benchmark()`, for which higher means that more comes out.
 
-    Extraction strength comes first. Where all forget rows are texts, nothing is generated, and exact memorization
-    takes the place of accuracy and ROUGE-L.
+    All decide but the probability, which stays far from 1 for answers that come out word by word. Where all forget rows
+    are texts, nothing is generated, and exact memorization takes the place of accuracy and ROUGE-L.
     """
     scores = _OF_TEXTS if all(row.text for row in ground.forget) else _OF_QUESTIONS
     kinds = {score: metric_kind(metric) for score, metric in scores.items()}
-    return tuple(Measure(score, kind.label, kind.formula) for score, kind in kinds.items())
+    return tuple(
+        Measure(score, kind.label, kind.formula, decides=score != "probability") for score, kind in kinds.items()
+    )
 
 
 def recall_cost(ground: Ground) -> Cost:

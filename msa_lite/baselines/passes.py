@@ -13,6 +13,7 @@ from typing import Any
 from msa_lite.data import IGNORE, Example, to_batch
 from msa_lite.errors import UsageError
 from msa_lite.io.heads import Halves
+from msa_lite.io.layers import find_layers
 from msa_lite.io.precision import autocast
 
 
@@ -98,8 +99,8 @@ def answer_logits(
 
 def layer_activations(model: Any, batch: Batch, layer: int) -> Any:
     """Return (b, L, d) output of a layer, counted from 0; the layers above it do not run."""
-    blocks, outputs = _blocks(model), []
-    handle = blocks[layer].register_forward_hook(
+    layers, outputs = find_layers(model), []
+    handle = layers[layer].register_forward_hook(
         lambda module, args, output: outputs.append(output[0] if isinstance(output, tuple) else output)
     )
     try:
@@ -121,28 +122,20 @@ def check_layer(name: str, config: dict[str, Any], layer: int) -> None:
         )
 
 
-def _blocks(model: Any) -> Any:
-    """Return the list of a model's layers."""
-    import torch
-
-    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    return max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters()))
-
-
 @contextmanager
 def _only_first(model: Any, count: int) -> Iterator[None]:
     """Take the layers from `count` on out of the model, for a while."""
-    blocks = _blocks(model)
+    layers = find_layers(model)
     places = [
-        (parent, name) for parent in model.modules() for name, child in parent.named_children() if child is blocks
+        (parent, name) for parent in model.modules() for name, child in parent.named_children() if child is layers
     ]
     for parent, name in places:
-        setattr(parent, name, blocks[:count])
+        setattr(parent, name, layers[:count])
     try:
         yield
     finally:
         for parent, name in places:
-            setattr(parent, name, blocks)
+            setattr(parent, name, layers)
 
 
 @contextmanager

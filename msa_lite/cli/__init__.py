@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SECTIONS = {
     "Start": ("quickstart", "init", "recipes", "plan"),
     "Unlearn": ("run", "sweep", "vector", "merge", "mergekit", "probe", "train", "baseline"),
-    "Look": ("evaluate", "report", "compare", "ask", "metrics"),
+    "Look": ("evaluate", "attack", "report", "compare", "ask", "metrics"),
     "Hand on": ("verify", "publish", "purge"),
 }
 _COMMANDS = {
@@ -29,6 +29,7 @@ _COMMANDS = {
     "recipes": "List, show, copy and check recipes.",
     "plan": "Predict memory, disk and time of a run.",
     "evaluate": "Score a model on a benchmark.",
+    "attack": "Attack a run's models: does it stay forgotten?",
     "report": "Write the report of a run: a page, Markdown and JSON.",
     "compare": "Put reports side by side, as in the paper.",
     "ask": "Ask the models of a run a question, side by side.",

@@ -34,6 +34,7 @@ def print_verdict(result: RunResult, to_stderr: bool = False) -> None:
 def print_result(result: RunResult, heading: str, with_examples: bool = False) -> None:
     """Print the scores under a heading, examples if wanted, and where the model, the report and the record are."""
     from msa_lite.cli.output import print_reports
+    from msa_lite.report.attacks import attack_summary
 
     if result.reports:
         split = next(iter(result.reports.values())).split
@@ -43,6 +44,8 @@ def print_result(result: RunResult, heading: str, with_examples: bool = False) -
     print_model(result.merged)
     click.echo(f"report:          {result.folder / 'report.html'}")
     click.echo(f"removal record:  {result.folder / 'record.json'}")
+    for name, outcome in attack_summary(result.attacks).items() if result.attacks else ():
+        click.echo(f"attacks:         {name}: {outcome['sentence']}")
     if result.published:
         print_published(result.published)
 

@@ -15,7 +15,7 @@ from msa_lite.comparison.entries import SECTIONS, Entry, Role, read_entries, set
 from msa_lite.comparison.published import PublishedTable, load_published
 from msa_lite.comparison.ratios import Ratio, best_values, ratios
 from msa_lite.errors import UsageError, nearest
-from msa_lite.report.metrics import metric_kind
+from msa_lite.report.metrics import ATTACKED, metric_kind
 from msa_lite.report.reports import Report
 from msa_lite.report.table import heading, number
 
@@ -190,7 +190,8 @@ def _choose_columns(entries: Sequence[Entry], names: Sequence[str] | None) -> li
     else:
         entry = BENCHMARKS.get(entries[0].report.benchmark)
         columns = (entry and entry.columns) or directions
-        chosen = [name for name in columns if name in directions]
+        attacked = [name for name in directions if metric_kind(name).group == ATTACKED]
+        chosen = list(dict.fromkeys(name for name in (*columns, *attacked) if name in directions))
     return [Column(name, heading(name, directions[name]), directions[name]) for name in chosen]
 
 

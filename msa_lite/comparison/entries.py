@@ -11,6 +11,7 @@ from typing import Any, Literal
 from msa_lite.comparison.published import Figure
 from msa_lite.errors import FormatError, MsaError, UsageError, join_faults
 from msa_lite.io.reading import local_path
+from msa_lite.report.attacks import ATTACKS_FOLDER, attack_metrics
 from msa_lite.report.reports import REPORT_FILE, Metric, Report, is_run_report, load_report
 
 Role = Literal["target", "ideal", "method"]
@@ -147,6 +148,9 @@ def _read(place: Path, role: Role | None, label: str | None) -> Entry:
         role = _REFERENCES.get(name.lower(), "method")
     if role != "method":
         return Entry(role, SECTIONS[0], role.capitalize(), report, str(place))
+    if place.parent.parent.name == "evaluation":
+        attacked = attack_metrics(place.parent.parent.parent / ATTACKS_FOLDER, report.settings.get("model"))
+        report = replace(report, metrics={**report.metrics, **attacked})
     section = "others" if not method else "msa" if method.get("name") == "msa" else "baselines"
     return Entry(role, section, label or _method_label(method) or _folder_name(place), report, str(place), bool(label))
 

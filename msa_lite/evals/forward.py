@@ -8,7 +8,8 @@ tokens, so results do not depend on file order and padding is short.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -78,18 +79,24 @@ class _Past:
         return _Past(cache, self.mask[chosen])
 
 
+Within = Callable[[Sequence[Example], int], AbstractContextManager[Any]]
+"""A function (texts, start) that returns the context in which a batch of texts runs from position `start` on."""
+
+
 def score_bundles(
     runner: Runner,
     bundles: Sequence[Sequence[Example]],
     *,
     with_z: bool = False,
     hidden: int | None = None,
+    within: Within = lambda texts, start: nullcontext(),
 ) -> Iterator[list[tuple[int, list[TokenScores]]]]:
     """Yield (index of the bundle, scores of each of its texts), a batch at a time, in no particular order.
 
     A text without labels gets empty scores. with_z: compute z for Min-K++. hidden: a token id that no position may
-    attend to, wherever it stands (`compat.mask_eq_pad`); None for the right mask, which comes from lengths. Raises
-    StageError when memory is too small for a single bundle.
+    attend to, wherever it stands (`compat.mask_eq_pad`); None for the right mask, which comes from lengths. within:
+    hooks for a batch of texts, whose rows are in their order. What texts share, up to `start`, runs outside of it.
+    Raises StageError when memory is too small for a single bundle.
     """
     todo = []
     for index, texts in enumerate(bundles):
@@ -104,7 +111,7 @@ def score_bundles(
         count = _fitting(todo, runner.budget)
         group = todo[:count]
         try:
-            results = _score(runner, group, with_z, hidden)
+            results = _score(runner, group, with_z, hidden, within)
         except (RuntimeError, MemoryError) as error:
             longest = max(len(text.ids) - 1 for b in group for text in b.texts)
             if not runner.lower_budget(error, min(runner.budget, longest * sum(len(b.texts) for b in group))):
@@ -151,7 +158,9 @@ def _fitting(todo: Sequence[_Bundle], budget: int) -> int:
     return len(todo)
 
 
-def _score(runner: Runner, group: Sequence[_Bundle], with_z: bool, hidden: int | None) -> list[list[TokenScores]]:
+def _score(
+    runner: Runner, group: Sequence[_Bundle], with_z: bool, hidden: int | None, within: Within
+) -> list[list[TokenScores]]:
     """Score each bundle's texts, in batches of texts of similar length from any bundles."""
     import torch
 
@@ -167,7 +176,8 @@ def _score(runner: Runner, group: Sequence[_Bundle], with_z: bool, hidden: int |
             count = max(1, runner.budget // (len(texts[order[0]].ids) - 1))
             batch, order = order[:count], order[count:]
             own = past.rows(torch.tensor([owners[i] for i in batch], device=runner.device)) if past else None
-            states, _ = _run(runner, [texts[i].ids[shared:-1] for i in batch], own, hidden, keep=False)
+            with within([texts[i] for i in batch], shared):
+                states, _ = _run(runner, [texts[i].ids[shared:-1] for i in batch], own, hidden, keep=False)
             labels = [texts[i].labels[shared + 1 :] for i in batch]
             scores |= zip(batch, _reduce(runner, states, labels, with_z), strict=True)
     ordered = (scores[i] for i in range(len(texts)))

@@ -1,16 +1,19 @@
-"""Generate answers: greedy, or sampled for benchmarks whose published numbers are.
+"""Generate answers: greedy, drawn from the model's own probabilities, or sampled as published benchmarks do.
 
-Greedy decoding is our own loop, since rows that have ended leave the batch: a batch costs the sum of its answers'
-lengths, not its longest answer times its rows. A common beginning of its prompts, a system message say, runs once.
+Decoding is our own loop, since rows that have ended leave the batch: a batch costs the sum of its answers' lengths, not
+its longest answer times its rows. A common beginning of its prompts, a system message say, runs once, and so does a
+prompt that several answers are drawn for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, TypeVar
+
+import numpy as np
 
 from msa_lite.errors import StageError
 from msa_lite.evals.forward import WORTH_SHARING, common_start
@@ -18,6 +21,9 @@ from msa_lite.evals.models import Runner, can_divide, check_numbers, no_numbers
 
 _EXPECTED = 0.25  # mean length of answers, as a part of the most tokens
 _LEAVE = 0.75  # take ended rows out when at most this part goes on; taking out copies the cache
+
+_Unit = TypeVar("_Unit")
+_Texts = TypeVar("_Texts")
 
 
 @dataclass(frozen=True)
@@ -54,16 +60,65 @@ def generate(
     token that ends answers: the chat template's end of turn, which models tuned from a base model may not name.
     """
     ends = _ends(runner, tokenizer, end)
-    todo = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
-    while todo:
-        width = len(prompts[todo[0]]) + math.ceil(_EXPECTED * decoding.max_new_tokens)
-        batch = todo[: max(1, runner.cache_budget // width)]
+
+    def answer(batch: Sequence[int]) -> list[list[str]]:
         ids = [prompts[i] for i in batch]
+        if decoding.samples:
+            return _sample(runner, tokenizer, ids, decoding, ends)
+        return [[text] for text in _decode(runner, tokenizer, ids, decoding, ends, _likeliest, hidden)]
+
+    todo = sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i))
+    for batch, texts in _in_batches(runner, todo, prompts.__getitem__, decoding, answer):
+        yield list(zip(batch, texts, strict=True))
+
+
+def sample_answers(
+    runner: Runner,
+    tokenizer: Any,
+    prompts: Sequence[list[int]],
+    count: int,
+    decoding: Decoding,
+    *,
+    end: int | None = None,
+) -> Iterator[list[tuple[int, int, str]]]:
+    """Yield (index of the prompt, number of the sample, answer), a batch at a time, in no particular order.
+
+    Each prompt gets `count` answers, drawn token by token from all of the model's probabilities: temperature 1, and
+    none of the sampling settings that the model comes with. decoding: its length, stop strings and seed. end: as for
+    `generate`. A sample depends on the seed, the index of its prompt and its own number, not on its batch: all models
+    are drawn from with the same random numbers, and a larger `count` adds to the samples of a smaller one.
+    """
+    import torch
+
+    ends = _ends(runner, tokenizer, end)
+
+    def answer(batch: Sequence[tuple[int, int]]) -> list[str]:
+        rows = [np.random.default_rng([decoding.seed, *pair]).random(decoding.max_new_tokens) for pair in batch]
+        points = torch.tensor(np.array(rows, np.float32), device=runner.device)
+        ids = [prompts[i] for i, _ in batch]
+        return _decode(
+            runner, tokenizer, ids, decoding, ends, lambda logits, rows, step: _drawn(logits, points[rows, step])
+        )
+
+    todo = [(i, number) for i in range(len(prompts)) for number in range(count)]
+    todo.sort(key=lambda pair: (-len(prompts[pair[0]]), pair))
+    for batch, texts in _in_batches(runner, todo, lambda pair: prompts[pair[0]], decoding, answer):
+        yield [(i, number, text) for (i, number), text in zip(batch, texts, strict=True)]
+
+
+def _in_batches(
+    runner: Runner,
+    todo: list[_Unit],
+    prompt_of: Callable[[_Unit], list[int]],
+    decoding: Decoding,
+    answer: Callable[[list[_Unit]], list[_Texts]],
+) -> Iterator[tuple[list[_Unit], list[_Texts]]]:
+    """Yield (units, their answers), batches as large as fit into memory. todo: the longest prompts first."""
+    while todo:
+        width = len(prompt_of(todo[0])) + math.ceil(_EXPECTED * decoding.max_new_tokens)
+        batch = todo[: max(1, runner.cache_budget // width)]
         try:
-            if decoding.samples:
-                texts = _sample(runner, tokenizer, ids, decoding, ends)
-            else:
-                texts = [[text] for text in _greedy(runner, tokenizer, ids, decoding, ends, hidden)]
+            texts = answer(batch)
         except (RuntimeError, MemoryError) as error:
             if "probability tensor contains" in str(error):  # torch's words for NaN, when it samples
                 raise no_numbers() from error
@@ -71,12 +126,12 @@ def generate(
                 raise
             if len(batch) == 1:
                 raise StageError(
-                    f"out of memory with a single prompt of {len(ids[0])} tokens; use a GPU with more memory, or a "
-                    "smaller model"
+                    f"out of memory with a single prompt of {len(prompt_of(batch[0]))} tokens; use a GPU with more "
+                    "memory, or a smaller model"
                 ) from error
             continue
         todo = todo[len(batch) :]
-        yield list(zip(batch, texts, strict=True))
+        yield batch, texts
 
 
 def _ends(runner: Runner, tokenizer: Any, end: int | None) -> list[int]:
@@ -94,17 +149,125 @@ def _left_padded(runner: Runner, prompts: Sequence[list[int]], pad: int) -> tupl
     return ids, mask
 
 
-def _greedy(
+def _likeliest(logits: Any, rows: Any, step: int) -> Any:
+    most, chosen = logits.max(-1)
+    check_numbers(most)
+    return chosen
+
+
+def _drawn(logits: Any, points: Any) -> Any:
+    """Return the tokens at some points, (n,) in [0, 1), of the cumulated probabilities of (n, vocabulary) logits."""
+    import torch
+
+    cumulated = torch.softmax(logits, dim=-1).cumsum(-1)
+    top = cumulated[:, -1:]
+    check_numbers(top)
+    # Rounding may have a point reach the top, and no token is there.
+    points = torch.minimum(points[:, None] * top, torch.nextafter(top, torch.zeros_like(top)))
+    return torch.searchsorted(cumulated, points, right=True)[:, 0]
+
+
+@dataclass
+class _Rows:
+    """The rows of a batch that go on."""
+
+    numbers: Any
+    """(n,) the place of each row's prompt in the batch."""
+    states: Any
+    """(n, ·) of the last token."""
+    cache: Any
+    """The key-value cache."""
+    mask: Any
+    """(n, tokens) 1 where later tokens may attend."""
+    positions: Any
+    """(n, 1) of the last token."""
+
+    def take(self, chosen: Any) -> None:
+        """Go on with the chosen rows alone, which may repeat."""
+        self.numbers, self.states, self.mask, self.positions = (
+            values[chosen] for values in (self.numbers, self.states, self.mask, self.positions)
+        )
+        self.cache.batch_select_indices(chosen)
+
+    def run(self, runner: Runner, tokens: Any) -> None:
+        """Run the next token of each row."""
+        import torch
+
+        self.positions = self.positions + 1
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
+        states, self.cache = runner.halves.run(
+            input_ids=tokens[:, None],
+            attention_mask=self.mask,
+            position_ids=self.positions,
+            past_key_values=self.cache,
+            use_cache=True,
+        )
+        self.states = states[:, -1]
+
+
+def _decode(
     runner: Runner,
     tokenizer: Any,
     prompts: Sequence[list[int]],
     decoding: Decoding,
     ends: Sequence[int],
-    hidden: int | None,
+    choose: Callable[[Any, Any, int], Any],
+    hidden: int | None = None,
 ) -> list[str]:
+    """Return an answer to each prompt. Prompts that are equal run once.
+
+    choose: (n, vocabulary) logits, the places of their prompts, and the number of tokens so far → (n,) next tokens.
+    """
     import torch
 
     last = torch.tensor([*ends] or [-1], device=runner.device)
+    room = [min(decoding.max_new_tokens, (runner.window or 1 << 60) - len(p)) for p in prompts]
+    limits = torch.tensor(room, device=runner.device)
+    answers: list[list[int]] = [[] for _ in prompts]
+    fitting = [i for i, tokens in enumerate(room) if tokens > 0]
+    if not fitting:
+        return [""] * len(prompts)
+    with torch.inference_mode():
+        rows = _run_prompts(runner, [prompts[i] for i in fitting], hidden)
+        rows.numbers = torch.tensor(fitting, device=runner.device)
+        alive = torch.ones_like(rows.numbers, dtype=torch.bool)
+        for step in range(max(room)):
+            chosen = choose(runner.halves.logits(rows.states), rows.numbers, step)
+            alive = alive & ~torch.isin(chosen, last)
+            for row, token, goes_on in zip(rows.numbers.tolist(), chosen.tolist(), alive.tolist(), strict=True):
+                if goes_on:
+                    answers[row].append(token)
+            alive = alive & (limits[rows.numbers] > step + 1)
+            if decoding.stop:
+                alive = alive & _unstopped(tokenizer, answers, rows.numbers, decoding.stop)
+            if not alive.any():
+                break
+            if int(alive.sum()) <= _LEAVE * len(alive) and can_divide(rows.cache):
+                keep = alive.nonzero().flatten()
+                rows.take(keep)
+                chosen, alive = chosen[keep], alive[keep]
+            rows.run(runner, chosen)
+    return [_finish(tokenizer.decode(a, skip_special_tokens=True), decoding.stop) for a in answers]
+
+
+def _run_prompts(runner: Runner, prompts: Sequence[list[int]], hidden: int | None) -> _Rows:
+    """Run prompts up to their last token, equal ones once."""
+    import torch
+
+    distinct = {tuple(prompt): place for place, prompt in enumerate(dict.fromkeys(map(tuple, prompts)))}
+    rows = _run_distinct(runner, [list(prompt) for prompt in distinct], hidden)
+    if len(distinct) == len(prompts):
+        return rows
+    if not can_divide(rows.cache):
+        return _run_distinct(runner, prompts, hidden)
+    rows.take(torch.tensor([distinct[tuple(prompt)] for prompt in prompts], device=runner.device))
+    return rows
+
+
+def _run_distinct(runner: Runner, prompts: Sequence[list[int]], hidden: int | None) -> _Rows:
+    """Run each of some prompts up to its last token, and their common beginning once."""
+    import torch
+
     beginning, cache = _run_beginning(runner, prompts, hidden)
     shared = len(beginning)
     ids, mask = _left_padded(runner, [prompt[shared:] for prompt in prompts], 0)
@@ -112,38 +275,13 @@ def _greedy(
     mask = torch.cat([torch.ones_like(before), mask], dim=1)
     if hidden is not None:
         mask = mask * (torch.cat([before, ids], dim=1) != hidden)
-    rows = torch.arange(len(prompts), device=runner.device)  # those still in the batch
-    room = [min(decoding.max_new_tokens, (runner.window or 1 << 60) - len(p)) for p in prompts]
-    limits = torch.tensor(room, device=runner.device)
-    answers: list[list[int]] = [[] for _ in prompts]
-    started = False
-    with torch.inference_mode():
-        # As `generate` of transformers does: the first visible token has position 0.
-        positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, shared:]
-        alive = limits > 0
-        while alive.any():
-            few = int(alive.sum()) <= _LEAVE * len(rows)
-            if not started or (few and can_divide(cache)):
-                keep = alive.nonzero().flatten()
-                rows, ids, mask, positions, alive = (x[keep] for x in (rows, ids, mask, positions, alive))
-                if cache is not None:
-                    cache.batch_select_indices(keep)
-            states, cache = runner.halves.run(
-                input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
-            )
-            most, chosen = runner.halves.logits(states[:, -1]).max(-1)
-            check_numbers(most)
-            ended = torch.isin(chosen, last)
-            for row, token, goes_on in zip(rows.tolist(), chosen.tolist(), (alive & ~ended).tolist(), strict=True):
-                if goes_on:
-                    answers[row].append(token)
-            alive = alive & ~ended & (positions.new_tensor([len(answers[r]) for r in rows.tolist()]) < limits[rows])
-            if decoding.stop:
-                alive = alive & positions.new_tensor(_unstopped(tokenizer, answers, rows, decoding.stop)).bool()
-            started = True
-            ids, positions = chosen[:, None], positions[:, -1:] + 1
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
-    return [_finish(tokenizer.decode(a, skip_special_tokens=True), decoding.stop) for a in answers]
+    # As `generate` of transformers does: the first visible token has position 0.
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, shared:]
+    states, cache = runner.halves.run(
+        input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True
+    )
+    numbers = torch.arange(len(prompts), device=runner.device)
+    return _Rows(numbers, states[:, -1], cache, mask, positions[:, -1:])
 
 
 def _run_beginning(runner: Runner, prompts: Sequence[list[int]], hidden: int | None) -> tuple[list[int], Any]:
@@ -169,10 +307,10 @@ def _run_beginning(runner: Runner, prompts: Sequence[list[int]], hidden: int | N
     return prompts[0][:shared], cache
 
 
-def _unstopped(tokenizer: Any, answers: list[list[int]], rows: Any, stop: tuple[str, ...]) -> list[bool]:
+def _unstopped(tokenizer: Any, answers: list[list[int]], numbers: Any, stop: tuple[str, ...]) -> Any:
     """Check which rows' answers have no stop string so far."""
-    texts = tokenizer.batch_decode([answers[row] for row in rows.tolist()], skip_special_tokens=True)
-    return [not any(word in text for word in stop) for text in texts]
+    texts = tokenizer.batch_decode([answers[row] for row in numbers.tolist()], skip_special_tokens=True)
+    return numbers.new_tensor([not any(word in text for word in stop) for text in texts]).bool()
 
 
 def _finish(text: str, stop: tuple[str, ...]) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Record
 from msa_lite.evals.outcome import is_recited, score_of
+from msa_lite.report.reports import Z95
 
 KnowledgeGap = Literal["unknown", "other rows", "seen"]
 
@@ -89,7 +90,7 @@ def _paired_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
     """Return (mean difference, lower end of its 95 % interval over the rows)."""
     difference = after - before
     gain = float(difference.mean())
-    return gain, gain - scoring.Z95 * (scoring.standard_error(difference) or 0.0)
+    return gain, gain - Z95 * (scoring.standard_error(difference) or 0.0)
 
 
 def _has_seen(target: Sequence[Record], prior: Sequence[Record], holdout: Sequence[Record]) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Models, Record, Weighed
+from msa_lite.report.reports import Z95
 from msa_lite.report.verdict import Forgotten, Kept, Unit, percent
 
 RECITED = 0.9  # a text counts as recited from this share of predicted tokens, or this ROUGE-L, on
@@ -166,7 +167,7 @@ def kept_of(target: Sequence[Record], unlearned: Sequence[Record], scores: Seque
     before, after = before[:, defined], after[:, defined]
     shares = after.sum(0) / before.sum(0)
     influence = ((after - shares * before) / before.mean(0)).mean(1)
-    margin = scoring.Z95 * (scoring.standard_error(influence) or 0.0)
+    margin = Z95 * (scoring.standard_error(influence) or 0.0)
     share = float(shares.mean())
     interval = max(0.0, share - margin), share + margin
     return Kept(share, interval, len(pairs), what, count_changed(target, unlearned))

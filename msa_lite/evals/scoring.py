@@ -17,8 +17,6 @@ from typing import Any
 
 import numpy as np
 
-Z95 = 1.96  # standard errors from a mean to the ends of its 95 % interval
-
 # Scores of an item's tokens
 
 
@@ -176,6 +174,18 @@ def _known(values: Iterable[float | None]) -> np.ndarray:
     return np.array([value for value in values if value is not None], np.float64)
 
 
+def leak_at(scores: Iterable[float], k: int) -> float:
+    """Return leak@k: the expected highest of k scores taken from n without replacement, 1 ≤ k ≤ n.
+
+    Σ_j C(j−1, k−1) / C(n, k) · s_j over scores in ascending order. It is an unbiased estimate of the best score of k
+    new samples (Reisizadeh et al., 2025). Of scores that are 0 or 1, c of them 1, it is 1 − C(n−c, k) / C(n, k), the
+    pass@k of Chen et al., 2021: the chance that at least one of k samples leaks.
+    """
+    ordered = sorted(scores)
+    subsets = math.comb(len(ordered), k)
+    return math.fsum(score * (math.comb(j, k - 1) / subsets) for j, score in enumerate(ordered))
+
+
 def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, int, float | None]:
     """Return (mean, n, standard error of the mean) over the values that are defined; the error needs n ≥ 2."""
     known = _known(values)
@@ -226,6 +236,18 @@ def membership_auc(forget_scores: Iterable[float | None], holdout_scores: Iterab
         return None
     below, not_above = (np.searchsorted(forget, holdout, side) for side in ("left", "right"))
     return float(np.mean(below + not_above) / (2 * len(forget)))
+
+
+def threshold_at_fpr(holdout_scores: Iterable[float | None], fpr: float = 0.01) -> float | None:
+    """Return the highest threshold that at most `fpr` of the holdout rows are below, fpr < 1.
+
+    The share of forget rows below it is the true-positive rate at that false-positive rate: what an attacker learns who
+    must hardly ever be wrong (LiRA, Carlini et al., 2022). `fpr` itself is chance. Rows that are None are left out;
+    None where `fpr` of the others is less than one row (1 % needs 100 rows).
+    """
+    ordered = np.sort(_known(holdout_scores))
+    allowed = math.floor(fpr * len(ordered) + 1e-9)  # 0.29 · 100 is 28.999999999999996
+    return float(ordered[allowed]) if allowed else None
 
 
 def priv_leak(auc: float, ideal_auc: float) -> float:

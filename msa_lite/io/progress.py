@@ -71,6 +71,11 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def under(progress: Progress, label: str) -> Progress:
+    """Return a callback that shows work under this label, whatever its own."""
+    return lambda _, done, total: progress(label, done, total)
+
+
 def part_of(progress: Progress, label: str, before: int, total: int) -> Progress:
     """Return a callback for one part of longer work, of which `before` of `total` units come first."""
     return lambda _, done, __: progress(label, before + done, total)

@@ -5,6 +5,8 @@ was made from the same inputs, so running a recipe again does only what is missi
 """
 
 from msa_lite.pipeline.ask import Answers, ask
+from msa_lite.pipeline.attack import attack
+from msa_lite.pipeline.attacking import Attacked
 from msa_lite.pipeline.baseline import run_baseline
 from msa_lite.pipeline.draft import Draft, Wishes, init_recipe
 from msa_lite.pipeline.dry_run import DryRun, dry_evaluation, dry_run
@@ -18,6 +20,7 @@ from msa_lite.pipeline.training import TrainingResult, train_stages
 
 __all__ = [
     "Answers",
+    "Attacked",
     "Draft",
     "DryRun",
     "ProbeResult",
@@ -26,6 +29,7 @@ __all__ = [
     "TrainingResult",
     "Wishes",
     "ask",
+    "attack",
     "dry_evaluation",
     "dry_run",
     "init_recipe",

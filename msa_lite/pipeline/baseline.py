@@ -23,7 +23,7 @@ from msa_lite.pipeline.demo import demo_config
 from msa_lite.pipeline.dry_stages import scores_ahead
 from msa_lite.pipeline.folder import BASELINES, claimed
 from msa_lite.pipeline.follow import follow_run
-from msa_lite.pipeline.msa import RunResult, make_result, msa_plan, run_plan
+from msa_lite.pipeline.msa import RunResult, attack_result, make_result, msa_plan, run_plan
 from msa_lite.pipeline.planning_check import check_memory
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.removal import write_record
@@ -101,8 +101,9 @@ def _run(recipe: Recipe, plan: RunPlan, settings: Sequence[Setting], progress: P
         findings = judge_run(run, progress)
         complete_card(run, merged, chosen)
         write_record(run, chosen, merged)
+        attacks = attack_result(run, merged, progress)
         write_run_report(run.folder)
-    return make_result(run, chosen, merged, reports, findings)
+    return replace(make_result(run, chosen, merged, reports, findings), attacks=attacks)
 
 
 def check_baseline(run: Run, settings: Sequence[Setting]) -> None:

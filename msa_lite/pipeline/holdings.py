@@ -26,11 +26,13 @@ from msa_lite.pipeline.folder import BASELINES, HISTORY, TRACKING
 from msa_lite.pipeline.prepare_models import WRITTEN_OUT
 from msa_lite.pipeline.prepare_prompt import PROMPT_FILE
 from msa_lite.pipeline.reopen import RunFolder
-from msa_lite.pipeline.reporting import REPORT_FILES
+from msa_lite.pipeline.reporting import MARKDOWN_FILE, REPORT_FILES
 from msa_lite.record.keyed import KEY_FILE
 from msa_lite.record.store import RECORD_FILE, SIGNATURE_FILE
+from msa_lite.report.attacks import ATTACKS_FOLDER
 from msa_lite.report.provenance import RECIPE_FILE
 from msa_lite.report.purged import PURGED_FILE
+from msa_lite.report.reports import REPORT_FILE
 from msa_lite.report.verdict import VERDICT_FILE
 
 RECORDS = "questions, answers and scores of single rows"
@@ -59,6 +61,7 @@ _KEPT = {
     KEY_FILE: "without it nobody can tell whether a row was among those removed; keep it to yourself",
     PURGED_FILE: "what was removed, and when",
 }
+_SUMMARIES = {"probe": (MARKDOWN_FILE,), ATTACKS_FOLDER: (REPORT_FILE,)}  # beside stages, in their folder
 _LOCKS = (LOCK, ".candidate.lock", *(f".{name}.lock" for name in WRITTEN_OUT))
 _DAMAGED = f"its {MANIFEST} is damaged, so msa-lite cannot tell its own files; they may hold the data"
 _FOREIGN = "not made by msa-lite"
@@ -163,7 +166,7 @@ def _look_into(run: RunFolder, home: Path, folder: Path, survey: Survey) -> None
         for path in _items(folder):
             if path.is_dir() and not path.is_symlink():
                 _look_into(run, home, path, survey)
-            elif path.name not in WORKING and not (top == "probe" and path.name == "report.md"):
+            elif path.name not in WORKING and path.name not in _SUMMARIES.get(top, ()):
                 reason = _DAMAGED if (folder / MANIFEST).is_file() else _FOREIGN
                 survey.strays.append(Remark(_name(run, path), reason))
 

@@ -17,6 +17,7 @@ from msa_lite.io.gathering import gathered
 from msa_lite.io.progress import Progress, announce, notices, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Merged, MergedAdapter, Term
+from msa_lite.pipeline.attacking import open_attacks, run_attacks
 from msa_lite.pipeline.cards import complete_card
 from msa_lite.pipeline.earlier import earlier_terms, open_earlier, rebuild_command
 from msa_lite.pipeline.folder import claimed
@@ -46,6 +47,7 @@ from msa_lite.pipeline.verdict import Findings, judge_run
 from msa_lite.publish.upload import Published
 from msa_lite.recipe import Recipe, RecipeSource, load_recipe
 from msa_lite.report import Report
+from msa_lite.report.attacks import AttackFacts, attack_summary
 from msa_lite.report.choosing import SYMBOLS
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.verdict import Verdict
@@ -74,6 +76,8 @@ class RunResult:
     """The reason why there is no verdict, where there is none."""
     examples: Sequence[SideBySide] = ()
     """Questions with what target, unlearned model and ideal say. They hold the data."""
+    attacks: AttackFacts | None = None
+    """What attacks brought back, if the recipe says to make some."""
     published: Published | None = None
     """Its place on the Hub, if the recipe says to send it."""
 
@@ -103,6 +107,7 @@ class RunResult:
             "chosen": dict(self.chosen),
             "model": self.merged.as_dict(),
             "metrics": {name: report.values() for name, report in self.reports.items()},
+            **({"attacks": attack_summary(self.attacks)} if self.attacks else {}),
             **({"published": self.published.as_dict()} if self.published else {}),
         }
 
@@ -185,13 +190,21 @@ def run_plan(
         findings = judge_run(run, progress)
         complete_card(run, merged, swept.strengths.values)
         write_record(run, swept.strengths.values, merged)
+        attacks = attack_result(run, merged, progress)
         write_run_report(run.folder, findings.examples if show_examples else ())
         if run.earlier:
             terms = run_terms(run, swept.strengths)
             precision = merge_precision(run) if recipe.merge.form == "model" else None
             command = rebuild_command(run.sources["target"], run.sources["prior"], terms, precision)
             notices.info("the same model from nothing (leave a request out to drop it): %s", command)
-    return make_result(run, swept.strengths.values, merged, reports, findings)
+    return replace(make_result(run, swept.strengths.values, merged, reports, findings), attacks=attacks)
+
+
+def attack_result(run: Run, merged: Merged | MergedAdapter, progress: Progress) -> AttackFacts | None:
+    """Attack the result of a run as its recipe says; return what comes back, None where it names no attack."""
+    if not run.recipe.attack.attacks:
+        return None
+    return run_attacks(open_attacks(run, merged.folder), progress).facts
 
 
 def check_run(run: Run) -> None:

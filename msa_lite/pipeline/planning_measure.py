@@ -46,7 +46,8 @@ def measure_times(recipe: Recipe, inputs: PlanInputs) -> Measured:
     settings = {name: step_settings(spec, batch_size(recipe, name, inputs.rows[name])) for name in sets}
     fits = time_steps(prior, sets, settings, pad_id(tokenizer))
     texts = [example for examples in sets.values() for example in examples]
-    return Measured(fits, _time_scores(recipe, prior, tokenizer, texts) if recipe.evaluate else None)
+    times = time_scores(prior, tokenizer, texts, recipe.select.four_bit) if recipe.evaluate else None
+    return Measured(fits, times)
 
 
 def _check_prior(recipe: Recipe) -> None:
@@ -61,10 +62,10 @@ def _check_prior(recipe: Recipe) -> None:
         )
 
 
-def _time_scores(recipe: Recipe, source: Source, tokenizer: Any, texts: Sequence[Example]) -> ScoreTimes:
-    """Time scores and answers of a batch of texts."""
+def time_scores(source: Source, tokenizer: Any, texts: Sequence[Example], four_bit: bool = False) -> ScoreTimes:
+    """Time the loading of a model, and scores and answers of a batch of texts. four_bit: in NF4."""
     begin = time.perf_counter()
-    runner = Runner(load_model(source.folder, four_bit=recipe.select.four_bit, added=source.added))
+    runner = Runner(load_model(source.folder, four_bit=four_bit, added=source.added))
     load = time.perf_counter() - begin
     try:
         batch = list(texts[: _TEXTS["cuda" if runner.device.type == "cuda" else "cpu"]])

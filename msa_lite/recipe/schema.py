@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from msa_lite.benchmarks import BENCHMARKS, OWN
+from msa_lite.recipe.attacks import AttackKeys
 from msa_lite.recipe.history import History, choose_prior
 from msa_lite.recipe.inputs import (
     Closed,
@@ -291,6 +292,8 @@ class Recipe(Closed):
     """The check whether a prior has already seen the forget set (`msa-lite probe`)."""
     baseline: Baseline = Baseline()
     """The methods that MSA is compared with (`msa-lite baseline METHOD`)."""
+    attack: AttackKeys = AttackKeys()
+    """The attacks on the unlearned model (`msa-lite attack`)."""
     verdict: bool = True
     """Judge the run. off: the exit code is 0 even if nothing was forgotten. Checks before the fit (does the target know
     the rows?) then only warn."""

@@ -11,11 +11,12 @@ from msa_lite.errors import MsaError
 from msa_lite.io.reading import local_path
 from msa_lite.io.seal import load_manifest
 from msa_lite.record.chain import reach_earlier
-from msa_lite.record.facts import hash_files, hashed_revision, read_scores, read_vectors, read_verdict
+from msa_lite.record.facts import hash_files, hashed_revision, read_attacks, read_scores, read_vectors, read_verdict
 from msa_lite.record.keyed import KEY_FILE, load_key
 from msa_lite.record.schema import EarlierRecord, Removal, VectorWeights
 from msa_lite.record.signature import check_signature, signing_command
 from msa_lite.record.store import RECORD_FILE, SIGNATURE_FILE, load_record, record_hash
+from msa_lite.report.attacks import ATTACKS_FOLDER
 from msa_lite.report.verdict import VERDICT_FILE
 
 
@@ -60,7 +61,7 @@ def check_record(folder: Path, allowed_signers: str | Path | None = None) -> Rec
         return RecordCheck(None, faults=(str(error),))
     findings = _Findings(folder / RECORD_FILE)
     findings.add_all(_inner_faults(record))
-    for check in (_check_key, _check_result, _check_outcome):
+    for check in (_check_key, _check_result, _check_outcome, _check_attacks):
         try:
             check(folder, record, findings)
         except MsaError as error:
@@ -195,6 +196,18 @@ def _check_outcome(folder: Path, record: Removal, findings: _Findings) -> None:
         findings.notes.append(
             f"{folder / 'evaluation'}: not all models' reports are there, so the scores were not compared"
         )
+
+
+def _check_attacks(folder: Path, record: Removal, findings: _Findings) -> None:
+    """Compare the record with what attacks brought back."""
+    if record.attacks is None:
+        return
+    if attacks := read_attacks(folder, record.result.name):
+        findings.places.append(f"{ATTACKS_FOLDER}/")
+        ours, theirs = ({one.name: one.model_dump(mode="json") for one in part} for part in (record.attacks, attacks))
+        findings.add_all(_differences("attacks", ours, theirs))
+    else:
+        findings.notes.append(f"{folder / ATTACKS_FOLDER}: not there, so the attacks were not compared")
 
 
 def _differences(where: str, recorded: Any, actual: Any) -> Iterator[str]:

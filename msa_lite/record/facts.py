@@ -13,8 +13,17 @@ from msa_lite.io.files import hash_file
 from msa_lite.io.hub import content_files, revision_of
 from msa_lite.io.reading import local_path, read_object
 from msa_lite.io.seal import CARD_FILE, MANIFEST, load_manifest
-from msa_lite.record.schema import INTERVAL, FileHash, Judgement, RecordedMetric, RecordedScores, VectorWeights
+from msa_lite.record.schema import (
+    INTERVAL,
+    FileHash,
+    Judgement,
+    RecordedAttack,
+    RecordedMetric,
+    RecordedScores,
+    VectorWeights,
+)
 from msa_lite.report import Metric, Report, load_report
+from msa_lite.report.attacks import ATTACKS_FOLDER, load_attacks
 from msa_lite.report.card import terms_of
 from msa_lite.report.verdict import VERDICT_FILE
 
@@ -85,6 +94,20 @@ def read_scores(folder: Path, models: Iterable[str]) -> RecordedScores | None:
     models = {name: _metrics(report) for name, report in reports.items()}
     of = reports["unlearned"]
     return RecordedScores(benchmark=of.benchmark, split=of.split, interval=INTERVAL, models=models)
+
+
+def read_attacks(folder: Path, kind: ResultKind) -> list[RecordedAttack] | None:
+    """Return what the attacks on a run's unlearned model brought back; None where none was made."""
+    facts = load_attacks(folder / ATTACKS_FOLDER, folder / kind)
+    if facts is None:
+        return None
+    recorded = []
+    for attack in facts.attacks:
+        if "unlearned" in attack.models:
+            trial = attack.models["unlearned"].strongest
+            figures = {"share": trial.share, "interval": trial.interval, "rows": trial.rows, "outcome": trial.outcome}
+            recorded.append(RecordedAttack(name=attack.name, control=attack.control, trial=trial.label, **figures))
+    return recorded
 
 
 def _metrics(report: Report) -> dict[str, RecordedMetric]:

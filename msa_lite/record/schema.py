@@ -137,6 +137,26 @@ class Judgement(RecordPart):
     """95 % confidence interval of `kept`, paired over the rows."""
 
 
+class RecordedAttack(RecordPart):
+    """An attack on the unlearned model (`msa-lite attack`)."""
+
+    name: str
+    """Its name: membership, prompt, sample, quantise, relearn, depth."""
+    control: Literal["ideal", "holdout"]
+    """What the result is beyond: the same attack on the ideal, or on rows that no model saw."""
+    trial: str
+    """The strongest of its trials."""
+    share: float | None
+    """What came back beyond the control, of what the target shows beyond it. None where the target shows no more."""
+    interval: tuple[float, float] | None
+    """The 95 % interval of `share`, by a bootstrap over rows."""
+    rows: int = Field(ge=0)
+    """The rows that it rests on."""
+    outcome: Literal["holds", "leaks", "unclear", "silent"]
+    """holds: the interval ends at 20 % or below. leaks: more than 20 %, and the interval lies above 0. silent: nothing
+    could be told. unclear: all else."""
+
+
 class EarlierRecord(RecordPart):
     """An earlier request whose vectors are part of the result."""
 
@@ -181,6 +201,8 @@ class Removal(RecordPart):
     """The verdict."""
     scores: RecordedScores | None
     """The metrics; None where nothing was scored."""
+    attacks: list[RecordedAttack] | None = None
+    """The attacks on the unlearned model; None where none was made."""
     versions: dict[str, str]
     """The versions of the software that made the result."""
     earlier: list[EarlierRecord]

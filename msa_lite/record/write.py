@@ -14,6 +14,7 @@ from msa_lite.record.facts import (
     ResultKind,
     hash_files,
     hashed_revision,
+    read_attacks,
     read_scores,
     read_vectors,
     read_verdict,
@@ -80,10 +81,25 @@ def write_run_record(folder: Path, run: RunFacts) -> Removal:
         return former
     if former and former.forget_rows.check != record.forget_rows.check:
         logger.warning("%s is not the one that the record had before; that one does not fit the new record", KEY_FILE)
-    store_record(record, path)
-    if (folder / SIGNATURE_FILE).exists():
-        logger.warning("%s has changed, so %s is no signature of it any more; sign it again", path, SIGNATURE_FILE)
+    _store(record, path)
     return record
+
+
+def write_attacks(folder: Path) -> None:
+    """Enter what attacks brought back into the record of a run that has one."""
+    former = _former(folder)
+    if former is None:
+        return
+    attacks = read_attacks(folder, former.result.name)
+    if attacks != former.attacks:
+        _store(former.model_copy(update={"attacks": attacks}), folder / RECORD_FILE)
+
+
+def _store(record: Removal, path: Path) -> None:
+    store_record(record, path)
+    signature = path.with_name(SIGNATURE_FILE)
+    if signature.exists():
+        logger.warning("%s has changed, so %s is no signature of it any more; sign it again", path, SIGNATURE_FILE)
 
 
 def _former(folder: Path) -> Removal | None:
@@ -125,6 +141,7 @@ def _make(folder: Path, run: RunFacts, former: Removal | None) -> Removal:
         forget_rows=make_key(folder / KEY_FILE).hash_rows(run.forget_rows),
         verdict=read_verdict(folder),
         scores=read_scores(folder, run.scored),
+        attacks=read_attacks(folder, run.kind),
         versions=manifest["versions"],
         earlier=earlier,
         previous_sha256=earlier[-1].record_sha256 if earlier else None,

@@ -9,13 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from msa_lite.attack_names import ATTACKS
+
 HOLDOUT = "holdout set"
 MEMBERSHIP = "forget against holdout set"
 _FORGET, _RETAIN, _UTILITY, _QUESTIONS, _TASKS = "forget set", "retain set", "utility", "questions", "tasks"
+ATTACKED = "under attack"
 # Ending of a metric's name → the set that it is measured on, and the direction of a score there.
 _SETS = {"f": _FORGET, "r": _RETAIN, "h": HOLDOUT, "ra": "real authors", "wf": "world facts"}
 _DIRECTIONS = {"f": False, "r": True, "h": None, "ra": True, "wf": True}
-GROUPS = (*_SETS.values(), MEMBERSHIP, _UTILITY, _QUESTIONS, _TASKS)
+GROUPS = (*_SETS.values(), MEMBERSHIP, ATTACKED, _UTILITY, _QUESTIONS, _TASKS)
 """The groups of metrics, in the order in which tables show them."""
 
 
@@ -97,6 +100,21 @@ def _right_answers(name: str, label: str, entities: str, source: str, partner: s
     return MetricKind(name, label, _QUESTIONS, True, formula, source, judge="optional", partner=partner)
 
 
+def attack_metric(name: str) -> str:
+    """Return the name of the metric that says how much an attack brings back: a column of a comparison."""
+    return f"attack_{name}"
+
+
+def _attacked() -> Iterator[MetricKind]:
+    """Yield what each attack brings back."""
+    for name, entry in ATTACKS.items():
+        formula = (
+            f"msa-lite attack: {entry.summary}; what comes back beyond the control by the strongest trial, as a share "
+            "of what the target shows beyond it"
+        )
+        yield MetricKind(attack_metric(name), f"back by {name}", ATTACKED, False, formula, _OWN, has_ratio=False)
+
+
 # In the order in which listings show the metrics of a group, and in which pictures look for a pair.
 _KINDS: Sequence[MetricKind] = (
     MetricKind(
@@ -169,6 +187,7 @@ _KINDS: Sequence[MetricKind] = (
         "min_k_pp_auc", "Min-K%++ AUC", MEMBERSHIP, None,
         "msa-lite probe: as loss_auc, by the score of min_k_pp", f"Zhang et al., 2024; {_OWN}",
     ),
+    *_attacked(),
     MetricKind(
         "model_utility", "model utility", _UTILITY, True,
         "harmonic mean of probability, rouge_l and truth_ratio on retain set, real authors and world facts", _TOFU,

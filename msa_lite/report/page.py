@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from msa_lite.io.files import write_text
+from msa_lite.report.attacks import ATTACK_HEADINGS, TRIAL_HEADINGS, attack_rows, trial_rows
 from msa_lite.report.charts import Bars, forget_retain_chart, loss_chart, score_bars
 from msa_lite.report.drawing import Chart, cut
 from msa_lite.report.formats import Cell
@@ -83,6 +84,10 @@ def make_page(story: Story) -> str:
         forecast=forecast_table(story.update.forecast) if story.update else None,
         forecast_meaning=FORECAST_MEANING,
         probed=_probed(story.probe) if story.probe else [],
+        attack_headings=ATTACK_HEADINGS,
+        attack_rows=attack_rows(story.attacks) if story.attacks else [],
+        trial_headings=TRIAL_HEADINGS,
+        trial_rows=trial_rows,
     )
     return page.rstrip() + "\n"
 

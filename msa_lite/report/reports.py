@@ -13,7 +13,7 @@ from msa_lite.io.files import write_json
 from msa_lite.io.reading import read_object
 
 REPORT_FILE = "report.json"
-_Z95 = 1.96  # standard errors from a value to the ends of its 95 % interval
+Z95 = 1.96  # standard errors from a value to the ends of its 95 % interval
 RUN_REPORT = "run"
 """The value of "kind" in the report.json of a whole run, which is no `Report`."""
 
@@ -38,7 +38,7 @@ class Metric:
     @property
     def margin(self) -> float:
         """Return half the length of the 95 % interval around the value; 0 where it has no error."""
-        return _Z95 * (self.stderr or 0.0)
+        return Z95 * (self.stderr or 0.0)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ def run_json(story: Story) -> dict[str, Any]:
         "fits": {name: _fit(fit) for name, fit in story.fits.items()},
         "update": _update(story.update) if story.update else None,
         "probe": asdict(story.probe) if story.probe else None,
+        "attacks": asdict(story.attacks) if story.attacks else None,
         "interference": [asdict(pair) for pair in story.interference],
         "examples": [example.as_dict() for example in story.examples],
         "provenance": _without(asdict(story.provenance), "values"),

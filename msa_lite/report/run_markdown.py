@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msa_lite.report.attacks import ATTACK_HEADINGS, TRIAL_HEADINGS, AttackFacts, attack_rows, trial_rows
 from msa_lite.report.choosing import in_symbols, value_text
 from msa_lite.report.examples import examples_markdown
 from msa_lite.report.formats import Cell, Section, TextTable, escape_markdown, markdown
@@ -34,6 +35,7 @@ def run_markdown(story: Story) -> str:
         *_choice(story),
         *_fits(story),
         *_update(story.update),
+        *_attacks(story.attacks),
         *_probe(story.probe),
         *_interference(story.interference),
         *([examples_markdown(story.examples)] if story.examples else []),
@@ -191,6 +193,24 @@ def _sizes(one: GroupUpdate) -> list[Cell]:
     return [Cell(str(one.tensors)), *map(Cell, sizes)]
 
 
+def _attacks(facts: AttackFacts | None) -> list[str]:
+    """Return what attacks brought back, attack by attack, with the trials of each."""
+    if facts is None:
+        return []
+    lines = ["## Does it stay forgotten?\n"]
+    lines += [f"{name}: {facts.sentence(name)}\n" for name in facts.models]
+    lines.append(f"Comes back: {facts.meaning}, of what the target shows there, with its 95 % interval over rows.\n")
+    lines.append(_table([*ATTACK_HEADINGS], [[*map(Cell, row)] for row in attack_rows(facts)], 3))
+    for attack in facts.attacks:
+        lines.append(f"{attack.name}: {attack.summary}. Source: {attack.source}.\n")
+        lines.append(_table([*TRIAL_HEADINGS], [[*map(Cell, row)] for row in trial_rows(attack)], 2))
+        for name, attacked in attack.models.items():
+            if attacked.figures:
+                figures = ", ".join(f"{key} {value:.3g}" for key, value in attacked.figures.items())
+                lines.append(f"{name}: {figures}.\n")
+    return [*lines, *(f"Not made: {name}: {reason}.\n" for name, reason in facts.left_out.items())]
+
+
 def _probe(probe: ProbeFacts | None) -> list[str]:
     if probe is None:
         return []
@@ -229,5 +249,5 @@ def _provenance(provenance: Provenance) -> list[str]:
     return ["## Where it comes from\n", lines, f"```yaml\n{provenance.recipe.replace('```', chr(39) * 3)}```\n"]
 
 
-def _table(headings: list[str], rows: list[list[Cell]]) -> str:
-    return markdown(TextTable(headings, [Section(rows)]))
+def _table(headings: list[str], rows: list[list[Cell]], left: int = 1) -> str:
+    return markdown(TextTable(headings, [Section(rows)], left=left))

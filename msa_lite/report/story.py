@@ -10,6 +10,7 @@ from typing import Any
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.io.reading import read_object
 from msa_lite.io.seal import MANIFEST
+from msa_lite.report.attacks import ATTACKS_FOLDER, HOLDOUT_LIMIT, AttackFacts, load_attacks
 from msa_lite.report.choosing import Choosing, load_choosing
 from msa_lite.report.examples import SideBySide
 from msa_lite.report.faults import is_finite_number, reading, stage_manifest, stage_report
@@ -28,6 +29,12 @@ LIMIT = (
     "Unlearning is approximate. These scores are evidence, not a proof that the data has no influence left; other "
     "prompts, further tuning or quantisation may bring some of it back."
 )
+_UNTESTED = {
+    "prompt": "other wordings",
+    "sample": "answers drawn at random",
+    "quantise": "the model in 4 bits",
+    "relearn": "the model after more training",
+}  # by the attack that tests it
 _STRENGTHS = ("alpha", "beta", "scale")
 _FORMULAS = {
     "msa": "θ_u = θ_D − α (θ_1 − θ_0) + β (θ_2 − θ_0)",
@@ -100,6 +107,8 @@ class Story:
     """The change of the weights; None until the model is merged."""
     probe: ProbeFacts | None
     """The findings of the probe on the prior; None where none was made."""
+    attacks: AttackFacts | None
+    """What attacks brought back from the unlearned model; None where none was made, or only of another model."""
     interference: tuple[VectorPair, ...]
     """Pairs of vectors with how alike they are; empty without earlier requests."""
     examples: tuple[SideBySide, ...]
@@ -180,6 +189,7 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
             del scored["unlearned"]  # of a model that was there before
     choosing = load_choosing(folder / "sweep") if wanted.choice else None
     fits = load_fits(folder / "vectors", wanted.vectors)
+    attacks = load_attacks(folder / ATTACKS_FOLDER, update.folder) if update else None
     earlier = _earlier(folder, provenance, manifest)
     with reading(folder / VERDICT_FILE):
         sentence, basis = first_sentence(verdict, reports), basis_of(verdict, reports)
@@ -199,11 +209,12 @@ def load_story(folder: Path, examples: Sequence[SideBySide] = ()) -> Story:
         fits=fits,
         update=update,
         probe=load_probe(folder / "probe"),
+        attacks=attacks,
         interference=_interference(merged, manifest),
         examples=tuple(examples),
         provenance=provenance,
         warnings=(*(update.notes if update else ()), *(choosing.doubts if choosing else ())),
-        limits=_limits(reports, verdict, earlier),
+        limits=_limits(reports, verdict, earlier, attacks),
         missing=after_purge(folder, _missing(provenance.form, wanted, reports, fits, choosing, update, verdict)),
     )
 
@@ -285,7 +296,10 @@ def _interference(folder: Path, manifest: Mapping[str, Any]) -> tuple[VectorPair
 
 
 def _limits(
-    reports: Mapping[str, Report], verdict: Mapping[str, Any] | None, earlier: Iterable[str]
+    reports: Mapping[str, Report],
+    verdict: Mapping[str, Any] | None,
+    earlier: Iterable[str],
+    attacks: AttackFacts | None,
 ) -> tuple[str, ...]:
     """Return sentences on what the scores do not show, and on what was not measured.
 
@@ -294,9 +308,11 @@ def _limits(
     limits = [LIMIT]
     if not reports:
         return (*limits, "Nothing was scored.")
-    limits.append(
-        "Not tested here: other wordings and languages, answers drawn at random, the model after more training."
-    )
+    made = {attack.name for attack in attacks.attacks} if attacks else set()
+    if untested := [words for name, words in _UNTESTED.items() if name not in made]:
+        limits.append(f"Not tested here: {', '.join(untested)}. `msa-lite attack` does.")
+    if attacks and attacks.control == "holdout":
+        limits.append(HOLDOUT_LIMIT)
     if runs := list(earlier):
         limits.append(
             "The rows of earlier requests were not scored again. `msa-lite evaluate` with `--recipe RUN/recipe.yaml` "

@@ -1,6 +1,8 @@
 """Fitting vectors: fine-tune a prior on rows and keep the change, with the Hugging Face Trainer underneath."""
 
+from msa_lite.train.auto import auto_rate
 from msa_lite.train.fit import check_mode, fit_inputs, fit_vector
+from msa_lite.train.in_place import check_tunable, roomy_mode, tune
 from msa_lite.train.loop import epoch_folder
 from msa_lite.train.objective import AfterEpoch, KeptEpochs, Objective
 from msa_lite.train.settings import FitSettings
@@ -15,9 +17,13 @@ __all__ = [
     "Objective",
     "Tracking",
     "Until",
+    "auto_rate",
     "check_mode",
     "check_trackers",
+    "check_tunable",
     "epoch_folder",
     "fit_inputs",
     "fit_vector",
+    "roomy_mode",
+    "tune",
 ]

@@ -22,6 +22,7 @@ from msa_lite.train.model import broken_weight, save_model
 from msa_lite.train.objective import AfterEpoch, KeptEpochs, Objective
 from msa_lite.train.rungs import Rung
 from msa_lite.train.tracking import UNTRACKED, Tracking
+from msa_lite.train.trainer import last_loss, make_trainer, steps_per_epoch
 
 if TYPE_CHECKING:
     from msa_lite.io.hub import Source
@@ -65,7 +66,7 @@ class Loop:
     @property
     def steps_per_epoch(self) -> int:
         """Return the optimiser steps of an epoch."""
-        return math.ceil(len(self.examples) / self.settings.batch_size)
+        return steps_per_epoch(len(self.examples), self.settings)
 
     def run(self, model: Any) -> None:
         """Train, from the last whole save where there is one, and write the weights."""
@@ -124,63 +125,23 @@ class Loop:
                 shutil.rmtree(folder)
 
     def _trainer(self, model: Any) -> Any:
-        from transformers import PrinterCallback, TrainingArguments
-
-        settings = self.settings
-        arguments = TrainingArguments(
-            output_dir=str(self.partial / SAVES),
-            # The objective divides the rows of a step itself, since its means are over all of them.
-            per_device_train_batch_size=settings.batch_size,
-            gradient_accumulation_steps=1,
-            num_train_epochs=settings.epochs,
-            learning_rate=settings.learning_rate,
-            weight_decay=settings.weight_decay,
-            warmup_steps=settings.count_warmup(self.steps_per_epoch),
-            lr_scheduler_type={"linear": "linear", "constant": "constant_with_warmup"}[settings.schedule],
-            max_grad_norm=1.0,
-            seed=settings.seed,
-            **settings.trainer_options(),
-            logging_steps=1,
-            logging_nan_inf_filter=False,
+        return make_trainer(
+            model,
+            self.objective,
+            len(self.examples),
+            self.settings,
+            self.rung.micro,
+            _make_callback(self),
+            self.partial / SAVES,
             save_strategy="no" if self.gauge else "epoch",
             save_total_limit=2,
             **self.tracking.arguments(self.label),
-            disable_tqdm=True,
-            remove_unused_columns=False,
-            dataloader_pin_memory=False,  # of indices
         )
-        arguments._n_gpu = min(arguments.n_gpu, 1)  # a process trains on one GPU; DataParallel would spread it over all
-        trainer = _objective_trainer(self.objective, self.rung.micro)(
-            model=model,
-            args=arguments,
-            callbacks=[_make_callback(self)],
-            train_dataset=list(range(len(self.examples))),
-            data_collator=lambda batch: {"rows": list(batch)},
-        )
-        trainer.remove_callback(PrinterCallback)
-        return trainer
 
 
 def epoch_folder(folder: Path, epoch: int) -> Path:
     """Return the folder of an epoch's weights, counted from 1, in a vector's folder."""
     return folder / f"epoch-{epoch}"
-
-
-def _objective_trainer(objective: Objective, micro: int) -> Any:
-    """Return a Trainer class whose steps are those of an objective."""
-    from transformers import Trainer
-
-    class ObjectiveTrainer(Trainer):
-        def training_step(self, model: Any, inputs: Mapping[str, Any], num_items_in_batch: Any = None) -> Any:
-            model.train()
-            epoch = int(self.state.epoch or 0)
-            with self.compute_loss_context_manager():
-                return objective.step(model, inputs["rows"], epoch, micro, self.accelerator.backward)
-
-        def floating_point_ops(self, inputs: Mapping[str, Any]) -> int:
-            return 0  # the Trainer's own looks for token ids, which these inputs lack
-
-    return ObjectiveTrainer
 
 
 @dataclass
@@ -230,7 +191,7 @@ def _make_callback(loop: Loop) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             likely = loop.gauge.likely_steps(loop.steps_per_epoch) if loop.gauge else state.max_steps
-            tell(loop.progress, loop.label, state.global_step, likely, _last_loss(state))
+            tell(loop.progress, loop.label, state.global_step, likely, last_loss(state))
 
         def _measure(self, model: Any, state: Any, control: Any) -> None:
             """Ask the gauge whether the fit goes on; if so, save it when the last save is over a minute old."""
@@ -259,11 +220,6 @@ def _make_callback(loop: Loop) -> Any:
                 (Path(args.output_dir) / f"checkpoint-{state.global_step}" / _SAVED_WHOLE).touch()
 
     return Watch()
-
-
-def _last_loss(state: Any) -> str:
-    """Return the last logged loss, that of the step before, as a note for the progress."""
-    return next((f"loss {line['loss']:.3g}" for line in reversed(state.log_history) if "loss" in line), "")
 
 
 def last_save(saves: Path) -> Path | None:

@@ -53,7 +53,7 @@ def load_trainable(folder: Path, settings: FitSettings, added: AddedRows | None 
         _widen_vectors(model, folder)
     if precision == "fp16":  # its range is too small for the sum of all layers
         model.get_input_embeddings().register_forward_hook(lambda module, inputs, states: states.float())
-    return _with_adapter(model, settings, precision)
+    return with_adapter(model, settings, precision)
 
 
 def _is_stored_in(folder: Path, precision: NumberFormat) -> bool:
@@ -91,9 +91,12 @@ def _like_inputs(module: Any, inputs: tuple[Any, ...], states: Any) -> Any:
     return states.to(inputs[0].dtype) if inputs and hasattr(states, "to") else states
 
 
-def _with_adapter(model: Any, settings: FitSettings, precision: NumberFormat) -> Any:
-    """Put a fresh adapter on the model, in fp32. Raise UsageError for targets that the model lacks."""
-    from peft import LoraConfig, get_peft_model
+def with_adapter(model: Any, settings: FitSettings, precision: NumberFormat, name: str = "default") -> Any:
+    """Put a fresh adapter on the model, in fp32, beside those that are on it already.
+
+    Raise UsageError for targets that the model lacks.
+    """
+    from peft import LoraConfig, PeftModel, get_peft_model
 
     targets = settings.lora_targets
     config = LoraConfig(
@@ -104,7 +107,10 @@ def _with_adapter(model: Any, settings: FitSettings, precision: NumberFormat) ->
         target_modules=targets if isinstance(targets, str) else list(targets),
     )
     try:
-        model = get_peft_model(model, config)
+        if isinstance(model, PeftModel):
+            model.add_adapter(name, config)
+        else:
+            model = get_peft_model(model, config, adapter_name=name)
     except ValueError as error:
         raise discarded(UsageError(f"vector.lora.targets: {error}")) from error
     if precision != "fp32":  # autocast takes the inputs as they are; PEFT would keep a copy of each in fp32

@@ -12,13 +12,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from msa_lite.errors import UsageError
+from msa_lite.errors import StageError, UsageError
 from msa_lite.io.memory import free_bytes, free_memory, is_out_of_memory, memory_fault, total_bytes
 from msa_lite.io.precision import autocast
 from msa_lite.io.progress import readable
 
 if TYPE_CHECKING:
     from msa_lite.train.objective import Objective
+    from msa_lite.train.plain import PlainLoss
     from msa_lite.train.settings import FitSettings
 
 CPU_TOKENS = 4096
@@ -177,6 +178,23 @@ class StepProbe:
                 parameter.grad = None
             free_memory()
         return None
+
+
+def find_rung(model: Any, objective: PlainLoss, settings: FitSettings, kinds: Sequence[Rung]) -> Rung:
+    """Set the model up at the first rung that a step fits at, and return it. kinds: the rungs of a single row to try.
+
+    Raise StageError where there is none.
+    """
+    examples, micros = objective.examples, micro_batches(settings, objective.longest)
+    probe = StepProbe(objective, settings, sorted(range(len(examples)), key=lambda i: -len(examples[i].ids)))
+    rungs = [replace(kind, micro=micros[0]) for kind in kinds]
+    fault: str | None = None
+    for rung in [*rungs, *(replace(rungs[-1], micro=micro) for micro in micros[1:])]:
+        set_up(model, rung)
+        fault = probe.fault(model, rung.micro)
+        if fault is None:
+            return rung
+    raise StageError(f"no step of the fit is possible: out of memory ({fault}): {Static.of(model, settings)}")
 
 
 @contextmanager

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from msa_lite.data import Example
-from msa_lite.errors import StageError
 from msa_lite.io.hub import Source
 from msa_lite.io.memory import free_memory
 from msa_lite.train.model import load_trainable
 from msa_lite.train.plain import PlainLoss
-from msa_lite.train.rungs import Rung, StepProbe, ladder, micro_batches, set_up
+from msa_lite.train.rungs import Rung, find_rung, ladder
 from msa_lite.train.settings import FitSettings
 
 _STEPS = 4  # after one that warms up
@@ -54,27 +53,13 @@ def time_steps(
         kinds = ladder(model, [1])
         for name in sorted(sets, key=lambda name: max(len(e.ids) for e in sets[name])):  # no rung can be taken back
             loss = PlainLoss(sets[name], pad)
-            rung = _find_rung(model, loss, settings[name], kinds)
+            rung = find_rung(model, loss, settings[name], kinds)
             kinds = kinds[kinds.index(replace(rung, micro=1)) :]
             times[name] = StepTimes(load, *_time_set(model, loss, settings[name], rung), rung)
     finally:
         del model
         free_memory()
     return times
-
-
-def _find_rung(model: Any, loss: PlainLoss, settings: FitSettings, kinds: Sequence[Rung]) -> Rung:
-    """Set the model up at the first rung that fits, and return it. kinds: the rungs of a single row that are left."""
-    examples, micros = loss.examples, micro_batches(settings, loss.longest)
-    probe = StepProbe(loss, settings, sorted(range(len(examples)), key=lambda i: -len(examples[i].ids)))
-    rungs = [replace(kind, micro=micros[0]) for kind in kinds]
-    fault: str | None = None
-    for rung in [*rungs, *(replace(rungs[-1], micro=micro) for micro in micros[1:])]:
-        set_up(model, rung)
-        fault = probe.fault(model, rung.micro)
-        if fault is None:
-            return rung
-    raise StageError(f"no step of the fit can be measured: out of memory ({fault})")
 
 
 def _time_set(model: Any, loss: PlainLoss, settings: FitSettings, rung: Rung) -> tuple[float, int, int | None]:

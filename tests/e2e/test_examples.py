@@ -104,31 +104,13 @@ def test_evaluate(call_example: CallExample, history: Path, tmp_path: Path) -> N
         assert lines["probability_r"].split(" ± ")[place].endswith(f"{report['metrics']['probability_r']['value']:.3f}")
 
 
-def relearn(call_example: CallExample, history: Path, model: str, out: Path) -> dict[str, float]:
-    """Attack a model of a history beside its ideal; return by how much each metric ends above the control."""
-    rows = history / "data/forget.jsonl"
-    options = ["--control", history / "ideal", "--rows", rows, "--learning-rate", 5e-3, "--epochs", 1]
-    text = call_example("attack", history / model, *options, "--out", out)
-    halves = [(out / f"{name}.jsonl").read_text().splitlines() for name in ("tuned", "scored")]
-    assert sorted(halves[0] + halves[1]) == sorted(rows.read_text().splitlines())
-    found = re.findall(r"^(\w+)\n.*→.*\n.*→.*\n  above the control: ([+-][\d.]+)$", text, re.M)
-    return {name: float(value) for name, value in found}
-
-
-def test_attack_finds_nothing_in_a_model_that_never_saw_the_rows(
-    call_example: CallExample, history: Path, tmp_path: Path
-) -> None:
-    above = relearn(call_example, history, "ideal", tmp_path / "out")
-    assert above == {"accuracy_f": 0, "rouge_l_f": 0, "extraction_strength": 0}
-
-
-@pytest.mark.slow
-def test_attack_finds_the_rows_in_a_model_that_knows_them(
-    call_example: CallExample, knowing: Path, tmp_path: Path
-) -> None:
-    above = relearn(call_example, knowing, "target", tmp_path / "out")
-    assert above["accuracy_f"] > 0.3
-    assert above["extraction_strength"] > 0.3
+def test_attack(call_example: CallExample, finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    other = f"other={run / 'baselines/task_vector/model'}"
+    out = call_example("attack", run, "--attacks", "membership", "--rows", 4, "--model", other)
+    found = re.findall(r"^membership, (\w+): (?:brings back|tells nothing)", out, re.M)
+    assert found == ["unlearned", "other"]
+    assert f"all of it: {run}/attacks" in out
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content:DeprecationWarning")

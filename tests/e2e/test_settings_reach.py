@@ -17,7 +17,7 @@ from msa_lite.pipeline.prepare_training import prepare_training
 from msa_lite.recipe import load_training
 from msa_lite.recipe.training import Training
 from msa_lite.recipe.vector import Lora, RetainVector, VectorSpec
-from msa_lite.train import FitSettings, Until, fit, loop
+from msa_lite.train import FitSettings, Until, fit, trainer
 
 pytestmark = pytest.mark.usefixtures("quick_fits")
 
@@ -93,8 +93,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     def train(*args: Any, **keywords: Any) -> None:
         raise Stop
 
-    trainer = loop._objective_trainer
-    monkeypatch.setattr(loop, "_objective_trainer", lambda *given: noted.micros.append(given[1]) or trainer(*given))
+    kind = trainer.trainer_class
+    monkeypatch.setattr(trainer, "trainer_class", lambda *given: noted.micros.append(given[1]) or kind(*given))
     monkeypatch.setattr(fit, "fit_inputs", fit_inputs)
     monkeypatch.setattr(transformers, "set_seed", noted.seeds.append)
     monkeypatch.setattr(transformers.Trainer, "train", train)
@@ -171,9 +171,9 @@ def test_a_baselines_own_settings_reach_the_trainer(
     mode: str, start: str, recipe: dict[str, Any], calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[int] = []
-    own = msa_lite.pipeline.trials.draw_answers
+    own = msa_lite.pipeline.trials.sample_answers
     monkeypatch.setattr(
-        "msa_lite.pipeline.trials.draw_answers",
+        "msa_lite.pipeline.trials.sample_answers",
         lambda count, seed, *more: drawn.append(seed) or own(count, seed, *more),
     )
     asked = {"start": start, "epochs": 6, "learning_rate": 4e-3}

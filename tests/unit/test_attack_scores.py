@@ -23,4 +23,4 @@ OF_QUESTIONS = ["extraction_strength", "accuracy", "rouge_l", "probability"]
 def test_measures_follow_from_the_kind_of_rows_and_are_explained(rows: list[Row], names: list[str]) -> None:
     measures = recall_measures(Ground(rows, [], [], rows, prompter=None))  # type: ignore[arg-type]
     assert [measure.name for measure in measures] == names
-    assert all(measure.label and measure.meaning and not measure.is_auc for measure in measures)
+    assert all(measure.label and measure.meaning and measure.kind == "mean" for measure in measures)

@@ -10,6 +10,7 @@ from itertools import chain
 import pytest
 from click.testing import CliRunner
 
+from msa_lite.attack_names import ATTACKS
 from msa_lite.benchmarks import BENCHMARKS
 from msa_lite.cli.metrics import command
 from msa_lite.comparison.published import load_published, published_tables
@@ -21,7 +22,7 @@ from msa_lite.evals.qa import Qa
 from msa_lite.evals.restor import QUESTIONS, Restor
 from msa_lite.evals.tofu import Tofu
 from msa_lite.report import Metric
-from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, metric_kind
+from msa_lite.report.metrics import GROUPS, METRICS, MetricKind, attack_metric, metric_kind
 from msa_lite.report.table import heading
 from tests.arrows import PACKAGE, sources
 from tests.pages import metrics_page
@@ -54,7 +55,8 @@ def reported() -> dict[str, tuple[Metric, Metric]]:
 
 def test_what_benchmarks_report_has_an_entry_and_no_entry_is_unused() -> None:
     assert {benchmark_class(name) for name in BENCHMARKS} | {Probe} == SETS.keys()
-    assert reported().keys() == METRICS.keys()
+    attacks = {attack_metric(name) for name in ATTACKS}
+    assert reported().keys() | attacks == METRICS.keys()
 
 
 def test_benchmarks_and_published_tables_name_no_other_metrics() -> None:

@@ -65,5 +65,5 @@ def test_steps_go_down_the_rungs_and_never_up(tmp_path: Path, monkeypatch: pytes
         "long": Rung(4, checkpointing=True),
         "longer": Rung(2, checkpointing=True),
     }
-    with pytest.raises(StageError, match="no step of the fit can be measured: out of memory"):
+    with pytest.raises(StageError, match="no step of the fit is possible: out of memory"):
         time_steps(source, {"long": rows(4, 50)}, settings, 0)

@@ -1,0 +1,149 @@
+"""Turn attacked rows into prompts, generate answers to them, and hold each answer to the text that it should not know.
+
+A text is asked for by its own beginning: of its first tokens, twice as many as an answer may have, the first half of
+the words is the prompt, and the other half is the reference, as in MUSE's verbatim memorization (Shi et al., 2024).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from msa_lite.attacks.attack import Cost, Ground, Subject
+from msa_lite.data import Row, Shots
+from msa_lite.evals import scoring
+from msa_lite.evals.benchmark import Record
+from msa_lite.evals.forward import common_start
+from msa_lite.evals.generate import Decoding, generate
+from msa_lite.evals.models import Runner
+from msa_lite.io.files import digest
+
+_COUNTED = 20  # rows of a set, for an estimate
+
+
+@dataclass(frozen=True)
+class PromptedRow:
+    """A prompt, and the text that an answer to it is held to."""
+
+    index: int
+    """The index of its row."""
+    prompt: list[int]
+    """Token ids; empty where the row cannot be asked in this way."""
+    reference: str
+    question: str = ""
+    """The question of the row, which a judge reads; "" for a text."""
+    fault: str = ""
+    """The reason why the row cannot be asked in this way."""
+
+    def within(self, window: int | None) -> PromptedRow:
+        """Return the question for a model of this window; a prompt that leaves no room for an answer is a fault."""
+        if self.fault or window is None or len(self.prompt) < window:
+            return self
+        return replace(self, fault=f"longer than the {window} tokens that there is room for")
+
+
+def prompt_row(
+    ground: Ground, row: Row, wording: str = "", shots: Shots = (), texts: Sequence[str] = ()
+) -> PromptedRow:
+    """Prompt for a row: by its question, or by the beginning of its text.
+
+    wording: the question in other words; "" for the row's own. shots: questions with answers to show before a question;
+    texts: those to show before a text, blank lines between them.
+    """
+    if row.text:
+        return _ask_text(ground, row, "".join(f"{text}\n\n" for text in texts))
+    prompt = ground.prompter.prompt(wording or row.question, [*shots, *row.earlier], row.system)
+    return PromptedRow(row.index, prompt, row.answer, row.question)
+
+
+def prompt_rest(ground: Ground, row: Row, words: int) -> PromptedRow:
+    """Prompt for a row by its question and the first words of its answer. The reference is the other words.
+
+    Answers that would have fewer words left than are given cannot be asked in this way.
+    """
+    ends = [match.end() for match in re.finditer(r"\S+", row.answer)]
+    if len(ends) < 2 * words:
+        return PromptedRow(row.index, [], row.answer, row.question, f"the answer has fewer than {2 * words} words")
+    begin, rest = row.answer[: ends[words - 1]], row.answer[ends[words - 1] :]
+    whole, start = (ground.prompter.full(row.question, text, row.earlier, row.system) for text in (row.answer, begin))
+    # Where they part, one goes on with the next word, and the other one ends.
+    return PromptedRow(row.index, whole[: common_start([whole, start])], rest.strip(), row.question)
+
+
+def cut_text(ground: Ground, text: str, tokens: int) -> str:
+    """Return the first tokens of a text."""
+    tokenizer = ground.prompter.tokenizer
+    return str(tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"][:tokens]))
+
+
+def _ask_text(ground: Ground, row: Row, before: str) -> PromptedRow:
+    text = cut_text(ground, row.text, 2 * ground.max_new_tokens)
+    words = list(re.finditer(r"\S+", text))
+    if len(words) < 2:
+        return PromptedRow(row.index, [], row.text, fault="a text of one word")
+    middle = words[len(words) // 2 - 1].end()
+    prompt = ground.prompter.tokenizer(before + text[:middle])["input_ids"]
+    return PromptedRow(row.index, list(prompt), text[middle:].strip())
+
+
+def answer_rows(subject: Subject, ground: Ground, questions: Sequence[PromptedRow]) -> list[Record]:
+    """Answer questions greedily; return their records: index, generated, and its scores by `score_text`.
+
+    Questions that another attack has asked are not asked again.
+    """
+    key = "answers", digest([ground.max_new_tokens, [[q.index, q.prompt, q.reference] for q in questions]])
+    if key not in subject.results:
+        subject.results[key] = _answer(subject.runner, ground, questions)
+    return list(subject.results[key])
+
+
+def _answer(runner: Runner, ground: Ground, questions: Sequence[PromptedRow]) -> list[Record]:
+    questions = [question.within(runner.window) for question in questions]
+    places = [place for place, question in enumerate(questions) if not question.fault]
+    records = [skipped_record(question) for question in questions]
+    prompts = [questions[place].prompt for place in places]
+    decoding = Decoding(ground.max_new_tokens)
+    for batch in generate(runner, ground.prompter.tokenizer, prompts, decoding, end=ground.prompter.end):
+        for at, (text,) in batch:
+            question = questions[places[at]]
+            records[places[at]] = {"index": question.index, "generated": text} | score_text(question, text)
+    return records
+
+
+def score_text(question: PromptedRow, text: str) -> Record:
+    """Return the scores of an answer: `accuracy` (the whole reference stands in it) and `rouge_l` (recall)."""
+    return {
+        "accuracy": scoring.accuracy(question.reference, text),
+        "rouge_l": scoring.rouge_l_recall(question.reference, text),
+    }
+
+
+def skipped_record(question: PromptedRow) -> Record:
+    """Return the record of a question that is not asked."""
+    return {"index": question.index, "generated": None, "accuracy": None, "rouge_l": None, "skipped": question.fault}
+
+
+def cost_of(ground: Ground, make: Callable[[Row], PromptedRow], times: int = 1) -> Cost:
+    """Return the work of answering all scored rows some times, each answer as long as its reference.
+
+    A prompt runs once, and so does what all prompts begin with. Of many rows, the first ones are counted.
+    """
+    tokenizer = ground.prompter.tokenizer
+    total = Cost()
+    for _, rows in attacked(ground):
+        prompted = [part for part in (make(row) for row in rows[:_COUNTED]) if not part.fault]
+        texts = [tokenizer(part.reference, add_special_tokens=False)["input_ids"] for part in prompted]
+        generated = sum(min(len(ids) + 1, ground.max_new_tokens) for ids in texts)
+        shared = common_start([part.prompt for part in prompted])
+        own = sum(len(part.prompt) - shared for part in prompted)
+        share = len(rows) / len(rows[:_COUNTED])
+        total = total.plus(Cost(shared + share * own, share * times * generated))
+    return total
+
+
+def attacked(ground: Ground) -> Iterator[tuple[str, Sequence[Row]]]:
+    """Yield the sets of rows that are scored, with their names: "forget", and "holdout" where there are such rows."""
+    yield "forget", ground.forget
+    if ground.holdout:
+        yield "holdout", ground.holdout

@@ -1,0 +1,378 @@
+"""Tune a model a little, and see how much of the forget rows comes back: relearning attacks.
+
+Four branches, each on other rows, and each from the model as it was loaded:
+
+- forget: on all rows that the forget vector learnt. Any model learns them; the ideal, tuned alike, shows how fast one
+  does that never knew them. Published settings: 1 epoch at 2e-5 in steps of 32 rows, no warm-up, no weight decay, all
+  weights (Unlearning Depth Score, arXiv 2605.24614, after OpenUnlearning).
+- part: on a seeded half of the forget rows; the other half is scored. Published: 6 epochs in steps of 4 rows, warm-up
+  over 24 steps, the best of several rates from 1e-7 to 5e-6 (arXiv 2410.08827). Here 5e-6 alone.
+- retain: on rows to keep alone, none of them to forget. It brought nearly everything back in vision models (arXiv
+  2505.22310). The settings of that paper are for images; those of `forget` stand in their place.
+- unrelated: on text that has nothing to do with any of it. Published: LoRA of rank 128 and alpha 16, 3 epochs at 2e-4,
+  one row a step, warm-up over 5 % of the steps, weight decay 0.01, 10 to 1000 rows (arXiv 2409.18025,
+  ethz-spylab/unlearning-vs-safety). Here two dozen short texts of our own, so that it works offline.
+
+Published settings are for models of 1B and more with hundreds of rows. On a small model or a few rows they change next
+to nothing, and "nothing came back" would mean nothing. So each branch also runs at a strength that is matched to the
+model: as many steps for each branch, at a rate that grows as the model shrinks. These trials speak for the attack.
+
+Evidence, from the quickstart (a Llama of 2.2M weights, 40 forget rows, extraction strength): the ideal learns the
+forget rows from .28 to .69, .95 and 1.00 in 6, 12 and 24 matched steps; the published epoch, 2 steps, takes it to .30.
+On rows to keep, 48 matched steps took the unlearned model from .34 to .59, and the ideal to .31; 9 published ones to
+.36 and .28.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial
+from msa_lite.attacks.scores import recall_cost, recall_measures
+from msa_lite.attacks.unrelated import UNRELATED
+from msa_lite.data import Example, Row, encode_qa, encode_text, pad_id, rows_identity, split_rows
+from msa_lite.errors import nearest
+from msa_lite.evals.benchmark import Record, Records
+from msa_lite.evals.models import Runner
+from msa_lite.evals.records import run_items
+from msa_lite.io.progress import Progress, notices, silent
+from msa_lite.train import FitSettings, auto_rate, check_tunable, roomy_mode, tune
+
+_ROWS_TAUGHT = {
+    "forget": "all forget rows",
+    "part": "half of the forget rows",
+    "retain": "rows to keep",
+    "unrelated": "unrelated text",
+}
+_STRENGTHS = ("matched", "published")
+_LEAST_PART = 2  # rows on either side of a division
+_FASTER = 3.0  # times the rate of a vector: whoever attacks need not spare the rest of the model
+_OF_ADAPTER = 10 * 64  # over lora_alpha: the rate of an adapter as a multiple of that of all weights
+_PLAIN = Trial("plain", "no tuning", is_control=True)
+
+
+@dataclass(frozen=True)
+class RelearnSettings:
+    """The settings of a branch."""
+
+    learning_rate: float | None = None
+    """None: three times the rate at which a vector of all weights is fitted to a model of this size."""
+    epochs: int = 1
+    steps: int | None = None
+    """The number of optimiser steps, in place of `epochs`."""
+    batch_size: int = 32
+    mode: Literal["auto", "full", "lora"] = "auto"
+    """auto: all weights where the device has room for their gradients and AdamW's states, else an adapter, at ten times
+    the rate."""
+    lora_rank: int = 32
+    lora_alpha: float = 64
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
+    schedule: Literal["linear", "constant"] = "linear"
+
+    def count_steps(self, examples: int) -> int:
+        """Return the number of optimiser steps."""
+        return self.steps or self.epochs * math.ceil(examples / self.batch_size)
+
+    def settings(self, model: Any, examples: int, seed: int) -> FitSettings:
+        """Return the settings of a fit of a loaded model on so many examples."""
+        mode = roomy_mode(model) if self.mode == "auto" else self.mode
+        if mode != self.mode and mode == "lora":
+            notices.info("relearn: there is no room to tune all weights, so that an adapter is tuned")
+        rate = self.learning_rate
+        if rate is None:
+            rate = _FASTER * auto_rate("full", sum(parameter.numel() for parameter in model.parameters()))
+        if mode == "lora" and (self.learning_rate is None or self.mode == "auto"):
+            rate *= _OF_ADAPTER / self.lora_alpha
+        return FitSettings(
+            mode=mode,
+            lora_rank=self.lora_rank,
+            lora_alpha=self.lora_alpha,
+            epochs=math.ceil(self.count_steps(examples) / math.ceil(examples / self.batch_size)),
+            learning_rate=rate,
+            weight_decay=self.weight_decay,
+            batch_size=self.batch_size,
+            schedule=self.schedule,
+            warmup_steps=self.warmup_steps,
+            seed=seed,
+        )
+
+    def faults(self) -> Iterator[str]:
+        """Yield values out of range."""
+        for name in ("learning_rate", "steps"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                yield f"{name}: {value}; it must be above 0"
+        for name in ("epochs", "batch_size", "lora_rank", "lora_alpha"):
+            if not (value := getattr(self, name)) > 0:
+                yield f"{name}: {value}; it must be above 0"
+
+
+class _Branch(NamedTuple):
+    """One tuning, from the model as it was loaded."""
+
+    name: str
+    strength: str
+    tuning: RelearnSettings
+    rows: Sequence[Row]
+    """The rows to tune on."""
+    scored: Sequence[Row]
+    """The forget rows to score."""
+    teaches: bool
+    """True where scored rows are tuned on."""
+
+    @property
+    def title(self) -> str:
+        """Return its name with its strength, with which the names of its trials begin."""
+        return _title(self.name, self.strength)
+
+    def trial(self, step: int, is_summary: bool) -> Trial:
+        """Return the trial after so many steps."""
+        published = " as published" if self.strength == "published" else ""
+        label = f"tuning{published} on {_ROWS_TAUGHT[self.name]}, {step} step{'s' * (step > 1)}"
+        return Trial(f"{self.title} step {step}", label, teaches_forget_rows=self.teaches, is_summary=is_summary)
+
+
+@dataclass(frozen=True)
+class Relearn(Attack):
+    """RelearnSettings on the forget rows, on a half of them, on rows to keep, and on unrelated text."""
+
+    branches: tuple[str, ...] = ()
+    """Keys of `_ROWS_TAUGHT`; empty: all that the rows allow."""
+    strengths: tuple[str, ...] = _STRENGTHS
+    matched: RelearnSettings = RelearnSettings(steps=48, batch_size=8, schedule="constant")
+    """The settings of all branches at the strength that is matched to the model."""
+    forget: RelearnSettings = RelearnSettings(2e-5)
+    part: RelearnSettings = RelearnSettings(5e-6, epochs=6, batch_size=4, warmup_steps=24)
+    retain: RelearnSettings = RelearnSettings(2e-5)
+    unrelated: RelearnSettings = RelearnSettings(
+        2e-4, epochs=3, batch_size=1, mode="lora", lora_rank=128, lora_alpha=16, weight_decay=0.01, warmup_steps=4
+    )
+    points: int = 4
+    """The most points of a matched curve, each at half of the steps of the next one."""
+    texts: Sequence[Row] = UNRELATED
+    """The rows of the branch `unrelated`."""
+
+    name = "relearn"
+    source = (
+        "arXiv 2605.24614 (forget rows), arXiv 2410.08827 (half of them), arXiv 2505.22310 (rows to keep), "
+        "arXiv 2409.18025 (unrelated text)"
+    )
+
+    def describe(self) -> dict[str, Any]:
+        """Return its settings; of texts, a hash."""
+        settings = {key: value for key, value in asdict(replace(self, texts=())).items() if key != "texts"}
+        return settings | {"texts": rows_identity(self.texts)}
+
+    def faults(self, ground: Ground) -> Iterator[str]:
+        """Yield branches without rows, rows that overlap the scored ones, and settings out of range."""
+        for key, names, known in (("branches", self.branches, _ROWS_TAUGHT), ("strengths", self.strengths, _STRENGTHS)):
+            for name in names:
+                if name not in known:
+                    yield f"{key}: '{name}' is unknown{nearest(name, known)}; choose from {', '.join(known)}"
+        if not self.strengths:
+            yield f"strengths: none is left; choose from {', '.join(_STRENGTHS)}"
+        if self.points < 1:
+            yield f"points: {self.points}; a curve has at least one"
+        for name in ("matched", *_ROWS_TAUGHT):
+            yield from (f"{name}.{fault}" for fault in getattr(self, name).faults())
+        if not ground.forget:
+            yield "there are no forget rows to score"
+            return
+        yield from (fault for name in self.branches if (fault := self._lack(name, ground)))
+        attacked = [*ground.forget, *ground.holdout, *ground.learnt]
+        known_rows, known_subjects = {row.sha256 for row in attacked}, {_content(row) for row in attacked}
+        for name, rows in (("retain", ground.retain), ("unrelated", self.texts)):
+            shared = [row for row in rows if row.sha256 in known_rows or _content(row) in known_subjects]
+            if shared and name in (self.branches or _ROWS_TAUGHT):
+                yield (
+                    f"{name}: {len(shared)} of {len(rows)} rows to tune on are forget or holdout rows, or ask the same "
+                    f"(the first is row {shared[0].index}), so that tuning would teach what is scored; leave them out "
+                    "of these rows, or leave the branch out"
+                )
+
+    def trials(self, ground: Ground) -> Sequence[Trial]:
+        """Return the model as it is, then the points of each branch.
+
+        One point of each matched branch speaks for the attack. Where forget rows are taught, it is the first one at
+        which each of them was taught once: in the end, all models know the rows of `forget`, and with `part` even the
+        target loses the other half. Elsewhere it is the last one.
+        """
+        trials = [_PLAIN]
+        for branch in self._branches(ground):
+            examples = _count_examples(branch.rows, ground)
+            steps = self._points(branch, examples)
+            once = [step for step in steps if step * branch.tuning.batch_size >= examples]
+            speaking = once[0] if branch.name in ("forget", "part") and once else steps[-1]
+            speaks = branch.strength == "matched" or "matched" not in self.strengths
+            trials += [branch.trial(step, speaks and step == speaking) for step in steps]
+        return trials
+
+    def measures(self, ground: Ground) -> Sequence[Measure]:
+        """Return the scores of the rows."""
+        return recall_measures(ground)
+
+    def figures(self, means: Means, model: str) -> dict[str, float]:
+        """Return R for each measure after the published tuning on the forget rows, where there is an ideal."""
+        figures = {}
+        begin = f"{_title('forget', 'published')} step "
+        steps = [int(trial.removeprefix(begin)) for _, trial, _ in means if trial.startswith(begin)]
+        for measure in dict.fromkeys(measure for *_, measure in means):
+            values = [
+                means.get((name, trial, measure))
+                for name in ("ideal", model)
+                for trial in (_PLAIN.name, f"{begin}{max(steps, default=0)}")
+            ]
+            if None not in values:
+                figures[f"R {measure}"] = relearning_robustness(*values)  # type: ignore[arg-type]
+        return figures
+
+    def cost(self, ground: Ground) -> Cost:
+        """Return the tokens that are tuned on and scored, answers as long as the true ones."""
+        total = recall_cost(ground)
+        for branch in self._branches(ground):
+            lengths = [len(example.ids) for example in _examples(branch.rows, ground)]
+            steps = self._points(branch, len(lengths))
+            rows = min(branch.tuning.batch_size, len(lengths)) * steps[-1]
+            total = total.plus(Cost(trained=rows * sum(lengths) / len(lengths)))
+            scored = recall_cost(_scored_ground(ground, branch.scored, not branch.teaches))
+            for _ in steps:
+                total = total.plus(scored)
+        return total
+
+    def run(
+        self, subject: Subject, ground: Ground, others: Mapping[str, Subject], progress: Progress = silent
+    ) -> Iterator[tuple[Trial, Records]]:
+        """Score the model, tune it in each branch, score it on the way, and put it back; yield the records.
+
+        Rows that a branch teaches and does not score, and holdout rows of the branch `forget`, have records without
+        scores. Raise UsageError for a model that cannot be tuned.
+        """
+        runner = subject.runner
+        check_tunable(runner.model)
+        trials = {trial.name: trial for trial in self.trials(ground)}
+        total, done = sum(self._points(b, _count_examples(b.rows, ground))[-1] for b in self._branches(ground)), 0
+        progress(self.name, 0, total)
+        yield _PLAIN, _score(runner, ground, ground.forget)
+        for branch in self._branches(ground):
+            examples, records = _examples(branch.rows, ground), dict[str, Records]()
+            steps = self._points(branch, len(examples))
+
+            def look(step: int, branch: _Branch = branch, records: dict[str, Records] = records) -> None:
+                name = branch.trial(step, False).name
+                records[name] = _score(runner, ground, branch.scored, not branch.teaches)
+
+            def tell(label: str, step: int, last: int, before: int = done) -> None:
+                progress(self.name, before + step, total)
+
+            tune(
+                runner.model,
+                examples,
+                look,
+                pad=pad_id(ground.prompter.tokenizer),
+                settings=branch.tuning.settings(runner.model, len(examples), ground.seed),
+                steps=steps,
+                label=f"relearn, {branch.title}",
+                progress=tell,
+            )
+            done += steps[-1]
+            yield from ((trials[name], scored) for name, scored in records.items())
+
+    def _branches(self, ground: Ground) -> list[_Branch]:
+        """Return the branches that the rows allow, in their order."""
+        branches = []
+        for name in self.branches or _ROWS_TAUGHT:
+            if self._lack(name, ground):
+                continue
+            taught, others = _divide(ground) if name == "part" else (self._rows(name, ground), ground.forget)
+            for strength in self.strengths:
+                tuning = self.matched if strength == "matched" else getattr(self, name)
+                branches.append(_Branch(name, strength, tuning, taught, others, name == "forget"))
+        return branches
+
+    def _rows(self, name: str, ground: Ground) -> Sequence[Row]:
+        return {"forget": ground.learnt, "retain": ground.retain, "unrelated": self.texts}[name]
+
+    def _lack(self, name: str, ground: Ground) -> str | None:
+        """Return why a branch is not possible on these rows, with what to try."""
+        if name == "part":
+            if all(len(part) >= _LEAST_PART for part in _divide(ground)):
+                return None
+            return (
+                f"part: {len(ground.forget)} forget rows are too few to split: at least {_LEAST_PART} to tune on and "
+                f"{_LEAST_PART} others to score are needed; attack more rows, or leave the branch out"
+            )
+        if name in _ROWS_TAUGHT and not _count_examples(self._rows(name, ground), ground):
+            return f"{name}: there are no rows to tune on; give some (retain.data), or leave the branch out"
+        return None
+
+    def _points(self, branch: _Branch, examples: int) -> list[int]:
+        """Return the steps at which a branch is scored: the last, half of it, a quarter …; as published, the last."""
+        last = branch.tuning.count_steps(examples)
+        if branch.strength == "published":
+            return [last]
+        return sorted({max(1, last >> at) for at in range(self.points)})
+
+
+def relearning_robustness(
+    ideal_before: float, ideal_after: float, unlearned_before: float, unlearned_after: float
+) -> float:
+    """Return R = min(Δ_ideal / Δ_unlearned, 1), Δ = a metric of what is known after tuning, minus before.
+
+    1: the model learns the rows no faster than the ideal does. 0: all of its gain is knowledge that was left. From the
+    Unlearning Depth Score (arXiv 2605.24614), after OpenUnlearning. The publications leave open what these come to, and
+    here it is: 1 where the model gains nothing (Δ_unlearned ≤ 0), 0 where it gains and the ideal loses.
+    """
+    gain = unlearned_after - unlearned_before
+    if gain <= 0:
+        return 1.0
+    return min(max((ideal_after - ideal_before) / gain, 0.0), 1.0)
+
+
+def _content(row: Row) -> tuple[str, str]:
+    return (row.question, row.text)
+
+
+def _divide(ground: Ground) -> tuple[list[Row], list[Row]]:
+    """Return (the half of the forget rows to tune on, the half to score)."""
+    return split_rows(ground.forget, 0.5, ground.seed)
+
+
+def _examples(rows: Sequence[Row], ground: Ground) -> list[Example]:
+    """Return rows as examples to tune on: answers, or all tokens of texts, each text on its own."""
+    prompter = ground.prompter
+    texts = [row for row in rows if row.text]
+    chunks = [chunk for row in texts for chunk in encode_text([row], prompter.tokenizer, ground.max_length)]
+    return [*encode_qa([row for row in rows if not row.text], prompter, ground.max_length), *chunks]
+
+
+def _count_examples(rows: Sequence[Row], ground: Ground) -> int:
+    """Return the number of examples; questions are one each."""
+    texts = [row for row in rows if row.text]
+    return len(rows) - len(texts) + len(_examples(texts, ground))
+
+
+def _score(runner: Runner, ground: Ground, scored: Sequence[Row], with_holdout: bool = True) -> Records:
+    """Return the records of all forget and holdout rows, those that are not scored without scores."""
+    benchmark = _scored_ground(ground, scored, with_holdout).benchmark()
+    records = {name: run_items(runner, benchmark, name) for name in benchmark.sets}
+    subjects = {row.subject for row in scored}
+    made: dict[str, list[Record]] = {}
+    for name, rows in (("forget", ground.forget), ("holdout", ground.holdout)):
+        found = iter(records.get(name, []))
+        is_scored = [row.subject in subjects if name == "forget" else with_holdout for row in rows]
+        made[name] = [
+            next(found) if scores else {"index": row.index, "skipped": "not scored in this trial"}
+            for row, scores in zip(rows, is_scored, strict=True)
+        ]
+    return {name: rows for name, rows in made.items() if rows}
+
+
+def _scored_ground(ground: Ground, scored: Sequence[Row], with_holdout: bool) -> Ground:
+    return replace(ground, forget=scored, holdout=ground.holdout if with_holdout else ())
+
+
+def _title(name: str, strength: str) -> str:
+    return name if strength == "matched" else f"{name} {strength}"

@@ -1,0 +1,131 @@
+"""Choose the rows that the models of a run are attacked on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from msa_lite.attacks.attack import Ground
+from msa_lite.budget.shape import read_shape
+from msa_lite.data import Prompter, Row, load_rows, sample_rows
+from msa_lite.errors import DataError, Faults
+from msa_lite.evals.benchmark import Benchmark, Item
+from msa_lite.evals.dataset import Part, load_parts
+from msa_lite.evals.tofu import SPLITS, Tofu
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.pipeline.prepare import Run
+from msa_lite.pipeline.prepare_data import load_set
+
+PARAPHRASED = "paraphrased_question"  # a column of TOFU's forget sets
+MOST_TOKENS = 200  # of an answer, where the recipe scores nothing
+
+
+def make_ground(run: Run) -> Ground:
+    """Return all rows that attacks may use.
+
+    Forget rows are the test rows, which nothing was chosen by: those of the benchmark where it asks about the forget
+    set, else the rows that the vector learnt. Holdout rows are of the same kind as these.
+    """
+    test = run.test
+    forget, holdout = (_rows(test, name) for name in ("forget", "holdout"))
+    forget = forget or run.rows["forget"]
+    is_text = bool(forget[0].text)
+    holdout = [row for row in holdout or _loaded_holdout(run) if bool(row.text) == is_text]
+    seen = {row.subject for row in (*forget, *holdout)}
+    retain = [row for row in run.rows.get("retain", ()) if row.subject not in seen]
+    settings = run.recipe.evaluate
+    return Ground(
+        rewordings=_rewordings(run, forget),
+        forget=forget,
+        retain=retain,
+        holdout=holdout,
+        learnt=run.rows["forget"],
+        prompter=_prompter(run, test),
+        max_new_tokens=settings.max_new_tokens if settings else MOST_TOKENS,
+        max_length=run.recipe.vector.max_length,
+        layers=read_shape(load_checkpoint(run.sources["target"].folder), run.sources["target"].name).layers,
+        seed=run.recipe.seed,
+    )
+
+
+def limit_ground(ground: Ground, rows: int) -> Ground:
+    """Return the ground with at most so many forget rows, and as many holdout rows: seeded samples."""
+    places = sample_rows(range(len(ground.forget)), rows, ground.seed)
+    return replace(
+        ground,
+        forget=[ground.forget[at] for at in places],
+        holdout=sample_rows(ground.holdout, rows, ground.seed),
+        rewordings={name: [questions[at] for at in places] for name, questions in ground.rewordings.items()},
+    )
+
+
+def _prompter(run: Run, test: Benchmark | None) -> Prompter:
+    """Return the prompter of the rows: a published benchmark may ask in its own form."""
+    return test.prompter if test is not None and _rows(test, "forget") else run.prompter
+
+
+def _rows(test: Benchmark | None, name: str) -> list[Row]:
+    """Return the items of a set as rows; none where they are no questions with answers, and no texts."""
+    items = test.sets[name].items if test is not None and name in test.sets else ()
+    rows = [_row(item) for item in items]
+    return [row for row in rows if row is not None]
+
+
+def _row(item: Item) -> Row | None:
+    fields = item.fields
+    if fields.get("text"):
+        return Row(item.index, text=fields["text"])
+    if not (fields.get("question") and fields.get("answer")):
+        return None
+    earlier = tuple((question, answer) for question, answer in fields.get("earlier", ()))
+    return Row(item.index, fields["question"], fields["answer"], earlier=earlier, system=fields.get("system", ""))
+
+
+def _rewordings(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
+    """Return other wordings of the forget rows' questions by name: TOFU's own, and those of the recipe.
+
+    Raise DataError for a set that has not one row for each row of the data that the forget rows are from.
+    """
+    if any(row.text for row in forget):
+        return {}
+    rewordings = _paraphrases(run, forget)
+    places = len(load_rows(run.data.get("evaluate.forget", run.data["forget"])))
+    faults = Faults()
+    for at, data in enumerate(run.recipe.attack.prompt.rewordings):
+        with faults.gathered(f"attack.prompt.rewordings.{at}: "):
+            _, rows = load_set(data, run.recipe.columns)
+            if len(rows) != places or any(row.text for row in rows):
+                raise DataError(
+                    f"{data.path}: {len(rows)} rows, but the forget rows are from {places}; one question for each of "
+                    "them is wanted, in the same order"
+                )
+            name = data.name or Path(data.path).stem
+            unique = name if name not in rewordings else f"{name} {at + 1}"
+            rewordings[re.sub(r"[^A-Za-z0-9 -]+", "-", unique)] = [rows[row.index].question for row in forget]
+    faults.check()
+    return rewordings
+
+
+def _paraphrases(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
+    """Return TOFU's paraphrases of the forget rows' questions, where its data has them."""
+    settings = run.recipe.evaluate
+    if settings is None or settings.benchmark != Tofu.name or run.test is None:
+        return {}
+    split = (settings.split or SPLITS[-1]) + "_perturbed"
+    part = Part(split, ("question", PARAPHRASED), optional=True)
+    try:
+        table = load_parts(settings.data or Tofu.home, {"forget": part}).get("forget", [])
+    except DataError:  # a copy of the data without that column
+        return {}
+    known = {row["question"]: row[PARAPHRASED] for row in table}
+    questions = [known.get(row.question) for row in forget]
+    return {"paraphrased": [q for q in questions if q]} if all(questions) else {}
+
+
+def _loaded_holdout(run: Run) -> Sequence[Row]:
+    """Return the rows of `evaluate.holdout`, or of `probe.against` where these are no paraphrases."""
+    places = ["evaluate.holdout", *([] if run.recipe.probe.paired else ["probe.against"])]
+    source = next((run.data[place] for place in places if place in run.data), None)
+    return load_rows(source) if source else ()

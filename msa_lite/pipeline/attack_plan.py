@@ -1,0 +1,212 @@
+"""Plan the attacks on a run before any work: which of them, on which models and rows, in how much time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from msa_lite.attacks.attack import Attack, Cost, Ground
+from msa_lite.budget.speed import ScoreTimes
+from msa_lite.errors import Faults, UsageError, join_faults
+from msa_lite.evals.models import check_source, model_identity
+from msa_lite.evals.suite import check_same_tokens
+from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.files import digest
+from msa_lite.io.hub import Source, fetch
+from msa_lite.io.progress import Step, duration
+from msa_lite.pipeline.attack_ground import limit_ground
+from msa_lite.pipeline.prepare import Run
+from msa_lite.pipeline.prepare_models import fit_prior
+from msa_lite.report.attacks import ATTACKS_FOLDER, AttackControl
+
+UNLEARNED = "unlearned"
+REFERENCES = ("ideal", "target")  # attacked like all others, since the results are shares between these two
+_ROWS = {False: 40, True: 400}  # forget rows that are attacked by default, without and with a GPU
+_FEWEST = 20  # forget rows that a budget may lead to; with fewer than 17, no interval ends below 20 %
+_BACKWARD = 3.5  # times a forward pass: that, the backward pass, the step of the optimiser
+
+
+@dataclass(frozen=True)
+class AttackPlan:
+    """Everything that the attacks on a run need."""
+
+    folder: Path
+    """The run's folder."""
+    home: Path
+    """The folder of the recipe: the run's own, or for the run of a baseline the one above `baselines`."""
+    attacks: Mapping[str, Attack]
+    """The attacks by name, in their order."""
+    sources: Mapping[str, Source]
+    """The attacked models by name, in the order in which they are loaded, and others that attacks look at."""
+    models: Sequence[str]
+    """The names of the attacked models: ideal and target first."""
+    ground: Ground
+    """The rows."""
+    control: AttackControl
+    left_out: Mapping[str, str]
+    """Attacks that cannot be made on this run, each with the reason."""
+
+    def of(self, attack: Attack) -> list[str]:
+        """Return the models that an attack is made on."""
+        return [name for name in self.models if not attack.only_results or name not in REFERENCES]
+
+    def ground_of(self, attack: Attack) -> Ground:
+        """Return the rows of an attack: holdout rows are scored only where they are the control, or it needs them."""
+        if self.control == "holdout" or "holdout" in attack.needs:
+            return self.ground
+        return replace(self.ground, holdout=())
+
+    def folder_of(self, name: str, model: str) -> Path:
+        """Return the folder of an attack's records of a model."""
+        return self.folder / ATTACKS_FOLDER / name / model
+
+    def inputs(self, name: str, model: str) -> dict[str, Any]:
+        """Return all that decides the records of an attack on a model, as their manifest records it."""
+        attack = self.attacks[name]
+        others = {other: model_identity(self.sources[other]) for other in attack.uses if other in self.sources}
+        return {
+            "attack": name,
+            "settings": attack.describe(),
+            "model": model_identity(self.sources[model]),
+            "others": others,
+            "rows": digest(self.ground_of(attack).describe()),
+        }
+
+    def cost(self) -> Cost:
+        """Return the work of all attacks on all models."""
+        total = Cost()
+        for attack in self.attacks.values():
+            for _ in self.of(attack):
+                total = total.plus(attack.cost(self.ground_of(attack)))
+        return total
+
+    def steps(self, times: ScoreTimes) -> list[Step]:
+        """Return the steps in their order, each with its predicted seconds."""
+        return [
+            Step(attack_label(name, model), "attack", cost_seconds(attack.cost(self.ground_of(attack)), times))
+            for model in self.models
+            for name, attack in self.attacks.items()
+            if model in self.of(attack)
+        ]
+
+    def within(self, budget: float, times: ScoreTimes) -> AttackPlan:
+        """Return a plan that takes no longer than the budget by prediction: with fewer rows, then with fewer attacks.
+
+        budget: seconds. Raise UsageError where not even one attack fits.
+        """
+        plan = self
+        while plan.seconds(times) > budget and len(plan.ground.forget) > _FEWEST:
+            plan = replace(plan, ground=limit_ground(plan.ground, max(_FEWEST, len(plan.ground.forget) * 3 // 4)))
+        left_out = dict(plan.left_out)
+        while plan.seconds(times) > budget and plan.attacks:
+            attacks = dict(plan.attacks)
+            costs = {name: replace(plan, attacks={name: attack}).seconds(times) for name, attack in attacks.items()}
+            dearest = max(costs, key=lambda name: costs[name])
+            del attacks[dearest]
+            left_out[dearest] = f"takes about {duration(costs[dearest])}, and the budget is {duration(budget)}"
+            if not attacks:
+                cheapest = f"{dearest} alone takes about {duration(costs[dearest])} on {_FEWEST} rows"
+                raise UsageError(f"--budget: {duration(budget)} is too little for one attack: {cheapest}")
+            plan = replace(plan, attacks=attacks, left_out=left_out)
+        return plan
+
+    def seconds(self, times: ScoreTimes) -> float:
+        """Return the predicted time of all attacks on all models, loading included."""
+        return len(self.models) * times.load + cost_seconds(self.cost(), times)
+
+
+def attack_label(name: str, model: str) -> str:
+    """Return the label of an attack's progress."""
+    return f"{name}: {model}"
+
+
+def cost_seconds(cost: Cost, times: ScoreTimes) -> float:
+    """Return the predicted seconds of some work, by the times that were measured on this machine."""
+    return cost.scored * times.token + cost.generated * times.new_token + _BACKWARD * cost.trained * times.token
+
+
+def default_rows() -> int:
+    """Return the forget rows that are attacked where nothing else is said: 40 on a CPU, 400 on a GPU."""
+    import torch
+
+    return _ROWS[torch.cuda.is_available()]
+
+
+def plan_attacks(
+    run: Run, result: Path, attacks: Mapping[str, Attack], ground: Ground, more: Mapping[str, str], wanted: bool
+) -> AttackPlan:
+    """Return the plan of attacks on a run. result: the folder of the unlearned model. more: further models by name.
+
+    wanted: the user named the attacks, so that one that cannot be made is an error; else it is left out, with the
+    reason. Raise UsageError with all that forbids the attacks, before any work.
+    """
+    sources = _sources(run, result, more)
+    control = _control(run, ground)
+    faults, left_out = Faults(), {}
+    for name, attack in attacks.items():
+        reasons = [*_lacking(attack, sources, ground), *attack.faults(ground)]
+        if reasons and not wanted:
+            left_out[name] = "; ".join(reasons)
+        for reason in reasons if wanted else ():
+            with faults.gathered(f"{name}: "):
+                raise UsageError(reason)
+    faults.check()
+    possible = {name: attack for name, attack in attacks.items() if name not in left_out}
+    if not possible:
+        lines = [f"{name}: {reason}" for name, reason in left_out.items()]
+        raise UsageError(join_faults(f"{run.folder}: no attack is possible on this run:", lines))
+    references = [name for name in REFERENCES if name in sources]
+    models = [*references, *(name for name in (UNLEARNED, *more) if name in sources)]
+    return AttackPlan(run.folder, run.recipe.folder, possible, sources, models, ground, control, left_out)
+
+
+def _control(run: Run, ground: Ground) -> AttackControl:
+    """Return what the results are held against. Raise UsageError where there is nothing."""
+    if "ideal" in run.sources:
+        return "ideal"
+    if ground.holdout:
+        return "holdout"
+    raise UsageError(
+        f"{run.folder}: there is no control: an attack may teach or give away what it seems to bring back. Give an "
+        "ideal model (evaluate.ideal=MODEL), or rows of the same kind that no model saw (evaluate.holdout.path=FILE)"
+    )
+
+
+def _lacking(attack: Attack, sources: Mapping[str, Source], ground: Ground) -> list[str]:
+    """Return a line for each thing that an attack needs and the run lacks."""
+    words = {
+        "retain": (ground.retain, "needs rows to keep (retain.data)"),
+        "holdout": (ground.holdout, "needs rows of the same kind that no model saw (evaluate.holdout)"),
+        "ideal": ("ideal" in sources, "needs an ideal model (evaluate.ideal)"),
+        "target": ("target" in sources, "needs the target"),
+        "prior": ("prior" in sources, "needs a prior"),
+    }
+    return [words[need][1] for need in attack.needs if not words[need][0]]
+
+
+def _sources(run: Run, result: Path, more: Mapping[str, str]) -> dict[str, Source]:
+    """Return the models by name. Raise UsageError for one that is stored quantised, or has a name that is taken."""
+    own = {name: run.sources[name] for name in REFERENCES if name in run.sources}
+    prior = run.sources["prior"]
+    if run.plan.start == "target":  # then that is the target, but attacks compare with the recipe's prior
+        prior = fit_prior(own["target"], fetch(run.recipe.prior_checkpoint))
+    if prior.folder != own["target"].folder:
+        own["prior"] = prior
+    own[UNLEARNED] = fetch(str(result))
+    if taken := sorted(own.keys() & more.keys()):
+        raise UsageError(f"--model: {', '.join(taken)}: the run has a model of this name; choose another")
+    sources = own | {name: fetch(place) for name, place in more.items()}
+    for name, source in sources.items():
+        check_source(source)
+        if name in more:
+            check_same_tokens(own["target"], source)
+        if (source.folder / "config.json").exists() and load_checkpoint(source.folder).config.get(
+            "quantization_config"
+        ):
+            raise UsageError(
+                f"{name} ({source.name}): its weights are stored quantised, so they can be neither rounded nor tuned; "
+                "attack the model as it was before, the attack quantise rounds it itself"
+            )
+    return sources

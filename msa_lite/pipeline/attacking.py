@@ -1,0 +1,190 @@
+"""Attack the models of a prepared run, and report what the unlearned model gives back.
+
+All models are attacked alike, on the same rows. A model is loaded once for all attacks on it. The records of each
+attack and model are a stage of their own, so that a rerun goes on where a stop was. Records of target and ideal from
+another run of the recipe are used again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msa_lite.attack_names import ATTACKS
+from msa_lite.attacks.attack import Subject, make_attack
+from msa_lite.attacks.findings import TrialRecords, judge_model, measured
+from msa_lite.budget.speed import ScoreTimes
+from msa_lite.data import encode_qa, encode_text
+from msa_lite.evals.benchmark import Record
+from msa_lite.evals.models import model_identity
+from msa_lite.evals.records import read_records, write_records
+from msa_lite.io.manifest import is_finished, stage_folder
+from msa_lite.io.progress import Progress, announce, duration, notices, under
+from msa_lite.pipeline.attack_ground import limit_ground, make_ground
+from msa_lite.pipeline.attack_plan import REFERENCES, UNLEARNED, AttackPlan, attack_label, default_rows, plan_attacks
+from msa_lite.pipeline.folder import BASELINES
+from msa_lite.pipeline.planning_measure import time_scores
+from msa_lite.pipeline.prepare import Run
+from msa_lite.record.write import write_attacks
+from msa_lite.report import Report, write_report
+from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report
+
+ATTACK_KIND = "attack"
+_TIMED_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """The results of the attacks on a run."""
+
+    folder: Path
+    """The folder of the results, `attacks` in the run's."""
+    facts: AttackFacts
+    """All results."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the JSON-able form, for `--json`."""
+        report = attack_report(self.facts, {})
+        return {"output": str(self.folder), **report.settings, "metrics": report.values()}
+
+
+def open_attacks(
+    run: Run, result: Path, names: Sequence[str] = (), models: Mapping[str, str] | None = None
+) -> AttackPlan:
+    """Return the plan of attacks on a run, with everything that can be checked before any work.
+
+    result: the folder of the unlearned model. names: of the attacks; empty: those that the recipe names, or all that
+    are possible. models: further models to attack, by name. Raise UsageError with all that forbids the attacks.
+    """
+    keys = run.recipe.attack
+    wanted = names or keys.attacks
+    judge = {"judge": run.judge} if run.judge.kind != "none" else {}
+    made = {
+        name: make_attack(name, keys.settings(name) | (judge if name == "sample" else {})) for name in wanted or ATTACKS
+    }
+    ground = limit_ground(make_ground(run), keys.rows or default_rows())
+    return plan_attacks(run, result, {name: made[name] for name in ATTACKS if name in made}, ground, models or {},
+                        bool(wanted))  # fmt: skip
+
+
+def run_attacks(plan: AttackPlan, progress: Progress, budget: float | None = None) -> Attacked:
+    """Make the attacks of a plan, as far as they are not made yet, and write their reports.
+
+    budget: seconds that they may take by prediction. Raise UsageError where not even one fits.
+    """
+    _take_over(plan)
+    if _unfinished(plan):
+        times = _measure(plan)
+        plan = plan.within(budget, times) if budget is not None else plan
+        _tell(plan, times)
+        announce(progress, plan.steps(times))
+    _make_records(plan, progress)
+    facts = _judge(plan)
+    models = {name: model_identity(plan.sources[name]) for name in plan.models}
+    out = plan.folder / ATTACKS_FOLDER
+    write_report(attack_report(facts, models), out)
+    write_attacks(plan.folder)
+    return Attacked(out, facts)
+
+
+def _take_over(plan: AttackPlan) -> None:
+    """Copy finished records of target and ideal from the recipe's other runs, where their inputs are the same."""
+    homes = [plan.home, *sorted((plan.home / BASELINES).glob("*"))]
+    for name, one in plan.attacks.items():
+        for model in plan.of(one):
+            out, inputs = plan.folder_of(name, model), plan.inputs(name, model)
+            if model not in REFERENCES or out.exists():
+                continue
+            for home in homes:
+                other = home / ATTACKS_FOLDER / name / model
+                if home.resolve() != plan.folder.resolve() and is_finished(other, inputs):
+                    out.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copytree(other, out.with_name(f"{model}.tmp"), dirs_exist_ok=True)
+                    out.with_name(f"{model}.tmp").rename(out)
+                    break
+
+
+def _unfinished(plan: AttackPlan) -> bool:
+    return any(
+        not is_finished(plan.folder_of(name, model), plan.inputs(name, model))
+        for name, one in plan.attacks.items()
+        for model in plan.of(one)
+    )
+
+
+def _measure(plan: AttackPlan) -> ScoreTimes:
+    """Return how long loading, scoring and answering take on this machine, by a few rows and the unlearned model."""
+    ground, rows = plan.ground, plan.ground.forget[:_TIMED_ROWS]
+    tokenizer = ground.prompter.tokenizer
+    texts = encode_text(rows, tokenizer, ground.max_length) if rows[0].text else encode_qa(rows, ground.prompter)
+    return time_scores(plan.sources[UNLEARNED], tokenizer, texts)
+
+
+def _tell(plan: AttackPlan, times: ScoreTimes) -> None:
+    """Tell what will be attacked, and in how much time."""
+    notices.info(
+        "%s on %s, %d forget rows%s: about %s",
+        ", ".join(plan.attacks),
+        ", ".join(plan.models),
+        len(plan.ground.forget),
+        f" and {len(plan.ground.holdout)} holdout rows" if plan.ground.holdout else "",
+        duration(plan.seconds(times)),
+    )
+    for name, reason in plan.left_out.items():
+        notices.info("%s is left out: %s", name, reason)
+
+
+def _make_records(plan: AttackPlan, progress: Progress) -> None:
+    """Make the records of all attacks that are missing, model by model."""
+    subjects = {name: Subject(name, source) for name, source in plan.sources.items()}
+    for model in plan.models:
+        for name, one in plan.attacks.items():
+            if model not in plan.of(one):
+                continue
+            out, inputs = plan.folder_of(name, model), plan.inputs(name, model)
+            if is_finished(out, inputs):
+                continue
+            label = attack_label(name, model)
+            others = {other: subjects[other] for other in one.uses if other in subjects and other != model}
+            with stage_folder(
+                out, ATTACK_KIND, inputs, {"sources": {"model": plan.sources[model].pinned()}}
+            ) as partial:
+                for trial, records in one.run(subjects[model], plan.ground_of(one), others, under(progress, label)):
+                    for part, rows in records.items():
+                        write_records(partial / f"{trial.name}.{part}.jsonl", rows)
+            for other in others.values():
+                other.close()
+        subjects[model].close()
+
+
+def _judge(plan: AttackPlan) -> AttackFacts:
+    """Compute the results of all attacks, and write the report of each."""
+    results = []
+    for name, one in plan.attacks.items():
+        drawn = {model: _read(plan.folder_of(name, model)) for model in plan.of(one)}
+        models = {
+            model: judge_model(drawn, model, one, plan.ground_of(one), plan.control)
+            for model in plan.of(one)
+            if model not in REFERENCES
+        }
+        result = AttackResult(name, ATTACKS[name].summary, one.source, plan.control, len(plan.ground.forget), models)
+        results.append(result)
+        metrics = {
+            f"{trial}.{measure}.{model}": metric
+            for (model, trial, measure), metric in measured(drawn, one.measures(plan.ground_of(one))).items()
+        }
+        settings = attack_report(AttackFacts((result,)), {}).settings["attacks"][0] | {"settings": one.describe()}
+        write_report(Report(ATTACK_KIND, name, metrics, settings), plan.folder / ATTACKS_FOLDER / name)
+    return AttackFacts(tuple(results), plan.left_out)
+
+
+def _read(folder: Path) -> TrialRecords:
+    """Return the records of an attack on one model: by trial, then by set."""
+    drawn: dict[str, dict[str, list[Record]]] = {}
+    for path in sorted(folder.glob("*.jsonl")):
+        trial, part = path.name.removesuffix(".jsonl").rsplit(".", 1)
+        drawn.setdefault(trial, {})[part] = read_records(path)
+    return drawn

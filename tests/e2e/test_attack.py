@@ -1,0 +1,213 @@
+"""`msa-lite attack`: the models of a run are attacked alike, and what comes back stands wherever a user looks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import msa_lite
+from msa_lite.attack_names import ATTACKS
+from msa_lite.attacks import attack as attack_module
+from msa_lite.errors import MsaError, OutputError, UsageError
+from msa_lite.io.verify import verify_stages
+from msa_lite.record.check import check_record
+from msa_lite.record.store import load_record
+from tests.e2e.conftest import CallCli
+
+QUICK = ["membership", "prompt"]
+FEW = ["attack.rows=4"]
+
+
+@pytest.fixture(scope="module")
+def attacked(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of a finished run, with its baseline, after two attacks."""
+    folder = tmp_path_factory.mktemp("attacked") / "run"
+    shutil.copytree(finished, folder)
+    msa_lite.attack(folder, QUICK, overrides=FEW)
+    return folder
+
+
+@pytest.fixture
+def copy(attacked: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(attacked, tmp_path / "run"))
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders of the models that are loaded to be attacked."""
+    folders: list[str] = []
+    load = attack_module.load_model
+
+    def counted(folder: Path, *rest: Any, **options: Any) -> Any:
+        folders.append(folder.name)
+        return load(folder, *rest, **options)
+
+    monkeypatch.setattr(attack_module, "load_model", counted)
+    return folders
+
+
+def test_each_model_is_attacked_alike_and_every_record_is_sealed(attacked: Path) -> None:
+    for name in QUICK:
+        report = json.loads((attacked / "attacks" / name / "report.json").read_text())
+        assert (report["benchmark"], report["split"]) == ("attack", name)
+        assert {key.rpartition(".")[2] for key in report["metrics"]} == {"ideal", "target", "unlearned"}
+        for model in ("ideal", "target", "unlearned"):
+            files = sorted(path.name for path in (attacked / "attacks" / name / model).glob("*.forget.jsonl"))
+            assert files == sorted(path.name for path in (attacked / "attacks" / name / "ideal").glob("*.forget.jsonl"))
+            rows = (attacked / "attacks" / name / model).glob("*.forget.jsonl")
+            assert {len(path.read_text().splitlines()) for path in rows} == {4}
+    assert not any(verify_stages(attacked).values())
+
+
+def test_what_comes_back_stands_in_every_report(attacked: Path, call_cli: CallCli) -> None:
+    whole = json.loads((attacked / "attacks/report.json").read_text())
+    assert set(whole["metrics"]) == {f"{name}.unlearned" for name in QUICK}
+    assert "## Does it stay forgotten?" in (attacked / "report.md").read_text()
+    assert 'id="attacks"' in (attacked / "report.html").read_text()
+    story = json.loads((attacked / "report.json").read_text())
+    assert [one["name"] for one in story["attacks"]["attacks"]] == QUICK
+    recorded = load_record(attacked / "record.json").attacks
+    assert recorded is not None
+    assert [one.name for one in recorded] == QUICK
+    assert check_record(attacked).faults == ()
+    code, table, _ = call_cli("compare", attacked, "--json")
+    assert code == 0
+    assert "attack_membership" in table
+
+
+def test_limits_name_only_what_was_not_tried(attacked: Path, finished: Path) -> None:
+    before, after = ((folder / "report.md").read_text() for folder in (finished, attacked))
+    assert "Not tested here: other wordings" in before
+    assert "Not tested here: answers drawn at random" in after
+
+
+def test_a_record_that_says_something_else_of_the_attacks_is_at_fault(copy: Path) -> None:
+    path = copy / "attacks/report.json"
+    report = json.loads(path.read_text())
+    report["settings"]["attacks"][0]["models"]["unlearned"]["trials"][0]["share"] = 0.123
+    path.write_text(json.dumps(report))
+    assert any("attacks.membership.share" in fault for fault in check_record(copy).faults)
+
+
+def test_a_rerun_loads_nothing_and_a_removed_part_is_made_again(copy: Path, loads: list[str]) -> None:
+    first = msa_lite.attack(copy, QUICK, overrides=FEW)
+    assert loads == []
+    shutil.rmtree(copy / "attacks/prompt/unlearned")
+    assert msa_lite.attack(copy, QUICK, overrides=FEW) == first
+    assert set(loads) == {"model"}, "of the unlearned model alone"
+
+
+def test_other_settings_or_rows_make_the_records_anew(copy: Path, loads: list[str]) -> None:
+    msa_lite.attack(copy, ["membership"], overrides=["attack.rows=3"])
+    assert set(loads) >= {"ideal", "target", "model"}
+    assert len((copy / "attacks/membership/target/scores.forget.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_baseline_takes_the_records_of_target_and_ideal(copy: Path, loads: list[str]) -> None:
+    folder = copy / "baselines/task_vector"
+    result = msa_lite.attack(folder, ["membership"], overrides=FEW)
+    assert set(loads) == {"model", "prior"}, "neither target nor ideal"
+    assert result.folder == folder / "attacks"
+    for model in ("ideal", "target"):
+        own, other = (home / f"attacks/membership/{model}/scores.forget.jsonl" for home in (folder, copy))
+        assert own.read_bytes() == other.read_bytes()
+
+
+def test_models_of_the_user_are_attacked_too(copy: Path, call_cli: CallCli) -> None:
+    place = copy / "baselines/task_vector/model"
+    code, out, _ = call_cli("attack", copy, *FEW, "--attacks", "membership", "--model", f"other={place}", "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert set(result["outcomes"]) == {"unlearned", "other"}
+    assert (copy / "attacks/membership/other/manifest.json").is_file()
+
+
+def test_the_command_prints_a_table_a_sentence_and_the_place(copy: Path, call_cli: CallCli) -> None:
+    code, out, _ = call_cli("attack", copy, *FEW, "--attacks", "prompt, membership")
+    assert code == 0
+    assert "comes back" in out
+    assert "unlearned: " in out
+    assert f"results: {copy}/attacks" in out
+
+
+def test_without_an_ideal_holdout_rows_are_the_control_and_it_is_said(copy: Path, call_cli: CallCli) -> None:
+    code, out, _ = call_cli("attack", copy, *FEW, "evaluate.ideal=null", "--attacks", "prompt")
+    assert code == 0
+    assert "Without an ideal, holdout rows are the control" in out
+    assert "Without an ideal, holdout rows are the control" in (copy / "report.md").read_text()
+    assert (copy / "attacks/prompt/unlearned/plain.holdout.jsonl").is_file()
+
+
+def test_purge_removes_the_rows_and_keeps_the_results(copy: Path) -> None:
+    (copy / "attacks/prompt/unlearned/plain.forget.jsonl").read_text()
+    msa_lite.purge(copy, remove=True)
+    assert not list(copy.glob("attacks/**/*.jsonl"))
+    assert (copy / "attacks/report.json").is_file()
+    with pytest.raises(OutputError, match="purged"):
+        msa_lite.attack(copy, QUICK)
+
+
+def test_attacks_that_a_recipe_names_end_its_run(recipe: dict[str, Any], call_cli: CallCli, tmp_path: Path) -> None:
+    import yaml
+
+    recipe["attack"] = {"attacks": ["membership"], "rows": 4}
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    code, out, _ = call_cli(path)
+    assert code == 0
+    assert "attacks:         unlearned: membership" in out
+    assert load_record(Path(recipe["output"]) / "record.json").attacks
+
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "unknown": (["--attacks", "quantize"], "no attack 'quantize' (did you mean 'quantise'?)"),
+    "other key": (["forget.alpha=2"], "of a finished run, only attack, evaluate.ideal"),
+    "no time": (["--budget", "soon"], "--budget soon: a time is wanted"),
+    "too little time": (
+        ["attack.rows=3", "--attacks", "prompt", "--budget", "0.001s"],
+        "is too little for one attack",
+    ),
+    "a name twice": (["--model", "a=x", "--model", "a=y"], "the name a stands twice"),
+    "a name that is taken": (["--model", "target=x"], "the run has a model of this name"),
+    "no model": (["--model", "x"], "NAME=MODEL is wanted"),
+    "no control": (["evaluate.ideal=null", "evaluate.holdout=null"], "there is no control"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_is_refused_before_any_work(case: str, copy: Path, loads: list[str], call_cli: CallCli) -> None:
+    arguments, message = REFUSED[case]
+    before = (copy / "attacks/report.json").read_bytes()
+    code, _, err = call_cli("attack", copy, *arguments)
+    assert code == 2
+    assert message in " ".join(err.split())
+    assert loads == []
+    assert (copy / "attacks/report.json").read_bytes() == before
+
+
+def test_a_run_that_is_not_finished_is_refused(copy: Path) -> None:
+    shutil.rmtree(copy / "model")
+    with pytest.raises(OutputError, match="no unlearned model to attack yet; finish the run first"):
+        msa_lite.attack(copy)
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        msa_lite.attack(tmp_path)
+
+
+def test_a_quantised_model_is_refused(copy: Path) -> None:
+    other = shutil.copytree(copy / "baselines/task_vector/model", copy.parent / "four-bit")
+    config = json.loads((other / "config.json").read_text()) | {"quantization_config": {"quant_method": "gptq"}}
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(MsaError, match="quantised"):
+        msa_lite.attack(copy, models={"small": str(other)})
+
+
+def test_every_attack_has_an_entry_and_a_class_of_its_name() -> None:
+    for name in ATTACKS:
+        assert attack_module.make_attack(name, {}).name == name

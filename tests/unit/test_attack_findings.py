@@ -1,0 +1,229 @@
+"""What attacks bring back, from records alone: shares between control and target, intervals, outcomes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from msa_lite.attacks.attack import Measure, Trial
+from msa_lite.attacks.depth import Depth
+from msa_lite.attacks.findings import TrialRecords, judge_model, judge_trial, mean_values, measured
+from msa_lite.evals.scoring import membership_auc
+from msa_lite.report.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult, attack_metrics, load_attacks
+from tests.memorised import make_ground
+
+PLAIN, ROUNDED = Trial("plain", "as it is", is_control=True), Trial("nf4", "NF4")
+RECALL = Measure("recall", "recall", "share of words")
+LOSS = Measure("loss", "loss", "mean loss", kind="auc")
+
+
+def rows(values: Sequence[float | None], key: str = "recall") -> list[dict[str, Any]]:
+    return [{"index": at, key: value} for at, value in enumerate(values)]
+
+
+def one_set(**models: Sequence[float | None]) -> dict[str, TrialRecords]:
+    """Records of forget rows in one trial, by model."""
+    return {name: {"plain": {"forget": rows(values)}} for name, values in models.items()}
+
+
+def test_a_share_is_what_lies_between_the_ideal_and_the_target() -> None:
+    drawn = one_set(target=[1.0, 0.8, 0.6, 0.8], ideal=[0.2, 0.2, 0.2, 0.2], unlearned=[0.2, 0.5, 0.2, 0.5])
+    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
+    assert result.share == pytest.approx((0.35 - 0.2) / (0.8 - 0.2))
+    low, high = result.interval or (None, None)
+    assert low is not None
+    assert high is not None
+    assert low < 0.25 < high
+    assert (result.rows, result.skipped) == (4, 0)
+
+
+def test_the_target_itself_is_one_and_the_ideal_nothing() -> None:
+    drawn = one_set(target=[1.0, 0.8, 0.6], ideal=[0.1, 0.3, 0.2])
+    drawn |= {"copy": drawn["target"], "retrained": drawn["ideal"]}
+    assert judge_trial(drawn, "copy", PLAIN, PLAIN, [RECALL], "ideal").share == pytest.approx(1.0)
+    assert judge_trial(drawn, "retrained", PLAIN, PLAIN, [RECALL], "ideal").share == pytest.approx(0.0)
+
+
+def test_what_an_attack_teaches_the_ideal_too_does_not_count() -> None:
+    """Tuning takes all models to 0.9: nothing came back that the ideal did not learn as well."""
+    before = one_set(target=[1.0] * 6, ideal=[0.1] * 6, unlearned=[0.1] * 6)
+    after = {name: {"nf4": {"forget": rows([0.9] * 6)}} for name in ("target", "ideal", "unlearned")}
+    drawn = {name: {**before[name], **after[name]} for name in before}
+    assert judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal").share == pytest.approx(0.0)
+    drawn["unlearned"] = {**before["unlearned"], "nf4": {"forget": rows([1.0] * 6)}}
+    assert judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal").share == pytest.approx(0.1 / 0.9)
+
+
+def test_an_attack_that_only_confuses_the_ideal_brings_nothing_back() -> None:
+    before = one_set(target=[1.0] * 6, ideal=[0.6] * 6, unlearned=[0.6] * 6)
+    after = {"ideal": 0.1, "unlearned": 0.6, "target": 1.0}
+    drawn = {name: {**before[name], "nf4": {"forget": rows([value] * 6)}} for name, value in after.items()}
+    assert judge_trial(drawn, "unlearned", ROUNDED, PLAIN, [RECALL], "ideal").share == pytest.approx(0.0)
+
+
+def test_the_share_is_the_mean_over_measures_that_the_target_shows() -> None:
+    other = Measure("answer", "answer", "right answers")
+    side = Measure("aside", "aside", "decides nothing", decides=False)
+
+    def records(recall: float, answer: float) -> TrialRecords:
+        return {"plain": {"forget": [{"index": 0, "recall": recall, "answer": answer, "aside": 1.0}] * 3}}
+
+    drawn = {"target": records(0.8, 0.22), "ideal": records(0.2, 0.2), "unlearned": records(0.5, 0.9)}
+    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL, other, side], "ideal")
+    assert result.share == pytest.approx(0.5)  # the answer's target is no more than 0.05 above the ideal
+
+
+def test_a_measure_without_values_takes_no_row_away() -> None:
+    """Without a prior, no row has a "reference"; the other measures still decide."""
+    drawn = one_set(target=[1.0, 0.8, 0.6, 0.8], ideal=[0.2] * 4, unlearned=[0.2, 0.5, 0.2, 0.5])
+    wanted = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
+    assert judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL, Measure("reference", "", "")], "ideal") == wanted
+
+
+def test_an_attack_without_a_single_value_tells_nothing() -> None:
+    records = [{"index": 0, "shallow": None}, {"index": 1, "shallow": None}]
+    model = judge_model({"unlearned": {"patched": {"forget": records}}}, "unlearned", Depth(), make_ground(), "ideal")
+    assert (model.strongest.outcome, model.strongest.rows, model.strongest.skipped) == ("silent", 0, 2)
+    assert model.figures == {}
+    assert "tells nothing here" in model.sentence
+
+
+def test_without_an_ideal_the_control_is_the_same_model_on_holdout_rows() -> None:
+    def records(forget: Sequence[float], holdout: Sequence[float]) -> TrialRecords:
+        return {"plain": {"forget": rows(forget), "holdout": rows(holdout)}}
+
+    drawn = {"target": records([0.9, 0.9], [0.1, 0.1]), "unlearned": records([0.5, 0.5], [0.3, 0.3])}
+    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "holdout")
+    assert result.share == pytest.approx((0.5 - 0.3) / (0.9 - 0.1))
+
+
+def test_an_auc_is_held_against_the_ideals() -> None:
+    known, unknown = [0.1, 0.2, 0.3, 0.4], [2.0, 2.1, 1.9, 2.2]
+
+    def records(forget: Sequence[float]) -> TrialRecords:
+        return {"plain": {"forget": rows(forget, "loss"), "holdout": rows([2.05, 2.15, 1.95, 2.25], "loss")}}
+
+    drawn = {"target": records(known), "ideal": records(unknown), "unlearned": records([0.1, 2.0, 2.1, 2.2])}
+    values = {name: membership_auc([r["loss"] for r in d["plain"]["forget"]], [2.05, 2.15, 1.95, 2.25])
+              for name, d in drawn.items()}  # fmt: skip
+    assert values["target"] == 1.0
+    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [LOSS], "ideal")
+    assert result.share == pytest.approx((values["unlearned"] - values["ideal"]) / (1.0 - values["ideal"]))
+    del drawn["ideal"]
+    alone = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [LOSS], "holdout")
+    assert alone.share == pytest.approx((values["unlearned"] - 0.5) / 0.5)
+
+
+def test_a_measure_that_is_a_share_needs_no_other_model() -> None:
+    shallow = Measure("shallow", "1 − UDS", "share", kind="share")
+    drawn = {"unlearned": {"plain": {"forget": rows([0.2, 0.4], "shallow")}}}
+    assert judge_trial(drawn, "unlearned", PLAIN, PLAIN, [shallow], "ideal").share == pytest.approx(0.3)
+
+
+def test_rows_without_a_value_in_any_model_are_left_out_of_all() -> None:
+    drawn = one_set(target=[1.0, None, 1.0], ideal=[0.0, 0.0, 0.0], unlearned=[0.5, 0.9, None])
+    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
+    assert (result.share, result.rows, result.skipped) == (0.5, 1, 2)
+    assert result.interval == (-1.0, 1.0), "one row says nothing about others"
+    assert result.outcome == "unclear"
+
+
+@pytest.mark.parametrize(
+    ("count", "bound", "outcome"), [(8, 0.369, "unclear"), (17, 0.195, "holds"), (40, 0.088, "holds")]
+)
+def test_few_rows_that_are_all_alike_are_no_certainty(count: int, bound: float, outcome: str) -> None:
+    drawn = one_set(target=[1.0] * count, ideal=[0.0] * count, unlearned=[0.0] * count)
+    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
+    assert result.interval == (0.0, pytest.approx(bound, abs=1e-3))
+    assert result.outcome == outcome
+
+
+def test_a_target_that_shows_no_more_than_the_ideal_makes_the_attack_silent() -> None:
+    drawn = one_set(target=[0.2, 0.2], ideal=[0.2, 0.18], unlearned=[1.0, 1.0])
+    result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
+    assert (result.share, result.outcome, result.words) == (None, "silent", "–")
+
+
+@pytest.mark.parametrize(
+    ("share", "interval", "outcome"),
+    [
+        (0.05, (0.0, 0.2), "holds"),
+        (0.15, (0.05, 0.25), "unclear"),
+        (0.25, (0.01, 0.5), "leaks"),
+        (0.25, (-0.01, 0.5), "unclear"),
+        (-0.4, (-0.6, -0.2), "holds"),
+        (None, None, "silent"),
+    ],
+)
+def test_the_outcome_follows_the_interval(
+    share: float | None, interval: tuple[float, float] | None, outcome: str
+) -> None:
+    assert TrialResult("t", "t", share, interval, 40).outcome == outcome
+
+
+def test_the_interval_covers_the_true_share_most_of_the_time() -> None:
+    """Rows whose true share is 0.5: of 40 draws, most intervals hold it, and none is without width."""
+    import numpy as np
+
+    rng, hits = np.random.default_rng(0), 0
+    for _ in range(40):
+        values = rng.binomial(1, [[0.9], [0.1], [0.5]], (3, 40)).astype(float)
+        drawn = one_set(target=values[0], ideal=values[1], unlearned=values[2])
+        low, high = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal").interval or (0, 0)
+        assert high - low > 0.1
+        hits += low <= 0.5 <= high
+    assert hits >= 33
+
+
+def test_means_and_errors_of_every_model_and_trial() -> None:
+    drawn = one_set(target=[1.0, 0.0, None])
+    assert mean_values(drawn, [RECALL]) == {("target", "plain", "recall"): 0.5}
+    metric = measured(drawn, [RECALL])["target", "plain", "recall"]
+    assert (metric.n, metric.skipped, metric.stderr) == (2, 1, pytest.approx(0.5))
+
+
+@dataclass
+class _Results:
+    holds = TrialResult("nf4", "NF4", 0.05, (0.0, 0.1), 40)
+    leaks = TrialResult("int4", "int4", 0.6, (0.4, 0.8), 40)
+    plain = TrialResult("plain", "as it is", 0.9, (0.8, 1.0), 40, is_control=True)
+
+
+def facts(**attacks: tuple[TrialResult, ...]) -> AttackFacts:
+    return AttackFacts(
+        tuple(AttackResult(name, "s", "p", "ideal", 40, {"unlearned": AttackedModel(trials)})
+              for name, trials in attacks.items())
+    )  # fmt: skip
+
+
+def test_the_strongest_trial_speaks_for_an_attack_and_the_worst_attack_for_a_model() -> None:
+    whole = facts(quantise=(_Results.plain, _Results.holds, _Results.leaks), prompt=(_Results.holds,))
+    quantise = whole.attacks[0].models["unlearned"]
+    assert quantise.strongest is _Results.leaks, "the trial without an attack does not count"
+    assert "60 % (40 % to 80 %) by int4; 90 % without an attack" in quantise.sentence
+    assert whole.outcome() == "leaks"
+    assert whole.sentence() == "quantise: brings rows back; prompt: brings nearly nothing back."
+    assert facts(prompt=(_Results.holds,)).outcome() == "holds"
+
+
+def test_results_are_read_as_they_were_written_and_only_for_the_same_model(tmp_path: Any) -> None:
+    from msa_lite.io.manifest import stage_folder
+    from msa_lite.report import write_report
+    from msa_lite.report.attacks import attack_report
+
+    with stage_folder(tmp_path / "model", "model", {}) as partial:
+        (partial / "model.safetensors").write_bytes(b"weights")
+    from msa_lite.io.hub import hash_content
+
+    whole, model = facts(quantise=(_Results.plain, _Results.leaks)), {"revision": hash_content(tmp_path / "model")}
+    out = tmp_path / "attacks"
+    out.mkdir()
+    write_report(attack_report(whole, {"unlearned": model}), out)
+    assert load_attacks(out, tmp_path / "model") == whole
+    assert attack_metrics(out, model)["attack_quantise"].value == 0.6
+    assert attack_metrics(out, {"revision": "sha256:other"}) == {}
+    write_report(attack_report(whole, {"unlearned": {"revision": "sha256:other"}}), out)
+    assert load_attacks(out, tmp_path / "model") is None

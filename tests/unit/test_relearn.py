@@ -1,0 +1,320 @@
+"""Relearning finds what is only masked, and nothing in a model that never knew; and the model is put back."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import cache
+from statistics import mean
+from typing import Any
+
+import pytest
+import torch
+
+from msa_lite.attacks.attack import Ground, Trial
+from msa_lite.attacks.findings import judge_model
+from msa_lite.attacks.relearn import Relearn, RelearnSettings, relearning_robustness
+from msa_lite.attacks.unrelated import UNRELATED
+from msa_lite.data import Example, Row, encode_qa
+from msa_lite.errors import UsageError
+from msa_lite.evals.benchmark import Records
+from msa_lite.train import FitSettings
+from tests.memorised import FORGET, HOLDOUT, RETAIN, learn, make_ground, subject_of
+
+pytestmark = pytest.mark.usefixtures("quick_fits")
+GROUND = make_ground(max_new_tokens=1)
+TUNING = RelearnSettings(learning_rate=1e-3, steps=16, batch_size=4, mode="full", schedule="constant")
+QUICK = Relearn(strengths=("matched",), matched=TUNING, points=1, texts=UNRELATED[:2])
+
+
+def examples(rows: Sequence[Row]) -> list[Example]:
+    return encode_qa(rows, GROUND.prompter)
+
+
+@cache
+def target() -> Any:
+    return learn(examples([*FORGET, *RETAIN]), steps=100)
+
+
+@cache
+def ideal() -> Any:
+    return learn(examples(RETAIN))
+
+
+@cache
+def masked() -> Any:
+    """The target with a tampered head: one letter is missing from its answers, and it knows as much as before."""
+    model = copy.deepcopy(target())
+    with torch.no_grad():
+        model.lm_head.weight[GROUND.prompter.tokenizer.convert_tokens_to_ids("n")] *= 0.3
+    return model
+
+
+def weights(model: Any) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def attacked(model: Any, attack: Relearn = QUICK, ground: Ground = GROUND) -> dict[str, Records]:
+    """The records by trial; the weights are the same afterwards."""
+    before = weights(model)
+    records = {trial.name: made for trial, made in attack.run(subject_of(model), ground, {})}
+    assert [*records] == [trial.name for trial in attack.trials(ground)]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    return records
+
+
+def strength(records: Records, part: str = "forget") -> float:
+    """The mean extraction strength of the rows that were scored."""
+    return mean(row["extraction_strength"] for row in records[part] if "skipped" not in row)
+
+
+def loss(records: Records) -> float:
+    """The mean loss of the forget rows."""
+    return mean(row["scores"]["text" if "text" in row else "answer"][0]["loss"] for row in records["forget"])
+
+
+def test_what_is_masked_comes_back_and_what_was_never_known_does_not() -> None:
+    attack = replace(QUICK, branches=("part", "retain"))
+    drawn = {
+        "target": {"plain": next(attack.run(subject_of(target()), GROUND, {}))[1]},
+        "ideal": attacked(ideal(), attack),
+        "unlearned": attacked(masked(), attack),
+    }
+    assert strength(drawn["target"]["plain"]) == 1.0
+    assert strength(drawn["unlearned"]["plain"]) < 0.4
+    for trial in ("part step 16", "retain step 16"):
+        assert strength(drawn["unlearned"][trial]) > 0.6, trial
+        assert strength(drawn["ideal"][trial]) < 0.4, trial
+    trials = {one.trial: one for one in judge_model(drawn, "unlearned", attack, GROUND, "ideal").trials}
+    assert trials["part step 16"].share > 0.5
+    assert trials["retain step 16"].share > 0.5
+    assert (trials["part step 16"].rows, trials["retain step 16"].rows) == (2, 4)
+
+
+def test_a_row_of_the_taught_half_has_no_scores() -> None:
+    records = attacked(ideal(), replace(QUICK, branches=("part", "forget")))
+    assert [row["index"] for row in records["part step 16"]["forget"]] == [row.index for row in FORGET]
+    taught = [row["index"] for row in records["part step 16"]["forget"] if "skipped" in row]
+    assert len(taught) == 2
+    # The rows are taught, so that unseen rows are no control: they are left out, and keep their places.
+    assert [row["skipped"] for row in records["forget step 16"]["holdout"]] == ["not scored in this trial"] * 3
+    assert loss(records["forget step 16"]) < 0.8 * loss(records["plain"])
+    assert all("skipped" not in row for row in records["part step 16"]["holdout"])
+
+
+def test_the_same_attack_gives_the_same_records() -> None:
+    attack = replace(QUICK, branches=("part",), matched=replace(TUNING, steps=4))
+    assert attacked(masked(), attack) == attacked(masked(), attack)
+    assert attacked(masked(), attack) != attacked(masked(), attack, replace(GROUND, seed=1))
+
+
+def test_an_adapter_is_tuned_and_taken_off() -> None:
+    lora = replace(TUNING, mode="lora", lora_rank=4, lora_alpha=8.0, learning_rate=1e-2)
+    records = attacked(masked(), replace(QUICK, matched=lora, branches=("forget",)))
+    assert loss(records["forget step 16"]) < 0.8 * loss(records["plain"])
+
+
+def test_the_published_settings_reach_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    import peft
+    import transformers
+
+    made: list[dict[str, Any]] = []
+
+    class Stop(Exception):
+        pass
+
+    def watch(module: Any, name: str) -> None:
+        own = getattr(module, name)
+
+        def init(self: Any, *args: Any, **keywords: Any) -> None:
+            made.append(keywords)
+            own.__init__(self, *args, **keywords)
+
+        monkeypatch.setattr(module, name, type(name, (own,), {"__init__": init}))
+
+    def train(self: Any) -> None:
+        raise Stop
+
+    watch(peft, "LoraConfig")
+    watch(transformers, "TrainingArguments")
+    monkeypatch.setattr(transformers.Trainer, "train", train)
+
+    def arguments(branch: str) -> dict[str, Any]:
+        made.clear()
+        with pytest.raises(Stop):
+            attacked(ideal(), Relearn(branches=(branch,), strengths=("published",)))
+        return {key: value for keywords in made for key, value in keywords.items()}
+
+    def assert_in(values: dict[str, Any], wanted: dict[str, Any]) -> None:
+        assert {key: values.get(key) for key in wanted} == wanted
+
+    plain = {"weight_decay": 0.0, "warmup_steps": 0, "lr_scheduler_type": "linear", "num_train_epochs": 1}
+    steps = {"learning_rate": 2e-5, "per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
+    for branch in ("forget", "retain"):
+        values = arguments(branch)
+        assert_in(values, plain | steps)
+        assert "r" not in values
+    values = arguments("part")
+    assert_in(values, {"learning_rate": 5e-6, "num_train_epochs": 6, "per_device_train_batch_size": 4})
+    assert_in(values, {"warmup_steps": 24})
+    values = arguments("unrelated")
+    assert_in(values, {"r": 128, "lora_alpha": 16, "learning_rate": 2e-4, "num_train_epochs": 3, "weight_decay": 0.01})
+    assert_in(values, {"per_device_train_batch_size": 1, "target_modules": "all-linear"})
+
+
+def test_the_matched_strength_follows_the_size_of_the_model() -> None:
+    tuning = Relearn().matched
+    small, large = torch.nn.Linear(1000, 1000, device="meta"), torch.nn.Linear(16000, 1000, device="meta")
+    rates = [tuning.settings(model, 40, 0).learning_rate for model in (small, large)]
+    assert rates[0] / rates[1] == pytest.approx(2, rel=0.05)  # the fourth root of 16, of rates with two digits
+    adapter = replace(tuning, mode="lora").settings(small, 40, 0)
+    assert adapter.learning_rate == pytest.approx(10 * rates[0])
+    assert (adapter.epochs, tuning.count_steps(40)) == (10, 48)  # ends in the midst of the tenth epoch
+
+
+def test_where_there_is_no_room_an_adapter_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msa_lite.attacks.relearn.roomy_mode", lambda model: "lora")
+    model = torch.nn.Linear(10, 10)
+    published = RelearnSettings(2e-5, lora_alpha=64).settings(model, 40, 0)
+    assert (published.mode, published.learning_rate) == ("lora", pytest.approx(2e-4))
+    assert replace(RelearnSettings(2e-5), mode="full").settings(model, 40, 0).mode == "full"
+    assert Relearn().unrelated.settings(model, 24, 0).learning_rate == 2e-4  # made for an adapter
+
+
+def test_every_branch_has_a_curve_and_one_point_that_speaks() -> None:
+    trials = Relearn().trials(make_ground())
+    assert trials[0] == Trial("plain", "no tuning", is_control=True)
+    names = [trial.name for trial in trials[1:]]
+    matched = [
+        f"{branch} step {step}" for branch in ("forget", "part", "retain", "unrelated") for step in (6, 12, 24, 48)
+    ]
+    assert [name for name in names if "published" not in name] == matched
+    published = {"forget": 1, "part": 6, "retain": 1, "unrelated": 72}
+    assert [name for name in names if "published" in name] == [
+        f"{branch} published step {step}" for branch, step in published.items()
+    ]
+    assert [trial.name for trial in trials if trial.is_summary] == [
+        "forget step 6", "part step 6", "retain step 48", "unrelated step 48"
+    ]  # fmt: skip
+    assert {trial.name.split()[0] for trial in trials if trial.teaches_forget_rows} == {"forget"}
+    assert trials[1].label == "tuning on all forget rows, 6 steps"
+    assert "tuning as published on rows to keep, 1 step" in [trial.label for trial in trials]
+    alone = Relearn(strengths=("published",)).trials(make_ground())
+    assert [trial.is_summary for trial in alone] == [False, True, True, True, True]
+
+
+def test_branches_that_the_rows_do_not_allow_are_left_out_unless_they_are_named() -> None:
+    ground = make_ground(retain=[], forget=FORGET[:3])
+    assert {trial.name.split()[0] for trial in Relearn().trials(ground)} == {"plain", "forget", "unrelated"}
+    assert [*Relearn().faults(ground)] == []
+    faults = [*Relearn(branches=("part", "retain")).faults(ground)]
+    assert [fault.partition(":")[0] for fault in faults] == ["part", "retain"]
+    assert "3 forget rows are too few to split" in faults[0]
+    assert "give some (retain.data), or leave the branch out" in faults[1]
+
+
+@pytest.mark.parametrize("shared", [FORGET[0], HOLDOUT[1], replace(FORGET[2], answer="somebody else")])
+@pytest.mark.parametrize("place", ["retain", "unrelated"])
+def test_rows_that_teach_what_is_scored_are_refused(place: str, shared: Row) -> None:
+    rows = [*RETAIN, shared]
+    attack, ground = (
+        (Relearn(), make_ground(retain=rows)) if place == "retain" else (Relearn(texts=rows), make_ground())
+    )
+    (fault,) = attack.faults(ground)
+    assert fault.startswith(f"{place}: 1 of 7 rows to tune on are forget or holdout rows, or ask the same")
+    others = tuple(name for name in ("forget", "part", "retain", "unrelated") if name != place)
+    assert [*replace(attack, branches=others).faults(ground)] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        ({"branches": ("retian",)}, "branches: 'retian' is unknown (did you mean 'retain'?)"),
+        ({"strengths": ("double",)}, "strengths: 'double' is unknown"),
+        ({"strengths": ()}, "strengths: none is left"),
+        ({"points": 0}, "points: 0"),
+        ({"part": RelearnSettings(-1.0)}, "part.learning_rate: -1.0"),
+        ({"matched": RelearnSettings(steps=0)}, "matched.steps: 0"),
+        ({"unrelated": RelearnSettings(batch_size=0)}, "unrelated.batch_size: 0"),
+    ],
+)
+def test_wrong_settings_are_faults(changes: dict[str, Any], start: str) -> None:
+    (fault,) = Relearn(**changes).faults(GROUND)
+    assert fault.startswith(start)
+
+
+def test_a_model_that_cannot_be_tuned_is_refused_before_any_work() -> None:
+    subject = subject_of(ideal())
+    subject.runner.model.is_quantized = True
+    try:
+        with pytest.raises(UsageError, match="stored quantised"):
+            next(Relearn().run(subject, GROUND, {}))
+    finally:
+        del subject.runner.model.is_quantized
+
+
+def test_texts_are_taught_one_by_one() -> None:
+    texts = [Row(i, text=f"{row.question} {row.answer} " * 2) for i, row in enumerate(FORGET)]
+    ground = make_ground(forget=texts, learnt=texts, holdout=[], max_length=64)
+    attack = replace(QUICK, branches=("forget",))
+    records = attacked(ideal(), attack, ground)
+    assert loss(records["forget step 16"]) < 0.8 * loss(records["plain"])
+    assert {measure.name for measure in attack.measures(ground)} >= {"extraction_strength", "exact_memorization"}
+
+
+def test_the_cost_counts_tokens_of_all_trials() -> None:
+    tokens = sum(len(example.ids) for example in examples(FORGET))
+    alone = replace(QUICK, branches=("forget",), points=1).cost(GROUND)
+    assert alone.trained == 16 * tokens  # four rows a step
+    more = replace(QUICK, branches=("forget",), points=2).cost(GROUND)
+    assert more.trained == alone.trained
+    assert more.scored > alone.scored
+    assert more.generated > alone.generated
+    assert QUICK.cost(GROUND).trained > alone.trained
+
+
+def test_all_that_decides_records_is_described_without_the_rows() -> None:
+    attack = Relearn()
+    described = json.dumps(attack.describe())
+    assert UNRELATED[0].text[:20] not in described
+    assert attack.describe().keys() == {one.name for one in fields(Relearn)}
+    changes: Sequence[dict[str, Any]] = [
+        {"texts": UNRELATED[:3]}, {"points": 2}, {"part": RelearnSettings(1e-6)}, {"branches": ("part",)}
+    ]  # fmt: skip
+    assert len({json.dumps(replace(attack, **change).describe()) for change in changes} | {described}) == 5
+
+
+@pytest.mark.parametrize(
+    ("values", "robustness"),
+    [
+        ((0.2, 0.5, 0.2, 0.8), 0.5),  # .3 of .6
+        ((0.2, 0.5, 0.3, 0.6), 1.0),
+        ((0.2, 0.8, 0.2, 0.5), 1.0),  # the ideal gains more
+        ((0.2, 0.5, 0.4, 0.4), 1.0),  # no gain
+        ((0.2, 0.5, 0.4, 0.3), 1.0),  # a loss
+        ((0.2, 0.1, 0.2, 0.4), 0.0),  # the ideal loses
+        ((0.2, 0.2, 0.2, 0.4), 0.0),
+    ],
+)
+def test_robustness_to_relearning(values: tuple[float, float, float, float], robustness: float) -> None:
+    assert relearning_robustness(*values) == pytest.approx(robustness)
+
+
+def test_robustness_is_a_figure_of_the_published_tuning_beside_an_ideal() -> None:
+    trial, measure = "forget published step 13", "extraction_strength"
+    means = {
+        ("ideal", "plain", measure): 0.2, ("ideal", trial, measure): 0.5,
+        ("unlearned", "plain", measure): 0.2, ("unlearned", trial, measure): 0.8,
+        ("ideal", "forget step 6", measure): 1.0, ("unlearned", "forget step 6", measure): 1.0,
+    }  # fmt: skip
+    assert Relearn().figures(means, "unlearned") == {"R extraction_strength": pytest.approx(0.5)}
+    del means["ideal", trial, measure]
+    assert Relearn().figures(means, "unlearned") == {}
+
+
+def test_the_unrelated_texts_are_many_and_short() -> None:
+    assert len({row.text for row in UNRELATED}) == 24
+    assert max(len(row.text) for row in UNRELATED) < 220
+    assert isinstance(Relearn().unrelated.settings(torch.nn.Linear(2, 2), 24, 0), FitSettings)
