@@ -13,10 +13,11 @@ Counted are the linear weights of the numbered layers that a vector touches: bit
 nor norms nor the output head. They are known by name and shape. GPT-2 stores its linear weights transposed, so there
 the groups run along the other side than in the quantised model.
 
-Of large tensors a sample is counted, every 33rd group at most: NF4 then takes 6 % of a merge's CPU time
-(tests/benchmarks/bench_forecast.py). A tensor's sample has more than 20,000 weights, so that the standard error of its
-share is at most 0.4 percentage points; more in int8, where whole rows are drawn, whose weights are alike. Tensors of up
-to 65,535 weights count whole. The sample depends on the tensor alone, not on threads or memory.
+Of large tensors a sample is counted, every 257th group at most (of int8, whose groups are rows, 64 rows at least). So
+NF4 adds 7 % to a merge's CPU time on two busy cores (tests/benchmarks/bench_forecast.py). A tensor's sample has more
+than 10,000 weights, so that the standard error of its share is at most 0.5 percentage points, where weights of a group
+do not change alike. Tensors of up to 32,767 weights count whole. The sample depends on the tensor alone, not on threads
+or memory.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ from msa_lite.io.codes import QUANTISATIONS, Quantisation, Recoded
 from msa_lite.merger.fidelity import Change
 from msa_lite.report.update import place_of
 
-_ENOUGH = 1 << 15  # weights of a tensor
-_SPARSEST = 65  # odd, as all steps are: a step that divides the size of an attention head would miss most of its places
+_ENOUGH, _ROWS = 1 << 14, 64  # weights of a tensor, and rows where they are groups
+_SPARSEST = (
+    257  # odd, as all steps are: a step that divides the size of an attention head would miss most of its places
+)
 _BYTES = 48  # of memory for each weight that is counted at a time: both models' weights, copies, codes, rounded ones
 
 
@@ -77,7 +80,7 @@ def _sample(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndarray
 
 def _of_rows(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndarray) -> Iterator[np.ndarray]:
     """Yield every n-th group of rows, then the shorter group at the end of every n-th row."""
-    step, columns = _step(entry), entry.shape[1]
+    step, columns = _step(form, entry), entry.shape[1]
     width = form.width or columns
     count = columns // width  # groups of a row
     if count:
@@ -92,7 +95,7 @@ def _of_tensor(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndar
     Groups that begin before these rows, or end behind them, are left out. There are none where the length of a row is a
     multiple of a group's, as in all models that we know.
     """
-    step, place = _step(entry), start * entry.shape[1]
+    step, place = _step(form, entry), start * entry.shape[1]
     skipped = -place % form.width
     first = (place + skipped) // form.width
     for part in form.groups(rows.reshape(1, -1)[:, skipped:]):
@@ -101,16 +104,17 @@ def _of_tensor(form: Quantisation, entry: TensorEntry, start: int, rows: np.ndar
         first += len(part)
 
 
-def _step(entry: TensorEntry) -> int:
-    """Return which share of a tensor's groups is counted: every n-th."""
-    return min(_SPARSEST, math.prod(entry.shape) // _ENOUGH | 1)
+def _step(form: Quantisation, entry: TensorEntry) -> int:
+    """Return which of a tensor's groups are counted: every n-th."""
+    step = min(_SPARSEST, math.prod(entry.shape) // _ENOUGH | 1)
+    return step if form.width else min(step, entry.shape[0] // _ROWS | 1)
 
 
-def forecast_bytes(entry: TensorEntry, rows: int) -> int:
+def forecast_bytes(forms: Sequence[str], entry: TensorEntry, rows: int) -> int:
     """Return the memory that a forecast takes for one block of rows of a tensor."""
     if not is_quantised(entry):
         return 0
-    return math.ceil(rows / _step(entry)) * entry.shape[1] * _BYTES
+    return max(math.ceil(rows / _step(QUANTISATIONS[form], entry)) for form in forms) * entry.shape[1] * _BYTES
 
 
 def forecast_fact(changes: Mapping[str, Change], forms: Sequence[str]) -> dict[str, Any]:

@@ -313,7 +313,8 @@ def _worker_bytes(plan: MergePlan, entry: TensorEntry) -> int:
     stored = FLOAT_DTYPES[entry.dtype].itemsize
     dense = 0 if plan.is_low_rank(entry.name) else (4 * work + 8) * len(plan.deltas(entry.name))
     narrowing = 3 * work if plan.precision.dtype or plan.precision.stochastic or plan.precision.exact else 0
-    counted = forecast_bytes(entry, min(block_rows(entry), entry.matrix_shape[0])) if plan.forecast else 0
+    rows = min(block_rows(entry), entry.matrix_shape[0])
+    counted = forecast_bytes(plan.forecast, entry, rows) if plan.forecast else 0
     return _block_size(entry) * (stored + 3 * work + 1 + dense + narrowing) + counted
 
 

@@ -3,16 +3,16 @@
     python tests/benchmarks/forecast_recovery.py [--run RUN ...] [--alphas 0.4,0.8,1.2,1.6,2.4] [--ranks 2,8,32]
         [--forms nf4,int4] [--rows 48] [--seed 0] [--work DIR]
 
-Without --run, the history of `msa-lite quickstart` is made (a Llama of 2 layers, width 256), and a forget vector fitted
-at each rank. A point is one strength of one vector, of both layers or of one, on one of two targets: the history's, and
-the same one rounded to NF4, as it is after `dequantize()`. With --run, the points are the strengths times the vectors of
-finished runs, in the ratio of their own α and β; nothing is written into a run. Forget rows are scored teacher-forced:
-extraction strength and probability.
+Without --run, the history of `msa-lite quickstart` is made (a Llama of 2 layers, width 256), and a forget vector
+fitted at each rank. A point is one strength of one vector, of both layers or of one, on one of two targets: the
+history's, and the same one rounded to NF4, as it is after `dequantize()`. With --run, the points are the strengths
+times the vectors of finished runs, in the ratio of their own α and β; nothing is written into a run. Forget rows are
+scored teacher-forced: extraction strength and probability.
 
-unchanged, gone: by the forecast, the share of weights whose code is the target's, and 1 − the part of the update that is
-left. back: (q − u) / (t − u), u the unlearned model's score, q that with rounded weights, t that of the target with
-rounded weights; a point counts where t − u is at least 0.05. ρ is Spearman's rank correlation with back over all points
-that count.
+unchanged, gone: by the forecast, the share of weights whose code is the target's, and 1 − the part of the update that
+is left. back: (q − u) / (t − u), u the unlearned model's score, q that with rounded weights, t that of the target
+with rounded weights; a point counts where t − u is at least 0.05. ρ is Spearman's rank correlation with back over all
+points that count.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def described(point: dict[str, Any]) -> str:
     """Return a point in a line, for those who wait."""
     back = "–" if point["back"] is None else f"{point['back']:.2f}"
     return (
-        f"{point['case']}, α {point['alpha']:g}, {point['form']}: {point['unchanged']:.1%} unchanged, {point['gone']:.1%} gone, {point['score']} "
+        f"{point['case']}, α {point['alpha']:g}, {point['form']}: {point['unchanged']:.1%} unchanged, "
+        f"{point['gone']:.1%} gone, {point['score']} "
         f"{point['plain']:.3f} → {point['rounded']:.3f} (target {point['target']:.3f}), back {back}"
     )
 

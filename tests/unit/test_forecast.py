@@ -141,7 +141,7 @@ def test_the_sample_depends_on_the_tensor_alone_and_comes_close_to_the_whole(
     assert forecasts[0] == forecasts[1]
     for form, figures in forecasts[2].items():
         assert figures == forecasts[0][form] | {"kept": pytest.approx(forecasts[0][form]["kept"], rel=1e-5)}
-    assert 20_000 < forecasts[0]["nf4"]["weights"] / 2 < shape[0] * shape[1] / 5
+    assert 10_000 < forecasts[0]["nf4"]["weights"] / 2 < shape[0] * shape[1] / 5
     before, after = (read_checkpoint(tmp_path / name) for name in ("target", "one"))
     for form, figures in forecasts[0].items():
         counts = [
@@ -152,9 +152,7 @@ def test_the_sample_depends_on_the_tensor_alone_and_comes_close_to_the_whole(
         ]
         whole = sum(count.changed for count in counts) / sum(count.weights for count in counts)
         assert figures["kept"] == pytest.approx(1, abs=0.1)
-        error = (whole * (1 - whole) / figures["weights"]) ** 0.5
-        # Updates of rank 2 differ much between rows, and int8 draws whole rows.
-        assert abs(figures["share"] - whole) < (0.25 * whole if form == "int8" else 8 * error)
+        assert figures["share"] == pytest.approx(whole, rel=0.25)  # updates of rank 2 differ much between rows
 
 
 def test_a_finished_merge_is_not_made_again_for_a_forecast(tmp_path: Path) -> None:
