@@ -316,5 +316,5 @@ def test_robustness_is_a_figure_of_the_published_tuning_beside_an_ideal() -> Non
 
 def test_the_unrelated_texts_are_many_and_short() -> None:
     assert len({row.text for row in UNRELATED}) == 24
-    assert max(len(row.text) for row in UNRELATED) < 220
+    assert max(len(row.text) for row in UNRELATED) < 120
     assert isinstance(Relearn().unrelated.settings(torch.nn.Linear(2, 2), 24, 0), FitSettings)
