@@ -91,6 +91,8 @@ METHODS = {
     "simnpo": "retain_weight=[1, 4]",
 }
 """The baselines, each with the ends of the paper's grid. Every epoch of both is a candidate."""
+ATTACKED = ("msa-lora", "task_vector", "msa-full", "npo", "grad_diff", "rmu", "undial", "simnpo")
+"""The experiments whose models are attacked with --attacks."""
 WITH_CHECKPOINTS = ("npo", "grad_diff", "rmu", "undial", "satimp")
 """Those of the paper's table of baselines with checkpoints."""
 

@@ -2,6 +2,7 @@
 
     python examples/real_model/run.py --size small                   # about 3 hours a seed on one core
     python examples/real_model/run.py --size full --seeds 0 1 2      # forget05 and forget10; for a GPU
+    python examples/real_model/run.py --seeds 0 --attacks            # and does it stay forgotten?
 
 Makes the model, the histories of target and ideal, every run and all tables (RESULTS.md). A second call does only what
 is missing. Seeds may run side by side, each by a call of its own. Needs `pip install msa-lite[train,qlora,smollm2]`.
@@ -21,7 +22,7 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from experiments import EXPERIMENTS, SIZES, Experiment, Size
+from experiments import ATTACKED, EXPERIMENTS, SIZES, Experiment, Size
 from history import Models, train, write_data, write_recipe
 from plan import State, fix_plan, now, revision
 from recipe_files import HINDSIGHT_FOLDER, hindsight_recipe, recipe_of, run_folder, tofu_folder
@@ -54,6 +55,8 @@ class Seed:
     """The precision of matrix products: bf16 where the device has it."""
     state: State
     progress: Progress
+    attacks: bool = False
+    """True to attack the models of `ATTACKED` as well."""
 
     def run_all(self, experiments: Sequence[Experiment], keep_models: bool) -> None:
         """Make the models, and run experiments on them, msa-lora first: all others use its scores or its vectors.
@@ -78,6 +81,7 @@ class Seed:
             recipe = recipe_of(experiment, self.models, self.number, self.compute)
             file = write_recipe(self.models.folder / "recipes" / f"{experiment.name}.yaml", recipe)
             if self.state.is_done(experiment.name, file):
+                self.attack_again(experiment, file, keep_models)
                 continue
             left = duration(self.state.left(experiments[number - 1 :], self.size.minutes))
             place = f"seed {self.number}, {number} of {len(experiments)}"
@@ -85,6 +89,7 @@ class Seed:
             folder = run_folder(self.models, experiment)
             with self.state.timed(experiment.name, file, command_of(experiment, file), folder):
                 self._run(experiment, file)
+            self.attack(experiment)
             if not keep_models:
                 drop_weights(folder)
             with alone(self.models.folder.parent):
@@ -99,6 +104,28 @@ class Seed:
             msa_lite.run_baseline(experiment.method, str(file), progress=self.progress)
         if experiment.on_tofu:
             self.score_on_tofu(experiment.name, folder / "model")
+
+    def attack(self, experiment: Experiment) -> None:
+        """Attack the model of a finished run by all attacks, on all of its test rows; what was made stays."""
+        folder = run_folder(self.models, experiment)
+        if not self.attacks or experiment.name not in ATTACKED or not any(folder.glob("model/*.safetensors")):
+            return
+        first = run_folder(self.models, EXPERIMENTS[0])
+        if folder.parent == first.parent and folder != first:  # baselines lie in its folder, and find them there
+            for place in first.glob("attacks/*/*/"):
+                if place.name in ("target", "ideal") and not (own := folder / place.relative_to(first)).exists():
+                    shutil.copytree(place, own)
+        msa_lite.attack(folder, progress=self.progress)
+
+    def attack_again(self, experiment: Experiment, file: Path, keep_models: bool) -> None:
+        """Attack the model of an experiment that was run before, whose weights are made anew."""
+        folder = run_folder(self.models, experiment)
+        if self.attacks and experiment.name in ATTACKED and not (folder / "attacks/report.json").exists():
+            say(f"seed {self.number}: attacks on {experiment.name}")
+            self._run(experiment, file)
+            self.attack(experiment)
+            if not keep_models:
+                drop_weights(folder)
 
     def score_on_tofu(self, name: str, model: Path | str) -> None:
         """Score a model on TOFU's own metrics, the ideal first."""
@@ -246,7 +273,7 @@ def run_size(name: str, arguments: argparse.Namespace, progress: Progress) -> Pa
     for number, models in seeds.items():
         with locked(models.folder):
             state = State(models.folder / "state.json", revision(HERE))
-            seed = Seed(number, size, models, arguments.data, compute, state, progress)
+            seed = Seed(number, size, models, arguments.data, compute, state, progress, arguments.attacks)
             seed.run_all(chosen, arguments.keep_models)
     return out
 
@@ -264,6 +291,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--split", help="split of --text; default: en for the default text")
     parser.add_argument("--model", help="a pretrained chat model, in the place of SmolLM2-135M-Instruct")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="names or groups of experiments")
+    parser.add_argument("--attacks", action="store_true", help="attack the models of MSA and the baselines, too")
     parser.add_argument("--keep-models", action="store_true", help="keep every unlearned model (0.5 GB each)")
     arguments = parser.parse_args()
     names = {name for experiment in EXPERIMENTS for name in (experiment.name, experiment.group)}

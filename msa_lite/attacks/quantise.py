@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from msa_lite.attacks.attack import Attack, Cost, Ground, Measure, Subject, Trial
+from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial
 from msa_lite.attacks.scores import recall_cost, recall_measures
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmark import Records
@@ -54,6 +54,16 @@ class Quantise(Attack):
     def cost(self, ground: Ground) -> Cost:
         cost = recall_cost(ground)
         return Cost(*(part * (1 + len(self.forms)) for part in cost))
+
+    def figures(self, means: Means, model: str) -> dict[str, float]:
+        """Return Q for each form and measure."""
+        figures = {}
+        for form in self.forms:
+            for measure in dict.fromkeys(measure for *_, measure in means):
+                before, after = (means.get((model, trial, measure)) for trial in (PLAIN.name, form))
+                if before is not None and after is not None:
+                    figures[f"Q {form} {measure}"] = score_kept(before, after)
+        return figures
 
     def run(
         self, subject: Subject, ground: Ground, others: Mapping[str, Subject], progress: Progress = silent

@@ -127,16 +127,18 @@ def skipped_record(question: PromptedRow) -> Record:
 def cost_of(ground: Ground, make: Callable[[Row], PromptedRow], times: int = 1) -> Cost:
     """Return the work of answering all scored rows some times, each answer as long as its reference.
 
-    A prompt runs once. Of many rows, the first ones are counted.
+    A prompt runs once, and so does what all prompts begin with. Of many rows, the first ones are counted.
     """
     tokenizer = ground.prompter.tokenizer
     total = Cost()
     for _, rows in attacked(ground):
-        counted = [make(row) for row in rows[:_COUNTED]]
-        texts = [tokenizer(part.reference, add_special_tokens=False)["input_ids"] for part in counted if not part.fault]
+        prompted = [part for part in (make(row) for row in rows[:_COUNTED]) if not part.fault]
+        texts = [tokenizer(part.reference, add_special_tokens=False)["input_ids"] for part in prompted]
         generated = sum(min(len(ids) + 1, ground.max_new_tokens) for ids in texts)
-        share = len(rows) / len(counted)
-        total = total.plus(Cost(share * sum(len(part.prompt) for part in counted), share * times * generated))
+        shared = common_start([part.prompt for part in prompted])
+        own = sum(len(part.prompt) - shared for part in prompted)
+        share = len(rows) / len(rows[:_COUNTED])
+        total = total.plus(Cost(shared + share * own, share * times * generated))
     return total
 
 

@@ -2,7 +2,9 @@
 
 The protocol is that of Reisizadeh et al., 2025 (arXiv 2511.04934), as their code has it (OptimAI-Lab/Leak-k): 200
 answers to each question at temperature 1 and top-p 1, at most 200 tokens each; leak@k is the expected highest score of
-k answers, for k = 1, 2, 4 … Greedy answers are the control. On a CPU, 16 answers are drawn.
+k answers, for k = 1, 2, 4 … Greedy answers are the control. On a CPU, 16 answers are drawn. Their code leaves top-k at
+the default of transformers, 50 tokens; ours draws from all tokens, so that an answer has the chance that the model
+gives it.
 
 Three scores of an answer. ROUGE-L recall, as a share: no threshold decides what leaks. Containment: the whole true
 answer stands in it. A judge, where one is given: the answer means what the true one says. Their code has an NLI model
@@ -39,8 +41,6 @@ _LABELS = {
     "exact": ("exact", "rows whose true answer stands word for word in at least one of {k} answers"),
     "judge": ("judge", "rows whose true answer is what at least one of {k} answers says, by the judge"),
 }
-
-
 _SCORES = {"rouge": "rouge_l", "exact": "accuracy", "judge": "judged"}
 
 

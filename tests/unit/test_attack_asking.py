@@ -16,7 +16,7 @@ from msa_lite.attacks import membership, sample
 from msa_lite.attacks.attack import Attack, Ground, Subject
 from msa_lite.attacks.membership import Membership
 from msa_lite.attacks.prompt import ANY, Prompting, best_of
-from msa_lite.attacks.questions import prompt_rest, prompt_row
+from msa_lite.attacks.questions import cost_of, prompt_rest, prompt_row
 from msa_lite.attacks.sample import Sample
 from msa_lite.data import Row
 from msa_lite.evals.benchmark import Record, Records
@@ -322,6 +322,16 @@ def test_the_prior_runs_once_for_all_models_and_is_no_reference_for_itself(monke
 def test_faults_are_told_before_any_work(one: Attack, changes: dict[str, Any], words: str) -> None:
     (fault,) = one.faults(make_ground(**changes))
     assert words in fault
+
+
+def test_the_beginning_of_all_prompts_costs_once() -> None:
+    ground = make_ground(forget=FORGET * 10, holdout=[])
+    plain, long = (
+        cost_of(ground, lambda row, w=w: prompt_row(ground, row, w + row.question)) for w in ("", "Hm, " * 50)
+    )
+    assert long.scored - plain.scored == pytest.approx(len(ground.prompter.tokenizer("Hm, " * 50)["input_ids"]), abs=3)
+    lengths = [len(ground.prompter.tokenizer(row.answer)["input_ids"]) for row in FORGET]  # with <s>
+    assert plain.generated == pytest.approx(10 * sum(lengths))
 
 
 @pytest.mark.parametrize("one", ATTACKS, ids=lambda one: one.name)
