@@ -3,10 +3,10 @@
     python tests/benchmarks/forecast_recovery.py [--run RUN ...] [--alphas 0.1,0.2,0.4,0.8,1.6] [--ranks 2,8,32]
         [--forms nf4,int4] [--rows 48] [--seed 0] [--work DIR]
 
-Without --run, a small history of fictional people is made (Llama of 4 layers, width 256), and a forget vector fitted
-at each rank. A point is one strength of one vector: of all its layers, of the lower half, or of the upper half. With
---run, the points are the strengths times the vectors of finished runs, in the ratio of their own α and β; nothing is
-written into a run. Forget rows are scored teacher-forced: extraction strength and probability.
+Without --run, the history of `msa-lite quickstart` is made (a Llama of 2 layers, width 256), and a forget vector fitted
+at each rank. A point is one strength of one vector: of both layers, of the lower or of the upper one. With --run, the
+points are the strengths times the vectors of finished runs, in the ratio of their own α and β; nothing is written into
+a run. Forget rows are scored teacher-forced: extraction strength and probability.
 
 unchanged: the share of weights whose code is the target's, by the forecast. back: (q − u) / (t − u), u the unlearned
 model's score, q that with rounded weights, t that of the target with rounded weights; a point counts where t − u is at
@@ -59,10 +59,10 @@ class Case:
 
 
 def small_cases(work: Path, ranks: Sequence[int], seed: int) -> Iterator[Case]:
-    """Make a history and yield the vectors of each rank, whole and in halves."""
+    """Make a history and yield the vectors of each rank, whole and by layers."""
     people = {"prior": 240, "retain": 48, "forget": 8, "holdout": 8}
     history = work / "history"
-    make_history(history, make_groups(people, seed=seed), HistorySettings(layers=4, seed=seed))
+    make_history(history, make_groups(people, seed=seed), HistorySettings(seed=seed))
     rows = history / "data/forget.jsonl"
     for rank in ranks:
         vector = {"lora": {"rank": rank, "alpha": 2 * rank}, "epochs": 20, "learning_rate": 2e-3, "batch_size": 32}
@@ -76,16 +76,17 @@ def small_cases(work: Path, ranks: Sequence[int], seed: int) -> Iterator[Case]:
         }
         (folder,) = msa_lite.run_vectors(recipe)
         yield Case(f"rank {rank}", history / "target", rows, {"forget": folder})
-        for name, layers in {"lower": (0, 1), "upper": (2, 3)}.items():
-            half = part_of(folder, work / f"rank-{rank}-{name}", layers)
-            yield Case(f"rank {rank}, {name} half", history / "target", rows, {"forget": half})
+        for layer in (0, 1):
+            part = part_of(folder, work / f"rank-{rank}-layer-{layer}", layer)
+            yield Case(f"rank {rank}, layer {layer}", history / "target", rows, {"forget": part})
 
 
-def part_of(vector: Path, out: Path, layers: Sequence[int]) -> Path:
-    """Write an adapter with some layers of another one."""
+def part_of(vector: Path, out: Path, layer: int) -> Path:
+    """Write an adapter with one layer of another one."""
+    shutil.rmtree(out, ignore_errors=True)
     shutil.copytree(vector, out, ignore=shutil.ignore_patterns("*.safetensors", "manifest.json"))
     tensors = load_file(vector / "adapter_model.safetensors")
-    kept = {name: tensor for name, tensor in tensors.items() if place_of(name)[0] in layers}
+    kept = {name: tensor for name, tensor in tensors.items() if place_of(name)[0] == layer}
     save_file(kept, out / "adapter_model.safetensors")
     return out
 
@@ -139,6 +140,15 @@ def measure(case: Case, alpha: float, scorer: Scorer, forms: Sequence[str], work
             yield facts | {"target": target, "plain": plain, "rounded": after, "back": back}
 
 
+def described(point: dict[str, Any]) -> str:
+    """Return a point in a line, for those who wait."""
+    back = "–" if point["back"] is None else f"{point['back']:.2f}"
+    return (
+        f"{point['case']}, α {point['alpha']:g}, {point['form']}: {point['unchanged']:.1%} unchanged, {point['score']} "
+        f"{point['plain']:.3f} → {point['rounded']:.3f} (target {point['target']:.3f}), back {back}"
+    )
+
+
 def print_results(console: Console, points: Sequence[dict[str, Any]]) -> None:
     """Print one row a point and form, then the correlations."""
     columns = ("case", "alpha", "form", "score", "unchanged", "target", "plain", "rounded", "back")
@@ -180,8 +190,9 @@ def main() -> None:
             if case.target not in scorers:
                 scorers[case.target] = Scorer(case, options.rows, options.forms)
             for alpha in options.alphas:
-                points += measure(case, alpha, scorers[case.target], options.forms, Path(scratch))
-                console.print(f"{case.name}, alpha {alpha:g}: done")
+                new = [*measure(case, alpha, scorers[case.target], options.forms, Path(scratch))]
+                points += new
+                console.print("; ".join(described(point) for point in new))
     print_results(console, points)
 
 
