@@ -75,6 +75,7 @@ def loss(records: Records) -> float:
     return mean(row["scores"]["text" if "text" in row else "answer"][0]["loss"] for row in records["forget"])
 
 
+@pytest.mark.slow
 def test_what_is_masked_comes_back_and_what_was_never_known_does_not() -> None:
     attack = replace(QUICK, branches=("part", "retain"))
     drawn = {
