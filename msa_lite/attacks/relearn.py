@@ -23,7 +23,8 @@ model: as many steps for each branch, at a rate that grows as the model shrinks.
 Evidence, from the quickstart (a Llama of 2.2M weights, 40 forget rows, extraction strength): the ideal learns the
 forget rows from .28 to .69, .95 and 1.00 in 6, 12 and 24 matched steps; the published epoch, 2 steps, takes it to .30.
 On rows to keep, 48 matched steps took the unlearned model from .34 to .59, and the ideal to .31; 9 published ones to
-.36 and .28.
+.36 and .28. On SmolLM2-135M with 8 rows of TOFU, 12 matched steps on rows to keep took an unlearned model (α .6, β .3)
+from .15 to .39, and the ideal from .058 to .063.
 """
 
 from __future__ import annotations
