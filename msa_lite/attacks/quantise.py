@@ -1,4 +1,4 @@
-"""Quantise: round a model's weights to 4 or 8 bits and score it again. Small updates are rounded away.
+"""Quantise: round a model's weights to 4 or 8 bits and score it again. An update may be rounded away.
 
 The protocol is that of arXiv 2410.16454 (int8, int4) and arXiv 2605.24614 (NF4, in groups of 64, without a second
 quantisation of the scales): scores before and after. Weights are rounded as bitsandbytes rounds them (`io.codes`), in
@@ -6,7 +6,8 @@ the model in memory, and put back afterwards. So one load serves all forms, on a
 
 Deviations: matrix products have the precision that the model is scored in, not bf16 throughout. int8 rounds the weights
 alone, where LLM.int8() rounds the inputs of each layer, too. int4 is plain absmax by groups of 128, since the published
-int4 is that of a library, and changes with it.
+int4 is that of a library, and changes with it. An adapter stays beside the rounded weights, as on a 4-bit model; to
+attack the merged model, merge it first.
 """
 
 from __future__ import annotations

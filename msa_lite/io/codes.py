@@ -14,7 +14,9 @@ Codes are those of bitsandbytes, but for weights that lie between two codes with
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +32,23 @@ _MIDPOINTS = (_NF4[1:] + _NF4[:-1]) / 2
 _CHUNK = 1 << 16  # weights encoded at a time: what they take stays in the cache of a core
 _MAGNITUDE = np.uint32(0x7FFFFFFF)  # of the bits of an fp32 number: all but the sign
 _LEAST = np.float32(1e-38)  # a group of zeros has this scale, so that its codes are those of 0
+
+
+class Recoded(NamedTuple):
+    """Sums over weights before and after an update."""
+
+    changed: int = 0
+    """The weights whose code differs."""
+    weights: int = 0
+    """All weights."""
+    along: float = 0.0
+    """⟨Q(after) − Q(before), after − before⟩, Q the rounded weights."""
+    update: float = 0.0
+    """‖after − before‖²."""
+
+    def plus(self, other: Sequence[float]) -> Recoded:
+        """Return the sums of both parts."""
+        return Recoded(*(one + two for one, two in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -87,7 +106,7 @@ class Quantisation:
 
     def decode(self, codes: np.ndarray, scales: np.ndarray) -> np.ndarray:
         """Return the fp32 weights that codes of groups stand for."""
-        values = codes * np.float32(1 / self.top) if self.top else _NF4[codes]
+        values = codes * np.float32(1 / self.top) if self.top else _NF4.take(codes)
         return np.multiply(values, scales, dtype=np.float32)
 
     def round(self, rows: np.ndarray) -> np.ndarray:
@@ -98,10 +117,15 @@ class Quantisation:
             return np.concatenate([part.reshape(-1) for part in parts]).reshape(rows.shape)
         return np.concatenate([part.reshape(len(rows), -1) for part in parts], axis=1)
 
-    def count_changed(self, before: np.ndarray, after: np.ndarray) -> tuple[int, int]:
-        """Return (weights whose code differs, weights) of the same groups of two models, both (n, width) and fp32."""
-        codes, _ = self.encode(np.concatenate([before, after]))
-        return int(np.count_nonzero(codes[: len(before)] != codes[len(before) :])), before.size
+    def compare(self, before: np.ndarray, after: np.ndarray) -> Recoded:
+        """Return what rounding leaves of the change of some groups: the same ones of two models, (n, width) in fp32."""
+        codes, scales = self.encode(np.concatenate([before, after]))
+        changed = int(np.count_nonzero(codes[: len(before)] != codes[len(before) :]))
+        values = self.decode(codes, scales)
+        update, left = (after - before).reshape(-1), (values[len(before) :] - values[: len(before)]).reshape(-1)
+        along, square = float(np.dot(left, update)), float(np.dot(update, update))
+        is_whole = np.isfinite(along + square)  # weights that are not finite have no codes
+        return Recoded(changed, before.size, *((along, square) if is_whole else (0.0, 0.0)))
 
 
 QUANTISATIONS = {

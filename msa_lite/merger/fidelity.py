@@ -11,6 +11,7 @@ import numpy as np
 
 from msa_lite.errors import FormatError, MismatchError
 from msa_lite.io.checkpoint import FLOAT_DTYPES
+from msa_lite.io.codes import Recoded
 from msa_lite.merger.formula import Factors, Term, VectorLike
 
 WARN_LOSS = 0.10
@@ -38,8 +39,8 @@ class Change:
     """The scalar product of two vectors; 0 with one, or with more than two."""
     vectors: dict[str, float] = field(default_factory=dict)
     """The norm of each vector itself, by the name of its term."""
-    codes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By form of quantisation: the weights whose code differs from the target's, and those that were counted."""
+    codes: dict[str, Recoded] = field(default_factory=dict)
+    """By form of quantisation, what rounding leaves of the update, over the weights that were counted."""
 
     def add(self, other: Change) -> None:
         """Add the sums of another part."""
@@ -47,9 +48,8 @@ class Change:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name, square in other.vectors.items():
             self.vectors[name] = self.vectors.get(name, 0.0) + square
-        for form, (changed, weights) in other.codes.items():
-            before = self.codes.get(form, (0, 0))
-            self.codes[form] = before[0] + changed, before[1] + weights
+        for form, part in other.codes.items():
+            self.codes[form] = self.codes.get(form, Recoded()).plus(part)
 
     @property
     def rounding_loss(self) -> float:
@@ -118,7 +118,7 @@ def sums(change: Change) -> dict[str, Any]:
 def from_sums(values: Mapping[str, Any]) -> Change:
     """Return the change whose sums these are."""
     own = {name: values[name] for name in _SUMS}
-    codes = {form: tuple(counts) for form, counts in values.get("codes", {}).items()}
+    codes = {form: Recoded(*part) for form, part in values.get("codes", {}).items()}
     squares = {name: square for name, square in values.items() if name not in own and name != "codes"}
     return Change(**own, vectors=squares, codes=codes)
 

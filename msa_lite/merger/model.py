@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_limits
 from msa_lite.errors import FormatError, MismatchError, MsaError
 from msa_lite.io.blocks import Files, read_rows
 from msa_lite.io.checkpoint import TensorEntry, load_checkpoint
+from msa_lite.io.codes import Recoded
 from msa_lite.io.disk import check_space
 from msa_lite.io.files import digest, hash_file, write_text
 from msa_lite.io.manifest import discarded, partial_folder
@@ -232,7 +233,7 @@ def _forecast_of(inputs: Inputs, forms: Sequence[str]) -> dict[str, Any]:
     return known
 
 
-def _count(before: TensorEntry, after: TensorEntry, forms: Sequence[str]) -> dict[str, tuple[int, int]]:
+def _count(before: TensorEntry, after: TensorEntry, forms: Sequence[str]) -> dict[str, Recoded]:
     """Return what a merge counts of one tensor, from the files of the target and of the model."""
     whole = Change()
     if not is_quantised(before):

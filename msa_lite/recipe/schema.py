@@ -113,8 +113,8 @@ class Merge(Closed):
     form: Literal["model", "adapter"] = Field("model", alias="as")
     """model: a whole checkpoint. adapter: one adapter on the target, in fp32."""
     forecast: list[Literal["nf4", "int4", "int8"]] | None = None
-    """The forms of quantisation to forecast: the share of weights whose code differs from the target's. A low share
-    warns that quantisation may undo the removal. null: nf4, for a whole checkpoint. []: none."""
+    """The forms of quantisation to forecast: how much of the update is left after rounding, and the share of weights
+    whose code differs from the target's. null: nf4, for a whole checkpoint. []: none."""
 
     @property
     def forms(self) -> tuple[str, ...]:

@@ -16,9 +16,11 @@ _LAYER = re.compile(r"(?:^|\.)(\d+)\.")
 _FORMS = {"nf4": "NF4"}  # all others are called by their keys
 FORECAST_MEANING = (
     "A weight with the target's code is the target's weight again, up to the scale of its group, once the model is "
-    "quantised. The lower the share, the more of what was removed may come back. This is a forecast; a score of the "
-    "quantised model is the evidence."
+    "quantised; one whose code changes moves by a whole step. So few changed codes can hold the whole update, on "
+    "average. What counts is how much of it is left: near 100 %, rounding only adds noise; near 0 %, the quantised "
+    "model is the target's again. This is a forecast; a score of the quantised model is the evidence."
 )
+_LITTLE = 0.5  # of an update that is left, below which a reader is warned
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,8 @@ class Update:
     notes: tuple[str, ...]
     """Warnings of the merge."""
     forecast: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By form of quantisation: changed, weights, share, and layers with the share of each; empty where the merge
-    counted nothing."""
+    """By form of quantisation: changed, weights, share, kept, and layers with the share of each; empty where the
+    merge counted nothing."""
 
     def by_layer(self) -> tuple[GroupUpdate, ...]:
         """Return the change of each layer, in order; what lies outside the layers comes last."""
@@ -138,6 +140,7 @@ def _forecast(fact: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
             "changed": int(figures["changed"]),
             "weights": int(figures["weights"]),
             "share": float(figures["share"]),
+            "kept": None if figures.get("kept") is None else float(figures["kept"]),
             "layers": {str(int(layer)): float(share) for layer, share in figures["layers"].items()},
         }
         for form, figures in fact.items()
@@ -170,12 +173,15 @@ def forecast_table(forecast: Mapping[str, Mapping[str, Any]]) -> ForecastTable |
 
 
 def forecast_lines(forecast: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Say for each form of quantisation how many weights it would tell from the target's."""
-    return [
-        f"quantised to {form_label(form)}, {figures['share']:.2%} of the linear weights would have another code "
-        f"than the target's (counted: {figures['weights']:,})"
-        for form, figures in forecast.items()
-    ]
+    """Say for each form of quantisation how much of the update it leaves, and how many weights it tells apart."""
+    lines = []
+    for form, figures in forecast.items():
+        kept = figures.get("kept")
+        left = "" if kept is None else f"{kept:.0%} of the update is left on average, and "
+        codes = f"{figures['share']:.2%} of the linear weights have another code than the target's"
+        little = "; what was removed may come back" if kept is not None and kept < _LITTLE else ""
+        lines.append(f"quantised to {form_label(form)}, {left}{codes} (counted: {figures['weights']:,}){little}")
+    return lines
 
 
 def _tensor(name: str, figures: Mapping[str, Any]) -> TensorUpdate:

@@ -1,16 +1,18 @@
 """How well a merge's forecast predicts what quantisation brings back, over strengths, ranks and layers.
 
-    python tests/benchmarks/forecast_recovery.py [--run RUN ...] [--alphas 0.1,0.2,0.4,0.8,1.6] [--ranks 2,8,32]
+    python tests/benchmarks/forecast_recovery.py [--run RUN ...] [--alphas 0.4,0.8,1.2,1.6,2.4] [--ranks 2,8,32]
         [--forms nf4,int4] [--rows 48] [--seed 0] [--work DIR]
 
 Without --run, the history of `msa-lite quickstart` is made (a Llama of 2 layers, width 256), and a forget vector fitted
-at each rank. A point is one strength of one vector: of both layers, of the lower or of the upper one. With --run, the
-points are the strengths times the vectors of finished runs, in the ratio of their own α and β; nothing is written into
-a run. Forget rows are scored teacher-forced: extraction strength and probability.
+at each rank. A point is one strength of one vector, of both layers or of one, on one of two targets: the history's, and
+the same one rounded to NF4, as it is after `dequantize()`. With --run, the points are the strengths times the vectors of
+finished runs, in the ratio of their own α and β; nothing is written into a run. Forget rows are scored teacher-forced:
+extraction strength and probability.
 
-unchanged: the share of weights whose code is the target's, by the forecast. back: (q − u) / (t − u), u the unlearned
-model's score, q that with rounded weights, t that of the target with rounded weights; a point counts where t − u is at
-least 0.05. ρ is Spearman's rank correlation of the two over all points that count.
+unchanged, gone: by the forecast, the share of weights whose code is the target's, and 1 − the part of the update that is
+left. back: (q − u) / (t − u), u the unlearned model's score, q that with rounded weights, t that of the target with
+rounded weights; a point counts where t − u is at least 0.05. ρ is Spearman's rank correlation with back over all points
+that count.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from msa_lite.merger import merge
 from msa_lite.report.update import place_of
 
 SCORES = ("extraction_strength", "probability")
+PREDICTORS = ("unchanged", "gone")
 LEAST = 0.05  # of a score, that the update took away
 
 
@@ -75,10 +78,20 @@ def small_cases(work: Path, ranks: Sequence[int], seed: int) -> Iterator[Case]:
             "seed": seed,
         }
         (folder,) = msa_lite.run_vectors(recipe)
-        yield Case(f"rank {rank}", history / "target", rows, {"forget": folder})
-        for layer in (0, 1):
-            part = part_of(folder, work / f"rank-{rank}-layer-{layer}", layer)
-            yield Case(f"rank {rank}, layer {layer}", history / "target", rows, {"forget": part})
+        parts = {f"layer {layer}": part_of(folder, work / f"rank-{rank}-layer-{layer}", layer) for layer in (0, 1)}
+        for target in (history / "target", on_grid(history / "target", work / "target-nf4")):
+            for name, vector in {"all": folder, **parts}.items():
+                yield Case(f"{target.name}, rank {rank}, {name}", target, rows, {"forget": vector})
+
+
+def on_grid(target: Path, out: Path) -> Path:
+    """Write a model with its weights rounded to NF4."""
+    if not out.exists():
+        shutil.copytree(target, out, ignore=shutil.ignore_patterns("*.safetensors", "manifest.json"))
+        model = load_model(target)
+        with rounded_model(model, "nf4"):
+            model.save_pretrained(out)
+    return out
 
 
 def part_of(vector: Path, out: Path, layer: int) -> Path:
@@ -135,8 +148,9 @@ def measure(case: Case, alpha: float, scorer: Scorer, forms: Sequence[str], work
         for name in SCORES:
             target, plain, after = scorer.target[form][name], scores[""][name], scores[form][name]
             back = (after - plain) / (target - plain) if target - plain >= LEAST else None
-            unchanged = 1 - merged.forecast[form]["share"]
-            facts = {"case": case.name, "alpha": alpha, "form": form, "score": name, "unchanged": unchanged}
+            figures = merged.forecast[form]
+            facts = {"case": case.name, "alpha": alpha, "form": form, "score": name}
+            facts |= {"unchanged": 1 - figures["share"], "gone": 1 - figures["kept"]}
             yield facts | {"target": target, "plain": plain, "rounded": after, "back": back}
 
 
@@ -144,14 +158,14 @@ def described(point: dict[str, Any]) -> str:
     """Return a point in a line, for those who wait."""
     back = "–" if point["back"] is None else f"{point['back']:.2f}"
     return (
-        f"{point['case']}, α {point['alpha']:g}, {point['form']}: {point['unchanged']:.1%} unchanged, {point['score']} "
+        f"{point['case']}, α {point['alpha']:g}, {point['form']}: {point['unchanged']:.1%} unchanged, {point['gone']:.1%} gone, {point['score']} "
         f"{point['plain']:.3f} → {point['rounded']:.3f} (target {point['target']:.3f}), back {back}"
     )
 
 
 def print_results(console: Console, points: Sequence[dict[str, Any]]) -> None:
     """Print one row a point and form, then the correlations."""
-    columns = ("case", "alpha", "form", "score", "unchanged", "target", "plain", "rounded", "back")
+    columns = ("case", "alpha", "form", "score", *PREDICTORS, "target", "plain", "rounded", "back")
     table = Table(*columns)
     for point in points:
         cells = (point[column] for column in columns)
@@ -159,14 +173,12 @@ def print_results(console: Console, points: Sequence[dict[str, Any]]) -> None:
     console.print(table)
     for form in dict.fromkeys(point["form"] for point in points):
         for name in SCORES:
-            pairs = [
-                (point["unchanged"], point["back"])
-                for point in points
-                if (point["form"], point["score"]) == (form, name) and point["back"] is not None
-            ]
-            if len(pairs) > 2:
-                rho = spearmanr(*zip(*pairs, strict=True)).statistic
-                console.print(f"{form}, {name}: ρ = {rho:.2f} over {len(pairs)} points")
+            counted = [p for p in points if (p["form"], p["score"]) == (form, name) and p["back"] is not None]
+            if len(counted) > 2:
+                back = [point["back"] for point in counted]
+                rho = {one: spearmanr([point[one] for point in counted], back).statistic for one in PREDICTORS}
+                line = ", ".join(f"ρ of {one} = {value:.2f}" for one, value in rho.items())
+                console.print(f"{form}, {name}: {line}; {len(counted)} points; back {min(back):.2f} … {max(back):.2f}")
 
 
 def main() -> None:
@@ -174,7 +186,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = lambda kind: lambda text: [kind(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--run", type=Path, action="append", default=[], help="a finished run of MSA")
-    parser.add_argument("--alphas", type=numbers(float), default=[0.1, 0.2, 0.4, 0.8, 1.6])
+    parser.add_argument("--alphas", type=numbers(float), default=[0.4, 0.8, 1.2, 1.6, 2.4])
     parser.add_argument("--ranks", type=numbers(int), default=[2, 8, 32])
     parser.add_argument("--forms", type=numbers(str), default=["nf4", "int4"])
     parser.add_argument("--rows", type=int, default=48)

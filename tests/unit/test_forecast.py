@@ -57,6 +57,36 @@ def changed(before: Arrays, after: Arrays, name: str) -> int:
     return int((nf4_codes(before[f"{name}.weight"]) != nf4_codes(after[f"{name}.weight"])).sum())
 
 
+def kept(before: Arrays, after: Arrays) -> float:
+    """What NF4 leaves of the update, in fp64, by the nearest values."""
+    along = square = 0.0
+    for name in LAYERS:
+        old, new = (nf4_values(arrays[f"{name}.weight"]) for arrays in (before, after))
+        update = after[f"{name}.weight"].astype(np.float64) - before[f"{name}.weight"].astype(np.float64)
+        along, square = along + float(((new - old) * update).sum()), square + float((update**2).sum())
+    return along / square
+
+
+def nf4_values(weights: np.ndarray) -> np.ndarray:
+    """The weights that the codes stand for."""
+    flat = weights.astype(np.float64).reshape(-1)
+    scales = np.abs(np.pad(flat, (0, -len(flat) % 64)).reshape(-1, 64)).max(1).repeat(64)[: len(flat)]
+    values: np.ndarray = (np.array(LEVELS)[nf4_codes(weights)] * scales).reshape(weights.shape)
+    return values
+
+
+def test_an_update_of_weights_that_lie_on_the_values_is_rounded_away_and_told(tmp_path: Path) -> None:
+    inputs = write_inputs(tmp_path, size=2e-4)
+    usual = merge(**inputs, out=tmp_path / "usual", forecast=["nf4"]).forecast["nf4"]
+    arrays = read_checkpoint(tmp_path / "target")
+    arrays |= {f"{name}.weight": QUANTISATIONS["nf4"].round(arrays[f"{name}.weight"]) for name in LAYERS}
+    write_checkpoint(tmp_path / "dequantised", arrays)
+    merged = merge(str(tmp_path / "dequantised"), tmp_path / "out", forget=inputs["forget"], forecast=["nf4"])
+    assert merged.forecast["nf4"]["changed"] == 0
+    assert abs(merged.forecast["nf4"]["kept"]) < 0.1 < 0.5 < usual["kept"]
+    assert "; what was removed may come back" in merged.describe()
+
+
 @pytest.mark.parametrize(("shape", "kind"), [((48, 64), "float32"), ((30, 100), "bfloat16")])
 def test_the_count_is_that_of_the_nearest_values_in_both_models(
     tmp_path: Path, shape: tuple[int, int], kind: str
@@ -71,7 +101,10 @@ def test_the_count_is_that_of_the_nearest_values_in_both_models(
     assert merged.forecast["nf4"]["layers"] == pytest.approx({str(i): counts[i] / size for i in (0, 1)}, abs=2 / size)
     manifest = load_manifest(tmp_path / "out") or {}
     assert manifest["forecast"] == merged.as_dict()["forecast"] == merged.forecast
-    assert f"quantised to NF4, {merged.forecast['nf4']['share']:.2%} of the linear weights" in merged.describe()
+    figures = merged.forecast["nf4"]
+    assert figures["kept"] == pytest.approx(kept(before, after), rel=1e-4)
+    line = f"quantised to NF4, {figures['kept']:.0%} of the update is left on average, and {figures['share']:.2%} of"
+    assert line in merged.describe()
     assert "## Does it outlive quantisation?" in model_card(manifest)
 
 
@@ -105,17 +138,20 @@ def test_the_sample_depends_on_the_tensor_alone_and_comes_close_to_the_whole(
     forecasts.append(merge(**inputs, out=tmp_path / "three", forecast=ALL, threads=3, max_memory="1GB").forecast)
     monkeypatch.setattr(plan, "BLOCK", 64 * shape[1])
     forecasts.append(merge(**inputs, out=tmp_path / "blocks", forecast=ALL).forecast)
-    assert forecasts[0] == forecasts[1] == forecasts[2]
+    assert forecasts[0] == forecasts[1]
+    for form, figures in forecasts[2].items():
+        assert figures == forecasts[0][form] | {"kept": pytest.approx(forecasts[0][form]["kept"], rel=1e-5)}
     assert 20_000 < forecasts[0]["nf4"]["weights"] / 2 < shape[0] * shape[1] / 5
     before, after = (read_checkpoint(tmp_path / name) for name in ("target", "one"))
     for form, figures in forecasts[0].items():
         counts = [
-            QUANTISATIONS[form].count_changed(
+            QUANTISATIONS[form].compare(
                 *(QUANTISATIONS[form].groups(arrays[f"{name}.weight"])[0] for arrays in (before, after))
             )
             for name in LAYERS
         ]
-        whole = sum(count for count, _ in counts) / sum(weights for _, weights in counts)
+        whole = sum(count.changed for count in counts) / sum(count.weights for count in counts)
+        assert figures["kept"] == pytest.approx(1, abs=0.1)
         error = (whole * (1 - whole) / figures["weights"]) ** 0.5
         # Updates of rank 2 differ much between rows, and int8 draws whole rows.
         assert abs(figures["share"] - whole) < (0.25 * whole if form == "int8" else 8 * error)
