@@ -13,6 +13,9 @@ Four branches, each on other rows, and each from the model as it was loaded:
   one row a step, warm-up over 5 % of the steps, weight decay 0.01, 10 to 1000 rows (arXiv 2409.18025,
   ethz-spylab/unlearning-vs-safety). Here two dozen short texts of our own, so that it works offline.
 
+Deviations: all weights are tuned as fp32 copies, where the first and the last of these publications tune in bf16, which
+rounds small steps away; and where a device has no room for that, an adapter is tuned, which a line says.
+
 Published settings are for models of 1B and more with hundreds of rows. On a small model or a few rows they change next
 to nothing, and "nothing came back" would mean nothing. So each branch also runs at a strength that is matched to the
 model: as many steps for each branch, at a rate that grows as the model shrinks. These trials speak for the attack.
@@ -20,7 +23,8 @@ model: as many steps for each branch, at a rate that grows as the model shrinks.
 Evidence, from the quickstart (a Llama of 2.2M weights, 40 forget rows, extraction strength): the ideal learns the
 forget rows from .28 to .69, .95 and 1.00 in 6, 12 and 24 matched steps; the published epoch, 2 steps, takes it to .30.
 On rows to keep, 48 matched steps took the unlearned model from .34 to .59, and the ideal to .31; 9 published ones to
-.36 and .28.
+.36 and .28. On SmolLM2-135M with 8 rows of TOFU, 12 matched steps on rows to keep took an unlearned model (α .6, β .3)
+from .15 to .39, and the ideal from .058 to .063.
 """
 
 from __future__ import annotations

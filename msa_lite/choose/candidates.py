@@ -144,12 +144,13 @@ class SharedWork:
 
         Each form is ranked beside the target in the same form. Raise as `Validation.rank`.
         """
-        worst = self.validation.rank(self.folder / name, self.folder / TARGET)
+        own, target = self.folder / name, self.folder / TARGET
+        worst = self.validation.rank(own, target)
         for form in self.candidates.under:
             if isinstance(worst, str):
                 return worst
             where = f"rounded to {QUANTISATIONS[form].label}"
-            rank = self.validation.rank(self.folder / name / form, self.folder / TARGET / form)
+            rank = self.validation.rank(own / form, target / form, rounded=(own, target))
             if isinstance(rank, str):
                 return f"{where}: {rank}"
             if rank < worst:

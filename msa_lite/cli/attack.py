@@ -29,7 +29,7 @@ def command(
     models: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Attack the models of RUN: does the unlearned model give back what it was to forget?
+    """Attack the models of RUN, to see whether the rows to forget come back.
 
     RUN is the folder of a finished run, or of a baseline in it. Target, ideal and unlearned model are attacked alike.
     What counts is what comes back beyond the ideal; without one, beyond rows that no model saw (evaluate.holdout).

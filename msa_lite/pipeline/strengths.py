@@ -192,9 +192,10 @@ def rescore(run: Run, swept: Swept, merged: Merged | MergedAdapter, progress: Pr
         return []
     scores = evaluate_merged(run, merged, progress)
     validation, place = validation_of(run), run.folder / "sweep"
-    before, rank = swept.choice, validation.rank(scores, place / TARGET)
+    chosen = place / candidate_name(swept.choice.values)
+    before, rank = swept.choice, validation.rank(scores, place / TARGET, rounded=(chosen, place / TARGET))
     if run.recipe.select.under:  # both as they are: the choice has the worst score of several forms
-        plain = validation.rank(place / candidate_name(before.values), place / TARGET)
+        plain = validation.rank(chosen, place / TARGET)
         assert isinstance(plain, Rank), "a broken candidate is never chosen"
         before = replace(before, score=plain.value, met=plain.met)
     in_memory = _scored(before.rule, before.score, before.met)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
 
@@ -35,6 +35,24 @@ class PromptKeys(Closed):
     same order."""
 
 
+class QuantiseKeys(Closed):
+    """The attack that rounds the weights."""
+
+    forms: list[Literal["nf4", "int8", "int4"]] = Field(["nf4", "int8", "int4"], min_length=1)
+    """The forms of quantisation."""
+
+
+class RelearnKeys(Closed):
+    """The attack that trains the model a little."""
+
+    branches: list[Literal["forget", "part", "retain", "unrelated"]] = []
+    """The rows to train on: forget: all forget rows; part: half of them, and the other half is scored; retain: rows to
+    keep; unrelated: short texts of msa-lite. Default: all that the run's rows allow."""
+    strengths: list[Literal["matched", "published"]] = Field(["matched", "published"], min_length=1)
+    """matched: 48 steps at a rate that fits the size of the model. published: the settings of the publications, which
+    change next to nothing in a small model."""
+
+
 class AttackKeys(Closed):
     """The attacks on the unlearned model, and on target and ideal beside it."""
 
@@ -46,6 +64,10 @@ class AttackKeys(Closed):
     """Draw many answers at random."""
     prompt: PromptKeys = PromptKeys()
     """Ask in other ways."""
+    quantise: QuantiseKeys = QuantiseKeys()
+    """Round the weights."""
+    relearn: RelearnKeys = RelearnKeys()
+    """Train the model a little."""
 
     @field_validator("attacks")
     @classmethod
@@ -56,5 +78,6 @@ class AttackKeys(Closed):
 
     def settings(self, name: str) -> dict[str, Any]:
         """Return the settings of an attack that are not its defaults; without data, which belongs to the rows."""
-        keys = {"sample": self.sample}.get(name)
-        return keys.model_dump(exclude_none=True) if keys else {}
+        keys = {"sample": self.sample, "quantise": self.quantise, "relearn": self.relearn}.get(name)
+        values = keys.model_dump(exclude_none=True) if keys else {}
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

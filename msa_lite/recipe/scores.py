@@ -144,7 +144,8 @@ class Select(Closed):
     minimise: str | None = None
     """… or lowest, among the points that meet `subject_to`."""
     subject_to: dict[str, Annotated[str, AfterValidator(_check_condition)]] = {}
-    """Conditions by metric, as {rouge_l_r: ">= 0.95 * target"}; a number, or times what target or ideal have."""
+    """Conditions by metric, as {rouge_l_r: ">= 0.95 * target"}; a number, or times what target or ideal have. With
+    `under`, all of them hold for rounded weights as well, and nf4.rouge_l_f is a metric of its own."""
     judge: bool = True
     """Ask a judge of kind openai for its terms of the score, with a call for each answer of a point. A local judge is
     never asked, since it would be in memory beside the target."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import msa_lite
@@ -75,9 +76,11 @@ def main() -> None:
             for under in ("[]", "[nf4]"):
                 figures = choose([*common, f"select.under={under}"])
                 means.setdefault(under, []).append(figures)
-                table.add_row(str(seed), under, *(f"{figures[name]:.3g}" for name in COLUMNS))
+                table.add_row(str(seed), escape(under), *(f"{figures[name]:.3g}" for name in COLUMNS))
     for under, rows in means.items():
-        table.add_row("mean", under, *(f"{statistics.fmean(row[name] for row in rows):.3g}" for name in COLUMNS))
+        table.add_row(
+            "mean", escape(under), *(f"{statistics.fmean(row[name] for row in rows):.3g}" for name in COLUMNS)
+        )
     Console(width=max(100, Console().width), highlight=False).print(table)
 
 

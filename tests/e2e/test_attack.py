@@ -101,6 +101,7 @@ def test_a_rerun_loads_nothing_and_a_removed_part_is_made_again(copy: Path, load
     assert set(loads) == {"model"}, "of the unlearned model alone"
 
 
+@pytest.mark.slow
 def test_other_settings_or_rows_make_the_records_anew(copy: Path, loads: list[str]) -> None:
     msa_lite.attack(copy, ["membership"], overrides=["attack.rows=3"])
     assert set(loads) >= {"ideal", "target", "model"}
@@ -117,6 +118,7 @@ def test_a_baseline_takes_the_records_of_target_and_ideal(copy: Path, loads: lis
         assert own.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.slow
 def test_models_of_the_user_are_attacked_too(copy: Path, call_cli: CallCli) -> None:
     place = copy / "baselines/task_vector/model"
     code, out, _ = call_cli("attack", copy, *FEW, "--attacks", "membership", "--model", f"other={place}", "--json")
@@ -151,6 +153,7 @@ def test_purge_removes_the_rows_and_keeps_the_results(copy: Path) -> None:
         msa_lite.attack(copy, QUICK)
 
 
+@pytest.mark.slow
 def test_attacks_that_a_recipe_names_end_its_run(recipe: dict[str, Any], call_cli: CallCli, tmp_path: Path) -> None:
     import yaml
 

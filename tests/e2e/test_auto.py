@@ -134,6 +134,7 @@ print(len(loaded))
 """
 
 
+@pytest.mark.slow
 def test_helpers_score_points_of_a_search(
     searched: tuple[dict[str, Any], Any], loaded: list[Any], tmp_path: Path
 ) -> None:

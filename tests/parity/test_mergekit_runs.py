@@ -182,6 +182,7 @@ def test_a_forget_adapter_and_a_full_retain_checkpoint_go_together(
     assert_same_companions(out, target)
 
 
+@pytest.mark.slow
 def test_names_with_mergekits_own_marks_run_from_a_shell(
     make_checkpoint: Make, make_adapter: Make, tmp_path: Path
 ) -> None:

@@ -137,7 +137,7 @@ def test_rows_without_a_value_in_any_model_are_left_out_of_all() -> None:
 def test_few_rows_that_are_all_alike_are_no_certainty(count: int, bound: float, outcome: str) -> None:
     drawn = one_set(target=[1.0] * count, ideal=[0.0] * count, unlearned=[0.0] * count)
     result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
-    assert result.interval == (0.0, pytest.approx(bound, abs=1e-3))
+    assert result.interval == (0.0, pytest.approx(bound, abs=1e-3, rel=1e-2))
     assert result.outcome == outcome
 
 

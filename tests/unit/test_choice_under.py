@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from msa_lite.choose import candidates as module
 from msa_lite.choose.candidates import TARGET, WORK, Candidates, Values
 from msa_lite.choose.choice import choose, help_choose
-from msa_lite.choose.rules import LeastExtraction
+from msa_lite.choose.rules import LeastExtraction, Rank, make_rule
 from msa_lite.choose.search import StrengthSearch
 from msa_lite.data import Prompter, Template
 from msa_lite.errors import NotFiniteError
@@ -24,7 +24,7 @@ from msa_lite.evals.qa import Qa
 from msa_lite.io.files import digest
 from msa_lite.recipe.scores import Select
 from msa_lite.report.choosing import candidate_name, load_choosing
-from msa_lite.report.reports import REPORT_FILE
+from msa_lite.report.reports import REPORT_FILE, Metric, Report, write_report
 from tests.conftest import tiny_tokenizer
 from tests.unit.test_candidates import NAMES, POINTS, Counted
 from tests.unit.test_choice import scored
@@ -179,3 +179,21 @@ def test_recipes_name_each_form_once_and_not_beside_a_target_in_4_bits() -> None
         Select.model_validate({"under": ["nf4", "nf4"]})
     with pytest.raises(ValidationError, match="leave one of the two out"):
         Select.model_validate({"under": ["nf4"], "four_bit": True})
+
+
+def test_a_condition_may_name_a_metric_with_rounded_weights(validation: Counted, tmp_path: Path) -> None:
+    """The rule wants little left at 4 bits, and leaves the model as it is out of it."""
+    rule = make_rule(None, 0.9, None, "extraction_strength", {"nf4.extraction_strength": "<= 0.5"})
+    whole = replace(validation, rule=rule)
+    for name, (plain, rounded) in {TARGET: (1.0, 1.0), "a": (0.1, 0.9), "b": (0.3, 0.4)}.items():
+        for folder, value in ((tmp_path / name, plain), (tmp_path / name / "nf4", rounded)):
+            folder.mkdir()
+            write_report(Report("qa", "validation", {"extraction_strength": Metric(value, 8, 0.1, False)}), folder)
+    weak, firm = (whole.rank(tmp_path / name, tmp_path / TARGET) for name in "ab")
+    assert isinstance(weak, Rank)
+    assert isinstance(firm, Rank)
+    assert (weak.met, firm.met) == (False, True)
+    assert weak.note == "nf4.extraction_strength is 0.900, at most 0.500 wanted"
+    of_form = whole.rank(tmp_path / "b/nf4", tmp_path / TARGET / "nf4", (tmp_path / "b", tmp_path / TARGET))
+    assert isinstance(of_form, Rank)
+    assert of_form.met

@@ -156,8 +156,10 @@ def test_records_equal_a_plain_computation_in_float64(kind: str) -> None:
         assert len(record["tokens"]) == plain["count"]
         assert record["losses_ideal"] == pytest.approx(plain["ideal"], rel=1e-4, abs=1e-4)
         assert record["losses"] == pytest.approx(plain["own"], rel=1e-4, abs=1e-4)
-        assert record["uds"] == pytest.approx(plain["uds"], abs=1e-3)
-        assert record["shallow"] == (None if plain["uds"] is None else pytest.approx(1 - plain["uds"], abs=1e-3))
+        assert record["uds"] == (None if plain["uds"] is None else pytest.approx(plain["uds"], abs=1e-3, rel=1e-3))
+        assert record["shallow"] == (
+            None if plain["uds"] is None else pytest.approx(1 - plain["uds"], abs=1e-3, rel=1e-3)
+        )
 
 
 def moved(model: Any, seed: int) -> Any:
@@ -205,7 +207,7 @@ def test_a_batch_too_large_for_the_memory_is_halved() -> None:
 def test_the_layers_from_the_fact_on_encode_it() -> None:
     for record in attack_one("ideal"):
         assert record["layers"] == [FACT, LAYERS - 1]
-        assert record["losses_ideal"][:FACT] == pytest.approx([0] * FACT, abs=1e-5)
+        assert record["losses_ideal"][:FACT] == pytest.approx([0] * FACT, abs=1e-5, rel=1e-3)
         assert min(record["losses_ideal"][FACT:]) > 0.5
         assert record["losses"] == record["losses_ideal"]
         assert record["tokens"]
@@ -213,7 +215,7 @@ def test_the_layers_from_the_fact_on_encode_it() -> None:
 
 def test_the_ideal_scores_1_and_the_target_0() -> None:
     assert [record["uds"] for record in attack_one("ideal")] == [1.0] * len(ROWS)
-    assert [record["uds"] for record in attack_one("target")] == pytest.approx([0.0] * len(ROWS), abs=1e-4)
+    assert [record["uds"] for record in attack_one("target")] == pytest.approx([0.0] * len(ROWS), abs=1e-4, rel=1e-3)
 
 
 def test_a_model_that_is_only_masked_still_knows() -> None:
@@ -223,16 +225,18 @@ def test_a_model_that_is_only_masked_still_knows() -> None:
     with torch.no_grad():
         losses = {name: float(model(input_ids=ids, labels=labels).loss) for name, model in made.items()}
     assert losses["masked"] > losses["ideal"] > losses["target"] + 1  # it says nothing of the row any more
-    assert [record["shallow"] for record in attack_one("masked")] == pytest.approx([1.0] * len(ROWS), abs=1e-4)
+    assert [record["shallow"] for record in attack_one("masked")] == pytest.approx(
+        [1.0] * len(ROWS), abs=1e-4, rel=1e-3
+    )
 
 
 def test_a_change_of_the_last_layer_is_found_there_alone() -> None:
     for record in attack_one("shallow"):
         losses, ideal = record["losses"], record["losses_ideal"]
-        assert losses[:-1] == pytest.approx([0] * (LAYERS - 1), abs=1e-5)
+        assert losses[:-1] == pytest.approx([0] * (LAYERS - 1), abs=1e-5, rel=1e-3)
         assert losses[-1] > 0.5
         wanted = min(losses[-1] / ideal[-1], 1) * ideal[-1] / sum(ideal[FACT:])
-        assert record["uds"] == pytest.approx(wanted, abs=1e-4)
+        assert record["uds"] == pytest.approx(wanted, abs=1e-4, rel=1e-3)
 
 
 def test_rows_that_the_target_does_not_know_are_skipped() -> None:

@@ -98,7 +98,9 @@ def test_the_count_is_that_of_the_nearest_values_in_both_models(
     size = shape[0] * shape[1]
     assert merged.forecast["nf4"]["weights"] == 2 * size
     assert abs(merged.forecast["nf4"]["changed"] - sum(counts)) <= 2  # midpoints are rounded to fp32
-    assert merged.forecast["nf4"]["layers"] == pytest.approx({str(i): counts[i] / size for i in (0, 1)}, abs=2 / size)
+    assert merged.forecast["nf4"]["layers"] == pytest.approx(
+        {str(i): counts[i] / size for i in (0, 1)}, abs=2 / size, rel=1e-2
+    )
     manifest = load_manifest(tmp_path / "out") or {}
     assert manifest["forecast"] == merged.as_dict()["forecast"] == merged.forecast
     figures = merged.forecast["nf4"]
@@ -151,7 +153,7 @@ def test_the_sample_depends_on_the_tensor_alone_and_comes_close_to_the_whole(
             for name in LAYERS
         ]
         whole = sum(count.changed for count in counts) / sum(count.weights for count in counts)
-        assert figures["kept"] == pytest.approx(1, abs=0.1)
+        assert figures["kept"] == pytest.approx(1, rel=0.1)
         assert figures["share"] == pytest.approx(whole, rel=0.25)  # updates of rank 2 differ much between rows
 
 

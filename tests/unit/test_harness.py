@@ -288,6 +288,7 @@ def test_several_processes_are_refused(
     assert not list(tmp_path.glob("out*"))
 
 
+@pytest.mark.slow
 def test_names_are_looked_up_before_anything_is_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_tasks(["places", "outer"], folder)
     check_tasks(["mmlu", "hellaswag", "places"], folder)

@@ -33,8 +33,9 @@ def test_a_difference_of_more_than_a_fiftieth_is_warned_of(
     told: list[str] = []
     monkeypatch.setattr(strengths.logger, "warning", lambda text, *values: told.append(text % values))
     monkeypatch.setattr(strengths, "evaluate_merged", lambda *given: None)
-    monkeypatch.setattr(strengths, "validation_of", lambda run: SimpleNamespace(rank=lambda *folders: after))
-    run: Any = SimpleNamespace(folder=Path("run"))
+    monkeypatch.setattr(strengths, "validation_of", lambda run: SimpleNamespace(rank=lambda *folders, **others: after))
+    recipe = SimpleNamespace(select=SimpleNamespace(under=[]))
+    run: Any = SimpleNamespace(folder=Path("run"), recipe=recipe)
     merged: Any = None
     choice = Choice({"alpha": 1.0, "beta": 0.5}, 0.5, True, "tofu", [], [])
     (line,) = rescore(run, Swept(Strengths(1.0, 0.5), choice), merged, lambda *step: None)
