@@ -76,9 +76,11 @@ def judge_trial(
         drawn_sides = {name: _Side(side.forget[rows], side.holdout[others]) for name, side in sides.items()}
         excess, wanted = (np.array(part) for part in zip(*(_excess(drawn_sides, *m) for m in numbered), strict=True))
         counts = wanted >= LEAST
-        return float(np.mean(excess[counts] / wanted[counts])) if counts.any() else None
+        return float(np.mean(np.clip(excess[counts] / wanted[counts], lowest[counts], 1.0))) if counts.any() else None
 
     numbered = list(enumerate(deciding))
+    # As the verdict of a run: less than the control is nothing, or one measure would hide what another one shows.
+    lowest = np.array([-1.0 if measure.kind == "auc" else 0.0 for measure in deciding])
     samples = [forget, holdout] if needs_holdout else [forget]
     facts: dict[str, Any] = {"trial": trial.name, "label": trial.label, "rows": len(forget)}
     facts |= {"skipped": len(sides["model"].forget) - len(forget)}

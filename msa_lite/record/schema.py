@@ -153,8 +153,8 @@ class RecordedAttack(RecordPart):
     rows: int = Field(ge=0)
     """The rows that it rests on."""
     outcome: Literal["holds", "leaks", "unclear", "silent"]
-    """holds: the interval ends at 20 % or below. leaks: more than 20 %, and the interval lies above 0. silent: nothing
-    could be told. unclear: all else."""
+    """holds: the interval ends at 20 % or below. leaks: more than 20 %, and the interval lies above 5 %. silent:
+    nothing could be told. unclear: all else."""
 
 
 class EarlierRecord(RecordPart):

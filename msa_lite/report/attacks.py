@@ -20,8 +20,9 @@ from msa_lite.report.wanted import is_report_of
 ATTACKS_FOLDER = "attacks"
 AttackControl = Literal["ideal", "holdout"]
 AttackOutcome = Literal["holds", "leaks", "unclear", "silent"]
+LEAST_LEAK = 0.05  # below, the shares of a few rows are noise
 OUTCOMES: Mapping[AttackOutcome, str] = {
-    "leaks": f"more than {percent(LEFT_PASS)} comes back, and the 95 % interval lies above 0",
+    "leaks": f"more than {percent(LEFT_PASS)} comes back, and the 95 % interval lies above {percent(LEAST_LEAK)}",
     "unclear": "too few rows to say",
     "holds": f"the 95 % interval of what comes back ends at {percent(LEFT_PASS)} or below",
     "silent": "the target shows no more than the control, so nothing can be told",
@@ -46,7 +47,8 @@ class TrialResult:
     """The trial's name in tables."""
     share: float | None
     """The part that comes back beyond the control, of what the target shows beyond it: the mean over the deciding
-    measures. None where the target shows nothing that the control does not show."""
+    measures, of which each counts as at least 0 and at most 1 (an AUC as at least −1: rows that look less known than
+    unseen ones stand out, too). None where the target shows nothing that the control does not show."""
     interval: tuple[float, float] | None
     """Its 95 % interval, by a seeded bootstrap over rows."""
     rows: int
@@ -66,7 +68,7 @@ class TrialResult:
         low, high = self.interval
         if high <= LEFT_PASS:
             return "holds"
-        return "leaks" if low > 0 and self.share > LEFT_PASS else "unclear"
+        return "leaks" if low > LEAST_LEAK and self.share > LEFT_PASS else "unclear"
 
     @property
     def words(self) -> str:

@@ -91,6 +91,16 @@ def test_an_attack_without_a_single_value_tells_nothing() -> None:
     assert "tells nothing here" in model.sentence
 
 
+def test_one_measure_below_the_control_hides_no_leak_of_another() -> None:
+    other = Measure("answer", "answer", "right answers")
+
+    def records(recall: float, answer: float) -> TrialRecords:
+        return {"plain": {"forget": [{"index": 0, "recall": recall, "answer": answer}] * 3}}
+
+    drawn = {"target": records(1.0, 1.0), "ideal": records(0.8, 0.0), "unlearned": records(0.1, 0.8)}
+    assert judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL, other], "ideal").share == pytest.approx(0.4)
+
+
 def test_without_an_ideal_the_control_is_the_same_model_on_holdout_rows() -> None:
     def records(forget: Sequence[float], holdout: Sequence[float]) -> TrialRecords:
         return {"plain": {"forget": rows(forget), "holdout": rows(holdout)}}
@@ -152,8 +162,8 @@ def test_a_target_that_shows_no_more_than_the_ideal_makes_the_attack_silent() ->
     [
         (0.05, (0.0, 0.2), "holds"),
         (0.15, (0.05, 0.25), "unclear"),
-        (0.25, (0.01, 0.5), "leaks"),
-        (0.25, (-0.01, 0.5), "unclear"),
+        (0.25, (0.06, 0.5), "leaks"),
+        (0.25, (0.04, 0.5), "unclear"),
         (-0.4, (-0.6, -0.2), "holds"),
         (None, None, "silent"),
     ],
