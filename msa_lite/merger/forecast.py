@@ -3,13 +3,14 @@
 Two figures. The share of weights whose code changes: all others are the target's again once the unlearned model is
 quantised, up to the scale of their group. And the part of the update that is left, ⟨Q(θ_u) − Q(θ_D), θ_u − θ_D⟩ / ‖θ_u
 − θ_D‖², Q the rounded weights. The first alone says little: a code that changes moves its weight by a whole step, so
-that few of them hold an update that is spread over many weights, on average. On SmolLM2-135M 1.4 % of the codes changed
-under NF4, 99 % of the update was left, and nothing came back. The second falls where an update is rounded away: where
-the target's weights lie on the values of the form already (a model that was dequantised), or where the update was made
-to stay between two codes. On such targets, both rank what comes back (Spearman's ρ 0.7 for extraction strength, 0.9 for
-probability, 29 and 27 points of tests/benchmarks/forecast_recovery.py). On usual ones nothing did, with up to 76 % of
-the codes unchanged; the part left was above 99 % there. Only a score after quantisation is evidence (`msa-lite
-attack`).
+that few of them hold an update that is spread over many weights, on average. The second falls where an update is
+rounded away: where the target's weights lie on the values of the form already (a model that was dequantised), or where
+the update was made to stay between two codes. On SmolLM2-135M and TOFU, 1.4 % of the codes changed under NF4, 99 % of
+the update was left, and nothing came back. With the same target after NF4 and `dequantize()`, the same update was gone
+but for 2 %, and 97 % of the lost extraction strength came back. On such targets, both rank what comes back (Spearman's
+ρ 0.7 for extraction strength, 0.9 for probability, 29 and 27 points of tests/benchmarks/forecast_recovery.py). On usual
+ones nothing did, with up to 76 % of the codes unchanged; the part left was above 99 % there. Only a score after
+quantisation is evidence (`msa-lite attack`).
 
 Counted are the linear weights of the numbered layers that a vector touches: bitsandbytes quantises neither embeddings
 nor norms nor the output head. They are known by name and shape. GPT-2 stores its linear weights transposed, so there
