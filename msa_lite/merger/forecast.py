@@ -9,7 +9,7 @@ the update was made to stay between two codes. On SmolLM2-135M and TOFU, 1.4 % o
 the update was left, and nothing came back. With the same target after NF4 and `dequantize()`, the same update was gone
 but for 2 %, and 97 % of the lost extraction strength came back. On such targets, both rank what comes back (Spearman's
 ρ 0.7 for extraction strength, 0.9 for probability, 29 and 27 points of tests/benchmarks/forecast_recovery.py). On usual
-ones nothing did, with up to 76 % of the codes unchanged; the part left was above 99 % there. Only a score after
+ones next to nothing did, with up to 76 % of the codes unchanged; the part left was above 99 % there. Only a score after
 quantisation is evidence (`msa-lite attack`).
 
 Counted are the linear weights of the numbered layers that a vector touches: bitsandbytes quantises neither embeddings
@@ -38,9 +38,7 @@ from msa_lite.merger.fidelity import Change
 from msa_lite.report.update import place_of
 
 _ENOUGH, _ROWS = 1 << 14, 64  # weights of a tensor, and rows where they are groups
-_SPARSEST = (
-    257  # odd, as all steps are: a step that divides the size of an attention head would miss most of its places
-)
+_SPARSEST = 257  # odd, as all steps are: one that divides the size of an attention head would miss most places
 _BYTES = 48  # of memory for each weight that is counted at a time: both models' weights, copies, codes, rounded ones
 
 
