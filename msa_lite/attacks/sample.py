@@ -29,7 +29,7 @@ from msa_lite.attacks.questions import (
 )
 from msa_lite.evals.benchmark import Record, Records
 from msa_lite.evals.generate import Decoding, sample_answers
-from msa_lite.evals.judge import JudgeSettings, open_judge, restor_ask
+from msa_lite.evals.judge import JudgeSettings, open_judge, right_answer_ask
 from msa_lite.evals.models import Runner
 from msa_lite.evals.scoring import leak_at
 from msa_lite.io.progress import Progress, silent
@@ -162,7 +162,7 @@ class Sample(Attack):
         assert judge is not None
         pairs = [(place, text) for place, own in enumerate(scores) for text in own]
         close = [(place, text) for place, text in pairs if scores[place][text]["rouge_l"] >= _LEAST_ROUGE]
-        asks = [restor_ask(questions[at].question, [questions[at].reference], text) for at, text in close]
+        asks = [right_answer_ask(questions[at].question, [questions[at].reference], text) for at, text in close]
         letters = {pair: ruling.letter for pair, ruling in zip(close, judge.ask(asks)[0], strict=True)}
         for place, text in pairs:
             scores[place][text]["judged"] = float(letters.get((place, text)) == "Y")

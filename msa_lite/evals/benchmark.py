@@ -138,6 +138,14 @@ class Benchmark(ABC):
         """Load the benchmark. Raise UsageError for an unknown split, DataError with all that the data lacks."""
         raise NotImplementedError(f"{cls.name} has no data of its own")
 
+    @classmethod
+    def wordings(cls, settings: BenchmarkSettings, questions: Sequence[str]) -> dict[str, list[str]]:
+        """Return other wordings of questions about the forget set by name, one for each; none where the data has none.
+
+        Raise as `load`.
+        """
+        return {}
+
     @property
     def tokenizer(self) -> Any:
         """The tokenizer that made the ids."""

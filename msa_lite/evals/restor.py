@@ -33,7 +33,7 @@ from msa_lite.evals.benchmark import (
     Weighed,
 )
 from msa_lite.evals.generate import Decoding
-from msa_lite.evals.judge import restor_ask
+from msa_lite.evals.judge import right_answer_ask
 from msa_lite.evals.judge.prompts import NONE
 from msa_lite.evals.outcome import LEAST, count_changed, kept_of
 from msa_lite.io.reading import local_path, open_file, parse_json, read_json
@@ -154,7 +154,7 @@ class Restor(Benchmark):
         for record in records[QUESTIONS]:
             for key, text in _generated(record).items():
                 if text and record["answers"]:
-                    ask = restor_ask(record["question"], record["answers"], text)
+                    ask = right_answer_ask(record["question"], record["answers"], text)
                     scores = {letter: {key: float(letter == "Y")} for letter in (*ask.letters, NONE)}
                     calls.append(JudgeCall(QUESTIONS, record["index"], ask, scores))
         return calls

@@ -47,6 +47,7 @@ SPLITS = ("forget01", "forget05", "forget10")
 MAX_NEW_TOKENS = 200
 QUESTIONS_PER_AUTHOR = 20  # one after the other in every set of invented authors (Maini et al., 2024)
 
+_PARAPHRASE = "paraphrased_question"
 _QUESTION = ("question", "answer")
 _WRONG = (*_QUESTION, "perturbed_answer")
 _PARAPHRASED = (*_WRONG, "paraphrased_answer")
@@ -104,6 +105,18 @@ class Tofu(Benchmark):
             with_z = "holdout" in tables and name in ("forget", "holdout")
             sets[name] = ItemSet(items, None if name == "holdout" else decoding, with_z)
         return cls(split, sets, prompter, settings.compat)
+
+    @classmethod
+    def wordings(cls, settings: BenchmarkSettings, questions: Sequence[str]) -> dict[str, list[str]]:
+        """Return the paraphrases of questions; none for a copy of the data without them."""
+        part = Part(f"{settings.split or SPLITS[-1]}_perturbed", ("question", _PARAPHRASE), optional=True)
+        try:
+            table = load_parts(settings.data or cls.home, {"forget": part}).get("forget", [])
+        except DataError:
+            return {}
+        known = {row["question"]: str(row[_PARAPHRASE] or "") for row in table}
+        paraphrases = [known.get(question, "") for question in questions]
+        return {"paraphrased": paraphrases} if all(paraphrases) else {}
 
     def complete(self, set_name: str, record: Record) -> Record:
         record |= flat_scores(record)

@@ -11,14 +11,11 @@ from msa_lite.attacks.attack import Ground
 from msa_lite.budget.shape import read_shape
 from msa_lite.data import Prompter, Row, load_rows, sample_rows
 from msa_lite.errors import DataError, Faults
-from msa_lite.evals.benchmark import Benchmark, Item
-from msa_lite.evals.dataset import Part, load_parts
-from msa_lite.evals.tofu import SPLITS, Tofu
+from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, Item
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_data import load_set
 
-PARAPHRASED = "paraphrased_question"  # a column of TOFU's forget sets
 MOST_TOKENS = 200  # of an answer, where the recipe scores nothing
 
 
@@ -84,13 +81,13 @@ def _row(item: Item) -> Row | None:
 
 
 def _rewordings(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
-    """Return other wordings of the forget rows' questions by name: TOFU's own, and those of the recipe.
+    """Return other wordings of the forget rows' questions by name: the benchmark's own, and those of the recipe.
 
     Raise DataError for a set that has not one row for each row of the data that the forget rows are from.
     """
     if any(row.text for row in forget):
         return {}
-    rewordings = _paraphrases(run, forget)
+    rewordings = _own_wordings(run, forget)
     places = len(load_rows(run.data.get("evaluate.forget", run.data["forget"])))
     faults = Faults()
     for at, data in enumerate(run.recipe.attack.prompt.rewordings):
@@ -108,20 +105,13 @@ def _rewordings(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
     return rewordings
 
 
-def _paraphrases(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
-    """Return TOFU's paraphrases of the forget rows' questions, where its data has them."""
+def _own_wordings(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
+    """Return the wordings that the run's benchmark has of its own questions."""
     settings = run.recipe.evaluate
-    if settings is None or settings.benchmark != Tofu.name or run.test is None:
+    if settings is None or run.test is None:
         return {}
-    split = (settings.split or SPLITS[-1]) + "_perturbed"
-    part = Part(split, ("question", PARAPHRASED), optional=True)
-    try:
-        table = load_parts(settings.data or Tofu.home, {"forget": part}).get("forget", [])
-    except DataError:  # a copy of the data without that column
-        return {}
-    known = {row["question"]: row[PARAPHRASED] for row in table}
-    questions = [known.get(row.question) for row in forget]
-    return {"paraphrased": [q for q in questions if q]} if all(questions) else {}
+    part = BenchmarkSettings(settings.data, settings.split)
+    return type(run.test).wordings(part, [row.question for row in forget])
 
 
 def _loaded_holdout(run: Run) -> Sequence[Row]:

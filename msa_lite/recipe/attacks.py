@@ -12,7 +12,7 @@ from msa_lite.recipe.inputs import Closed, Data
 
 
 def _check_attack(value: object) -> object:
-    if value not in ATTACKS:
+    if not isinstance(value, str) or value not in ATTACKS:
         raise ValueError(f"no attack of this name{nearest(str(value), ATTACKS)}; choose from {', '.join(ATTACKS)}")
     return value
 

@@ -171,9 +171,9 @@ def test_a_baselines_own_settings_reach_the_trainer(
     mode: str, start: str, recipe: dict[str, Any], calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[int] = []
-    own = msa_lite.pipeline.trials.sample_answers
+    own = msa_lite.pipeline.trials.draw_answers
     monkeypatch.setattr(
-        "msa_lite.pipeline.trials.sample_answers",
+        "msa_lite.pipeline.trials.draw_answers",
         lambda count, seed, *more: drawn.append(seed) or own(count, seed, *more),
     )
     asked = {"start": start, "epochs": 6, "learning_rate": 4e-3}

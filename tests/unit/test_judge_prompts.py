@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msa_lite.errors import DataError
-from msa_lite.evals.judge import Question, acc_forget, acc_recover, acc_retain, restor_ask, tofu_ask
+from msa_lite.evals.judge import Question, acc_forget, acc_recover, acc_retain, right_answer_ask, tofu_ask
 from msa_lite.evals.judge.prompts import read_letter
 
 WRONG = ("He lives in Rome.", "He lives in Oslo.", "He lives in Bonn.", "He lives in Lima.", "He lives in Cairo.")
@@ -89,7 +89,7 @@ def test_more_candidates_than_letters_are_refused() -> None:
 
 
 def test_a_restor_question_shows_all_acceptable_answers() -> None:
-    ask = restor_ask("Which city?", ["Paris", "City of\nLight"], " Paris,\nof course ")
+    ask = right_answer_ask("Which city?", ["Paris", "City of\nLight"], " Paris,\nof course ")
     assert ask.letters == "YN"
     assert "Right answers:\n- Paris\n- City of Light\n" in ask.user
     assert "Answer under test: Paris, of course\n" in ask.user

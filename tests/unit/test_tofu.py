@@ -12,11 +12,11 @@ from scipy.stats import ks_2samp
 
 from msa_lite.errors import DataError
 from msa_lite.evals.aggregates import NO_IDEAL, NOT_JUDGED
-from msa_lite.evals.benchmark import Record, token_record
+from msa_lite.evals.benchmark import BenchmarkSettings, Record, token_record
 from msa_lite.evals.forward import TokenScores
 from msa_lite.evals.tofu import Tofu
 from msa_lite.report import Metric
-from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, UTILITY, made_up, make_tofu, token_scores
+from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, UTILITY, made_up, make_tofu, token_scores, write_tofu
 
 LN2 = math.log(2)
 
@@ -296,3 +296,14 @@ def test_judged_metrics_are_means_of_what_was_judged(tofu: Tofu, records: dict[s
     forget[0]["judge"]["merged"] = True
     assert "for 1 items the right" in str(tofu.metrics(records | {"forget": forget}, records)["acc_recover"].note)
     assert tofu.metrics(records | {"forget": forget}, None)["acc_forget"].note == NO_IDEAL
+
+
+def test_paraphrases_are_given_in_the_order_of_the_questions_or_not_at_all(tmp_path: Path) -> None:
+    forget = [row | {"paraphrased_question": f"Say: {row['question']}"} for row in TABLES["forget01_perturbed"]]
+    data = write_tofu(tmp_path / "with", {**TABLES, "forget01_perturbed": forget})
+    questions = [str(row["question"]) for row in reversed(forget)]
+    settings = BenchmarkSettings(data, "forget01")
+    assert Tofu.wordings(settings, questions) == {"paraphrased": [f"Say: {question}" for question in questions]}
+    assert Tofu.wordings(settings, [*questions, "Where is nobody?"]) == {}
+    without = BenchmarkSettings(write_tofu(tmp_path / "without"), "forget01")
+    assert Tofu.wordings(without, questions) == {}

@@ -12,7 +12,7 @@ from msa_lite.evals.judge.prompts import (
     acc_forget,
     acc_recover,
     acc_retain,
-    restor_ask,
+    right_answer_ask,
     tofu_ask,
 )
 from msa_lite.evals.judge.secret import api_key
@@ -32,7 +32,7 @@ __all__ = [
     "acc_recover",
     "acc_retain",
     "open_judge",
-    "restor_ask",
+    "right_answer_ask",
     "tofu_ask",
 ]
 

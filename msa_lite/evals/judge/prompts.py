@@ -116,7 +116,7 @@ def tofu_ask(question: Question, with_ideal: bool = True) -> tuple[Ask, tuple[fr
     return Ask(_TOFU_SYSTEM, user, letters), tuple(frozenset(tags) for _, tags in candidates)
 
 
-def restor_ask(question: str, answers: Sequence[str], generated: str) -> Ask:
+def right_answer_ask(question: str, answers: Sequence[str], generated: str) -> Ask:
     """Ask whether a generated answer means one of the acceptable ones: "Y", "N", or NONE."""
     lines = "\n".join(f"- {_line(answer)}" for answer in answers)
     user = _RESTOR_USER.format(question=_line(question), answers=lines, generated=_line(generated))
