@@ -15,6 +15,7 @@ from msa_lite.evals.suite import check_same_tokens
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, fetch
+from msa_lite.io.manifest import is_finished
 from msa_lite.io.progress import Step, duration
 from msa_lite.pipeline.attack_ground import limit_ground
 from msa_lite.pipeline.prepare import Run
@@ -74,31 +75,42 @@ class AttackPlan:
             "rows": digest(self.ground_of(attack).describe()),
         }
 
-    def cost(self) -> Cost:
-        """Return the work of all attacks on all models."""
-        total = Cost()
-        for attack in self.attacks.values():
-            for _ in self.of(attack):
-                total = total.plus(attack.cost(self.ground_of(attack)))
-        return total
+    def pairs(self) -> list[tuple[str, str]]:
+        """Return each attack with each of its models, in the order of the work: model by model."""
+        return [(name, model) for model in self.models for name in self.attacks if model in self.of(self.attacks[name])]
+
+    def is_made(self, name: str, model: str) -> bool:
+        """Check whether the records of an attack on a model are there, from the same inputs."""
+        return is_finished(self.folder_of(name, model), self.inputs(name, model))
+
+    def missing(self) -> list[tuple[str, str]]:
+        """Return the pairs whose records are still to be made."""
+        return [pair for pair in self.pairs() if not self.is_made(*pair)]
 
     def steps(self, times: ScoreTimes) -> list[Step]:
-        """Return the steps in their order, each with its predicted seconds."""
+        """Return the steps that are still to be made, each with its predicted seconds."""
+        attacks = self.attacks
         return [
-            Step(attack_label(name, model), "attack", cost_seconds(attack.cost(self.ground_of(attack)), times))
-            for model in self.models
-            for name, attack in self.attacks.items()
-            if model in self.of(attack)
+            Step(
+                attack_label(name, model),
+                "attack",
+                cost_seconds(attacks[name].cost(self.ground_of(attacks[name])), times),
+            )
+            for name, model in self.missing()
         ]
 
     def within(self, budget: float, times: ScoreTimes) -> AttackPlan:
         """Return a plan that takes no longer than the budget by prediction: with fewer rows, then with fewer attacks.
 
-        budget: seconds. Raise UsageError where not even one attack fits.
+        What is made already costs nothing, and a plan that was begun goes on, so that a rerun with a budget ends what
+        the first one began. budget: seconds. Raise UsageError where not even one attack fits.
         """
-        plan = self
-        while plan.seconds(times) > budget and len(plan.ground.forget) > _FEWEST:
-            plan = replace(plan, ground=limit_ground(plan.ground, max(_FEWEST, len(plan.ground.forget) * 3 // 4)))
+        plans = [self]
+        while len(plans[-1].ground.forget) > _FEWEST:
+            rows = max(_FEWEST, len(plans[-1].ground.forget) * 3 // 4)
+            plans.append(replace(self, ground=limit_ground(self.ground, rows)))
+        begun = (plan for plan in plans if len(plan.missing()) < len(plan.pairs()))
+        plan = next(begun, None) or next((plan for plan in plans if plan.seconds(times) <= budget), plans[-1])
         left_out = dict(plan.left_out)
         while plan.seconds(times) > budget and plan.attacks:
             attacks = dict(plan.attacks)
@@ -113,8 +125,10 @@ class AttackPlan:
         return plan
 
     def seconds(self, times: ScoreTimes) -> float:
-        """Return the predicted time of all attacks on all models, loading included."""
-        return len(self.models) * times.load + cost_seconds(self.cost(), times)
+        """Return the predicted time of what is still to be made, loading included."""
+        steps = self.steps(times)
+        loads = len({model for _, model in self.missing()})
+        return loads * times.load + sum(step.amount for step in steps)
 
 
 def attack_label(name: str, model: str) -> str:

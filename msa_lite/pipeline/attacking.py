@@ -30,7 +30,7 @@ from msa_lite.pipeline.planning_measure import time_scores
 from msa_lite.pipeline.prepare import Run
 from msa_lite.record.write import write_attacks
 from msa_lite.report import Report, write_report
-from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report
+from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report, load_attacks
 
 ATTACK_KIND = "attack"
 _TIMED_ROWS = 16
@@ -76,18 +76,31 @@ def run_attacks(plan: AttackPlan, progress: Progress, budget: float | None = Non
     budget: seconds that they may take by prediction. Raise UsageError where not even one fits.
     """
     _take_over(plan)
-    if _unfinished(plan):
+    if plan.missing():
         times = _measure(plan)
         plan = plan.within(budget, times) if budget is not None else plan
         _tell(plan, times)
         announce(progress, plan.steps(times))
     _make_records(plan, progress)
-    facts = _judge(plan)
-    models = {name: model_identity(plan.sources[name]) for name in plan.models}
     out = plan.folder / ATTACKS_FOLDER
+    facts, models = _with_earlier(plan, _judge(plan))
     write_report(attack_report(facts, models), out)
     write_attacks(plan.folder)
     return Attacked(out, facts)
+
+
+def _with_earlier(plan: AttackPlan, facts: AttackFacts) -> tuple[AttackFacts, dict[str, Any]]:
+    """Return the results with those of other attacks that were made before, and the identities of all models.
+
+    Results of another unlearned model, or beside another control, are left out.
+    """
+    models = {name: model_identity(plan.sources[name]) for name in plan.models}
+    earlier = load_attacks(plan.folder / ATTACKS_FOLDER, plan.sources[UNLEARNED].folder)
+    if earlier is None or earlier.control != plan.control:
+        return facts, models
+    known = {attack.name: attack for attack in (*earlier.attacks, *facts.attacks)}
+    left_out = {name: reason for name, reason in {**earlier.left_out, **facts.left_out}.items() if name not in known}
+    return AttackFacts(tuple(known[name] for name in ATTACKS if name in known), left_out), models
 
 
 def _take_over(plan: AttackPlan) -> None:
@@ -105,14 +118,6 @@ def _take_over(plan: AttackPlan) -> None:
                     shutil.copytree(other, out.with_name(f"{model}.tmp"), dirs_exist_ok=True)
                     out.with_name(f"{model}.tmp").rename(out)
                     break
-
-
-def _unfinished(plan: AttackPlan) -> bool:
-    return any(
-        not is_finished(plan.folder_of(name, model), plan.inputs(name, model))
-        for name, one in plan.attacks.items()
-        for model in plan.of(one)
-    )
 
 
 def _measure(plan: AttackPlan) -> ScoreTimes:
@@ -140,24 +145,20 @@ def _tell(plan: AttackPlan, times: ScoreTimes) -> None:
 def _make_records(plan: AttackPlan, progress: Progress) -> None:
     """Make the records of all attacks that are missing, model by model."""
     subjects = {name: Subject(name, source) for name, source in plan.sources.items()}
-    for model in plan.models:
-        for name, one in plan.attacks.items():
-            if model not in plan.of(one):
-                continue
-            out, inputs = plan.folder_of(name, model), plan.inputs(name, model)
-            if is_finished(out, inputs):
-                continue
-            label = attack_label(name, model)
-            others = {other: subjects[other] for other in one.uses if other in subjects and other != model}
-            with stage_folder(
-                out, ATTACK_KIND, inputs, {"sources": {"model": plan.sources[model].pinned()}}
-            ) as partial:
-                for trial, records in one.run(subjects[model], plan.ground_of(one), others, under(progress, label)):
-                    for part, rows in records.items():
-                        write_records(partial / f"{trial.name}.{part}.jsonl", rows)
-            for other in others.values():
-                other.close()
-        subjects[model].close()
+    missing = plan.missing()
+    for at, (name, model) in enumerate(missing):
+        one, inputs = plan.attacks[name], plan.inputs(name, model)
+        others = {other: subjects[other] for other in one.uses if other in subjects and other != model}
+        facts = {"sources": {"model": plan.sources[model].pinned()}}
+        shown = under(progress, attack_label(name, model))
+        with stage_folder(plan.folder_of(name, model), ATTACK_KIND, inputs, facts) as partial:
+            for trial, records in one.run(subjects[model], plan.ground_of(one), others, shown):
+                for part, rows in records.items():
+                    write_records(partial / f"{trial.name}.{part}.jsonl", rows)
+        for other in others.values():
+            other.close()
+        if [other for _, other in missing[at + 1 : at + 2]] != [model]:  # the last attack on it
+            subjects[model].close()
 
 
 def _judge(plan: AttackPlan) -> AttackFacts:

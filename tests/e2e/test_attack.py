@@ -108,6 +108,22 @@ def test_other_settings_or_rows_make_the_records_anew(copy: Path, loads: list[st
     assert len((copy / "attacks/membership/target/scores.forget.jsonl").read_text().splitlines()) == 3
 
 
+def test_attacks_that_are_made_one_after_the_other_stand_side_by_side(finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    for name in reversed(QUICK):
+        result = msa_lite.attack(run, [name], overrides=FEW)
+    assert [one.name for one in result.facts.attacks] == QUICK
+    recorded = load_record(run / "record.json").attacks
+    assert [one.name for one in recorded or ()] == QUICK
+
+
+def test_a_rerun_with_a_budget_goes_on_with_what_was_begun(copy: Path, loads: list[str]) -> None:
+    shutil.rmtree(copy / "attacks/membership/unlearned")
+    result = msa_lite.attack(copy, QUICK, overrides=FEW, budget=3600.0)
+    assert set(loads) == {"model", "prior"}, "of the attacked models, the unlearned one alone"
+    assert {one.rows for one in result.facts.attacks} == {4}
+
+
 def test_a_baseline_takes_the_records_of_target_and_ideal(copy: Path, loads: list[str]) -> None:
     folder = copy / "baselines/task_vector"
     result = msa_lite.attack(folder, ["membership"], overrides=FEW)
