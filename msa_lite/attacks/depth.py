@@ -20,7 +20,7 @@ from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.models import Runner
 from msa_lite.io.files import digest
 from msa_lite.io.layers import find_layers
-from msa_lite.io.progress import Progress, silent
+from msa_lite.io.progress import Progress, part_of, silent
 
 _TRIAL = Trial("patched", "hidden states in the target")
 _DIGITS = 6  # of the log-probabilities in records
@@ -106,16 +106,18 @@ class Depth(Attack):
         texts = _texts(items)
         target, ideal = (subject if subject.name == name else others[name] for name in ("target", "ideal"))
         kept, key = others["ideal"].results, (self, digest([[text.ids, text.labels] for text in texts]))
+        stages = (key not in kept) + (subject is not ideal)
+        first, second = (part_of(progress, self.name, at * len(texts), stages * len(texts)) for at in (0, stages - 1))
         if key not in kept:
             if subject is not target and subject is not ideal:
                 subject.close()  # it would be the third model in memory
-            kept[key] = self._first_stage(target.runner, ideal.runner, texts, progress)
+            kept[key] = self._first_stage(target.runner, ideal.runner, texts, first)
             if subject is not ideal:
                 ideal.close()
         reference: _Reference = kept[key]
         losses = reference.losses
         if subject is not ideal:
-            losses = self._second_stage(target.runner, subject.runner, reference, progress)
+            losses = self._second_stage(target.runner, subject.runner, reference, second)
         words = ground.prompter.tokenizer.decode
         records = [
             {"index": item.index, **item.fields}
