@@ -168,9 +168,9 @@ class AttackFacts:
 
 
 _WORDS: Mapping[AttackOutcome, str] = {
-    "leaks": "brings rows back",
+    "leaks": "gets at the rows",
     "unclear": "cannot be told with so few rows",
-    "holds": "brings nearly nothing back",
+    "holds": "gets at next to nothing",
     "silent": "tells nothing here",
 }
 

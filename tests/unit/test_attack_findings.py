@@ -215,7 +215,7 @@ def test_the_strongest_trial_speaks_for_an_attack_and_the_worst_attack_for_a_mod
     assert quantise.strongest is _Results.leaks, "the trial without an attack does not count"
     assert "60 % (40 % to 80 %) by int4; 90 % without an attack" in quantise.sentence
     assert whole.outcome() == "leaks"
-    assert whole.sentence() == "quantise: brings rows back; prompt: brings nearly nothing back."
+    assert whole.sentence() == "quantise: gets at the rows; prompt: gets at next to nothing."
     assert facts(prompt=(_Results.holds,)).outcome() == "holds"
 
 
