@@ -30,13 +30,11 @@ def make_ground(run: Run) -> Ground:
     forget = forget or run.rows["forget"]
     is_text = bool(forget[0].text)
     holdout = [row for row in holdout or _loaded_holdout(run) if bool(row.text) == is_text]
-    seen = {row.subject for row in (*forget, *holdout)}
-    retain = [row for row in run.rows.get("retain", ()) if row.subject not in seen]
     settings = run.recipe.evaluate
     return Ground(
         rewordings=_rewordings(run, forget),
         forget=forget,
-        retain=retain,
+        retain=run.rows.get("retain", ()),
         holdout=holdout,
         learnt=run.rows["forget"],
         prompter=_prompter(run, test),
