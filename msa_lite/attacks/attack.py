@@ -1,9 +1,8 @@
 """Define an attack: trials that a model goes through, and the records of the rows that each trial scores.
 
 An attack is one module with a frozen dataclass, whose fields are its settings, and one entry in
-`msa_lite.attack_names`. All
-models go through the same trials on the same rows. Records hold all that needs a model. What they say is computed from
-the records of all models together (`findings`).
+`msa_lite.attack_names`. All models go through the same trials on the same rows. Records hold all that needs a model.
+What they say is computed from the records of all models together (`findings`).
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from msa_lite.attack_names import ATTACKS
 from msa_lite.data import Prompter, Row, rows_identity
 from msa_lite.errors import UsageError, nearest
 from msa_lite.evals.benchmark import Records
-from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.models import Runner, checkpoint_folder, load_model
 from msa_lite.evals.qa import Qa, load_qa
+from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.files import digest
 from msa_lite.io.hub import Source
 from msa_lite.io.progress import Progress, silent
@@ -88,6 +88,15 @@ class Subject:
             self._runner = None
 
 
+def check_unquantised(name: str, source: Source) -> None:
+    """Raise UsageError for a model that is stored quantised, or lies below such an adapter. name: for the message."""
+    if load_checkpoint(checkpoint_folder(source.folder)).config.get("quantization_config"):
+        raise UsageError(
+            f"{name} ({source.name}): its weights are stored quantised, so they can be neither rounded nor tuned; "
+            "give the model that it was made from. The attack quantise rounds that itself"
+        )
+
+
 Means = Mapping[tuple[str, str, str], float | None]
 """The mean of a measure over the forget rows, by (model, trial, measure)."""
 
@@ -143,7 +152,10 @@ class Attack(ABC):
         return asdict(self)  # type: ignore[call-overload]
 
     def faults(self, ground: Ground) -> Iterator[str]:
-        """Yield what makes the attack impossible on these rows, each with what to try."""
+        """Yield what makes the attack impossible on these rows, each with what to try.
+
+        The caller puts the attack's name in front.
+        """
         yield from ()
 
     @abstractmethod

@@ -40,7 +40,7 @@ def depth_score(ideal: Sequence[float], subject: Sequence[float], threshold: flo
 
 
 class _Reference(NamedTuple):
-    """What the target loses with the ideal's states (stage 1); the same for all models under attack."""
+    """The loss of the target with the ideal's states (stage 1); the same for all models under attack."""
 
     texts: Sequence[Example]
     """The text of each row up to its last knowledge token; labels are the knowledge tokens."""

@@ -66,9 +66,9 @@ class Membership(Attack):
     def faults(self, ground: Ground) -> Iterator[str]:
         """Yield missing rows."""
         if not ground.forget:
-            yield "membership: there are no forget rows to score"
+            yield "there are no forget rows to score"
         if not ground.holdout:
-            yield "membership: there are no holdout rows to tell the forget rows from; give evaluate.holdout"
+            yield "there are no holdout rows to tell the forget rows from; give evaluate.holdout"
 
     def trials(self, ground: Ground) -> Sequence[Trial]:
         """Return the one trial; its control are the holdout rows."""

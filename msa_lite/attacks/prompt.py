@@ -79,20 +79,20 @@ class Prompting(Attack):
     def faults(self, ground: Ground) -> Iterator[str]:
         """Yield settings out of range, and rewordings that do not fit the rows."""
         if not ground.forget:
-            yield "prompt: there are no forget rows to ask for"
+            yield "there are no forget rows to ask for"
         if self.shots < 0:
-            yield f"prompt.shots: {self.shots}; it must be at least 0"
+            yield f"shots: {self.shots}; it must be at least 0"
         if wrong := [number for number in self.words if number < 1]:
-            yield f"prompt.words: {wrong[0]}; at least one word has to be given away, or leave it empty"
+            yield f"words: {wrong[0]}; at least one word has to be given away, or leave it empty"
         if len(set(self.words)) < len(self.words):
-            yield "prompt.words: a number stands there twice"
+            yield "words: a number stands there twice"
         own = {"plain", "few-shot", ANY.name, *_WORDINGS, *(f"prefix-{number}" for number in self.words)}
         for name, questions in ground.rewordings.items():
             if not _NAME.fullmatch(name) or name in own:
-                yield f"prompt.rewordings: '{name}'; take a name of letters, digits, blanks and '-' that is not taken"
+                yield f"rewordings: '{name}'; take a name of letters, digits, blanks and '-' that is not taken"
             if len(questions) != len(ground.forget):
                 rows = len(ground.forget)
-                yield f"prompt.rewordings.{name}: {len(questions)} questions for {rows} forget rows; one each, in order"
+                yield f"rewordings.{name}: {len(questions)} questions for {rows} forget rows; one each, in order"
 
     def trials(self, ground: Ground) -> Sequence[Trial]:
         """Return the ways of asking, the plain one first, and `ANY` of the others where there are some."""

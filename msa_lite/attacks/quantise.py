@@ -15,13 +15,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial
+from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial, check_unquantised
 from msa_lite.attacks.scores import recall_cost, recall_measures
-from msa_lite.errors import UsageError, nearest
+from msa_lite.errors import nearest
 from msa_lite.evals.benchmark import Records
-from msa_lite.evals.models import checkpoint_folder
 from msa_lite.evals.records import run_items
-from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.codes import QUANTISATIONS
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.rounding import rounded_model
@@ -42,9 +40,9 @@ class Quantise(Attack):
     def faults(self, ground: Ground) -> Iterator[str]:
         for form in self.forms:
             if form not in QUANTISATIONS:
-                yield f"quantise: '{form}'{nearest(form, QUANTISATIONS)}; choose from {', '.join(QUANTISATIONS)}"
+                yield f"'{form}'{nearest(form, QUANTISATIONS)}; choose from {', '.join(QUANTISATIONS)}"
         if not self.forms:
-            yield f"quantise: no form; give at least one of {', '.join(QUANTISATIONS)}"
+            yield f"no form; give at least one of {', '.join(QUANTISATIONS)}"
 
     def trials(self, ground: Ground) -> Sequence[Trial]:
         return [PLAIN, *(Trial(form, QUANTISATIONS[form].label) for form in self.forms)]
@@ -69,7 +67,7 @@ class Quantise(Attack):
     def run(
         self, subject: Subject, ground: Ground, others: Mapping[str, Subject], progress: Progress = silent
     ) -> Iterator[tuple[Trial, Records]]:
-        check_plain(subject)
+        check_unquantised(subject.name, subject.source)
         benchmark, trials = ground.benchmark(), self.trials(ground)
         total = len(trials) * len(benchmark.sets)
         done = 0
@@ -82,16 +80,6 @@ class Quantise(Attack):
                     done += 1
                     progress(self.name, done, total)
             yield trial, records
-
-
-def check_plain(subject: Subject) -> None:
-    """Raise UsageError for a model that is stored quantised: it has no other weights that could be rounded."""
-    folder = checkpoint_folder(subject.source.folder)
-    if load_checkpoint(folder).config.get("quantization_config"):
-        raise UsageError(
-            f"{subject.name} ({subject.source.name}): its weights are stored quantised, so there is nothing to round; "
-            "give the model that it was made from, or leave out the attack quantise"
-        )
 
 
 def score_kept(before: float, after: float) -> float:

@@ -79,9 +79,9 @@ class Sample(Attack):
     def faults(self, ground: Ground) -> Iterator[str]:
         """Yield a number of answers out of range."""
         if not ground.forget:
-            yield "sample: there are no forget rows to ask for"
+            yield "there are no forget rows to ask for"
         if self.samples < 0:
-            yield f"sample.samples: {self.samples}; it must be at least 1, or 0 for the default"
+            yield f"samples: {self.samples}; it must be at least 1, or 0 for the default"
 
     def trials(self, ground: Ground) -> Sequence[Trial]:
         """Return the greedy answers and the drawn ones."""

@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msa_lite.attacks.attack import Attack, Cost, Ground
+from msa_lite.attacks.attack import Attack, Cost, Ground, check_unquantised
 from msa_lite.budget.speed import ScoreTimes
 from msa_lite.errors import Faults, UsageError, join_faults
 from msa_lite.evals.models import check_source, model_identity
 from msa_lite.evals.suite import check_same_tokens
-from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished
@@ -160,7 +159,7 @@ def plan_attacks(
     control = _control(run, ground)
     faults, left_out = Faults(), {}
     for name, attack in attacks.items():
-        reasons = [*_lacking(attack, sources, ground), *attack.faults(ground)]
+        reasons = _lacking(attack, sources, ground) or [*attack.faults(ground)]
         if reasons and not wanted:
             left_out[name] = "; ".join(reasons)
         for reason in reasons if wanted else ():
@@ -216,11 +215,5 @@ def _sources(run: Run, result: Path, more: Mapping[str, str]) -> dict[str, Sourc
         check_source(source)
         if name in more:
             check_same_tokens(own["target"], source)
-        if (source.folder / "config.json").exists() and load_checkpoint(source.folder).config.get(
-            "quantization_config"
-        ):
-            raise UsageError(
-                f"{name} ({source.name}): its weights are stored quantised, so they can be neither rounded nor tuned; "
-                "attack the model as it was before, the attack quantise rounds it itself"
-            )
+        check_unquantised(name, source)
     return sources

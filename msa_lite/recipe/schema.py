@@ -35,6 +35,7 @@ from msa_lite.recipe.inputs import (
     Trackers,
     tracker_names,
 )
+from msa_lite.recipe.merging import Merge
 from msa_lite.recipe.publishing import Publish
 from msa_lite.recipe.scores import Evaluate, ProbeKeys, Select
 from msa_lite.recipe.training import MOST, SEEDS, Rate, no_truth
@@ -99,36 +100,6 @@ class Retain(Closed):
     """The settings of the retain vector's fit that differ from those of `vector`. null: none."""
 
     _points = field_validator("beta")(_check_points)
-
-
-class Merge(Closed):
-    """The merge of target and vectors into the unlearned model."""
-
-    model_config = ConfigDict(serialize_by_alias=True)
-
-    dtype: Literal["same", "bfloat16", "float16", "float32"] = "same"
-    """The stored dtype. same: the target's, file by file."""
-    rounding: Literal["nearest", "stochastic"] = "nearest"
-    """The rounding to the stored dtype. stochastic: unbiased, for updates that are small beside the weights."""
-    form: Literal["model", "adapter"] = Field("model", alias="as")
-    """model: a whole checkpoint. adapter: one adapter on the target, in fp32."""
-    forecast: list[Literal["nf4", "int4", "int8"]] | None = None
-    """The forms of quantisation to forecast: how much of the update is left after rounding, and the share of weights
-    whose code differs from the target's. null: nf4, for a whole checkpoint. []: none."""
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """Return the forms of quantisation to forecast."""
-        default = ("nf4",) if self.form == "model" else ()
-        return default if self.forecast is None else tuple(self.forecast)
-
-    @model_validator(mode="after")
-    def _adapters_are_fp32(self) -> Merge:
-        if self.form == "adapter" and (self.dtype, self.rounding) != ("same", "nearest"):
-            raise ValueError("an adapter is always fp32; leave out dtype and rounding")
-        if self.form == "adapter" and self.forecast:
-            raise ValueError("an adapter is written without the weights that it is added to; leave out forecast")
-        return self
 
 
 def _as_number(value: object) -> object:

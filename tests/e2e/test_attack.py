@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import msa_lite
 from msa_lite.attack_names import ATTACKS
@@ -171,8 +172,6 @@ def test_purge_removes_the_rows_and_keeps_the_results(copy: Path) -> None:
 
 @pytest.mark.slow
 def test_attacks_that_a_recipe_names_end_its_run(recipe: dict[str, Any], call_cli: CallCli, tmp_path: Path) -> None:
-    import yaml
-
     recipe["attack"] = {"attacks": ["membership"], "rows": 4}
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(recipe))
@@ -193,6 +192,14 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a name twice": (["--model", "a=x", "--model", "a=y"], "the name a stands twice"),
     "a name that is taken": (["--model", "target=x"], "the run has a model of this name"),
     "no model": (["--model", "x"], "NAME=MODEL is wanted"),
+    "a set that is missing": (
+        ["evaluate.holdout=null", "--attacks", "membership"],
+        "error: membership: needs rows of the same kind that no model saw (evaluate.holdout)",
+    ),
+    "too few rows to split": (
+        ["attack.rows=3", "attack.relearn.branches=[part]", "--attacks", "relearn"],
+        "error: relearn: part: 3 forget rows are too few to split",
+    ),
     "no control": (["evaluate.ideal=null", "evaluate.holdout=null"], "there is no control"),
 }
 
@@ -206,6 +213,17 @@ def test_bad_input_is_refused_before_any_work(case: str, copy: Path, loads: list
     assert message in " ".join(err.split())
     assert loads == []
     assert (copy / "attacks/report.json").read_bytes() == before
+
+
+def test_rows_to_keep_that_are_to_be_forgotten_are_no_rows_to_train_on(copy: Path, loads: list[str]) -> None:
+    path = copy / "recipe.yaml"
+    first, _, text = path.read_text().partition("\n")
+    recipe = yaml.safe_load(text)
+    recipe["retain"]["data"] = recipe["forget"]["data"] | {"sample": None}
+    path.write_text(f"{first}\n{yaml.safe_dump(recipe)}")
+    with pytest.raises(UsageError, match=r"relearn: retain: .* rows to tune on are forget or holdout rows"):
+        msa_lite.attack(copy, ["relearn"])
+    assert loads == []
 
 
 def test_a_run_that_is_not_finished_is_refused(copy: Path) -> None:

@@ -16,7 +16,7 @@ from msa_lite.errors import UsageError
 from msa_lite.io.codes import QUANTISATIONS
 from msa_lite.io.seal import load_manifest, verify_folder
 from msa_lite.merger import merge, plan
-from msa_lite.recipe.schema import Merge
+from msa_lite.recipe.merging import Merge
 from msa_lite.report.card import model_card
 from tests.handmade import KINDS, Adapter, Arrays, read_checkpoint, write_checkpoint
 
