@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msa_lite.attack_names import ATTACKS
+from msa_lite.report.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult, attack_report
 
 FORGET = ("rouge_l_f", "probability_f", "extraction_strength", "accuracy_f")
 RETAIN = ("rouge_l_r", "probability_r", "extraction_strength_r", "accuracy_r")
@@ -61,6 +64,8 @@ class Folder:
     """Messages of the experiments that failed."""
     commits: Mapping[str, str] = field(default_factory=dict)
     """The commit of each experiment that ran with another than the plan's."""
+    attacked: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    """The share that comes back with its interval, of every attack, by experiment."""
     rows: bool = False
     """True to write the records of the rows as well."""
     grid: Mapping[tuple[float, float], tuple[float, float]] = field(
@@ -118,6 +123,8 @@ class Folder:
             "provenance": {"versions": {"torch": "2.13"}},
         }  # fmt: skip
         _write_json(folder / "report.json", report)
+        if name in self.attacked:
+            _write_attacks(folder / "attacks", *self.attacked[name])
         if name not in PROBED:
             return
         interval = [0.8, 0.95] if name in self.signs else [0.45, 0.55]
@@ -168,6 +175,26 @@ def _write_rows(folder: Path, scores: tuple[float, float]) -> None:
             for index, add in enumerate(spread)
         ]
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def _write_attacks(folder: Path, share: float, low: float, high: float) -> None:
+    """Write what every attack brings back; "quantise" and "relearn" have the extraction strength of each model, too."""
+    trial = TrialResult("nf4", "in nf4", share, (low, high), ROWS)
+    results = [
+        AttackResult(name, "what it does", "source", "ideal", ROWS, {"unlearned": AttackedModel((trial,))})
+        for name in ATTACKS
+    ]
+    whole = attack_report(AttackFacts(tuple(results)), {"unlearned": {"path": "model"}})
+    _write_json(folder / "report.json", asdict(whole))
+    places = {"target": 0.9, "ideal": 0.1, "unlearned": share}
+    trials = {"quantise": ["nf4"], "relearn": ["plain", "part step 6", "retain step 6"]}
+    for name in ATTACKS:
+        metrics = {
+            f"{trial}.extraction_strength.{model}": _metric(value)
+            for trial in trials.get(name, [])
+            for model, value in places.items()
+        }
+        _write_json(folder / name / "report.json", _report("attack", metrics))
 
 
 def _write_json(path: Path, value: Any) -> None:

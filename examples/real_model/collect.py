@@ -13,9 +13,11 @@ from typing import Any
 
 from msa_lite.errors import MsaError
 from msa_lite.io.reading import read_object
-from msa_lite.report import load_report
+from msa_lite.report import Metric, load_report
+from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, facts_of
 from msa_lite.report.choosing import candidate_name, load_choosing
 from msa_lite.report.probing import load_probe
+from msa_lite.report.reports import REPORT_FILE
 
 MODELS = ("target", "ideal", "unlearned")
 POINTS = "hindsight"
@@ -69,6 +71,10 @@ class Run(Point):
     """What the stored numbers hold of the update: relative_size, rounding_loss, update_cosine."""
     probe: str | None = None
     """The short probe's verdict on the prior: "signs", "no signs", "cannot tell"; None without a probe."""
+    attacks: AttackFacts | None = None
+    """What attacks brought back; None if the model was not attacked."""
+    under_attack: Mapping[str, Mapping[str, Metric]] = field(default_factory=dict)
+    """The metrics of each attack by name, "TRIAL.MEASURE.MODEL", also of target and ideal."""
     outcome: str | None = None
     """The verdict of the run: PASS, PARTLY or FAIL."""
     rows: Mapping[str, int] = field(default_factory=dict)
@@ -202,9 +208,12 @@ def _run(seed: Path, name: str, entry: Mapping[str, Any], note: Any) -> Run:
         absent = [model for model, scores in models.items() if scores is None]
         if absent:
             note(f"no scores of {' and '.join(absent)}")
+        attacks, under_attack = _attacks(folder / ATTACKS_FOLDER)
         return Run(
             **models,
             **base,
+            attacks=attacks,
+            under_attack=under_attack,
             tofu=_tofu(seed, name),
             strengths=report.get("strengths") or {},
             fidelity=(report.get("update") or {}).get("figures") or {},
@@ -234,6 +243,14 @@ def _tofu(seed: Path, name: str) -> Mapping[str, float | None]:
         return load_report(seed / "tofu" / name).values()
     except MsaError:
         return {}
+
+
+def _attacks(folder: Path) -> tuple[AttackFacts | None, dict[str, Mapping[str, Metric]]]:
+    """Return what attacks brought back, and the metrics of each; not load_attacks, since the weights may be gone."""
+    if not (folder / REPORT_FILE).is_file():
+        return None, {}
+    facts = facts_of(load_report(folder))
+    return facts, {one.name: load_report(folder / one.name).metrics for one in facts.attacks}
 
 
 def _grid(seed: Path, run: Run | None, note: Any) -> dict[tuple[float, float], Point]:

@@ -6,8 +6,10 @@ in lightness, so that they can be told apart in grey.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,13 @@ _FONT = 9
 _SIZE = (6.4, 4.4)  # inches
 _MARKS = ("s", "D", "^", "v", "<", ">", "p")
 _COLOURS = ("#7b3294", "#c2a5cf", "#a6611a", "#dfa44a", "#4d4d4d", "#8c8c8c", "#c51b7d")
+_STYLES: dict[str, dict[str, Any]] = {
+    "target": {"marker": "X", "color": "black"},
+    "ideal": {"marker": "*", "color": "black"},
+    "msa-lora": {"marker": "o", "color": "#1b7837"},
+    "msa-full": {"marker": "o", "color": "#7fbf7b"},
+    **{name: {"marker": mark, "color": colour} for name, mark, colour in zip(BASELINES, _MARKS, _COLOURS, strict=True)},
+}
 _PRIORS = {"prior-base": "base", "prior-text-a": "text-a", "lora-r32": "text-b"}
 
 
@@ -31,6 +40,11 @@ def write_figures(results: Results, folder: Path) -> dict[str, str]:
         "frontier.svg": (_frontier, "Forgetting against keeping. Small signs are seeds, large ones their means"),
         "prior.svg": (_distance, "Distance to the ideal against how far the prior is from the target (MSA with LoRA)"),
         "grid.svg": (_grid, "Distance to the ideal over α and β on the test rows, mean over seeds (MSA with LoRA)"),
+        "relearn-retain.svg": (partial(_relearning, "retain"), "What comes back while a model learns rows to keep"),
+        "relearn-part.svg": (
+            partial(_relearning, "part"),
+            "What comes back of one half of the rows while a model learns the other half",
+        ),
     }
     folder.mkdir(parents=True, exist_ok=True)
     captions = {}
@@ -67,18 +81,10 @@ def _new_figure() -> tuple[Figure, Any]:
 
 def _frontier(results: Results) -> Figure | None:
     """Draw the mean forget score of each method against its mean retain score."""
-    styles: dict[str, dict[str, Any]] = {
-        "target": {"marker": "X", "color": "black"},
-        "ideal": {"marker": "*", "color": "black"},
-        "msa-lora": {"marker": "o", "color": "#1b7837"},
-        "msa-full": {"marker": "o", "color": "#7fbf7b"},
-    }
-    for name, mark, colour in zip(BASELINES, _MARKS, _COLOURS, strict=True):
-        styles[name] = {"marker": mark, "color": colour}
     figure, axes = _new_figure()
     drawn = False
     first = next((runs for name in NAMES if (runs := results.runs(name))), {})
-    for name, style in styles.items():
+    for name, style in _STYLES.items():
         if name in ("target", "ideal"):
             points: Mapping[int, Point] = {seed: reference(run, name) for seed, run in first.items()}
         else:
@@ -133,6 +139,35 @@ def _distance(results: Results) -> Figure | None:
     axes.set_ylim(bottom=0)
     axes.set_xlabel("‖target − prior‖ / ‖target‖", fontsize=_FONT)
     axes.set_ylabel("← better  distance to the ideal", fontsize=_FONT)
+    figure.legend(loc="outside right upper", frameon=False, fontsize=_FONT - 1)
+    return figure
+
+
+def _relearning(branch: str, results: Results) -> Figure | None:
+    """Draw the extraction strength of the scored rows over the steps of training, for all attacked models."""
+    curves: dict[str, dict[int, list[float]]] = {}
+    attacked = {name: [run for run in results.runs(name).values() if run.under_attack] for name in NAMES}
+    first = next((runs for runs in attacked.values() if runs), [])
+    runs_of = {"target": first, "ideal": first} | {name: runs for name, runs in attacked.items() if runs}
+    for name, runs in runs_of.items():
+        for run in runs:
+            model = name if name in ("target", "ideal") else "unlearned"
+            for metric, one in run.under_attack.get("relearn", {}).items():
+                step = re.fullmatch(rf"(?:plain|{branch} step (\d+))\.extraction_strength\.{model}", metric)
+                if step and one.value is not None:
+                    curves.setdefault(name, {}).setdefault(int(step[1] or 0), []).append(one.value)
+    if not any(len(curve) > 1 for curve in curves.values()):
+        return None
+    figure, axes = _new_figure()
+    for name, curve in curves.items():
+        steps = sorted(curve)
+        axes.plot(
+            steps, [statistics.fmean(curve[step]) for step in steps], label=NAMES.get(name, name), linewidth=1,
+            markersize=6, markeredgecolor="white", **_STYLES[name],
+        )  # fmt: skip
+    axes.set_ylim(0, 1.03)
+    axes.set_xlabel("steps of training", fontsize=_FONT)
+    axes.set_ylabel("← better  extraction strength on the forget rows", fontsize=_FONT)
     figure.legend(loc="outside right upper", frameon=False, fontsize=_FONT - 1)
     return figure
 

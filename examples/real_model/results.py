@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from attacked import attack_tables
 from claims import NO, PARTLY, RULES, UNKNOWN, YES, Claim, answer_claims
 from collect import Results, collect, tidy
 from experiments import CHANGES
@@ -56,6 +57,7 @@ def write_results(out: Path, into: Path) -> Path:
         "## All methods\n",
         *(main_tables(results) or ["No run has scores yet.\n"]),
         *_groups(results),
+        *_attacks(results),
         "## Figures\n",
         *(f"![{caption}]({FIGURES}/{name})\n\n{caption}.\n" for name, caption in captions.items()),
         *([] if captions else ["None yet.\n"]),
@@ -118,6 +120,13 @@ def _groups(results: Results) -> Iterator[str]:
         yield "## α and β in hindsight\n"
         yield "Mean distance to the ideal on the test rows over the fixed grid, for MSA with LoRA. Lower is better.\n"
         yield table
+
+
+def _attacks(results: Results) -> Iterator[str]:
+    """Yield the tables of the attacked models under their heading; nothing where none was attacked."""
+    if tables := list(attack_tables(results)):
+        yield "## Under attack\n"
+        yield from tables
 
 
 def _provenance(results: Results, out: Path) -> Iterator[str]:

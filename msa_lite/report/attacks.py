@@ -210,11 +210,13 @@ def load_attacks(folder: Path, result: Path) -> AttackFacts | None:
     if report is None:
         return None
     with reading(folder / REPORT_FILE):
-        settings = report.settings
-        unlearned = replace(report, settings={"model": settings["models"].get("unlearned")})
-        if not is_report_of(unlearned, result):
-            return None
-        return AttackFacts(tuple(map(_attack, settings["attacks"])), dict(settings["left_out"]))
+        unlearned = replace(report, settings={"model": report.settings["models"].get("unlearned")})
+        return facts_of(report) if is_report_of(unlearned, result) else None
+
+
+def facts_of(report: Report) -> AttackFacts:
+    """Return what attacks/report.json says. Raise KeyError, TypeError or ValueError where it has another form."""
+    return AttackFacts(tuple(map(_attack, report.settings["attacks"])), dict(report.settings["left_out"]))
 
 
 def attack_metrics(folder: Path, model: object) -> dict[str, Metric]:

@@ -16,6 +16,7 @@ from collect import Point, Scores, collect
 from results import write_results
 from tables import not_best
 
+from msa_lite.attack_names import ATTACKS
 from msa_lite.errors import MsaError
 from tests.real_model_folder import GOOD, GROUPS, IDEAL, SIGNS, TARGET, Folder
 
@@ -255,3 +256,29 @@ def test_the_script_writes_the_page(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples/real_model/results.py"), str(out), str(tmp_path / "page")]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert Path(done.stdout.strip()).is_file()
+
+
+def test_what_attacks_bring_back_is_told_beside_target_and_ideal(tmp_path: Path) -> None:
+    attacked = {"msa-lora": (0.34, 0.16, 0.54), "npo": (0.02, 0.0, 0.12)}
+    out = Folder(tmp_path, seeds=(0,), attacked=attacked).write()
+    page = write_results(out, out).read_text("utf-8").partition("## Under attack")[2]
+    assert page.count("**34 % (16 % to 54 %)**") == len(ATTACKS)  # it leaks
+    assert page.count("| 2 % (0 % to 12 %) ") == len(ATTACKS)
+    assert "| 0.900 ± 0.020 |" in next(line for line in page.splitlines() if line.startswith("| target"))
+    assert "| 0.340 ± 0.020 |" in page
+    for name in ("relearn-part", "relearn-retain"):
+        drawn = (out / "figures" / f"{name}.svg").read_text("utf-8")
+        assert all(f">{model}</text>" in drawn for model in ("target", "ideal", "MSA (LoRA)", "NPO"))
+
+
+def test_attacks_over_several_seeds_have_their_spread(tmp_path: Path) -> None:
+    out = Folder(tmp_path, seeds=(0, 1), attacked={"npo": (0.1, 0.0, 0.2)}).write()
+    edited = out / "seed-1/runs/npo/attacks/report.json"
+    edited.write_text(edited.read_text().replace('"share": 0.1', '"share": 0.3'))
+    page = write_results(out, out).read_text("utf-8").partition("## Under attack")[2]
+    assert page.count("| 20 % ± 14 % ") == len(ATTACKS)
+
+
+def test_a_page_without_attacks_says_nothing_of_them(tmp_path: Path) -> None:
+    out = Folder(tmp_path, seeds=(0,)).write()
+    assert "Under attack" not in write_results(out, out).read_text("utf-8")
