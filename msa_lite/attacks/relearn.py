@@ -42,6 +42,7 @@ from msa_lite.errors import nearest
 from msa_lite.evals.benchmark import Record, Records
 from msa_lite.evals.models import Runner
 from msa_lite.evals.records import run_items
+from msa_lite.io.precision import Compute
 from msa_lite.io.progress import Progress, notices, silent
 from msa_lite.train import FitSettings, auto_rate, check_tunable, roomy_mode, tune
 
@@ -81,7 +82,7 @@ class RelearnSettings:
         """Return the number of optimiser steps."""
         return self.steps or self.epochs * math.ceil(examples / self.batch_size)
 
-    def settings(self, model: Any, examples: int, seed: int) -> FitSettings:
+    def settings(self, model: Any, examples: int, seed: int, compute: Compute) -> FitSettings:
         """Return the settings of a fit of a loaded model on so many examples."""
         mode = roomy_mode(model) if self.mode == "auto" else self.mode
         if mode != self.mode and mode == "lora":
@@ -101,6 +102,7 @@ class RelearnSettings:
             batch_size=self.batch_size,
             schedule=self.schedule,
             warmup_steps=self.warmup_steps,
+            compute=compute,
             seed=seed,
         )
 
@@ -156,6 +158,8 @@ class Relearn(Attack):
     )
     points: int = 4
     """The most points of a matched curve, each at half of the steps of the next one."""
+    compute: Compute = "auto"
+    """The precision of matrix products, as of the fit of a vector."""
     texts: Sequence[Row] = UNRELATED
     """The rows of the branch `unrelated`."""
 
@@ -276,7 +280,7 @@ class Relearn(Attack):
                 examples,
                 look,
                 pad=pad_id(ground.prompter.tokenizer),
-                settings=branch.tuning.settings(runner.model, len(examples), ground.seed),
+                settings=branch.tuning.settings(runner.model, len(examples), ground.seed, self.compute),
                 steps=steps,
                 label=f"relearn, {branch.title}",
                 progress=tell,

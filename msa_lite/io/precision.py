@@ -41,6 +41,15 @@ def choose_precision(compute: Compute = "auto") -> NumberFormat:
     return "bf16"
 
 
+def has_precision(compute: Compute) -> bool:
+    """Check whether this device computes in it."""
+    try:
+        choose_precision(compute)
+    except UsageError:
+        return False
+    return True
+
+
 def _cpu_has_bf16() -> bool:
     """Check whether the CPU has instructions for bf16; without them it would be slower than fp32."""
     import torch

@@ -9,6 +9,7 @@ from pathlib import Path
 from msa_lite.errors import OutputError, UsageError
 from msa_lite.io.extras import require
 from msa_lite.io.lock import locked
+from msa_lite.io.precision import has_precision
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.pipeline.attacking import Attacked, open_attacks, run_attacks
@@ -71,6 +72,8 @@ def _prepare(opened: RunFolder, overrides: Iterable[str]) -> Run:
         keys = ", ".join(f"{key.rstrip('.')}" for key in _CHANGEABLE)
         raise UsageError(f"{', '.join(wrong)}: of a finished run, only {keys} can be given anew")
     recipe = load_recipe(opened.recipe, changes)
+    if not has_precision(recipe.vector.compute):  # the run was made on another machine
+        recipe = load_recipe(opened.recipe, [*changes, "vector.compute=auto"])
     method = load_provenance(opened.folder).method
     plan = msa_plan(recipe) if method == "msa" else plan_baseline(method, recipe)[0]
     return prepare(recipe, replace(plan, folder=opened.folder))

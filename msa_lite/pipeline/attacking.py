@@ -61,10 +61,10 @@ def open_attacks(
     """
     keys = run.recipe.attack
     wanted = names or keys.attacks
-    judge = {"judge": run.judge} if run.judge.kind != "none" else {}
-    made = {
-        name: make_attack(name, keys.settings(name) | (judge if name == "sample" else {})) for name in wanted or ATTACKS
-    }
+    of_run: dict[str, dict[str, Any]] = {"relearn": {"compute": run.recipe.vector.compute}}
+    if run.judge.kind != "none":
+        of_run["sample"] = {"judge": run.judge}
+    made = {name: make_attack(name, keys.settings(name) | of_run.get(name, {})) for name in wanted or ATTACKS}
     ground = limit_ground(make_ground(run), keys.rows or default_rows())
     return plan_attacks(run, result, {name: made[name] for name in ATTACKS if name in made}, ground, models or {},
                         bool(wanted))  # fmt: skip

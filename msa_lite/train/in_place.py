@@ -12,7 +12,7 @@ from typing import Any, Literal
 from msa_lite.data import Example
 from msa_lite.errors import NotFiniteError, StageError, UsageError
 from msa_lite.io.memory import free_bytes, free_memory, free_ram, is_out_of_memory, memory_fault
-from msa_lite.io.precision import autocast, choose_precision
+from msa_lite.io.precision import autocast, choose_precision, note_precision
 from msa_lite.io.progress import Progress, silent, tell
 from msa_lite.io.streaming import is_streamed
 from msa_lite.train.model import with_adapter
@@ -67,6 +67,7 @@ def tune(
 
 def _train(model: Any, objective: PlainLoss, settings: FitSettings, watch: Any) -> None:
     """Train a model at the first use of memory that fits and can be undone."""
+    note_precision(model, choose_precision(settings.compute))
     kinds = [kind for kind in ladder(model, [1]) if not (kind.embedding_on_cpu or kind.states_on_cpu)]
     micro = find_rung(model, objective, settings, kinds).micro
     options = {"save_strategy": "no", "report_to": "none"}

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,16 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(attack_module, "load_model", counted)
     return folders
+
+
+@contextmanager
+def changed_recipe(run: Path) -> Iterator[dict[str, Any]]:
+    """Give the recipe in a run's folder, and write it back behind its first line."""
+    path = run / "recipe.yaml"
+    first, _, text = path.read_text().partition("\n")
+    recipe = yaml.safe_load(text)
+    yield recipe
+    path.write_text(f"{first}\n{yaml.safe_dump(recipe)}")
 
 
 def test_each_model_is_attacked_alike_and_every_record_is_sealed(attacked: Path) -> None:
@@ -107,6 +120,21 @@ def test_other_settings_or_rows_make_the_records_anew(copy: Path, loads: list[st
     msa_lite.attack(copy, ["membership"], overrides=["attack.rows=3"])
     assert set(loads) >= {"ideal", "target", "model"}
     assert len((copy / "attacks/membership/target/scores.forget.jsonl").read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(("is_there", "compute"), [(True, "bf16"), (False, "auto")])
+def test_relearning_trains_in_the_precision_of_the_run_where_the_device_has_it(
+    is_there: bool, compute: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msa_lite.io.precision._cpu_has_bf16", lambda: is_there)
+    with changed_recipe(copy) as recipe:
+        recipe["vector"]["compute"] = "bf16"
+    made: list[Any] = []
+    module = importlib.import_module("msa_lite.pipeline.attack")  # its package has a function of this name
+    monkeypatch.setattr(module, "run_attacks", lambda plan, *rest: made.append(plan))
+    monkeypatch.setattr(module, "write_run_report", lambda folder: None)
+    msa_lite.attack(copy, ["relearn"], overrides=FEW)
+    assert made[0].attacks["relearn"].compute == compute
 
 
 def test_attacks_that_are_made_one_after_the_other_stand_side_by_side(finished: Path, tmp_path: Path) -> None:
@@ -216,11 +244,8 @@ def test_bad_input_is_refused_before_any_work(case: str, copy: Path, loads: list
 
 
 def test_rows_to_keep_that_are_to_be_forgotten_are_no_rows_to_train_on(copy: Path, loads: list[str]) -> None:
-    path = copy / "recipe.yaml"
-    first, _, text = path.read_text().partition("\n")
-    recipe = yaml.safe_load(text)
-    recipe["retain"]["data"] = recipe["forget"]["data"] | {"sample": None}
-    path.write_text(f"{first}\n{yaml.safe_dump(recipe)}")
+    with changed_recipe(copy) as recipe:
+        recipe["retain"]["data"] = recipe["forget"]["data"] | {"sample": None}
     with pytest.raises(UsageError, match=r"relearn: retain: .* rows to tune on are forget or holdout rows"):
         msa_lite.attack(copy, ["relearn"])
     assert loads == []

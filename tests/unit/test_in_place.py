@@ -147,6 +147,19 @@ def test_in_bf16_nothing_of_the_trainers_stays(monkeypatch: pytest.MonkeyPatch) 
         assert not torch.equal(last, first)
 
 
+@pytest.mark.parametrize("mode", ["lora", "full"])
+@pytest.mark.parametrize(("compute", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32)])
+def test_the_precision_reaches_the_products(
+    compute: Any, dtype: torch.dtype, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msa_lite.io.precision._cpu_has_bf16", lambda: True)
+    model, seen = tiny_model("llama").eval(), set[torch.dtype]()
+    hook = model.model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    tune(model, ROWS, lambda step: None, pad=PAD, settings=replace(SETTINGS, mode=mode, compute=compute), steps=(1,))
+    hook.remove()
+    assert seen == {dtype}
+
+
 def test_checkpointing_is_switched_off_again(monkeypatch: pytest.MonkeyPatch) -> None:
     from msa_lite.train import rungs
 
