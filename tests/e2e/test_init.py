@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def test_a_recipe_is_written_that_the_loader_takes_with_a_reason_beside_each_lin
     assert (recipe.retain.data.path, recipe.retain.data.sample) == ("keep.jsonl", "match_forget")
     assert recipe.evaluate is not None
     assert recipe.evaluate.holdout is not None
-    assert recipe.vector.mode == "lora"
+    assert recipe.vector.mode == "full"
     lines = (place / "my-request.yaml").read_text().splitlines()
     for key, reason in {
         "target:": "llama, ",
@@ -187,20 +188,23 @@ LLAMA_1B = {
 
 
 @pytest.mark.parametrize(
-    ("size", "settings", "reason"),
+    ("size", "disk", "settings", "reason"),
     [
-        (80, {"mode": "lora"}, "needs "),
-        (3, {"mode": "qlora"}, "lora alone 3.6 GB (the prior is in 4 bits)"),
-        (1, {"mode": "lora"}, "more than 1 GB (a GPU) has"),
+        (80, 500, {"mode": "full"}, "of 80 GB (a GPU), adapters (lora) "),
+        (80, 20, {"mode": "lora"}, "of disk"),
+        (12, 500, {"mode": "lora"}, "of 12 GB (a GPU); all weights (full) would need 21.9 GB"),
+        (3, 500, {"mode": "qlora"}, "lora alone 3.6 GB (the prior is in 4 bits)"),
+        (1, 500, {"mode": "lora"}, "more than 1 GB (a GPU) has"),
     ],
 )
 def test_the_machine_decides_how_the_vectors_are_fitted(
-    size: float, settings: dict[str, Any], reason: str, place: Path, monkeypatch: pytest.MonkeyPatch
+    size: float, disk: int, settings: dict[str, Any], reason: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shape = shape_of_config(LLAMA_1B, "a Llama of 1B")
     inputs = PlanInputs(dict.fromkeys(("target", "prior"), shape), {"forget": RowFacts(24, 500, 6000)})
     monkeypatch.setattr("msa_lite.pipeline.proposal.find_plan_inputs", lambda recipe: inputs)
     monkeypatch.setattr("msa_lite.pipeline.proposal.this_device", lambda: Device("a GPU", round(size * 1e9)))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=disk * 10**9))
     draft = init_recipe("x.yaml", WISHES)
     assert draft.fits is (size > 1)
     assert bool(draft.notes) is not draft.fits
