@@ -168,9 +168,9 @@ def test_the_published_settings_reach_the_trainer(monkeypatch: pytest.MonkeyPatc
 def test_the_matched_strength_follows_the_size_of_the_model() -> None:
     tuning = Relearn().matched
     small, large = torch.nn.Linear(1000, 1000, device="meta"), torch.nn.Linear(16000, 1000, device="meta")
-    rates = [tuning.settings(model, 40, 0).learning_rate for model in (small, large)]
+    rates = [tuning.settings(model, 40, 0, "auto").learning_rate for model in (small, large)]
     assert rates[0] / rates[1] == pytest.approx(2, rel=0.05)  # the fourth root of 16, of rates with two digits
-    adapter = replace(tuning, mode="lora").settings(small, 40, 0)
+    adapter = replace(tuning, mode="lora").settings(small, 40, 0, "auto")
     assert adapter.learning_rate == pytest.approx(10 * rates[0])
     assert (adapter.epochs, tuning.count_steps(40)) == (10, 48)  # ends in the midst of the tenth epoch
 
@@ -178,10 +178,10 @@ def test_the_matched_strength_follows_the_size_of_the_model() -> None:
 def test_where_there_is_no_room_an_adapter_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("msa_lite.attacks.relearn.roomy_mode", lambda model: "lora")
     model = torch.nn.Linear(10, 10)
-    published = RelearnSettings(2e-5, lora_alpha=64).settings(model, 40, 0)
+    published = RelearnSettings(2e-5, lora_alpha=64).settings(model, 40, 0, "auto")
     assert (published.mode, published.learning_rate) == ("lora", pytest.approx(2e-4))
-    assert replace(RelearnSettings(2e-5), mode="full").settings(model, 40, 0).mode == "full"
-    assert Relearn().unrelated.settings(model, 24, 0).learning_rate == 2e-4  # made for an adapter
+    assert replace(RelearnSettings(2e-5), mode="full").settings(model, 40, 0, "auto").mode == "full"
+    assert Relearn().unrelated.settings(model, 24, 0, "auto").learning_rate == 2e-4  # made for an adapter
 
 
 def test_every_branch_has_a_curve_and_one_point_that_speaks() -> None:
@@ -318,4 +318,4 @@ def test_robustness_is_a_figure_of_the_published_tuning_beside_an_ideal() -> Non
 def test_the_unrelated_texts_are_many_and_short() -> None:
     assert len({row.text for row in UNRELATED}) == 24
     assert max(len(row.text) for row in UNRELATED) < 120
-    assert isinstance(Relearn().unrelated.settings(torch.nn.Linear(2, 2), 24, 0), FitSettings)
+    assert isinstance(Relearn().unrelated.settings(torch.nn.Linear(2, 2), 24, 0, "auto"), FitSettings)
