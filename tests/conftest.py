@@ -6,8 +6,8 @@ import gc
 import importlib
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ hypothesis.settings.register_profile("any machine", deadline=None)  # no test de
 hypothesis.settings.load_profile("any machine")
 
 VOCABULARY = 300
+Drawing = Callable[[], AbstractContextManager[None]]
 yaml.SafeDumper.ignore_aliases = lambda dumper, data: True  # what two recipes share is written out; aliases are refused
 
 
@@ -146,15 +147,32 @@ def _outputs_open() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def drawing() -> Iterator[Drawing]:
+    """Draw pictures and pages inside `with drawing():`, nowhere else: it takes longer than the rest of a tiny run."""
+    from msa_lite.choose import pictures
+    from msa_lite.pipeline import reporting
+
+    originals = {(pictures, "write_pictures"): pictures.write_pictures, (reporting, "write_page"): reporting.write_page}
+
+    @contextmanager
+    def drawn() -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for (module, name), original in originals.items():
+                patch.setattr(module, name, original)
+            yield
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pictures, "write_pictures", lambda table, folder: [])
+        patch.setattr(reporting, "write_page", lambda story, path: path.write_text(story.sentence))
+        yield drawn
+
+
 @pytest.fixture(autouse=True)
-def _no_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than the rest of a tiny sweep; tests that are about it are marked."""
-    pictures = sys.modules.get("msa_lite.choose.pictures")
-    if pictures and "pictures" not in request.keywords:
-        monkeypatch.setattr(pictures, "write_pictures", lambda table, folder: [])
-    reporting = sys.modules.get("msa_lite.pipeline.reporting")
-    if reporting and "pictures" not in request.keywords:
-        monkeypatch.setattr(reporting, "write_page", lambda story, path: path.write_text(story.sentence))
+def _drawing_where_marked(request: pytest.FixtureRequest, drawing: Drawing) -> Iterator[None]:
+    """Tests that are about pictures and pages are marked."""
+    with drawing() if "pictures" in request.keywords else nullcontext():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

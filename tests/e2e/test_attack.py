@@ -20,6 +20,7 @@ from msa_lite.errors import MsaError, OutputError, UsageError
 from msa_lite.io.verify import verify_stages
 from msa_lite.record.check import check_record
 from msa_lite.record.store import load_record
+from tests.conftest import Drawing
 from tests.e2e.conftest import CallCli
 
 QUICK = ["membership", "prompt"]
@@ -27,11 +28,12 @@ FEW = ["attack.rows=4"]
 
 
 @pytest.fixture(scope="module")
-def attacked(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of a finished run, with its baseline, after two attacks."""
+def attacked(finished: Path, tmp_path_factory: pytest.TempPathFactory, drawing: Drawing) -> Path:
+    """A copy of a finished run, with its baseline, after two attacks, and the page of its report."""
     folder = tmp_path_factory.mktemp("attacked") / "run"
     shutil.copytree(finished, folder)
-    msa_lite.attack(folder, QUICK, overrides=FEW)
+    with drawing():
+        msa_lite.attack(folder, QUICK, overrides=FEW)
     return folder
 
 

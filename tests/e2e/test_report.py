@@ -14,16 +14,18 @@ import msa_lite
 from msa_lite.errors import FormatError, UsageError
 from msa_lite.evals.records import read_records
 from msa_lite.report import load_report
+from tests.conftest import Drawing
 from tests.e2e.conftest import CallCli, sweep_recipe
 
 FORMS = ("report.html", "report.md", "report.json")
 
 
 @pytest.fixture(scope="module")
-def done(history: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
+def done(history: Path, tmp_path_factory: pytest.TempPathFactory, drawing: Drawing) -> tuple[dict[str, Any], Path]:
     """A run with a choice, an ideal and the page of its report."""
     recipe = sweep_recipe(history, tmp_path_factory.mktemp("report") / "run")
-    result = msa_lite.run(recipe)
+    with drawing():
+        result = msa_lite.run(recipe)
     assert result is not None
     return recipe, result.folder
 

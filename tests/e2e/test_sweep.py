@@ -25,6 +25,7 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.files import hash_file
 from msa_lite.io.seal import verify_folder
 from msa_lite.report import load_report
+from tests.conftest import Drawing
 from tests.e2e.conftest import sweep_recipe
 from tests.forks import fork_script
 
@@ -39,11 +40,12 @@ def history(learnt: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def swept(history: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Any]:
+def swept(history: Path, tmp_path_factory: pytest.TempPathFactory, drawing: Drawing) -> tuple[dict[str, Any], Any]:
     """(recipe, result) of a sweep over two by two points, refined once."""
     recipe = sweep_recipe(history, tmp_path_factory.mktemp("swept") / "run")
     recipe["select"]["refine"] = 1
-    result = msa_lite.sweep(recipe)
+    with drawing():
+        result = msa_lite.sweep(recipe)
     assert result is not None
     return recipe, result
 
