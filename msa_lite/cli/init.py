@@ -71,7 +71,9 @@ def command(verbose: bool, file: str, force: bool, as_json: bool, **options: Any
     quieten_libraries(verbose)
     check_new_file(local_path(file), force)  # before any question
     options["columns"] = read_columns(options["columns"], _KEYS)
-    draft = init_recipe(file, _wishes(options), force)
+    wishes = _wishes(options)
+    click.echo("looking at models, data and this machine", err=True)
+    draft = init_recipe(file, wishes, force)
     if as_json:
         print_json(draft.as_dict())
     else:
