@@ -8,16 +8,18 @@ from pathlib import Path
 import click
 
 from msa_lite.cli.help import Command
+from msa_lite.cli.invocation import DRY_RUN
 
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
-@click.command(cls=Command, groups={"Attacks": ["--attacks", "--budget"], "Models": ["--model"]})
+@click.command(cls=Command, groups={"Attacks": ["--attacks", "--budget", "--dry-run"], "Models": ["--model"]})
 @click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("overrides", metavar="[KEY.SUB=VALUE]...", nargs=-1)
 @click.option("--attacks", metavar="NAMES", help="Attacks, with commas between them.  [default: all that are possible]")
 @click.option("--budget", metavar="TIME", help="Time for all of it, as 10m or 2h: fewer rows, then fewer attacks.")
 @click.option("--model", "models", metavar="NAME=MODEL", multiple=True, help="Attack this model, too.")
+@click.option("--dry-run", is_flag=True, help=DRY_RUN)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_obj
 def command(
@@ -27,6 +29,7 @@ def command(
     attacks: str | None,
     budget: str | None,
     models: tuple[str, ...],
+    dry_run: bool,
     as_json: bool,
 ) -> None:
     """Attack the models of RUN, to see whether the rows to forget come back.
@@ -38,17 +41,23 @@ def command(
 
     \b
     msa-lite attack runs/quickstart
+    msa-lite attack runs/quickstart --dry-run
     msa-lite attack runs/quickstart --attacks quantise,relearn --budget 10m
     msa-lite attack runs/quickstart attack.rows=100 attack.sample.samples=200
     """
+    from msa_lite.cli.dry_run import print_dry_run
     from msa_lite.cli.output import print_json, print_table, progress_bars, quieten_libraries
-    from msa_lite.pipeline import attack
+    from msa_lite.pipeline import attack, dry_attack
     from msa_lite.report.attacks import ATTACK_HEADINGS, HOLDOUT_LIMIT, attack_rows
     from msa_lite.report.formats import Cell, Section, TextTable
 
     quieten_libraries(verbose)
     names = [name.strip() for name in attacks.split(",") if name.strip()] if attacks else []
     more, seconds = _read_models(models), _read_time(budget)
+    if dry_run:
+        ahead = dry_attack(run, names, overrides=overrides, models=more, budget=seconds)
+        print_json(ahead.as_dict()) if as_json else print_dry_run(ahead)
+        return
     with progress_bars() as progress:
         result = attack(run, names, overrides=overrides, models=more, budget=seconds, progress=progress)
     if as_json:

@@ -5,7 +5,7 @@ was made from the same inputs, so running a recipe again does only what is missi
 """
 
 from msa_lite.pipeline.ask import Answers, ask
-from msa_lite.pipeline.attack import attack
+from msa_lite.pipeline.attack import attack, dry_attack
 from msa_lite.pipeline.attacking import Attacked
 from msa_lite.pipeline.baseline import run_baseline
 from msa_lite.pipeline.draft import Draft, Wishes, init_recipe
@@ -30,6 +30,7 @@ __all__ = [
     "Wishes",
     "ask",
     "attack",
+    "dry_attack",
     "dry_evaluation",
     "dry_run",
     "init_recipe",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from msa_lite.errors import OutputError, UsageError
@@ -12,8 +13,12 @@ from msa_lite.io.lock import locked
 from msa_lite.io.precision import has_precision
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.seal import load_manifest
-from msa_lite.pipeline.attacking import Attacked, open_attacks, run_attacks
+from msa_lite.pipeline.ahead import StageInputs, look_ahead
+from msa_lite.pipeline.attack_plan import AttackPlan, attack_label
+from msa_lite.pipeline.attacking import Attacked, fit_to_budget, open_attacks, run_attacks
 from msa_lite.pipeline.baseline import plan_baseline
+from msa_lite.pipeline.dry_inputs import Reading
+from msa_lite.pipeline.dry_run import DryRun
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import Run, prepare
 from msa_lite.pipeline.reopen import RunFolder, open_run
@@ -44,14 +49,51 @@ def attack(
     Raise UsageError for what is no run, OutputError for a run that is not finished, and UsageError with all that
     forbids the attacks, before any work.
     """
+    plan = _open(folder, attacks, overrides, models)
+    with locked(plan.folder):
+        result = run_attacks(plan, progress, budget)
+        write_run_report(plan.folder)
+    return result
+
+
+def dry_attack(
+    folder: str | Path,
+    attacks: Sequence[str] = (),
+    *,
+    overrides: Iterable[str] = (),
+    models: Mapping[str, str] | None = None,
+    budget: float | None = None,
+) -> DryRun:
+    """Return what `attack` would do with the same arguments. Nothing is written.
+
+    The unlearned model is loaded to measure times, unless all is done. Raise what `attack` raises before its work.
+    """
+    plan, times = fit_to_budget(_open(folder, attacks, overrides, models), budget)
+    seconds = {step.label: step.amount for step in plan.steps(times)} if times else {}
+    stages = []
+    for name, model in plan.pairs():
+        label, own, found = attack_label(name, model), plan.folder_of(name, model), plan.found(name, model)
+        (ahead,) = look_ahead([StageInputs(label, own, partial(plan.inputs, name, model))])
+        if found and found != own:
+            ahead = replace(ahead, reasons=[f"copied from {found}"], seconds=(0.0, 0.0))
+        elif not found:
+            ahead = replace(ahead, seconds=(seconds[label], seconds[label]))
+        stages.append(ahead)
+    rows = {name: len(getattr(plan.ground, name)) for name in ("forget", "retain", "holdout")}
+    reads = [Reading(name, plan.sources[name].name) for name in plan.models]
+    reads += [Reading(f"{name} rows", str(plan.folder), f"{count} rows") for name, count in rows.items() if count]
+    notes = [f"{name} is left out: {reason}" for name, reason in plan.left_out.items()]
+    return DryRun("attack", plan.folder, stages, reads, notes=notes)
+
+
+def _open(
+    folder: str | Path, attacks: Sequence[str], overrides: Iterable[str], models: Mapping[str, str] | None
+) -> AttackPlan:
+    """Return the plan of attacks on the run in a folder, with everything checked."""
     require("train")
     opened = open_run(folder)
     _check_finished(opened)
-    plan = open_attacks(_prepare(opened, overrides), opened.result, attacks, models)
-    with locked(opened.folder):
-        result = run_attacks(plan, progress, budget)
-        write_run_report(opened.folder)
-    return result
+    return open_attacks(_prepare(opened, overrides), opened.result, attacks, models)
 
 
 def _check_finished(run: RunFolder) -> None:

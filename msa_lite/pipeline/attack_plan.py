@@ -17,6 +17,7 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished
 from msa_lite.io.progress import Step, duration
 from msa_lite.pipeline.attack_ground import limit_ground
+from msa_lite.pipeline.folder import BASELINES
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_models import fit_prior
 from msa_lite.report.attacks import ATTACKS_FOLDER, AttackControl
@@ -78,25 +79,33 @@ class AttackPlan:
         """Return each attack with each of its models, in the order of the work: model by model."""
         return [(name, model) for model in self.models for name in self.attacks if model in self.of(self.attacks[name])]
 
-    def is_made(self, name: str, model: str) -> bool:
-        """Check whether the records of an attack on a model are there, from the same inputs."""
-        return is_finished(self.folder_of(name, model), self.inputs(name, model))
+    def found(self, name: str, model: str) -> Path | None:
+        """Return the folder with the records of an attack on a model, from the same inputs; None: they are to be made.
+
+        It is the plan's own, or for target and ideal that of another run of the recipe.
+        """
+        own, inputs = self.folder_of(name, model), self.inputs(name, model)
+        if is_finished(own, inputs):
+            return own
+        if model not in REFERENCES or own.exists():
+            return None
+        homes = [self.home, *sorted((self.home / BASELINES).glob("*"))]
+        others = (home / ATTACKS_FOLDER / name / model for home in homes if home.resolve() != self.folder.resolve())
+        return next((other for other in others if is_finished(other, inputs)), None)
 
     def missing(self) -> list[tuple[str, str]]:
         """Return the pairs whose records are still to be made."""
-        return [pair for pair in self.pairs() if not self.is_made(*pair)]
+        return [pair for pair in self.pairs() if not self.found(*pair)]
 
     def steps(self, times: ScoreTimes) -> list[Step]:
-        """Return the steps that are still to be made, each with its predicted seconds."""
-        attacks = self.attacks
-        return [
-            Step(
-                attack_label(name, model),
-                "attack",
-                cost_seconds(attacks[name].cost(self.ground_of(attacks[name])), times),
-            )
-            for name, model in self.missing()
-        ]
+        """Return the steps that are still to be made, with predicted seconds. The first of a model loads it."""
+        steps, loaded = [], set()
+        for name, model in self.missing():
+            cost = self.attacks[name].cost(self.ground_of(self.attacks[name]))
+            load = 0.0 if model in loaded else times.load
+            loaded.add(model)
+            steps.append(Step(attack_label(name, model), "attack", load + cost_seconds(cost, times)))
+        return steps
 
     def within(self, budget: float, times: ScoreTimes) -> AttackPlan:
         """Return a plan that takes no longer than the budget by prediction: with fewer rows, then with fewer attacks.
@@ -124,10 +133,8 @@ class AttackPlan:
         return plan
 
     def seconds(self, times: ScoreTimes) -> float:
-        """Return the predicted time of what is still to be made, loading included."""
-        steps = self.steps(times)
-        loads = len({model for _, model in self.missing()})
-        return loads * times.load + sum(step.amount for step in steps)
+        """Return the predicted time of what is still to be made."""
+        return sum(step.amount for step in self.steps(times))
 
 
 def attack_label(name: str, model: str) -> str:

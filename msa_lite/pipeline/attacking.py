@@ -21,11 +21,10 @@ from msa_lite.data import encode_qa, encode_text
 from msa_lite.evals.benchmark import Record
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import read_records, write_records
-from msa_lite.io.manifest import is_finished, stage_folder
+from msa_lite.io.manifest import stage_folder
 from msa_lite.io.progress import Progress, announce, duration, notices, under
 from msa_lite.pipeline.attack_ground import limit_ground, make_ground
 from msa_lite.pipeline.attack_plan import REFERENCES, UNLEARNED, AttackPlan, attack_label, default_rows, plan_attacks
-from msa_lite.pipeline.folder import BASELINES
 from msa_lite.pipeline.planning_measure import time_scores
 from msa_lite.pipeline.prepare import Run
 from msa_lite.record.write import write_attacks
@@ -75,18 +74,29 @@ def run_attacks(plan: AttackPlan, progress: Progress, budget: float | None = Non
 
     budget: seconds that they may take by prediction. Raise UsageError where not even one fits.
     """
-    _take_over(plan)
-    if plan.missing():
-        times = _measure(plan)
-        plan = plan.within(budget, times) if budget is not None else plan
+    plan, times = fit_to_budget(plan, budget)
+    if times:
         _tell(plan, times)
         announce(progress, plan.steps(times))
+    _take_over(plan)
     _make_records(plan, progress)
     out = plan.folder / ATTACKS_FOLDER
     facts, models = _with_earlier(plan, _judge(plan))
     write_report(attack_report(facts, models), out)
     write_attacks(plan.folder)
     return Attacked(out, facts)
+
+
+def fit_to_budget(plan: AttackPlan, budget: float | None) -> tuple[AttackPlan, ScoreTimes | None]:
+    """Return a plan that takes no longer than a budget by prediction, and the times that were measured for it.
+
+    budget: seconds; None: any time. The times are None if nothing is left to be made. Raise UsageError where not even
+    one attack fits.
+    """
+    if not plan.missing():
+        return plan, None
+    times = _measure(plan)
+    return (plan if budget is None else plan.within(budget, times)), times
 
 
 def _with_earlier(plan: AttackPlan, facts: AttackFacts) -> tuple[AttackFacts, dict[str, Any]]:
@@ -105,19 +115,12 @@ def _with_earlier(plan: AttackPlan, facts: AttackFacts) -> tuple[AttackFacts, di
 
 def _take_over(plan: AttackPlan) -> None:
     """Copy finished records of target and ideal from the recipe's other runs, where their inputs are the same."""
-    homes = [plan.home, *sorted((plan.home / BASELINES).glob("*"))]
-    for name, one in plan.attacks.items():
-        for model in plan.of(one):
-            out, inputs = plan.folder_of(name, model), plan.inputs(name, model)
-            if model not in REFERENCES or out.exists():
-                continue
-            for home in homes:
-                other = home / ATTACKS_FOLDER / name / model
-                if home.resolve() != plan.folder.resolve() and is_finished(other, inputs):
-                    out.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copytree(other, out.with_name(f"{model}.tmp"), dirs_exist_ok=True)
-                    out.with_name(f"{model}.tmp").rename(out)
-                    break
+    for name, model in plan.pairs():
+        out, found = plan.folder_of(name, model), plan.found(name, model)
+        if found and found != out:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(found, out.with_name(f"{model}.tmp"), dirs_exist_ok=True)
+            out.with_name(f"{model}.tmp").rename(out)
 
 
 def _measure(plan: AttackPlan) -> ScoreTimes:

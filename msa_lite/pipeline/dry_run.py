@@ -32,6 +32,7 @@ from msa_lite.pipeline.training import training_ahead
 from msa_lite.recipe import Recipe, RecipeSource, TrainingRecipe, load_recipe, load_training
 from msa_lite.record.keyed import KEY_FILE
 from msa_lite.record.store import RECORD_FILE
+from msa_lite.report.attacks import ATTACKS_FOLDER
 from msa_lite.report.page import PAGE_FILE
 from msa_lite.report.provenance import RECIPE_FILE
 from msa_lite.report.reports import REPORT_FILE
@@ -47,6 +48,7 @@ _FILES = {
     "vector": (RECIPE_FILE, KEY_FILE),
     "train": (RECIPE_FILE, "stages.json", "history.yaml"),
     "evaluate": (),
+    "attack": (f"{ATTACKS_FOLDER}/{REPORT_FILE}", PAGE_FILE, MARKDOWN_FILE, REPORT_FILE, RECORD_FILE),
 }
 
 

@@ -16,8 +16,10 @@ import yaml
 import msa_lite
 from msa_lite.attack_names import ATTACKS
 from msa_lite.attacks import attack as attack_module
+from msa_lite.budget.speed import ScoreTimes
 from msa_lite.errors import MsaError, OutputError, UsageError
 from msa_lite.io.verify import verify_stages
+from msa_lite.pipeline import attacking
 from msa_lite.record.check import check_record
 from msa_lite.record.store import load_record
 from tests.conftest import Drawing
@@ -153,6 +155,44 @@ def test_a_rerun_with_a_budget_goes_on_with_what_was_begun(copy: Path, loads: li
     result = msa_lite.attack(copy, QUICK, overrides=FEW, budget=3600.0)
     assert set(loads) == {"model", "prior"}, "of the attacked models, the unlearned one alone"
     assert {one.rows for one in result.facts.attacks} == {4}
+
+
+def test_a_dry_run_tells_what_is_done_what_is_to_do_and_what_is_copied(copy: Path, call_cli: CallCli) -> None:
+    shutil.rmtree(copy / "attacks/membership/unlearned")
+    other = copy / "baselines/task_vector"
+    before = sorted((path, path.stat().st_mtime_ns) for path in copy.rglob("*"))
+    code, out, _ = call_cli("attack", copy, *FEW, "--attacks", "membership,prompt", "--dry-run", "--json")
+    own = json.loads(out)
+    assert code == 0
+    states = {one["stage"]: one["state"] for one in own["stages"]}
+    assert states.pop("membership: unlearned") == "to do"
+    assert set(states.values()) == {"done"}
+    assert own["seconds"][0] > 0
+    assert str(copy / "attacks/membership/unlearned") in own["writes"]
+    _, out, _ = call_cli("attack", other, *FEW, "--attacks", "membership", "--dry-run", "--json")
+    stages = {one["stage"]: one for one in json.loads(out)["stages"]}
+    for model in ("ideal", "target"):
+        taken = stages[f"membership: {model}"]
+        assert taken["reasons"] == [f"copied from {copy / 'attacks/membership' / model}"]
+        assert taken["seconds"] == [0, 0]
+    assert stages["membership: unlearned"]["reasons"] == []
+    assert sorted((path, path.stat().st_mtime_ns) for path in copy.rglob("*")) == before, "it wrote something"
+    msa_lite.attack(copy, QUICK, overrides=FEW)
+    _, out, _ = call_cli("attack", copy, *FEW, "--attacks", "membership,prompt", "--dry-run")
+    assert "All stages are done" in out
+
+
+def test_a_dry_run_names_what_a_budget_leaves_out(
+    copy: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = ScoreTimes(load=0.0, token=1e-6, new_token=1.0)
+    monkeypatch.setattr(attacking, "time_scores", lambda *_: times)
+    shutil.rmtree(copy / "attacks")
+    code, out, err = call_cli("attack", copy, *FEW, "--attacks", "membership,prompt", "--budget", "2s", "--dry-run")
+    assert code == 0
+    assert "membership: unlearned" in out
+    assert "prompt: unlearned" not in out
+    assert "prompt is left out: takes about" in err
 
 
 def test_a_baseline_takes_the_records_of_target_and_ideal(copy: Path, loads: list[str]) -> None:
