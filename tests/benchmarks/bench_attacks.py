@@ -3,16 +3,16 @@
     python tests/benchmarks/bench_attacks.py OUT [--seeds 0 1 2] [--methods npo ...] [--attacks quantise ...]
     python tests/benchmarks/bench_attacks.py OUT --run RUN [RUN ...]      # only gather finished runs, attacked already
 
-Prints a table of methods and attacks: what the strongest trial brings back beyond the ideal, as a share of what the
-target shows, its mean over seeds with the 95 % interval of a t distribution; below it, what is left and kept before any
-attack. A rerun goes on where it was.
+Prints two tables in percent, with means over seeds and 95 % intervals of a t distribution: what the strongest trial of
+each attack brings back beyond the ideal, as a share of what the target shows, beside what is left and kept before any
+attack; and scores under attack, beside those of target and ideal. A rerun goes on where it was.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,17 @@ from msa_lite.recipe.files import find_recipe
 
 METHODS = ("task_vector", "npo", "grad_diff", "rmu", "undial", "simnpo")
 Row = dict[str, float | None]
+SCORES = {
+    "extraction": ("quantise", "plain.extraction_strength"),
+    "… in NF4": ("quantise", "nf4.extraction_strength"),
+    "… after 12 steps on retain rows": ("relearn", "retain step 12.extraction_strength"),
+    "… on the other half": ("relearn", "part step 12.extraction_strength"),
+    "… on the rows": ("relearn", "forget step 12.extraction_strength"),
+    "ROUGE-L, best of all prompts": ("prompt", "any.rouge_l"),
+    "… of 16 answers": ("sample", "drawn.leak_rouge_16"),
+    "AUC, Min-K%++": ("membership", "scores.min_k_pp"),
+}
+"""Columns of the table of scores, each with its attack and metric."""
 
 
 def recipe_of(seed: int, out: Path, full: bool) -> dict[str, Any]:
@@ -66,6 +77,26 @@ def row_of(run: Path) -> Row:
     return {"left": verdict["forgotten"]["left"], "kept": kept["share"] if kept else None, **row}
 
 
+def scores_of(run: Path, model: str) -> Row:
+    """Return the scores of a run's model under attack; None where the attack was not made."""
+    row: Row = {}
+    for column, (attack, metric) in SCORES.items():
+        file = run / f"attacks/{attack}/report.json"
+        metrics = json.loads(file.read_text("utf-8"))["metrics"] if file.exists() else {}
+        row[column] = metrics.get(f"{metric}.{model}", {"value": None})["value"]
+    return row
+
+
+def print_table(rows: Mapping[str, Sequence[Row]]) -> None:
+    """Print a table with a line for each name, over its seeds."""
+    columns = list(next(iter(rows.values()))[0])
+    print(f"| | seeds | {' | '.join(columns)} |")
+    print(f"|---|---:|{'---:|' * len(columns)}")
+    for name, several in rows.items():
+        cells = [mean_with_interval(row[column] for row in several) for column in columns]
+        print(f"| {name} | {len(several)} | {' | '.join(cells)} |")
+
+
 def mean_with_interval(values: Iterable[float | None]) -> str:
     """Return a mean over seeds in percent, with the half width of its 95 % interval."""
     known = np.array([value for value in values if value is not None]) * 100
@@ -86,21 +117,23 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="*", default=list(ATTACKS))
     parser.add_argument("--run", type=Path, nargs="*", help="finished runs to gather, by the names of folders")
     arguments = parser.parse_args()
-    rows: dict[str, list[Row]] = {}
-    if arguments.run:
-        for run in arguments.run:
-            rows.setdefault(run.name, []).append(row_of(run))
+    runs = [{run.name: run} for run in arguments.run or ()]
     with msa_lite.show_progress() as progress:
         for seed in [] if arguments.run else arguments.seeds:
-            for name, run in make_runs(arguments.out, seed, arguments.methods, progress).items():
+            runs.append(make_runs(arguments.out, seed, arguments.methods, progress))
+            for run in runs[-1].values():
                 msa_lite.attack(run, arguments.attacks, progress=progress)
-                rows.setdefault(name, []).append(row_of(run))
-    columns = ["left", "kept", *arguments.attacks]
-    print(f"| method | seeds | {' | '.join(columns)} |")
-    print(f"|---|---:|{'---:|' * len(columns)}")
-    for name, several in rows.items():
-        cells = [mean_with_interval(row[column] for row in several) for column in columns]
-        print(f"| {name} | {len(several)} | {' | '.join(cells)} |")
+    shares: dict[str, list[Row]] = {}
+    scores: dict[str, list[Row]] = {"target": [], "ideal": []}
+    for several in runs:
+        for model in ("target", "ideal"):
+            scores[model].append(scores_of(next(iter(several.values())), model))
+        for name, run in several.items():
+            shares.setdefault(name, []).append(row_of(run))
+            scores.setdefault(name, []).append(scores_of(run, "unlearned"))
+    print_table(shares)
+    print()
+    print_table(scores)
 
 
 if __name__ == "__main__":
