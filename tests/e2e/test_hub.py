@@ -42,6 +42,11 @@ from msa_lite.data import DataSource, load_rows, pin_source
 def load(source):
     return [[row.question, row.answer] for row in load_rows(source)]
 DATA = DataSource('org/data', name='forget')
+def error_of(function, source):
+    try:
+        return function(source)
+    except MsaError as error:
+        return [type(error).__name__, str(error)]
 """
 
 
@@ -124,6 +129,7 @@ def data_hub(hub: Hub) -> Hub:
 
 ROWS = [["q0", "a0"], ["q1", "a1"]]
 NEW_ROWS = [["q0 new", "a0 new"]]
+UNFETCHED = "could not be fetched from the Hub"
 
 
 def test_rows_come_from_a_pinned_commit(data_hub: Hub) -> None:
@@ -160,11 +166,13 @@ def test_the_cache_never_stands_in_for_another_commit(data_hub: Hub) -> None:
 
 
 def test_a_data_set_that_is_not_there_is_wrong_usage(data_hub: Hub) -> None:
-    missing = "could not be fetched from the Hub"
-    for call in ("load", "pin_source"):
-        result = data_hub.python(f"{LOAD}result = {call}(DataSource('org/none'))")
-        assert_usage_error(result, "org/none: no such file or folder", missing, "Repository Not Found")
-    result = data_hub.python(f"{LOAD}result = load(replace(DATA, revision='v9'))")
-    assert_usage_error(result, "org/data: ", missing, "Revision Not Found")
-    assert_usage_error(data_hub.python(f"{LOAD}result = load(replace(DATA, name='holdout'))"), "holdout", "retain")
+    code = "none, unknown = DataSource('org/none'), [replace(DATA, revision='v9'), replace(DATA, name='holdout')]\n"
+    code += (
+        "result = [error_of(load, none), error_of(pin_source, none), *(error_of(load, source) for source in unknown)]"
+    )
+    *missing, revision, name = data_hub.python(LOAD + code)
+    for result in missing:
+        assert_usage_error(result, "org/none: no such file or folder", UNFETCHED, "Repository Not Found")
+    assert_usage_error(revision, "org/data: ", UNFETCHED, "Revision Not Found")
+    assert_usage_error(name, "holdout", "retain")
     assert_usage_error(data_hub.python(f"{LOAD}result = load(DATA)", offline=True), "org/data: cannot be loaded")

@@ -46,13 +46,13 @@ def as_earlier_versions(folder: Path) -> None:
     write_manifest(folder, manifest, sealed=False)
 
 
-def test_every_flip_of_a_bit_in_the_manifest_is_seen(folder: Path) -> None:
+def test_a_flipped_bit_in_any_byte_of_the_manifest_is_seen(folder: Path) -> None:
     content = (folder / MANIFEST).read_bytes()
     assert verify_folder(folder) == []
-    for place in range(len(content)):
-        for bit in range(8):
-            (folder / MANIFEST).write_bytes(content[:place] + bytes([content[place] ^ 1 << bit]) + content[place + 1 :])
-            assert load_manifest(folder) is None, (place, bit)
+    for place, byte in enumerate(content):
+        flipped = bytes([byte ^ 1 << place % 8])
+        (folder / MANIFEST).write_bytes(content[:place] + flipped + content[place + 1 :])
+        assert load_manifest(folder) is None, place
     assert verify_folder(folder) == [BROKEN]
 
 
