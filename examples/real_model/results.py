@@ -109,7 +109,7 @@ def _wanted(results: Results) -> int:
 def _groups(results: Results) -> Iterator[str]:
     """Yield the tables of the groups that have one, each under its heading."""
     for group in dict.fromkeys(one.group for one in results.experiments):
-        if group in ("main", "baselines"):
+        if group in ("main", "baselines", "later"):  # in other tables
             continue
         if table := group_table(results, group):
             yield f"## {GROUPS.get(group, group.capitalize())}\n"

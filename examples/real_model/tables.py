@@ -31,6 +31,8 @@ _BESIDE = {
     "retain": ("lora-r32",),
     "storage": ("msa-lora",),
     "distance": ("lora-r32", "msa-lora"),
+    "exposure": ("text-before-full",),
+    "repeated": ("again-before-full",),
     "checkpoints": ("msa-lora", "npo", "grad_diff", "rmu", "satimp", "undial"),
 }
 """Experiments of other groups to show beside a group's own."""
