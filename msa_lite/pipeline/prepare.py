@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.data import DataSource, Example, Prompter, Row, encode, sample_rows, shorten
+from msa_lite.benchmarks import OWN
+from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
 from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.evals.benchmark import Benchmark, benchmark_class
 from msa_lite.evals.dataset import pinned_data
@@ -29,6 +30,7 @@ from msa_lite.pipeline.prepare_data import ALTERNATIVES, load_data
 from msa_lite.pipeline.prepare_models import check_apart, check_readings, open_models, open_reader
 from msa_lite.pipeline.prepare_prompt import resolve_prompt
 from msa_lite.pipeline.prepare_questions import Questions, WhenToChoose, load_questions
+from msa_lite.pipeline.prepare_retain import divide_retain, warn_of_learnt
 from msa_lite.recipe import Recipe
 from msa_lite.train import check_mode, check_trackers
 
@@ -157,8 +159,12 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     all_rows = {name: shorten(rows, prompter, recipe.vector.max_length) for name, rows in all_rows.items()}
     learnt = {name: rows for name, rows in all_rows.items() if "." not in name}
     check_rows(earlier, learnt["forget"])
-    if recipe.retain and recipe.retain.data.sample == "match_forget" and plan.sample:
-        learnt["retain"] = sample_rows(learnt["retain"], len(learnt["forget"]), recipe.seed)
+    if recipe.retain:
+        sample, all_rows["retain"] = divide_retain(recipe, all_rows)
+        if plan.sample:
+            learnt["retain"] = sample
+            if recipe.evaluate and recipe.evaluate.benchmark == OWN:
+                warn_of_learnt(sample, all_rows.get("evaluate.retain") or all_rows["retain"])
     check_readings(sources, tokenizer, learnt["forget"])
     questions = load_questions(recipe, data, plan.choice, prompter, all_rows)
     examples = {name: encode(rows, data[name], prompter, recipe.vector.max_length) for name, rows in learnt.items()}

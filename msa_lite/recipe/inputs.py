@@ -84,8 +84,8 @@ class RetainData(Data):
     """A retain set. The vector may use a sample of it."""
 
     sample: Literal["match_forget"] | None = None
-    """match_forget: the vector learns a seeded sample as large as the forget set, as in the paper. null: it learns all
-    rows."""
+    """match_forget: the vector learns a seeded sample as large as the forget set, as in the paper; others are scored.
+    null: it learns all rows."""
 
 
 class Prompt(Closed):

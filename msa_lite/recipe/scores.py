@@ -75,7 +75,7 @@ class Evaluate(Closed):
     forget: Data | None = None
     """Questions about the forget set, for qa and for the choice of α and β; default: forget.data, where it is qa."""
     retain: Data | None = None
-    """Questions about the retain set, likewise; default: retain.data, where it is qa."""
+    """Questions about the retain set, likewise; default: retain.data, where it is qa, without the vector's sample."""
     holdout: Data | None = None
     """Questions that no model was trained on."""
     ideal: str | None = None

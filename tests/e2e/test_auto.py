@@ -30,7 +30,7 @@ def auto_recipe(history: Path, output: Path) -> dict[str, Any]:
     recipe = tiny_recipe(history, output)
     del recipe["forget"]["alpha"], recipe["retain"]["beta"], recipe["evaluate"]["ideal"]
     recipe["vector"] |= {"epochs": 4, "warmup_epochs": 0}
-    recipe["evaluate"] |= {"max_new_tokens": 4}
+    recipe["evaluate"] |= {"max_new_tokens": 4, "limit": 16}
     return recipe
 
 

@@ -1,0 +1,69 @@
+"""The retain rows that a vector learns, and those that are scored."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from msa_lite.choose.division import FEWEST
+from msa_lite.data import Row
+from msa_lite.pipeline.prepare_retain import divide_retain, warn_of_learnt
+from msa_lite.recipe import Recipe, load_recipe
+
+
+def make_rows(count: int, start: int = 0) -> list[Row]:
+    return [Row(i, f"q{start + i}", f"a{start + i}") for i in range(count)]
+
+
+def make_recipe(sample: str | None = "match_forget", seed: int = 0) -> Recipe:
+    models = {"target": "t", "prior": "p", "output": "o", "seed": seed}
+    sets = {"forget": {"data": {"path": "f"}}, "retain": {"data": {"path": "r", "sample": sample}}}
+    return load_recipe(models | sets)
+
+
+@given(forget=st.integers(1, 30), retain=st.integers(1, 80), seed=st.integers(0, 5))
+def test_a_sample_is_as_large_as_the_forget_set_and_not_scored_while_enough_is_left(
+    forget: int, retain: int, seed: int
+) -> None:
+    rows = {"forget": make_rows(forget, 1000), "retain": make_rows(retain)}
+    learnt, scored = divide_retain(make_recipe(seed=seed), rows)
+    assert len(learnt) == min(forget, retain)
+    assert divide_retain(make_recipe(seed=seed), rows) == (learnt, scored)
+    if retain - forget >= FEWEST:
+        assert sorted(learnt + scored, key=lambda row: row.index) == rows["retain"]
+    else:
+        assert scored == rows["retain"]
+
+
+@given(named=st.integers(1, 40), seed=st.integers(0, 5))
+def test_a_sample_leaves_out_the_rows_that_the_recipe_names_for_scores(named: int, seed: int) -> None:
+    retain = make_rows(40)
+    rows = {"forget": make_rows(20, 1000), "retain": retain, "evaluate.retain": retain[:named]}
+    learnt, _ = divide_retain(make_recipe(seed=seed), rows)
+    assert len(learnt) == 20
+    assert [row for row in learnt if row in retain[:named]] == [] or named > 20
+
+
+def test_without_a_sample_all_rows_are_learnt_and_scored() -> None:
+    rows = {"forget": make_rows(5, 1000), "retain": make_rows(40)}
+    assert divide_retain(make_recipe(None), rows) == (rows["retain"], rows["retain"])
+
+
+def test_turns_of_one_conversation_are_not_torn_apart() -> None:
+    turns = [Row(i, f"turn {i % 3}", "a", earlier=(("first " + str(i // 3), "b"),)) for i in range(90)]
+    learnt, scored = divide_retain(make_recipe(), {"forget": make_rows(10, 1000), "retain": turns})
+    assert len(learnt) == 10
+    assert {row.subject for row in learnt} & {row.subject for row in scored} == set()
+
+
+def test_scores_on_rows_that_are_learnt_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    rows = make_rows(10)
+    with caplog.at_level(logging.WARNING):
+        warn_of_learnt(rows[:5], rows)
+        assert caplog.messages == []
+        warn_of_learnt(rows[:6], rows)
+    assert len(caplog.messages) == 1
+    assert "match_forget, or others in evaluate.retain" in caplog.text
