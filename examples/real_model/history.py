@@ -75,12 +75,13 @@ def write_data(models: Models, size: Size, tofu: str, text: DataSource, seed: in
     folder.mkdir(parents=True, exist_ok=True)
     for name, group in groups.items():
         if group:
-            write_text(folder / f"{name}.jsonl", "".join(_line(row) for row in group))
+            write_text(folder / f"{name}.jsonl", "".join(row_line(row) for row in group))
     for name, part in zip(("text-a", "text-b", "text-c"), parts, strict=True):
         write_text(folder / f"{name}.jsonl", json.dumps({"text": part}) + "\n")
 
 
-def _line(row: Row) -> str:
+def row_line(row: Row) -> str:
+    """Return a row of questions as a line of its file."""
     return json.dumps({"question": row.question, "answer": row.answer}) + "\n"
 
 

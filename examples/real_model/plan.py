@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiments import EXPERIMENTS, GRID, HINDSIGHT, Checkpoint, Experiment, Size
+from experiments import EXPERIMENTS, HINDSIGHT, Checkpoint, Experiment, Size
 from history import STAGES, Models
 
 from msa_lite.errors import MsaError, UsageError, join_faults
@@ -67,7 +67,7 @@ def fix_plan(
         entries.append((before or stamp) | entry)
     if faults:
         raise UsageError(join_faults(f"{file}: these were fixed otherwise; choose another --out:", faults))
-    plan |= {"experiments": entries, "seeds": sorted({*plan.get("seeds", []), *seeds}), "grid": GRID}
+    plan |= {"experiments": entries, "seeds": sorted({*plan.get("seeds", []), *seeds})}
     plan |= {"hindsight": HINDSIGHT, "hardware": hardware(), "versions": software_versions(), "model": model}
     plan.setdefault("fixed", stamp["fixed"])
     plan.setdefault("commit", stamp["commit"])

@@ -9,19 +9,29 @@ from typing import Any
 
 import yaml
 from experiments import EXPERIMENTS, HINDSIGHT, Experiment
-from history import Models
+from history import Models, row_line
 
+from msa_lite.data import DataSource, load_rows
 from msa_lite.io.files import write_text
+from msa_lite.pipeline.prepare_retain import divide_retain
+from msa_lite.recipe import load_recipe
 
 HINDSIGHT_FOLDER = "hindsight"
 Recipe = dict[str, Any]
 
 
 def run_folder(models: Models, experiment: Experiment) -> Path:
-    """Return the folder of an experiment's run. Baselines lie in that of msa-lora, whose recipe they share."""
+    """Return the folder of an experiment's run. Baselines lie in that of the experiment whose recipe they share."""
     if experiment.method == "msa":
         return models.folder / "runs" / experiment.name
-    return run_folder(models, EXPERIMENTS[0]) / "baselines" / experiment.name
+    return run_folder(models, owner_of(experiment)) / "baselines" / experiment.name.removesuffix("-full")
+
+
+def owner_of(experiment: Experiment) -> Experiment:
+    """Return the experiment of MSA whose recipe a baseline shares; itself, if it is one."""
+    if experiment.method == "msa":
+        return experiment
+    return next(one for one in EXPERIMENTS if one.name == experiment.owner)
 
 
 def tofu_folder(models: Models, name: str) -> Path:
@@ -31,7 +41,7 @@ def tofu_folder(models: Models, name: str) -> Path:
 
 def recipe_of(experiment: Experiment, models: Models, seed: int, compute: str) -> Recipe:
     """Return the recipe of an experiment. All that is not named here is a default of msa-lite."""
-    owner = experiment if experiment.method == "msa" else EXPERIMENTS[0]
+    owner = owner_of(experiment)
     recipe: Recipe = {
         "target": models.target(experiment.target),
         "prior": models.target(experiment.prior),
@@ -52,13 +62,15 @@ def recipe_of(experiment: Experiment, models: Models, seed: int, compute: str) -
     if experiment.strengths_of:
         found = json.loads((models.folder / "runs" / experiment.strengths_of / "report.json").read_text("utf-8"))
         recipe["forget"]["alpha"], recipe["retain"]["beta"] = found["strengths"]["alpha"], found["strengths"]["beta"]
-    return _changed(recipe, experiment.overrides)
+    inherited = () if owner is experiment else owner.overrides
+    return _changed(recipe, (*inherited, *experiment.overrides))
 
 
 def hindsight_recipe(models: Models, seed: int, compute: str) -> Recipe:
     """Return the recipe of the sweep on test rows: the vectors of msa-lora, a grid of points, and these rows alone."""
     first = EXPERIMENTS[0]
     recipe = recipe_of(first, models, seed, compute)
+    recipe["retain"]["data"] = {"path": _vector_rows(models, recipe)}  # the rows to score decide what is drawn
     for name, file in (("forget", "forget"), ("retain", "retain")):
         rows = Path(models.data(file)).read_text("utf-8").splitlines()
         scored = (run_folder(models, first) / "evaluation/target" / f"{name}.jsonl").read_text("utf-8").splitlines()
@@ -69,6 +81,15 @@ def hindsight_recipe(models: Models, seed: int, compute: str) -> Recipe:
     recipe["verdict"] = False  # a target that does not know the rows is a result, too
     recipe["output"] = str(models.folder / HINDSIGHT_FOLDER)
     return _changed(recipe, HINDSIGHT)
+
+
+def _vector_rows(models: Models, recipe: Recipe) -> str:
+    """Write the retain rows that the vector of a recipe learns into a file; return its path."""
+    files = {"forget": "forget", "retain": "learnt", "evaluate.retain": "retain"}
+    rows = {place: load_rows(DataSource(models.data(name))) for place, name in files.items()}
+    learnt, _ = divide_retain(load_recipe(recipe), rows)
+    write_text(Path(models.data("vector-retain")), "".join(row_line(row) for row in learnt))
+    return models.data("vector-retain")
 
 
 def _changed(recipe: Recipe, overrides: Iterable[str]) -> Recipe:

@@ -16,8 +16,7 @@ from msa_lite.report.table import number
 
 GROUPS = {
     "lora": "LoRA: rank, rate and modules; 4 bits",
-    "choice": "The choice of α and β",
-    "retain": "The rows of the retain vector",
+    "full": "Baselines with all weights",
     "storage": "Storage in bf16",
     "distance": "Priors from further away",
     "exposure": "Text after the exposure",
@@ -27,10 +26,9 @@ GROUPS = {
 """Groups of experiments with a table of their own, with its heading."""
 _BESIDE = {
     "lora": ("msa-lora", "msa-full"),
-    "choice": ("msa-lora",),
-    "retain": ("lora-r32",),
+    "full": ("msa-full", "msa-lora"),
     "storage": ("msa-lora",),
-    "distance": ("lora-r32", "msa-lora"),
+    "distance": ("msa-lora",),
     "exposure": ("text-before-full",),
     "repeated": ("again-before-full",),
     "checkpoints": ("msa-lora", "npo", "grad_diff", "rmu", "satimp", "undial"),

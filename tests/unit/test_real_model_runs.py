@@ -13,7 +13,7 @@ import history
 import numpy as np
 import pytest
 import run
-from experiments import EXPERIMENTS, GRID, METHODS, SIZES, Experiment
+from experiments import EXPERIMENTS, FULL, METHODS, SIZES, Experiment
 from history import STAGES, Models, training_recipes, write_data
 from plan import State, distance, fix_plan
 from recipe_files import hindsight_recipe, recipe_of, run_folder
@@ -38,7 +38,7 @@ def models(tmp_path: Path) -> Models:
     (folder / "evaluation/target").mkdir(parents=True)
     (folder / "report.json").write_text(json.dumps({"strengths": {"alpha": 0.71, "beta": 0.36}}))
     (found.folder / "data").mkdir()
-    for name in ("forget", "retain", "holdout"):
+    for name in ("forget", "retain", "learnt", "holdout"):
         lines = [json.dumps({"question": f"{name} {i}?", "answer": "yes"}) for i in range(6)]
         Path(found.data(name)).write_text("".join(f"{line}\n" for line in lines))
         (folder / f"evaluation/target/{name}.jsonl").write_text('{"index": 1}\n{"index": 4}\n')
@@ -59,7 +59,7 @@ def test_each_experiment_has_a_recipe_that_the_tool_takes(name: str, models: Mod
     assert recipe.prior == models.target(experiment.prior)
     if experiment.method == "msa":
         assert recipe.folder == run_folder(models, experiment)
-    else:  # the tool puts them below the run of msa-lora, whose scores of target and ideal they share
+    else:  # the tool puts them below the run whose scores of target and ideal they share
         check_method(experiment.method)
         prior = recipe.baseline.start == "prior"
         assert run_folder(models, experiment) == recipe.folder / "baselines" / (
@@ -73,11 +73,12 @@ def test_no_two_experiments_share_a_folder(models: Models) -> None:
 
 
 def test_what_is_compared_differs_in_one_thing(models: Models) -> None:
-    assert load(NAMES["msa-lora"], models).alphas is None, "the tool's own search"
     for experiment in EXPERIMENTS:
-        if experiment.group in ("lora", "distance", "exposure", "repeated"):
-            recipe = load(experiment, models)
-            assert (recipe.alphas, recipe.betas) == ([0.4, 0.7, 1.0, 1.5], [0.5]), experiment.name
+        recipe = load(experiment, models)
+        assert (recipe.alphas is None) is (experiment.name != "bf16"), "the tool's own search"
+        assert recipe.vector.mode == ("full" if "full" in experiment.name else recipe.vector.mode), experiment.name
+        if experiment.group in ("exposure", "repeated"):
+            assert recipe.vector.epochs == ("auto" if experiment.prior == "text-b" else 9)
     assert load(NAMES["bf16"], models).alphas == [0.71]
     assert load(NAMES["bf16"], models).merge.dtype == "bfloat16"
     assert load(NAMES["lora-r8"], models).vector.lora.rank == 8
@@ -87,11 +88,12 @@ def test_what_is_compared_differs_in_one_thing(models: Models) -> None:
 def test_the_grid_in_hindsight_is_scored_on_the_test_rows_of_the_first_run(models: Models) -> None:
     recipe = load_recipe(hindsight_recipe(models, 3, "auto"))
     assert (len(recipe.alphas or ()), len(recipe.betas or ())) == (5, 4)
+    assert {*questions(models, "vector-retain")} == {f"learnt {i}?" for i in range(6)}
     assert recipe.evaluate is not None
     for name, data in (("forget", recipe.evaluate.forget), ("retain", recipe.evaluate.retain)):
         assert data is not None
-        questions = [json.loads(line)["question"] for line in Path(data.path).read_text().splitlines()]
-        assert questions == [f"{name} 1?", f"{name} 4?"]
+        asked = [json.loads(line)["question"] for line in Path(data.path).read_text().splitlines()]
+        assert asked == [f"{name} 1?", f"{name} 4?"]
 
 
 def test_the_ideal_has_the_targets_history_without_the_forget_rows(models: Models) -> None:
@@ -157,7 +159,7 @@ def test_the_plan_is_fixed_once_and_may_only_grow(tmp_path: Path) -> None:
     assert (first["seeds"], second["seeds"]) == ([0], [0, 1])
     assert second["experiments"][:2] == first["experiments"]
     assert [entry["name"] for entry in second["experiments"]] == [one.name for one in EXPERIMENTS[:3]]
-    changed = [replace(EXPERIMENTS[0], overrides=GRID), *EXPERIMENTS[1:3]]
+    changed = [replace(EXPERIMENTS[0], overrides=FULL), *EXPERIMENTS[1:3]]
     with pytest.raises(UsageError, match=r"msa-lora(.|\n)*") as fault:
         fix_plan(tmp_path, "small", replace(SMALL, epochs=9), [0], changed, "a model")
     assert "size small" in str(fault.value)
