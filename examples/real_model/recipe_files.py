@@ -62,25 +62,30 @@ def recipe_of(experiment: Experiment, models: Models, seed: int, compute: str) -
     if experiment.strengths_of:
         found = json.loads((models.folder / "runs" / experiment.strengths_of / "report.json").read_text("utf-8"))
         recipe["forget"]["alpha"], recipe["retain"]["beta"] = found["strengths"]["alpha"], found["strengths"]["beta"]
+        _score_test_rows(recipe, models)  # without a choice, it would score the validation rows, too
     inherited = () if owner is experiment else owner.overrides
     return _changed(recipe, (*inherited, *experiment.overrides))
 
 
 def hindsight_recipe(models: Models, seed: int, compute: str) -> Recipe:
     """Return the recipe of the sweep on test rows: the vectors of msa-lora, a grid of points, and these rows alone."""
-    first = EXPERIMENTS[0]
-    recipe = recipe_of(first, models, seed, compute)
-    recipe["retain"]["data"] = {"path": _vector_rows(models, recipe)}  # the rows to score decide what is drawn
-    for name, file in (("forget", "forget"), ("retain", "retain")):
-        rows = Path(models.data(file)).read_text("utf-8").splitlines()
-        scored = (run_folder(models, first) / "evaluation/target" / f"{name}.jsonl").read_text("utf-8").splitlines()
-        tested = [rows[json.loads(line)["index"]] for line in scored]
-        write_text(Path(models.data(f"test-{name}")), "".join(f"{row}\n" for row in tested))
-        recipe["evaluate"][name] = {"path": models.data(f"test-{name}")}
+    recipe = recipe_of(EXPERIMENTS[0], models, seed, compute)
+    _score_test_rows(recipe, models)
     recipe["select"] = {"validation": 0.95}  # as good as all of them; the rest is not looked at
     recipe["verdict"] = False  # a target that does not know the rows is a result, too
     recipe["output"] = str(models.folder / HINDSIGHT_FOLDER)
     return _changed(recipe, HINDSIGHT)
+
+
+def _score_test_rows(recipe: Recipe, models: Models) -> None:
+    """Change a recipe with the vectors of msa-lora so that it scores the test rows of msa-lora alone."""
+    recipe["retain"]["data"] = {"path": _vector_rows(models, recipe)}  # the rows to score decide what is drawn
+    for name in ("forget", "retain"):
+        rows = Path(models.data(name)).read_text("utf-8").splitlines()
+        records = run_folder(models, EXPERIMENTS[0]) / "evaluation/target" / f"{name}.jsonl"
+        tested = [rows[json.loads(line)["index"]] for line in records.read_text("utf-8").splitlines()]
+        write_text(Path(models.data(f"test-{name}")), "".join(f"{row}\n" for row in tested))
+        recipe["evaluate"][name] = {"path": models.data(f"test-{name}")}
 
 
 def _vector_rows(models: Models, recipe: Recipe) -> str:

@@ -81,6 +81,7 @@ def test_what_is_compared_differs_in_one_thing(models: Models) -> None:
             assert recipe.vector.epochs == ("auto" if experiment.prior == "text-b" else 9)
     assert load(NAMES["bf16"], models).alphas == [0.71]
     assert load(NAMES["bf16"], models).merge.dtype == "bfloat16"
+    assert {*questions(models, "test-retain")} == {"retain 1?", "retain 4?"}
     assert load(NAMES["lora-r8"], models).vector.lora.rank == 8
     assert {load(NAMES[name], models).baseline.epochs for name in METHODS} == {4}
 
