@@ -20,26 +20,19 @@ ROWS = 6
 GROUPS = {
     "main": ("msa-lora", "msa-full"),
     "baselines": ("task_vector", "npo", "simnpo", "grad_diff", "rmu", "satimp", "undial"),
-    "lora": (
-        "lora-r32",
-        "lora-r8",
-        "lora-r128",
-        "lora-rate-low",
-        "lora-rate-high",
-        "lora-mlp",
-        "full-rate-high",
-        "qlora",
-    ),
+    "full": ("task_vector-full", "npo-full", "grad_diff-full", "undial-full"),
+    "lora": ("lora-r8", "lora-r128", "lora-rate-low", "lora-rate-high", "lora-mlp", "full-rate-high", "qlora"),
     "storage": ("bf16",),
     "distance": ("prior-text-a", "prior-base"),
     "exposure": ("text-before", "text-after"),
     "repeated": ("again-before", "again-between", "again-late"),
+    "later": ("text-before-full", "again-before-full"),
     "checkpoints": ("npo-prior", "grad_diff-prior", "rmu-prior", "satimp-prior", "undial-prior"),
 }
 # Mean scores on the forget and the retain set with which every claim holds.
 GOOD: dict[str, tuple[float, float]] = {
     **dict.fromkeys([name for names in GROUPS.values() for name in names], (0.32, 0.84)),
-    **dict.fromkeys(GROUPS["baselines"], (0.5, 0.75)),
+    **dict.fromkeys((*GROUPS["baselines"], *GROUPS["full"]), (0.5, 0.75)),
     **dict.fromkeys(GROUPS["checkpoints"], (0.6, 0.75)),
     **dict.fromkeys(GROUPS["distance"], (0.4, 0.8)),
     "text-after": (0.8, 0.85),

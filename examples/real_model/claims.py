@@ -13,17 +13,19 @@ from dataclasses import dataclass, replace
 from collect import Point, Results
 from measures import KEEP, LEAST, MARGIN, Difference, measure, paired, works
 
-YES, NO, PARTLY, UNKNOWN = "yes", "no", "partly", "not enough data"
+YES, NO, PARTLY, UNCLEAR, UNKNOWN = "yes", "no", "partly", "unclear", "not enough data"
 BASELINES = ("task_vector", "npo", "simnpo", "grad_diff", "rmu", "satimp", "undial")
+"""With adapters, as msa-lora."""
+FULL_BASELINES = ("task_vector-full", "undial-full", "grad_diff-full", "npo-full")
+"""With all weights, as msa-full: those that came nearest with adapters."""
 STARTED_EARLY = ("npo", "grad_diff", "rmu", "satimp", "undial")
-LORA = ("msa-lora", "lora-r32", "lora-r8", "lora-r128", "lora-rate-low", "lora-rate-high", "lora-mlp")
+LORA = ("msa-lora", "lora-r8", "lora-r128", "lora-rate-low", "lora-rate-high", "lora-mlp")
 GRID = "hindsight grid"
-SAME_POINTS = "lora-r32"
-"""The vectors of msa-lora at the few α and β that all variants are tried with, so that each has as many tries."""
 PROBED = ("msa-lora", "prior-text-a", "prior-base", "text-before", "text-after", "again-before", "again-between",
           "again-late")  # fmt: skip
 NAMES = {"msa-lora": "MSA (LoRA)", "msa-full": "MSA (full)", "task_vector": "Task Vector", "npo": "NPO",
          "simnpo": "SimNPO", "grad_diff": "GradDiff", "rmu": "RMU", "satimp": "SatImp", "undial": "UNDIAL"}  # fmt: skip
+NAMES |= {name: f"{NAMES[name.removesuffix('-full')]} (full)" for name in FULL_BASELINES}
 
 RULES = (
     "A forget distance is the mean of |model − ideal| over ROUGE-L, probability, extraction strength and accuracy on "
@@ -31,21 +33,19 @@ RULES = (
     "The forget side is the mean of model − ideal on the forget set; below 0 means over-unlearning",
     "Kept is the share of the target's own retain scores that is left, as the tool's rule counts it: the mean over "
     "probability (twice), ROUGE-L and accuracy, none above 1",
-    "Further: yes if the distance is larger in every seed and the 95 % interval of the difference excludes 0; partly "
-    "if only its mean is larger; else no",
-    f"Matches: yes if the upper end of the interval of the difference is at most {MARGIN}; partly if its mean is; "
-    "else no",
+    "Further: yes if the distance is larger in every seed and the 95 % interval of the difference excludes 0; no if it "
+    "is smaller in every seed and the interval excludes 0; else partly if its mean is larger, and unclear if it is not",
+    f"Matches: yes if the upper end of the interval of the difference is at most {MARGIN}; no if the lower end is more "
+    "than that; else partly if the mean is at most that, and unclear if it is not",
     f"Keeps enough: yes if at least {KEEP:.0%} is kept in the mean and {LEAST:.0%} in every seed; partly if "
     f"{LEAST:.0%} is kept in the mean; else no",
     f"Works: the forget distance is at most half of the target's, and at least {LEAST:.0%} is kept. Yes if in every "
     "seed, partly if in some, else no",
-    "A claim is answered yes if all of its parts are, no if none of the parts that it rests on is even partly so, else "
-    "partly. A part without runs does not count and is named",
+    "A claim is answered yes if all of its parts are; no if all parts that it rests on are; unclear if none of these "
+    "is even partly so; else partly. A part without runs does not count and is named",
     "Claim 1 is also answered no if a baseline is surely nearer to the ideal. Claim 7 is about the tool's default rank "
     "and rate: partly if only others match. Claim 10 compares the best points of the grid, of which more have β > 0. "
     "Claim 11 compares with a grid that was scored on nearly all test rows",
-    f"All variants are tried with the same few α and β. {SAME_POINTS} is msa-lora's vectors at these points, so that "
-    "variants can be compared with it",
     "Claim 12: yes if the probe warned of each run that does not work and of no other; no if it warned of none of them",
     "Intervals: with two seeds or more, the t-interval of the paired differences over seeds; with one seed, the "
     "bootstrap interval over its test rows, which does not tell how much another seed would differ",
@@ -85,9 +85,15 @@ def further(difference: Difference) -> str:
     """Answer whether a measure is surely larger for the first method: the rule "further" of `RULES`."""
     if difference.mean is None:
         return UNKNOWN
-    if min(difference.by_seed.values()) > 0 and difference.low is not None and difference.low > 0:
+    if _is_surely_larger(difference):
         return YES
-    return PARTLY if difference.mean > 0 else NO
+    if _is_surely_larger(difference.turned()):
+        return NO
+    return PARTLY if difference.mean > 0 else UNCLEAR
+
+
+def _is_surely_larger(difference: Difference) -> bool:
+    return min(difference.by_seed.values()) > 0 and difference.low is not None and difference.low > 0
 
 
 def matches(difference: Difference) -> str:
@@ -96,7 +102,9 @@ def matches(difference: Difference) -> str:
         return UNKNOWN
     if difference.high is not None and difference.high <= MARGIN:
         return YES
-    return PARTLY if difference.mean <= MARGIN else NO
+    if difference.low is not None and difference.low > MARGIN:
+        return NO
+    return PARTLY if difference.mean <= MARGIN else UNCLEAR
 
 
 def combine(parts: Sequence[Part]) -> str:
@@ -107,7 +115,10 @@ def combine(parts: Sequence[Part]) -> str:
         return UNKNOWN
     if all(part.answer == YES for part in known):
         return YES
-    return NO if all(part.answer == NO for part in core) else PARTLY
+    answers = {part.answer for part in core}
+    if answers == {NO}:
+        return NO
+    return UNCLEAR if answers <= {NO, UNCLEAR} else PARTLY
 
 
 def answer_claims(results: Results) -> tuple[Claim, ...]:
@@ -175,25 +186,34 @@ def mean_measure(points: Mapping[int, Point], name: str = "distance") -> float |
 
 
 def _distances(results: Results, names: Sequence[str]) -> str:
-    """Return the mean distances of experiments, nearest first."""
+    """Return the mean distances of experiments, nearest first, with the seeds of those that have fewer."""
     known = {name: value for name in names if (value := mean_measure(results.runs(name))) is not None}
-    return ", ".join(f"{name_of(name)} {value:.3f}" for name, value in sorted(known.items(), key=lambda one: one[1]))
+    most = max((len(results.runs(name)) for name in known), default=0)
+    return ", ".join(
+        f"{name_of(name)} {value:.3f}" + ("" if len(results.runs(name)) == most else f" ({_seeds(results, name)})")
+        for name, value in sorted(known.items(), key=lambda one: one[1])
+    )
+
+
+def _seeds(results: Results, name: str) -> str:
+    seeds = results.runs(name)
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def name_of(experiment: str) -> str:
     return NAMES.get(experiment, experiment)
 
 
-def _nearest(method: str, number: str) -> Callable[[Results], Claim]:
+def _nearest(method: str, number: str, baselines: Sequence[str]) -> Callable[[Results], Claim]:
     def answer(results: Results) -> Claim:
-        parts = [_further(results, name, method) for name in BASELINES]
+        parts = [_further(results, name, method) for name in baselines]
         nearer = sum(part.answer == YES for part in parts)
         known = sum(part.answer != UNKNOWN for part in parts)
-        numbers = f"distances: {_distances(results, (method, *BASELINES))}; surely nearer than {nearer} of {known}"
+        numbers = f"distances: {_distances(results, (method, *baselines))}; surely nearer than {nearer} of {known}"
         kept = _kept(results, method)
         numbers += f"; {kept.text}" if kept.text else ""
-        text = f"{name_of(method)} is nearer to the ideal than each baseline, with utility kept"
-        claim = _claim(results, number, text, [*parts, kept], (method, *BASELINES), numbers)
+        text = f"{name_of(method)} is nearer to the ideal than each baseline of the same mode, with utility kept"
+        claim = _claim(results, number, text, [*parts, kept], (method, *baselines), numbers)
         beaten = any(part.difference and further(part.difference.turned()) == YES for part in parts)
         return replace(claim, answer=NO) if beaten else claim
 
@@ -207,16 +227,16 @@ def _before_exposure(results: Results) -> Claim:
 
 
 def _task_vector(results: Results) -> Claim:
-    names = ("task_vector", "msa-lora", "msa-full", SAME_POINTS)
-    parts = [_further(results, names[0], other) for other in names[1:]]
+    names = ("task_vector", "msa-lora", "task_vector-full", "msa-full")
+    parts = [_further(results, *names[:2]), _further(results, *names[2:])]
     return _claim(results, "3", "Task Vector is worse than MSA", parts, names, _distances(results, names))
 
 
 def _far_priors(results: Results) -> Claim:
     names = ("prior-text-a", "prior-base")
-    parts = [_further(results, name, SAME_POINTS) for name in names] + [_works(results, name) for name in names]
-    numbers = _distances(results, (SAME_POINTS, *names))
-    return _claim(results, "4", "Far priors are worse and still work", parts, (SAME_POINTS, *names), numbers)
+    parts = [_further(results, name, "msa-lora") for name in names] + [_works(results, name) for name in names]
+    numbers = _distances(results, ("msa-lora", *names))
+    return _claim(results, "4", "Far priors are worse and still work", parts, ("msa-lora", *names), numbers)
 
 
 def _repeated(results: Results) -> Claim:
@@ -227,7 +247,7 @@ def _repeated(results: Results) -> Claim:
 
 
 def _checkpoints(results: Results) -> Claim:
-    opposite = {YES: NO, PARTLY: PARTLY, NO: YES, UNKNOWN: UNKNOWN}
+    opposite = {YES: NO, PARTLY: UNCLEAR, UNCLEAR: PARTLY, NO: YES, UNKNOWN: UNKNOWN}
     parts = []
     for name in STARTED_EARLY:
         label = f"{name_of(name)} gains nothing from the prior"
@@ -249,7 +269,7 @@ def _lora_matches(results: Results) -> Claim:
 
 
 def _qlora(results: Results) -> Claim:
-    names = ("qlora", SAME_POINTS)
+    names = ("qlora", "msa-lora")
     parts = [_matches(results, *names)]
     return _claim(results, "8", "QLoRA vectors lose nothing against LoRA", parts, names, _both_sides(results, names))
 
@@ -366,8 +386,8 @@ _CASES = {
     (False, False): "not warned and worked",
 }
 _ANSWERS: tuple[Callable[[Results], Claim], ...] = (
-    _nearest("msa-full", "1a"),
-    _nearest("msa-lora", "1b"),
+    _nearest("msa-full", "1a", FULL_BASELINES),
+    _nearest("msa-lora", "1b", BASELINES),
     _before_exposure,
     _task_vector,
     _far_priors,

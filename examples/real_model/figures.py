@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from claims import BASELINES, NAMES, best_points
+from claims import BASELINES, FULL_BASELINES, NAMES, best_points
 from collect import Point, Results
 from measures import FORGET, RETAIN, mean_score, measure, reference
 
@@ -31,7 +31,12 @@ _STYLES: dict[str, dict[str, Any]] = {
     "msa-full": {"marker": "o", "color": "#7fbf7b"},
     **{name: {"marker": mark, "color": colour} for name, mark, colour in zip(BASELINES, _MARKS, _COLOURS, strict=True)},
 }
-_PRIORS = {"prior-base": "base", "prior-text-a": "text-a", "lora-r32": "text-b"}
+_STYLES |= {  # hollow
+    name: (style := _STYLES[name.removesuffix("-full")])
+    | {"markerfacecolor": "white", "markeredgecolor": style["color"]}
+    for name in FULL_BASELINES
+}
+_PRIORS = {"prior-base": "base", "prior-text-a": "text-a", "msa-lora": "text-b"}
 
 
 def write_figures(results: Results, folder: Path) -> dict[str, str]:
@@ -111,9 +116,9 @@ def _add_means(axes: Any, places: Sequence[tuple[Any, Any]], style: Mapping[str,
     line = {"linestyle": "none", "markeredgecolor": "white", "markeredgewidth": 0.8}
     if len(places) > 1:
         small = style | {"markersize": style["markersize"] * 0.5, "alpha": 0.6}
-        axes.plot([x for x, _ in places], [y for _, y in places], **line, **small, zorder=2)
+        axes.plot([x for x, _ in places], [y for _, y in places], **(line | small), zorder=2)
     x, y = (statistics.fmean(place[i] for place in places) for i in (0, 1))
-    axes.plot([x], [y], label=label, **line, **style, zorder=3)
+    axes.plot([x], [y], label=label, **(line | style), zorder=3)
 
 
 def _distance(results: Results) -> Figure | None:

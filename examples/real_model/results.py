@@ -32,6 +32,20 @@ from tables import (
 from msa_lite.io.files import write_text
 from msa_lite.report.formats import escape_markdown
 
+WORDS = (
+    "Prior, target, ideal: the checkpoint from before, the finished model, and one that never saw the rows to forget",
+    "MSA: the prior is tuned on the forget rows (forget vector) and on retain rows (retain vector); α times the first "
+    "change is subtracted from the target, and β times the second is added. LoRA: both are adapters. Full: all weights",
+    "Task Vector: the same, with the target in the place of the prior",
+    "text-before, text-after: text was learnt after the authors; the prior is from before or after the authors",
+    "again-before, again-between, again-late: the authors were learnt twice, with text in between; the prior is from "
+    "before both, from before that text, or from after it",
+    "The probe: msa-lite's look at a prior before the work, for signs that it has seen the forget rows. It warns if it "
+    'finds signs; "cannot tell" is no warning',
+    "PASS, PARTLY, FAIL: the tool's verdict on a run. See docs/how-to/read-the-report.md",
+    "Hindsight grid: 20 points (α, β), scored on the test rows, to see what the choice on validation rows missed",
+    "Surely: in each seed, and the 95 % interval over seeds excludes 0. See the rules below the answers",
+)
 FILE = "RESULTS.md"
 FIGURES = "figures"
 
@@ -49,6 +63,8 @@ def write_results(out: Path, into: Path) -> Path:
         "# Results on a real language model\n",
         "<!-- Written by examples/real_model/results.py. Do not edit. -->\n",
         _story(results),
+        "## Words\n",
+        _bullets(WORDS, ""),
         "## Answers\n",
         claims_table(claims),
         f"{_counts(results, claims)} The comparisons behind each answer are [below](#behind-the-answers).\n",
@@ -86,8 +102,12 @@ def _story(results: Results) -> str:
         "authors of TOFU (tofu), on more text (text-c) and on the authors again (tofu-again). Ideals have the same "
         "history without the authors to forget. Each method then made a target forget them, at the tool's defaults "
         "except where a table says more; the retain vector is fitted to as many rows as there are to forget, as in the "
-        f"paper. Scores are on test rows ({counts or 'none yet'}), on which nothing was "
-        f"chosen. Size: {plan.get('size', '–')}; seeds: {', '.join(map(str, plan.get('seeds', [])))}; {done} of "
+        f"paper. Scores are on test rows ({counts or 'none yet'}), which MSA's retain vector has not learnt and by "
+        "which no model was chosen. One setting of the tool, the rule of that choice, was changed after scores on test "
+        "rows of seeds 0 and 1 had been seen, but before those of seed 2. All seeds share the pretrained model, the "
+        "texts and the rows to forget: an interval over seeds covers other authors to keep, other orders of training "
+        "and other divisions of the rows, not other people to forget. "
+        f"Size: {plan.get('size', '–')}; seeds: {', '.join(map(str, plan.get('seeds', [])))}; {done} of "
         f"{_wanted(results)} runs are done.\n"
     )
 
@@ -109,7 +129,7 @@ def _wanted(results: Results) -> int:
 def _groups(results: Results) -> Iterator[str]:
     """Yield the tables of the groups that have one, each under its heading."""
     for group in dict.fromkeys(one.group for one in results.experiments):
-        if group in ("main", "baselines", "later"):  # in other tables
+        if group in ("main", "baselines", "full", "later"):  # in other tables
             continue
         if table := group_table(results, group):
             yield f"## {GROUPS.get(group, group.capitalize())}\n"

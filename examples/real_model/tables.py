@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from claims import BASELINES, NAMES, UNKNOWN, Claim, mean_measure, name_of
+from claims import NAMES, UNKNOWN, Claim, mean_measure, name_of
 from collect import Experiment, Point, Results, Run
 from figures import grid_means
 from measures import FORGET, MEASURES, RETAIN, measure, reference, works
@@ -16,7 +16,6 @@ from msa_lite.report.table import number
 
 GROUPS = {
     "lora": "LoRA: rank, rate and modules; 4 bits",
-    "full": "Baselines with all weights",
     "storage": "Storage in bf16",
     "distance": "Priors from further away",
     "exposure": "Text after the exposure",
@@ -26,7 +25,6 @@ GROUPS = {
 """Groups of experiments with a table of their own, with its heading."""
 _BESIDE = {
     "lora": ("msa-lora", "msa-full"),
-    "full": ("msa-full", "msa-lora"),
     "storage": ("msa-lora",),
     "distance": ("msa-lora",),
     "exposure": ("text-before-full",),
@@ -37,6 +35,11 @@ _BESIDE = {
 _SETTINGS = {"alpha": "α", "beta": "β", "scale": "scale", "epoch": "epoch", "learning_rate": "rate"}
 _FORMS = {"forget_side": "{:+.3f}", "forget_quality": "{:.2g}"}
 _NAMED = ("what it tries",)
+_NOTES = (
+    "verdict: as the tool says it; for MSA on validation and test rows, for baselines on test rows",
+    "minutes: of the last call, without what an earlier one had left (vectors, scores)",
+)
+_OF_EPOCHS = ("epoch: each of 4 is a candidate (from the prior, of 3); where the last is best, more may be better",)
 _OTHER_COMMIT = "†"
 _LABELS = {
     "rouge_l": "ROUGE-L",
@@ -140,12 +143,14 @@ def not_best(results: Results) -> list[str]:
         if name in ("forget_side", "truth_ratio_f"):
             continue
         sign = 1 if heading.endswith("↓") else -1
-        known = {one: value for one in NAMES if (value := mean_measure(results.runs(one), name)) is not None}
+        own = results.runs("msa-lora").keys()
+        whole = [one for one in NAMES if own <= results.runs(one).keys()]
+        known = {one: value for one in whole if (value := mean_measure(results.runs(one), name)) is not None}
         if "msa-lora" in known and (best := min(known, key=lambda one: sign * round(known[one], 3))) != "msa-lora":
             msa = [one for one in ("msa-lora", "msa-full") if one in known and one != best]
-            own = [f"{name_of(one)} {number(known[one])}" for one in msa]
+            texts = [f"{name_of(one)} {number(known[one])}" for one in msa]
             lines.append(
-                f"{heading[:-2].capitalize()}: {name_of(best)} {number(known[best])} is best; {', '.join(own)}"
+                f"{heading[:-2].capitalize()}: {name_of(best)} {number(known[best])} is best; {', '.join(texts)}"
             )
     lora = mean_measure(results.runs("msa-lora"), "distance")
     tried = {one.name: mean_measure(results.runs(one.name), "distance") for one in results.group("lora")}
@@ -153,14 +158,14 @@ def not_best(results: Results) -> list[str]:
     if nearer:
         lines.append(f"Nearer to the ideal than {name_of('msa-lora')} {number(lora)}: {', '.join(nearer)}")
     for one in results.experiments:
-        runs = {} if one.name in BASELINES or one.group == "checkpoints" else results.runs(one.name)
-        failed = [seed for seed, run in runs.items() if works(run) is False]
+        runs = {} if one.group in ("baselines", "full", "checkpoints") else results.runs(one.name)
+        failed = {seed: run for seed, run in runs.items() if works(run) is False}
         if failed:
-            targets = {seed: reference(run, "target") for seed, run in runs.items()}
-            own, before = mean_measure(runs, "forget_distance"), mean_measure(targets, "forget_distance")
+            targets = {seed: reference(run, "target") for seed, run in failed.items()}
+            left, before = mean_measure(failed, "forget_distance"), mean_measure(targets, "forget_distance")
             lines.append(
-                f"{name_of(one.name)} does not work in {len(failed)} of {len(runs)} seeds: forget distance "
-                f"{number(own)} (target {number(before)}), kept {number(mean_measure(runs, 'kept'))}"
+                f"{name_of(one.name)} does not work in {len(failed)} of {len(runs)} seeds: forget distance there "
+                f"{number(left)} (target {number(before)}), kept {number(mean_measure(failed, 'kept'))}"
             )
     return lines
 
@@ -217,7 +222,9 @@ def _measures_table(
     if beside:
         sections.append(Section([own_line(name) for name in beside], "beside them"))
     headings = ["model", *extra, *(MEASURES[key] for key in shown), "chosen", "verdict", "minutes"]
-    return markdown(TextTable(headings + ["prior's probe"] * probed, sections, left=1 + len(extra)))
+    trained = any("epoch" in run.strengths for name in (*names, *beside) for run in _runs(results, name))
+    notes = _NOTES + _OF_EPOCHS if trained else _NOTES
+    return markdown(TextTable(headings + ["prior's probe"] * probed, sections, notes=notes, left=1 + len(extra)))
 
 
 def _runs(results: Results, name: str) -> list[Run]:
