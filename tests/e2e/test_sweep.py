@@ -257,7 +257,7 @@ def test_a_point_that_breaks_is_recorded_and_never_chosen(
     grid: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("WARNING", logger="msa_lite"):
-        result = msa_lite.sweep(grid, ["forget.alpha=[0.5, 1e30, 1000]", "retain.beta=0.5"])
+        result = msa_lite.sweep(grid, ["forget.alpha=[0.5, 1e30, 1000]", "retain.beta=0.5", "evaluate.limit=16"])
     assert result is not None
     assert result.choice.values["alpha"] == 0.5
     lines = {line["alpha"]: line for line in choice_of(tmp_path / "run")["scores"]}
