@@ -85,15 +85,11 @@ def further(difference: Difference) -> str:
     """Answer whether a measure is surely larger for the first method: the rule "further" of `RULES`."""
     if difference.mean is None:
         return UNKNOWN
-    if _is_surely_larger(difference):
+    if difference.is_sure:
         return YES
-    if _is_surely_larger(difference.turned()):
+    if difference.turned().is_sure:
         return NO
     return PARTLY if difference.mean > 0 else UNCLEAR
-
-
-def _is_surely_larger(difference: Difference) -> bool:
-    return min(difference.by_seed.values()) > 0 and difference.low is not None and difference.low > 0
 
 
 def matches(difference: Difference) -> str:

@@ -108,6 +108,11 @@ class Difference:
         """Return the mean over seeds; None without any."""
         return statistics.fmean(self.by_seed.values()) if self.by_seed else None
 
+    @property
+    def is_sure(self) -> bool:
+        """Check whether the first is larger in every seed, and the interval excludes 0."""
+        return bool(self.by_seed) and min(self.by_seed.values()) > 0 and self.low is not None and self.low > 0
+
     def turned(self) -> Difference:
         """Return the difference the other way round."""
         ends = (None, None) if self.low is None or self.high is None else (-self.high, -self.low)
