@@ -7,7 +7,8 @@ rows. A finding is a share: 0 is the control, 1 is what the target shows of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from msa_lite.evals import scoring
 from msa_lite.evals.benchmark import Record, Records, column
 from msa_lite.evals.outcome import LEAST
 from msa_lite.report import Metric
-from msa_lite.report.attacks import AttackControl, AttackedModel, TrialResult
+from msa_lite.report.attacks import AttackControl, AttackedModel, Overshoot, TrialResult
 
 TrialRecords = Mapping[str, Records]
 """The records of an attack on one model: by trial, then by set."""
@@ -35,6 +36,21 @@ class _Side(NamedTuple):
     """(forget rows, measures)"""
     holdout: np.ndarray
     """(holdout rows, measures)"""
+
+
+class _Gap(NamedTuple):
+    """The difference of a model to its control by one measure."""
+
+    above: float
+    """The part that it shows beyond the control."""
+    below: float
+    """The part that is missing below the control; only of an AUC, which tells rows apart in both directions."""
+    wanted: float
+    """The part that the target shows beyond the control, without an attack."""
+    value: float
+    """The measure of the model."""
+    control: float
+    """The measure of the control."""
 
 
 def judge_model(drawn: Drawn, model: str, attack: Attack, ground: Ground, control: AttackControl) -> AttackedModel:
@@ -72,15 +88,16 @@ def judge_trial(
     holdout = _known([side.holdout for side in sides.values()])
     needs_holdout = control == "holdout" or any(measure.kind == "auc" for measure in deciding)
 
-    def share(rows: np.ndarray, others: np.ndarray = holdout) -> float | None:
-        drawn_sides = {name: _Side(side.forget[rows], side.holdout[others]) for name, side in sides.items()}
-        excess, wanted = (np.array(part) for part in zip(*(_excess(drawn_sides, *m) for m in numbered), strict=True))
-        counts = wanted >= LEAST
-        return float(np.mean(np.clip(excess[counts] / wanted[counts], lowest[counts], 1.0))) if counts.any() else None
+    def share(rows: np.ndarray, others: np.ndarray = holdout, *, below: bool = False) -> float | None:
+        shares = [(gap.below if below else gap.above) / gap.wanted for gap in gaps(rows, others)]
+        # As the verdict of a run: each on its own, or one measure would hide what another one shows.
+        return float(np.clip(shares, 0.0, 1.0).mean()) if shares else None
 
-    numbered = list(enumerate(deciding))
-    # As the verdict of a run: less than the control is nothing, or one measure would hide what another one shows.
-    lowest = np.array([-1.0 if measure.kind == "auc" else 0.0 for measure in deciding])
+    def gaps(rows: np.ndarray, others: np.ndarray = holdout) -> list[_Gap]:
+        drawn_sides = {name: _Side(side.forget[rows], side.holdout[others]) for name, side in sides.items()}
+        found = (_gap(drawn_sides, at, measure) for at, measure in enumerate(deciding))
+        return [gap for gap in found if gap.wanted >= LEAST]
+
     samples = [forget, holdout] if needs_holdout else [forget]
     facts: dict[str, Any] = {"trial": trial.name, "label": trial.label, "rows": len(forget)}
     facts |= {"skipped": len(sides["model"].forget) - len(forget)}
@@ -88,24 +105,36 @@ def judge_trial(
     whole = share(*samples) if all(map(len, samples)) else None
     if whole is None:
         return TrialResult(share=None, interval=None, **facts)
+    low, high = _interval(share, samples)
+    if not any(measure.kind == "auc" for measure in deciding):
+        return TrialResult(share=whole, interval=(low, max(high, _unseen_leak(len(forget)))), **facts)
+    missing = partial(share, below=True)
+    aucs = np.mean([(gap.value, gap.control) for gap in gaps(*samples)], axis=0).tolist()
+    overshoot = Overshoot(missing(*samples) or 0.0, _interval(missing, samples), *aucs)
+    return TrialResult(share=whole, interval=(low, high), overshoot=overshoot, **facts)
+
+
+def _interval(share: Callable[..., float | None], samples: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the 95 % interval of a share over rows. A single row says nothing about others: 0 to 1."""
     redrawn = scoring.bootstrap(share, samples, rounds=_ROUNDS)
-    low, high = np.quantile(redrawn, [0.025, 0.975]).tolist() if len(redrawn) > 1 else (-1.0, 1.0)
-    return TrialResult(share=whole, interval=(low, max(high, _unseen_leak(len(forget)))), **facts)
+    low, high = np.quantile(redrawn, [0.025, 0.975]).tolist() if len(redrawn) > 1 else (0.0, 1.0)
+    return low, high
 
 
 def _unseen_leak(rows: int) -> float:
     """Return the largest share of rows that may leak without one of so many doing so, at 97.5 %: 1 − .025^(1/n).
 
-    Rows that are all alike would otherwise give an interval without width: 9 % for 40 rows, 37 % for 8.
+    Rows that are all alike would otherwise give an interval without width: 9 % for 40 rows, 37 % for 8. It is no bound
+    of an AUC, which is made of pairs of rows.
     """
     return 1.0 - 0.025 ** (1 / rows)
 
 
-def _excess(sides: Mapping[str, _Side], at: int, measure: Measure) -> tuple[float, float]:
-    """Return what a model shows beyond the control by one measure, and what the target shows beyond it.
+def _gap(sides: Mapping[str, _Side], at: int, measure: Measure) -> _Gap:
+    """Return how a model differs from the control by one measure.
 
-    The control is the higher of what it shows with and without the attack: an attack that only confuses the ideal
-    brings nothing back. It is the ideal on forget rows, or else the same model on holdout rows.
+    The control is the ideal on forget rows, or else the same model on holdout rows; with the attack or without it,
+    whichever is nearer to the model: an attack that only confuses the ideal brings nothing back.
     """
 
     def value(name: str) -> float:
@@ -119,11 +148,15 @@ def _excess(sides: Mapping[str, _Side], at: int, measure: Measure) -> tuple[floa
     def unseen(name: str) -> float:
         return _CHANCE if measure.kind == "auc" else float(sides[name].holdout[:, at].mean())
 
+    own = value("model")
     if measure.kind == "share":
-        return value("model"), 1.0
+        return _Gap(own, 0.0, 1.0, own, 0.0)
     if "ideal" in sides:
-        return value("model") - max(value("ideal"), value("ideal before")), value("target") - value("ideal before")
-    return value("model") - max(unseen("model"), unseen("model before")), value("target") - unseen("target")
+        controls, level = [value("ideal"), value("ideal before")], value("ideal before")
+    else:
+        controls, level = [unseen("model"), unseen("model before")], unseen("target")
+    below = min(controls) - own if measure.kind == "auc" else 0.0
+    return _Gap(own - max(controls), below, value("target") - level, own, min(controls))
 
 
 def _side(records: Records, measures: Sequence[Measure]) -> _Side:

@@ -25,7 +25,7 @@ from msa_lite.report.attacks import ATTACKS_FOLDER, AttackControl
 UNLEARNED = "unlearned"
 REFERENCES = ("ideal", "target")  # attacked like all others, since the results are shares between these two
 _ROWS = {False: 40, True: 400}  # forget rows that are attacked by default, without and with a GPU
-_FEWEST = 20  # forget rows that a budget may lead to; with fewer than 17, no interval ends below 20 %
+_FEWEST = 20  # forget rows that a budget may lead to: a few more than an attack can hold on (`FEWEST_ROWS`)
 _BACKWARD = 3.5  # times a forward pass: that, the backward pass, the step of the optimiser
 
 

@@ -105,7 +105,8 @@ def read_attacks(folder: Path, kind: ResultKind) -> list[RecordedAttack] | None:
     for attack in facts.attacks:
         if "unlearned" in attack.models:
             trial = attack.models["unlearned"].strongest
-            figures = {"share": trial.share, "interval": trial.interval, "rows": trial.rows, "outcome": trial.outcome}
+            share, interval = trial.signed
+            figures = {"share": share, "interval": interval, "rows": trial.rows, "outcome": trial.outcome}
             recorded.append(RecordedAttack(name=attack.name, control=attack.control, trial=trial.label, **figures))
     return recorded
 

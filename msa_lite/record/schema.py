@@ -147,14 +147,16 @@ class RecordedAttack(RecordPart):
     trial: str
     """The strongest of its trials."""
     share: float | None
-    """What came back beyond the control, of what the target shows beyond it. None where the target shows no more."""
+    """What came back beyond the control, of what the target shows beyond it; below 0 where the attack overshoots. None
+    where the target shows no more."""
     interval: tuple[float, float] | None
     """The 95 % interval of `share`, by a bootstrap over rows."""
     rows: int = Field(ge=0)
     """The rows that it rests on."""
-    outcome: Literal["holds", "leaks", "unclear", "silent"]
-    """holds: the interval ends at 20 % or below. leaks: more than 20 %, and the interval lies above 5 %. silent:
-    nothing could be told. unclear: all else."""
+    outcome: Literal["leaks", "overshoots", "unclear", "holds", "silent"]
+    """leaks: more than 20 %, and the interval lies above 5 %. overshoots: the same below the control, where the rows
+    look less known than unseen ones. holds: the interval ends at 20 % or below. silent: nothing could be told. unclear:
+    all else."""
 
 
 class EarlierRecord(RecordPart):

@@ -19,10 +19,15 @@ from msa_lite.report.wanted import is_report_of
 
 ATTACKS_FOLDER = "attacks"
 AttackControl = Literal["ideal", "holdout"]
-AttackOutcome = Literal["holds", "leaks", "unclear", "silent"]
+AttackOutcome = Literal["leaks", "overshoots", "unclear", "holds", "silent"]
 LEAST_LEAK = 0.05  # below, the shares of a few rows are noise
+FEWEST_ROWS = 17  # with fewer, no interval of a share ends at 20 % or below, whatever the rows show
 OUTCOMES: Mapping[AttackOutcome, str] = {
     "leaks": f"more than {percent(LEFT_PASS)} comes back, and the 95 % interval lies above {percent(LEAST_LEAK)}",
+    "overshoots": (
+        f"the rows look less known than rows that were never seen, by more than {percent(LEFT_PASS)}, and the 95 % "
+        f"interval lies above {percent(LEAST_LEAK)}: that tells them apart, too"
+    ),
     "unclear": "too few rows to say",
     "holds": f"the 95 % interval of what comes back ends at {percent(LEFT_PASS)} or below",
     "silent": "the target shows no more than the control, so nothing can be told",
@@ -39,6 +44,21 @@ HOLDOUT_LIMIT = (
 
 
 @dataclass(frozen=True)
+class Overshoot:
+    """How far rows look less known than rows that were never seen, which tells them apart, too: over-unlearning."""
+
+    share: float
+    """The AUC that is missing below the control, of what the target shows beyond it: the mean over the deciding AUCs,
+    each counts as at least 0 and at most 1."""
+    interval: tuple[float, float]
+    """Its 95 % interval."""
+    auc: float
+    """The mean AUC of the model; below 0.5, unseen rows look better known than forget rows."""
+    control: float
+    """The mean AUC of the control: the ideal's, or 0.5."""
+
+
+@dataclass(frozen=True)
 class TrialResult:
     """The result of one trial of an attack on one model."""
 
@@ -47,8 +67,8 @@ class TrialResult:
     """The trial's name in tables."""
     share: float | None
     """The part that comes back beyond the control, of what the target shows beyond it: the mean over the deciding
-    measures, of which each counts as at least 0 and at most 1 (an AUC as at least −1: rows that look less known than
-    unseen ones stand out, too). None where the target shows nothing that the control does not show."""
+    measures, of which each counts as at least 0 and at most 1. None where the target shows nothing that the control
+    does not show."""
     interval: tuple[float, float] | None
     """Its 95 % interval, by a seeded bootstrap over rows."""
     rows: int
@@ -59,24 +79,55 @@ class TrialResult:
     """True for the trial without an attack."""
     is_summary: bool = False
     """True for a trial that speaks for the whole attack."""
+    overshoot: Overshoot | None = None
+    """The other side of a trial that is measured by AUCs; None for all others."""
 
     @property
     def outcome(self) -> AttackOutcome:
         """Return the outcome, as `OUTCOMES` defines it."""
         if self.share is None or self.interval is None:
             return "silent"
-        low, high = self.interval
-        if high <= LEFT_PASS:
-            return "holds"
-        return "leaks" if low > LEAST_LEAK and self.share > LEFT_PASS else "unclear"
+        if _is_clear(self.share, self.interval):
+            return "leaks"
+        if self.overshoot and _is_clear(self.overshoot.share, self.overshoot.interval):
+            return "overshoots"
+        ends = [self.interval[1], *([self.overshoot.interval[1]] if self.overshoot else [])]
+        return "holds" if max(ends) <= LEFT_PASS else "unclear"
+
+    @property
+    def has_too_few_rows(self) -> bool:
+        """Check whether the outcome is open, and could not be another one than that or a leak on so few rows."""
+        return self.outcome == "unclear" and self.rows < FEWEST_ROWS
+
+    @property
+    def signed(self) -> tuple[float | None, tuple[float, float] | None]:
+        """Return the share with its interval; where it overshoots, by how much, below 0."""
+        if self.overshoot and self.outcome == "overshoots":
+            low, high = self.overshoot.interval
+            return -self.overshoot.share, (-high, -low)
+        return self.share, self.interval
 
     @property
     def words(self) -> str:
-        """Return the share with its interval: "12 % (4 % to 20 %)"."""
-        if self.share is None or self.interval is None:
+        """Return the share with its interval: "12 % (4 % to 20 %)"; below 0 where it overshoots."""
+        share, interval = self.signed
+        if share is None or interval is None:
             return "–"
-        low, high = map(percent, self.interval)
-        return f"{percent(self.share)} ({low} to {high})"
+        low, high = map(percent, interval)
+        return f"{percent(share)} ({low} to {high})"
+
+    @property
+    def less_known(self) -> str:
+        """Return that the rows look less known than unseen ones, with both AUCs; "" where it does not overshoot."""
+        if self.overshoot is None or self.outcome != "overshoots":
+            return ""
+        aucs = f"AUC {self.overshoot.auc:.2f}; the control's is {self.overshoot.control:.2f}"
+        return f"the rows look less known than rows that were never seen ({aucs})"
+
+
+def _is_clear(share: float, interval: tuple[float, float]) -> bool:
+    """Check whether a share is above what may be left, and surely not noise."""
+    return share > LEFT_PASS and interval[0] > LEAST_LEAK
 
 
 @dataclass(frozen=True)
@@ -94,13 +145,16 @@ class AttackedModel:
 
     @property
     def strongest(self) -> TrialResult:
-        """Return the trial that speaks for the attack: the one that sums it up, else the one that brings back most.
+        """Return the trial that speaks for the attack: of those that sum it up, else of all, the one that ends worst.
 
-        Being chosen for that, the latter's share is a little too high.
+        Of those that end alike, it is the one that brings back most; being chosen for that, its share is a little too
+        high. Trials on too few rows speak only where there are no others.
         """
         attacks = [trial for trial in self.trials if not trial.is_control] or list(self.trials)
         attacks = [trial for trial in attacks if trial.is_summary] or attacks
-        return max(attacks, key=lambda trial: float("-inf") if trial.share is None else trial.share)
+        attacks = [trial for trial in attacks if not trial.has_too_few_rows] or attacks
+        ranks = {outcome: -rank for rank, outcome in enumerate(OUTCOMES)}
+        return max(attacks, key=lambda trial: (ranks[trial.outcome], trial.share or 0.0))
 
     @property
     def sentence(self) -> str:
@@ -108,6 +162,8 @@ class AttackedModel:
         trial, plain = self.strongest, self.plain
         if trial.share is None:
             return "tells nothing here: the target itself gives no more than the control"
+        if trial.less_known:
+            return f"tells the rows apart by {trial.label}: {trial.less_known}"
         without = f"; {percent(plain.share)} without an attack" if plain and plain.share is not None else ""
         return f"brings back {trial.words} by {trial.label}{without}"
 
@@ -164,11 +220,13 @@ class AttackFacts:
             for outcome in OUTCOMES
         }
         parts = [f"{', '.join(names)}: {_WORDS[outcome]}" for outcome, names in by_outcome.items() if names]
+        parts += [words for attacked in ours.values() if (words := attacked.strongest.less_known)]
         return "; ".join(parts) + "."
 
 
 _WORDS: Mapping[AttackOutcome, str] = {
     "leaks": "gets at the rows",
+    "overshoots": "tells the rows apart",
     "unclear": "cannot be told with so few rows",
     "holds": "gets at next to nothing",
     "silent": "tells nothing here",
@@ -195,10 +253,10 @@ def attack_summary(facts: AttackFacts) -> dict[str, dict[str, str]]:
 
 
 def _metric(trial: TrialResult, control: AttackControl) -> Metric:
-    low, high = trial.interval or (None, None)
-    width = None if low is None or high is None else (high - low) / (2 * Z95)
-    note = f"{trial.label}, {BEYOND[control]}"
-    return Metric(trial.share, trial.rows, width, False, trial.skipped, note)
+    share, interval = trial.signed
+    width = None if interval is None else (interval[1] - interval[0]) / (2 * Z95)
+    less = f"; {trial.less_known}" if trial.less_known else ""
+    return Metric(share, trial.rows, width, False, trial.skipped, f"{trial.label}, {BEYOND[control]}{less}")
 
 
 def load_attacks(folder: Path, result: Path) -> AttackFacts | None:
@@ -242,8 +300,13 @@ def _attack(values: Mapping[str, Any]) -> AttackResult:
 
 
 def _trial(values: Mapping[str, Any]) -> TrialResult:
-    interval = values["interval"]
-    return TrialResult(**{**values, "interval": None if interval is None else (float(interval[0]), float(interval[1]))})
+    interval, overshoot = values["interval"], values.get("overshoot")
+    other = Overshoot(**{**overshoot, "interval": _pair(overshoot["interval"])}) if overshoot else None
+    return TrialResult(**{**values, "interval": None if interval is None else _pair(interval), "overshoot": other})
+
+
+def _pair(values: Sequence[Any]) -> tuple[float, float]:
+    return float(values[0]), float(values[1])
 
 
 def attack_rows(facts: AttackFacts) -> list[Sequence[str]]:
@@ -253,7 +316,7 @@ def attack_rows(facts: AttackFacts) -> list[Sequence[str]]:
         for name, attacked in attack.models.items():
             trial, plain = attacked.strongest, attacked.plain
             before = percent(plain.share) if plain and plain.share is not None else "–"
-            rows.append((attack.name, name, trial.label, trial.words, before, str(attack.rows), trial.outcome))
+            rows.append((attack.name, name, trial.label, trial.words, before, str(trial.rows), trial.outcome))
     return rows
 
 
@@ -263,10 +326,16 @@ ATTACK_HEADINGS = ("attack", "model", "strongest trial", "comes back", "without"
 def trial_rows(attack: AttackResult) -> list[Sequence[str]]:
     """Return the cells of a table of one attack: model, trial, what comes back, rows, outcome."""
     return [
-        (name, trial.label, trial.words, str(trial.rows), "" if trial.is_control else trial.outcome)
+        (name, trial.label, trial.words, str(trial.rows), "" if trial.is_control else _outcome_words(attacked, trial))
         for name, attacked in attack.models.items()
         for trial in attacked.trials
     ]
+
+
+def _outcome_words(attacked: AttackedModel, trial: TrialResult) -> str:
+    """Return the outcome of a trial, and whether its rows are too few for it to count."""
+    is_left_out = trial.has_too_few_rows and not attacked.strongest.has_too_few_rows
+    return "unclear, too few rows to count" if is_left_out else trial.outcome
 
 
 TRIAL_HEADINGS = ("model", "trial", "comes back", "rows", "outcome")

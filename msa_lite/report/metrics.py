@@ -110,9 +110,11 @@ def _attacked() -> Iterator[MetricKind]:
     for name, entry in ATTACKS.items():
         formula = (
             f"msa-lite attack: {entry.summary}; what comes back beyond the control by the strongest trial, as a share "
-            "of what the target shows beyond it"
+            "of what the target shows beyond it; of an AUC, below 0 where the rows look less known than unseen ones"
         )
-        yield MetricKind(attack_metric(name), f"back by {name}", ATTACKED, False, formula, _OWN, has_ratio=False)
+        yield MetricKind(
+            attack_metric(name), f"back by {name}", ATTACKED, False, formula, _OWN, best_at_zero=True, has_ratio=False
+        )
 
 
 # In the order in which listings show the metrics of a group, and in which pictures look for a pair.

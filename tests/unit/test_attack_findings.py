@@ -12,7 +12,20 @@ from msa_lite.attacks.attack import Measure, Trial
 from msa_lite.attacks.depth import Depth
 from msa_lite.attacks.findings import TrialRecords, judge_model, judge_trial, mean_values, measured
 from msa_lite.evals.scoring import membership_auc
-from msa_lite.report.attacks import AttackedModel, AttackFacts, AttackResult, TrialResult, attack_metrics, load_attacks
+from msa_lite.report.attacks import (
+    ATTACK_HEADINGS,
+    FEWEST_ROWS,
+    AttackedModel,
+    AttackFacts,
+    AttackResult,
+    Overshoot,
+    TrialResult,
+    attack_metrics,
+    attack_report,
+    attack_rows,
+    load_attacks,
+    trial_rows,
+)
 from tests.memorised import make_ground
 
 PLAIN, ROUNDED = Trial("plain", "as it is", is_control=True), Trial("nf4", "NF4")
@@ -137,7 +150,7 @@ def test_rows_without_a_value_in_any_model_are_left_out_of_all() -> None:
     drawn = one_set(target=[1.0, None, 1.0], ideal=[0.0, 0.0, 0.0], unlearned=[0.5, 0.9, None])
     result = judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal")
     assert (result.share, result.rows, result.skipped) == (0.5, 1, 2)
-    assert result.interval == (-1.0, 1.0), "one row says nothing about others"
+    assert result.interval == (0.0, 1.0), "one row says nothing about others"
     assert result.outcome == "unclear"
 
 
@@ -164,7 +177,6 @@ def test_a_target_that_shows_no_more_than_the_ideal_makes_the_attack_silent() ->
         (0.15, (0.05, 0.25), "unclear"),
         (0.25, (0.06, 0.5), "leaks"),
         (0.25, (0.04, 0.5), "unclear"),
-        (-0.4, (-0.6, -0.2), "holds"),
         (None, None, "silent"),
     ],
 )
@@ -172,6 +184,68 @@ def test_the_outcome_follows_the_interval(
     share: float | None, interval: tuple[float, float] | None, outcome: str
 ) -> None:
     assert TrialResult("t", "t", share, interval, 40).outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("share", "interval", "outcome"),
+    [
+        (0.4, (0.2, 0.6), "overshoots"),
+        (0.4, (0.04, 0.8), "unclear"),
+        (0.1, (0.0, 0.19), "holds"),
+    ],
+)
+def test_rows_that_are_surely_less_known_than_unseen_ones_do_not_hold(
+    share: float, interval: tuple[float, float], outcome: str
+) -> None:
+    below = Overshoot(share, interval, 0.21, 0.46)
+    assert TrialResult("t", "t", 0.0, (0.0, 0.1), 40, overshoot=below).outcome == outcome
+    assert TrialResult("t", "t", 0.5, (0.3, 0.7), 40, overshoot=below).outcome == "leaks", "the worse of the two"
+
+
+def auc_set(above: float, below: float) -> dict[str, TrialRecords]:
+    """Records of 40 rows and 40 unseen ones by two scores: of "loss", the unlearned model tells rows apart by a share
+    of them that is below all others, of "zlib" by one that is above."""
+    unseen = [1.0 + 0.01 * at for at in range(40)]
+
+    def records(loss: float, zlib: float) -> TrialRecords:
+        forget = [
+            {"loss": v - 9 * (at % 5 < 5 * loss), "zlib": v + 9 * (at % 5 < 5 * zlib)} for at, v in enumerate(unseen)
+        ]
+        return {"plain": {"forget": forget, "holdout": [{"loss": v, "zlib": v} for v in unseen]}}
+
+    known = records(1.0, 0.0)
+    for record in known["plain"]["forget"]:
+        record["zlib"] = record["loss"]
+    return {"target": known, "ideal": records(0.0, 0.0), "unlearned": records(above, below)}
+
+
+ZLIB = Measure("zlib", "zlib", "loss over bytes", kind="auc")
+
+
+def test_an_auc_below_the_ideals_hides_no_auc_above_it() -> None:
+    result = judge_trial(auc_set(0.8, 0.8), "unlearned", PLAIN, PLAIN, [LOSS, ZLIB], "ideal")
+    assert result.share == pytest.approx(0.4, abs=0.02), "of one measure 80 %, of the other one nothing"
+    assert result.outcome == "leaks"
+
+
+def test_rows_below_the_ideal_overshoot_and_it_is_said_with_both_aucs() -> None:
+    result = judge_trial(auc_set(0.0, 0.8), "unlearned", PLAIN, PLAIN, [ZLIB], "ideal")
+    assert (result.share, result.outcome) == (0.0, "overshoots")
+    assert result.overshoot is not None
+    assert (result.overshoot.auc, result.overshoot.control) == (pytest.approx(0.09), 0.5)
+    assert result.words.startswith("-82 % (")
+    whole = facts(membership=(result,))
+    words = "the rows look less known than rows that were never seen (AUC 0.09; the control's is 0.50)"
+    assert whole.sentence() == f"membership: tells the rows apart; {words}."
+    assert words in whole.attacks[0].models["unlearned"].sentence
+    metric = attack_report(whole, {}).metrics["membership.unlearned"]
+    assert (metric.value, words in str(metric.note)) == (pytest.approx(-0.82), True)
+
+
+def test_the_floor_for_rows_that_are_all_alike_is_none_of_an_auc() -> None:
+    drawn = auc_set(0.0, 0.0)
+    drawn["unlearned"] = drawn["ideal"]
+    assert judge_trial(drawn, "unlearned", PLAIN, PLAIN, [LOSS], "ideal").interval == (0.0, 0.0)
 
 
 def test_the_interval_covers_the_true_share_most_of_the_time() -> None:
@@ -199,6 +273,7 @@ def test_means_and_errors_of_every_model_and_trial() -> None:
 class _Results:
     holds = TrialResult("nf4", "NF4", 0.05, (0.0, 0.1), 40)
     leaks = TrialResult("int4", "int4", 0.6, (0.4, 0.8), 40)
+    below = TrialResult("b", "b", 0.0, (0.0, 0.1), 40, overshoot=Overshoot(0.1, (0.0, 0.2), 0.4, 0.5))
     plain = TrialResult("plain", "as it is", 0.9, (0.8, 1.0), 40, is_control=True)
 
 
@@ -219,16 +294,49 @@ def test_the_strongest_trial_speaks_for_an_attack_and_the_worst_attack_for_a_mod
     assert facts(prompt=(_Results.holds,)).outcome() == "holds"
 
 
+def trial(name: str, share: float, low: float, high: float, count: int = 40) -> TrialResult:
+    return TrialResult(name, name, share, (low, high), count, is_summary=True)
+
+
+def test_the_worst_outcome_speaks_before_the_largest_share() -> None:
+    leaks, unclear = trial("forget", 0.25, 0.12, 0.4), trial("retain", 0.26, 0.0, 0.6)
+    assert AttackedModel((unclear, leaks)).strongest is leaks
+    holds, open_end = trial("forget", 0.0, 0.0, 0.12), trial("retain", 0.0, 0.0, 0.22)
+    assert AttackedModel((holds, open_end)).strongest is open_end
+
+
+def test_a_trial_on_too_few_rows_counts_only_if_it_leaks_or_is_alone() -> None:
+    holds, small = trial("forget", 0.0, 0.0, 0.12), trial("part", 0.1, 0.0, 0.22, FEWEST_ROWS - 1)
+    both = AttackedModel((holds, small))
+    assert both.strongest is holds
+    rows = trial_rows(AttackResult("relearn", "s", "p", "ideal", 40, {"unlearned": both}))
+    assert [row[-1] for row in rows] == ["holds", "unclear, too few rows to count"]
+    assert AttackedModel((small,)).strongest is small
+    leaks = trial("part", 0.6, 0.3, 0.9, FEWEST_ROWS - 1)
+    assert AttackedModel((holds, leaks)).strongest is leaks
+
+
+def test_fewer_rows_than_the_fewest_cannot_hold() -> None:
+    for count, holds in ((FEWEST_ROWS - 1, False), (FEWEST_ROWS, True)):
+        drawn = one_set(target=[1.0] * count, ideal=[0.0] * count, unlearned=[0.0] * count)
+        assert (judge_trial(drawn, "unlearned", PLAIN, PLAIN, [RECALL], "ideal").outcome == "holds") == holds
+
+
+def test_the_table_prints_the_rows_that_a_result_rests_on() -> None:
+    (row,) = attack_rows(facts(relearn=(trial("part", 0.0, 0.0, 0.12, 20),)))
+    assert row[ATTACK_HEADINGS.index("rows")] == "20"
+
+
 def test_results_are_read_as_they_were_written_and_only_for_the_same_model(tmp_path: Any) -> None:
     from msa_lite.io.manifest import stage_folder
     from msa_lite.report import write_report
-    from msa_lite.report.attacks import attack_report
 
     with stage_folder(tmp_path / "model", "model", {}) as partial:
         (partial / "model.safetensors").write_bytes(b"weights")
     from msa_lite.io.hub import hash_content
 
-    whole, model = facts(quantise=(_Results.plain, _Results.leaks)), {"revision": hash_content(tmp_path / "model")}
+    trials = (_Results.plain, _Results.leaks, _Results.below)
+    whole, model = facts(quantise=trials), {"revision": hash_content(tmp_path / "model")}
     out = tmp_path / "attacks"
     out.mkdir()
     write_report(attack_report(whole, {"unlearned": model}), out)
