@@ -54,12 +54,13 @@ class Ground:
         return load_qa({name: getattr(self, name) for name in sets if getattr(self, name)}, self.prompter,
                        self.max_new_tokens)  # fmt: skip
 
-    def describe(self) -> dict[str, Any]:
-        """Return what decides the records of an attack on these rows, JSON-able."""
-        parts = {name: rows_identity(getattr(self, name)) for name in ("retain", "learnt")}
+    def describe(self, reads: Collection[str]) -> dict[str, Any]:
+        """Return what decides the records of an attack on these rows, JSON-able. reads: as of the attack."""
+        parts: dict[str, Any] = {name: rows_identity(getattr(self, name)) for name in reads if name != "rewordings"}
+        if "rewordings" in reads:
+            parts["rewordings"] = {name: digest(list(questions)) for name, questions in self.rewordings.items()}
         settings = {"max_new_tokens": self.max_new_tokens, "max_length": self.max_length, "seed": self.seed}
-        rewordings = {name: digest(list(questions)) for name, questions in self.rewordings.items()}
-        return {"questions": self.benchmark().describe(), **parts, "rewordings": rewordings, **settings}
+        return {"questions": self.benchmark().describe(), **parts, **settings}
 
 
 @dataclass
@@ -144,6 +145,8 @@ class Attack(ABC):
     """The sets of rows and the models that it cannot do without: "retain", "holdout", "ideal", "prior"."""
     uses: ClassVar[Collection[str]] = ()
     """The models that it looks at besides the attacked one: "target", "ideal", "prior"."""
+    reads: ClassVar[Collection[str]] = ("retain", "learnt", "rewordings")
+    """The parts of the ground that decide its records besides the scored rows."""
     only_results: ClassVar[bool] = False
     """True where target and ideal are the ends of its scale, so that it is not made on them."""
 

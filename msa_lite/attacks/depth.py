@@ -75,6 +75,7 @@ class Depth(Attack):
     source = "Unlearning Depth Score, arXiv 2605.24614"
     needs = ("target", "ideal")
     uses = ("target", "ideal")
+    reads = ()
     only_results = True
 
     def faults(self, ground: Ground) -> Iterator[str]:

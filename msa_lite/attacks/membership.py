@@ -62,6 +62,7 @@ class Membership(Attack):
     source = "Min-K%++, arXiv 2404.02936; loss, zlib and reference, arXiv 2012.07805; Min-K%, arXiv 2310.16789"
     needs = ("holdout",)
     uses = ("prior",)
+    reads = ()
 
     def faults(self, ground: Ground) -> Iterator[str]:
         """Yield missing rows."""

@@ -75,6 +75,7 @@ class Prompting(Attack):
 
     name = "prompt"
     source = "arXiv 2411.12103 (examples, rewordings), arXiv 2012.07805 (prefixes)"
+    reads = ("retain", "rewordings")
 
     def faults(self, ground: Ground) -> Iterator[str]:
         """Yield settings out of range, and rewordings that do not fit the rows."""

@@ -36,6 +36,7 @@ class Quantise(Attack):
 
     name = "quantise"
     source = "arXiv 2410.16454, arXiv 2605.24614"
+    reads = ()
 
     def faults(self, ground: Ground) -> Iterator[str]:
         for form in self.forms:

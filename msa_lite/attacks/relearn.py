@@ -168,6 +168,7 @@ class Relearn(Attack):
         "arXiv 2605.24614 (forget rows), arXiv 2410.08827 (half of them), arXiv 2505.22310 (rows to keep), "
         "arXiv 2409.18025 (unrelated text)"
     )
+    reads = ("retain", "learnt")
 
     def describe(self) -> dict[str, Any]:
         """Return its settings; of texts, a hash."""

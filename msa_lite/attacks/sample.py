@@ -55,6 +55,7 @@ class Sample(Attack):
 
     name = "sample"
     source = "leak@k, arXiv 2511.04934"
+    reads = ()
 
     @property
     def count(self) -> int:

@@ -23,7 +23,8 @@ def make_ground(run: Run) -> Ground:
     """Return all rows that attacks may use.
 
     Forget rows are the test rows, which nothing was chosen by: those of the benchmark where it asks about the forget
-    set, else the rows that the vector learnt. Holdout rows are of the same kind as these.
+    set, else the rows that the vector learnt. Holdout rows are of the same kind as these. Retain rows are those of
+    MSA's vector, whatever the run's method learns, so that all methods are attacked alike.
     """
     test = run.test
     forget, holdout = (_rows(test, name) for name in ("forget", "holdout"))
@@ -34,7 +35,7 @@ def make_ground(run: Run) -> Ground:
     return Ground(
         rewordings=_rewordings(run, forget),
         forget=forget,
-        retain=run.rows.get("retain", ()),
+        retain=run.retain,
         holdout=holdout,
         learnt=run.rows["forget"],
         prompter=_prompter(run, test),

@@ -72,7 +72,7 @@ class AttackPlan:
             "settings": attack.describe(),
             "model": model_identity(self.sources[model]),
             "others": others,
-            "rows": digest(self.ground_of(attack).describe()),
+            "rows": digest(self.ground_of(attack).describe(attack.reads)),
         }
 
     def pairs(self) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import read_records, write_records
 from msa_lite.io.manifest import stage_folder
 from msa_lite.io.progress import Progress, announce, duration, notices, under
+from msa_lite.io.seal import load_manifest
 from msa_lite.pipeline.attack_ground import limit_ground, make_ground
 from msa_lite.pipeline.attack_plan import REFERENCES, UNLEARNED, AttackPlan, attack_label, default_rows, plan_attacks
 from msa_lite.pipeline.planning_measure import time_scores
@@ -102,15 +103,41 @@ def fit_to_budget(plan: AttackPlan, budget: float | None) -> tuple[AttackPlan, S
 def _with_earlier(plan: AttackPlan, facts: AttackFacts) -> tuple[AttackFacts, dict[str, Any]]:
     """Return the results with those of other attacks that were made before, and the identities of all models.
 
-    Results of another unlearned model, or beside another control, are left out.
+    Results on other models or rows, or beside another control, are left out: they would be read as shares between the
+    models of this report.
     """
     models = {name: model_identity(plan.sources[name]) for name in plan.models}
     earlier = load_attacks(plan.folder / ATTACKS_FOLDER, plan.sources[UNLEARNED].folder)
-    if earlier is None or earlier.control != plan.control:
+    if earlier is None:
         return facts, models
-    known = {attack.name: attack for attack in (*earlier.attacks, *facts.attacks)}
-    left_out = {name: reason for name, reason in {**earlier.left_out, **facts.left_out}.items() if name not in known}
+    known, left_out = {attack.name: attack for attack in facts.attacks}, {**earlier.left_out, **facts.left_out}
+    for attack in earlier.attacks:
+        if attack.name not in known and attack.name in ATTACKS:
+            recorded = _recorded_models(plan, attack) if attack.control == plan.control else None
+            if recorded is None:
+                left_out[attack.name] = "was made with other models or rows before; make it again"
+            else:
+                known[attack.name] = attack
+                models |= {name: identity for name, identity in recorded.items() if name not in models}
+    left_out = {name: reason for name, reason in left_out.items() if name not in known}
     return AttackFacts(tuple(known[name] for name in ATTACKS if name in known), left_out), models
+
+
+def _recorded_models(plan: AttackPlan, earlier: AttackResult) -> dict[str, Any] | None:
+    """Return the identities of the models of an earlier attack, by its records.
+
+    Return None where a model of the plan, or the rows, were others then.
+    """
+    plan, recorded = replace(plan, attacks={earlier.name: make_attack(earlier.name, {})}), {}
+    references = [model for model in plan.of(plan.attacks[earlier.name]) if model in REFERENCES]
+    for model in [*references, *earlier.models]:
+        manifest, is_known = load_manifest(plan.folder_of(earlier.name, model)), model in plan.sources
+        inputs = manifest["inputs"] if manifest else {}
+        present = plan.inputs(earlier.name, model if is_known else UNLEARNED)
+        if any(inputs.get(part) != present[part] for part in ("others", "rows", *(["model"] if is_known else []))):
+            return None
+        recorded[model] = inputs["model"]
+    return recorded
 
 
 def _take_over(plan: AttackPlan) -> None:

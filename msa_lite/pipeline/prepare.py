@@ -86,6 +86,8 @@ class Run:
     """The validation and test rows."""
     alternatives: list[str]
     """The answers that the recipe gives for dpo."""
+    retain: Sequence[Row] = ()
+    """The retain rows that MSA's vector learns, also where this run's method learns all of them."""
     earlier: tuple[EarlierRun, ...] = ()
     """The runs of earlier requests, whose vectors are merged, too."""
     prompt_search: dict[str, Any] | None = None
@@ -159,10 +161,11 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     all_rows = {name: shorten(rows, prompter, recipe.vector.max_length) for name, rows in all_rows.items()}
     learnt = {name: rows for name, rows in all_rows.items() if "." not in name}
     check_rows(earlier, learnt["forget"])
+    sample: Sequence[Row] = ()
     if recipe.retain:
         sample, all_rows["retain"] = divide_retain(recipe, all_rows)
         if plan.sample:
-            learnt["retain"] = sample
+            learnt["retain"] = [*sample]
             if recipe.evaluate and recipe.evaluate.benchmark == OWN:
                 warn_of_learnt(sample, all_rows.get("evaluate.retain") or all_rows["retain"])
     check_readings(sources, tokenizer, learnt["forget"])
@@ -179,6 +182,7 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
         examples=examples,
         questions=questions,
         alternatives=_alternatives(all_rows.get(ALTERNATIVES, ())),
+        retain=sample,
         earlier=earlier,
         prompt_search=search,
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,19 @@ import msa_lite
 from msa_lite.attack_names import ATTACKS
 from msa_lite.attacks import attack as attack_module
 from msa_lite.budget.speed import ScoreTimes
+from msa_lite.data import Row
 from msa_lite.errors import MsaError, OutputError, UsageError
 from msa_lite.io.verify import verify_stages
 from msa_lite.pipeline import attacking
+from msa_lite.pipeline.attack_plan import AttackPlan
+from msa_lite.pipeline.baseline import plan_baseline
+from msa_lite.pipeline.msa import msa_plan
+from msa_lite.pipeline.prepare import prepare
+from msa_lite.pipeline.reopen import open_run
+from msa_lite.recipe import load_recipe
 from msa_lite.record.check import check_record
 from msa_lite.record.store import load_record
+from msa_lite.report.attacks import AttackFacts, load_attacks
 from tests.conftest import Drawing
 from tests.e2e.conftest import CallCli
 
@@ -203,6 +212,53 @@ def test_a_baseline_takes_the_records_of_target_and_ideal(copy: Path, loads: lis
     for model in ("ideal", "target"):
         own, other = (home / f"attacks/membership/{model}/scores.forget.jsonl" for home in (folder, copy))
         assert own.read_bytes() == other.read_bytes()
+
+
+def planned(folder: Path, names: Sequence[str], *changes: str, method: str = "msa", **replaced: Any) -> AttackPlan:
+    """The plan of attacks on the run in a folder; without the checks of the command."""
+    opened = open_run(folder)
+    recipe = load_recipe(opened.recipe, [*FEW, *changes])
+    run = prepare(recipe, msa_plan(recipe) if method == "msa" else plan_baseline(method, recipe)[0])
+    return attacking.open_attacks(replace(run, **replaced), opened.result, names)
+
+
+def test_a_method_that_learns_all_retain_rows_is_attacked_with_the_same_ones(copy: Path) -> None:
+    """MSA's vector learns a sample of the retain rows, grad_diff all of them."""
+    plan = planned(copy, QUICK, method="grad_diff")
+    assert plan.folder == copy / "baselines/grad_diff"
+    for name in QUICK:
+        for model in ("ideal", "target"):
+            assert plan.found(name, model) == copy / "attacks" / name / model
+
+
+def test_retain_rows_decide_only_the_attacks_that_use_them(copy: Path) -> None:
+    plans = [planned(copy, []), planned(copy, [], retain=[Row(0, "Who?", "Nobody.")])]
+    one, other = ({name: plan.inputs(name, "unlearned")["rows"] for name in plan.attacks} for plan in plans)
+    assert {name for name in one if one[name] != other[name]} == {"prompt", "relearn"}
+
+
+@pytest.mark.parametrize("change", ["evaluate.ideal={prior}", "evaluate.ideal=null", "attack.rows=3", "seed=1"])
+def test_results_beside_another_ideal_or_on_other_rows_are_not_kept(change: str, copy: Path) -> None:
+    prior = yaml.safe_load((copy / "recipe.yaml").read_text())["prior"]
+    plan = planned(copy, ["membership"], change.format(prior=prior))
+    kept, models = attacking._with_earlier(plan, AttackFacts(()))
+    assert kept.attacks == ()
+    assert kept.left_out == dict.fromkeys(QUICK, "was made with other models or rows before; make it again")
+    assert set(models) == set(plan.models)
+    kept, _ = attacking._with_earlier(planned(copy, ["sample"]), AttackFacts(()))
+    assert [one.name for one in kept.attacks] == QUICK
+
+
+def test_a_further_model_of_an_earlier_attack_stays_in_the_report(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = load_attacks(copy / "attacks", copy / "model")
+    assert earlier is not None
+    result = earlier.attacks[0]
+    more = replace(result, models={**result.models, "other": result.models["unlearned"]})
+    monkeypatch.setattr(attacking, "load_attacks", lambda *_: AttackFacts((more,)))
+    shutil.copytree(copy / "attacks/membership/unlearned", copy / "attacks/membership/other")
+    kept, models = attacking._with_earlier(planned(copy, ["prompt"]), AttackFacts(()))
+    assert kept.models == ["unlearned", "other"]
+    assert models["other"] == models["unlearned"]
 
 
 @pytest.mark.slow
