@@ -161,6 +161,18 @@ class Attack(ABC):
         """
         yield from ()
 
+    def left_out(self, ground: Ground) -> dict[str, str]:
+        """Return the parts of the attack that these rows do not allow, each with the reason. The others are made."""
+        return {}
+
+    def fit_to(self, models: Mapping[str, Source]) -> Attack:
+        """Return the attack with settings that depend on the models, the same for all of them.
+
+        models: those that it is made on, and those that it uses, by name. Raise UsageError or MismatchError for models
+        that it cannot be made on; only headers are read.
+        """
+        return self
+
     @abstractmethod
     def trials(self, ground: Ground) -> Sequence[Trial]:
         """Return the trials in their order."""

@@ -13,13 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial
-from msa_lite.attacks.patching import measure_losses
+from msa_lite.attacks.patching import check_layers, measure_losses
 from msa_lite.data import IGNORE, Example
 from msa_lite.evals.benchmark import ItemSet, Record, Records
 from msa_lite.evals.forward import score_bundles
-from msa_lite.evals.models import Runner
+from msa_lite.evals.models import Runner, checkpoint_folder
 from msa_lite.io.files import digest
+from msa_lite.io.hub import Source
 from msa_lite.io.layers import find_layers
+from msa_lite.io.loading import check_model
 from msa_lite.io.progress import Progress, part_of, silent
 
 _TRIAL = Trial("patched", "hidden states in the target")
@@ -81,6 +83,13 @@ class Depth(Attack):
     def faults(self, ground: Ground) -> Iterator[str]:
         if self.threshold <= 0:
             yield f"threshold: {self.threshold:g}; it has to be above 0, since scores divide by what exceeds it"
+
+    def fit_to(self, models: Mapping[str, Source]) -> Depth:
+        """Return itself. Raise MismatchError for a model of another shape than the target's."""
+        shapes = {name: check_model(checkpoint_folder(source.folder)) for name, source in models.items()}
+        for name, model in shapes.items():
+            check_layers(shapes["target"], model, name)
+        return self
 
     def trials(self, ground: Ground) -> Sequence[Trial]:
         return [_TRIAL]

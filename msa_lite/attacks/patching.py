@@ -42,7 +42,7 @@ def measure_losses(
     layers: those to patch, for each text. Texts come in any order; those without labels or layers do not come.
     Memory beside the two models: a batch of the target, and the source's states at up to 512 labels and all layers.
     """
-    _check_layers(target, source)
+    check_layers(target.model, source.model)
     todo = [i for i, text in enumerate(texts) if layers[i] and _places(text)]
     for part in _parts([len(_places(texts[i])) for i in todo]):
         chosen = todo[part]
@@ -56,13 +56,13 @@ def measure_losses(
                 yield chosen[at], [float(np.mean(plain.log_probs - p.log_probs, dtype=np.float64)) for p in patched]
 
 
-def _check_layers(target: Runner, source: Runner) -> None:
-    """Raise MismatchError unless both models have as many layers of the same width."""
-    sizes = [(len(find_layers(r.model)), int(r.model.get_input_embeddings().weight.shape[1])) for r in (target, source)]
+def check_layers(target: Any, other: Any, name: str = "other model") -> None:
+    """Raise MismatchError unless both models have as many layers of the same width. They need no weights."""
+    sizes = [(len(find_layers(m)), int(m.get_input_embeddings().weight.shape[1])) for m in (target, other)]
     if sizes[0] != sizes[1]:
         (count, width), (other_count, other_width) = sizes
         raise MismatchError(
-            f"the target has {count} layers of width {width}, the other model {other_count} of width {other_width}; "
+            f"the target has {count} layers of width {width}, the {name} {other_count} of width {other_width}; "
             "hidden states can only be exchanged between models of one shape, so leave the attack depth out"
         )
 

@@ -29,22 +29,23 @@ from .15 to .39, and the ideal from .058 to .063.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from msa_lite.attacks.attack import Attack, Cost, Ground, Means, Measure, Subject, Trial
+from msa_lite.attacks.relearn_settings import MATCHED, ON_ALL_ROWS, ON_PART, ON_UNRELATED, RelearnSettings
 from msa_lite.attacks.scores import recall_cost, recall_measures
 from msa_lite.attacks.unrelated import UNRELATED
 from msa_lite.data import Example, Row, encode_qa, encode_text, pad_id, rows_identity, split_rows
-from msa_lite.errors import nearest
+from msa_lite.errors import StageError, UsageError, nearest
 from msa_lite.evals.benchmark import Record, Records
-from msa_lite.evals.models import Runner
+from msa_lite.evals.models import Runner, count_weights, streams
 from msa_lite.evals.records import run_items
-from msa_lite.io.precision import Compute
+from msa_lite.io.hub import Source
+from msa_lite.io.precision import Compute, choose_precision
 from msa_lite.io.progress import Progress, notices, silent
-from msa_lite.train import FitSettings, auto_rate, check_tunable, roomy_mode, tune
+from msa_lite.train import check_tunable, roomy_mode, tune
 
 _ROWS_TAUGHT = {
     "forget": "all forget rows",
@@ -54,66 +55,7 @@ _ROWS_TAUGHT = {
 }
 _STRENGTHS = ("matched", "published")
 _LEAST_PART = 2  # rows on either side of a division
-_FASTER = 3.0  # times the rate of a vector: whoever attacks need not spare the rest of the model
-_OF_ADAPTER = 10 * 64  # over lora_alpha: the rate of an adapter as a multiple of that of all weights
 _PLAIN = Trial("plain", "no tuning", is_control=True)
-
-
-@dataclass(frozen=True)
-class RelearnSettings:
-    """The settings of a branch."""
-
-    learning_rate: float | None = None
-    """None: three times the rate at which a vector of all weights is fitted to a model of this size."""
-    epochs: int = 1
-    steps: int | None = None
-    """The number of optimiser steps, in place of `epochs`."""
-    batch_size: int = 32
-    mode: Literal["auto", "full", "lora"] = "auto"
-    """auto: all weights where the device has room for their gradients and AdamW's states, else an adapter, at ten times
-    the rate."""
-    lora_rank: int = 32
-    lora_alpha: float = 64
-    weight_decay: float = 0.0
-    warmup_steps: int = 0
-    schedule: Literal["linear", "constant"] = "linear"
-
-    def count_steps(self, examples: int) -> int:
-        """Return the number of optimiser steps."""
-        return self.steps or self.epochs * math.ceil(examples / self.batch_size)
-
-    def settings(self, model: Any, examples: int, seed: int, compute: Compute) -> FitSettings:
-        """Return the settings of a fit of a loaded model on so many examples."""
-        mode = roomy_mode(model) if self.mode == "auto" else self.mode
-        if mode != self.mode and mode == "lora":
-            notices.info("relearn: there is no room to tune all weights, so that an adapter is tuned")
-        rate = self.learning_rate
-        if rate is None:
-            rate = _FASTER * auto_rate("full", sum(parameter.numel() for parameter in model.parameters()))
-        if mode == "lora" and (self.learning_rate is None or self.mode == "auto"):
-            rate *= _OF_ADAPTER / self.lora_alpha
-        return FitSettings(
-            mode=mode,
-            lora_rank=self.lora_rank,
-            lora_alpha=self.lora_alpha,
-            epochs=math.ceil(self.count_steps(examples) / math.ceil(examples / self.batch_size)),
-            learning_rate=rate,
-            weight_decay=self.weight_decay,
-            batch_size=self.batch_size,
-            schedule=self.schedule,
-            warmup_steps=self.warmup_steps,
-            compute=compute,
-            seed=seed,
-        )
-
-    def faults(self) -> Iterator[str]:
-        """Yield values out of range."""
-        for name in ("learning_rate", "steps"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                yield f"{name}: {value}; it must be above 0"
-        for name in ("epochs", "batch_size", "lora_rank", "lora_alpha"):
-            if not (value := getattr(self, name)) > 0:
-                yield f"{name}: {value}; it must be above 0"
 
 
 class _Branch(NamedTuple):
@@ -136,26 +78,25 @@ class _Branch(NamedTuple):
 
     def trial(self, step: int, is_summary: bool) -> Trial:
         """Return the trial after so many steps."""
+        adapter = " an adapter" if self.tuning.mode == "lora" else ""
         published = " as published" if self.strength == "published" else ""
-        label = f"tuning{published} on {_ROWS_TAUGHT[self.name]}, {step} step{'s' * (step > 1)}"
+        label = f"tuning{adapter}{published} on {_ROWS_TAUGHT[self.name]}, {step} step{'s' * (step > 1)}"
         return Trial(f"{self.title} step {step}", label, teaches_forget_rows=self.teaches, is_summary=is_summary)
 
 
 @dataclass(frozen=True)
 class Relearn(Attack):
-    """RelearnSettings on the forget rows, on a half of them, on rows to keep, and on unrelated text."""
+    """Tune on the forget rows, on a half of them, on rows to keep, and on unrelated text."""
 
     branches: tuple[str, ...] = ()
     """Keys of `_ROWS_TAUGHT`; empty: all that the rows allow."""
     strengths: tuple[str, ...] = _STRENGTHS
-    matched: RelearnSettings = RelearnSettings(steps=48, batch_size=8, schedule="constant")
+    matched: RelearnSettings = MATCHED
     """The settings of all branches at the strength that is matched to the model."""
-    forget: RelearnSettings = RelearnSettings(2e-5)
-    part: RelearnSettings = RelearnSettings(5e-6, epochs=6, batch_size=4, warmup_steps=24)
-    retain: RelearnSettings = RelearnSettings(2e-5)
-    unrelated: RelearnSettings = RelearnSettings(
-        2e-4, epochs=3, batch_size=1, mode="lora", lora_rank=128, lora_alpha=16, weight_decay=0.01, warmup_steps=4
-    )
+    forget: RelearnSettings = ON_ALL_ROWS
+    part: RelearnSettings = ON_PART
+    retain: RelearnSettings = ON_ALL_ROWS
+    unrelated: RelearnSettings = ON_UNRELATED
     points: int = 4
     """The most points of a matched curve, each at half of the steps of the next one."""
     compute: Compute = "auto"
@@ -171,12 +112,25 @@ class Relearn(Attack):
     reads = ("retain", "learnt")
 
     def describe(self) -> dict[str, Any]:
-        """Return its settings; of texts, a hash."""
-        settings = {key: value for key, value in asdict(replace(self, texts=())).items() if key != "texts"}
-        return settings | {"texts": rows_identity(self.texts)}
+        """Return its settings, with the precision on this device; of texts, a hash."""
+        settings = asdict(replace(self, texts=()))
+        return settings | {"texts": rows_identity(self.texts), "compute": choose_precision(self.compute)}
+
+    def fit_to(self, models: Mapping[str, Source]) -> Relearn:
+        """Return the attack with one mode for all models, by the largest of them: else one would be tuned otherwise.
+
+        Raise UsageError for models that find no room on the GPU.
+        """
+        if large := [f"{name} ({source.name})" for name, source in models.items() if streams(source)]:
+            raise UsageError(f"{', '.join(large)}: too large for the GPU's memory to be tuned; use a larger GPU")
+        mode = roomy_mode(max(map(count_weights, models.values())))
+        tunings = {name: getattr(self, name) for name in ("matched", *_ROWS_TAUGHT)}
+        if mode == "lora" and any(tuning.mode == "auto" for tuning in tunings.values()):
+            notices.info("relearn: there is no room to tune all weights, so that adapters are tuned, of all models")
+        return replace(self, **{name: tuning.with_mode(mode) for name, tuning in tunings.items()})
 
     def faults(self, ground: Ground) -> Iterator[str]:
-        """Yield branches without rows, rows that overlap the scored ones, and settings out of range."""
+        """Yield branches that are named and not possible, and settings out of range."""
         for key, names, known in (("branches", self.branches, _ROWS_TAUGHT), ("strengths", self.strengths, _STRENGTHS)):
             for name in names:
                 if name not in known:
@@ -190,17 +144,15 @@ class Relearn(Attack):
         if not ground.forget:
             yield "there are no forget rows to score"
             return
-        yield from (fault for name in self.branches if (fault := self._lack(name, ground)))
-        attacked = [*ground.forget, *ground.holdout, *ground.learnt]
-        known_rows, known_subjects = {row.sha256 for row in attacked}, {_content(row) for row in attacked}
-        for name, rows in (("retain", ground.retain), ("unrelated", self.texts)):
-            shared = [row for row in rows if row.sha256 in known_rows or _content(row) in known_subjects]
-            if shared and name in (self.branches or _ROWS_TAUGHT):
-                yield (
-                    f"{name}: {len(shared)} of {len(rows)} rows to tune on are forget or holdout rows, or ask the same "
-                    f"(the first is row {shared[0].index}), so that tuning would teach what is scored; leave them out "
-                    "of these rows, or leave the branch out"
-                )
+        for name in self.branches:
+            if lack := self._lack(name, ground):
+                yield f"{name}: {lack}, or leave the branch out"
+
+    def left_out(self, ground: Ground) -> dict[str, str]:
+        """Return the branches that the rows do not allow, each with the reason; none where the user named some."""
+        if self.branches:
+            return {}
+        return {name: lack for name in _ROWS_TAUGHT if (lack := self._lack(name, ground))}
 
     def trials(self, ground: Ground) -> Sequence[Trial]:
         """Return the model as it is, then the points of each branch.
@@ -276,16 +228,21 @@ class Relearn(Attack):
             def tell(label: str, step: int, last: int, before: int = done) -> None:
                 progress(self.name, before + step, total)
 
-            tune(
-                runner.model,
-                examples,
-                look,
-                pad=pad_id(ground.prompter.tokenizer),
-                settings=branch.tuning.settings(runner.model, len(examples), ground.seed, self.compute),
-                steps=steps,
-                label=f"relearn, {branch.title}",
-                progress=tell,
-            )
+            try:
+                tune(
+                    runner.model,
+                    examples,
+                    look,
+                    pad=pad_id(ground.prompter.tokenizer),
+                    settings=branch.tuning.settings(runner.model, len(examples), ground.seed, self.compute),
+                    steps=steps,
+                    label=f"relearn, {branch.title}",
+                    progress=tell,
+                )
+            except StageError as error:
+                left = ",".join(name for name in self.branches or _ROWS_TAUGHT if name != branch.name)
+                way = f"attack.relearn.branches=[{left}] leaves this branch out" if left else "leave relearn out"
+                raise type(error)(f"{error}; {way}") from error
             done += steps[-1]
             yield from ((trials[name], scored) for name, scored in records.items())
 
@@ -310,11 +267,19 @@ class Relearn(Attack):
             if all(len(part) >= _LEAST_PART for part in _divide(ground)):
                 return None
             return (
-                f"part: {len(ground.forget)} forget rows are too few to split: at least {_LEAST_PART} to tune on and "
-                f"{_LEAST_PART} others to score are needed; attack more rows, or leave the branch out"
+                f"{len(ground.forget)} forget rows are too few to split: at least {_LEAST_PART} to tune on and "
+                f"{_LEAST_PART} others to score are needed; attack more rows"
             )
-        if name in _ROWS_TAUGHT and not _count_examples(self._rows(name, ground), ground):
-            return f"{name}: there are no rows to tune on; give some (retain.data), or leave the branch out"
+        rows = self._rows(name, ground) if name in _ROWS_TAUGHT else ()
+        if name in _ROWS_TAUGHT and not _count_examples(rows, ground):
+            return "there are no rows to tune on; give some (retain.data)"
+        attacked = {_content(row) for row in (*ground.forget, *ground.holdout, *ground.learnt)}
+        shared = [row for row in rows if name != "forget" and _content(row) in attacked]
+        if shared:
+            return (
+                f"{len(shared)} of {len(rows)} rows to tune on are forget or holdout rows, or ask the same (the first "
+                f"is row {shared[0].index}), so that tuning would teach what is scored; take them out of these rows"
+            )
         return None
 
     def _points(self, branch: _Branch, examples: int) -> list[int]:
@@ -340,8 +305,9 @@ def relearning_robustness(
     return min(max((ideal_after - ideal_before) / gain, 0.0), 1.0)
 
 
-def _content(row: Row) -> tuple[str, str]:
-    return (row.question, row.text)
+def _content(row: Row) -> tuple[Any, ...]:
+    """Return what is asked, with all before it: of conversations, the last turn alone may be the same by chance."""
+    return (row.earlier, row.system, row.question, row.text)
 
 
 def _divide(ground: Ground) -> tuple[list[Row], list[Row]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -154,6 +155,19 @@ def _load(
         if below != Path(folder):
             model = attach_adapter(model, folder)
     return model.eval()
+
+
+def streams(source: Source) -> bool:
+    """Check by headers whether a model finds no room on the GPU, so that layers would stream from RAM."""
+    folder, free = checkpoint_folder(source.folder), free_bytes()
+    nbytes = loaded_bytes(load_checkpoint(folder), _scoring_dtype(folder, False, None))
+    return free is not None and not fits(nbytes, free)
+
+
+def count_weights(source: Source) -> int:
+    """Return the number of a model's weights, by its headers; those of an adapter are left out."""
+    tensors = load_checkpoint(checkpoint_folder(source.folder)).tensors.values()
+    return sum(math.prod(entry.shape) for entry in tensors)
 
 
 def _place(folder: Path, dtype: Any, free: int, anyway: bool = False) -> Placement | None:

@@ -51,13 +51,11 @@ class AttackPlan:
 
     def of(self, attack: Attack) -> list[str]:
         """Return the models that an attack is made on."""
-        return [name for name in self.models if not attack.only_results or name not in REFERENCES]
+        return _models_of(attack, self.models)
 
     def ground_of(self, attack: Attack) -> Ground:
-        """Return the rows of an attack: holdout rows are scored only where they are the control, or it needs them."""
-        if self.control == "holdout" or "holdout" in attack.needs:
-            return self.ground
-        return replace(self.ground, holdout=())
+        """Return the rows of an attack."""
+        return _ground_of(attack, self.ground, self.control)
 
     def folder_of(self, name: str, model: str) -> Path:
         """Return the folder of an attack's records of a model."""
@@ -110,27 +108,44 @@ class AttackPlan:
     def within(self, budget: float, times: ScoreTimes) -> AttackPlan:
         """Return a plan that takes no longer than the budget by prediction: with fewer rows, then with fewer attacks.
 
-        What is made already costs nothing, and a plan that was begun goes on, so that a rerun with a budget ends what
-        the first one began. budget: seconds. Raise UsageError where not even one attack fits.
+        What is made already costs nothing. A plan that was begun in this run's folder goes on with its rows, as long
+        as one of its attacks fits, so that a rerun with a budget ends what the first one began. budget: seconds. Raise
+        UsageError where not even one attack fits.
         """
         plans = [self]
         while len(plans[-1].ground.forget) > _FEWEST:
             rows = max(_FEWEST, len(plans[-1].ground.forget) * 3 // 4)
             plans.append(replace(self, ground=limit_ground(self.ground, rows)))
-        begun = (plan for plan in plans if len(plan.missing()) < len(plan.pairs()))
-        plan = next(begun, None) or next((plan for plan in plans if plan.seconds(times) <= budget), plans[-1])
-        left_out = dict(plan.left_out)
-        while plan.seconds(times) > budget and plan.attacks:
-            attacks = dict(plan.attacks)
-            costs = {name: replace(plan, attacks={name: attack}).seconds(times) for name, attack in attacks.items()}
-            dearest = max(costs, key=lambda name: costs[name])
-            del attacks[dearest]
-            left_out[dearest] = f"takes about {duration(costs[dearest])}, and the budget is {duration(budget)}"
-            if not attacks:
-                cheapest = f"{dearest} alone takes about {duration(costs[dearest])} on {_FEWEST} rows"
-                raise UsageError(f"--budget: {duration(budget)} is too little for one attack: {cheapest}")
-            plan = replace(plan, attacks=attacks, left_out=left_out)
-        return plan
+        begun = [plan for plan in plans if plan.is_begun]
+        fitting = (plan for plan in plans if plan.seconds(times) <= budget)
+        for plan in (*begun[:1], next(fitting, plans[-1]), plans[-1]):
+            costs = {name: plan.only([name]).seconds(times) for name in plan.attacks}
+            reduced = plan
+            while reduced.attacks and reduced.seconds(times) > budget:
+                dearest = max(reduced.attacks, key=lambda name: costs[name])
+                reason = f"takes about {duration(costs[dearest])}, and the budget is {duration(budget)}"
+                reduced = reduced.without({dearest: reason})
+            if reduced.attacks:
+                return reduced
+        cheapest = min(costs, key=lambda name: costs[name])
+        raise UsageError(
+            f"--budget: {duration(budget)} is too little for one attack: {cheapest} alone takes about "
+            f"{duration(costs[cheapest])} on {len(plan.ground.forget)} rows"
+        )
+
+    @property
+    def is_begun(self) -> bool:
+        """Check whether the run's own folder holds records of this plan; those of target and ideal may be another's."""
+        return any(self.found(*pair) == self.folder_of(*pair) for pair in self.pairs())
+
+    def only(self, names: Sequence[str]) -> AttackPlan:
+        """Return the plan of some of its attacks."""
+        return replace(self, attacks={name: self.attacks[name] for name in names})
+
+    def without(self, reasons: Mapping[str, str]) -> AttackPlan:
+        """Return the plan without some attacks, each with the reason."""
+        attacks = {name: attack for name, attack in self.attacks.items() if name not in reasons}
+        return replace(self, attacks=attacks, left_out={**self.left_out, **reasons})
 
     def seconds(self, times: ScoreTimes) -> float:
         """Return the predicted time of what is still to be made."""
@@ -155,31 +170,48 @@ def default_rows() -> int:
 
 
 def plan_attacks(
-    run: Run, result: Path, attacks: Mapping[str, Attack], ground: Ground, more: Mapping[str, str], wanted: bool
+    run: Run, result: Path | None, attacks: Mapping[str, Attack], ground: Ground, more: Mapping[str, str], wanted: bool
 ) -> AttackPlan:
-    """Return the plan of attacks on a run. result: the folder of the unlearned model. more: further models by name.
+    """Return the plan of attacks on a run, with settings of attacks that depend on the models fixed for all of them.
 
-    wanted: the user named the attacks, so that one that cannot be made is an error; else it is left out, with the
-    reason. Raise UsageError with all that forbids the attacks, before any work.
+    result: the folder of the unlearned model; None before there is one. more: further models by name. wanted: the user
+    named the attacks, so that one that cannot be made is an error; else it is left out, with the reason. Raise
+    UsageError with all that forbids the attacks, before any work.
     """
     sources = _sources(run, result, more)
     control = _control(run, ground)
-    faults, left_out = Faults(), {}
+    models = [name for name in (*REFERENCES, UNLEARNED, *more) if name in sources]
+    faults, left_out, possible = Faults(), dict[str, str](), dict[str, Attack]()
     for name, attack in attacks.items():
-        reasons = _lacking(attack, sources, ground) or [*attack.faults(ground)]
+        rows = _ground_of(attack, ground, control)
+        reasons = Faults(UsageError(reason) for reason in _lacking(attack, sources, ground) or attack.faults(rows))
+        if not reasons:
+            with reasons.gathered(""):
+                used = [*_models_of(attack, models), *(other for other in attack.uses if other in sources)]
+                possible[name] = attack.fit_to({model: sources[model] for model in used})
+                left_out |= {f"{name}, {part}": reason for part, reason in attack.left_out(rows).items()}
         if reasons and not wanted:
-            left_out[name] = "; ".join(reasons)
+            left_out[name] = "; ".join(map(str, reasons))
         for reason in reasons if wanted else ():
             with faults.gathered(f"{name}: "):
-                raise UsageError(reason)
+                raise reason
     faults.check()
-    possible = {name: attack for name, attack in attacks.items() if name not in left_out}
     if not possible:
         lines = [f"{name}: {reason}" for name, reason in left_out.items()]
         raise UsageError(join_faults(f"{run.folder}: no attack is possible on this run:", lines))
-    references = [name for name in REFERENCES if name in sources]
-    models = [*references, *(name for name in (UNLEARNED, *more) if name in sources)]
     return AttackPlan(run.folder, run.recipe.folder, possible, sources, models, ground, control, left_out)
+
+
+def _models_of(attack: Attack, models: Sequence[str]) -> list[str]:
+    """Return the models that an attack is made on."""
+    return [name for name in models if not attack.only_results or name not in REFERENCES]
+
+
+def _ground_of(attack: Attack, ground: Ground, control: AttackControl) -> Ground:
+    """Return the rows of an attack: holdout rows are scored only where they are the control, or it needs them."""
+    if control == "holdout" or "holdout" in attack.needs:
+        return ground
+    return replace(ground, holdout=())
 
 
 def _control(run: Run, ground: Ground) -> AttackControl:
@@ -206,7 +238,7 @@ def _lacking(attack: Attack, sources: Mapping[str, Source], ground: Ground) -> l
     return [words[need][1] for need in attack.needs if not words[need][0]]
 
 
-def _sources(run: Run, result: Path, more: Mapping[str, str]) -> dict[str, Source]:
+def _sources(run: Run, result: Path | None, more: Mapping[str, str]) -> dict[str, Source]:
     """Return the models by name. Raise UsageError for one that is stored quantised, or has a name that is taken."""
     own = {name: run.sources[name] for name in REFERENCES if name in run.sources}
     prior = run.sources["prior"]
@@ -214,7 +246,8 @@ def _sources(run: Run, result: Path, more: Mapping[str, str]) -> dict[str, Sourc
         prior = fit_prior(own["target"], fetch(run.recipe.prior_checkpoint))
     if prior.folder != own["target"].folder:
         own["prior"] = prior
-    own[UNLEARNED] = fetch(str(result))
+    if result is not None:
+        own[UNLEARNED] = fetch(str(result))
     if taken := sorted(own.keys() & more.keys()):
         raise UsageError(f"--model: {', '.join(taken)}: the run has a model of this name; choose another")
     sources = own | {name: fetch(place) for name, place in more.items()}

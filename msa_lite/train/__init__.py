@@ -2,7 +2,7 @@
 
 from msa_lite.train.auto import auto_rate
 from msa_lite.train.fit import check_mode, fit_inputs, fit_vector
-from msa_lite.train.in_place import check_tunable, roomy_mode, tune
+from msa_lite.train.in_place import TuningMode, check_tunable, roomy_mode, tune
 from msa_lite.train.loop import epoch_folder
 from msa_lite.train.objective import AfterEpoch, KeptEpochs, Objective
 from msa_lite.train.settings import FitSettings
@@ -16,6 +16,7 @@ __all__ = [
     "Line",
     "Objective",
     "Tracking",
+    "TuningMode",
     "Until",
     "auto_rate",
     "check_mode",

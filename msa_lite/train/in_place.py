@@ -21,7 +21,8 @@ from msa_lite.train.rungs import find_rung, ladder
 from msa_lite.train.settings import FitSettings
 from msa_lite.train.trainer import last_loss, make_trainer
 
-_BYTES = 16  # of a weight in full mode: fp32, with its gradient and two states of AdamW
+TuningMode = Literal["full", "lora"]
+_BYTES = 20  # of a weight in full mode: as it is loaded, in fp32 to train, its gradient and two states of AdamW
 _SPARE = 0.8  # part of the free memory that these may take; activations need the rest
 _ADAPTER = "tuned"
 
@@ -59,7 +60,7 @@ def tune(
         if not is_out_of_memory(error):
             raise
         raise StageError(
-            f"{label}: out of memory ({memory_fault(error)}); try mode lora, a smaller max_length, or a larger GPU"
+            f"{label}: out of memory ({memory_fault(error)}); end other programs, or take a device with more of it"
         ) from error
     finally:
         free_memory()
@@ -90,9 +91,8 @@ def check_tunable(model: Any) -> None:
         raise UsageError("the model does not fit into the GPU's memory, so it cannot be tuned; use a larger GPU")
 
 
-def roomy_mode(model: Any) -> Literal["full", "lora"]:
-    """Return "full" where the device has room for the gradients and states of all weights of a model, else "lora"."""
-    weights = sum(parameter.numel() for parameter in model.parameters())
+def roomy_mode(weights: int) -> TuningMode:
+    """Return "full" where the device has room to tune so many weights, else "lora"."""
     free = free_bytes()
     return "full" if _BYTES * weights < _SPARE * (free_ram() if free is None else free) else "lora"
 
@@ -165,9 +165,7 @@ def _make_watch(after: Callable[[int], None], steps: frozenset[int], label: str,
     class Watch(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any) -> None:
             if not math.isfinite(float(logs.get("loss", 0.0))):
-                raise NotFiniteError(
-                    f"{label}: the loss is {logs['loss']} at step {state.global_step}. Try a lower learning_rate"
-                )
+                raise NotFiniteError(f"{label}: the loss is {logs['loss']} at step {state.global_step}")
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             step, model = state.global_step, kwargs["model"]

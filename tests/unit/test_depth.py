@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from msa_lite.attacks.depth import Depth, depth_score
 from msa_lite.data import IGNORE, Row
 from msa_lite.errors import MismatchError
 from msa_lite.evals.models import Runner
-from msa_lite.io.hub import Source
+from msa_lite.io.hub import Source, fetch
 from msa_lite.io.layers import find_layers
 from tests.conftest import tiny_model
 from tests.muse_data import make_prompter
@@ -345,3 +345,13 @@ def test_the_cost_bounds_the_tokens_that_run() -> None:
     cost = Depth().cost(Ground(ROWS, [], [], ROWS, make_prompter(), layers=LAYERS))
     assert ran / 2 < cost.scored / 2 < ran * 2  # of two stages
     assert (cost.generated, cost.trained) == (0, 0)
+
+
+def test_a_model_of_another_shape_is_refused_by_its_headers(make_checkpoint: Callable[..., Path]) -> None:
+    folders = {"target": make_checkpoint("llama"), "ideal": make_checkpoint("llama", 1), "older": make_checkpoint(
+        "llama", num_hidden_layers=3)}  # fmt: skip
+    models = {name: fetch(str(folder)) for name, folder in folders.items()}
+    with pytest.raises(MismatchError, match=r"the target has 2 layers of width .*, the older 3 of width"):
+        Depth().fit_to(models)
+    del models["older"]
+    assert Depth().fit_to(models) == Depth()

@@ -134,7 +134,7 @@ def test_a_model_is_put_back_whatever_is_raised(
     if where != "look":
         monkeypatch.setattr("msa_lite.train.plain.PlainLoss.step", fail)
     expected = StageError if where == "memory" else type(fault)
-    with without_a_trace(model), pytest.raises(expected, match="mode lora" if where == "memory" else None):
+    with without_a_trace(model), pytest.raises(expected, match="more of it" if where == "memory" else None):
         tune(model, ROWS, fail, pad=PAD, settings=settings, steps=(1,))
 
 
@@ -179,7 +179,7 @@ def test_a_broken_loss_ends_the_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama").eval()
     with torch.no_grad():
         model.model.embed_tokens.weight.fill_(float("nan"))
-    with pytest.raises(NotFiniteError, match=r"relearn: the loss is nan at step 1\. Try a lower learning_rate"):
+    with pytest.raises(NotFiniteError, match=r"relearn: the loss is nan at step 1$"):
         tune(model, ROWS, lambda step: None, pad=PAD, settings=SETTINGS, steps=(2,), label="relearn")
 
 
@@ -192,6 +192,5 @@ def test_models_that_cannot_be_tuned_are_refused() -> None:
 
 @pytest.mark.parametrize(("gigabytes", "mode"), [(1, "lora"), (100, "full")])
 def test_all_weights_are_tuned_where_there_is_room(gigabytes: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = torch.nn.Linear(10_000, 10_000, bias=False, device="meta")  # 1.6 GB with gradients and states
     monkeypatch.setattr("msa_lite.train.in_place.free_ram", lambda: gigabytes * 10**9)
-    assert roomy_mode(weights) == mode
+    assert roomy_mode(10**8) == mode  # 2 GB with gradients and states

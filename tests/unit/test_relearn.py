@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import cache
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -18,8 +19,10 @@ from msa_lite.attacks.findings import judge_model
 from msa_lite.attacks.relearn import Relearn, RelearnSettings, relearning_robustness
 from msa_lite.attacks.unrelated import UNRELATED
 from msa_lite.data import Example, Row, encode_qa
-from msa_lite.errors import UsageError
+from msa_lite.errors import StageError, UsageError
 from msa_lite.evals.benchmark import Records
+from msa_lite.io.hub import Source
+from msa_lite.io.precision import choose_precision
 from msa_lite.train import FitSettings
 from tests.memorised import FORGET, HOLDOUT, RETAIN, learn, make_ground, subject_of
 
@@ -176,12 +179,46 @@ def test_the_matched_strength_follows_the_size_of_the_model() -> None:
 
 
 def test_where_there_is_no_room_an_adapter_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("msa_lite.attacks.relearn.roomy_mode", lambda model: "lora")
+    monkeypatch.setattr("msa_lite.attacks.relearn_settings.roomy_mode", lambda weights: "lora")
     model = torch.nn.Linear(10, 10)
     published = RelearnSettings(2e-5, lora_alpha=64).settings(model, 40, 0, "auto")
     assert (published.mode, published.learning_rate) == ("lora", pytest.approx(2e-4))
     assert replace(RelearnSettings(2e-5), mode="full").settings(model, 40, 0, "auto").mode == "full"
     assert Relearn().unrelated.settings(model, 24, 0, "auto").learning_rate == 2e-4  # made for an adapter
+
+
+def test_all_models_are_tuned_in_one_mode_by_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    room: list[int] = []
+    monkeypatch.setattr("msa_lite.attacks.relearn.count_weights", lambda source: int(source.name))
+    monkeypatch.setattr("msa_lite.attacks.relearn.streams", lambda source: False)
+    monkeypatch.setattr("msa_lite.attacks.relearn.roomy_mode", lambda weights: room.append(weights) or "lora")
+    models = {name: Source(size, Path(), "") for name, size in (("ideal", "10"), ("target", "30"), ("unlearned", "20"))}
+    attack = Relearn().fit_to(models)
+    assert room == [30]
+    assert {attack.matched.mode, attack.forget.mode, attack.part.mode} == {"lora"}
+    assert attack.forget.learning_rate == pytest.approx(2e-4)
+    assert attack.describe()["matched"]["mode"] == "lora"
+    assert attack.describe()["compute"] == choose_precision("auto")
+    assert attack.trials(GROUND)[1].label == "tuning an adapter on all forget rows, 6 steps"
+    # The free memory of a later moment decides nothing any more.
+    monkeypatch.setattr("msa_lite.attacks.relearn_settings.roomy_mode", lambda weights: "full")
+    assert attack.matched.settings(torch.nn.Linear(10, 10), 40, 0, "auto").mode == "lora"
+
+
+def test_a_model_that_streams_from_ram_is_refused_by_its_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("msa_lite.attacks.relearn.streams", lambda source: source.name == "large")
+    with pytest.raises(UsageError, match=r"ideal \(large\): too large for the GPU's memory to be tuned"):
+        Relearn().fit_to({"ideal": Source("large", Path(), ""), "target": Source("small", Path(), "")})
+
+
+def test_a_branch_that_fails_names_the_key_that_leaves_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise StageError("relearn, part: out of memory")
+
+    monkeypatch.setattr("msa_lite.attacks.relearn.tune", fail)
+    attack = replace(QUICK, branches=("part", "forget"))
+    with pytest.raises(StageError, match=r"out of memory; attack\.relearn\.branches=\[forget\] leaves this branch out"):
+        [*attack.run(subject_of(ideal()), GROUND, {})]
 
 
 def test_every_branch_has_a_curve_and_one_point_that_speaks() -> None:
@@ -213,6 +250,7 @@ def test_branches_that_the_rows_do_not_allow_are_left_out_unless_they_are_named(
     faults = [*Relearn(branches=("part", "retain")).faults(ground)]
     assert [fault.partition(":")[0] for fault in faults] == ["part", "retain"]
     assert "3 forget rows are too few to split" in faults[0]
+    assert set(Relearn().left_out(ground)) == {"part", "retain"}
     assert "give some (retain.data), or leave the branch out" in faults[1]
 
 
@@ -223,10 +261,22 @@ def test_rows_that_teach_what_is_scored_are_refused(place: str, shared: Row) -> 
     attack, ground = (
         (Relearn(), make_ground(retain=rows)) if place == "retain" else (Relearn(texts=rows), make_ground())
     )
-    (fault,) = attack.faults(ground)
+    (fault,) = replace(attack, branches=(place,)).faults(ground)
     assert fault.startswith(f"{place}: 1 of 7 rows to tune on are forget or holdout rows, or ask the same")
-    others = tuple(name for name in ("forget", "part", "retain", "unrelated") if name != place)
-    assert [*replace(attack, branches=others).faults(ground)] == []
+    assert [*attack.faults(ground)] == []
+    assert set(attack.left_out(ground)) == {place}
+    assert place not in {trial.name.split()[0] for trial in attack.trials(ground)}
+
+
+def test_rows_that_share_a_last_turn_alone_are_tuned_on() -> None:
+    """Of conversations, "Can you say more?" stands at the end of many."""
+    forget, retain = (
+        [replace(row, question="Can you say more?", earlier=((row.question, row.answer),)) for row in rows]
+        for rows in (FORGET, RETAIN)
+    )
+    ground = make_ground(forget=forget, learnt=forget, retain=retain)
+    assert Relearn().left_out(ground) == {}
+    assert set(Relearn().left_out(replace(ground, retain=[*retain, forget[0]]))) == {"retain"}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from msa_lite.errors import StageError
 from msa_lite.evals import models
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import Decoding, generate
-from msa_lite.evals.models import Runner, load_model
+from msa_lite.evals.models import Runner, load_model, streams
 from msa_lite.io.checkpoint import load_checkpoint
+from msa_lite.io.hub import fetch
 from msa_lite.io.loading import attach_adapter
 from msa_lite.io.streaming import Sizes, fits, is_streamed, loaded_bytes, place, read_sizes, stream
 from msa_lite.io.vocabulary import AddedRows, find_added_rows
@@ -107,6 +108,13 @@ def test_scores_and_answers_are_those_of_the_whole_model(
     assert not any(weight.is_meta for weight in model.parameters())
     assert Runner(model).halves.body is not None
     assert_same(results(model), wanted)
+
+
+def test_headers_tell_whether_a_model_will_stream(make_checkpoint: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = fetch(str(make_checkpoint("llama")))
+    assert not streams(source)
+    set_small_gpu(monkeypatch, source.folder)
+    assert streams(source)
 
 
 def test_adapters_go_on_before_and_after_loading(

@@ -1,0 +1,90 @@
+"""Settings of a relearning attack: how a model is tuned, at a rate that fits its size where none is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from msa_lite.io.precision import Compute
+from msa_lite.train import FitSettings, TuningMode, auto_rate, roomy_mode
+
+_FASTER = 3.0  # times the rate of a vector: whoever attacks need not spare the rest of the model
+_OF_ADAPTER = 10 * 64  # over lora_alpha: the rate of an adapter as a multiple of that of all weights
+
+
+@dataclass(frozen=True)
+class RelearnSettings:
+    """The settings of a branch."""
+
+    learning_rate: float | None = None
+    """None: three times the rate at which a vector of all weights is fitted to a model of this size."""
+    epochs: int = 1
+    steps: int | None = None
+    """The number of optimiser steps, in place of `epochs`."""
+    batch_size: int = 32
+    mode: Literal["auto", "full", "lora"] = "auto"
+    """auto: all weights where the device has room for their gradients and AdamW's states, else an adapter, at ten times
+    the rate."""
+    lora_rank: int = 32
+    lora_alpha: float = 64
+    weight_decay: float = 0.0
+    warmup_steps: int = 0
+    schedule: Literal["linear", "constant"] = "linear"
+
+    def count_steps(self, examples: int) -> int:
+        """Return the number of optimiser steps."""
+        return self.steps or self.epochs * math.ceil(examples / self.batch_size)
+
+    def with_mode(self, mode: TuningMode) -> RelearnSettings:
+        """Return the settings with a mode in the place of auto; the rate for all weights becomes that of an adapter."""
+        if self.mode != "auto":
+            return self
+        rate = self.learning_rate
+        if mode == "lora" and rate is not None:
+            rate *= _OF_ADAPTER / self.lora_alpha
+        return replace(self, mode=mode, learning_rate=rate)
+
+    def settings(self, model: Any, examples: int, seed: int, compute: Compute) -> FitSettings:
+        """Return the settings of a fit of a loaded model on so many examples."""
+        weights = sum(parameter.numel() for parameter in model.parameters())
+        if self.mode == "auto":
+            return self.with_mode(roomy_mode(weights)).settings(model, examples, seed, compute)
+        rate = self.learning_rate
+        if rate is None:
+            rate = _FASTER * auto_rate("full", weights) * (_OF_ADAPTER / self.lora_alpha if self.mode == "lora" else 1)
+        return FitSettings(
+            mode=self.mode,
+            lora_rank=self.lora_rank,
+            lora_alpha=self.lora_alpha,
+            epochs=math.ceil(self.count_steps(examples) / math.ceil(examples / self.batch_size)),
+            learning_rate=rate,
+            weight_decay=self.weight_decay,
+            batch_size=self.batch_size,
+            schedule=self.schedule,
+            warmup_steps=self.warmup_steps,
+            compute=compute,
+            seed=seed,
+        )
+
+    def faults(self) -> Iterator[str]:
+        """Yield values out of range."""
+        for name in ("learning_rate", "steps"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                yield f"{name}: {value}; it must be above 0"
+        for name in ("epochs", "batch_size", "lora_rank", "lora_alpha"):
+            if not (value := getattr(self, name)) > 0:
+                yield f"{name}: {value}; it must be above 0"
+
+
+MATCHED = RelearnSettings(steps=48, batch_size=8, schedule="constant")
+"""The settings of all branches at the strength that is matched to the model."""
+ON_ALL_ROWS = RelearnSettings(2e-5)
+"""Published for all forget rows; they stand in for those of rows to keep."""
+ON_PART = RelearnSettings(5e-6, epochs=6, batch_size=4, warmup_steps=24)
+"""Published for a part of the forget rows."""
+ON_UNRELATED = RelearnSettings(
+    2e-4, epochs=3, batch_size=1, mode="lora", lora_rank=128, lora_alpha=16, weight_decay=0.01, warmup_steps=4
+)
+"""Published for unrelated text."""
