@@ -22,7 +22,6 @@ from msa_lite.pipeline.dry_run import DryRun
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import Run, prepare
 from msa_lite.pipeline.reopen import RunFolder, open_run
-from msa_lite.pipeline.reporting import write_run_report
 from msa_lite.recipe import load_recipe
 from msa_lite.report.provenance import RECIPE_FILE, load_provenance
 from msa_lite.report.purged import PURGED_FILE
@@ -47,13 +46,11 @@ def attack(
     attacks/report.json, and the run's report anew. What was made from the same inputs stays as it is.
 
     Raise UsageError for what is no run, OutputError for a run that is not finished, and UsageError with all that
-    forbids the attacks, before any work.
+    forbids the attacks, before any work. Raise StageError where attacks failed, once the others are reported.
     """
     plan = _open(folder, attacks, overrides, models)
     with locked(plan.folder):
-        result = run_attacks(plan, progress, budget)
-        write_run_report(plan.folder)
-    return result
+        return run_attacks(plan, progress, budget)
 
 
 def dry_attack(

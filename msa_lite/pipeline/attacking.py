@@ -7,9 +7,11 @@ another run of the recipe are used again.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from msa_lite.attacks.attack import Subject, make_attack
 from msa_lite.attacks.findings import TrialRecords, judge_model, measured
 from msa_lite.budget.speed import ScoreTimes
 from msa_lite.data import encode_qa, encode_text
+from msa_lite.errors import MsaError, StageError, join_faults
 from msa_lite.evals.benchmark import Record
 from msa_lite.evals.models import model_identity
 from msa_lite.evals.records import read_records, write_records
@@ -28,9 +31,13 @@ from msa_lite.pipeline.attack_ground import limit_ground, make_ground
 from msa_lite.pipeline.attack_plan import REFERENCES, UNLEARNED, AttackPlan, attack_label, default_rows, plan_attacks
 from msa_lite.pipeline.planning_measure import time_scores
 from msa_lite.pipeline.prepare import Run
+from msa_lite.pipeline.reporting import write_run_report
 from msa_lite.record.write import write_attacks
 from msa_lite.report import Report, write_report
 from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, AttackResult, attack_report, load_attacks
+from msa_lite.report.examples import SideBySide
+
+logger = logging.getLogger(__name__)
 
 ATTACK_KIND = "attack"
 _TIMED_ROWS = 16
@@ -52,12 +59,13 @@ class Attacked:
 
 
 def open_attacks(
-    run: Run, result: Path, names: Sequence[str] = (), models: Mapping[str, str] | None = None
+    run: Run, result: Path | None, names: Sequence[str] = (), models: Mapping[str, str] | None = None
 ) -> AttackPlan:
     """Return the plan of attacks on a run, with everything that can be checked before any work.
 
-    result: the folder of the unlearned model. names: of the attacks; empty: those that the recipe names, or all that
-    are possible. models: further models to attack, by name. Raise UsageError with all that forbids the attacks.
+    result: the folder of the unlearned model; None before there is one. names: of the attacks; empty: those that the
+    recipe names, or all that are possible. models: further models to attack, by name. Raise UsageError with all that
+    forbids the attacks.
     """
     keys = run.recipe.attack
     wanted = names or keys.attacks
@@ -70,21 +78,35 @@ def open_attacks(
                         bool(wanted))  # fmt: skip
 
 
-def run_attacks(plan: AttackPlan, progress: Progress, budget: float | None = None) -> Attacked:
-    """Make the attacks of a plan, as far as they are not made yet, and write their reports.
+def check_attacks(run: Run) -> None:
+    """Raise what forbids the attacks that a recipe ends its run with, before there is an unlearned model."""
+    if run.recipe.attack.attacks:
+        open_attacks(run, None)
 
-    budget: seconds that they may take by prediction. Raise UsageError where not even one fits.
+
+def run_attacks(
+    plan: AttackPlan, progress: Progress, budget: float | None = None, examples: Sequence[SideBySide] = ()
+) -> Attacked:
+    """Make the attacks of a plan, as far as they are not made yet, and write their reports, and the run's anew.
+
+    budget: seconds that they may take by prediction. examples: those of the run's report. Raise UsageError where not
+    even one attack fits, and StageError where some failed; the others are made and reported before that.
     """
     plan, times = fit_to_budget(plan, budget)
     if times:
         _tell(plan, times)
         announce(progress, plan.steps(times))
     _take_over(plan)
-    _make_records(plan, progress)
-    out = plan.folder / ATTACKS_FOLDER
+    failed = _make_records(plan, progress)
+    plan, out = plan.without(failed), plan.folder / ATTACKS_FOLDER
     facts, models = _with_earlier(plan, _judge(plan))
-    write_report(attack_report(facts, models), out)
-    write_attacks(plan.folder)
+    if facts.attacks:
+        write_report(attack_report(facts, models), out)
+        write_attacks(plan.folder)
+        write_run_report(plan.folder, examples)
+    if failed:
+        lines = [f"{name}: {reason}" for name, reason in failed.items()]
+        raise StageError(join_faults(f"{out}: attacks failed; the others are made and reported:", lines))
     return Attacked(out, facts)
 
 
@@ -172,23 +194,38 @@ def _tell(plan: AttackPlan, times: ScoreTimes) -> None:
         notices.info("%s is left out: %s", name, reason)
 
 
-def _make_records(plan: AttackPlan, progress: Progress) -> None:
-    """Make the records of all attacks that are missing, model by model."""
-    subjects = {name: Subject(name, source) for name, source in plan.sources.items()}
-    missing = plan.missing()
-    for at, (name, model) in enumerate(missing):
-        one, inputs = plan.attacks[name], plan.inputs(name, model)
-        others = {other: subjects[other] for other in one.uses if other in subjects and other != model}
-        facts = {"sources": {"model": plan.sources[model].pinned()}}
-        shown = under(progress, attack_label(name, model))
-        with stage_folder(plan.folder_of(name, model), ATTACK_KIND, inputs, facts) as partial:
-            for trial, records in one.run(subjects[model], plan.ground_of(one), others, shown):
+def _make_records(plan: AttackPlan, progress: Progress) -> dict[str, str]:
+    """Make the records of all attacks that are missing, model by model; return the attacks that failed, with reasons.
+
+    An attack that failed on one model is not made on the next ones: its results would have no control.
+    """
+    subjects, failed = {name: Subject(name, source) for name, source in plan.sources.items()}, dict[str, str]()
+    for model, pairs in groupby(plan.missing(), lambda pair: pair[1]):
+        for name, _ in pairs:
+            if name not in failed:
+                try:
+                    _make(plan, name, subjects[model], subjects, progress)
+                except MsaError as error:
+                    logger.warning("%s: %s", attack_label(name, model), error)
+                    failed[name] = f"failed on {model}: {error}"
+        subjects[model].close()
+    return failed
+
+
+def _make(plan: AttackPlan, name: str, subject: Subject, subjects: Mapping[str, Subject], progress: Progress) -> None:
+    """Make the records of an attack on one model."""
+    one, inputs = plan.attacks[name], plan.inputs(name, subject.name)
+    others = {other: subjects[other] for other in one.uses if other in subjects and other != subject.name}
+    facts = {"sources": {"model": subject.source.pinned()}}
+    shown = under(progress, attack_label(name, subject.name))
+    try:
+        with stage_folder(plan.folder_of(name, subject.name), ATTACK_KIND, inputs, facts) as partial:
+            for trial, records in one.run(subject, plan.ground_of(one), others, shown):
                 for part, rows in records.items():
                     write_records(partial / f"{trial.name}.{part}.jsonl", rows)
+    finally:
         for other in others.values():
             other.close()
-        if [other for _, other in missing[at + 1 : at + 2]] != [model]:  # the last attack on it
-            subjects[model].close()
 
 
 def _judge(plan: AttackPlan) -> AttackFacts:

@@ -18,6 +18,7 @@ from msa_lite.io.crew import Crew
 from msa_lite.io.gathering import gathered
 from msa_lite.io.progress import Progress, announce, notices, silent
 from msa_lite.pipeline.ahead import Ahead
+from msa_lite.pipeline.attacking import check_attacks
 from msa_lite.pipeline.cards import complete_card
 from msa_lite.pipeline.demo import demo_config
 from msa_lite.pipeline.dry_stages import scores_ahead
@@ -101,14 +102,15 @@ def _run(recipe: Recipe, plan: RunPlan, settings: Sequence[Setting], progress: P
         findings = judge_run(run, progress)
         complete_card(run, merged, chosen)
         write_record(run, chosen, merged)
-        attacks = attack_result(run, merged, progress)
         write_run_report(run.folder)
+        attacks = attack_result(run, merged, progress)
     return replace(make_result(run, chosen, merged, reports, findings), attacks=attacks)
 
 
 def check_baseline(run: Run, settings: Sequence[Setting]) -> None:
     """Raise, before any training, if the method lacks what it needs, or the memory is too small by prediction."""
     resolve_trials(run, settings).check()
+    check_attacks(run)
     check_memory(run)
 
 

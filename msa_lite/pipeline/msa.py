@@ -17,7 +17,7 @@ from msa_lite.io.gathering import gathered
 from msa_lite.io.progress import Progress, announce, notices, silent
 from msa_lite.io.seal import load_manifest
 from msa_lite.merger import Merged, MergedAdapter, Term
-from msa_lite.pipeline.attacking import open_attacks, run_attacks
+from msa_lite.pipeline.attacking import check_attacks, open_attacks, run_attacks
 from msa_lite.pipeline.cards import complete_card
 from msa_lite.pipeline.earlier import earlier_terms, open_earlier, rebuild_command
 from msa_lite.pipeline.folder import claimed
@@ -190,8 +190,9 @@ def run_plan(
         findings = judge_run(run, progress)
         complete_card(run, merged, swept.strengths.values)
         write_record(run, swept.strengths.values, merged)
-        attacks = attack_result(run, merged, progress)
-        write_run_report(run.folder, findings.examples if show_examples else ())
+        examples = findings.examples if show_examples else ()
+        write_run_report(run.folder, examples)
+        attacks = attack_result(run, merged, progress, examples)
         if run.earlier:
             terms = run_terms(run, swept.strengths)
             precision = merge_precision(run) if recipe.merge.form == "model" else None
@@ -200,16 +201,22 @@ def run_plan(
     return replace(make_result(run, swept.strengths.values, merged, reports, findings), attacks=attacks)
 
 
-def attack_result(run: Run, merged: Merged | MergedAdapter, progress: Progress) -> AttackFacts | None:
-    """Attack the result of a run as its recipe says; return what comes back, None where it names no attack."""
+def attack_result(
+    run: Run, merged: Merged | MergedAdapter, progress: Progress, examples: Sequence[SideBySide] = ()
+) -> AttackFacts | None:
+    """Attack the result of a run as its recipe says; return what comes back, None where it names no attack.
+
+    examples: those of the run's report, which is written anew.
+    """
     if not run.recipe.attack.attacks:
         return None
-    return run_attacks(open_attacks(run, merged.folder), progress).facts
+    return run_attacks(open_attacks(run, merged.folder), progress, examples=examples).facts
 
 
 def check_run(run: Run) -> None:
     """Raise what forbids a run, before any work."""
     check_strengths(run)
+    check_attacks(run)
     check_licence(run)
     check_memory(run)
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 import msa_lite
 from msa_lite.cli import main
 from msa_lite.demo import HistorySettings, make_groups, make_history
 from msa_lite.merger import merge
+from tests.conftest import Drawing
 from tests.e2e.hub import Hub
 from tests.e2e.merges import contents, write_inputs
 from tests.hub_server import HubServer
@@ -23,6 +27,8 @@ PEOPLE = {"prior": 6, "retain": 6, "forget": 3, "holdout": 2}
 SIZES = {"hidden_size": 32, "layers": 1, "vocabulary": 300}
 SHORT = SIZES | {"prior_epochs": 2, "tuning_epochs": 2, "prior_learning_rate": 5e-3, "tuning_learning_rate": 5e-3}
 
+QUICK = ["membership", "prompt"]  # attacks
+FEW = ["attack.rows=4"]
 KNOWING: dict[str, Any] = SIZES | {
     "prior_epochs": 2,
     "tuning_epochs": 30,
@@ -99,6 +105,26 @@ def finished(history: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = msa_lite.run(recipe)
     assert result is not None
     return result.folder
+
+
+@pytest.fixture(scope="session")
+def attacked(finished: Path, tmp_path_factory: pytest.TempPathFactory, drawing: Drawing) -> Path:
+    """A copy of a finished run, with its baseline, after two attacks, and the page of its report."""
+    folder = tmp_path_factory.mktemp("attacked") / "run"
+    shutil.copytree(finished, folder)
+    with drawing():
+        msa_lite.attack(folder, QUICK, overrides=FEW)
+    return folder
+
+
+@contextmanager
+def changed_recipe(run: Path) -> Iterator[dict[str, Any]]:
+    """Give the recipe in a run's folder, and write it back behind its first line."""
+    path = run / "recipe.yaml"
+    first, _, text = path.read_text().partition("\n")
+    recipe = yaml.safe_load(text)
+    yield recipe
+    path.write_text(f"{first}\n{yaml.safe_dump(recipe)}")
 
 
 @pytest.fixture

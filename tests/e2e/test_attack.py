@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,34 +15,12 @@ import msa_lite
 from msa_lite.attack_names import ATTACKS
 from msa_lite.attacks import attack as attack_module
 from msa_lite.budget.speed import ScoreTimes
-from msa_lite.data import Row
 from msa_lite.errors import MsaError, OutputError, UsageError
 from msa_lite.io.verify import verify_stages
 from msa_lite.pipeline import attacking
-from msa_lite.pipeline.attack_plan import AttackPlan
-from msa_lite.pipeline.baseline import plan_baseline
-from msa_lite.pipeline.msa import msa_plan
-from msa_lite.pipeline.prepare import prepare
-from msa_lite.pipeline.reopen import open_run
-from msa_lite.recipe import load_recipe
 from msa_lite.record.check import check_record
 from msa_lite.record.store import load_record
-from msa_lite.report.attacks import AttackFacts, load_attacks
-from tests.conftest import Drawing
-from tests.e2e.conftest import CallCli
-
-QUICK = ["membership", "prompt"]
-FEW = ["attack.rows=4"]
-
-
-@pytest.fixture(scope="module")
-def attacked(finished: Path, tmp_path_factory: pytest.TempPathFactory, drawing: Drawing) -> Path:
-    """A copy of a finished run, with its baseline, after two attacks, and the page of its report."""
-    folder = tmp_path_factory.mktemp("attacked") / "run"
-    shutil.copytree(finished, folder)
-    with drawing():
-        msa_lite.attack(folder, QUICK, overrides=FEW)
-    return folder
+from tests.e2e.conftest import FEW, QUICK, CallCli, changed_recipe
 
 
 @pytest.fixture
@@ -65,16 +40,6 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(attack_module, "load_model", counted)
     return folders
-
-
-@contextmanager
-def changed_recipe(run: Path) -> Iterator[dict[str, Any]]:
-    """Give the recipe in a run's folder, and write it back behind its first line."""
-    path = run / "recipe.yaml"
-    first, _, text = path.read_text().partition("\n")
-    recipe = yaml.safe_load(text)
-    yield recipe
-    path.write_text(f"{first}\n{yaml.safe_dump(recipe)}")
 
 
 def test_each_model_is_attacked_alike_and_every_record_is_sealed(attacked: Path) -> None:
@@ -145,7 +110,6 @@ def test_relearning_trains_in_the_precision_of_the_run_where_the_device_has_it(
     made: list[Any] = []
     module = importlib.import_module("msa_lite.pipeline.attack")  # its package has a function of this name
     monkeypatch.setattr(module, "run_attacks", lambda plan, *rest: made.append(plan))
-    monkeypatch.setattr(module, "write_run_report", lambda folder: None)
     msa_lite.attack(copy, ["relearn"], overrides=FEW)
     assert made[0].attacks["relearn"].compute == compute
 
@@ -212,53 +176,6 @@ def test_a_baseline_takes_the_records_of_target_and_ideal(copy: Path, loads: lis
     for model in ("ideal", "target"):
         own, other = (home / f"attacks/membership/{model}/scores.forget.jsonl" for home in (folder, copy))
         assert own.read_bytes() == other.read_bytes()
-
-
-def planned(folder: Path, names: Sequence[str], *changes: str, method: str = "msa", **replaced: Any) -> AttackPlan:
-    """The plan of attacks on the run in a folder; without the checks of the command."""
-    opened = open_run(folder)
-    recipe = load_recipe(opened.recipe, [*FEW, *changes])
-    run = prepare(recipe, msa_plan(recipe) if method == "msa" else plan_baseline(method, recipe)[0])
-    return attacking.open_attacks(replace(run, **replaced), opened.result, names)
-
-
-def test_a_method_that_learns_all_retain_rows_is_attacked_with_the_same_ones(copy: Path) -> None:
-    """MSA's vector learns a sample of the retain rows, grad_diff all of them."""
-    plan = planned(copy, QUICK, method="grad_diff")
-    assert plan.folder == copy / "baselines/grad_diff"
-    for name in QUICK:
-        for model in ("ideal", "target"):
-            assert plan.found(name, model) == copy / "attacks" / name / model
-
-
-def test_retain_rows_decide_only_the_attacks_that_use_them(copy: Path) -> None:
-    plans = [planned(copy, []), planned(copy, [], retain=[Row(0, "Who?", "Nobody.")])]
-    one, other = ({name: plan.inputs(name, "unlearned")["rows"] for name in plan.attacks} for plan in plans)
-    assert {name for name in one if one[name] != other[name]} == {"prompt", "relearn"}
-
-
-@pytest.mark.parametrize("change", ["evaluate.ideal={prior}", "evaluate.ideal=null", "attack.rows=3", "seed=1"])
-def test_results_beside_another_ideal_or_on_other_rows_are_not_kept(change: str, copy: Path) -> None:
-    prior = yaml.safe_load((copy / "recipe.yaml").read_text())["prior"]
-    plan = planned(copy, ["membership"], change.format(prior=prior))
-    kept, models = attacking._with_earlier(plan, AttackFacts(()))
-    assert kept.attacks == ()
-    assert kept.left_out == dict.fromkeys(QUICK, "was made with other models or rows before; make it again")
-    assert set(models) == set(plan.models)
-    kept, _ = attacking._with_earlier(planned(copy, ["sample"]), AttackFacts(()))
-    assert [one.name for one in kept.attacks] == QUICK
-
-
-def test_a_further_model_of_an_earlier_attack_stays_in_the_report(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    earlier = load_attacks(copy / "attacks", copy / "model")
-    assert earlier is not None
-    result = earlier.attacks[0]
-    more = replace(result, models={**result.models, "other": result.models["unlearned"]})
-    monkeypatch.setattr(attacking, "load_attacks", lambda *_: AttackFacts((more,)))
-    shutil.copytree(copy / "attacks/membership/unlearned", copy / "attacks/membership/other")
-    kept, models = attacking._with_earlier(planned(copy, ["prompt"]), AttackFacts(()))
-    assert kept.models == ["unlearned", "other"]
-    assert models["other"] == models["unlearned"]
 
 
 @pytest.mark.slow
@@ -339,14 +256,6 @@ def test_bad_input_is_refused_before_any_work(case: str, copy: Path, loads: list
     assert message in " ".join(err.split())
     assert loads == []
     assert (copy / "attacks/report.json").read_bytes() == before
-
-
-def test_rows_to_keep_that_are_to_be_forgotten_are_no_rows_to_train_on(copy: Path, loads: list[str]) -> None:
-    with changed_recipe(copy) as recipe:
-        recipe["retain"]["data"] = recipe["forget"]["data"] | {"sample": None}
-    with pytest.raises(UsageError, match=r"relearn: retain: .* rows to tune on are forget or holdout rows"):
-        msa_lite.attack(copy, ["relearn"])
-    assert loads == []
 
 
 def test_a_run_that_is_not_finished_is_refused(copy: Path) -> None:

@@ -1,0 +1,157 @@
+"""What attacks on a run are planned: which rows, which results of before, and what is refused before any work."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import msa_lite
+from msa_lite.attacks.attack import Subject, Trial
+from msa_lite.attacks.prompt import Prompting
+from msa_lite.data import Row
+from msa_lite.errors import MsaError, StageError, UsageError
+from msa_lite.evals.benchmark import Records
+from msa_lite.pipeline import attacking
+from msa_lite.pipeline.attack_plan import AttackPlan
+from msa_lite.pipeline.baseline import check_baseline, plan_baseline
+from msa_lite.pipeline.msa import check_run, msa_plan
+from msa_lite.pipeline.prepare import prepare
+from msa_lite.pipeline.reopen import open_run
+from msa_lite.recipe import load_recipe
+from msa_lite.report.attacks import AttackFacts, load_attacks
+from tests.e2e.conftest import FEW, QUICK, CallCli, changed_recipe
+
+
+@pytest.fixture
+def copy(attacked: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(attacked, tmp_path / "run"))
+
+
+def planned(folder: Path, names: Sequence[str], *changes: str, method: str = "msa", **replaced: Any) -> AttackPlan:
+    """The plan of attacks on the run in a folder; without the checks of the command."""
+    opened = open_run(folder)
+    recipe = load_recipe(opened.recipe, [*FEW, *changes])
+    run = prepare(recipe, msa_plan(recipe) if method == "msa" else plan_baseline(method, recipe)[0])
+    return attacking.open_attacks(replace(run, **replaced), opened.result, names)
+
+
+def test_a_method_that_learns_all_retain_rows_is_attacked_with_the_same_ones(copy: Path) -> None:
+    """MSA's vector learns a sample of the retain rows, grad_diff all of them."""
+    plan = planned(copy, QUICK, method="grad_diff")
+    assert plan.folder == copy / "baselines/grad_diff"
+    for name in QUICK:
+        for model in ("ideal", "target"):
+            assert plan.found(name, model) == copy / "attacks" / name / model
+
+
+def test_retain_rows_decide_only_the_attacks_that_use_them(copy: Path) -> None:
+    plans = [planned(copy, []), planned(copy, [], retain=[Row(0, "Who?", "Nobody.")])]
+    one, other = ({name: plan.inputs(name, "unlearned")["rows"] for name in plan.attacks} for plan in plans)
+    assert {name for name in one if one[name] != other[name]} == {"prompt", "relearn"}
+
+
+@pytest.mark.parametrize("change", ["evaluate.ideal={prior}", "evaluate.ideal=null", "attack.rows=3", "seed=1"])
+def test_results_beside_another_ideal_or_on_other_rows_are_not_kept(change: str, copy: Path) -> None:
+    prior = yaml.safe_load((copy / "recipe.yaml").read_text())["prior"]
+    plan = planned(copy, ["membership"], change.format(prior=prior))
+    kept, models = attacking._with_earlier(plan, AttackFacts(()))
+    assert kept.attacks == ()
+    assert kept.left_out == dict.fromkeys(QUICK, "was made with other models or rows before; make it again")
+    assert set(models) == set(plan.models)
+    kept, _ = attacking._with_earlier(planned(copy, ["sample"]), AttackFacts(()))
+    assert [one.name for one in kept.attacks] == QUICK
+
+
+def test_a_further_model_of_an_earlier_attack_stays_in_the_report(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = load_attacks(copy / "attacks", copy / "model")
+    assert earlier is not None
+    result = earlier.attacks[0]
+    more = replace(result, models={**result.models, "other": result.models["unlearned"]})
+    monkeypatch.setattr(attacking, "load_attacks", lambda *_: AttackFacts((more,)))
+    shutil.copytree(copy / "attacks/membership/unlearned", copy / "attacks/membership/other")
+    kept, models = attacking._with_earlier(planned(copy, ["prompt"]), AttackFacts(()))
+    assert kept.models == ["unlearned", "other"]
+    assert models["other"] == models["unlearned"]
+
+
+def test_a_branch_whose_rows_are_to_be_forgotten_is_left_out_alone(copy: Path) -> None:
+    with changed_recipe(copy) as recipe:
+        recipe["retain"]["data"] = recipe["forget"]["data"] | {"sample": None}
+    plan = planned(copy, ["relearn"])
+    assert [*plan.left_out] == ["relearn, retain"]
+    assert "rows to tune on are forget or holdout rows" in plan.left_out["relearn, retain"]
+    with pytest.raises(UsageError, match=r"relearn: retain: .* rows to tune on are forget or holdout rows"):
+        planned(copy, ["relearn"], "attack.relearn.branches=[retain]")
+
+
+@pytest.mark.parametrize(("changes", "is_left_out"), [([], False), (["evaluate.ideal=null"], True)])
+def test_holdout_rows_that_are_not_scored_may_be_tuned_on(changes: list[str], is_left_out: bool, copy: Path) -> None:
+    with changed_recipe(copy) as recipe:
+        recipe["evaluate"]["holdout"] = {"path": recipe["retain"]["data"]["path"]}
+    plan = planned(copy, ["relearn"], "attack.rows=40", *changes)
+    assert ("relearn, retain" in plan.left_out) == is_left_out
+
+
+def test_models_that_an_attack_cannot_be_made_on_are_told_before_any_work(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("msa_lite.attacks.relearn.streams", lambda source: True)
+    plan = planned(copy, [])
+    assert "relearn" not in plan.attacks
+    assert "too large for the GPU's memory to be tuned" in plan.left_out["relearn"]
+    with pytest.raises(UsageError, match=r"relearn: .*too large for the GPU's memory"):
+        planned(copy, ["relearn"])
+
+
+LATE: Mapping[str, tuple[list[str], str]] = {
+    "no control": (["evaluate.ideal=null", "evaluate.holdout=null"], "there is no control"),
+    "rewordings": (["attack.prompt.rewordings=[{path: nowhere.jsonl}]"], "nowhere.jsonl"),
+}
+
+
+@pytest.mark.parametrize("method", ["msa", "grad_diff"])
+@pytest.mark.parametrize("case", LATE)
+def test_attacks_that_end_a_run_are_checked_before_it(case: str, method: str, finished: Path) -> None:
+    changes, message = LATE[case]
+    recipe = load_recipe(open_run(finished).recipe, ["attack.attacks=[prompt]", *changes])
+    plan, settings = (msa_plan(recipe), ()) if method == "msa" else plan_baseline(method, recipe)
+    run = prepare(recipe, plan)
+    with pytest.raises(MsaError, match=message):
+        check_run(run) if method == "msa" else check_baseline(run, settings)
+
+
+def fail(self: Prompting, subject: Subject, *_: Any) -> Iterator[tuple[Trial, Records]]:
+    raise StageError("out of memory")
+    yield
+
+
+def test_an_attack_that_fails_costs_no_other_one_its_report(
+    copy: Path, call_cli: CallCli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.rmtree(copy / "attacks")
+    monkeypatch.setattr(Prompting, "run", fail)
+    code, _, err = call_cli("attack", copy, *FEW, "--attacks", "membership,prompt")
+    assert code == 4
+    assert "prompt: failed on ideal: out of memory" in err
+    settings = json.loads((copy / "attacks/report.json").read_text())["settings"]
+    assert [one["name"] for one in settings["attacks"]] == ["membership"]
+    assert settings["left_out"] == {"prompt": "failed on ideal: out of memory"}
+    assert "Not made: prompt: failed on ideal" in (copy / "report.md").read_text()
+
+
+def test_a_run_has_its_report_before_it_is_attacked(
+    attacked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(shutil.copytree(attacked, tmp_path / "run"))
+    monkeypatch.setattr("msa_lite.pipeline.msa.open_attacks", lambda *_: pytest.fail("no attack is made here"))
+    recipe = load_recipe(open_run(run).recipe, ["attack.attacks=[membership]", f"output={run}"])
+    with pytest.raises(pytest.fail.Exception):
+        msa_lite.run(recipe)
+    assert (run / "report.md").is_file()
