@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from msa_lite.attacks.attack import Ground
@@ -16,6 +17,7 @@ from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_data import load_set
 
+_HOLDOUT = 100  # rows; membership inference scores them cheaply, and with fewer, none of them is 1 %
 MOST_TOKENS = 200  # of an answer, where the recipe scores nothing
 
 
@@ -47,12 +49,15 @@ def make_ground(run: Run) -> Ground:
 
 
 def limit_ground(ground: Ground, rows: int) -> Ground:
-    """Return the ground with at most so many forget rows, and as many holdout rows: seeded samples."""
+    """Return the ground with at most so many forget rows, and as many holdout rows, or 100: seeded samples.
+
+    An attack that holdout rows are only the control of takes as many as there are forget rows.
+    """
     places = sample_rows(range(len(ground.forget)), rows, ground.seed)
     return replace(
         ground,
         forget=[ground.forget[at] for at in places],
-        holdout=sample_rows(ground.holdout, rows, ground.seed),
+        holdout=sample_rows(ground.holdout, max(rows, _HOLDOUT), ground.seed),
         rewordings={name: [questions[at] for at in places] for name, questions in ground.rewordings.items()},
     )
 
@@ -97,11 +102,16 @@ def _rewordings(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:
                     f"{data.path}: {len(rows)} rows, but the forget rows are from {places}; one question for each of "
                     "them is wanted, in the same order"
                 )
-            name = data.name or Path(data.path).stem
-            unique = name if name not in rewordings else f"{name} {at + 1}"
-            rewordings[re.sub(r"[^A-Za-z0-9 -]+", "-", unique)] = [rows[row.index].question for row in forget]
+            name = _free_name(data.name or Path(data.path).stem, rewordings)
+            rewordings[name] = [rows[row.index].question for row in forget]
     faults.check()
     return rewordings
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    """Return a name for files and tables: of letters, digits, blanks and "-", with a number if it is taken."""
+    clean = re.sub(r"[^A-Za-z0-9 -]+", "-", name)
+    return next(free for number in count(1) if (free := clean if number == 1 else f"{clean} {number}") not in taken)
 
 
 def _own_wordings(run: Run, forget: Sequence[Row]) -> dict[str, list[str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from msa_lite.attacks.attack import Attack, Cost, Ground, check_unquantised
 from msa_lite.budget.speed import ScoreTimes
+from msa_lite.data import sample_rows
 from msa_lite.errors import Faults, UsageError, join_faults
 from msa_lite.evals.models import check_source, model_identity
 from msa_lite.evals.suite import check_same_tokens
@@ -208,10 +209,11 @@ def _models_of(attack: Attack, models: Sequence[str]) -> list[str]:
 
 
 def _ground_of(attack: Attack, ground: Ground, control: AttackControl) -> Ground:
-    """Return the rows of an attack: holdout rows are scored only where they are the control, or it needs them."""
-    if control == "holdout" or "holdout" in attack.needs:
+    """Return the rows of an attack: holdout rows only where it needs them, or, as many as forget rows, as control."""
+    if "holdout" in attack.needs:
         return ground
-    return replace(ground, holdout=())
+    count = len(ground.forget) if control == "holdout" else 0
+    return replace(ground, holdout=sample_rows(ground.holdout, count, ground.seed))
 
 
 def _control(run: Run, ground: Ground) -> AttackControl:

@@ -81,6 +81,23 @@ def test_a_further_model_of_an_earlier_attack_stays_in_the_report(copy: Path, mo
     assert models["other"] == models["unlearned"]
 
 
+def test_rewordings_of_files_with_one_name_stand_side_by_side(copy: Path) -> None:
+    rows = Path(yaml.safe_load((copy / "recipe.yaml").read_text())["forget"]["data"]["path"]).read_text().splitlines()
+    for name in "ab":
+        asked = [json.dumps(json.loads(row) | {"question": f"{name}?"}) for row in rows]
+        (copy / name).mkdir()
+        (copy / name / "re_worded.jsonl").write_text("\n".join(asked))
+    files = ", ".join(f"{{path: {copy}/{name}/re_worded.jsonl}}" for name in "ab")
+    ground = planned(copy, ["prompt"], f"attack.prompt.rewordings=[{files}]").ground
+    assert ground.rewordings == {"re-worded": ["a?"] * 4, "re-worded 2": ["b?"] * 4}
+
+
+def test_membership_has_more_holdout_rows_than_others(copy: Path) -> None:
+    plan = planned(copy, QUICK, "evaluate.ideal=null", "attack.rows=2")
+    held = {name: len(plan.ground_of(attack).holdout) for name, attack in plan.attacks.items()}
+    assert held["membership"] > held["prompt"] == 2
+
+
 def test_a_branch_whose_rows_are_to_be_forgotten_is_left_out_alone(copy: Path) -> None:
     with changed_recipe(copy) as recipe:
         recipe["retain"]["data"] = recipe["forget"]["data"] | {"sample": None}
