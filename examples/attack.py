@@ -11,15 +11,23 @@ import argparse
 
 import msa_lite
 
+
+def named(text: str) -> tuple[str, str]:
+    """Return a model's name and place, from NAME=MODEL."""
+    name, _, place = text.partition("=")
+    if not name or not place:
+        raise argparse.ArgumentTypeError(f"{text}: NAME=MODEL is wanted, as other=./another-unlearned-model")
+    return name, place
+
+
 parser = argparse.ArgumentParser(description="Attack the models of a run.")
 parser.add_argument("run", help="the folder of a finished run")
 parser.add_argument("--attacks", nargs="*", default=[], help="their names (default: all that are possible)")
-parser.add_argument("--model", nargs="*", default=[], metavar="NAME=MODEL", help="further models to attack")
+parser.add_argument("--model", nargs="*", type=named, default=[], metavar="NAME=MODEL", help="further models to attack")
 parser.add_argument("--rows", type=int, default=40, help="forget rows to attack (default: 40)")
 arguments = parser.parse_args()
 
-models = dict(text.split("=", 1) for text in arguments.model)
-settings = [f"attack.rows={arguments.rows}"]
+models, settings = dict(arguments.model), [f"attack.rows={arguments.rows}"]
 with msa_lite.show_progress() as progress:
     result = msa_lite.attack(arguments.run, arguments.attacks, overrides=settings, models=models, progress=progress)
 

@@ -20,7 +20,8 @@ Of large tensors a sample is counted, every 257th group at most (of int8, whose 
 NF4 adds 7 % to a merge's CPU time on two busy cores (tests/benchmarks/bench_forecast.py). A tensor's sample has more
 than 10,000 weights, so that the standard error of its share is at most 0.5 percentage points, where weights of a group
 do not change alike. Tensors of up to 32,767 weights count whole. The sample depends on the tensor alone, not on threads
-or memory.
+or memory. The exception is NF4 where the length of a row is no multiple of 64: groups at the seams of blocks are left
+out.
 """
 
 from __future__ import annotations
