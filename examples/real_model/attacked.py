@@ -43,7 +43,7 @@ def _shares_table(attacked: Mapping[str, Mapping[int, Run]]) -> str:
     def cell(name: str, runs: Mapping[int, Run]) -> Cell:
         models = [own for run in runs.values() if (own := _model(run, name)) is not None]
         trials = [model.strongest for model in models]
-        shares = [trial.share for trial in trials if trial.share is not None]
+        shares = [share for trial in trials if (share := trial.signed[0]) is not None]
         leaks = any(trial.outcome == "leaks" for trial in trials)
         if len(trials) == 1:
             return Cell(trials[0].words, leaks)
@@ -53,7 +53,7 @@ def _shares_table(attacked: Mapping[str, Mapping[int, Run]]) -> str:
     rows = [[Cell(name_of(name)), *(cell(attack, runs) for attack in ATTACKS)] for name, runs in attacked.items()]
     notes = [
         "what the strongest trial of each attack draws beyond the ideal under the same attack, as a share of what the "
-        "target shows: the target is 100 %, the ideal 0 %",
+        "target shows: the target is 100 %, the ideal 0 %; below 0 the rows look less known than rows never seen",
         "with one seed the 95 % interval over its rows, else mean ± standard deviation over seeds",
         f"bold: it leaks, more than {percent(LEFT_PASS)} in a seed and surely not by chance",
     ]

@@ -132,7 +132,10 @@ def _with_earlier(plan: AttackPlan, facts: AttackFacts) -> tuple[AttackFacts, di
     earlier = load_attacks(plan.folder / ATTACKS_FOLDER, plan.sources[UNLEARNED].folder)
     if earlier is None:
         return facts, models
-    known, left_out = {attack.name: attack for attack in facts.attacks}, {**earlier.left_out, **facts.left_out}
+    known = {attack.name: attack for attack in facts.attacks}
+    # "relearn, part" is a part of an attack, which may be made now.
+    before = {name: reason for name, reason in earlier.left_out.items() if name.partition(",")[0] not in known}
+    left_out = before | dict(facts.left_out)
     for attack in earlier.attacks:
         if attack.name not in known and attack.name in ATTACKS:
             recorded = _recorded_models(plan, attack) if attack.control == plan.control else None

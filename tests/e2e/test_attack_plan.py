@@ -69,6 +69,17 @@ def test_results_beside_another_ideal_or_on_other_rows_are_not_kept(change: str,
     assert [one.name for one in kept.attacks] == QUICK
 
 
+def test_a_part_that_was_left_out_is_forgotten_once_its_attack_is_made_again(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier = load_attacks(copy / "attacks", copy / "model")
+    assert earlier is not None
+    before = {"prompt, part": "no rows", "depth, part": "no rows"}
+    monkeypatch.setattr(attacking, "load_attacks", lambda *_: replace(earlier, left_out=before))
+    kept, _ = attacking._with_earlier(planned(copy, ["prompt"]), AttackFacts(earlier.attacks[1:]))
+    assert kept.left_out == {"depth, part": "no rows"}
+
+
 def test_a_further_model_of_an_earlier_attack_stays_in_the_report(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     earlier = load_attacks(copy / "attacks", copy / "model")
     assert earlier is not None
