@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from msa_lite.errors import UsageError
-from msa_lite.evals.models import load_model
+from msa_lite.evals.models import count_weights, load_model
 from msa_lite.io.precision import choose_precision, note_precision
 from msa_lite.pipeline.prepare import Run
-from msa_lite.pipeline.prepare_models import count_weights
 from msa_lite.recipe.vector import VectorSpec
 from msa_lite.train import FitSettings, Until
 from msa_lite.train.auto import EPOCHS, TRIES, WARMUP_STEPS, auto_batch, auto_rate, most_epochs

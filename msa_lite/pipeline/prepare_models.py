@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -120,11 +119,6 @@ def open_reader(source: Source, name: str) -> Any:
     tokenizer = open_tokenizer(source.tokenizer_folder, name)
     check_vocabulary(tokenizer, vocabulary_size(load_checkpoint(source.folder)), name)
     return tokenizer
-
-
-def count_weights(source: Source) -> int:
-    """Return the number of weights of a model, from its headers."""
-    return sum(math.prod(entry.shape) for entry in load_checkpoint(source.folder).tensors.values())
 
 
 def fit_prior(target: Source, prior: Source, what: str = "prior") -> Source:

@@ -23,7 +23,7 @@ from msa_lite.data import (
     stream_texts,
 )
 from msa_lite.errors import DataError, Faults, MismatchError
-from msa_lite.evals.models import check_source
+from msa_lite.evals.models import check_source, count_weights
 from msa_lite.io.checkpoint import load_checkpoint
 from msa_lite.io.devices import check_device
 from msa_lite.io.files import digest
@@ -32,7 +32,7 @@ from msa_lite.io.reading import local_path
 from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.pipeline.fits import check_fit_learns
 from msa_lite.pipeline.prepare_data import load_set, source_of
-from msa_lite.pipeline.prepare_models import count_weights, open_reader
+from msa_lite.pipeline.prepare_models import open_reader
 from msa_lite.pipeline.prepare_prompt import prompt_settings
 from msa_lite.recipe import Columns, TrainingRecipe
 from msa_lite.recipe.training import NewModel, NewTokenizer, Stage, Training
