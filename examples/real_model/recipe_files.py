@@ -92,7 +92,7 @@ def _vector_rows(models: Models, recipe: Recipe) -> str:
     """Write the retain rows that the vector of a recipe learns into a file; return its path."""
     files = {"forget": "forget", "retain": "learnt", "evaluate.retain": "retain"}
     rows = {place: load_rows(DataSource(models.data(name))) for place, name in files.items()}
-    learnt, _ = divide_retain(load_recipe(recipe), rows)
+    learnt = divide_retain(load_recipe(recipe), rows).sample
     write_text(Path(models.data("vector-retain")), "".join(row_line(row) for row in learnt))
     return models.data("vector-retain")
 

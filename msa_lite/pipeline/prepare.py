@@ -163,11 +163,10 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     check_rows(earlier, learnt["forget"])
     sample: Sequence[Row] = ()
     if recipe.retain:
-        sample, all_rows["retain"] = divide_retain(recipe, all_rows)
-        if plan.sample:
-            learnt["retain"] = [*sample]
-            if recipe.evaluate and recipe.evaluate.benchmark == OWN:
-                warn_of_learnt(sample, all_rows.get("evaluate.retain") or all_rows["retain"])
+        whole, sample, all_rows["retain"] = divide_retain(recipe, all_rows)
+        learnt["retain"] = sample if plan.sample else whole
+        if plan.sample and recipe.evaluate and recipe.evaluate.benchmark == OWN:
+            warn_of_learnt(sample, all_rows.get("evaluate.retain") or all_rows["retain"])
     check_readings(sources, tokenizer, learnt["forget"])
     questions = load_questions(recipe, data, plan.choice, prompter, all_rows)
     examples = {name: encode(rows, data[name], prompter, recipe.vector.max_length) for name, rows in learnt.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from msa_lite.choose.division import FEWEST
 from msa_lite.data import Row, sample_rows
@@ -12,23 +13,33 @@ from msa_lite.recipe import Recipe
 logger = logging.getLogger(__name__)
 
 
-def divide_retain(recipe: Recipe, rows: Mapping[str, list[Row]]) -> tuple[list[Row], list[Row]]:
-    """Return the retain rows that MSA's vector learns, and those of the same set that may be scored.
+class RetainRows(NamedTuple):
+    """The rows of a retain set by their use."""
 
-    rows: all rows by their place in the recipe; "retain" and "forget" are needed. Without `retain.data.sample`, the
-    vector learns all of them, and all may be scored. A sample is drawn from rows that `evaluate.retain` does not name,
-    if there are enough. The rows that it leaves may be scored; all rows, if it leaves fewer than `FEWEST`. The vector's
-    own rows are kept much better than others, so strengths that are chosen by them are too large.
+    whole: list[Row]
+    """Those that baselines learn, and MSA's vector without a sample."""
+    sample: list[Row]
+    """Those that MSA's vector learns."""
+    scored: list[Row]
+    """Those that may be scored, where the recipe names no others."""
+
+
+def divide_retain(recipe: Recipe, rows: Mapping[str, list[Row]]) -> RetainRows:
+    """Divide the retain set by use. Rows that are learnt are kept much better than others, and mislead a choice.
+
+    rows: all rows by their place in the recipe; "retain" and "forget" are needed. Rows that `evaluate.retain` names are
+    not learnt, if there are as many others as forget rows. Of a set that is sampled, the rows that the sample leaves
+    may be scored; all rows, if it leaves fewer than `FEWEST`. Without a sample all may be.
     """
-    retain = rows["retain"]
+    retain, count = rows["retain"], len(rows["forget"])
     assert recipe.retain is not None
-    if recipe.retain.data.sample is None:
-        return retain, retain
-    count = len(rows["forget"])
     apart = _without(retain, rows.get("evaluate.retain", ()))
-    learnt = sample_rows(apart if len(apart) >= count else retain, count, recipe.seed)
-    left = _without(retain, learnt)
-    return learnt, left if len({row.subject for row in left}) >= FEWEST else retain
+    whole = apart if len(apart) >= count else retain
+    if recipe.retain.data.sample is None:
+        return RetainRows(whole, whole, retain)
+    sample = sample_rows(whole, count, recipe.seed)
+    left = _without(retain, sample)
+    return RetainRows(whole, sample, left if len({row.subject for row in left}) >= FEWEST else retain)
 
 
 def warn_of_learnt(learnt: Iterable[Row], scored: list[Row]) -> None:
