@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
@@ -39,3 +42,13 @@ def launch(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def assert_same_scores(run: Path, alone: Path) -> None:
+    """Two sweeps have the same table, but for the noise of fp32: processes may have other numbers of threads."""
+    tables = [list(csv.DictReader((one / "sweep/table.csv").open(encoding="utf-8"))) for one in (run, alone)]
+    assert len(tables[0]) == len(tables[1]) > 0
+    for mine, other in zip(*tables, strict=True):
+        assert mine.keys() == other.keys()
+        for key, text in other.items():
+            assert mine[key] == text or float(mine[key]) == pytest.approx(float(text), rel=1e-5), (mine["model"], key)

@@ -22,6 +22,7 @@ GROUPS = {
     "baselines": ("task_vector", "npo", "simnpo", "grad_diff", "rmu", "satimp", "undial"),
     "full": ("task_vector-full", "npo-full", "grad_diff-full", "undial-full"),
     "lora": ("lora-r8", "lora-r128", "lora-rate-low", "lora-rate-high", "lora-mlp", "full-rate-high", "qlora"),
+    "retain": ("retain-all", "retain-all-full"),
     "storage": ("bf16",),
     "distance": ("prior-text-a", "prior-base"),
     "exposure": ("text-before", "text-after"),

@@ -16,6 +16,7 @@ from msa_lite.report.table import number
 
 GROUPS = {
     "lora": "LoRA: rank, rate and modules; 4 bits",
+    "retain": "The rows of the retain vector",
     "storage": "Storage in bf16",
     "distance": "Priors from further away",
     "exposure": "Text after the exposure",
@@ -25,6 +26,7 @@ GROUPS = {
 """Groups of experiments with a table of their own, with its heading."""
 _BESIDE = {
     "lora": ("msa-lora", "msa-full"),
+    "retain": ("msa-lora", "msa-full"),
     "storage": ("msa-lora",),
     "distance": ("msa-lora",),
     "exposure": ("text-before-full",),

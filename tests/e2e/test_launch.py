@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 import msa_lite
 from msa_lite.pipeline import run_vectors
 from tests.e2e.conftest import sweep_recipe
-from tests.launching import TORCHRUN, changed, launch
+from tests.launching import TORCHRUN, assert_same_scores, changed, launch
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,6 @@ LLAMA = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 64, "num
 LLAMA |= {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": 256}
 ALIKE = (
     "sweep/choice.json",
-    "sweep/table.csv",
     "vectors/forget/adapter_model.safetensors",
     "vectors/retain/adapter_model.safetensors",
     "vectors/retain/manifest.json",
@@ -92,6 +91,7 @@ def assert_like(run: Path, alone: Path) -> None:
     """The same vectors, choice, weights and scores."""
     for name in ALIKE:
         assert (run / name).read_bytes() == (alone / name).read_bytes(), name
+    assert_same_scores(run, alone)
     for report in alone.glob("evaluation/*/report.json"):
         mine, other = (json.loads((one / report.relative_to(alone)).read_text())["metrics"] for one in (run, alone))
         values = [{name: metric["value"] for name, metric in metrics.items()} for metrics in (mine, other)]

@@ -81,20 +81,28 @@ def load_rows(path: Path) -> Rows:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_deletion_request_succeeds_with_no_setting_changed(pair: Path, tmp_path: Path, call_cli: CallCli) -> None:
+def test_a_deletion_request_ends_in_a_true_verdict_and_its_advice_helps(
+    pair: Path, tmp_path: Path, call_cli: CallCli
+) -> None:
     delete, keep = load_rows(pair / "delete.jsonl"), load_rows(pair / "keep.jsonl")
     before = recited(pair / "finetuned", delete)
     assert before >= 20
     assert recited(pair / "base", delete) == 0
-    status, stdout, stderr = call_cli(write(request(pair, tmp_path / "run"), tmp_path))
-    assert status == 0, stderr
-    verdict = json.loads((tmp_path / "run/verdict.json").read_text())
-    assert stdout.split()[0] == verdict["outcome"]
-    assert verdict["outcome"] in ("PASS", "PARTLY"), verdict  # so small a model lies near the line between the two
-    unlearned = tmp_path / "run" / "model"
-    # By its criteria, up to half is left where the outcome is PARTLY; which of the two it is depends on the machine.
-    assert recited(unlearned, delete) <= before / (4 if verdict["outcome"] == "PASS" else 2)
-    assert rouge(unlearned, keep) >= FLOOR * rouge(pair / "finetuned", keep)
+    left = {}
+    for mode in ("lora", "full"):
+        folder = tmp_path / mode
+        recipe = write(request(pair, folder, vector={"mode": mode}), tmp_path)
+        status, stdout, stderr = call_cli(recipe)
+        verdict = json.loads((folder / "verdict.json").read_text())
+        # So weak a prior ends near a line between two outcomes, on either side: that depends on the machine.
+        assert stdout.split()[0] == verdict["outcome"]
+        assert status == (1 if verdict["outcome"] == "FAIL" else 0), stderr
+        assert verdict["forgotten"]["recited"]["unlearned"] == recited(folder / "model", delete) < before
+        assert rouge(folder / "model", keep) >= FLOOR * rouge(pair / "finetuned", keep)
+        left[mode] = verdict["forgotten"]["left"]
+        if mode == "lora" and verdict["outcome"] != "PASS":
+            assert "Try vector.mode full" in stderr
+    assert 0 < left["full"] < left["lora"] < 0.75
 
 
 def generations(message: str) -> list[str]:

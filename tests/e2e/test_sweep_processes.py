@@ -14,7 +14,7 @@ import yaml
 
 import msa_lite
 from tests.e2e.conftest import tiny_recipe
-from tests.launching import TORCHRUN, launch
+from tests.launching import TORCHRUN, assert_same_scores, launch
 
 NAMES = {"target", *(f"alpha-{alpha:g}_beta-{beta:g}" for alpha in (0.5, 1.0) for beta in (0.0, 0.5))}
 
@@ -76,8 +76,9 @@ def meeting(tmp_path: Path) -> list[str]:
 
 def assert_equal(run: Path, alone: Path) -> None:
     """The same choice by the same scores, and the same weights."""
-    for name in ("sweep/choice.json", "sweep/table.csv", "model/model.safetensors", "vectors/forget/rows.jsonl"):
+    for name in ("sweep/choice.json", "model/model.safetensors", "vectors/forget/rows.jsonl"):
         assert (run / name).read_bytes() == (alone / name).read_bytes(), name
+    assert_same_scores(run, alone)
     assert not list(run.rglob("*.partial"))
     assert not (run / "sweep/work.json").exists()
     assert not (run / "sweep/.locks").exists()
