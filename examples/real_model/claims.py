@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from collect import Point, Results
+from experiments import WITH_ALL_WEIGHTS
 from measures import KEEP, LEAST, MARGIN, Difference, measure, paired, works
 
 YES, NO, PARTLY, UNCLEAR, UNKNOWN = "yes", "no", "partly", "unclear", "not enough data"
 BASELINES = ("task_vector", "npo", "simnpo", "grad_diff", "rmu", "satimp", "undial")
 """With adapters, as msa-lora."""
-FULL_BASELINES = ("task_vector-full", "undial-full", "grad_diff-full", "npo-full")
-"""With all weights, as msa-full: those that came nearest with adapters."""
+FULL_BASELINES = tuple(f"{name}-full" for name in ("task_vector", *WITH_ALL_WEIGHTS))
+"""With all weights, as msa-full."""
 STARTED_EARLY = ("npo", "grad_diff", "rmu", "satimp", "undial")
 LORA = ("msa-lora", "lora-r8", "lora-r128", "lora-rate-low", "lora-rate-high", "lora-mlp")
 GRID = "hindsight grid"

@@ -114,14 +114,11 @@ WITH_ALL_WEIGHTS = ("undial", "grad_diff", "npo")
 def baseline(name: str, full: bool = False) -> Experiment:
     """Return the run of a baseline from the target. full: with all weights, beside msa-full."""
     key, _, values = METHODS[name].partition("=")
-    settings = (f"baseline.methods.{name}.{key}={values}",)
-    if full:
-        return Experiment(
-            f"{name}-full", "full", f"{key} {values}, 4 epochs, all weights", overrides=settings, method=name,
-            owner="msa-full", on_tofu=True,
-        )  # fmt: skip
+    group, owner, end = ("full", "msa-full", "-full") if full else ("baselines", "msa-lora", "")
+    weights = ", all weights" if full else ""
     return Experiment(
-        name, "baselines", f"{key} {values}, 4 epochs", overrides=settings, method=name, on_tofu=True,
+        f"{name}{end}", group, f"{key} {values}, 4 epochs{weights}",
+        overrides=(f"baseline.methods.{name}.{key}={values}",), method=name, owner=owner, on_tofu=True,
     )  # fmt: skip
 
 

@@ -45,7 +45,7 @@ HOLDOUT_LIMIT = (
 
 @dataclass(frozen=True)
 class Overshoot:
-    """How far rows look less known than rows that were never seen, which tells them apart, too: over-unlearning."""
+    """Over-unlearning: rows look less known than rows that were never seen, which tells them apart, too."""
 
     share: float
     """The AUC that is missing below the control, of what the target shows beyond it: the mean over the deciding AUCs,
