@@ -7,11 +7,13 @@ page can be made while the experiments go on.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from msa_lite.errors import MsaError
+from msa_lite.evals.records import read_records
+from msa_lite.io.files import digest
 from msa_lite.io.reading import read_object
 from msa_lite.report import Metric, load_report
 from msa_lite.report.attacks import ATTACKS_FOLDER, AttackFacts, facts_of
@@ -21,6 +23,7 @@ from msa_lite.report.reports import REPORT_FILE
 
 MODELS = ("target", "ideal", "unlearned")
 POINTS = "hindsight"
+ROW_SCORES = ("rouge_l", "probability", "extraction_strength", "accuracy")
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -46,8 +49,9 @@ class Scores:
     """The metrics of one model on the test rows."""
 
     values: Mapping[str, float | None]
-    folder: Path | None = None
-    """The folder with the records of its rows, forget.jsonl and retain.jsonl; None if it is not there."""
+    rows: Mapping[str, Mapping[str, tuple[float, ...]]] = field(default_factory=dict)
+    """The values of `ROW_SCORES` by set, "forget" or "retain", and row; empty where there are no records. A row's name
+    is a hash of question and answer, not its index: the grid's rows are the runs' test rows, numbered anew."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ class Results:
     experiments: tuple[Experiment, ...]
     seeds: tuple[Seed, ...]
     problems: tuple[str, ...]
-    """What failed, is damaged or is missing, one line each."""
+    """What failed or is damaged, one line each."""
 
     def runs(self, name: str) -> dict[int, Run]:
         """Return the runs of an experiment that have a model with scores, by seed."""
@@ -122,6 +126,21 @@ class Results:
     def group(self, name: str) -> tuple[Experiment, ...]:
         """Return the experiments of a group in the plan's order."""
         return tuple(one for one in self.experiments if one.group == name)
+
+    def missing(self) -> Iterator[str]:
+        """Yield what there is not yet, a line for each seed and kind."""
+        seeds = {seed.number: seed for seed in self.seeds}
+        for number in self.plan.get("seeds", []):
+            seed = seeds.get(int(number))
+            if seed is None:
+                yield f"seed {number}: not begun"
+                continue
+            if absent := [one.name for one in self.experiments if one.name not in seed.runs]:
+                yield f"seed {number}: no run yet of {', '.join(absent)}"
+            if unscored := [name for name, values in seed.references.items() if not values]:
+                yield f"seed {number}: no TOFU metrics of {' and '.join(unscored)}"
+            if not seed.grid:
+                yield f"seed {number}: no sweep over the grid yet"
 
     def all_runs(self) -> Iterator[tuple[int, str, Run]]:
         """Yield seed, experiment and run, in the order of the plan, also of those that failed."""
@@ -133,7 +152,14 @@ class Results:
 
 def collect(out: Path) -> Results:
     """Read everything that is there. Raise MsaError only where there is no readable plan."""
-    plan = read_object(out / "plan.json")
+    results = collect_plan(read_object(out / "plan.json"))
+    problems: list[str] = []
+    seeds = [_seed(out, int(number), results.experiments, problems) for number in results.plan.get("seeds", [])]
+    return replace(results, seeds=tuple(seed for seed in seeds if seed), problems=tuple(problems))
+
+
+def collect_plan(plan: Mapping[str, Any]) -> Results:
+    """Return the results of a plan of which nothing is done."""
     experiments = tuple(
         Experiment(
             str(one["name"]), str(one["group"]), str(one.get("target") or ""), str(one.get("prior") or ""),
@@ -141,9 +167,7 @@ def collect(out: Path) -> Results:
         )
         for one in plan.get("experiments", [])
     )  # fmt: skip
-    problems: list[str] = []
-    seeds = [_seed(out, int(number), experiments, problems) for number in plan.get("seeds", [])]
-    return Results(plan, experiments, tuple(seed for seed in seeds if seed), tuple(problems))
+    return Results(plan, experiments, (), ())
 
 
 def tidy(text: str, out: Path) -> str:
@@ -157,27 +181,20 @@ def tidy(text: str, out: Path) -> str:
 def _seed(out: Path, number: int, experiments: tuple[Experiment, ...], problems: list[str]) -> Seed | None:
     folder = out / f"seed-{number}"
     if not (folder / "state.json").is_file():
-        problems.append(f"seed {number}: not begun")
         return None
     try:
         state = read_object(folder / "state.json")
     except MsaError as error:
         problems.append(f"seed {number}: {tidy(str(error), out)}")
         return None
-    entries, runs, absent = state.get("experiments") or {}, {}, []
-    for one in experiments:
-        if entry := entries.get(one.name):
-            run = _run(folder, one.name, entry, lambda text, name=one.name: _note(problems, out, number, name, text))
-            runs[one.name] = run
-        else:
-            absent.append(one.name)
-    if absent:
-        problems.append(f"seed {number}: no run yet of {', '.join(absent)}")
+    entries = state.get("experiments") or {}
+    runs = {
+        one.name: _run(folder, one.name, entry, lambda text, name=one.name: _note(problems, out, number, name, text))
+        for one in experiments
+        if (entry := entries.get(one.name))
+    }
     distances = {str(name): float(value) for name, value in (state.get("distances") or {}).items() if value is not None}
     references = {name: _tofu(folder, name) for name in ("target", "ideal")}
-    missing = [name for name, values in references.items() if not values]
-    if missing:
-        problems.append(f"seed {number}: no TOFU metrics of {' and '.join(missing)}")
     if error := (entries.get(POINTS) or {}).get("error"):
         _note(problems, out, number, POINTS, f"failed: {error}")
     grid = _grid(folder, runs.get("msa-lora"), lambda text: _note(problems, out, number, POINTS, text))
@@ -232,9 +249,21 @@ def _run(seed: Path, name: str, entry: Mapping[str, Any], note: Any) -> Run:
 def _model(report: Mapping[str, Any], model: str, folder: Path) -> Scores | None:
     """Return a model's metrics from a run's report; None if it has none."""
     entries = {name: metric["models"][model] for name, metric in report["metrics"].items() if model in metric["models"]}
-    records = folder / "evaluation" / model
     values = {name: entry["value"] for name, entry in entries.items()}
-    return Scores(values, records if records.is_dir() else None) if values else None
+    return Scores(values, _rows(folder / "evaluation" / model)) if values else None
+
+
+def _rows(folder: Path) -> dict[str, dict[str, tuple[float, ...]]]:
+    """Return the scores of each row of a model's records; rows without one of the scores are left out."""
+    rows: dict[str, dict[str, tuple[float, ...]]] = {}
+    for name in ("forget", "retain"):
+        file = folder / f"{name}.jsonl"
+        for record in read_records(file) if file.is_file() else ():
+            values = tuple(record.get(key) for key in ROW_SCORES)
+            if all(isinstance(value, (int, float)) for value in values):
+                text = f"{record.get('question')} {record.get('answer')}"
+                rows.setdefault(name, {})[digest(text)[:12]] = tuple(round(float(value), 6) for value in values)
+    return rows
 
 
 def _tofu(seed: Path, name: str) -> Mapping[str, float | None]:
@@ -262,20 +291,19 @@ def _grid(seed: Path, run: Run | None, note: Any) -> dict[tuple[float, float], P
         note(str(error))
         return {}
     if choosing is None:
-        note("no sweep over the grid yet")
         return {}
-    target = Scores({name: metric.value for name, metric in choosing.target.items()}, folder / "target")
+    target = Scores({name: metric.value for name, metric in choosing.target.items()}, _rows(folder / "target"))
     if run and run.target and (other := _differing(target, run.target)):
         note(f"the grid was scored on other rows than the run msa-lora: the target's {', '.join(other)} differ much")
     ideal = run.ideal if run else None
     if choosing.ideal is not None:
         records = seed / POINTS / "evaluation/ideal_validation"  # the sweep's own rows, of which it has the metrics
-        ideal = Scores({name: metric.value for name, metric in choosing.ideal.items()}, records)
+        ideal = Scores({name: metric.value for name, metric in choosing.ideal.items()}, _rows(records))
     points = {}
     for point in choosing.points:
         if point.metrics and {"alpha", "beta"} <= set(point.values):
             records = folder / candidate_name(point.values)
-            scores = Scores({key: metric.value for key, metric in point.metrics.items()}, records)
+            scores = Scores({key: metric.value for key, metric in point.metrics.items()}, _rows(records))
             points[float(point.values["alpha"]), float(point.values["beta"])] = Point(scores, target, ideal)
     return points
 

@@ -90,8 +90,11 @@ CHANGES = (
     "2026-11-23, once 24 of the new runs were there: the baselines are made anew, too. Until then they drew from all "
     "retain rows, and had learnt 5 to 17 of the 30 that test them, which they kept better than the others (UNDIAL 95 "
     "% against 90 %, GradDiff 97 against 91 %, NPO 96 against 93 %). The tool now lets no method learn rows that are "
-    "named for scores. Runs of baselines before this are marked † where they are still shown. retain-all is back, on "
+    "named for scores. retain-all is back, on "
     "the 140 rows that are not scored, with adapters and with all weights, since MSA kept least of all methods",
+    "2026-11-23 21:12, no change of the plan: the machine with the 24 runs was lost, and all runs are made anew by the "
+    "same plan. The page of those runs stands in the history of this repository, at commit a06ef12. From here on the "
+    "scores of each run are kept in scores/",
 )
 """What was changed after scores on test rows had been seen, with date and reason. Printed in RESULTS.md."""
 METHODS = {

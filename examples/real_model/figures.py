@@ -94,9 +94,7 @@ def _frontier(results: Results) -> Figure | None:
             points: Mapping[int, Point] = {seed: reference(run, name) for seed, run in first.items()}
         else:
             points = results.runs(name)
-        places = [
-            (mean_score(p.unlearned, list(FORGET)), mean_score(p.unlearned, list(RETAIN))) for p in points.values()
-        ]
+        places = [(mean_score(p.unlearned, FORGET), mean_score(p.unlearned, RETAIN)) for p in points.values()]
         known = [place for place in places if None not in place]
         if known:
             drawn = drawn or name not in ("target", "ideal")

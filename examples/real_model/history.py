@@ -22,7 +22,7 @@ from msa_lite.io.yaml_loader import PlainDumper
 ROWS_OF_AUTHOR = 20  # TOFU's
 POOL = 20  # authors of retain90 that TOFU has paraphrases and false answers for
 CHARACTERS = 5  # of a token, more than enough
-STAGES = ("text-a", "text-b", "tofu", "text-c", "tofu-again")
+STAGES: tuple[Checkpoint, ...] = ("text-a", "text-b", "tofu", "text-c", "tofu-again")
 FIRST_OF_IDEAL = 2  # the ideal goes on from the last stage of text before TOFU
 
 
@@ -97,9 +97,12 @@ def _parts(source: DataSource, tokens: int) -> Iterator[str]:
     yield from (text[start : start + size] for start in range(0, 3 * size, size))
 
 
-def training_recipes(models: Models, size: Size, compute: str, seed: int) -> Mapping[str, dict[str, object]]:
-    """Return the recipes of `msa-lite train` for target and ideal."""
+def training_recipes(
+    models: Models, size: Size, compute: str, seed: int, last: Checkpoint = STAGES[-1]
+) -> Mapping[str, dict[str, object]]:
+    """Return the recipes of `msa-lite train` for target and ideal. last: the stage after which both histories end."""
     text = {"format": "text"}
+    wanted = STAGES[: STAGES.index(last) + 1]
 
     def stages(names: Sequence[str], rows: Sequence[str]) -> list[dict[str, object]]:
         learnt = [{"path": models.data(name)} for name in rows]
@@ -119,16 +122,16 @@ def training_recipes(models: Models, size: Size, compute: str, seed: int) -> Map
     }
     common = {"training": training, "seed": seed}
     return {
-        "target": {"model": models.base, "stages": stages(STAGES, ["learnt", "forget"]), **common,
+        "target": {"model": models.base, "stages": stages(wanted, ["learnt", "forget"]), **common,
                    "output": str(models.folder / "target")},
-        "ideal": {"model": models.target("text-b"), "stages": stages(STAGES[FIRST_OF_IDEAL:], ["learnt"]), **common,
+        "ideal": {"model": models.target("text-b"), "stages": stages(wanted[FIRST_OF_IDEAL:], ["learnt"]), **common,
                   "output": str(models.folder / "ideal")},
     }  # fmt: skip
 
 
-def train(models: Models, size: Size, compute: str, seed: int, progress: Progress) -> None:
-    """Train target and ideal, with the checkpoints before them, unless they are there."""
-    for name, recipe in training_recipes(models, size, compute, seed).items():
+def train(models: Models, size: Size, compute: str, seed: int, last: Checkpoint, progress: Progress) -> None:
+    """Train target and ideal up to a stage, with the checkpoints before it, unless they are there."""
+    for name, recipe in training_recipes(models, size, compute, seed, last).items():
         file = write_recipe(models.folder / "recipes" / f"{name}.yaml", recipe)
         msa_lite.train_stages(str(file), progress=progress)
 

@@ -14,13 +14,10 @@ import numpy as np
 from collect import Point, Scores
 
 from msa_lite.choose.shares import kept_share
-from msa_lite.evals.records import read_records
 
-FORGET = {"rouge_l_f": "rouge_l", "probability_f": "probability", "extraction_strength": "extraction_strength",
-          "accuracy_f": "accuracy"}  # fmt: skip
-"""Metrics on the forget set, each with the key of its rows' records."""
-RETAIN = {"rouge_l_r": "rouge_l", "probability_r": "probability", "extraction_strength_r": "extraction_strength",
-          "accuracy_r": "accuracy"}  # fmt: skip
+FORGET = ("rouge_l_f", "probability_f", "extraction_strength", "accuracy_f")
+"""Metrics on the forget set, in the order of `ROW_SCORES`."""
+RETAIN = ("rouge_l_r", "probability_r", "extraction_strength_r", "accuracy_r")
 """The same on the retain set."""
 MARGIN = 0.02
 """Two models whose distances differ by at most this much match."""
@@ -82,7 +79,7 @@ def works(point: Point) -> bool | None:
     return own <= HALF * before and kept >= LEAST
 
 
-def _gaps(scores: Scores | None, ideal: Scores | None, names: Mapping[str, str]) -> list[float] | None:
+def _gaps(scores: Scores | None, ideal: Scores | None, names: Sequence[str]) -> list[float] | None:
     """Return model − ideal for each metric; None if one is missing."""
     if scores is None or ideal is None:
         return None
@@ -151,9 +148,9 @@ def _bootstrap(first: Point, second: Point, centre: float) -> tuple[float, float
     """
     total = np.zeros(DRAWS)
     draw = np.random.default_rng(0)
-    for name, metrics in (("forget", FORGET), ("retain", RETAIN)):
-        keys = list(metrics.values())
-        sets = [_rows(scores, name, keys) for scores in (first.unlearned, first.ideal, second.unlearned, second.ideal)]
+    for name in ("forget", "retain"):
+        models = (first.unlearned, first.ideal, second.unlearned, second.ideal)
+        sets = [scores.rows.get(name, {}) if scores else {} for scores in models]
         shared = sorted(set.intersection(*(set(rows) for rows in sets)))
         if len(shared) < 2:
             return None
@@ -163,14 +160,3 @@ def _bootstrap(first: Point, second: Point, centre: float) -> tuple[float, float
         total += (far[0] - far[1]) / 2
     half = 1.96 * float(np.std(total, ddof=1))
     return centre - half, centre + half
-
-
-def _rows(scores: Scores | None, name: str, keys: Sequence[str]) -> dict[str, list[float]]:
-    """Return the scores of each row of a set by its question; rows without one of the scores are left out.
-
-    Not by its index: the grid's rows are the runs' test rows, numbered anew.
-    """
-    path = scores.folder / f"{name}.jsonl" if scores and scores.folder else None
-    records = read_records(path) if path and path.is_file() else []
-    rows = {f"{one.get('question')} {one.get('answer')}": [one.get(key) for key in keys] for one in records}
-    return {row: values for row, values in rows.items() if all(isinstance(v, (int, float)) for v in values)}

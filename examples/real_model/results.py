@@ -2,7 +2,8 @@
 
     python examples/real_model/results.py OUT FOLDER
 
-Nothing is computed anew and no model is run. The same folder of experiments gives the same bytes.
+Nothing is computed anew and no model is run. The same folder of experiments gives the same bytes. The scores behind the
+page are kept in FOLDER/scores. What stands there from other folders of experiments comes onto the page, too.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from claims import NO, PARTLY, RULES, UNKNOWN, YES, Claim, answer_claims
 from collect import Results, collect, tidy
 from experiments import CHANGES
 from figures import write_figures
+from kept import keep, with_kept
 from tables import (
     GROUPS,
     claims_table,
@@ -48,14 +50,16 @@ WORDS = (
 )
 FILE = "RESULTS.md"
 FIGURES = "figures"
+KEPT = "scores"
 
 
 def write_results(out: Path, into: Path) -> Path:
-    """Write RESULTS.md and figures/*.svg into a folder; return the page.
+    """Write RESULTS.md, figures/*.svg and scores/ into a folder; return the page.
 
     out: the folder of the experiments, finished or not. Raise MsaError where it has no readable plan.json.
     """
-    results = collect(out)
+    results = with_kept(collect(out), into / KEPT)
+    keep(results, into / KEPT, out)
     claims = answer_claims(results)
     into.mkdir(parents=True, exist_ok=True)
     captions = write_figures(results, into / FIGURES)
@@ -82,7 +86,7 @@ def write_results(out: Path, into: Path) -> Path:
         "A difference is a difference of distances: positive where the first is further from the ideal. The rules:\n",
         _bullets(RULES, ""),
         "## Failures, and what is missing\n",
-        _bullets([tidy(line, out) for line in results.problems], "Nothing."),
+        _bullets([tidy(line, out) for line in (*results.problems, *results.missing())], "Nothing."),
         "## How it was made\n",
         _bullets(list(_provenance(results, out)), ""),
         *_commands(results, out),

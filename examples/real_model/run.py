@@ -23,7 +23,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from experiments import ATTACKED, EXPERIMENTS, SIZES, Experiment, Size
-from history import Models, train, write_data, write_recipe
+from history import STAGES, Models, train, write_data, write_recipe
 from plan import State, fix_plan, now, revision
 from recipe_files import HINDSIGHT_FOLDER, hindsight_recipe, recipe_of, run_folder, tofu_folder
 from results import write_results
@@ -66,7 +66,8 @@ class Seed:
         first = EXPERIMENTS[:1]
         say(f"seed {self.number}: models")
         began = time.monotonic()
-        train(self.models, self.size, self.compute, self.number, self.progress)
+        last = STAGES[max(STAGES.index(one.target) for one in (*first, *experiments))]  # priors come before targets
+        train(self.models, self.size, self.compute, self.number, last, self.progress)
         self.state.note_models(self.models, time.monotonic() - began)
         self.references()
         self.run(first, keep_models)

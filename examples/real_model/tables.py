@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from claims import NAMES, UNKNOWN, Claim, mean_measure, name_of
-from collect import Experiment, Point, Results, Run
+from collect import ROW_SCORES, Experiment, Point, Results, Run
 from figures import grid_means
 from measures import FORGET, MEASURES, RETAIN, measure, reference, works
 
@@ -174,15 +174,14 @@ def not_best(results: Results) -> list[str]:
 
 def _scores_table(results: Results, names: Sequence[str]) -> str:
     """Return the eight scores of each model."""
-    metrics = FORGET | RETAIN
-    headings = ["model", *(f"{_LABELS[key]} {'r' if name in RETAIN else 'f'}" for name, key in metrics.items())]
+    headings = ["model", *(f"{_LABELS[key]} {of}" for of in "fr" for key in ROW_SCORES)]
     first = results.runs(names[0])
 
     def line(label: str, points: Mapping[int, Point]) -> list[Cell]:
         models = [point.unlearned for point in points.values() if point.unlearned]
         return [
             Cell(label),
-            *(_mean_cell(_known(one.values.get(name) for one in models), "{:.3f}") for name in metrics),
+            *(_mean_cell(_known(one.values.get(name) for one in models), "{:.3f}") for name in (*FORGET, *RETAIN)),
         ]
 
     references = [

@@ -17,7 +17,7 @@ from results import write_results
 from tables import not_best
 
 from msa_lite.attack_names import ATTACKS
-from msa_lite.errors import MsaError
+from msa_lite.errors import FormatError, MsaError
 from tests.real_model_folder import GOOD, GROUPS, IDEAL, SIGNS, TARGET, Folder
 
 ROOT = Path(__file__).parents[2]
@@ -187,13 +187,56 @@ def test_the_same_folder_gives_the_same_bytes_and_every_figure_is_linked(tmp_pat
     before = sorted(path for path in out.rglob("*"))
     first, second = (write_results(out, tmp_path / name).parent for name in ("one", "two"))
     files = sorted(path.relative_to(first) for path in first.rglob("*") if path.is_file())
-    assert [path.as_posix() for path in files] == [
-        "RESULTS.md", "figures/frontier.svg", "figures/grid.svg", "figures/prior.svg",
-    ]  # fmt: skip
+    figures = ["figures/frontier.svg", "figures/grid.svg", "figures/prior.svg"]
+    scores = ["scores/plan.json", *(f"scores/seed-{seed}.jsonl" for seed in range(3))]
+    assert [path.as_posix() for path in files] == ["RESULTS.md", *figures, *scores]
     assert all((first / path).read_bytes() == (second / path).read_bytes() for path in files)
     links = re.findall(r"\]\((figures/[^)]+)\)", (first / "RESULTS.md").read_text())
-    assert sorted(links) == [path.as_posix() for path in files[1:]]
+    assert sorted(links) == figures
     assert sorted(path for path in out.rglob("*")) == before, "nothing is written into the folder of the experiments"
+
+
+def test_runs_of_another_folder_are_added_to_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page"
+    attacked = {"npo": (0.34, 0.16, 0.54)}
+    whole = write_results(
+        Folder(tmp_path / "all", rows=True, attacked=attacked).write(), tmp_path / "whole"
+    ).read_text()
+    early = {name: of for name, of in GOOD.items() if name not in ("npo", "bf16")}
+    write_results(Folder(tmp_path / "one", (0, 1), early, rows=True).write(), page)
+    late = {name: GOOD[name] for name in ("npo", "bf16")}
+    write_results(Folder(tmp_path / "two", (0, 1), late, attacked=attacked, grid={}).write(), page)
+    again = write_results(Folder(tmp_path / "three", (2,), rows=True, attacked=attacked).write(), page)
+    # The second folder has no rows, so that intervals over rows are lost there; with three seeds none is over rows.
+    assert again.read_text() == whole
+
+
+def test_one_seed_that_was_kept_has_intervals_over_its_rows(tmp_path: Path) -> None:
+    write_results(Folder(tmp_path / "one", (0,), rows=True).write(), tmp_path / "page")
+    page = write_results(Folder(tmp_path / "two", (0,), {}, grid={}).write(), tmp_path / "page").read_text()
+    assert "(rows)" in page
+    kept = (tmp_path / "page/scores/seed-0.jsonl").read_text()
+    assert "forget 0?" not in kept, "texts stay where they are"
+
+
+def test_an_experiment_keeps_the_time_when_it_was_first_fixed(tmp_path: Path) -> None:
+    write_results(Folder(tmp_path / "one", (0,)).write(), tmp_path / "page")
+    plan = json.loads((Folder(tmp_path / "two", (0,)).write() / "plan.json").read_text())
+    entries = [*plan["experiments"], plan["experiments"][0] | {"name": "new", "fixed": "2026-03-01T00:00:00"}]
+    (tmp_path / "two/plan.json").write_text(
+        json.dumps(plan | {"fixed": "2026-03-01T00:00:00", "commit": "dddd", "experiments": entries})
+    )
+    page = write_results(tmp_path / "two", tmp_path / "page").read_text()
+    assert "were fixed at 2026-01-01T00:00:00" in page
+    assert "Fixed later: new (2026-03-01T00:00:00)." in page
+
+
+def test_damaged_scores_are_named(tmp_path: Path) -> None:
+    out = Folder(tmp_path / "out", (0,)).write()
+    write_results(out, tmp_path / "page")
+    (tmp_path / "page/scores/seed-0.jsonl").write_text("{")
+    with pytest.raises(FormatError, match=r"seed-0\.jsonl"):
+        write_results(out, tmp_path / "page")
 
 
 def test_a_page_can_be_made_before_anything_has_run(tmp_path: Path) -> None:
