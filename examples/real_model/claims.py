@@ -131,8 +131,7 @@ def _claim(
     rest = f"missing: {', '.join(absent)}" if absent else ""
     answer = combine(parts)
     numbers = rest if answer == UNKNOWN else ". ".join(filter(None, [numbers, rest]))
-    seeds = len(results.plan.get("seeds", []))
-    done = all(name == GRID or len(results.runs(name)) == seeds for name in experiments) and not absent
+    done = all(name == GRID or {*results.wanted(name)} <= {*results.runs(name)} for name in experiments) and not absent
     return Claim(number, text, answer, numbers, tuple(experiments), tuple(parts), done or answer == UNKNOWN)
 
 

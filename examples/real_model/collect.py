@@ -6,6 +6,7 @@ page can be made while the experiments go on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,6 +43,8 @@ class Experiment:
     """What it tries, in words."""
     fixed: str = ""
     """The time when it was fixed, where that is not the plan's."""
+    once: bool = False
+    """True where seed 0 alone is to run it."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,17 @@ class Results:
     problems: tuple[str, ...]
     """What failed or is damaged, one line each."""
 
+    @property
+    def commit(self) -> str:
+        """Return the commit of most runs; "" without any."""
+        commits = Counter(run.commit for _, _, run in self.all_runs() if run.commit)
+        return max(commits, key=lambda one: commits[one], default="")
+
+    def wanted(self, name: str) -> list[int]:
+        """Return the seeds that an experiment is to run with."""
+        once = any(one.once for one in self.experiments if one.name == name)
+        return [int(seed) for seed in self.plan.get("seeds", []) if seed == 0 or not once]
+
     def runs(self, name: str) -> dict[int, Run]:
         """Return the runs of an experiment that have a model with scores, by seed."""
         there = {seed.number: seed.runs.get(name) for seed in self.seeds}
@@ -135,7 +149,8 @@ class Results:
             if seed is None:
                 yield f"seed {number}: not begun"
                 continue
-            if absent := [one.name for one in self.experiments if one.name not in seed.runs]:
+            wanted = [one.name for one in self.experiments if seed.number in self.wanted(one.name)]
+            if absent := [name for name in wanted if name not in seed.runs]:
                 yield f"seed {number}: no run yet of {', '.join(absent)}"
             if unscored := [name for name, values in seed.references.items() if not values]:
                 yield f"seed {number}: no TOFU metrics of {' and '.join(unscored)}"
@@ -163,7 +178,7 @@ def collect_plan(plan: Mapping[str, Any]) -> Results:
     experiments = tuple(
         Experiment(
             str(one["name"]), str(one["group"]), str(one.get("target") or ""), str(one.get("prior") or ""),
-            str(one.get("what") or ""), str(one.get("fixed") or ""),
+            str(one.get("what") or ""), str(one.get("fixed") or ""), bool(one.get("once")),
         )
         for one in plan.get("experiments", [])
     )  # fmt: skip

@@ -26,6 +26,8 @@ from msa_lite.io.manifest import software_versions
 
 logger = logging.getLogger(__name__)
 
+_FREE = ("what", "once")  # of an experiment: no run is another one for them
+
 
 def now() -> str:
     """Return the time, in UTC."""
@@ -51,7 +53,8 @@ def fix_plan(
 
     model: the name of the pretrained model, for the page.
 
-    Raise UsageError if an experiment, or the size, differs from what was fixed before; only its words may.
+    Raise UsageError if an experiment, or the size, differs from what was fixed before; only its words and the number of
+    its seeds may.
     """
     file = out / "plan.json"
     plan = json.loads(file.read_text("utf-8")) if file.is_file() else {"size": name, "settings": asdict(size)}
@@ -62,7 +65,7 @@ def fix_plan(
     for experiment in experiments:
         entry = json.loads(json.dumps(asdict(experiment)))
         before = known.get(experiment.name)
-        if before and any(before[key] != value for key, value in entry.items() if key != "what"):
+        if before and any(before[key] != value for key, value in entry.items() if key not in _FREE):
             faults.append(experiment.name)
         entries.append((before or stamp) | entry)
     if faults:

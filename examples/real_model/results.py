@@ -127,7 +127,7 @@ def _counts(results: Results, claims: Sequence[Claim]) -> str:
 
 
 def _wanted(results: Results) -> int:
-    return len(results.experiments) * len(results.plan.get("seeds", []))
+    return sum(len(results.wanted(one.name)) for one in results.experiments)
 
 
 def _groups(results: Results) -> Iterator[str]:
@@ -157,7 +157,8 @@ def _provenance(results: Results, out: Path) -> Iterator[str]:
     """Yield the facts about plan, dates, commits, versions and hardware."""
     plan, runs = results.plan, list(results.all_runs())
     fixed = str(plan.get("fixed") or "")
-    yield f"The experiments and the grid were fixed at {fixed or '–'} (plan.json)"
+    commit = str(plan.get("commit") or "–")[:10]
+    yield f"The experiments and the grid were fixed at {fixed or '–'}, commit {commit} (plan.json)"
     yield "The measures and the rules stand in measures.py and claims.py; the history of these files tells since when"
     when = {one.name: one.fixed or fixed for one in results.experiments}
     late = [f"{name} ({time})" for name, time in when.items() if time[:19] > fixed[:19]]
@@ -172,9 +173,8 @@ def _provenance(results: Results, out: Path) -> Iterator[str]:
     if dates:
         hours = sum(run.seconds or 0 for _, _, run in runs) / 3600
         yield f"Runs: {dates[0]} to {dates[-1]}; {hours:.1f} hours in total"
-    yield f"Commit: {str(plan.get('commit') or '–')[:10]}; size: {plan.get('size', '–')}; seeds: " + ", ".join(
-        map(str, plan.get("seeds", []))
-    )
+    if results.commit:
+        yield f"Commit of most runs: {results.commit} (+: with changes that were committed later)"
     for line in other_commits(results):
         yield f"Runs of another commit (marked †), {line}"
     versions: dict[str, dict[str, None]] = {}

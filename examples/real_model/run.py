@@ -1,6 +1,6 @@
 """Test the paper's claims, and msa-lite's defaults, on a real language model (SmolLM2-135M-Instruct) and TOFU:
 
-    python examples/real_model/run.py --size small                   # about 3 hours a seed on one core
+    python examples/real_model/run.py --size small                   # about 6 hours a seed on one core
     python examples/real_model/run.py --size full --seeds 0 1 2      # forget05 and forget10; for a GPU
     python examples/real_model/run.py --seeds 0 --attacks            # and does it stay forgotten?
 
@@ -263,7 +263,6 @@ def run_size(name: str, arguments: argparse.Namespace, progress: Progress) -> Pa
     """Run all seeds of one size. Return the folder of the results."""
     out = arguments.out / name
     size, compute = SIZES[name], best_compute()
-    chosen = [e for e in EXPERIMENTS if not arguments.only or e.name in arguments.only or e.group in arguments.only]
     text = DataSource(arguments.text, "text", split=arguments.split)
     with alone(out):
         base = find_base(arguments.model, out, progress)
@@ -275,8 +274,13 @@ def run_size(name: str, arguments: argparse.Namespace, progress: Progress) -> Pa
         with locked(models.folder):
             state = State(models.folder / "state.json", revision(HERE))
             seed = Seed(number, size, models, arguments.data, compute, state, progress, arguments.attacks)
-            seed.run_all(chosen, arguments.keep_models)
+            seed.run_all(chosen(arguments.only, number), arguments.keep_models)
     return out
+
+
+def chosen(only: Sequence[str], seed: int) -> list[Experiment]:
+    """Return the experiments of a seed: those with one of these names or groups, else all that it is to have."""
+    return [e for e in EXPERIMENTS if (e.name in only or e.group in only if only else seed == 0 or not e.once)]
 
 
 def parse() -> argparse.Namespace:

@@ -246,13 +246,14 @@ def _label(results: Results, name: str) -> str:
     """Return a method's name, marked where runs are of another commit or where seeds lack."""
     runs = results.runs(name)
     mark = f" {_OTHER_COMMIT}" if any(_is_other(results, run) for run in runs.values()) else ""
-    wanted = len(results.plan.get("seeds", []))
-    return name_of(name) + mark + (f" ({len(runs)} of {wanted} seeds)" if len(runs) < wanted else "")
+    every, wanted = len(results.plan.get("seeds", [])), len(results.wanted(name))
+    lacking = f" ({len(runs)} of {wanted} seeds)" if len(runs) < wanted else ""
+    return name_of(name) + mark + (lacking or (f" (seed {', '.join(map(str, runs))})" if len(runs) < every else ""))
 
 
 def _is_other(results: Results, run: Run) -> bool:
-    plan = str(results.plan.get("commit") or "")
-    return bool(plan and run.commit) and not (plan.startswith(run.commit) or run.commit.startswith(plan))
+    most = results.commit
+    return bool(run.commit) and not (most.startswith(run.commit) or run.commit.startswith(most))
 
 
 def _chosen(runs: Iterable[Run]) -> str:

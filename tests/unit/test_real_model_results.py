@@ -231,6 +231,22 @@ def test_an_experiment_keeps_the_time_when_it_was_first_fixed(tmp_path: Path) ->
     assert "Fixed later: new (2026-03-01T00:00:00)." in page
 
 
+def test_an_experiment_of_one_seed_lacks_no_other(tmp_path: Path) -> None:
+    out = Folder(tmp_path, seeds=(0, 1), rows=True).write()
+    plan = json.loads((out / "plan.json").read_text())
+    for entry in plan["experiments"]:
+        entry["once"] = entry["name"] == "bf16"
+    (out / "plan.json").write_text(json.dumps(plan))
+    state = json.loads((out / "seed-1/state.json").read_text())
+    del state["experiments"]["bf16"]
+    (out / "seed-1/state.json").write_text(json.dumps(state))
+    page = write_results(out, tmp_path / "page").read_text()
+    assert "no run yet" not in page
+    assert "so far" not in page
+    assert re.search(r"\| bf16 \(seed 0\) \|", page)
+    assert re.search(r"\| 9 \|.*\(rows\)", page)
+
+
 def test_damaged_scores_are_named(tmp_path: Path) -> None:
     out = Folder(tmp_path / "out", (0,)).write()
     write_results(out, tmp_path / "page")

@@ -97,6 +97,23 @@ def test_the_grid_in_hindsight_is_scored_on_the_test_rows_of_the_first_run(model
         assert asked == [f"{name} 1?", f"{name} 4?"]
 
 
+def test_histories_end_where_the_runs_need_no_more(models: Models) -> None:
+    recipes = training_recipes(models, SMALL, "auto", 1, "tofu")
+    stages = {name: [stage.name for stage in load_training(recipe).stages] for name, recipe in recipes.items()}
+    assert stages == {"target": ["text-a", "text-b", "tofu"], "ideal": ["tofu"]}
+
+
+def test_settings_are_tried_with_one_seed_unless_they_are_named() -> None:
+    assert run.chosen([], 0) == [*EXPERIMENTS]
+    assert {one.name for one in EXPERIMENTS} - {one.name for one in run.chosen([], 1)} >= {
+        "lora-r8",
+        "bf16",
+        "npo-prior",
+    }
+    assert {"msa-lora", "msa-full", "undial", "text-after"} <= {one.name for one in run.chosen([], 1)}
+    assert [one.name for one in run.chosen(["bf16"], 1)] == ["bf16"]
+
+
 def test_the_ideal_has_the_targets_history_without_the_forget_rows(models: Models) -> None:
     recipes = {name: load_training(recipe) for name, recipe in training_recipes(models, SMALL, "auto", 1).items()}
     stages = {name: [stage.name for stage in recipe.stages] for name, recipe in recipes.items()}
