@@ -168,7 +168,7 @@ def _provenance(results: Results, out: Path) -> Iterator[str]:
     if early:
         yield f"Runs that ended before they were fixed: {', '.join(early)}"
     for change in CHANGES:
-        yield f"Changed after test rows had been scored: {change}"
+        yield f"Since test rows were first scored: {change}"
     dates = sorted(run.date for _, _, run in runs if run.date)
     if dates:
         hours = sum(run.seconds or 0 for _, _, run in runs) / 3600
