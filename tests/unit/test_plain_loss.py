@@ -45,7 +45,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 def assert_alike(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     assert one.keys() == other.keys()
     size = max(float(value.abs().max()) for value in other.values())
-    assert max(float((one[name] - other[name]).abs().max()) for name in other) < 2e-6 * size
+    assert max(float((one[name] - other[name]).abs().max()) for name in other) < 1e-5 * size  # fp32, summed otherwise
 
 
 def train_wholly(model: Any, rows: list[Example]) -> float:
