@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from collect import Point, Results, Run, Seed, collect_plan, tidy
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from msa_lite.errors import FormatError
 from msa_lite.io.files import write_json, write_text
@@ -80,5 +80,5 @@ def _read(file: Path) -> Seed:
         runs = {one["experiment"]: _RUN.validate_python(one["run"]) for one in others if "run" in one}
         grid = {tuple(one["place"]): _POINT.validate_python(one["point"]) for one in others if "point" in one}
         return Seed(first["seed"], runs, first["distances"], first["references"], grid)
-    except (ValueError, KeyError, TypeError, ValidationError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise FormatError(f"{file}: not as results.py writes it ({error}); restore it, or remove it") from error

@@ -26,7 +26,7 @@ from msa_lite.io.manifest import software_versions
 
 logger = logging.getLogger(__name__)
 
-_FREE = ("what", "once")  # of an experiment: no run is another one for them
+_FREE = ("what", "once")  # keys of an experiment that may change, since no run depends on them
 
 
 def now() -> str:
