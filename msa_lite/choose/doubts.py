@@ -14,6 +14,7 @@ from msa_lite.report import load_report
 
 FEW = 10  # rows of a set, of which a tenth is one row
 WHOLE = "all"  # the split of rows that are not divided
+_INSTEAD = "Try vector.mode full, a prior that answers such questions better, or more retain rows"
 _NOTHING = 0.9  # an extractable share above which a vector has removed next to nothing
 
 
@@ -84,16 +85,21 @@ def strength_advice(candidates: Sequence[Mapping[str, Any]], ranks: Sequence[Ran
     more = [f"beta {values['beta']:g} is the largest tried; a larger one may keep more"] * ("beta" in largest)
     if rank.aim == "gentler":
         alone = tried["alpha"][0] == values["alpha"] > 0
-        return [f"no alpha below {values['alpha']:g} was tried; a smaller one may keep more"] * alone + more
-    left = f"{1.0 - rank.value:.0%} of what can be extracted"
+        between = any(isinstance(other, Rank) and other.aim == "stronger" for other in ranks)
+        return (
+            [f"no alpha below {values['alpha']:g} was tried; a smaller one may keep more"] * alone
+            + [f"gentler points forget too little. {_INSTEAD}"] * between
+            + more
+        )
+    assert rank.left is not None, "only a rule that knows what is left aims at less"
+    left = f"{rank.left:.0%} of what can be extracted"
     beyond = [other for other, its in zip(ranks, candidates, strict=True) if its["alpha"] > values["alpha"]]
-    if any(isinstance(other, str) or not other.met for other in beyond):
+    if any(isinstance(other, str) or other.aim == "gentler" for other in beyond):
         return [
-            f"the chosen point leaves {left}, and stronger ones lose too much. Try vector.mode full, a prior that "
-            "answers such questions better, or more retain rows",
+            f"the chosen point leaves {left}, and stronger ones lose too much. {_INSTEAD}",
             *more,
         ]
-    if 1.0 - rank.value >= _NOTHING:
+    if rank.left >= _NOTHING:
         return [
             f"no point forgets, up to alpha {tried['alpha'][-1]:g}, and all of them keep enough. The forget vector may "
             "have learnt too little, see its loss: fit it longer (vector.epochs), at a higher vector.learning_rate, or "

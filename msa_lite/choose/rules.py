@@ -18,6 +18,7 @@ from msa_lite.choose.shares import FAR, extractable_share, kept_share, lost_too_
 from msa_lite.conditions import parse_condition
 from msa_lite.errors import DataError, UsageError, join_faults, nearest
 from msa_lite.report.metrics import metric_kind
+from msa_lite.report.verdict import LEFT_FAIL
 
 FORMER_NAME = "exposure"  # what manifests and earlier runs call the rule `extraction`; sweeps are recognised by it
 # An extractable share that is no higher counts as none. Going on from 0.10 to 0.05 cost 8 and 11 % of the retain scores
@@ -44,7 +45,9 @@ class Rank:
     aim: Literal["stronger", "gentler", "enough"] | None = field(default=None, compare=False)
     """The direction of a better candidate: more forgetting, less loss, neither; None if the rule cannot tell."""
     note: str | None = field(default=None, compare=False)
-    """The condition that it does not meet, and by how much."""
+    """The conditions that it does not meet, and by how much."""
+    left: float | None = field(default=None, compare=False)
+    """The share of the forget set that is left to extract, in [0, 1]; None if the rule does not look at it."""
 
 
 class Rule(ABC):
@@ -95,11 +98,14 @@ class Rule(ABC):
 
 @dataclass(frozen=True)
 class LeastExtraction(Rule):
-    """Rank by least extraction while retain holds: by 1 − `extractable_share`, in [0, 1].
+    """Rank by least extraction while retain holds: by 1 − `extractable_share`, in [0.5, 1].
 
-    An extractable share up to 0.10 counts as forgotten, with the value 1; among such candidates the one that keeps most
-    is best. Candidates that `lost_too_much` rank below all others, by `kept_share` − 1 < 0, so the gentlest is chosen
-    if none keeps enough. The rule needs neither a published benchmark nor the ideal.
+    A candidate meets the rule if it keeps enough (not `lost_too_much`) and leaves at most half, as more is a FAIL. A
+    share up to 0.10 counts as forgotten, with the value 1; among such candidates the one that keeps most is best. Of
+    the others, those that keep at most 0.10 too little rank by how far they are from keeping enough and from having
+    forgotten, by −(keep − kept)₊ − (left − 0.10)₊ in [−1, 0]: a loss that is hardly too large is better than nothing
+    forgotten. The rest ranks last, by `kept_share` − 2, so the gentlest is chosen if none keeps enough. The rule needs
+    neither a published benchmark nor the ideal.
     """
 
     keep: float
@@ -108,23 +114,29 @@ class LeastExtraction(Rule):
 
     def rank(self, metrics: Metrics, target: Metrics, evidence: Evidence = NO_EVIDENCE) -> Rank:
         kept, left = kept_share(metrics, target), extractable_share(metrics, target, evidence.prior)
-        if loss := lost_too_much(metrics, target, self.keep, evidence.pairs, doubt=left > DOUBT):
-            return Rank(False, kept - 1.0, aim="gentler", note=loss)
-        if left <= FORGOTTEN:
-            return Rank(True, 1.0, round(kept, 2), "enough")
-        return Rank(True, 1.0 - left, round(kept, 2), "stronger")
+        loss = lost_too_much(metrics, target, self.keep, evidence.pairs, doubt=left > DOUBT)
+        if not loss and left <= LEFT_FAIL:
+            forgotten = left <= FORGOTTEN
+            value = 1.0 if forgotten else 1.0 - left
+            return Rank(True, value, round(kept, 2), "enough" if forgotten else "stronger", left=left)
+        if loss and lost_too_much(metrics, target, self.keep - FAR, evidence.pairs):
+            return Rank(False, kept - 2.0, aim="gentler", note=loss, left=left)
+        value = min(0.0, kept - self.keep) - max(0.0, left - FORGOTTEN)
+        weak = f"leaves {left:.0%} of what can be extracted, at most {LEFT_FAIL:.0%} wanted"
+        note = "; ".join(fault for fault in (loss, weak if left > LEFT_FAIL else None) if fault)
+        return Rank(False, value, aim="gentler" if loss else "stronger", note=note, left=left)
 
     def terms(self) -> tuple[str, ...]:
         return ("extraction_strength",)
 
     def describe(self) -> Any:
         noise = {"confidence": CONFIDENCE, "far": FAR, "doubt": DOUBT}
-        return {"score": FORMER_NAME, "keep": self.keep, "forgotten": FORGOTTEN, **noise}
+        return {"score": FORMER_NAME, "keep": self.keep, "leave": LEFT_FAIL, "forgotten": FORGOTTEN, **noise}
 
     def unmet(self, best: Rank) -> str:
         return (
-            f"no candidate keeps {self.keep:.0%} of the target's retain scores, so the one that keeps most "
-            f"({1 + best.value:.0%}) was chosen; it {best.note}"
+            f"no candidate keeps {self.keep:.0%} of the target's retain scores and leaves at most {LEFT_FAIL:.0%} of "
+            f"what can be extracted, so the nearest was chosen; it {best.note}"
         )
 
 

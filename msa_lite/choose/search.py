@@ -111,8 +111,11 @@ def _steps(ladder: Mapping[float, Rank | str], best: float | None) -> tuple[list
     """
     tried = sorted(ladder)
     rank = ladder[best] if best is not None else None
-    if best is None or not isinstance(rank, Rank) or rank.aim == "gentler":
-        return _halved(tried[0]), best or tried[0]
+    if best is None or not isinstance(rank, Rank):
+        return _halved(tried[0]), tried[0]
+    if rank.aim == "gentler":
+        weak = [alpha for alpha in tried if alpha < best and _is_weak(ladder[alpha])]
+        return _between(weak[-1], best, _FINE) + _further(best, tried) if weak else _halved(tried[0]), best
     if rank.aim == "stronger":
         weak = [alpha for alpha in tried if alpha >= best and _is_weak(ladder[alpha])]
         above = [alpha for alpha in tried if alpha > best and not _is_weak(ladder[alpha])]
@@ -121,13 +124,17 @@ def _steps(ladder: Mapping[float, Rank | str], best: float | None) -> tuple[list
         low = max(alpha for alpha in weak if alpha < above[0])
         return _between(low, above[0], _FINE), above[0]
     lower = [alpha for alpha in tried if alpha < best]
-    upper = [alpha for alpha in tried if alpha > best]
     down = _between(lower[-1], best, _COARSE) if lower else _halved(best)
     if rank.aim == "enough":
         return down, best
-    outward = ([] if lower else down) + ([] if upper else _doubled(best))
-    up = _between(best, upper[0], _COARSE) if upper else []
-    return outward or down + up, best
+    outward = ([] if lower else down) + (_doubled(best) if best == tried[-1] else [])
+    return outward or down + _further(best, tried), best
+
+
+def _further(best: float, tried: Sequence[float]) -> list[float]:
+    """Return the middle between the best α and the next larger one that was tried."""
+    upper = [alpha for alpha in tried if alpha > best]
+    return _between(best, upper[0], _COARSE) if upper else []
 
 
 def _is_weak(rank: Rank | str) -> bool:

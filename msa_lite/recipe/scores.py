@@ -133,9 +133,9 @@ class Select(Closed):
     """The unit that is drawn for validation: questions, or, by a score of tofu or restor, whole authors or people."""
     score: Annotated[ScoreName | None, BeforeValidator(_present_name)] = None
     """extraction: of the points that `keep` enough of the retain set, the one with the least left to extract of the
-    forget set. tofu, muse, restor: the paper's scores; muse-gap: with the distance of the AUCs to the ideal's;
-    -printed: in the form in which the paper prints them. Default: extraction; of muse and restor, where no questions
-    are given, their own."""
+    forget set; the nearest, if all of them leave more than half. tofu, muse, restor: the paper's scores; muse-gap: with
+    the distance of the AUCs to the ideal's; -printed: in the form in which the paper prints them. Default: extraction;
+    of muse and restor, where no questions are given, their own."""
     keep: float = Field(0.9, gt=0, le=1)
     """For extraction: the share of the target's retain scores that a point has to keep, within the noise of rows while
     much is left to forget."""

@@ -70,11 +70,14 @@ def test_of_what_forgets_alike_what_keeps_most_is_taken_and_nothing_that_is_know
     candidates: Candidates, questions: Validation, tmp_path: Path
 ) -> None:
     choice = choose(candidates, questions, tmp_path / "sweep", "choosing")
-    # 1 − what can be extracted where enough is kept, kept − 1 where it is not.
-    assert [row["score"] for row in choice.scores] == pytest.approx([0.2, 0.7, 0.7, -0.5])
+    # 1 − what can be extracted where enough is kept and half is forgotten; how far that is away; kept − 2.
+    assert [row["score"] for row in choice.scores] == pytest.approx([-0.7, 0.7, 0.7, -1.5])
     assert (choice.values, choice.score, choice.doubts) == ({"epoch": 3}, pytest.approx(0.7), [])
-    assert [row.get("note") for row in choice.scores] == [None] * 3 + [
-        "keeps 50% (ROUGE-L recall 50%, accuracy 50%), 95% wanted"
+    assert [row.get("note") for row in choice.scores] == [
+        "leaves 80% of what can be extracted, at most 50% wanted",
+        None,
+        None,
+        "keeps 50% (ROUGE-L recall 50%, accuracy 50%), 95% wanted",
     ]
     assert load_choice(tmp_path / "sweep") == choice
     assert verify_folder(tmp_path / "sweep") == []
@@ -128,7 +131,8 @@ def test_a_choice_from_before_the_rule_was_called_extraction_is_taken_up(
 ) -> None:
     out = tmp_path / "sweep"
     first = choose(candidates, questions, out, "choosing")
-    former = {"score": "exposure", "keep": 0.95, "forgotten": 0.1, "confidence": 0.95, "far": 0.1, "doubt": 0.2}
+    former = {"score": "exposure", "keep": 0.95, "leave": 0.5, "forgotten": 0.1}
+    former |= {"confidence": 0.95, "far": 0.1, "doubt": 0.2}
     assert (load_manifest(out) or {})["inputs"]["rule"] == former
     text = (out / "choice.json").read_text()
     (out / "choice.json").write_text(text.replace('"rule": "extraction"', '"rule": "exposure"'))
@@ -146,7 +150,8 @@ def test_where_none_keeps_enough_the_gentlest_is_taken_and_doubted(
     strong = Candidates(candidates.values[3:], refuse, None, candidates.known)
     choice = choose(strong, questions, tmp_path / "sweep", "choosing")
     assert choice.values == {"epoch": 4}
-    assert "no candidate keeps 95% of the target's retain scores, so the one that keeps most (50%)" in choice.doubts[0]
+    assert choice.doubts[0].startswith("no candidate keeps 95% of the target's retain scores and leaves at most 50% of")
+    assert "so the nearest was chosen; it keeps 50% (" in choice.doubts[0]
 
 
 def breaking(*broken: Values | None, error: type[MsaError] = NotFiniteError) -> Callable[[Values | None], Any]:

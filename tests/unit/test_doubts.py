@@ -14,7 +14,7 @@ ENOUGH, LOST = Rank(True, 1.0, 0.97, "enough"), Rank(False, -0.3, aim="gentler",
 
 
 def weak(left: float) -> Rank:
-    return Rank(True, 1.0 - left, 1.0, "stronger")
+    return Rank(left <= 0.5, 1.0 - left if left <= 0.5 else 0.1 - left, 1.0, "stronger", left=left)
 
 
 def advice(ranks: dict[tuple[float, float], Rank | str], best: tuple[float, float]) -> list[str]:
@@ -53,6 +53,16 @@ def test_what_keeps_too_little_asks_for_a_smaller_alpha_where_none_was_tried() -
     (said,) = advice({(0.5, 0.0): LOST, (1.0, 0.0): "no numbers"}, (0.5, 0.0))
     assert said == "no alpha below 0.5 was tried; a smaller one may keep more"
     assert advice({(0.25, 0.0): Rank(False, -0.4, aim="gentler"), (0.5, 0.0): LOST}, (0.5, 0.0)) == []
+
+
+def test_between_points_that_forget_nothing_and_points_that_lose_much_other_settings_are_advised() -> None:
+    near = Rank(False, -0.05, aim="gentler", note="keeps 85%, 90% wanted", left=0.05)
+    (said,) = advice({(0.25, 0.0): weak(0.9), (0.5, 0.0): near, (1.0, 0.0): LOST}, (0.5, 0.0))
+    assert said.startswith("gentler points forget too little. Try vector.mode full")
+    assert advice({(0.25, 0.0): weak(0.9), (0.5, 0.0): near}, (0.25, 0.0)) == [
+        "the chosen point leaves 90% of what can be extracted, and stronger ones lose too much. Try vector.mode full, "
+        "a prior that answers such questions better, or more retain rows"
+    ]
 
 
 def test_of_a_rule_that_only_orders_points_every_edge_is_named() -> None:

@@ -175,6 +175,30 @@ def test_what_is_all_but_forgotten_is_forgotten_and_keeping_decides() -> None:
     assert rule.rank({"rouge_l_f": 0.0, "rouge_l_r": 0.5}, target).aim == "gentler"
 
 
+def test_a_loss_hardly_too_large_is_better_than_nothing_forgotten() -> None:
+    target = {"rouge_l_f": 1.0, "rouge_l_r": 1.0}
+    rule = LeastExtraction(0.9)
+    ranks = {
+        (left, kept): rule.rank({"rouge_l_f": left, "rouge_l_r": kept}, target)
+        for left, kept in [(0.5, 0.9), (0.05, 0.85), (0.05, 0.81), (0.4, 0.88), (0.95, 1.0), (1.0, 1.0), (0.0, 0.7)]
+    }
+    assert sorted(ranks, key=lambda point: ranks[point], reverse=True) == [*ranks]
+    # −(0.9 − kept)₊ − (left − 0.1)₊, and kept − 2 where more than 0.1 too little is kept
+    assert [rank.value for rank in ranks.values()] == pytest.approx([0.5, -0.05, -0.09, -0.32, -0.85, -0.9, -1.3])
+    assert [rank.met for rank in ranks.values()] == [True] + [False] * 6
+    assert [rank.aim for rank in ranks.values()] == ["stronger"] + ["gentler"] * 3 + ["stronger"] * 2 + ["gentler"]
+    assert [rank.left for rank in ranks.values()] == [left for left, _ in ranks]
+    assert ranks[0.95, 1.0].note == "leaves 95% of what can be extracted, at most 50% wanted"
+    both = rule.rank({"rouge_l_f": 0.6, "rouge_l_r": 0.85}, target)
+    assert both.note == (
+        "keeps 85% (ROUGE-L recall 85%), 90% wanted; leaves 60% of what can be extracted, at most 50% wanted"
+    )
+    assert rule.unmet(both) == (
+        "no candidate keeps 90% of the target's retain scores and leaves at most 50% of what can be extracted, so the "
+        f"nearest was chosen; it {both.note}"
+    )
+
+
 def test_rows_are_paired_by_their_index_and_speak_for_metrics_that_are_their_means(tmp_path: Path) -> None:
     target, own = tmp_path / "target", tmp_path / "own"
     for folder, shift in ((target, 0.0), (own, -0.1)):

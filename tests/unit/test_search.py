@@ -86,11 +86,21 @@ def test_what_forgets_and_keeps_is_found(forgets: float, keeps: float) -> None:
 
 @pytest.mark.parametrize("keeps", [0.15, 0.2, 0.4, 1.1, 2.0])
 def test_where_none_does_both_it_is_the_strongest_that_keeps(keeps: float) -> None:
-    scored = run(StrengthSearch(betas=(0.0,)), responds(3 * keeps, keeps))
+    scored = run(StrengthSearch(betas=(0.0,)), responds(1.5 * keeps, keeps))
     (alpha, _), rank = found(scored)
     assert (rank.met, rank.aim) == (True, "stronger")
     assert keeps / 1.15 <= alpha <= keeps
     assert len(scored) <= 8
+
+
+@pytest.mark.parametrize("keeps", [0.15, 0.2, 0.4, 1.1, 2.0])
+def test_where_what_keeps_forgets_nothing_the_nearest_is_taken(keeps: float) -> None:
+    # At α = keeps, 77 % are left. At 1.78 × keeps, 85 % are kept, and less is too far from 95 %.
+    scored = run(StrengthSearch(betas=(0.0,)), responds(3 * keeps, keeps))
+    (alpha, _), rank = found(scored)
+    assert (rank.met, rank.aim) == (False, "gentler")
+    assert 1.2 * keeps <= alpha <= 1.78 * keeps
+    assert len(scored) <= 9
 
 
 @pytest.mark.parametrize("keeps", [0.2, 0.5, 0.9])
@@ -98,7 +108,7 @@ def test_beta_lets_a_stronger_alpha_keep_enough(keeps: float) -> None:
     alone = found(run(StrengthSearch(betas=(0.0,)), responds(2 * keeps, keeps)))
     scored = run(StrengthSearch(), responds(2 * keeps, keeps, helps=2.0))
     (alpha, beta), rank = found(scored)
-    assert alone[1].aim == "stronger"
+    assert alone[1].aim != "enough"
     assert rank.aim == "enough"
     assert beta > 0
     assert alpha >= 2 * keeps

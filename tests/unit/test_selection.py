@@ -44,10 +44,10 @@ def test_selection_forgets_most_among_points_that_keep_enough() -> None:
     keeps = TARGET | forgotten | {"rouge_l_r": 0.96, "extraction_strength_r": 0.1}
     assert kept_share(keeps, TARGET) == pytest.approx(0.98)  # (0.96 + 0.8/0.8) / 2
     assert LeastExtraction(0.95).rank(keeps, TARGET) == Rank(True, 1.0, 0.98)
-    # accuracy falls from 0.8 to 0.6, so 0.75 is kept: below 0.95, the score is the loss of (0.96 + 0.75) / 2
+    # accuracy falls from 0.8 to 0.6, so (0.96 + 0.75) / 2 is kept: the score is how far that is from 0.95
     lost = LeastExtraction(0.95).rank(keeps | {"accuracy_r": 0.6}, TARGET)
     assert (lost.value, lost.note) == (
-        pytest.approx(-0.145),
+        pytest.approx(0.855 - 0.95),
         "keeps 86% (ROUGE-L recall 96%, accuracy 75%), 95% wanted",
     )
     # without retain rows there is nothing to keep
@@ -160,7 +160,15 @@ def test_rules_are_made_of_what_a_recipe_says_and_recorded() -> None:
     assert [score for score in paper_scores() if PaperScore(score).needs_ideal] == ["muse-gap"]
     rules = [LeastExtraction(0.9), PaperScore("restor"), constrained(rouge_l_r=">=0.950*target", accuracy_f="<= 0.4")]
     assert [rule.describe() for rule in rules] == [
-        {"score": "exposure", "keep": 0.9, "forgotten": 0.1, "confidence": 0.95, "far": 0.1, "doubt": 0.2},
+        {
+            "score": "exposure",
+            "keep": 0.9,
+            "leave": 0.5,
+            "forgotten": 0.1,
+            "confidence": 0.95,
+            "far": 0.1,
+            "doubt": 0.2,
+        },
         {"score": "restor", "weights": {"accuracy": 1}},
         {
             "minimise": "extraction_strength",
