@@ -102,9 +102,9 @@ CHANGES = (
     "some 25 hours on one core, 77 take 17",
     "2026-11-24 02:40, the choice among candidates, after msa-lora, msa-full and UNDIAL of two seeds and msa-lora of "
     "the third: where every candidate that keeps 90 % leaves more than half to extract, the nearest to both wins, down "
-    "to 80 % kept (before: one that keeps 90 %, even if it forgot nothing). Of the choices made before, it changes one: "
-    "UNDIAL of seed 1, which had forgotten and kept 89.9 % in its last epoch, and was chosen after the first, which "
-    "forgot nothing. It is made anew",
+    "to 80 % kept (before: one that keeps 90 %, even if it forgot nothing). Of the choices made before, it changes "
+    "one: UNDIAL of seed 1, which had forgotten and kept 89.9 % in its last epoch, and was chosen after the first, "
+    "which forgot nothing. It is made anew",
 )
 """What was changed after scores on test rows had been seen, with date and reason. Printed in RESULTS.md."""
 METHODS = {
