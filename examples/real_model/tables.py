@@ -145,20 +145,11 @@ def not_best(results: Results) -> list[str]:
         if name in ("forget_side", "truth_ratio_f"):
             continue
         sign = 1 if heading.endswith("↓") else -1
-        own = results.runs("msa-lora").keys()
-        whole = [one for one in NAMES if own <= results.runs(one).keys()]
-        known = {one: value for one in whole if (value := mean_measure(results.runs(one), name)) is not None}
-        if "msa-lora" in known and (best := min(known, key=lambda one: sign * round(known[one], 3))) != "msa-lora":
-            msa = [one for one in ("msa-lora", "msa-full") if one in known and one != best]
-            texts = [f"{name_of(one)} {number(known[one])}" for one in msa]
-            lines.append(
-                f"{heading[:-2].capitalize()}: {name_of(best)} {number(known[best])} is best; {', '.join(texts)}"
-            )
-    lora = mean_measure(results.runs("msa-lora"), "distance")
-    tried = {one.name: mean_measure(results.runs(one.name), "distance") for one in results.group("lora")}
-    nearer = [f"{name} {number(value)}" for name, value in tried.items() if None not in (lora, value) and value < lora]
-    if nearer:
-        lines.append(f"Nearer to the ideal than {name_of('msa-lora')} {number(lora)}: {', '.join(nearer)}")
+        better = _better_than_lora(results, [one for one in NAMES if one != "msa-lora"], name, sign)
+        if better:
+            lines.append(f"{heading[:-2].capitalize()}, better than {name_of('msa-lora')}: {better}")
+    if nearer := _better_than_lora(results, [one.name for one in results.group("lora")], "distance", 1):
+        lines.append(f"Variants nearer to the ideal: {nearer}")
     for one in results.experiments:
         runs = {} if one.group in ("baselines", "full", "checkpoints") else results.runs(one.name)
         failed = {seed: run for seed, run in runs.items() if works(run) is False}
@@ -170,6 +161,22 @@ def not_best(results: Results) -> list[str]:
                 f"{number(left)} (target {number(before)}), kept {number(mean_measure(failed, 'kept'))}"
             )
     return lines
+
+
+def _better_than_lora(results: Results, names: Sequence[str], measure: str, sign: int) -> str:
+    """Name those that are better than msa-lora, with both means over the seeds that both have.
+
+    sign: 1 if low values are good, else −1.
+    """
+    own, better = results.runs("msa-lora"), []
+    for name in names:
+        runs = {seed: run for seed, run in results.runs(name).items() if seed in own}
+        beside = {seed: own[seed] for seed in runs}
+        value, other = mean_measure(runs, measure), mean_measure(beside, measure)
+        if value is not None and other is not None and sign * (round(other, 3) - round(value, 3)) > 0:
+            seeds = f" (seed{'s' * (len(runs) > 1)} {', '.join(map(str, runs))})" if len(runs) < len(own) else ""
+            better.append(f"{name_of(name)} {number(value)} against {number(other)}{seeds}")
+    return "; ".join(better)
 
 
 def _scores_table(results: Results, names: Sequence[str]) -> str:

@@ -176,10 +176,17 @@ def test_the_page_names_what_failed_what_lacks_and_what_is_of_another_commit(tmp
 def test_what_beats_msa_and_lora_is_told(tmp_path: Path) -> None:
     good = not_best(collect(Folder(tmp_path / "good").write()))
     bad = not_best(collect(Folder(tmp_path / "bad", scores=GOOD | {"rmu": IDEAL, "lora-r8": (0.3, 0.85)}).write()))
-    assert not any("is best" in line or line.startswith("Nearer") for line in good)
+    assert not any("against" in line for line in good)
     assert any(line.startswith("text-after does not work in 3 of 3 seeds") for line in good)
-    assert any(re.match(r"Distance: RMU 0\.\d+ is best; MSA \(LoRA\) 0\.017", line) for line in bad)
-    assert any(line.startswith("Nearer to the ideal than MSA (LoRA) 0.017: lora-r8") for line in bad)
+    assert any(re.match(r"Distance, better than MSA \(LoRA\): RMU 0\.\d+ against 0\.017$", line) for line in bad)
+    assert any(re.match(r"Variants nearer to the ideal: lora-r8 0\.\d+ against 0\.017", line) for line in bad)
+
+
+def test_methods_are_compared_on_the_histories_that_both_have(tmp_path: Path) -> None:
+    write_results(Folder(tmp_path / "one", (0,), GOOD | {"rmu": IDEAL}).write(), tmp_path / "page")
+    others = {name: of for name, of in GOOD.items() if name != "rmu"}
+    page = write_results(Folder(tmp_path / "two", (1, 2), others).write(), tmp_path / "page").read_text()
+    assert re.search(r"- Distance, better than MSA \(LoRA\): RMU 0\.\d+ against 0\.015 \(seed 0\)\n", page)
 
 
 def test_the_same_folder_gives_the_same_bytes_and_every_figure_is_linked(tmp_path: Path) -> None:
