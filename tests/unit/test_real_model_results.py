@@ -186,7 +186,7 @@ def test_methods_are_compared_on_the_histories_that_both_have(tmp_path: Path) ->
     write_results(Folder(tmp_path / "one", (0,), GOOD | {"rmu": IDEAL}).write(), tmp_path / "page")
     others = {name: of for name, of in GOOD.items() if name != "rmu"}
     page = write_results(Folder(tmp_path / "two", (1, 2), others).write(), tmp_path / "page").read_text()
-    assert re.search(r"- Distance, better than MSA \(LoRA\): RMU 0\.\d+ against 0\.015 \(seed 0\)\n", page)
+    assert re.search(r"- Distance, better than MSA \(LoRA\): RMU 0\.\d+ against 0\.015 \(seed 0\)\.\n", page)
 
 
 def test_the_same_folder_gives_the_same_bytes_and_every_figure_is_linked(tmp_path: Path) -> None:
