@@ -39,19 +39,28 @@ def with_kept(results: Results, folder: Path) -> Results:
     """
     if not (folder / PLAN).is_file():
         return results
-    before = read_object(folder / PLAN)
-    fixed = {one["name"]: one for one in before["experiments"]}
-    stamps = {name: {key: one[key] for key in ("fixed", "commit") if key in one} for name, one in fixed.items()}
-    plan = {
-        **results.plan,
-        **{key: before[key] for key in ("fixed", "commit")},
-        "experiments": [one | stamps.get(one["name"], {}) for one in results.plan["experiments"]],
-        "seeds": sorted({*results.plan["seeds"], *before["seeds"]}),
-    }
+    plan = _joined_plan(results.plan, folder / PLAN)
     new = {seed.number: seed for seed in results.seeds}
     old = {number: _read(file) for number in plan["seeds"] if (file := folder / f"seed-{number}.jsonl").is_file()}
     seeds = [_joined(new.get(number), old.get(number)) for number in plan["seeds"]]
     return replace(collect_plan(plan), seeds=tuple(seed for seed in seeds if seed), problems=results.problems)
+
+
+def _joined_plan(new: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Return the newer plan, with the times and seeds of the one in a file."""
+    before = read_object(file)
+    try:
+        stamps = {
+            one["name"]: {key: one[key] for key in ("fixed", "commit") if key in one} for one in before["experiments"]
+        }
+        return {
+            **new,
+            **{key: before[key] for key in ("fixed", "commit")},
+            "experiments": [one | stamps.get(one["name"], {}) for one in new["experiments"]],
+            "seeds": sorted({*new["seeds"], *before["seeds"]}),
+        }
+    except (KeyError, TypeError) as error:
+        raise _other_form(file, error) from error
 
 
 def _joined(new: Seed | None, old: Seed | None) -> Seed | None:
@@ -81,4 +90,8 @@ def _read(file: Path) -> Seed:
         grid = {tuple(one["place"]): _POINT.validate_python(one["point"]) for one in others if "point" in one}
         return Seed(first["seed"], runs, first["distances"], first["references"], grid)
     except (ValueError, KeyError, TypeError) as error:
-        raise FormatError(f"{file}: not as results.py writes it ({error}); restore it, or remove it") from error
+        raise _other_form(file, error) from error
+
+
+def _other_form(file: Path, error: Exception) -> FormatError:
+    return FormatError(f"{file}: not as results.py writes it ({error}); restore it, or remove it")

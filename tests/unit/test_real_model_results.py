@@ -254,11 +254,13 @@ def test_an_experiment_of_one_seed_lacks_no_other(tmp_path: Path) -> None:
     assert re.search(r"\| 9 \|.*\(rows\)", page)
 
 
-def test_damaged_scores_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["seed-0.jsonl", "plan.json"])
+@pytest.mark.parametrize("text", ["{", "{}", '{"experiments": [0]}'])
+def test_damaged_scores_are_named(file: str, text: str, tmp_path: Path) -> None:
     out = Folder(tmp_path / "out", (0,)).write()
     write_results(out, tmp_path / "page")
-    (tmp_path / "page/scores/seed-0.jsonl").write_text("{")
-    with pytest.raises(FormatError, match=r"seed-0\.jsonl"):
+    (tmp_path / "page/scores" / file).write_text(text)
+    with pytest.raises(FormatError, match=re.escape(file)):
         write_results(out, tmp_path / "page")
 
 
