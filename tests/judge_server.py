@@ -123,7 +123,7 @@ def tofu_asks(count: int) -> tuple[list[Ask], str]:
 
 def letters(verdicts: list[Ruling]) -> str:
     """What was chosen, as one word."""
-    return "".join(verdict.letter for verdict in verdicts)
+    return "".join(verdict.reply for verdict in verdicts)
 
 
 def agreeing_letter(body: dict[str, Any]) -> str:

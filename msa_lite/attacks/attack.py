@@ -47,7 +47,8 @@ class Ground:
     """The layers of the target, for estimates of time."""
     seed: int = 0
     rewordings: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Other wordings of the questions by name ("paraphrased", "German"), one for each of the `forget` rows."""
+    """Other wordings of the questions by name ("paraphrased", "German"), one for each of the `forget` rows; "" where
+    there is none."""
 
     def benchmark(self, sets: Collection[str] = ("forget", "holdout")) -> Qa:
         """Return the rows of some sets as questions and texts to score."""

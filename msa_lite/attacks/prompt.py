@@ -2,9 +2,10 @@
 
 Five examples in front of a question, and simple rewordings of it, brought back more than ten times the accuracy of
 models unlearned on WMDP (arXiv 2411.12103). The examples are retain rows here, as earlier turns of a chat or as lines
-above a plain prompt; the wordings are ours, and those that the data brings along. The first k words of the true answer
-show what a model says once it is on the way, as in extraction attacks (Carlini et al., 2021, arXiv 2012.07805); only
-the other words count then. Roles and "ignore previous instructions" are the plainest of jailbreaks. Answers are greedy.
+above a plain prompt; the wordings are ours, those that the data brings along, and a judge's if there is one. The first
+k words of the true answer show what a model says once it is on the way, as in extraction attacks (Carlini et al., 2021,
+arXiv 2012.07805); only the other words count then. Roles and "ignore previous instructions" are the plainest of
+jailbreaks. Answers are greedy.
 
 Rows that are texts are asked for by their beginning (`questions`), as they are and behind retain texts; there is no
 other wording of a text.
@@ -162,7 +163,10 @@ class Prompting(Attack):
         if name != "forget":
             return []
         wordings = ground.rewordings[way.trial.name]
-        return [_ask_worded(ground, "{question}", row, wording) for row, wording in zip(rows, wordings, strict=True)]
+        return [
+            _ask_worded(ground, "{question}", row, wording) if wording else _unasked(row)
+            for row, wording in zip(rows, wordings, strict=True)
+        ]
 
     def _shown(self, ground: Ground) -> tuple[list[tuple[str, str]], list[str]]:
         """Return the questions with answers, and the texts, to show before others: retain rows, none of them scored."""
@@ -173,6 +177,10 @@ class Prompting(Attack):
             [(row.question, row.answer) for row in sample_rows(questions, self.shots, ground.seed)],
             [cut_text(ground, text, ground.max_new_tokens) for text in sample_rows(texts, self.shots, ground.seed)],
         )
+
+
+def _unasked(row: Row) -> PromptedRow:
+    return PromptedRow(row.index, [], row.answer, row.question, fault="nobody has reworded it")
 
 
 def _ask_worded(ground: Ground, template: str, row: Row, wording: str = "") -> PromptedRow:

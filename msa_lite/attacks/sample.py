@@ -164,7 +164,7 @@ class Sample(Attack):
         pairs = [(place, text) for place, own in enumerate(scores) for text in own]
         close = [(place, text) for place, text in pairs if scores[place][text]["rouge_l"] >= _LEAST_ROUGE]
         asks = [right_answer_ask(questions[at].question, [questions[at].reference], text) for at, text in close]
-        letters = {pair: ruling.letter for pair, ruling in zip(close, judge.ask(asks)[0], strict=True)}
+        letters = {pair: ruling.reply for pair, ruling in zip(close, judge.ask(asks)[0], strict=True)}
         for place, text in pairs:
             scores[place][text]["judged"] = float(letters.get((place, text)) == "Y")
 

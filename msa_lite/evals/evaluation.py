@@ -156,7 +156,7 @@ def _enter_verdicts(records: Records, calls: Sequence[JudgeCall], verdicts: Sequ
     for call, verdict in zip(calls, verdicts, strict=True):
         entry = places[call.set_name, call.index].setdefault("judge", {"valid": True})
         entry["valid"] &= verdict.valid
-        entry.update(call.scores[verdict.letter])
+        entry.update(call.scores[verdict.reply])
 
 
 def check_comparable(folder: Path, benchmark: Benchmark, out: Path) -> None:

@@ -80,6 +80,8 @@ def dry_attack(
     reads = [Reading(name, plan.sources[name].name) for name in plan.models]
     reads += [Reading(f"{name} rows", str(plan.folder), f"{count} rows") for name, count in rows.items() if count]
     notes = [f"{name} is left out: {reason}" for name, reason in plan.left_out.items()]
+    if plan.rewording and (questions := plan.to_reword()):
+        notes.append(f"{plan.rewording.judge.model_name} rewords {len(questions)} questions first")
     return DryRun("attack", plan.folder, stages, reads, notes=notes)
 
 

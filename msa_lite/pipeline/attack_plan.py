@@ -18,6 +18,7 @@ from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished
 from msa_lite.io.progress import Step, duration
 from msa_lite.pipeline.attack_ground import limit_ground
+from msa_lite.pipeline.attack_rewording import Rewording
 from msa_lite.pipeline.folder import BASELINES
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.prepare_models import fit_prior
@@ -49,6 +50,8 @@ class AttackPlan:
     control: AttackControl
     left_out: Mapping[str, str]
     """Attacks that cannot be made on this run, each with the reason."""
+    rewording: Rewording | None = None
+    """The judge that rewords the questions for the attack prompt."""
 
     def of(self, attack: Attack) -> list[str]:
         """Return the models that an attack is made on."""
@@ -142,6 +145,10 @@ class AttackPlan:
     def only(self, names: Sequence[str]) -> AttackPlan:
         """Return the plan of some of its attacks."""
         return replace(self, attacks={name: self.attacks[name] for name in names})
+
+    def to_reword(self) -> list[str]:
+        """Return the questions that a judge has still to reword."""
+        return self.rewording.missing(self.ground) if self.rewording and "prompt" in self.attacks else []
 
     def without(self, reasons: Mapping[str, str]) -> AttackPlan:
         """Return the plan without some attacks, each with the reason."""

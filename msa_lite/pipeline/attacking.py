@@ -29,8 +29,9 @@ from msa_lite.io.progress import Progress, announce, duration, notices, under
 from msa_lite.io.seal import load_manifest
 from msa_lite.pipeline.attack_ground import limit_ground, make_ground
 from msa_lite.pipeline.attack_plan import REFERENCES, UNLEARNED, AttackPlan, attack_label, default_rows, plan_attacks
+from msa_lite.pipeline.attack_rewording import open_rewording
 from msa_lite.pipeline.planning_measure import time_scores
-from msa_lite.pipeline.prepare import Run
+from msa_lite.pipeline.prepare import Run, judge_settings
 from msa_lite.pipeline.reporting import write_run_report
 from msa_lite.record.write import write_attacks
 from msa_lite.report import Report, write_report
@@ -74,8 +75,11 @@ def open_attacks(
         of_run["sample"] = {"judge": run.judge}
     made = {name: make_attack(name, keys.settings(name) | of_run.get(name, {})) for name in wanted or ATTACKS}
     ground = limit_ground(make_ground(run), keys.rows or default_rows())
-    return plan_attacks(run, result, {name: made[name] for name in ATTACKS if name in made}, ground, models or {},
+    rewording = open_rewording(run.recipe.folder, judge_settings(keys.prompt.judge), ground, "prompt" in made)
+    ground = rewording.known(ground) if rewording else ground
+    plan = plan_attacks(run, result, {name: made[name] for name in ATTACKS if name in made}, ground, models or {},
                         bool(wanted))  # fmt: skip
+    return replace(plan, rewording=rewording)
 
 
 def check_attacks(run: Run) -> None:
@@ -96,8 +100,9 @@ def run_attacks(
     if times:
         _tell(plan, times)
         announce(progress, plan.steps(times))
+    plan, failed = _reword(plan, progress)
     _take_over(plan)
-    failed = _make_records(plan, progress)
+    failed |= _make_records(plan, progress)
     plan, out = plan.without(failed), plan.folder / ATTACKS_FOLDER
     facts, models = _with_earlier(plan, _judge(plan))
     if facts.attacks:
@@ -120,6 +125,20 @@ def fit_to_budget(plan: AttackPlan, budget: float | None) -> tuple[AttackPlan, S
         return plan, None
     times = _measure(plan)
     return (plan if budget is None else plan.within(budget, times)), times
+
+
+def _reword(plan: AttackPlan, progress: Progress) -> tuple[AttackPlan, dict[str, str]]:
+    """Have the judge reword the questions that it has not reworded yet.
+
+    Return the plan with all rewordings; if the judge failed, the plan without the attack that asks them, and why.
+    """
+    if not (plan.rewording and plan.to_reword()):
+        return plan, {}
+    try:
+        return replace(plan, ground=plan.rewording.make(plan.ground, progress)), {}
+    except MsaError as error:
+        failed = {"prompt": f"no rewordings: {error}"}
+        return plan.without(failed), failed
 
 
 def _with_earlier(plan: AttackPlan, facts: AttackFacts) -> tuple[AttackFacts, dict[str, Any]]:

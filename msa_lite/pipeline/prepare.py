@@ -31,7 +31,7 @@ from msa_lite.pipeline.prepare_models import check_apart, check_readings, open_m
 from msa_lite.pipeline.prepare_prompt import resolve_prompt
 from msa_lite.pipeline.prepare_questions import Questions, WhenToChoose, load_questions
 from msa_lite.pipeline.prepare_retain import divide_retain, warn_of_learnt
-from msa_lite.recipe import Recipe
+from msa_lite.recipe import JudgeKeys, Recipe
 from msa_lite.train import check_mode, check_trackers
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,7 @@ class Run:
     @property
     def judge(self) -> JudgeSettings:
         """The judge of the test questions."""
-        return _judge_settings(self.recipe)
+        return judge_settings(self.recipe.evaluate.judge) if self.recipe.evaluate else JudgeSettings()
 
     @property
     def vector_names(self) -> list[str]:
@@ -143,7 +143,8 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     check_trackers(recipe.trackers)
     if recipe.merge.form == "adapter" and recipe.vector.mode == "full":
         raise UsageError("merge.as: vector.mode full makes no adapter; choose merge.as model, or vector.mode lora")
-    open_judge(_judge_settings(recipe))  # it may lack a key
+    if recipe.evaluate:
+        open_judge(judge_settings(recipe.evaluate.judge))  # it may lack a key
     earlier = open_earlier(recipe)
     sources = open_models(recipe, plan.start, progress)
     if plan.start == "prior":
@@ -205,8 +206,9 @@ def _pin_benchmark(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"evaluate": evaluate.model_copy(update={"data": pinned_data(home)})})
 
 
-def _judge_settings(recipe: Recipe) -> JudgeSettings:
-    return JudgeSettings(**recipe.evaluate.judge.model_dump()) if recipe.evaluate else JudgeSettings()
+def judge_settings(keys: JudgeKeys) -> JudgeSettings:
+    """Return the settings of a judge in a recipe."""
+    return JudgeSettings(**keys.model_dump())
 
 
 def _alternatives(rows: Sequence[Row]) -> list[str]:

@@ -8,12 +8,14 @@ from msa_lite.recipe.inputs import Columns, Data, Prompt
 from msa_lite.recipe.load import RecipeSource, dump_recipe, load_any, load_recipe, load_training, set_key
 from msa_lite.recipe.paths import absolute_paths, moved_paths, relative_paths
 from msa_lite.recipe.schema import Demo, RealDemo, Recipe
+from msa_lite.recipe.scores import JudgeKeys
 from msa_lite.recipe.training import TrainingRecipe
 
 __all__ = [
     "Columns",
     "Data",
     "Demo",
+    "JudgeKeys",
     "Prompt",
     "RealDemo",
     "Recipe",

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator
 from msa_lite.attack_names import ATTACKS
 from msa_lite.errors import nearest
 from msa_lite.recipe.inputs import Closed, Data
+from msa_lite.recipe.scores import JudgeKeys
 
 
 def _check_attack(value: object) -> object:
@@ -33,6 +34,15 @@ class PromptKeys(Closed):
     rewordings: list[Data] = []
     """Other wordings of the forget rows' questions, in other languages perhaps: one row for each forget row, in the
     same order."""
+    judge: JudgeKeys = JudgeKeys()
+    """A model that rewords each question in three ways. It gets the questions, and not the answers."""
+
+    @field_validator("judge")
+    @classmethod
+    def _rewords(cls, judge: JudgeKeys) -> JudgeKeys:
+        if judge.separate:
+            raise ValueError("separate is for scores; leave it out here")
+        return judge
 
 
 class QuantiseKeys(Closed):

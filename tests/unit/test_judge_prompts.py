@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from msa_lite.errors import DataError
 from msa_lite.evals.judge import Question, acc_forget, acc_recover, acc_retain, right_answer_ask, tofu_ask
-from msa_lite.evals.judge.prompts import read_letter
+from msa_lite.evals.judge.prompts import REWORDINGS, read_letter, reword_ask
 
 WRONG = ("He lives in Rome.", "He lives in Oslo.", "He lives in Bonn.", "He lives in Lima.", "He lives in Cairo.")
 
@@ -108,6 +108,28 @@ def test_other_replies_are_invalid(reply: str) -> None:
 @pytest.mark.parametrize(("reply", "letter"), [("z", "Z"), ("yes", "Y"), ("No.", "N"), ("Y", "Y"), ("nope", None)])
 def test_yes_no_and_none_are_read(reply: str, letter: str | None) -> None:
     assert read_letter(reply, "YN") == letter
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        ("Who wrote it?", "Who wrote it?"),
+        ('\n "Who wrote it?" \nI hope that this helps.', "Who wrote it?"),
+        ("**Who wrote\x07 it?**\ud83d", "Who wrote it?"),
+        ("<think>\nLet me see.\n</think>\n\n“Who wrote it?”", "Who wrote it?"),
+        ("who was it, x < y", "who was it, x < y"),
+        *((reply, None) for reply in ("", " \n?!", "<think>\nLet me see", "Who? " * 500)),
+    ],
+)
+def test_a_rewording_is_the_first_line_that_is_said(reply: str, text: str | None) -> None:
+    assert reword_ask("Who wrote it?", "casual").read(reply) == text
+
+
+def test_a_question_to_reword_is_one_line_without_its_answer() -> None:
+    asks = [reword_ask("Who wrote\nit?", way) for way in REWORDINGS]
+    assert {ask.user for ask in asks} == {"Who wrote it?"}
+    assert len({ask.system for ask in asks}) == len(asks) == 3
+    assert all(ask.tokens > 100 and "Do not answer it" in ask.system for ask in asks)
 
 
 # Winner → (acc_forget, acc_recover, acc_retain); None is Z, and an invalid reply.

@@ -1,6 +1,7 @@
-"""Keep replies of judges on disk, so that nobody pays for a question twice: hash of the ask → letter.
+"""Keep replies of judges on disk, so that nobody pays for a question twice: hash of the ask → reply.
 
-The file holds only hashes of prompts and answers, since these may be the data to forget.
+The file holds hashes of prompts and answers alone, since these may be the data to forget; replies are letters. Where
+a reply is a text, the file belongs in the folder of the run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from msa_lite.evals.judge.prompts import NONE, Ask
 from msa_lite.evals.judge.settings import Ruling, Usage
 from msa_lite.io.progress import Progress, part_of
 
-_FILE = "judge.sqlite"
+CACHE_FILE = "judge.sqlite"
 _PATIENCE = 60.0  # seconds to wait while another process writes
 
 
@@ -29,14 +30,14 @@ def cache_folder() -> Path:
 class Cache:
     """Keys and values in one SQLite file; threads and processes may share it, since each call is one transaction.
 
-    Keys are hashes of asks, with a letter as value ("" for an invalid reply), or hashes of whole batches, with the
+    Keys are hashes of asks, with the reply as value ("" for an invalid one), or hashes of whole batches, with the
     server's id as value. Raise OutputError when the file cannot be made, read or written.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
         """Open or make the file. folder: None for `cache_folder`."""
         folder = folder or cache_folder()
-        self.path = folder / _FILE
+        self.path = folder / CACHE_FILE
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -91,16 +92,16 @@ def answer(
 ) -> tuple[list[Ruling], Usage]:
     """Return verdicts from the cache, after `send` has added the missing ones; equal asks are sent once.
 
-    keys: the hash of each ask. send: takes the missing asks by key, adds each letter to the cache as it comes, and
+    keys: the hash of each ask. send: takes the missing asks by key, adds each reply to the cache as it comes, and
     returns the calls, tokens and cost.
     """
-    letters = cache.read(keys)
-    todo = {key: ask for key, ask in zip(keys, asks, strict=True) if key not in letters}
+    replies = cache.read(keys)
+    todo = {key: ask for key, ask in zip(keys, asks, strict=True) if key not in replies}
     total = len(set(keys))
     spent = send(todo, part_of(progress, "judge", total - len(todo), total)) if todo else Spent()
     progress("judge", total, total)
-    letters = cache.read(keys)
-    verdicts = [Ruling(letters[key] or NONE, bool(letters[key])) for key in keys]
+    replies = cache.read(keys)
+    verdicts = [Ruling(replies[key] or NONE, bool(replies[key])) for key in keys]
     invalid = sum(not verdict.valid for verdict in verdicts)
     cached = len(asks) - len(todo)
     return verdicts, Usage(spent.calls, cached, spent.prompt_tokens, spent.completion_tokens, invalid, spent.cost)

@@ -7,7 +7,7 @@ from typing import Any
 
 from msa_lite.data import DATE_STRING, open_tokenizer, render_chat
 from msa_lite.evals.judge.cache import Cache, Spent, answer
-from msa_lite.evals.judge.prompts import REPLY_TOKENS, Ask, read_letter
+from msa_lite.evals.judge.prompts import Ask
 from msa_lite.evals.judge.settings import JudgeSettings, Ruling, Usage
 from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, fetch
@@ -27,7 +27,7 @@ class LocalJudge:
     def ask(self, asks: Sequence[Ask], progress: Progress = silent) -> tuple[list[Ruling], Usage]:
         """Return (verdicts in the order of the asks, usage). Raise UsageError when there is no such model."""
         source = fetch(self.settings.model_name, by_content=False)
-        keys = [digest(["local", source.revision, ask.system, ask.user, REPLY_TOKENS]) for ask in asks]
+        keys = [digest(["local", source.revision, ask.system, ask.user, ask.tokens]) for ask in asks]
         return answer(self.cache, keys, asks, progress, lambda todo, part: self._send(source, todo, part))
 
     def _send(self, source: Source, todo: Mapping[str, Ask], progress: Progress) -> Spent:
@@ -39,8 +39,8 @@ class LocalJudge:
         prompts = [encode_ask(tokenizer, ask) for ask in asks]
         done = 0
         runner = Runner(load_model(source.folder))
-        for batch in generate(runner, tokenizer, prompts, Decoding(REPLY_TOKENS)):
-            self.cache.keep({keys[i]: read_letter(texts[0], asks[i].letters) or "" for i, texts in batch})
+        for batch in generate(runner, tokenizer, prompts, Decoding(max(ask.tokens for ask in asks))):
+            self.cache.keep({keys[i]: asks[i].read(texts[0]) or "" for i, texts in batch})
             done += len(batch)
             progress("judge", done, len(keys))
         runner.close()

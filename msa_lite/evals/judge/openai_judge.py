@@ -15,7 +15,7 @@ from typing import Any
 from msa_lite.errors import StageError
 from msa_lite.evals.judge.batch import run_batch
 from msa_lite.evals.judge.cache import Cache, Spent, answer
-from msa_lite.evals.judge.prompts import REPLY_TOKENS, Ask, read_letter
+from msa_lite.evals.judge.prompts import Ask
 from msa_lite.evals.judge.secret import api_key
 from msa_lite.evals.judge.settings import JudgeSettings, Ruling, Usage
 from msa_lite.io.files import digest
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _PRICES = {"gpt-4o": (2.50, 10.00), "gpt-4o-mini": (0.15, 0.60)}  # USD per million tokens, OpenAI's list of 2025
 _BATCH_SHARE = 0.5  # of the list price
-_TRIES = 3  # replies to one ask until one opens with a valid letter
+_TRIES = 3  # replies to one ask until one is valid
 _RETRIES = 6  # of a call after a fault of server or network; with back-off about half a minute in all
 _LIMIT = 1 << 20  # bytes of a reply
 _ROW_LIMIT = 16 << 10  # bytes of a reply in a batch, on average
@@ -60,7 +60,7 @@ class OpenAIJudge:
         limit = "max_tokens" if self.settings.address else "max_completion_tokens"
         messages = [{"role": "system", "content": ask.system}, {"role": "user", "content": ask.user}]
         name = self.settings.model_name
-        return {"model": name, "messages": messages, "temperature": 0, "seed": seed, limit: REPLY_TOKENS}
+        return {"model": name, "messages": messages, "temperature": 0, "seed": seed, limit: ask.tokens}
 
     def _send(self, todo: Mapping[str, Ask], progress: Progress) -> Spent:
         import openai
@@ -94,9 +94,9 @@ class OpenAIJudge:
         ) as client:
             if self.settings.batch:
                 await self._ask_batch(client, todo, spent, progress)
-            letters = self.cache.read(todo)
-            queue = iter([(key, ask) for key, ask in todo.items() if key not in letters])
-            answered = len(letters)
+            replies = self.cache.read(todo)
+            queue = iter([(key, ask) for key, ask in todo.items() if key not in replies])
+            answered = len(replies)
 
             async def work() -> None:
                 nonlocal answered
@@ -117,19 +117,19 @@ class OpenAIJudge:
         """Keep the valid answers of a batch; the caller asks for the rest. Raise StageError when the batch fails."""
         bodies = {key: self._body(ask) for key, ask in todo.items()}
         completions, failure = await run_batch(client, self.cache, bodies, progress)
-        letters = {key: self._read(reply, todo[key], spent, _BATCH_SHARE) for key, reply in completions.items()}
+        replies = {key: self._read(reply, todo[key], spent, _BATCH_SHARE) for key, reply in completions.items()}
         # All at once: the hash of the rest is the name of the batch that a rerun looks for.
-        self.cache.keep({key: letter for key, letter in letters.items() if letter})
+        self.cache.keep({key: reply for key, reply in replies.items() if reply})
         if failure:
             raise StageError(failure)
 
     async def _ask_one(self, client: Any, ask: Ask, spent: Spent) -> str:
-        """Return the letter, or "" if none of _TRIES replies, each with its own seed, opens with a valid one."""
+        """Return the valid reply; "" if none of _TRIES, each with its own seed, is valid."""
         for seed in range(_TRIES):
             completion = await self._complete(client, self._body(ask, seed))
-            letter = self._read(completion, ask, spent) if completion else None
-            if letter:
-                return letter
+            reply = self._read(completion, ask, spent) if completion else None
+            if reply:
+                return reply
         if completion is None:
             address = self.settings.address or "the server"
             raise StageError(f"{address} answers with something that is no chat completion; {_HINTS[404]}")
@@ -140,20 +140,20 @@ class OpenAIJudge:
         """Make one call and return its completion; None for any other reply, such as broken JSON or a web page."""
         reply = await client.chat.completions.with_raw_response.create(**body)
         try:
-            completion = json.loads(reply.content)  # not checked further: we use one letter and two numbers of it
+            completion = json.loads(reply.content)  # not checked further: we use a line and two numbers of it
         except (ValueError, RecursionError):
             return None
         return completion if isinstance(completion, dict) and "choices" in completion else None
 
     def _read(self, completion: Mapping[str, Any], ask: Ask, spent: Spent, share: float = 1.0) -> str | None:
-        """Return the letter of a completion, or None if it is not valid; add its tokens to `spent`."""
+        """Return the valid reply of a completion, or None; add its tokens to `spent`."""
         tokens = _tokens(completion, "prompt_tokens"), _tokens(completion, "completion_tokens")
         spent.calls += 1
         spent.prompt_tokens += tokens[0]
         spent.completion_tokens += tokens[1]
         if self._price:
             spent.cost = (spent.cost or 0.0) + share * _usd(tokens, self._price)
-        return read_letter(_content(completion), ask.letters)
+        return ask.read(_content(completion))
 
     def _estimate(self, todo: Mapping[str, Ask]) -> None:
         prompt = sum(len(ask.system) + len(ask.user) for ask in todo.values()) // 4
@@ -164,7 +164,7 @@ class OpenAIJudge:
             logger.info("%s; the price is not known", text)
             return
         share = _BATCH_SHARE if self.settings.batch else 1.0
-        usd = share * _usd((prompt, REPLY_TOKENS * len(todo)), self._price)
+        usd = share * _usd((prompt, sum(ask.tokens for ask in todo.values())), self._price)
         logger.warning("%s: about %.2f USD", text, usd)  # a warning, since it costs money
 
     def _explain(self, error: Exception) -> str:

@@ -91,12 +91,12 @@ class JudgeSettings:
 
 @dataclass(frozen=True)
 class Ruling:
-    """The judge's choice."""
+    """The judge's choice, or its text."""
 
-    letter: str
-    """One of the ask's letters, or "Z"."""
+    reply: str
+    """One of the ask's letters, or "Z"; for a `TextAsk`, a line of text."""
     valid: bool
-    """False if no reply opened with one of these."""
+    """False if no reply was valid."""
 
 
 @dataclass(frozen=True)
