@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from msa_lite.attacks.attack import Ground
@@ -20,7 +21,7 @@ from msa_lite.evals.judge.prompts import REWORDINGS, reword_ask, rewording_versi
 from msa_lite.evals.records import read_records, write_records
 from msa_lite.io.files import digest
 from msa_lite.io.manifest import is_finished, stage_folder
-from msa_lite.io.progress import Progress, under
+from msa_lite.io.progress import Progress, notices, under
 from msa_lite.io.seal import load_manifest
 from msa_lite.report.attacks import ATTACKS_FOLDER
 
@@ -80,6 +81,9 @@ class Rewording:
                 f"attack.prompt.judge: {self.judge.model_name} reworded no question; take a model that follows "
                 "instructions"
             )
+        question = next(question for question in todo if any(known[question].values()))
+        text = next(filter(None, known[question].values()))
+        notices.info("rewordings: for example, '%s' became '%s'", question, shorten(text, 200))
         if lacking:
             logger.warning("%s gave no rewording in %d of %d cases", self.judge.model_name, lacking, total)
 

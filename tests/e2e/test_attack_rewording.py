@@ -35,12 +35,16 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[JudgeSer
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("MSA_LITE_CACHE", str(tmp_path / "cache"))
     with JudgeServer() as judge:
-        judge.reply = lambda body: f'"{way_of(body)}: {body["messages"][1]["content"]}"\nDone.'
+        judge.reply = lambda body: f'"{way_of(body)}: {question_of(body)}"\nDone.'
         yield judge
 
 
 def way_of(body: dict[str, Any]) -> str:
     return next(name for name, told in REWORDINGS.items() if told in body["messages"][0]["content"])
+
+
+def question_of(body: dict[str, Any]) -> str:
+    return str(body["messages"][1]["content"].split('"')[1])
 
 
 def keys(server: JudgeServer) -> list[str]:
@@ -59,6 +63,7 @@ def test_each_question_is_reworded_once_for_all_models(copy: Path, server: Judge
     assert server.calls == []
     code, _, err = call_cli("attack", copy, *keys(server), "--attacks", "prompt")
     assert code == 0, err
+    assert "rewordings: for example, 'In which year" in err
     assert len(server.calls) == 4 * len(REWORDINGS)
     rows = [json.loads(line) for line in (copy / "attacks/rewordings/rewordings.jsonl").read_text().splitlines()]
     assert [row[way] for row in rows for way in REWORDINGS] == [

@@ -127,7 +127,7 @@ def test_a_rewording_is_the_first_line_that_is_said(reply: str, text: str | None
 
 def test_a_question_to_reword_is_one_line_without_its_answer() -> None:
     asks = [reword_ask("Who wrote\nit?", way) for way in REWORDINGS]
-    assert {ask.user for ask in asks} == {"Who wrote it?"}
+    assert all('"Who wrote it?"' in ask.user for ask in asks)
     assert len({ask.system for ask in asks}) == len(asks) == 3
     assert all(ask.tokens > 100 and "Do not answer it" in ask.system for ask in asks)
 
