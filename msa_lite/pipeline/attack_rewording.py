@@ -27,9 +27,8 @@ from msa_lite.report.attacks import ATTACKS_FOLDER
 
 logger = logging.getLogger(__name__)
 
-_FOLDER = _KIND = "rewordings"
+_NAME = "rewordings"  # of folder, stage and progress
 _FILE = "rewordings.jsonl"
-_LABEL = "rewordings"
 
 
 @dataclass(frozen=True)
@@ -61,10 +60,10 @@ class Rewording:
         if todo:
             asks = [reword_ask(question, way) for question in todo for way in REWORDINGS]
             inputs = self._settings() | {"questions": digest([*known, *todo])}
-            with stage_folder(self.folder, _KIND, inputs, resumable=True) as partial:
+            with stage_folder(self.folder, _NAME, inputs, resumable=True) as partial:
                 judge = open_judge(self.judge, partial)
                 assert judge is not None
-                rulings = iter(judge.ask(asks, under(progress, _LABEL))[0])
+                rulings = iter(judge.ask(asks, under(progress, _NAME))[0])
                 for question in todo:
                     written = {way: next(rulings) for way in REWORDINGS}
                     known[question] = {way: one.reply if one.valid else "" for way, one in written.items()}
@@ -125,4 +124,4 @@ def open_rewording(home: Path, judge: JudgeSettings, ground: Ground, is_asked: b
         open_judge(judge)
     if any(row.text for row in ground.forget):
         raise UsageError("attack.prompt.judge: the forget rows are texts, which have no other wording; leave it out")
-    return Rewording(home / ATTACKS_FOLDER / _FOLDER, judge)
+    return Rewording(home / ATTACKS_FOLDER / _NAME, judge)

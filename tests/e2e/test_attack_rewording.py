@@ -12,12 +12,15 @@ import pytest
 import yaml
 
 import msa_lite
+from msa_lite.data import Row
 from msa_lite.errors import UsageError
-from msa_lite.evals.judge import openai_judge
+from msa_lite.evals.judge import JudgeSettings, openai_judge
 from msa_lite.evals.judge.prompts import REWORDINGS
 from msa_lite.io.verify import verify_stages
+from msa_lite.pipeline.attack_rewording import open_rewording
 from tests.e2e.conftest import FEW, CallCli, changed_recipe
 from tests.judge_server import JudgeServer, Step
+from tests.memorised import make_ground
 
 MODEL = "some_writer"
 TRIALS = {f"by some-writer {way}" for way in REWORDINGS}
@@ -161,6 +164,13 @@ def test_what_forbids_rewordings_is_told_before_any_work(
     with pytest.raises(UsageError, match="OPENAI_API_KEY"):
         msa_lite.attack(copy, ["prompt"], overrides=keys(server))
     assert server.calls == []
+
+
+def test_texts_have_no_other_wording(tmp_path: Path) -> None:
+    ground, judge = make_ground(forget=[Row(0, text="It was the day of all days.")]), JudgeSettings("openai", "x")
+    assert open_rewording(tmp_path, JudgeSettings(), ground, is_asked=True) is None
+    with pytest.raises(UsageError, match="the forget rows are texts"):
+        open_rewording(tmp_path, judge, ground, is_asked=False)
 
 
 def test_a_local_judge_rewords_too(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
