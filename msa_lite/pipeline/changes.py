@@ -6,16 +6,17 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from msa_lite.errors import MsaError
+from msa_lite.errors import MsaError, RecipeError
 from msa_lite.io.finished import leaves
 from msa_lite.io.reading import parse_yaml, read_text
 from msa_lite.io.seal import MANIFEST
+from msa_lite.recipe.load import dump_recipe, load_any
 from msa_lite.report.provenance import RECIPE_FILE, recorded_revisions
 
 logger = logging.getLogger(__name__)
 
 _MOST = 5
-_IDLE = ("publish.", "request", "track")  # these decide no stage
+_IDLE = ("publish.", "request", "track", "attack")  # these decide nothing about the model
 
 
 def warn_of_changes(folder: Path, recipe: str) -> None:
@@ -41,14 +42,21 @@ def warn_of_changes(folder: Path, recipe: str) -> None:
 
 def _changes(before: str, after: str) -> Iterator[str]:
     """Yield `forget.alpha: 1.0 → 1.25` for each key that two recipes differ in, and the data whose content changed."""
-    before = before.replace("score: exposure", "score: extraction")  # the rule's former name
-    old, new = (dict(leaves(parse_yaml(text, RECIPE_FILE))) for text in (before, after))
+    filled = _filled(before.replace("score: exposure", "score: extraction"))  # the rule's former name
+    old, new = (dict(leaves(parse_yaml(text, RECIPE_FILE))) for text in (filled, after))
     for key in dict.fromkeys([*old, *new]):
-        is_new = key not in old and new[key] in ([], None, "auto")  # an earlier version lacks the key
-        if old.get(key) != new.get(key) and not is_new and not key.startswith(_IDLE):
+        if old.get(key) != new.get(key) and not key.startswith(_IDLE):
             yield f"{key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
     contents, now = recorded_revisions(before), recorded_revisions(after)
     yield from (f"content of {name}" for name, value in now.items() if _differ(contents.get(name), value))
+
+
+def _filled(recipe: str) -> str:
+    """Give keys that an earlier version lacked their defaults. A recipe that this version refuses stays as it is."""
+    try:
+        return dump_recipe(load_any(parse_yaml(recipe, RECIPE_FILE)))
+    except RecipeError:
+        return recipe
 
 
 def _differ(before: str | None, now: str) -> bool:

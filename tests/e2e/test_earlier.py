@@ -21,7 +21,7 @@ from msa_lite.pipeline.changes import warn_of_changes
 from msa_lite.pipeline.earlier import open_earlier
 from msa_lite.pipeline.msa import msa_plan
 from msa_lite.pipeline.prepare import Run, prepare
-from msa_lite.recipe import load_recipe
+from msa_lite.recipe import dump_recipe, load_recipe
 from msa_lite.report import load_report
 from msa_lite.strengths import Strengths
 from tests.e2e.conftest import CallCli, tiny_recipe
@@ -301,18 +301,35 @@ def test_folders_are_found_beside_the_recipe_and_pinned_with_their_full_path(
     assert load_recipe(path).earlier == [str(tmp_path / "beside" / "run-0")]
 
 
-def test_only_a_key_with_a_value_is_a_change_of_a_recipe_from_before_it(
+def test_keys_that_an_earlier_version_lacked_change_nothing_at_their_defaults(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = {"target": "t", "prior": "p", "forget": {"data": {"path": "f.jsonl"}}, "output": str(tmp_path)}
+    former = yaml.safe_load(dump_recipe(load_recipe(recipe)))
+    for key in ("earlier", "attack", "merge"):
+        del former[key]
+    del former["vector"]["compute"], former["vector"]["lora"]
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/manifest.json").write_text("{}")
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(former))
+    for override, says in (
+        ("seed=0", ""),
+        ("earlier=[a]", "earlier: [] → ['"),
+        ("vector.compute=bf16", "vector.compute: auto → bf16"),
+        ("vector.lora.rank=8", "vector.lora.rank: 32 → 8"),
+        ("merge.dtype=bfloat16", "merge.dtype: same → bfloat16"),
+        ("attack={rows: 4}", ""),
+    ):
+        caplog.clear()
+        warn_of_changes(tmp_path, dump_recipe(load_recipe(recipe, [override])))
+        assert ("changed since the last run" in caplog.text, says in caplog.text) == (bool(says), True), override
+
+
+def test_a_recipe_that_this_version_refuses_is_compared_as_it_stands(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model/manifest.json").write_text("{}")
-    (tmp_path / "recipe.yaml").write_text("seed: 1\nretain: {}\n")
-    for text, says in (
-        ("earlier: []\nseed: 1\nretain: {}\n", ""),
-        ("earlier: [a]\nseed: 1\nretain: {}\n", "earlier: none → "),
-        ("vector: {compute: auto}\nseed: 1\nretain: {}\n", ""),
-        ("vector: {compute: bf16}\nseed: 1\nretain: {}\n", "vector.compute: none → bf16"),
-    ):
-        caplog.clear()
-        warn_of_changes(tmp_path, text)
-        assert ("changed since the last run" in caplog.text, says in caplog.text) == (bool(says), True)
+    (tmp_path / "recipe.yaml").write_text("seed: 1\nformer: 2\n")
+    warn_of_changes(tmp_path, "seed: 1\n")
+    assert "changed since the last run: former: 2 → none. " in caplog.text
