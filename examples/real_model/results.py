@@ -15,6 +15,7 @@ from pathlib import Path
 from attacked import attack_tables
 from claims import NO, PARTLY, RULES, UNKNOWN, YES, Claim, answer_claims
 from collect import Results, collect, tidy
+from defaults import defaults_table
 from experiments import CHANGES
 from figures import write_figures
 from kept import keep, with_kept
@@ -76,6 +77,7 @@ def write_results(out: Path, into: Path) -> Path:
         _bullets(not_best(results), "Nothing to say yet." if not _done(results) else "Nowhere in these measures."),
         "## All methods\n",
         *(main_tables(results) or ["No run has scores yet.\n"]),
+        *_defaults(results),
         *_groups(results),
         *_attacks(results),
         "## Figures\n",
@@ -143,6 +145,14 @@ def _groups(results: Results) -> Iterator[str]:
     if table := grid_table(results):
         yield "## α and β in hindsight\n"
         yield "Mean distance to the ideal on the test rows over the fixed grid, for MSA with LoRA. Lower is better.\n"
+        yield table
+
+
+def _defaults(results: Results) -> Iterator[str]:
+    """Yield what was tried in the place of defaults under its heading; nothing where nothing was."""
+    if table := defaults_table(results):
+        yield "## The tool's defaults, and what was tried in their place\n"
+        yield "Distances as above; a value of one seed alone has an interval over its rows.\n"
         yield table
 
 
