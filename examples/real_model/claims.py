@@ -1,20 +1,20 @@
-"""Answer the claims: the paper's six, and six of our own, each by a rule that was fixed before a test row was seen.
+"""Answer the claims: the paper's six, and six of our own, each by its rule.
 
-A claim has parts; each part is a comparison with an answer of its own. `RULES` says in words what the functions below
-do, and RESULTS.md repeats it.
+A claim has parts; each part is a comparison with an answer of its own.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from collect import Point, Results
 from experiments import WITH_ALL_WEIGHTS
-from measures import KEEP, LEAST, MARGIN, Difference, measure, paired, works
+from measures import KEEP, LEAST, measure, on_shared_rows, paired, works
+from rules import NO, PARTLY, UNCLEAR, UNKNOWN, YES, Claim, Part, combine, further, matches
 
-YES, NO, PARTLY, UNCLEAR, UNKNOWN = "yes", "no", "partly", "unclear", "not enough data"
 BASELINES = ("task_vector", "npo", "simnpo", "grad_diff", "rmu", "satimp", "undial")
 """With adapters, as msa-lora."""
 FULL_BASELINES = tuple(f"{name}-full" for name in ("task_vector", *WITH_ALL_WEIGHTS))
@@ -27,95 +27,6 @@ PROBED = ("msa-lora", "prior-text-a", "prior-base", "text-before", "text-after",
 NAMES = {"msa-lora": "MSA (LoRA)", "msa-full": "MSA (full)", "task_vector": "Task Vector", "npo": "NPO",
          "simnpo": "SimNPO", "grad_diff": "GradDiff", "rmu": "RMU", "satimp": "SatImp", "undial": "UNDIAL"}  # fmt: skip
 NAMES |= {name: f"{NAMES[name.removesuffix('-full')]} (full)" for name in FULL_BASELINES}
-
-RULES = (
-    "A forget distance is the mean of |model − ideal| over ROUGE-L, probability, extraction strength and accuracy on "
-    "the forget set. A retain distance is the same on the retain set. The distance is the mean of the two",
-    "The forget side is the mean of model − ideal on the forget set; below 0 means over-unlearning",
-    "Kept is the share of the target's own retain scores that is left, as the tool's rule counts it: the mean over "
-    "probability (twice), ROUGE-L and accuracy, none above 1",
-    "Further: yes if the distance is larger in every seed and the 95 % interval of the difference excludes 0; no if it "
-    "is smaller in every seed and the interval excludes 0; else partly if its mean is larger, and unclear if it is not",
-    f"Matches: yes if the upper end of the interval of the difference is at most {MARGIN}; no if the lower end is more "
-    "than that; else partly if the mean is at most that, and unclear if it is not",
-    f"Keeps enough: yes if at least {KEEP:.0%} is kept in the mean and {LEAST:.0%} in every seed; partly if "
-    f"{LEAST:.0%} is kept in the mean; else no",
-    f"Works: the forget distance is at most half of the target's, and at least {LEAST:.0%} is kept. Yes if in every "
-    "seed, partly if in some, else no",
-    "A claim is answered yes if all of its parts are; no if all parts that it rests on are; unclear if none of these "
-    "is even partly so; else partly. A part without runs does not count and is named",
-    "Claim 1 is also answered no if a baseline is surely nearer to the ideal. Claim 7 is about the tool's default rank "
-    "and rate: partly if only others match. Claim 10 compares the best points of the grid, of which more have β > 0. "
-    "Claim 11 compares with a grid that was scored on nearly all test rows",
-    "Claim 12: yes if the probe warned of each run that does not work and of no other; no if it warned of none of them",
-    "Intervals: with two seeds or more, the t-interval of the paired differences over seeds; with one seed, the "
-    "bootstrap interval over its test rows, which does not tell how much another seed would differ",
-)
-
-
-@dataclass(frozen=True)
-class Part:
-    """One comparison that a claim rests on."""
-
-    label: str
-    answer: str
-    difference: Difference | None = None
-    """The numbers; None where `text` has them."""
-    text: str = ""
-    core: bool = True
-    """False for a condition beside the claim: alone it does not make the answer better than no."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim with its answer."""
-
-    number: str
-    text: str
-    answer: str
-    numbers: str
-    """The answer in numbers, short."""
-    experiments: tuple[str, ...]
-    """The experiments that it rests on."""
-    parts: tuple[Part, ...]
-    complete: bool = True
-    """False while some seed lacks some of the experiments."""
-
-
-def further(difference: Difference) -> str:
-    """Answer whether a measure is surely larger for the first method: the rule "further" of `RULES`."""
-    if difference.mean is None:
-        return UNKNOWN
-    if difference.is_sure:
-        return YES
-    if difference.turned().is_sure:
-        return NO
-    return PARTLY if difference.mean > 0 else UNCLEAR
-
-
-def matches(difference: Difference) -> str:
-    """Answer whether the first method is no further from the ideal than the second, within `MARGIN`."""
-    if difference.mean is None:
-        return UNKNOWN
-    if difference.high is not None and difference.high <= MARGIN:
-        return YES
-    if difference.low is not None and difference.low > MARGIN:
-        return NO
-    return PARTLY if difference.mean <= MARGIN else UNCLEAR
-
-
-def combine(parts: Sequence[Part]) -> str:
-    """Answer a claim by its parts."""
-    known = [part for part in parts if part.answer != UNKNOWN]
-    core = [part for part in known if part.core]
-    if not core:
-        return UNKNOWN
-    if all(part.answer == YES for part in known):
-        return YES
-    answers = {part.answer for part in core}
-    if answers == {NO}:
-        return NO
-    return UNCLEAR if answers <= {NO, UNCLEAR} else PARTLY
 
 
 def answer_claims(results: Results) -> tuple[Claim, ...]:
@@ -172,6 +83,15 @@ def _works(results: Results, name: str) -> Part:
     return Part(label, answer, text=f"in {count} of {len(states)} seeds")
 
 
+def _that_works(results: Results, name: str) -> str:
+    """Return in how many seeds an experiment works, and its verdicts, to go behind other numbers; "" without runs."""
+    runs = results.runs(name)
+    outcomes = Counter(run.outcome for run in runs.values() if run.outcome)
+    verdicts = ", ".join(f"{count} × {outcome}" for outcome, count in outcomes.items())
+    part = _works(results, name)
+    return f"; {part.label} {part.text}" + (f" ({verdicts})" if verdicts else "") if runs else ""
+
+
 def _by_seed(points: Mapping[int, Point], name: str) -> dict[int, float]:
     return {seed: value for seed, point in points.items() if (value := measure(point, name)) is not None}
 
@@ -182,18 +102,16 @@ def mean_measure(points: Mapping[int, Point], name: str = "distance") -> float |
 
 
 def _distances(results: Results, names: Sequence[str]) -> str:
-    """Return the mean distances of experiments, nearest first, with the seeds of those that have fewer."""
-    known = {name: value for name in names if (value := mean_measure(results.runs(name))) is not None}
-    most = max((len(results.runs(name)) for name in known), default=0)
-    return ", ".join(
-        f"{name_of(name)} {value:.3f}" + ("" if len(results.runs(name)) == most else f" ({_seeds(results, name)})")
-        for name, value in sorted(known.items(), key=lambda one: one[1])
-    )
-
-
-def _seeds(results: Results, name: str) -> str:
-    seeds = results.runs(name)
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    """Return the mean distances of experiments, nearest first: over all seeds, then over those that some have alone."""
+    runs = {name: of for name in names if (of := results.runs(name))}
+    texts = []
+    for seeds in sorted({tuple(of) for of in runs.values()}, key=len, reverse=True):
+        there = {name: {seed: of[seed] for seed in seeds} for name, of in runs.items() if of.keys() >= {*seeds}}
+        values = {name: value for name, of in there.items() if (value := mean_measure(of)) is not None}
+        ranked = sorted(values.items(), key=lambda one: one[1])
+        where = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}: " if texts else ""
+        texts.append(where + ", ".join(f"{name_of(name)} {value:.3f}" for name, value in ranked))
+    return "; ".join(texts)
 
 
 def name_of(experiment: str) -> str:
@@ -206,9 +124,16 @@ def _nearest(method: str, number: str, baselines: Sequence[str]) -> Callable[[Re
         nearer = sum(part.answer == YES for part in parts)
         known = sum(part.answer != UNKNOWN for part in parts)
         numbers = f"distances: {_distances(results, (method, *baselines))}; surely nearer than {nearer} of {known}"
+        ahead = [
+            name_of(name)
+            for name, part in zip(baselines, parts, strict=True)
+            if part.difference and part.difference.by_seed and max(part.difference.by_seed.values()) < 0
+        ]
+        numbers += f"; nearer than it in every seed: {', '.join(ahead)}" if ahead else ""
         kept = _kept(results, method)
         numbers += f"; {kept.text}" if kept.text else ""
-        text = f"{name_of(method)} is nearer to the ideal than each baseline of the same mode, with utility kept"
+        count = "each baseline" if len(baselines) == len(BASELINES) else f"each of {len(baselines)} baselines"
+        text = f"{name_of(method)} is nearer to the ideal than {count} of the same mode, with utility kept"
         claim = _claim(results, number, text, [*parts, kept], (method, *baselines), numbers)
         beaten = any(part.difference and further(part.difference.turned()) == YES for part in parts)
         return replace(claim, answer=NO) if beaten else claim
@@ -219,7 +144,8 @@ def _nearest(method: str, number: str, baselines: Sequence[str]) -> Callable[[Re
 def _before_exposure(results: Results) -> Claim:
     names = ("text-before", "text-after")
     parts = [_further(results, "text-after", "text-before")]
-    return _claim(results, "2", "A prior from before the exposure is needed", parts, names, _distances(results, names))
+    numbers = _distances(results, names) + _that_works(results, names[0])
+    return _claim(results, "2", "A prior from before the exposure is needed", parts, names, numbers)
 
 
 def _task_vector(results: Results) -> Claim:
@@ -232,14 +158,24 @@ def _far_priors(results: Results) -> Claim:
     names = ("prior-text-a", "prior-base")
     parts = [_further(results, name, "msa-lora") for name in names] + [_works(results, name) for name in names]
     numbers = _distances(results, ("msa-lora", *names))
-    return _claim(results, "4", "Far priors are worse and still work", parts, ("msa-lora", *names), numbers)
+    far = {"text-b (of MSA)": "text-b", "text-a": "text-a", "base": "base"}
+    sizes = {
+        label: statistics.fmean(known)
+        for label, prior in far.items()
+        if (known := [seed.distances[prior] for seed in results.seeds if prior in seed.distances])
+    }
+    if sizes:
+        numbers += "; ‖target − prior‖ / ‖target‖: " + ", ".join(f"{key} {size:.4f}" for key, size in sizes.items())
+    text = "Priors from one and two short stages of text earlier are worse and still work"
+    return _claim(results, "4", text, parts, ("msa-lora", *names), numbers)
 
 
 def _repeated(results: Results) -> Claim:
     names = ("again-before", "again-between", "again-late")
     parts = [_further(results, name, names[0]) for name in names[1:]]
     text = "After repeated exposure, the prior from before the first is needed"
-    return _claim(results, "5", text, parts, names, _distances(results, names))
+    numbers = _distances(results, names) + _that_works(results, names[0])
+    return _claim(results, "5", text, parts, names, numbers)
 
 
 def _checkpoints(results: Results) -> Claim:
@@ -284,13 +220,15 @@ def _storage(results: Results) -> Claim:
 
 
 def _both_sides(results: Results, names: Sequence[str]) -> str:
+    """Return both distances and what is kept, over the seeds that all of the experiments have."""
+    shared = set.intersection(*({*results.runs(name)} for name in names))
     texts = []
     for name in names:
-        values = [mean_measure(results.runs(name), key) for key in ("forget_distance", "retain_distance", "kept")]
+        runs = {seed: run for seed, run in results.runs(name).items() if seed in shared}
+        values = [mean_measure(runs, key) for key in ("forget_distance", "retain_distance", "kept")]
         if None not in values:
-            texts.append(
-                "{}: forget distance {:.3f}, retain distance {:.3f}, kept {:.0%}".format(name_of(name), *values)
-            )
+            form = "{}: forget distance {:.3f}, retain distance {:.3f}, kept {:.0%}"
+            texts.append(form.format(name_of(name), *values))
     return "; ".join(texts)
 
 
@@ -327,19 +265,20 @@ def _which_beta(results: Results) -> Claim:
 
 
 def _choice(results: Results) -> Claim:
-    best = best_points(results)
-    points = {seed: point for seed, (_, _, point) in best.items()}
-    difference = paired("Chosen point matches the best in hindsight", results.runs("msa-lora"), points)
+    chosen, best = results.runs("msa-lora"), {seed: point for seed, (_, _, point) in best_points(results).items()}
+    pairs = {seed: on_shared_rows(run, best[seed]) for seed, run in chosen.items() if seed in best}
+    own, points = ({seed: pair[place] for seed, pair in pairs.items()} for place in (0, 1))
+    difference = paired("Chosen point matches the best in hindsight", own, points)
     texts = []
-    for title, group in (
-        ("chosen", {s: r for s, r in results.runs("msa-lora").items() if s in best}),
-        ("best", points),
-    ):
+    for title, group in (("chosen", own), ("best", points)):
         values = [mean_measure(group, key) for key in ("distance", "kept")]
         if None not in values:
             texts.append("{}: distance {:.3f}, kept {:.0%}".format(title, *values))
     part = Part(difference.label, matches(difference), difference)
-    numbers = "; ".join(texts) + ". The best point is picked on the test rows themselves, which flatters it"
+    numbers = "; ".join(texts) + (
+        ". The best of 20 points is picked on the test rows themselves; the search tries finer steps. "
+        "The rule was made after seeds 0 and 1 had been seen"
+    )
     text = "The default rule chooses well against the best point in hindsight"
     return _claim(results, "11", text, [part], ("msa-lora", GRID), numbers)
 
@@ -367,7 +306,9 @@ def _probe(results: Results) -> Claim:
         if warned != failed:
             wrong.setdefault(name, []).append(str(seed))
     names = [f"{name} (seed {', '.join(seeds)})" for name, seeds in wrong.items()]
-    numbers = text + (f". Wrong: {', '.join(names)}" if names else "")
+    verdicts = Counter(run.probe for name in PROBED for run in results.runs(name).values() if run.probe)
+    said = ", ".join(f"{verdicts[verdict]} × {verdict}" for verdict in ("signs", "cannot tell", "no signs"))
+    numbers = f"{text}. The probe: {said}" + (f". Wrong: {', '.join(names)}" if names else "")
     claim = _claim(results, "12", "The probe warns where MSA then fails", parts, PROBED, numbers)
     if answer == UNKNOWN and cases:
         why = "no run failed" if not failures else "no run worked"

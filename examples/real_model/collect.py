@@ -7,7 +7,7 @@ page can be made while the experiments go on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,12 @@ def collect_plan(plan: Mapping[str, Any]) -> Results:
         for one in plan.get("experiments", [])
     )  # fmt: skip
     return Results(plan, experiments, (), ())
+
+
+def only_seeds(results: Results, seeds: Container[int]) -> Results:
+    """Return the results of some seeds."""
+    plan = {**results.plan, "seeds": [seed for seed in results.plan.get("seeds", []) if seed in seeds]}
+    return replace(results, plan=plan, seeds=tuple(seed for seed in results.seeds if seed.number in seeds))
 
 
 def tidy(text: str, out: Path) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from claims import NO, YES, further, mean_measure
+from claims import mean_measure
 from collect import Results
 from measures import paired
+from rules import NO, YES, further, mark
 
 from msa_lite.report.formats import Cell, Section, TextTable, markdown
 from msa_lite.report.table import number
@@ -14,7 +15,7 @@ from msa_lite.report.table import number
 
 @dataclass(frozen=True)
 class Trial:
-    """Another value of a setting, tried with all else equal."""
+    """Another value of a setting, tried with all other settings of the recipe equal."""
 
     key: str
     """The recipe's key."""
@@ -31,8 +32,8 @@ class Trial:
 TRIALS = (
     Trial("vector.mode", "lora", "full", "msa-full"),
     Trial("vector.mode", "lora", "qlora", "qlora"),
-    Trial("vector.lora.rank", "32", "8", "lora-r8"),
-    Trial("vector.lora.rank", "32", "128", "lora-r128"),
+    Trial("vector.lora.rank, .alpha", "32, 64, rate 3.4e-4", "8, 16, rate 1.4e-3", "lora-r8"),
+    Trial("vector.lora.rank, .alpha", "32, 64, rate 3.4e-4", "128, 256, rate 8.5e-5", "lora-r128"),
     Trial("vector.lora.targets", "all-linear", "MLP alone", "lora-mlp"),
     Trial("vector.learning_rate", "auto, 3.4e-4", "1e-4", "lora-rate-low"),
     Trial("vector.learning_rate", "auto, 3.4e-4", "1e-3", "lora-rate-high"),
@@ -43,7 +44,7 @@ TRIALS = (
     Trial("vector.mode, TOFU twice", "lora", "full", "again-before-full", "again-before"),
     Trial("merge.dtype", "same, float32", "bfloat16", "bf16"),
 )
-_ANSWERS = {YES: "surely nearer", NO: "surely further"}
+_ANSWERS = {YES: "nearer", NO: "further"}
 
 
 def defaults_table(results: Results) -> str | None:
@@ -58,7 +59,7 @@ def defaults_table(results: Results) -> str | None:
         kept = " against ".join(number(mean_measure(points, "kept")) for points in (own, beside))
         ends = "–" if one.low is None else f"{one.low:+.3f} to {one.high:+.3f} ({one.source})"
         seeds = ", ".join(f"{seed}: {value:+.3f}" for seed, value in one.by_seed.items())
-        answer = _ANSWERS.get(further(one), "not sure")
+        answer = _ANSWERS.get(further(one), "not sure") + mark(one)
         texts = (trial.key, trial.default, trial.tried, answer, f"{one.mean:+.3f}", ends, seeds, kept)
         rows.append([Cell(text) for text in texts])
     headings = ["setting", "default", "tried", "to the ideal", "nearer by", "95 % interval", "by seed", "kept ↑"]

@@ -1,14 +1,14 @@
 """Measure how near a model is to the ideal, and how sure a difference between two models is.
 
-All measures and thresholds were fixed before a test row was seen; RESULTS.md writes them down beside the answers.
+The measures and thresholds were fixed before a test row was seen; RESULTS.md writes them down beside the answers.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from collect import Point, Scores
@@ -68,6 +68,31 @@ def mean_score(scores: Scores | None, names: Sequence[str]) -> float | None:
     """Return the mean of some metrics of a model; None if one is missing."""
     values = [scores.values.get(name) for name in names] if scores else [None]
     return None if None in values else statistics.fmean(values)
+
+
+def on_shared_rows(first: Point, second: Point) -> tuple[Point, Point]:
+    """Return two points with scores over the rows that all of their models share; as they are without records."""
+    models = [scores for point in (first, second) for scores in (point.unlearned, point.target, point.ideal) if scores]
+    rows = {name: set.intersection(*({*of.rows.get(name, {})} for of in models)) for name in ("forget", "retain")}
+    if not all(rows.values()):
+        return first, second
+    return _on_rows(first, rows), _on_rows(second, rows)
+
+
+def _on_rows(point: Point, rows: Mapping[str, Iterable[str]]) -> Point:
+    """Return a point whose models are scored over these rows of the two sets alone."""
+
+    def limited(scores: Scores | None) -> Scores | None:
+        if scores is None:
+            return None
+        chosen = {name: {row: scores.rows[name][row] for row in sorted(of)} for name, of in rows.items()}
+        means = {}
+        for name, metrics in (("forget", FORGET), ("retain", RETAIN)):
+            columns = zip(*chosen[name].values(), strict=True)
+            means |= {metric: statistics.fmean(column) for metric, column in zip(metrics, columns, strict=True)}
+        return Scores({**scores.values, **means}, chosen)
+
+    return replace(point, unlearned=limited(point.unlearned), target=limited(point.target), ideal=limited(point.ideal))
 
 
 def works(point: Point) -> bool | None:

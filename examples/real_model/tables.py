@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from claims import NAMES, UNKNOWN, Claim, mean_measure, name_of
-from collect import ROW_SCORES, Experiment, Point, Results, Run
+from changes import CHANGES
+from claims import NAMES, mean_measure, name_of
+from collect import ROW_SCORES, Experiment, Point, Results, Run, only_seeds
 from figures import grid_means
 from measures import FORGET, MEASURES, RETAIN, measure, reference, works
+from rules import UNKNOWN, Claim, mark
 
 from msa_lite.report.formats import Cell, Section, TextTable, markdown
 from msa_lite.report.table import number
@@ -35,11 +37,15 @@ _BESIDE = {
 }
 """Experiments of other groups to show beside a group's own."""
 _SETTINGS = {"alpha": "α", "beta": "β", "scale": "scale", "epoch": "epoch", "learning_rate": "rate"}
-_FORMS = {"forget_side": "{:+.3f}", "forget_quality": "{:.2g}"}
+_FORMS = {"forget_side": "{:+.3f}"}
 _NAMED = ("what it tries",)
 _NOTES = (
     "verdict: as the tool says it; for MSA on validation and test rows, for baselines on test rows",
     "minutes: of the last call, without what an earlier one had left (vectors, scores)",
+)
+_OF_TOFU = (
+    "(TOFU): TOFU's own metrics on 30 rows of each of its sets; some of these rows chose α and β, and half of the "
+    "retain authors are unknown to the target. Forget quality: the p-value of each seed",
 )
 _OF_EPOCHS = ("epoch: each of 4 is a candidate (from the prior, of 3); where the last is best, more may be better",)
 _OTHER_COMMIT = "†"
@@ -58,17 +64,21 @@ def main_tables(results: Results) -> list[str]:
 
 
 def group_table(results: Results, group: str) -> str | None:
-    """Return the measures of a group's experiments beside those that they vary; None where none has run."""
+    """Return the measures of a group's experiments beside those that they vary, all over the seeds that the group has.
+
+    None where none has run.
+    """
     own = [one.name for one in results.group(group) if results.runs(one.name)]
-    beside = [name for name in _BESIDE.get(group, ()) if results.runs(name)]
-    return _measures_table(results, own, beside, _NAMED) if own else None
+    shared = only_seeds(results, {seed for name in own for seed in results.runs(name)})
+    beside = [name for name in _BESIDE.get(group, ()) if shared.runs(name)]
+    return _measures_table(shared, own, beside, _NAMED) if own else None
 
 
 def storage_table(results: Results) -> str | None:
     """Return what the stored numbers hold of the update, beside what was forgotten; None without such figures."""
-    rows = []
+    rows, shared = [], only_seeds(results, results.runs("bf16"))
     for name in ("msa-lora", "bf16"):
-        runs = results.runs(name)
+        runs = shared.runs(name)
         figures = {key: _known(run.fidelity.get(key) for run in runs.values()) for key in _FIDELITY}
         if figures["rounding_loss"]:
             own = [mean_measure(runs, key) for key in ("forget_distance", "kept")]
@@ -103,13 +113,18 @@ def claims_table(claims: Iterable[Claim]) -> str:
     rows = [
         [
             Cell(f"{one.number}. {one.text}"),
-            Cell(one.answer if one.complete else f"{one.answer} so far", True),
+            Cell(_marked(one), True),
             Cell(one.numbers),
             Cell(", ".join(one.experiments)),
         ]
         for one in claims
     ]
     return markdown(TextTable(["claim", "answer", "numbers", "experiments"], [Section(rows)], left=4))
+
+
+def _marked(claim: Claim) -> str:
+    """Return the answer to a claim, with a mark where it rests on one seed, or where runs are missing."""
+    return claim.answer + ("" if claim.complete else " so far") + mark(*(part.difference for part in claim.parts))
 
 
 def parts_table(claims: Iterable[Claim]) -> str:
@@ -124,31 +139,34 @@ def parts_table(claims: Iterable[Claim]) -> str:
                 ends = "–" if one.low is None else f"{one.low:+.3f} to {one.high:+.3f} ({one.source})"
                 seeds = ", ".join(f"{seed}: {value:+.3f}" for seed, value in one.by_seed.items())
                 numbers = [f"{one.mean:+.3f}", ends, seeds]
-            rows.append([Cell(text) for text in (claim.number, part.label, part.answer, *numbers)])
+            rows.append(
+                [Cell(text) for text in (claim.number, part.label, part.answer + mark(part.difference), *numbers)]
+            )
     headings = ["claim", "comparison", "answer", "difference", "95 % interval", "by seed"]
     return markdown(TextTable(headings, [Section(rows)], left=6))
 
 
+def changes_table() -> str:
+    """Return what was changed after scores on test rows had been seen."""
+    rows = [[Cell(text) for text in (one.when, one.seen, one.what, one.why)] for one in CHANGES]
+    return markdown(TextTable(["when (UTC)", "seen before", "change", "why"], [Section(rows)], left=4))
+
+
 def other_commits(results: Results) -> list[str]:
-    """Return the runs of another commit than the plan's, as "commit: seed 0 npo, …"."""
+    """Return the runs of another commit than that of most runs, as "commit: seed 0 npo, …"."""
     others: dict[str, list[str]] = {}
     for seed, name, run in results.all_runs():
         if _is_other(results, run):
             others.setdefault(run.commit, []).append(f"seed {seed} {name}")
-    return [f"{commit[:10]}: {', '.join(runs)}" for commit, runs in others.items()]
+    return [f"{commit}: {', '.join(runs)}" for commit, runs in others.items()]
 
 
 def not_best(results: Results) -> list[str]:
     """Say where MSA or LoRA is not best: a line for each measure, and for each experiment that does not work."""
-    lines = []
-    for name, heading in MEASURES.items():
-        if name in ("forget_side", "truth_ratio_f"):
-            continue
-        sign = 1 if heading.endswith("↓") else -1
-        better = _better_than_lora(results, [one for one in NAMES if one != "msa-lora"], name, sign)
-        if better:
-            lines.append(f"{heading[:-2].capitalize()}, better than {name_of('msa-lora')}: {better}")
-    if nearer := _better_than_lora(results, [one.name for one in results.group("lora")], "distance", 1):
+    full = [name for name in NAMES if name.endswith("-full") and name != "msa-full"]
+    lines = [*_beaten(results, "msa-lora", [one for one in NAMES if one != "msa-lora"]),
+             *_beaten(results, "msa-full", full)]  # fmt: skip
+    if nearer := _better(results, "msa-lora", [one.name for one in results.group("lora")], "distance", 1):
         lines.append(f"Variants nearer to the ideal: {nearer}")
     for one in results.experiments:
         runs = {} if one.group in ("baselines", "full", "checkpoints") else results.runs(one.name)
@@ -163,12 +181,21 @@ def not_best(results: Results) -> list[str]:
     return lines
 
 
-def _better_than_lora(results: Results, names: Sequence[str], measure: str, sign: int) -> str:
-    """Name those that are better than msa-lora, with both means over the seeds that both have.
+def _beaten(results: Results, own: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each measure in which others have a better mean than an experiment."""
+    for name, heading in MEASURES.items():
+        if name in ("forget_side", "truth_ratio_f", "forget_quality"):
+            continue
+        if better := _better(results, own, names, name, 1 if heading.endswith("↓") else -1):
+            yield f"{heading[:-2].capitalize()}, better than {name_of(own)}: {better}"
+
+
+def _better(results: Results, first: str, names: Sequence[str], measure: str, sign: int) -> str:
+    """Name those that are better than the first, with both means over the seeds that both have.
 
     sign: 1 if low values are good, else −1.
     """
-    own, better = results.runs("msa-lora"), []
+    own, better = results.runs(first), []
     for name in names:
         runs = {seed: run for seed, run in results.runs(name).items() if seed in own}
         beside = {seed: own[seed] for seed in runs}
@@ -215,7 +242,7 @@ def _measures_table(
     def line(label: str, points: Iterable[Point], what: str = "", tail: Sequence[str] = ("", "", "")) -> list[Cell]:
         known = list(points)
         values = {key: _known(measure(point, key) for point in known) for key in shown}
-        cells = [_mean_cell(of, _FORMS.get(key, "{:.3f}")) for key, of in values.items()]
+        cells = [_values_cell(key, of) for key, of in values.items()]
         return [Cell(label), *(Cell(what) for _ in extra), *cells, *map(Cell, tail)]
 
     def own_line(name: str) -> list[Cell]:
@@ -231,7 +258,7 @@ def _measures_table(
         sections.append(Section([own_line(name) for name in beside], "beside them"))
     headings = ["model", *extra, *(MEASURES[key] for key in shown), "chosen", "verdict", "minutes"]
     trained = any("epoch" in run.strengths for name in (*names, *beside) for run in _runs(results, name))
-    notes = _NOTES + _OF_EPOCHS if trained else _NOTES
+    notes = _NOTES + _OF_EPOCHS * trained + _OF_TOFU * ("model_utility" in shown)
     return markdown(TextTable(headings + ["prior's probe"] * probed, sections, notes=notes, left=1 + len(extra)))
 
 
@@ -260,7 +287,7 @@ def _label(results: Results, name: str) -> str:
 
 def _is_other(results: Results, run: Run) -> bool:
     most = results.commit
-    return bool(run.commit) and not (most.startswith(run.commit) or run.commit.startswith(most))
+    return bool(run.commit) and not (most.startswith(run.commit) or run.commit == most)
 
 
 def _chosen(runs: Iterable[Run]) -> str:
@@ -302,10 +329,17 @@ def _mean_cell(values: Sequence[float], form: str) -> Cell:
     return Cell(form.format(statistics.fmean(values)) + error)
 
 
+def _values_cell(key: str, values: Sequence[float]) -> Cell:
+    """Return the mean of a measure; a p-value, which has no mean that says anything, of each seed."""
+    if key == "forget_quality" and values:
+        return Cell(", ".join(f"{value:.2g}" for value in values))
+    return _mean_cell(values, _FORMS.get(key, "{:.3f}"))
+
+
 def experiment_lines(results: Results) -> list[tuple[Experiment, str]]:
-    """Return each experiment with the command of its first seed."""
-    commands = {}
-    for _, name, run in results.all_runs():
+    """Return each experiment with the command of its first seed; OUT stands for the folder of the experiments."""
+    commands: dict[str, str] = {}
+    for seed, name, run in results.all_runs():
         if run.command:
-            commands.setdefault(name, run.command)
+            commands.setdefault(name, run.command.replace(f" {name}.yaml", f" OUT/seed-{seed}/recipes/{name}.yaml"))
     return [(one, commands[one.name]) for one in results.experiments if one.name in commands]

@@ -11,11 +11,12 @@ from pathlib import Path
 import claims
 import measures
 import pytest
-from claims import NO, PARTLY, UNCLEAR, UNKNOWN, YES, answer_claims
+from claims import answer_claims
 from collect import Point, Scores, collect
 from defaults import TRIALS, defaults_table
 from experiments import EXPERIMENTS
 from results import write_results
+from rules import NO, PARTLY, UNCLEAR, UNKNOWN, YES, Claim, further, matches
 from tables import not_best
 
 from msa_lite.attack_names import ATTACKS
@@ -35,7 +36,7 @@ def answers_of(out: Path) -> dict[str, str]:
     return {claim.number: claim.answer for claim in answer_claims(collect(out))}
 
 
-def claim_of(out: Path, number: str) -> claims.Claim:
+def claim_of(out: Path, number: str) -> Claim:
     """Return one claim of a folder."""
     return next(one for one in answer_claims(collect(out)) if one.number == number)
 
@@ -135,12 +136,12 @@ def test_the_interval_over_seeds_is_students() -> None:
     half = 4.302652729 * 0.01 / 3**0.5  # t of 2 degrees of freedom, standard deviation 0.01
     assert difference.mean == pytest.approx(0.02)
     assert (difference.low, difference.high) == pytest.approx((0.02 - half, 0.02 + half))
-    assert claims.further(difference) == PARTLY
-    assert claims.further(difference.turned()) == UNCLEAR, "the interval holds 0"
-    assert claims.matches(difference) == PARTLY
+    assert further(difference) == PARTLY
+    assert further(difference.turned()) == UNCLEAR, "the interval holds 0"
+    assert matches(difference) == PARTLY
     wide = measures.paired("a − b", points(0.2, 0.1, 0.3), points(0.1, 0.1, 0.1))
-    assert claims.matches(wide) == UNCLEAR
-    assert claims.matches(wide.turned()) == PARTLY
+    assert matches(wide) == UNCLEAR
+    assert matches(wide.turned()) == PARTLY
 
 
 def test_distances_are_those_of_the_definition(tmp_path: Path) -> None:
@@ -190,8 +191,8 @@ def test_what_was_tried_stands_beside_each_default(tmp_path: Path) -> None:
     assert table is not None
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     assert [line[:4] for line in lines] == [
-        ["vector.lora.rank", "32", "8", "surely nearer"],
-        ["vector.lora.targets", "all-linear", "MLP alone", "surely further"],
+        ["vector.lora.rank, .alpha", "32, 64, rate 3.4e-4", "8, 16, rate 1.4e-3", "nearer"],
+        ["vector.lora.targets", "all-linear", "MLP alone", "further"],
     ]
     # (|.4 − .3| + |.8 − .85|) / 2 = .075 with seed 0; each seed moves both models up by .004: + .004, then − .004
     assert lines[0][4:6] == ["+0.075", "+0.075 to +0.075 (seeds)"]
@@ -202,6 +203,8 @@ def test_an_uncertain_difference_changes_no_default(tmp_path: Path) -> None:
     scores = {"msa-lora": (0.4, 0.8), "lora-r8": IDEAL}
     table = str(defaults_table(collect(Folder(tmp_path / "one", (0,), scores).write())))  # one seed without rows
     assert "| not sure | +0.075 | – | 0: +0.075 |" in table
+    rows = str(defaults_table(collect(Folder(tmp_path / "rows", (0,), scores, rows=True).write())))
+    assert "| nearer, one seed | +0.075 |" in rows
     assert defaults_table(collect(Folder(tmp_path / "none", (0,), {"msa-lora": IDEAL}).write())) is None
 
 
@@ -262,7 +265,7 @@ def test_an_experiment_keeps_the_time_when_it_was_first_fixed(tmp_path: Path) ->
         json.dumps(plan | {"fixed": "2026-03-01T00:00:00", "commit": "dddd", "experiments": entries})
     )
     page = write_results(tmp_path / "two", tmp_path / "page").read_text()
-    assert "were fixed at 2026-01-01T00:00:00" in page
+    assert "The present one was fixed at 2026-01-01T00:00:00" in page
     assert "Fixed later: new (2026-03-01T00:00:00)." in page
 
 
@@ -278,7 +281,8 @@ def test_an_experiment_of_one_seed_lacks_no_other(tmp_path: Path) -> None:
     page = write_results(out, tmp_path / "page").read_text()
     assert "no run yet" not in page
     assert "so far" not in page
-    assert re.search(r"\| bf16 \(seed 0\) \|", page)
+    assert "## Storage in bf16\n\nSeed 0 alone, also for what stands beside.\n" in page
+    assert re.search(r"\| 9\. .* \| \*\*yes, one seed\*\* \|", page)
     assert re.search(r"\| 9 \|.*\(rows\)", page)
 
 
@@ -333,12 +337,41 @@ def test_rows_of_the_grid_are_paired_by_their_question(tmp_path: Path) -> None:
     assert after is not None
     assert before.low is not None
     assert after.low is not None
-    assert after.mean == before.mean
+    assert after.mean == pytest.approx(before.mean, rel=0.05), "over the rows that are left"
     for path in (out / "seed-0/hindsight").rglob("*.jsonl"):
         path.write_text(path.read_text().replace("?", " and why?"))
     other = claim_of(out, "11").parts[0].difference
     assert other is not None
     assert other.low is None, "no row is shared"
+
+
+def test_two_points_are_compared_on_the_rows_that_both_have() -> None:
+    def scores(*rows: float) -> Scores:
+        values = {name: {str(row): (value,) * 4 for row, value in enumerate(rows)} for name in ("forget", "retain")}
+        means = dict.fromkeys((*measures.FORGET, *measures.RETAIN), sum(rows) / len(rows))
+        return Scores(means, values)
+
+    first = Point(scores(0.9, 0.5, 0.1), scores(1, 1, 1), scores(0, 0, 0))
+    second = Point(scores(0.8, 0.6), scores(1, 1), scores(0, 0))
+    own, other = measures.on_shared_rows(first, second)
+    assert measures.measure(first, "distance") == pytest.approx(0.5)
+    assert measures.measure(own, "distance") == pytest.approx(0.7)
+    assert measures.measure(other, "distance") == pytest.approx(0.7)
+    bare = Point(Scores({"rouge_l_f": 1.0}))
+    assert measures.on_shared_rows(bare, second) == (bare, second), "without records, points stay as they are"
+
+
+def test_what_beats_msa_with_all_weights_is_told_too(tmp_path: Path) -> None:
+    out = Folder(tmp_path, scores=GOOD | {"undial-full": IDEAL}).write()
+    assert any(line.startswith("Distance, better than MSA (full): UNDIAL (full)") for line in not_best(collect(out)))
+    assert "nearer than it in every seed: UNDIAL (full)" in claim_of(out, "1a").numbers
+
+
+def test_runs_of_changed_files_are_marked(tmp_path: Path) -> None:
+    out = Folder(tmp_path, (0,), commits={"npo": "aaaa1111+"}).write()
+    page = write_results(out, tmp_path).read_text()
+    assert re.search(r"Runs of another commit \(marked †\), aaaa1111\\?\+: seed 0 npo", page)
+    assert "| NPO † |" in page
 
 
 def test_a_grid_on_other_rows_is_told(tmp_path: Path) -> None:
