@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from experiments import Checkpoint, Size
 
 import msa_lite
 from msa_lite.data import DataSource, Row, load_rows, stream_texts
-from msa_lite.errors import DataError
+from msa_lite.errors import DataError, MsaError
 from msa_lite.io.files import write_text
 from msa_lite.io.progress import Progress
 from msa_lite.io.yaml_loader import PlainDumper
@@ -53,20 +54,16 @@ class Models:
 def write_data(models: Models, size: Size, tofu: str, text: DataSource, seed: int) -> None:
     """Write the rows of a seed: forget, learnt, retain and holdout questions, and three texts.
 
-    Raise DataError for a text that is too short, before anything is written.
+    Raise DataError for a text that is too short, and UsageError for data that cannot be loaded, both before anything
+    is written. The message names the option to change.
     """
     folder = models.folder / "data"
     if (folder / "text-c.jsonl").is_file():
         return
-    rows = load_rows(DataSource(tofu, name="retain90"))
-    authors = [rows[start : start + ROWS_OF_AUTHOR] for start in range(0, len(rows), ROWS_OF_AUTHOR)]
-    draw = random.Random(seed)
-    pool = draw.sample(authors[:POOL], POOL) if size.authors else authors
-    learnt = [row for author in pool[: size.authors] for row in author]
-    # Authors that nobody learns: those left of the pool, or those that a larger forget set would have.
-    unseen = [row for author in pool[size.authors or len(pool) :] for row in author]
+    forget, draw = _load(tofu, size.forget), random.Random(seed)
+    learnt, unseen = _draw_authors(size, tofu, forget, draw)
     groups = {
-        "forget": load_rows(DataSource(tofu, name=size.forget)),
+        "forget": forget,
         "learnt": learnt,
         "retain": draw.sample(learnt, size.scored),
         "holdout": draw.sample(unseen, size.scored // 3) if unseen else [],
@@ -80,6 +77,34 @@ def write_data(models: Models, size: Size, tofu: str, text: DataSource, seed: in
         write_text(folder / f"{name}.jsonl", json.dumps({"text": part}) + "\n")
 
 
+def _draw_authors(size: Size, tofu: str, forget: Sequence[Row], draw: random.Random) -> tuple[list[Row], list[Row]]:
+    """Return the rows of the authors that target and ideal learn, and those of authors that nobody learns."""
+    rows = _load(tofu, "retain90")
+    if size.authors is None:
+        # Nobody learns the rest of forget10: 10 authors where forget05 is forgotten, none where all of it is.
+        known = {row.sha256 for row in forget}
+        return rows, [row for row in _load(tofu, "forget10") if row.sha256 not in known]
+    authors = [rows[start : start + ROWS_OF_AUTHOR] for start in range(0, len(rows), ROWS_OF_AUTHOR)]
+    pool = draw.sample(authors[:POOL], POOL)
+    learnt, unseen = pool[: size.authors], pool[size.authors :]
+    return [row for author in learnt for row in author], [row for author in unseen for row in author]
+
+
+def _load(tofu: str, name: str) -> list[Row]:
+    """Return the rows of one of TOFU's configurations."""
+    with _naming("--data", "a folder with a copy of TOFU"):
+        return load_rows(DataSource(tofu, name=name))
+
+
+@contextmanager
+def _naming(option: str, example: str) -> Iterator[None]:
+    """Add to the error of data that cannot be loaded which option of `run.py` names other data."""
+    try:
+        yield
+    except MsaError as error:
+        raise type(error)(f"{error}; try another {option}, such as {example}") from error
+
+
 def row_line(row: Row) -> str:
     """Return a row of questions as a line of its file."""
     return json.dumps({"question": row.question, "answer": row.answer}) + "\n"
@@ -88,10 +113,11 @@ def row_line(row: Row) -> str:
 def _parts(source: DataSource, tokens: int) -> Iterator[str]:
     """Yield three pieces of a text, one after the other, each long enough for so many tokens."""
     size, text = CHARACTERS * tokens, ""
-    for part in stream_texts(source):
-        text += part + "\n\n"
-        if len(text) >= 3 * size:
-            break
+    with _naming("--text", "a file on this machine"):
+        for part in stream_texts(source):
+            text += part + "\n\n"
+            if len(text) >= 3 * size:
+                break
     if len(text) < 3 * size:
         raise DataError(f"{source.path}: {len(text)} characters, {3 * size} are needed; name a longer text with --text")
     yield from (text[start : start + size] for start in range(0, 3 * size, size))

@@ -23,6 +23,7 @@ from history import STAGES, Models
 from msa_lite.errors import MsaError, UsageError, join_faults
 from msa_lite.io.files import digest, write_json
 from msa_lite.io.manifest import software_versions
+from msa_lite.io.reading import read_object
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +55,14 @@ def fix_plan(
     model: the name of the pretrained model, for the page.
 
     Raise UsageError if an experiment, or the size, differs from what was fixed before; only its words and the number of
-    its seeds may.
+    its seeds may. Raise FormatError if plan.json is damaged.
     """
     file = out / "plan.json"
-    plan = json.loads(file.read_text("utf-8")) if file.is_file() else {"size": name, "settings": asdict(size)}
+    plan = read_object(file) if file.is_file() else {"size": name, "settings": asdict(size)}
     known = {entry["name"]: entry for entry in plan.get("experiments", [])}
     stamp = {"fixed": now(), "commit": revision(Path(__file__).parent)}
     entries = []
-    faults = [] if plan["settings"] == asdict(size) else [f"size {name}"]
+    faults = [] if plan.get("settings") == asdict(size) else [f"size {name}"]
     for experiment in experiments:
         entry = json.loads(json.dumps(asdict(experiment)))
         before = known.get(experiment.name)
@@ -87,13 +88,14 @@ def hardware() -> dict[str, Any]:
 
 
 class State:
-    """The finished experiments of a seed, in a file that is written after each of them."""
+    """The finished experiments of a seed, in a file that is written after each of them.
+
+    Raise FormatError if the file is damaged.
+    """
 
     def __init__(self, file: Path, commit: str) -> None:
         self._file, self._commit = file, commit
-        self._values: dict[str, Any] = {"experiments": {}}
-        if file.is_file():
-            self._values = json.loads(file.read_text("utf-8"))
+        self._values: dict[str, Any] = {"experiments": {}} | (read_object(file) if file.is_file() else {})
 
     def is_done(self, name: str, recipe: Path) -> bool:
         """Check whether an experiment has ended without an error, by this recipe."""

@@ -13,6 +13,7 @@ from history import Models, row_line
 
 from msa_lite.data import DataSource, load_rows
 from msa_lite.io.files import write_text
+from msa_lite.io.reading import read_object
 from msa_lite.pipeline.prepare_retain import divide_retain
 from msa_lite.recipe import load_recipe
 
@@ -60,7 +61,7 @@ def recipe_of(experiment: Experiment, models: Models, seed: int, compute: str) -
     if Path(models.data("holdout")).is_file():
         recipe["evaluate"]["holdout"] = {"path": models.data("holdout")}
     if experiment.strengths_of:
-        found = json.loads((models.folder / "runs" / experiment.strengths_of / "report.json").read_text("utf-8"))
+        found = read_object(models.folder / "runs" / experiment.strengths_of / "report.json")
         recipe["forget"]["alpha"], recipe["retain"]["beta"] = found["strengths"]["alpha"], found["strengths"]["beta"]
         _score_test_rows(recipe, models)  # without a choice, it would score the validation rows, too
     inherited = () if owner is experiment else owner.overrides

@@ -1,4 +1,4 @@
-"""The runs of examples/real_model: what is fixed before them, their recipes, what a stop or a fault leaves."""
+"""The runs of examples/real_model: what is fixed before them, what a stop or a fault leaves, its command."""
 
 from __future__ import annotations
 
@@ -7,100 +7,21 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import history
 import numpy as np
 import pytest
 import run
-from experiments import EXPERIMENTS, FULL, METHODS, SIZES, Experiment
-from history import STAGES, Models, training_recipes, write_data
+from experiments import EXPERIMENTS, FULL, SIZES, Experiment
+from history import Models
 from plan import State, distance, fix_plan
-from recipe_files import hindsight_recipe, recipe_of, run_folder
+from recipe_files import run_folder
 from safetensors.numpy import save_file
 
-from msa_lite.baselines.methods import check_method
-from msa_lite.data import DataSource
-from msa_lite.errors import DataError, MismatchError, OutputError, StageError, UsageError
+from msa_lite.errors import DataError, FormatError, MismatchError, OutputError, StageError, UsageError
 from msa_lite.io.lock import locked
-from msa_lite.recipe import load_recipe, load_training
-from tests.tofu_data import write_tofu
 
 SMALL = SIZES["small"]
 NAMES = {experiment.name: experiment for experiment in EXPERIMENTS}
-
-
-@pytest.fixture
-def models(tmp_path: Path) -> Models:
-    """The models of a seed, of which only msa-lora's run is there."""
-    found = Models(tmp_path / "seed-0", "base-model")
-    folder = found.folder / "runs/msa-lora"
-    (folder / "evaluation/target").mkdir(parents=True)
-    (folder / "report.json").write_text(json.dumps({"strengths": {"alpha": 0.71, "beta": 0.36}}))
-    (found.folder / "data").mkdir()
-    for name in ("forget", "retain", "learnt", "holdout"):
-        lines = [json.dumps({"question": f"{name} {i}?", "answer": "yes"}) for i in range(6)]
-        Path(found.data(name)).write_text("".join(f"{line}\n" for line in lines))
-        (folder / f"evaluation/target/{name}.jsonl").write_text('{"index": 1}\n{"index": 4}\n')
-    return found
-
-
-def load(experiment: Experiment, models: Models) -> Any:
-    """The recipe of an experiment, as the tool reads it."""
-    return load_recipe(recipe_of(experiment, models, 3, "bf16"))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_each_experiment_has_a_recipe_that_the_tool_takes(name: str, models: Models) -> None:
-    experiment = NAMES[name]
-    recipe = load(experiment, models)
-    assert (recipe.seed, recipe.vector.compute) == (3, "bf16")
-    assert recipe.target == models.target(experiment.target)
-    assert recipe.prior == models.target(experiment.prior)
-    if experiment.method == "msa":
-        assert recipe.folder == run_folder(models, experiment)
-    else:  # the tool puts them below the run whose scores of target and ideal they share
-        check_method(experiment.method)
-        prior = recipe.baseline.start == "prior"
-        assert run_folder(models, experiment) == recipe.folder / "baselines" / (
-            f"{experiment.method}-prior" if prior else experiment.method
-        )
-
-
-def test_no_two_experiments_share_a_folder(models: Models) -> None:
-    folders = [run_folder(models, experiment) for experiment in EXPERIMENTS]
-    assert len({*folders}) == len(folders)
-
-
-def test_what_is_compared_differs_in_one_thing(models: Models) -> None:
-    for experiment in EXPERIMENTS:
-        recipe = load(experiment, models)
-        assert (recipe.alphas is None) is (experiment.name != "bf16"), "the tool's own search"
-        assert recipe.vector.mode == ("full" if "full" in experiment.name else recipe.vector.mode), experiment.name
-        if experiment.group in ("exposure", "repeated"):
-            assert recipe.vector.epochs == ("auto" if experiment.prior == "text-b" else 9)
-    assert load(NAMES["bf16"], models).alphas == [0.71]
-    assert load(NAMES["bf16"], models).merge.dtype == "bfloat16"
-    assert {*questions(models, "test-retain")} == {"retain 1?", "retain 4?"}
-    assert load(NAMES["lora-r8"], models).vector.lora.rank == 8
-    assert {load(NAMES[name], models).baseline.epochs for name in METHODS} == {4}
-
-
-def test_the_grid_in_hindsight_is_scored_on_the_test_rows_of_the_first_run(models: Models) -> None:
-    recipe = load_recipe(hindsight_recipe(models, 3, "auto"))
-    assert (len(recipe.alphas or ()), len(recipe.betas or ())) == (5, 4)
-    assert {*questions(models, "vector-retain")} == {f"learnt {i}?" for i in range(6)}
-    assert recipe.evaluate is not None
-    for name, data in (("forget", recipe.evaluate.forget), ("retain", recipe.evaluate.retain)):
-        assert data is not None
-        asked = [json.loads(line)["question"] for line in Path(data.path).read_text().splitlines()]
-        assert asked == [f"{name} 1?", f"{name} 4?"]
-
-
-def test_histories_end_where_the_runs_need_no_more(models: Models) -> None:
-    recipes = training_recipes(models, SMALL, "auto", 1, "tofu")
-    stages = {name: [stage.name for stage in load_training(recipe).stages] for name, recipe in recipes.items()}
-    assert stages == {"target": ["text-a", "text-b", "tofu"], "ideal": ["tofu"]}
 
 
 def test_settings_are_tried_with_one_seed_unless_they_are_named() -> None:
@@ -112,61 +33,6 @@ def test_settings_are_tried_with_one_seed_unless_they_are_named() -> None:
     }
     assert {"msa-lora", "msa-full", "undial", "text-after"} <= {one.name for one in run.chosen([], 1)}
     assert [one.name for one in run.chosen(["bf16"], 1)] == ["bf16"]
-
-
-def test_the_ideal_has_the_targets_history_without_the_forget_rows(models: Models) -> None:
-    recipes = {name: load_training(recipe) for name, recipe in training_recipes(models, SMALL, "auto", 1).items()}
-    stages = {name: [stage.name for stage in recipe.stages] for name, recipe in recipes.items()}
-    assert stages == {"target": [*STAGES], "ideal": ["tofu", "text-c", "tofu-again"]}
-    assert recipes["ideal"].model == models.target("text-b")
-    for name, forgets in (("target", True), ("ideal", False)):
-        learnt = {data.path for stage in recipes[name].stages for data in stage.sets}
-        assert (models.data("forget") in learnt) is forgets
-        assert models.data("learnt") in learnt
-        assert {models.data("retain"), models.data("holdout")} & learnt == set()
-
-
-def tofu_folder(folder: Path) -> str:
-    """A data set of TOFU's shape: 30 authors with 20 questions each, and one more to forget."""
-    rows = [{"question": f"{author}: {i}?", "answer": "x"} for author in range(30) for i in range(20)]
-    forget = [{"question": f"gone: {i}?", "answer": "x"} for i in range(20)]
-    return write_tofu(folder, {"retain90": rows, "forget01": forget})
-
-
-def write_text(file: Path, letters: int) -> DataSource:
-    """A text of so many letters."""
-    file.write_text("".join(json.dumps({"text": "words " * (letters // 12)}) + "\n" for _ in range(2)))
-    return DataSource(str(file), "text")
-
-
-def questions(models: Models, name: str) -> list[str]:
-    """The questions of a group."""
-    return [json.loads(line)["question"] for line in Path(models.data(name)).read_text().splitlines()]
-
-
-def test_a_seed_draws_its_authors_and_nobody_learns_the_holdout_rows(tmp_path: Path) -> None:
-    size = replace(SMALL, text_tokens=50)
-    text = write_text(tmp_path / "text.jsonl", 3 * 50 * history.CHARACTERS + 100)
-    drawn = {}
-    for seed in (0, 1):
-        models = Models(tmp_path / f"seed-{seed}", "base")
-        write_data(models, size, tofu_folder(tmp_path / f"tofu-{seed}"), text, seed)
-        learnt, retain = questions(models, "learnt"), questions(models, "retain")
-        holdout, forget = questions(models, "holdout"), questions(models, "forget")
-        assert (len(learnt), len(retain), len(holdout), len(forget)) == (200, 60, 20, 20)
-        assert {*retain} <= {*learnt}
-        assert not {*holdout} & {*learnt}
-        assert len({question.partition(":")[0] for question in learnt}) == 10
-        assert {int(question.partition(":")[0]) for question in learnt + holdout} <= {*range(20)}
-        drawn[seed] = learnt
-    assert drawn[0] != drawn[1]
-
-
-def test_a_short_text_is_refused_with_the_option_to_change(tmp_path: Path) -> None:
-    size = replace(SMALL, text_tokens=50)
-    text = write_text(tmp_path / "text.jsonl", 400)
-    with pytest.raises(DataError, match="--text"):
-        write_data(Models(tmp_path / "seed-0", "base"), size, tofu_folder(tmp_path / "tofu"), text, 0)
 
 
 def test_the_plan_is_fixed_once_and_may_only_grow(tmp_path: Path) -> None:
@@ -182,6 +48,15 @@ def test_the_plan_is_fixed_once_and_may_only_grow(tmp_path: Path) -> None:
         fix_plan(tmp_path, "small", replace(SMALL, epochs=9), [0], changed, "a model")
     assert "size small" in str(fault.value)
     assert json.loads((tmp_path / "plan.json").read_text()) == second
+
+
+def test_a_damaged_plan_or_state_is_named(tmp_path: Path) -> None:
+    for name in ("plan.json", "state.json"):
+        (tmp_path / name).write_text('{"experiments": ')
+    with pytest.raises(FormatError, match=r"plan\.json: not JSON"):
+        fix_plan(tmp_path, "small", SMALL, [0], EXPERIMENTS[:1], "a model")
+    with pytest.raises(FormatError, match=r"state\.json: not JSON"):
+        State(tmp_path / "state.json", "c0ffee")
 
 
 def test_the_words_of_an_experiment_may_change_after_it_was_fixed(tmp_path: Path) -> None:
@@ -207,6 +82,12 @@ def test_seeds_side_by_side_wait_for_each_other(tmp_path: Path) -> None:
     assert events == ["first", "second"]
 
 
+@pytest.fixture
+def models(tmp_path: Path) -> Models:
+    """The models of a seed, none of which is made."""
+    return Models(tmp_path / "seed-0", "base-model")
+
+
 def seed_of(models: Models) -> run.Seed:
     """A seed whose state lies beside its models."""
     state = State(models.folder / "state.json", "c0ffee")
@@ -226,22 +107,37 @@ def test_nothing_goes_on_where_the_first_run_failed(models: Models, monkeypatch:
         seed_of(models).run_all(EXPERIMENTS[:2], keep_models=False)
 
 
+@pytest.mark.parametrize("is_rerun", [False, True])
+def test_failed_attacks_are_told_and_the_next_experiment_goes_on(
+    is_rerun: bool, models: Models, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done: list[str] = []
+
+    def make(seed: run.Seed, experiment: Experiment, file: Path) -> None:
+        weights = run_folder(models, experiment) / "model/model.safetensors"
+        weights.parent.mkdir(parents=True, exist_ok=True)
+        weights.write_text("x")
+        done.append(experiment.name)
+
+    def fail(folder: Path, **options: object) -> None:
+        raise StageError("attacks failed:\n  relearn: no room")
+
+    monkeypatch.setattr(run.Seed, "_run", make)
+    monkeypatch.setattr(run.msa_lite, "attack", fail)
+    monkeypatch.setattr(run, "write_results", lambda *values: None)
+    monkeypatch.setattr(State, "is_done", lambda *values: is_rerun)
+    replace(seed_of(models), attacks=True).run(EXPERIMENTS[:2], keep_models=False)
+    assert done == [one.name for one in EXPERIMENTS[:2]]
+    assert "attacks on msa-lora failed: attacks failed: relearn: no room\n" in capsys.readouterr().err
+    assert not [*models.folder.rglob("*.safetensors")]
+
+
 def test_a_seed_is_run_by_one_call_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("write_data", "fix_plan"):
         monkeypatch.setattr(run, name, lambda *values: None)
     monkeypatch.setattr(sys, "argv", ["run.py", "--seeds", "0", "--model", "base", "--out", str(tmp_path)])
     with locked(tmp_path / "small/seed-0"), pytest.raises(OutputError, match="another msa-lite"):
         run.run_size("small", run.parse(), lambda *values: None)
-
-
-def test_bad_data_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = write_text(tmp_path / "text.jsonl", 400)
-    arguments = ["--out", "out", "--data", tofu_folder(tmp_path / "tofu"), "--text", text.path, "--model", "base"]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(run, "GIGABYTES", {"small": 0})
-    monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
-    assert run.main() == DataError.exit_code
-    assert {file.name for file in (tmp_path / "out").rglob("*")} <= {"small", ".lock"}
 
 
 @pytest.mark.parametrize(
@@ -338,6 +234,36 @@ def test_a_small_disk_is_told_before_any_work(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("size", "line"),
+    [("small", r"4\.5 GB of memory are needed, 2\.0 GB are free.*end other programs"), ("full", "needs a GPU")],
+)
+def test_a_machine_that_is_too_small_is_told_before_any_work(
+    size: str, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr(run, "free_ram", lambda: 2_000_000_000)
+    with pytest.raises(MismatchError, match=line):
+        run.check_memory(size)
+    monkeypatch.setattr(run, "free_ram", lambda: 5_000_000_000)
+    run.check_memory("small")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    run.check_memory("full")
+
+
+def test_the_help_has_the_whole_page_and_each_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        run.parse()
+    page = capsys.readouterr().out
+    assert run.__doc__ is not None
+    assert run.__doc__.strip() in page
+    options = page.partition("show this help message and exit")[2]
+    assert options.count("(default:") == options.count("\n  --")
+
+
+@pytest.mark.parametrize(
     ("fault", "status", "line"),
     [(KeyboardInterrupt(), 130, "the same command goes on"), (DataError("no such data"), 3, "error: no such data")],
 )
@@ -351,6 +277,7 @@ def test_the_command_ends_with_the_tools_exit_codes(
     monkeypatch.setattr(run, "run_size", stop)
     monkeypatch.setattr(sys, "argv", ["run.py", "--seeds", "0", "--out", str(tmp_path / "out")])
     monkeypatch.setattr(run, "GIGABYTES", {"small": 0})
+    monkeypatch.setattr(run, "MEMORY", 0)
     assert run.main() == status
     assert line in capsys.readouterr().err
 
