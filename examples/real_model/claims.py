@@ -13,7 +13,7 @@ from dataclasses import replace
 from collect import Point, Results
 from experiments import WITH_ALL_WEIGHTS
 from measures import KEEP, LEAST, measure, on_shared_rows, paired, works
-from rules import NO, PARTLY, UNCLEAR, UNKNOWN, YES, Claim, Part, combine, further, matches
+from rules import NO, PARTLY, UNCLEAR, UNKNOWN, YES, Claim, Part, combine, further, mark, matches
 
 BASELINES = ("task_vector", "npo", "simnpo", "grad_diff", "rmu", "satimp", "undial")
 """With adapters, as msa-lora."""
@@ -121,9 +121,12 @@ def name_of(experiment: str) -> str:
 def _nearest(method: str, number: str, baselines: Sequence[str]) -> Callable[[Results], Claim]:
     def answer(results: Results) -> Claim:
         parts = [_further(results, name, method) for name in baselines]
-        nearer = sum(part.answer == YES for part in parts)
+        nearer = [part.difference for part in parts if part.answer == YES]
+        once = sum(mark(difference) != "" for difference in nearer)
         known = sum(part.answer != UNKNOWN for part in parts)
-        numbers = f"distances: {_distances(results, (method, *baselines))}; surely nearer than {nearer} of {known}"
+        numbers = f"distances: {_distances(results, (method, *baselines))}"
+        numbers += f"; surely nearer than {len(nearer) - once} of {known}"
+        numbers += f", in one seed than {once} more" if once else ""
         ahead = [
             name_of(name)
             for name, part in zip(baselines, parts, strict=True)
