@@ -30,11 +30,13 @@ SCORES: Mapping[str, tuple[str, str]] = {
 
 
 def attack_tables(results: Results) -> Iterator[str]:
-    """Yield two tables of attacked models: what comes back by attack, and scores under attack. None without attacks."""
+    """Yield which seeds were attacked, what comes back by attack, and scores under attack. Nothing without attacks."""
     attacked = {
         name: runs for name in NAMES if (runs := {seed: run for seed, run in results.runs(name).items() if run.attacks})
     }
     if attacked:
+        seeds = sorted({seed for runs in attacked.values() for seed in runs})
+        yield f"Seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{' alone' * (len(seeds) == 1)}.\n"
         yield _shares_table(attacked)
         yield _scores_table(attacked)
 
