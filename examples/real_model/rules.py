@@ -34,8 +34,8 @@ RULES = (
     "them. Signs are a warning; cannot tell is none. Runs with the same prior are not independent",
     "Intervals: with two seeds or more, the t-interval of the paired differences over seeds; with one seed, the "
     "bootstrap interval over its test rows, which does not tell how much another seed would differ. Such an answer is "
-    "marked: one seed. The rows are of a few people, and not independent. No interval is corrected for their number, "
-    "about thirty: one or two may miss by chance",
+    "marked: one seed. The rows are of a few people, and not independent. About thirty intervals are not "
+    "corrected for their number: one or two may be wrong by chance",
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from changes import CHANGES
 from claims import NAMES, mean_measure, name_of
-from collect import ROW_SCORES, Experiment, Point, Results, Run, only_seeds
+from collect import ROW_SCORES, Experiment, Point, Results, Run, only_seeds, seed_names
 from figures import grid_means
 from measures import FORGET, MEASURES, RETAIN, measure, reference, works
 from rules import UNKNOWN, Claim, mark
@@ -182,7 +182,10 @@ def not_best(results: Results) -> list[str]:
 
 
 def _beaten(results: Results, own: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each measure in which others have a better mean than an experiment."""
+    """Yield a line for each measure in which others have a better mean than an experiment.
+
+    Not for forget quality, a p-value, whose mean says nothing, nor for what is better neither high nor low.
+    """
     for name, heading in MEASURES.items():
         if name in ("forget_side", "truth_ratio_f", "forget_quality"):
             continue
@@ -201,7 +204,7 @@ def _better(results: Results, first: str, names: Sequence[str], measure: str, si
         beside = {seed: own[seed] for seed in runs}
         value, other = mean_measure(runs, measure), mean_measure(beside, measure)
         if value is not None and other is not None and sign * (round(other, 3) - round(value, 3)) > 0:
-            seeds = f" (seed{'s' * (len(runs) > 1)} {', '.join(map(str, runs))})" if len(runs) < len(own) else ""
+            seeds = f" ({seed_names(runs)})" if len(runs) < len(own) else ""
             better.append(f"{name_of(name)} {number(value)} against {number(other)}{seeds}")
     return "; ".join(better)
 
@@ -282,7 +285,7 @@ def _label(results: Results, name: str) -> str:
     mark = f" {_OTHER_COMMIT}" if any(_is_other(results, run) for run in runs.values()) else ""
     every, wanted = len(results.plan.get("seeds", [])), len(results.wanted(name))
     lacking = f" ({len(runs)} of {wanted} seeds)" if len(runs) < wanted else ""
-    return name_of(name) + mark + (lacking or (f" (seed {', '.join(map(str, runs))})" if len(runs) < every else ""))
+    return name_of(name) + mark + (lacking or (f" ({seed_names(runs)})" if len(runs) < every else ""))
 
 
 def _is_other(results: Results, run: Run) -> bool:
