@@ -36,7 +36,7 @@ import msa_lite
 from msa_lite.cli.output import quieten_libraries
 from msa_lite.data import DataSource
 from msa_lite.demo.smollm2 import make_smollm2
-from msa_lite.errors import MismatchError, MsaError, OutputError, StageError
+from msa_lite.errors import Faults, MismatchError, MsaError, OutputError, StageError
 from msa_lite.io.lock import locked
 from msa_lite.io.memory import free_ram
 from msa_lite.io.progress import Progress, duration
@@ -255,7 +255,8 @@ def check_space(out: Path, size: str, seeds: int) -> None:
     held = sum(file.stat().st_size for file in out.rglob("*") if file.is_file()) / 1e9 if out.exists() else 0
     if free + held < needed:
         raise OutputError(
-            f"{out}: {needed} GB are needed for {seeds} seeds, {free:.0f} GB are free; choose another --out"
+            f"{out}: {needed} GB are needed for {seeds} seed{'s' * (seeds > 1)}, {free:.0f} GB of disk are free; "
+            "choose another --out"
         )
 
 
@@ -347,8 +348,12 @@ def main() -> int:
     arguments = parse()
     quieten_libraries(verbose=False)
     try:
-        check_space(arguments.out, arguments.size, len(arguments.seeds))
-        check_memory(arguments.size)
+        faults = Faults()
+        with faults.gathered():
+            check_memory(arguments.size)
+        with faults.gathered():
+            check_space(arguments.out, arguments.size, len(arguments.seeds))
+        faults.check()
         with msa_lite.show_progress() as progress:
             for name in FULL if arguments.size == "full" else ["small"]:
                 out = run_size(name, arguments, progress)
