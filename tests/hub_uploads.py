@@ -84,7 +84,8 @@ class UploadHub(HubServer):
 
     def on(self, repo: str, branch: str = "main") -> Files:
         """Return the files of a branch, without .gitattributes."""
-        return {name: data for name, data in self.find(f"models/{repo}", branch)[1].items() if name[0] != "."}
+        with self.lock:
+            return {name: data for name, data in self.find(f"models/{repo}", branch)[1].items() if name[0] != "."}
 
     def branch_names(self, repo: str) -> list[str]:
         """Return the names of a repository's branches; none where it does not exist."""
@@ -125,8 +126,14 @@ class _Handler(HubHandler):
         body = self.rfile.read(length // 2 if fault and (drops or fault.half) else length)
         self._count(hub, len(body))
         if fault and fault.act:
-            fault.act()
-        if len(body) < length or drops:
+            with hub.lock:  # nobody looks at the branches before the request is carried out
+                fault.act()
+                self._finish(hub, fault, body, drops or len(body) < length)
+        else:
+            self._finish(hub, fault, body, drops or len(body) < length)
+
+    def _finish(self, hub: UploadHub, fault: Fault | None, body: bytes, drops: bool) -> None:
+        if drops:
             self._drop()
         elif fault and fault.status is not None:
             self._answer(fault.status, json.dumps({"error": fault.words}).encode(), fault.headers)
