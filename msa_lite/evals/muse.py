@@ -8,7 +8,7 @@ MUSE's own code, muse_bench, prints percent; only PrivLeak is in percent in both
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -56,11 +56,17 @@ def _is_recited(record: Record) -> bool:
 _YARDSTICK = Yardstick(
     unit="passages",
     forget_set="verbmem",
-    forget_scores=(("verbmem", "rouge_l_f1"), ("verbmem", "extraction_strength"), ("knowmem_forget", "rouge_l_f1")),
+    left_scores=(
+        ("verbmem", "extraction_strength"),
+        ("verbmem", "probability"),
+        ("knowmem_forget", "rouge_l_f1"),
+    ),
+    near_scores=(("verbmem", "rouge_l_f1"), ("verbmem", "extraction_strength"), ("knowmem_forget", "rouge_l_f1")),
     retain_set="knowmem_retain",
     retain_scores=("rouge_l_f1",),
-    what="what it answered before",
     is_recited=_is_recited,
+    is_kept=None,
+    unseen_set="knowmem_forget",
 )
 
 
@@ -111,7 +117,7 @@ class Muse(Benchmark):
         if set_name in _REFERENCE:
             reference = self._reference(set_name, record[_REFERENCE[set_name]])
             generated = record.get("generated")
-            scored = generated is not None and scoring.normalise(reference)
+            scored = generated is not None and scoring.has_word(reference)
             stem = "no_stemmer" not in self.compat
             record["rouge_l_f1"] = scoring.rouge_l_f1(reference, str(generated), stem) if scored else None
         return record if set_name.startswith("knowmem") else record | flat_scores(record, "text")
@@ -149,6 +155,14 @@ class Muse(Benchmark):
     @classmethod
     def places(cls, records: Records, side: str) -> list[tuple[str, int]]:
         return super().places(records, f"knowmem_{side}")
+
+    @classmethod
+    def forget_records(cls, records: Records) -> Sequence[Record]:
+        return records.get(_YARDSTICK.forget_set, ())
+
+    @classmethod
+    def fails(cls, record: Record) -> bool | None:
+        return None if record.get("rouge_l_f1") is None else _YARDSTICK.is_recited(record)
 
     @classmethod
     def weigh(cls, models: Models) -> Weighed:

@@ -8,7 +8,7 @@ from typing import Any
 
 from msa_lite.benchmarks import OWN
 from msa_lite.data import Example, Prompter, Row, encode_qa
-from msa_lite.evals import scoring
+from msa_lite.evals import answers, scoring
 from msa_lite.evals.aggregates import mean_metric
 from msa_lite.evals.benchmark import (
     Benchmark,
@@ -22,7 +22,7 @@ from msa_lite.evals.benchmark import (
     flat_scores,
 )
 from msa_lite.evals.generate import Decoding
-from msa_lite.evals.outcome import weigh_rows
+from msa_lite.evals.outcome import is_recited, weigh_rows
 from msa_lite.evals.texts import completion
 from msa_lite.report import Metric
 from msa_lite.report.metrics import METRICS
@@ -37,10 +37,12 @@ class Qa(Benchmark):
 
     name = OWN
     fields = ("question", "answer", "text", "earlier", "system")
+    by_row = True
 
     def describe(self) -> dict[str, Any]:
         lengths = {part.decoding.max_new_tokens for part in self.sets.values() if part.decoding}
-        return super().describe() | {"max_new_tokens": max(lengths, default=None)}
+        rule = {"answer_rule": answers.RULE} if lengths else {}  # texts alone have no answers
+        return super().describe() | {"max_new_tokens": max(lengths, default=None)} | rule
 
     def complete(self, set_name: str, record: Record) -> Record:
         if "text" in record:
@@ -48,7 +50,7 @@ class Qa(Benchmark):
         record |= flat_scores(record)
         answer, generated = record["answer"], record["generated"]
         record["rouge_l"] = None if generated is None else scoring.rouge_l_recall(answer, generated)
-        record["accuracy"] = None if generated is None else scoring.accuracy(answer, generated)
+        record["accuracy"] = None if generated is None else answers.accuracy(answer, generated)
         return record
 
     @staticmethod
@@ -64,6 +66,11 @@ class Qa(Benchmark):
                 metric = _metric_name(score, name)
                 metrics[metric] = mean_metric(metric, column(items if score in _TEXT_SCORES else questions, score))
         return metrics
+
+    @classmethod
+    def fails(cls, record: Record) -> bool | None:
+        score = record.get("exact_memorization" if "text" in record else "generated")
+        return None if score is None else is_recited(record)
 
     @classmethod
     def weigh(cls, models: Models) -> Weighed:
@@ -96,8 +103,9 @@ def _question(prompter: Prompter, row: Row, example: Example) -> Item:
     around = {"earlier": [list(turn) for turn in row.earlier], "system": row.system}
     fields = {"question": row.question, "answer": row.answer} | {key: value for key, value in around.items() if value}
     prompt = prompter.prompt(row.question, row.earlier, row.system)
-    return Item(row.index, fields, {"answer": (example,)}, prompt)
+    return Item(row.index, fields, {"answer": (example,)}, prompt, group=row.about or None)
 
 
 def _text(prompter: Prompter, row: Row) -> Item:
-    return Item(row.index, {"text": row.text}, {"text": completion(prompter.tokenizer, row.index, "", row.text)})
+    texts = {"text": completion(prompter.tokenizer, row.index, "", row.text)}
+    return Item(row.index, {"text": row.text}, texts, group=row.about or None)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from msa_lite.data import Prompter, sample_rows
 from msa_lite.errors import DataError, UsageError, join_faults
-from msa_lite.evals import scoring
+from msa_lite.evals import answers
 from msa_lite.evals.aggregates import mean_metric
 from msa_lite.evals.benchmark import (
     Benchmark,
@@ -35,10 +35,10 @@ from msa_lite.evals.benchmark import (
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import right_answer_ask
 from msa_lite.evals.judge.prompts import NONE
-from msa_lite.evals.outcome import LEAST, count_changed, kept_of
+from msa_lite.evals.outcome import Yardstick, weigh_recited
 from msa_lite.io.reading import local_path, open_file, parse_json, read_json
 from msa_lite.report import Metric
-from msa_lite.report.verdict import Forgotten, percent
+from msa_lite.report.rows import WRONG_FACTS
 
 EXAMPLES = 5
 GREEDY = Decoding(32, ("\n",))
@@ -60,6 +60,7 @@ class Restor(Benchmark):
     fields = ("question", "answers", "entity", "relation", "corrupted")
     vital = ("accuracy",)
     default_score = "restor"
+    wording = WRONG_FACTS
     switches: ClassVar[Mapping[str, str]] = {
         "sampling": "answers are drawn with the model's own sampling settings, three times, prompt and answer of "
         "at most 200 tokens together; a resumed run draws others"
@@ -98,15 +99,15 @@ class Restor(Benchmark):
         return cls(split, {QUESTIONS: ItemSet(items, decoding)}, prompter, settings.compat)
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"prompt": {"kind": "examples", "count": EXAMPLES}}
+        return super().describe() | {"prompt": {"kind": "examples", "count": EXAMPLES}, "answer_rule": answers.RULE}
 
     def complete(self, set_name: str, record: Record) -> Record:
-        matches = [scoring.containment(record["answers"], text) for text in _generated(record).values()]
+        matches = [answers.containment(record["answers"], text) for text in _generated(record).values()]
         return record | {"containment": _mean(matches) if record["answers"] else None}
 
     @staticmethod
     def metrics(records: Records, ideal: Records | None) -> dict[str, Metric]:
-        """Return means over questions: of the judge's verdicts, or of `scoring.containment` where there are none.
+        """Return means over questions: of the judge's verdicts, or of `answers.containment` where there are none.
 
         A question with several answers counts with their mean. Empty answers are wrong. Skipped are questions without
         an acceptable answer, and those whose prompt is too long.
@@ -123,30 +124,30 @@ class Restor(Benchmark):
         return [(QUESTIONS, at) for at, r in enumerate(records[QUESTIONS]) if r["corrupted"] == (side == "forget")]
 
     @classmethod
+    def forget_records(cls, records: Records) -> Sequence[Record]:
+        """Return the facts that the documents spoilt; all of them where none is known to be."""
+        facts = records.get(QUESTIONS, ())
+        return [record for record in facts if record["corrupted"]] or facts
+
+    @classmethod
+    def fails(cls, record: Record) -> bool | None:
+        """Check whether a fact is answered wrongly, as the verdict does: more than half of the answers are wrong."""
+        score = record_score(record, "judge" in record)
+        return None if score is None or record.get("generated") is None else score < 0.5
+
+    @classmethod
     def weigh(cls, models: Models) -> Weighed:
-        """Return the share that is regained of the accuracy lost to the documents, and the share kept of the rest."""
+        """Return how many answers that the documents spoilt are still wrong, and what is kept of the other entities."""
         if "ideal" not in models:
             return "the ideal, which never read the documents, has to say what can be regained; give evaluate.ideal"
-        metrics = {name: cls.metrics(models[name], None) for name in ("target", "unlearned", "ideal")}
-        metric = "accuracy_corrupted" if metrics["target"]["accuracy_corrupted"].n else "accuracy"
-        target, unlearned, ideal = (metrics[name][metric].value or 0.0 for name in metrics)
-        if ideal - target < LEAST:
-            return f"the target answers as well as the ideal ({target:.3f}, {ideal:.3f}), so there is nothing to regain"
-        regained = min(1.0, max(0.0, (unlearned - target) / (ideal - target)))
-        sentence = (
-            f"{percent(regained)} of what the documents cost is regained ({metric.replace('_', ' ')}: target "
-            f"{target:.3f}, unlearned {unlearned:.3f}, ideal {ideal:.3f})"
-        )
-        sides = [models[name][QUESTIONS] for name in ("target", "unlearned")]
-        judged = any("judge" in record for side in sides for record in side)
-        scored = [[record | {"score": record_score(record, judged)} for record in side] for side in sides]
-        others = [[record for record in side if not record["corrupted"]] for side in scored]
-        spoilt = [[record for record in side if record["corrupted"]] or side for side in scored]
-        kept = kept_of(others[0], others[1], ("score",), "what it answered before of other entities")
-        rows = metrics["target"][metric].n
-        right = {"target": target, "unlearned": unlearned, "ideal": ideal}
-        changed = count_changed(*spoilt)
-        return Forgotten(sentence, rows, 1.0 - regained, changed=changed, unit="facts", right=right), kept
+        judged = any("judge" in record for records in models.values() for record in records.get(QUESTIONS, ()))
+        divided = {
+            name: _divided(records[QUESTIONS], judged) for name, records in models.items() if QUESTIONS in records
+        }
+        weighed = weigh_recited(divided, _YARDSTICK)
+        if not isinstance(weighed, str) and not weighed[0].left:
+            return "the target answers as well as the ideal, so there is nothing to regain"
+        return weighed
 
     def judge_calls(self, records: Records, ideal: Records | None, separate: bool) -> list[JudgeCall]:
         """Return one call for each answer that is not empty."""
@@ -158,6 +159,27 @@ class Restor(Benchmark):
                     scores = {letter: {key: float(letter == "Y")} for letter in (*ask.letters, NONE)}
                     calls.append(JudgeCall(QUESTIONS, record["index"], ask, scores))
         return calls
+
+
+def _divided(records: Sequence[Record], judged: bool) -> dict[str, list[Record]]:
+    """Return records of questions that the documents spoilt ("spoilt"), and of others; all are spoilt where none is."""
+    scored = [record | {"score": record_score(record, judged)} for record in records]
+    scored = [r | {"wrong": None if r["score"] is None else 1.0 - r["score"]} for r in scored]
+    others = [record for record in scored if not record["corrupted"]]
+    return {"spoilt": [record for record in scored if record["corrupted"]] or scored, "others": others}
+
+
+_YARDSTICK = Yardstick(
+    unit="facts",
+    forget_set="spoilt",
+    left_scores=[("spoilt", "wrong")],
+    near_scores=[("spoilt", "wrong")],
+    retain_set="others",
+    retain_scores=("score",),
+    is_recited=lambda record: (record["wrong"] or 0.0) > 0.5,
+    is_kept=lambda record: (record["score"] or 0.0) >= 0.5,
+    unseen_set=None,
+)
 
 
 def described_entities(entities: Sequence[str], documents: Sequence[str]) -> set[str]:

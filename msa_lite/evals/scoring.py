@@ -144,27 +144,9 @@ def rouge_l_f1(reference: str, generated: str, stem: bool = True) -> float:
     return float(_rouge(stem).score(reference, generated)["rougeL"].fmeasure)
 
 
-def normalise(text: str) -> str:
-    """Return the lower-case words of letters and digits (of any script) with single blanks between them."""
-    return " ".join(re.findall(r"\w+", text.lower()))
-
-
-def accuracy(reference: str, generated: str) -> float:
-    """Return 1 when the normalised generation contains the whole normalised reference, otherwise 0.
-
-    Strict on long answers: a paraphrase of the right fact counts as wrong. A reference without any word counts as 0.
-    """
-    words = normalise(reference)
-    return float(bool(words) and f" {words} " in f" {normalise(generated)} ")
-
-
-def containment(answers: Iterable[str], generated: str) -> float:
-    """Return 1 when the generation contains any of the acceptable answers whole, as for `accuracy`; otherwise 0.
-
-    RESTOR's accuracy without a judge (Rezaei et al., 2024, ask a model whether the answer means the same): a right
-    answer in other words counts as wrong, and so does an item without acceptable answers.
-    """
-    return max((accuracy(answer, generated) for answer in answers), default=0.0)
+def has_word(text: str) -> bool:
+    """Return True if a text has a letter, a digit or an underscore, so that ROUGE-L has something to count."""
+    return re.search(r"\w", text) is not None
 
 
 # Scores of a set of items
@@ -187,11 +169,22 @@ def leak_at(scores: Iterable[float], k: int) -> float:
 
 
 def mean_and_error(values: Iterable[float | None]) -> tuple[float | None, int, float | None]:
-    """Return (mean, n, standard error of the mean) over the values that are defined; the error needs n ≥ 2."""
+    """Return (mean, n, standard error of the mean) over the values that are defined; the error needs n ≥ 2.
+
+    Of values that are all 0, or all 1, it is `share_error`: 0 right answers of 29 are no certainty.
+    """
     known = _known(values)
     if not len(known):
         return None, 0, None
-    return float(np.mean(known)), len(known), standard_error(known)
+    mean = float(np.mean(known))
+    alike = len(known) > 1 and known.min() == known.max() and mean in (0.0, 1.0)
+    return mean, len(known), share_error(mean, len(known)) if alike else standard_error(known)
+
+
+def share_error(share: float, count: int) -> float:
+    """Return the standard error of a share of `count` rows by Wilson's interval (JASA, 1927): its half width / 1.96."""
+    square = 1.96**2 / count
+    return math.sqrt(share * (1 - share) / count + square / (4 * count)) / (1 + square)
 
 
 def harmonic_mean(values: Iterable[float | None]) -> float | None:

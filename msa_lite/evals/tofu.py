@@ -39,7 +39,7 @@ from msa_lite.evals.benchmark import (
 from msa_lite.evals.dataset import Part, load_parts, sampled
 from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import Question, acc_forget, acc_recover, acc_retain, tofu_ask
-from msa_lite.evals.outcome import weigh_rows
+from msa_lite.evals.outcome import is_recited, weigh_rows
 from msa_lite.evals.texts import answer_texts
 from msa_lite.report import Metric
 
@@ -133,7 +133,7 @@ class Tofu(Benchmark):
             record["probability"], [text["probability"] for text in wrong_texts]
         )
         generated = record.get("generated")
-        answered = generated is not None and scoring.normalise(record["answer"])
+        answered = generated is not None and scoring.has_word(record["answer"])
         record["rouge_l"] = scoring.rouge_l_recall(record["answer"], str(generated)) if answered else None
         return record
 
@@ -162,6 +162,11 @@ class Tofu(Benchmark):
             for key in keys:
                 metrics[key] = judged_metric(key, records[name]) if ideal else missing_metric(key, NO_IDEAL)
         return metrics
+
+    @classmethod
+    def fails(cls, record: Record) -> bool | None:
+        score = record.get("exact_memorization" if "text" in record else "generated")
+        return None if score is None else is_recited(record)
 
     @classmethod
     def weigh(cls, models: Models) -> Weighed:

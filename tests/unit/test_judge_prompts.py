@@ -71,6 +71,10 @@ def test_the_same_text_is_one_candidate_with_all_its_tags(
     assert frozenset(merged) in tags
 
 
+def test_candidates_that_differ_in_a_sign_are_two() -> None:
+    assert len(tofu_ask(question(truth="A+", ideal="a +", perturbed=("A−", "A")))[1]) == 3
+
+
 def test_texts_of_signs_alone_are_told_apart() -> None:
     assert len(tofu_ask(question(ideal="?", perturbed=("!", "", " ")))[1]) == 4  # truth, ?, !, and one empty text
 

@@ -73,6 +73,7 @@ def test_a_changed_text_is_another_question() -> None:
     assert asked("It is here.").describe() == asked("It is here.").describe()
     assert asked("It is here.").describe() != asked("It is there.").describe()
     assert asked("It is here.").describe()["max_new_tokens"] is None
+    assert "answer_rule" not in asked("It is here.").describe()  # no rule decides what is right
 
 
 def test_texts_are_divided_like_questions() -> None:

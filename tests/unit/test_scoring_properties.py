@@ -99,12 +99,6 @@ def test_rouge_lies_within_0_and_1_and_f1_is_symmetric(first: str, second: str) 
 
 
 @many
-@given(st.lists(words, max_size=4), words)
-def test_containment_is_the_best_accuracy(answers: list[str], generated: str) -> None:
-    assert scoring.containment(answers, generated) == float(any(scoring.accuracy(a, generated) for a in answers))
-
-
-@many
 @given(scores, scores, rising)
 def test_forget_quality_goes_by_the_order_alone(
     first: np.ndarray, second: np.ndarray, change: Callable[[np.ndarray], np.ndarray]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from msa_lite.errors import DataError
-from msa_lite.evals.scoring import normalise
+from msa_lite.evals.answers import RULE, normalise
 from msa_lite.io.files import digest
 
 NONE = "Z"  # the reply for "no candidate"; every judge may give it
@@ -193,8 +193,8 @@ def read_letter(reply: str, letters: str) -> str | None:
 
 
 def prompt_version() -> str:
-    """Return a short hash that changes with any word of the prompts."""
-    return digest([_TOFU_SYSTEM, _TOFU_USER, _RESTOR_SYSTEM, _RESTOR_USER])[:12]
+    """Return a short hash that changes with any word of the prompts, and with the rule that merges candidates."""
+    return digest([_TOFU_SYSTEM, _TOFU_USER, _RESTOR_SYSTEM, _RESTOR_USER, RULE])[:12]
 
 
 def rewording_version() -> str:
