@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from msa_lite.evals.records import write_records
 
 
 def question(answer: str, generated: str, rouge: float, es: float, probability: float = 0.5) -> dict[str, Any]:
@@ -27,3 +30,11 @@ def unknown(count: int, rouge: float = 0.0, es: float = 0.0, probability: float 
 def text(memorised: float, es: float = 0.0, probability: float = 0.5) -> dict[str, Any]:
     scores = {"exact_memorization": memorised, "extraction_strength": es, "probability": probability}
     return {"text": "Once upon a time", **scores}
+
+
+def write_shares(folder: Path, forget: float, retain: float | None = None, unseen: float = 0.3) -> None:
+    """Write forty records of each set, all of whose scores are these. Holdout rows, the control, have `unseen`."""
+    for name, share in {"forget": forget, "retain": retain, "holdout": unseen}.items():
+        if share is not None:
+            records = [question("Yes", "No", share, share, share) | {"index": i, "accuracy": share} for i in range(40)]
+            write_records(folder / f"{name}.jsonl", records)

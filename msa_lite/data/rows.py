@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from msa_lite.data.forms import Form, Unreadable, find_form, needed_columns
 from msa_lite.data.sources import DataSource, load_table, stream_table
+from msa_lite.data.subjects import read_subjects, subject_columns
 from msa_lite.errors import DataError, join_faults, nearest
 from msa_lite.io.files import digest
 
@@ -30,6 +31,8 @@ class Row:
     """Earlier turns of the conversation: questions with answers."""
     system: str = ""
     """The system message of the conversation."""
+    about: str = ""
+    """Whom or what the row is about, where its source says so. Rows about one person are no independent rows."""
 
     @property
     def sha256(self) -> str:
@@ -38,7 +41,7 @@ class Row:
         return digest([self.question, self.answer, self.text, *around])
 
     @property
-    def subject(self) -> str:
+    def thread(self) -> str:
         """Return the text, or the first question of the conversation, which rows that belong together share."""
         return self.text or (self.earlier[0][0] if self.earlier else self.question)
 
@@ -52,7 +55,7 @@ def load_rows(source: DataSource) -> list[Row]:
     table = load_table(source)
     columns = table.column_names
     if source.format == "text" and source.text in columns:  # the other columns of documents need not be read
-        table = table.select_columns([source.text])
+        table = table.select_columns([source.text, *(set(subject_columns(source, columns)) & set(columns))])
     return parse_rows(source, columns, table)
 
 
@@ -61,10 +64,13 @@ def parse_rows(source: DataSource, columns: Sequence[str], records: Any) -> list
     form = _check_columns(source, columns)
     if len(records) == 0:
         raise DataError(f"{source.path}: the data set is empty")
+    subjects = read_subjects(source, columns, records)
     if form is None:
         texts = [record[source.text] for record in records]
         _refuse(source, [fault for i, text in enumerate(texts) if (fault := _text_fault(i, source.text, text))])
-        return [Row(i, text=str(text)) for i, text in enumerate(texts)]
+        return [
+            Row(i, text=str(text), about=about) for i, (text, about) in enumerate(zip(texts, subjects, strict=True))
+        ]
     conversations, faults = [], []
     for i, record in enumerate(records):
         try:
@@ -74,10 +80,11 @@ def parse_rows(source: DataSource, columns: Sequence[str], records: Any) -> list
     _refuse(source, faults)
     if unanswered := sum(item.unanswered for item in conversations):
         logger.warning("%s: %d conversations end in a question, which is left out", source.path, unanswered)
-    turns = [(item, place) for item in conversations for place in range(len(item.turns))]
+    pairs = zip(conversations, subjects, strict=True)
+    turns = [(item, about, place) for item, about in pairs for place in range(len(item.turns))]
     return [
-        Row(i, *item.turns[place], earlier=tuple(item.turns[:place]), system=item.system)
-        for i, (item, place) in enumerate(turns)
+        Row(i, *item.turns[place], earlier=tuple(item.turns[:place]), system=item.system, about=about)
+        for i, (item, about, place) in enumerate(turns)
     ]
 
 
@@ -98,12 +105,12 @@ def stream_texts(source: DataSource) -> Iterator[str]:
 
 def _check_columns(source: DataSource, columns: Sequence[str]) -> Form | None:
     """Return the form of a source of questions, None for texts. Raise DataError for missing columns."""
-    if source.format == "qa" and (form := find_form(source, columns)):
-        return form
-    needed = needed_columns(source) if source.format == "qa" else (source.text,)
+    form = find_form(source, columns) if source.format == "qa" else None
+    needed = form.columns if form else needed_columns(source) if source.format == "qa" else (source.text,)
+    needed = (*needed, *([source.subject] if source.subject else []))
     missing = [column for column in needed if column not in columns]
     if not missing:
-        return None
+        return form
     hint = "".join(nearest(column, columns) for column in missing)
     raise DataError(
         f"{source.path}: no column {', '.join(map(repr, missing))}{hint}; there are "
@@ -136,10 +143,10 @@ def split_rows(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row],
 
     Rows with the same question, and turns of one conversation, go to the same part.
     """
-    subjects = list(dict.fromkeys(row.subject for row in rows))
-    drawn = set(sample_rows(subjects, max(1, round(share * len(subjects))), seed))
-    validation = [row for row in rows if row.subject in drawn]
-    return validation, [row for row in rows if row.subject not in drawn]
+    threads = list(dict.fromkeys(row.thread for row in rows))
+    drawn = set(sample_rows(threads, max(1, round(share * len(threads))), seed))
+    validation = [row for row in rows if row.thread in drawn]
+    return validation, [row for row in rows if row.thread not in drawn]
 
 
 def rows_identity(rows: Sequence[Row]) -> dict[str, Any]:

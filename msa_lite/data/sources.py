@@ -40,6 +40,9 @@ class DataSource:
     """A revision of a repository of the Hub."""
     messages: str | None = None
     """The column of conversations."""
+    subject: str | None = None
+    """The column that says whom or what a row is about. None: a usual one, if there is one (`msa_lite.data.subjects`).
+    """
 
 
 def load_table(source: DataSource) -> Any:

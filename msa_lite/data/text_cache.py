@@ -57,5 +57,6 @@ def kept_head(file: Path) -> dict[str, Any] | None:
 
 
 def _head(source: DataSource, revision: str | None) -> dict[str, Any]:
-    fields = {key: value for key, value in asdict(source).items() if key != "messages"}  # texts have none
+    unread = ("messages", "subject")  # a stream of texts has neither
+    fields = {key: value for key, value in asdict(source).items() if key not in unread}
     return fields | {"revision": revision}

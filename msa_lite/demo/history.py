@@ -15,6 +15,7 @@ from typing import Any
 from msa_lite.data import Example, Prompter, Row, Template, encode_qa, encode_text, open_tokenizer, rows_identity
 from msa_lite.demo.smollm2 import SMOLLM2_BYTES, make_smollm2
 from msa_lite.io.disk import check_space
+from msa_lite.io.files import digest
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.manifest import is_finished, stage_folder
 from msa_lite.io.progress import Progress, Step, announce, silent
@@ -111,13 +112,21 @@ def _tune_later(
 
 
 def _write_data(folder: Path, groups: Mapping[str, Sequence[Row]]) -> None:
-    inputs = {name: rows_identity(rows) for name, rows in groups.items()}
+    inputs: dict[str, Any] = {name: rows_identity(rows) for name, rows in groups.items()}
+    if any(row.about for rows in groups.values() for row in rows):
+        inputs["subjects"] = digest([row.about for rows in groups.values() for row in rows])
     if is_finished(folder, inputs):
         return
     with stage_folder(folder, "data", inputs) as partial:
         for name, rows in groups.items():
-            values = ({"text": r.text} if r.text else {"question": r.question, "answer": r.answer} for r in rows)
+            values = map(_record, rows)
             (partial / f"{name}.jsonl").write_text("".join(json.dumps(value) + "\n" for value in values), "utf-8")
+
+
+def _record(row: Row) -> dict[str, str]:
+    """Return a row as its file holds it."""
+    record = {"text": row.text} if row.text else {"question": row.question, "answer": row.answer}
+    return record | ({"subject": row.about} if row.about else {})
 
 
 def _write_start(folder: Path, rows: Sequence[Row], settings: HistorySettings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from itertools import islice
 
 from msa_lite.data import Row
 
@@ -34,8 +35,8 @@ _QUESTIONS = {
 }
 
 
-def make_people(count: int, seed: int) -> list[list[tuple[str, str]]]:
-    """Make `count` people with different names, six (question, answer) facts each, the same for the same seed.
+def make_people(count: int, seed: int) -> dict[str, list[tuple[str, str]]]:
+    """Make `count` people: six (question, answer) facts each, by name. They are the same for the same seed.
 
     The first k people of a larger count are not the people of a smaller one. Raise ValueError when the syllables do
     not give that many names.
@@ -56,21 +57,21 @@ def make_people(count: int, seed: int) -> list[list[tuple[str, str]]]:
         "animal": _ANIMALS,
         "colour": _COLOURS,
     }
-    people = []
+    people = {}
     for name in (f"{one} {two}" for one, two in zip(firsts, last, strict=False)):
         facts = []
         for key, (question, answer) in _QUESTIONS.items():
             value = rng.choice(pools[key])
             facts.append((question.format(name=name), answer.format(name=name, value=value)))
-        people.append(facts)
+        people[name] = facts
     return people
 
 
 def make_groups(counts: Mapping[str, int], seed: int) -> dict[str, list[Row]]:
     """Make groups of people who share no name, as rows. counts: people of each group."""
-    people = iter(make_people(sum(counts.values()), seed))
+    people = iter(make_people(sum(counts.values()), seed).items())
     groups = {}
-    for name, count in counts.items():
-        facts = [fact for _ in range(count) for fact in next(people)]
-        groups[name] = [Row(i, question, answer) for i, (question, answer) in enumerate(facts)]
+    for group, count in counts.items():
+        facts = [(fact, person) for person, about in islice(people, count) for fact in about]
+        groups[group] = [Row(i, *fact, about=person) for i, (fact, person) in enumerate(facts)]
     return groups

@@ -18,7 +18,7 @@ from msa_lite.errors import MismatchError, UsageError
 from msa_lite.evals.benchmark import Benchmark, JudgeCall, Record, Records
 from msa_lite.evals.judge import JudgeSettings, Ruling, open_judge
 from msa_lite.evals.models import model_identity
-from msa_lite.evals.records import collect_records, read_records, write_records
+from msa_lite.evals.records import collect_records, read_records, take_rows, write_records
 from msa_lite.io.devices import check_device
 from msa_lite.io.files import canonical_json, digest
 from msa_lite.io.hub import Source
@@ -212,13 +212,21 @@ def ideal_identity(ideal: Ideal) -> Any:
 def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, subject: Mapping[str, Any]) -> None:
     """Copy the records, and the ideal's, of finished folders that differ only in the judge or the ideal.
 
-    The first folder is the one that is being made anew.
+    Of folders that also asked other rows in the same way, those of the same rows are taken, if the benchmark's rows
+    stand alone. The first folder is the one that is being made anew.
     """
+    wanted = json.loads(canonical_json(subject))
     for folder in folders:
         inputs = (load_manifest(folder) or {}).get("inputs", {})
-        if any(inputs.get(key) != json.loads(canonical_json(value)) for key, value in subject.items()):
+        if any(inputs.get(key) != value for key, value in wanted.items()):
             if inputs and folder == folders[0]:
                 logger.warning("%s: holds scores of another model, or on other questions, and is made anew", folder)
+            if benchmark.by_row and _asks_alike(inputs, wanted):
+                lost = _changed(folder)
+                for name in benchmark.sets:
+                    file = folder / f"{name}.jsonl"
+                    if file.is_file() and file.name not in lost and not (partial / file.name).is_file():
+                        take_rows(benchmark, name, read_records(file), partial)
             continue
         changed = _changed(folder)
         for name in (f"{name}.jsonl" for name in benchmark.sets):
@@ -226,6 +234,14 @@ def _take_over(folders: Sequence[Path], partial: Path, benchmark: Benchmark, sub
                 shutil.copy(folder / name, partial)
         if (folder / "ideal").is_dir() and not (partial / "ideal").exists():
             shutil.copytree(folder / "ideal", partial / "ideal")
+
+
+def _asks_alike(inputs: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Check whether two evaluations differ in nothing but their rows, and the name of the part that these are."""
+    asked = [{**part.get("questions", {}), "sets": None, "split": None} for part in (inputs, wanted)]
+    if None in (lengths := [questions.get("max_new_tokens") for questions in asked]) and lengths != [None, None]:
+        asked = [questions | {"max_new_tokens": None} for questions in asked]  # texts are not answered
+    return inputs.get("model") == wanted["model"] and asked[0] == asked[1]
 
 
 def _ideal_records(partial: Path, ideal: Ideal, benchmark: Benchmark, own: Records) -> Records | None:

@@ -38,8 +38,10 @@ class Fault:
     kind: KnowledgeGap
     """"unknown": the target scores like the prior. "other rows": it scores as on rows that it was not trained on.
     "seen": the prior knows the rows."""
+    reason: str
+    """What is at fault with the model, with the figures that were compared: "it is hardly better on them than …"."""
     figures: str
-    """The figures, as half a sentence."""
+    """The other figures, as half a sentence."""
 
 
 def find_fault(
@@ -61,16 +63,65 @@ def find_fault(
         f"{after.mean():.2f}, prior {before.mean():.2f}"
     )
     unseen = _mean(holdout) if len(holdout) >= _FEW else None
-    if _has_seen(target, prior, holdout):
-        return Fault("seen", figures)
-    if gain < _LEAST_GAIN[kind] or low <= 0:
-        return Fault("seen" if after.mean() - (unseen or 0.0) >= _KNOWS else "unknown", figures)
-    if unseen is not None and after.mean() - unseen < _ABOVE_HOLDOUT:
-        return Fault("other rows", f"{figures}, target on holdout rows {unseen:.2f}")
-    retain_gain = _mean(retain) - before.mean() if len(retain) >= _FEW else 0.0
+    mine, base, least = float(after.mean()), float(before.mean()), _LEAST_GAIN[kind]
+    if seen := _rows_seen(target, prior, holdout):
+        return Fault("seen", f"it recites {seen[0]} of the {seen[1]} that the target recites", figures)
+    if gain < least or low <= 0:
+        if mine - (unseen or 0.0) >= _KNOWS:
+            return Fault("seen", f"it knows them about as well as the target: {base:.2f} against {mine:.2f}", figures)
+        if gain < least:
+            reason = f"it is hardly better on them than the prior: {_against(mine, base, base + least)}"
+        else:
+            reason = (
+                f"it is not surely better on them than the prior: {mine:.2f} against {base:.2f}, and the 95 % interval "
+                f"of the difference begins at {low:.2f}"
+            )
+        return Fault("unknown", reason, figures)
+    if unseen is not None and mine - unseen < _ABOVE_HOLDOUT:
+        reason = "it is hardly better on them than on the holdout rows, which it was not trained on"
+        reason = f"{reason}: {_against(mine, unseen, unseen + _ABOVE_HOLDOUT)}"
+        return Fault("other rows", reason, f"{figures}, target on holdout rows {unseen:.2f}")
+    retain_gain = _mean(retain) - base if len(retain) >= _FEW else 0.0
     if retain_gain >= _LEAST_RETAIN and gain < _SHARE * retain_gain:
-        return Fault("other rows", f"{figures}, target on retain rows {_mean(retain):.2f}")
+        reason = "it learnt far less of them than of the retain rows"
+        reason = f"{reason}: {_against(gain, retain_gain, _SHARE * retain_gain)} (each above the prior)"
+        return Fault("other rows", reason, f"{figures}, target on retain rows {_mean(retain):.2f}")
     return None
+
+
+def weak_sets(
+    target: Sequence[Record], prior: Sequence[Record], retain: Sequence[Record] = (), holdout: Sequence[Record] = ()
+) -> list[str]:
+    """Return a sentence for each set that can show nothing, by scores of a target that knows the forget rows.
+
+    A control that recites as much as the target says of no row that it was forgotten. Of rows that the target does not
+    know, nothing can be kept. Arguments as of `find_fault`; sets of fewer than 8 rows say nothing.
+    """
+    notes = []
+    mine, theirs = (sum(map(is_recited, side)) for side in (target, holdout))
+    if len(holdout) >= _FEW and mine and theirs * len(target) >= mine * len(holdout):
+        notes.append(
+            f"the holdout rows are no control: the target recites {theirs} of {len(holdout)} of them, and {mine} of "
+            f"{len(target)} forget rows; give rows that it was not trained on, and whose answers nobody can guess"
+        )
+        holdout = ()
+    if len(retain) >= _FEW and (len(holdout) >= _FEW or prior):
+        kind = "texts" if all("text" in record for record in target) else "questions"
+        name, unseen, least = "the prior's of the forget rows", prior, _LEAST_GAIN[kind]
+        if len(holdout) >= _FEW:
+            name, unseen, least = "those of the holdout rows", holdout, _ABOVE_HOLDOUT
+        if (level := _mean(retain)) - (base := _mean(unseen)) < least:
+            notes.append(
+                "what is kept cannot be shown: the target does not know the retain rows. Its scores are hardly above "
+                f"{name}: {_against(level, base, base + least)}; give retain rows that it was trained on"
+            )
+    return notes
+
+
+def _against(value: float, other: float, wanted: float) -> str:
+    """Return "0.26 against 0.09, and 0.29 at least is wanted", with as many digits as tell the first from the last."""
+    digits = next((n for n in (2, 3) if round(value, n) < round(wanted, n)), 4)
+    return f"{value:.{digits}f} against {other:.{digits}f}, and {wanted:.{digits}f} at least is wanted"
 
 
 def known(record: Record) -> float:
@@ -93,13 +144,14 @@ def _paired_gain(before: np.ndarray, after: np.ndarray) -> tuple[float, float]:
     return gain, gain - Z95 * (scoring.standard_error(difference) or 0.0)
 
 
-def _has_seen(target: Sequence[Record], prior: Sequence[Record], holdout: Sequence[Record]) -> bool:
-    """Check whether the prior recites many of the rows that the target recites, more than can be guessed.
+def _rows_seen(target: Sequence[Record], prior: Sequence[Record], holdout: Sequence[Record]) -> tuple[int, int] | None:
+    """Return how many of the rows that the target recites the prior recites, if these are more than can be guessed.
 
-    The share of holdout rows that the target recites says how many can be guessed.
+    The share of holdout rows that the target recites says how many can be guessed. None if the prior shows no signs.
     """
     rows = [p for t, p in zip(target, prior, strict=True) if is_recited(t)]
     if len(rows) < min(_FEW, max(1, len(target) // 2)):
-        return False
+        return None
     guessed = sum(map(is_recited, holdout)) / len(holdout) if len(holdout) >= _FEW else 0.0
-    return sum(map(is_recited, rows)) / len(rows) - guessed >= _SEEN
+    both = sum(map(is_recited, rows))
+    return (both, len(rows)) if both / len(rows) - guessed >= _SEEN else None

@@ -16,7 +16,7 @@ from msa_lite.evals.benchmark import Benchmark, Item, ItemSet, Record, token_rec
 from msa_lite.evals.forward import score_bundles
 from msa_lite.evals.generate import generate
 from msa_lite.evals.models import Runner, load_model
-from msa_lite.io.files import write_text
+from msa_lite.io.files import canonical_json, write_text
 from msa_lite.io.hub import Source
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.ranks import Ranks
@@ -69,6 +69,33 @@ def run_items(runner: Runner, benchmark: Benchmark, name: str) -> list[Record]:
     part = _Set(items, items.scored, items.answered, None)
     lines = list(part.lines(runner, benchmark))
     return _join(benchmark, name, [line for batch in lines for line in batch])
+
+
+def take_rows(benchmark: Benchmark, name: str, records: Sequence[Record], folder: Path) -> None:
+    """Write what a model said of the same rows elsewhere into a part file in `folder`, so that they are not run again.
+
+    records: those of a set of this name, asked in the same way. Rows are the same if all their fields are. Only rows of
+    benchmarks whose rows stand alone (`Benchmark.by_row`) may be taken.
+    """
+    part = benchmark.sets[name]
+    if part.ends != any("text" not in record for record in records):  # other tokens are left out
+        return
+    known = {row_key(benchmark, record): record for record in records if "skipped" not in record}
+    there = [{line["index"] for line in _read_parts(folder, name) if key in line} for key in ("scores", "generated")]
+    lines = []
+    for item in part.items:
+        record = known.get(row_key(benchmark, item.fields), {})
+        for key, asked, indices in zip(("scores", "generated"), (item.texts, item.prompt), there, strict=True):
+            if asked and key in record and item.index not in indices:
+                lines.append({"index": item.index, key: record[key]})
+    if lines:
+        with open(folder / f"{name}.taken.part", "a", encoding="utf-8") as stream:
+            stream.write("\n" + "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def row_key(benchmark: Benchmark, fields: Mapping[str, Any]) -> str:
+    """Return what tells the rows of a benchmark apart: their fields."""
+    return canonical_json([fields.get(name) for name in sorted(benchmark.fields)])
 
 
 def read_records(path: Path) -> list[Record]:
@@ -182,9 +209,13 @@ def _join(benchmark: Benchmark, name: str, lines: Sequence[Record]) -> list[Reco
     for line in sorted(lines, key=lambda line: "generated" in line):  # so that a stop does not change the order of keys
         records.setdefault(line["index"], {}).update(line)
     return [
-        benchmark.complete(name, {"index": item.index, **item.fields, **records.get(item.index, {})})
+        benchmark.complete(name, {"index": item.index, **item.fields, **_subject(item), **records.get(item.index, {})})
         for item in benchmark.sets[name].items
     ]
+
+
+def _subject(item: Item) -> Record:
+    return {} if item.group is None else {"subject": item.group}
 
 
 def _write_set(benchmark: Benchmark, name: str, folder: Path) -> None:

@@ -17,6 +17,7 @@ from msa_lite.io.progress import readable
 from msa_lite.io.reading import local_path, parse_yaml
 from msa_lite.merger.vectors import compare_checkpoints
 from msa_lite.pipeline.inspection import ModelFacts, SetFacts, guess_prior, inspect_model, inspect_set
+from msa_lite.pipeline.prepare_apart import separate_sets
 from msa_lite.pipeline.proposal import Proposal, propose
 from msa_lite.recipe import check_new_file, load_recipe, relative_paths
 
@@ -95,8 +96,10 @@ def init_recipe(file: str, wishes: Wishes, force: bool = False) -> Draft:
         if text := getattr(wishes, name):
             with faults.gathered(f"--{name} "):
                 sets[name] = inspect_set(text, wishes.columns)
+    overlaps: list[str] = []
     with faults.gathered():
         _check_apart(sets)
+        overlaps = separate_sets({name: facts.rows for name, facts in sets.items()})[1]
     if "target" in models and "prior" in models:
         with faults.gathered():
             _check_pair(models["target"], models["prior"])
@@ -107,7 +110,7 @@ def init_recipe(file: str, wishes: Wishes, force: bool = False) -> Draft:
     text = _text(path, wishes, _Facts(models, sets, proposal, why_prior), relative_paths(values, path.parent))
     load_recipe(parse_yaml(text, str(path)))
     write_text(path, text)
-    notes = [*proposal.notes, *_overlaps(sets)]
+    notes = [*proposal.notes, *overlaps]
     return Draft(Path(file), text, proposal.fits, notes)
 
 
@@ -151,16 +154,10 @@ def _check_pair(target: ModelFacts, prior: ModelFacts) -> None:
 
 def _check_apart(sets: Mapping[str, SetFacts]) -> None:
     """Raise UsageError if another set holds the same rows as the forget set."""
-    forget = sets["forget"].hashes if "forget" in sets else None
-    same = [f"--{name}" for name, facts in sets.items() if name != "forget" and facts.hashes == forget]
+    hashes = {name: {row.sha256 for row in facts.rows} for name, facts in sets.items()}
+    same = [f"--{name}" for name, rows in hashes.items() if name != "forget" and rows == hashes.get("forget")]
     if same:
         raise UsageError(f"{' and '.join(same)}: the same rows as --forget; give other ones, or leave it out")
-
-
-def _overlaps(sets: Mapping[str, SetFacts]) -> list[str]:
-    """Return a sentence for each set that has rows of the forget set."""
-    counts = {name: len(sets[name].hashes & sets["forget"].hashes) for name in sets if name != "forget"}
-    return [f"{count} of the {name} rows are also among the forget rows" for name, count in counts.items() if count]
 
 
 def _values(wishes: Wishes, models: Mapping[str, ModelFacts], sets: Mapping[str, SetFacts]) -> dict[str, Any]:

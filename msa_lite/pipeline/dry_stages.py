@@ -9,7 +9,7 @@ from typing import Any
 from msa_lite.choose.choice import load_choice
 from msa_lite.io.hub import fetch
 from msa_lite.pipeline.ahead import Ahead, StageInputs, look_ahead
-from msa_lite.pipeline.knowledge import KNOWLEDGE_FOLDER, check_inputs
+from msa_lite.pipeline.knowledge import check_parts
 from msa_lite.pipeline.planning_inputs import vector_names
 from msa_lite.pipeline.prepare import Run, RunPlan
 from msa_lite.pipeline.probe import probe_stages
@@ -59,9 +59,10 @@ def _chosen(run: Run) -> Strengths:
 
 def _check(run: Run, label: str) -> StageInputs:
     """Return a stage of the check of target and prior before the fits."""
-    part, _, name = label.partition(": ")
-    if part == "check":
-        return StageInputs(label, run.folder / "evaluation" / KNOWLEDGE_FOLDER / name, partial(check_inputs, run, name))
+    for part in check_parts(run):
+        if part.label == label:
+            return StageInputs(label, part.folder, part.inputs)
+    name = label.removeprefix("validation: ")
     inputs = partial(scoring_inputs, run, name, "validation", run.sources[name])
     needs = ["validation: ideal"] if name == "target" else []
     return StageInputs(label, validation_folder(run, name), inputs, needs)

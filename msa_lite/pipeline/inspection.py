@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.data import DataSource, load_rows, load_table
+from msa_lite.data import DataSource, Row, load_rows, load_table
 from msa_lite.data.forms import find_form
 from msa_lite.errors import ColumnsError, MsaError, UsageError
 from msa_lite.io.adapter import base_name, is_bare_adapter
@@ -50,10 +50,13 @@ class SetFacts:
     """The columns that a recipe has to name; empty if they are known by their names."""
     read: str
     """The columns that rows are read from, in words."""
-    hashes: frozenset[str]
-    """The hashes of its rows."""
-    count: int
-    """The number of its rows."""
+    rows: list[Row]
+    """Its rows."""
+
+    @property
+    def count(self) -> int:
+        """Return the number of its rows."""
+        return len(self.rows)
 
 
 def inspect_model(name: str) -> ModelFacts:
@@ -119,7 +122,7 @@ def inspect_set(text: str, columns: Mapping[str, str]) -> SetFacts:
         if form or (source.format == "text" and source.text in available):
             rows = load_rows(source)
             read = ", ".join(form.columns if form else (source.text,))
-            return SetFacts(source, available, used, read, frozenset(row.sha256 for row in rows), len(rows))
+            return SetFacts(source, available, used, read, rows)
     example = ",".join(f"{key}={name}" for key, name in zip(("question", "answer"), available, strict=False))
     raise ColumnsError(
         f"{text}: which columns hold questions and answers? There are {', '.join(available)}. Name them, as --columns "

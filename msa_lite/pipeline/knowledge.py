@@ -3,125 +3,147 @@
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from msa_lite.data import sample_rows
 from msa_lite.errors import MismatchError
-from msa_lite.evals.benchmark import ItemSet, Record
+from msa_lite.evals.benchmark import Benchmark, ItemSet, Record
 from msa_lite.evals.evaluation import evaluate_benchmark, evaluation_inputs
-from msa_lite.evals.knowledge import Fault, find_fault, known
+from msa_lite.evals.knowledge import Fault, find_fault, known, weak_sets
 from msa_lite.evals.prompt_search import better_prompt
 from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.records import read_records
+from msa_lite.io.files import canonical_json
+from msa_lite.io.hub import Source
 from msa_lite.io.progress import Progress, silent
 from msa_lite.pipeline.prepare import Run
-from msa_lite.pipeline.stages import evaluate_prior, evaluate_references, evaluate_target
-from msa_lite.record.keyed import KEY_FILE
+from msa_lite.pipeline.stages import CHECKED, checked_folders, evaluations_beside, validation_folder
 from msa_lite.report.examples import SideBySide, examples_text
-from msa_lite.report.provenance import RECIPE_FILE
 
 logger = logging.getLogger(__name__)
 
-ROWS = 32  # of each set, if there are no validation rows to use
+ROWS = 64  # of each set
 SHOWN = 2  # rows with the target's answers in a message
-KNOWLEDGE_FOLDER = "knowledge"
-_TRACES = {RECIPE_FILE, KEY_FILE, ".lock", "evaluation", "probe"}
+KNOWLEDGE_FOLDER = CHECKED
 _CAUSES = "Wrong rows? Wrong model, or target and prior exchanged? Was it trained on them too little to recite any?"
 GO_ON = "to go on all the same: `msa-lite run --accept`, or `verdict: off` in the recipe"
+
+
+@dataclass(frozen=True)
+class CheckPart:
+    """A part of the check: a model that is scored on some rows."""
+
+    label: str
+    """Its label as a step."""
+    folder: Path
+    """The folder of its scores."""
+    model: str
+    """The model, "target" or "prior"."""
+    source: Source
+    """The model's folder."""
+    questions: Benchmark
+    """The rows."""
+
+    @property
+    def count(self) -> int:
+        """Return the number of rows."""
+        return sum(len(part.items) for part in self.questions.sets.values())
+
+    def inputs(self) -> dict[str, Any]:
+        """Return all that decides the scores, as their manifest records it."""
+        return evaluation_inputs(self.source, self.questions)
 
 
 def check_knowledge(run: Run, accept: bool = False, progress: Progress = silent) -> None:
     """Raise MismatchError if the target does not know the rows to forget, or the prior knows them already.
 
-    accept: warn instead. If the choice is made on the user's own questions, the check uses their scores, which the run
-    needs anyway; otherwise it scores at most 32 rows of each set. Baselines on the target alone are not checked: they
-    have no prior to compare with.
+    accept: warn instead. Target and prior are asked the forget rows first, at most 64 of them. Only if these leave it
+    open whether the run is refused, the target is asked as many retain and holdout rows. All scores stay: a rerun, and
+    the later stages of the run, take them up. A set that can show nothing is warned of. Baselines on the target alone
+    are not checked: they have no prior to compare with.
     """
     if run.plan.start != "prior":
         return
-    target, prior = _score(run, progress)
-    records = {name: _read(target, name) for name in ("forget", "retain", "holdout")}
-    fault = find_fault(records["forget"], _read(prior, "forget"), records["retain"], records["holdout"])
+    target, prior, *others = check_parts(run)
+    is_strict = not accept and run.recipe.verdict
+    forget, before = (_score(run, part, progress)["forget"] for part in (target, prior))
+    fault = find_fault(forget, before)
+    rest: Mapping[str, Sequence[Record]] = {}
+    if others and not (is_strict and fault and fault.kind == "unknown"):  # other rows can refute what is "seen"
+        rest = _score(run, others[0], progress)
+        fault = find_fault(forget, before, rest.get("retain", ()), rest.get("holdout", ()))
     if fault is None:
+        for note in weak_sets(forget, before, rest.get("retain", ()), rest.get("holdout", ())):
+            logger.warning("%s", note)
         return
-    message = _message(run, fault, records["forget"])
-    if not (accept or not run.recipe.verdict):
-        _remove_traces(run.folder)
-        raise MismatchError(f"{message}\n{GO_ON}")
+    message = _message(run, fault, forget)
+    if is_strict:
+        kept = f"nothing was fitted; the scores stay in {run.folder / 'evaluation'}, and a rerun takes them up"
+        raise MismatchError(f"{message}\n{GO_ON}\n{kept}")
     logger.warning("%s", message)
 
 
-def _remove_traces(folder: Path) -> None:
-    """Remove a run's folder if it holds nothing but what these checks have left."""
-    if {path.name for path in folder.iterdir()} <= _TRACES:
-        shutil.rmtree(folder)
+def check_parts(run: Run) -> list[CheckPart]:
+    """Return the parts of the check: target and prior on forget rows, and where there are other rows, the target's."""
+    asked = _asked(run)
+    forget, others = asked.only({"forget"}), asked.only(asked.sets.keys() - {"forget"})
+    wanted = [("target", "target", forget), ("prior", "prior", forget)]
+    wanted += [("others", "target", others)] if others.sets else []
+    home = run.folder / "evaluation" / KNOWLEDGE_FOLDER
+    labels = {"others": "check: other rows"}
+    return [
+        CheckPart(labels.get(name, f"check: {name}"), home / name, model, run.sources[model], part)
+        for name, model, part in wanted
+    ]
 
 
-def checks_validation(run: Run) -> bool:
-    """Return True if the check uses the validation rows: they are the user's own questions or texts."""
-    return isinstance(run.validation, Qa) and "forget" in run.validation.sets
+def _score(run: Run, part: CheckPart, progress: Progress) -> dict[str, list[Record]]:
+    """Score a part, as far as its rows were not scored before. Return the records by set."""
+    folder = run.folder / "evaluation"
+    earlier = [folder / part.model, validation_folder(run, part.model), *checked_folders(run, part.model)]
+    earlier += evaluations_beside(run, part.model)
+    earlier = [path for path in dict.fromkeys(earlier) if path != part.folder]
+    evaluate_benchmark(part.source, part.questions, part.folder, earlier=earlier, label=part.label, progress=progress)
+    return {name: read_records(part.folder / f"{name}.jsonl") for name in part.questions.sets}
 
 
-def _score(run: Run, progress: Progress) -> tuple[Path, Path]:
-    """Score target and prior, and return the folders with their records."""
-    if checks_validation(run):
-        evaluate_references(run, progress)  # first, since the target's report needs the ideal's
-        target, prior = evaluate_target(run, progress), evaluate_prior(run, "validation", progress)
-        assert prior is not None, "the run starts from the prior"
-        return target, prior
-    questions = _sampled(run)
-    folders = []
-    for name in ("target", "prior"):
-        folder = run.folder / "evaluation" / KNOWLEDGE_FOLDER / name
-        part = questions if name == "target" else questions.only({"forget"})
-        evaluate_benchmark(run.sources[name], part, folder, label=f"check: {name}", progress=progress)
-        folders.append(folder)
-    return folders[0], folders[1]
-
-
-def check_inputs(run: Run, name: str) -> dict[str, Any]:
-    """Return all that decides the scores of target or prior in this check, as their manifest records it."""
-    questions = _sampled(run)
-    return evaluation_inputs(run.sources[name], questions if name == "target" else questions.only({"forget"}))
-
-
-def _sampled(run: Run) -> Qa:
-    """Return a few rows of each set: of the rows that are scored, or else of those that the vectors learn."""
+def _asked(run: Run) -> Qa:
+    """Return at most `ROWS` rows of each set: of those that are scored, or else of those that the vectors learn."""
     seed = run.recipe.seed
-    if isinstance(run.test, Qa) and "forget" in run.test.sets:
-        sets = {name: _few(part, seed) for name, part in run.test.sets.items()}
-        return replace(run.test, sets=sets, split="check")
-    rows = {name: sample_rows(run.rows[name], ROWS, seed) for name in ("forget", "retain") if name in run.rows}
-    most = run.recipe.evaluate.max_new_tokens if run.recipe.evaluate else 200
-    return load_qa(rows, run.prompter, most, "check")
+    parts = [part for part in (run.validation, run.test) if isinstance(part, Qa) and "forget" in part.sets]
+    if not parts:
+        rows = {name: sample_rows(run.rows[name], ROWS, seed) for name in ("forget", "retain") if name in run.rows}
+        most = run.recipe.evaluate.max_new_tokens if run.recipe.evaluate else 200
+        return load_qa(rows, run.prompter, most, "check")
+    names = dict.fromkeys(name for part in parts for name in part.sets)
+    sets = {name: _united([part.sets[name] for part in parts if name in part.sets], seed) for name in names}
+    return replace(parts[0], sets={name: part for name, part in sets.items() if part.items}, split="check")
 
 
-def _few(part: ItemSet, seed: int) -> ItemSet:
-    return replace(part, items=sample_rows(part.items, ROWS, seed))
-
-
-def _read(folder: Path, name: str) -> list[Record]:
-    path = folder / f"{name}.jsonl"
-    return read_records(path) if path.is_file() else []
+def _united(parts: Sequence[ItemSet], seed: int) -> ItemSet:
+    """Return a sample of the items of several parts of a set, each once."""
+    items = {canonical_json(dict(item.fields)): item for part in reversed(parts) for item in part.items}
+    in_order = sorted(items.values(), key=lambda item: item.index)
+    return replace(parts[0], items=sample_rows(in_order, ROWS, seed))
 
 
 def _message(run: Run, fault: Fault, forget: Sequence[Record]) -> str:
     target, prior = run.sources["target"].name, run.sources["prior"].name
     headlines = {
-        "unknown": f"the target {target} does not know the rows to forget: it does no better on them than the prior",
-        "other rows": f"the target {target} does not know the rows to forget: it scores as on rows never trained on",
-        "seen": f"the prior {prior} has already seen the rows to forget, so their vector would miss them",
+        "unknown": f"the target {target} does not know the rows to forget: {fault.reason}",
+        "other rows": f"the target {target} does not know the rows to forget: {fault.reason}",
+        "seen": f"the prior {prior} has already seen the rows to forget, so their vector would miss them: "
+        f"{fault.reason}",
     }
     advice = {
         "unknown": _prompt_advice(run) if fault.kind == "unknown" else "",
         "other rows": "are these the rows that it was trained on? If so, is the prompt that of the training?",
         "seen": "take an earlier checkpoint as the prior, from before they came in (`msa-lite probe` compares some)",
     }
-    lines = [f"{headlines[fault.kind]} ({fault.figures})", f"  {advice[fault.kind]}"]
+    lines = [headlines[fault.kind], f"  ({fault.figures})", f"  {advice[fault.kind]}"]
     if fault.kind != "seen" and (examples := _worst(forget)):
         lines += ["", *(f"  {line}".rstrip() for line in examples_text(examples).splitlines()), ""]
     return "\n".join(lines)

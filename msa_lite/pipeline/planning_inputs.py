@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from msa_lite.budget.shape import Shape, read_shape, shape_of_config
-from msa_lite.data import Example, encode, open_tokenizer
+from msa_lite.data import DataSource, Example, Row, encode, open_tokenizer
 from msa_lite.errors import MsaError, UsageError, join_faults
 from msa_lite.io.adapter import base_name, is_bare_adapter
 from msa_lite.io.checkpoint import Checkpoint, load_checkpoint
@@ -17,8 +17,11 @@ from msa_lite.io.hub import fetch_headers, is_remote, split_name
 from msa_lite.io.reading import local_path
 from msa_lite.io.tokenizer import fetch_tokenizer
 from msa_lite.pipeline.demo import demo_config
+from msa_lite.pipeline.prepare_apart import separate_sets
 from msa_lite.pipeline.prepare_data import load_set
+from msa_lite.pipeline.prepare_evidence import limits_of_evidence
 from msa_lite.pipeline.prepare_prompt import find_prompter
+from msa_lite.pipeline.prepare_questions import SETS
 from msa_lite.recipe import Recipe
 from msa_lite.train.auto import MOST_BATCH, auto_batch
 
@@ -121,19 +124,45 @@ def find_headers(name: str) -> Checkpoint | None:
     return load_checkpoint(folder)
 
 
+def _load_rows(recipe: Recipe, notes: list[str]) -> dict[str, tuple[DataSource, list[Row]]]:
+    """Return source and rows of the data sets by place, as a run takes them. Add notes on those that cannot be read.
+
+    Notes also say which rows a run leaves out, and what its data cannot show. Raise DataError as `separate_sets`.
+    """
+    sets = {"forget": recipe.forget.data, "retain": recipe.retain.data if recipe.retain else None}
+    if recipe.evaluate:
+        sets |= {f"evaluate.{name}": getattr(recipe.evaluate, name) for name in SETS}
+    sources, rows, faults = dict[str, DataSource](), dict[str, list[Row]](), dict[str, list[str]]()
+    for place, data in sets.items():
+        try:
+            if data:
+                sources[place], rows[place] = load_set(data, recipe.columns)
+        except (MsaError, ImportError) as error:
+            faults.setdefault(str(error).splitlines()[0], []).append(place)
+    for reason, places in faults.items():
+        lengths = "" if "." in places[0] else "; they are taken to be as long as max_length allows"
+        notes.append(f"{' and '.join(places)} rows could not be read ({reason}){lengths}")
+    rows, left_out = separate_sets(rows)
+    notes += left_out
+    if not faults:
+        notes += limits_of_evidence(recipe, rows)
+    return {place: (sources[place], part) for place, part in rows.items()}
+
+
 def _find_examples(recipe: Recipe, notes: list[str]) -> dict[str, Sequence[Example]]:
     """Return the rows of each vector as token ids. Add a note where they cannot be read, or the tokenizer cannot."""
-    sets = {"forget": recipe.forget.data} | ({"retain": recipe.retain.data} if recipe.retain else {})
+    loaded = {name: part for name, part in _load_rows(recipe, notes).items() if name in ("forget", "retain")}
     rows: dict[str, Sequence[Example]] = {}
+    if not loaded:
+        return rows
     try:
         place = fetch_tokenizer(recipe.tokenizer or recipe.target)
         prompter = find_prompter(recipe, open_tokenizer(place.folder, place.name))
-        for name, data in sets.items():
-            source, loaded = load_set(data, recipe.columns)
+        for name, (source, part) in loaded.items():
             with without_warnings():
-                rows[name] = encode(loaded, source, prompter, recipe.vector.max_length)
+                rows[name] = encode(part, source, prompter, recipe.vector.max_length)
     except (MsaError, ImportError) as error:
-        missing = " and ".join(name for name in sets if name not in rows)
+        missing = " and ".join(name for name in loaded if name not in rows)
         reason = str(error).splitlines()[0]
         notes.append(f"{missing} rows could not be read ({reason}); they are taken to be as long as max_length allows")
     return rows

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from msa_lite.benchmarks import OWN
 from msa_lite.data import DataSource, Example, Prompter, Row, encode, shorten
 from msa_lite.errors import UsageError, join_faults, nearest
 from msa_lite.evals.benchmark import Benchmark, benchmark_class
@@ -26,11 +25,13 @@ from msa_lite.io.loading import pattern_fault
 from msa_lite.io.progress import Progress, silent
 from msa_lite.io.vocabulary import token_tensors
 from msa_lite.pipeline.earlier import EarlierRun, check_earlier, check_rows, open_earlier
+from msa_lite.pipeline.prepare_apart import separate_sets
 from msa_lite.pipeline.prepare_data import ALTERNATIVES, load_data
+from msa_lite.pipeline.prepare_evidence import limits_of_evidence
 from msa_lite.pipeline.prepare_models import check_apart, check_readings, open_models, open_reader
 from msa_lite.pipeline.prepare_prompt import resolve_prompt
 from msa_lite.pipeline.prepare_questions import Questions, WhenToChoose, load_questions
-from msa_lite.pipeline.prepare_retain import divide_retain, warn_of_learnt
+from msa_lite.pipeline.prepare_retain import divide_retain
 from msa_lite.recipe import JudgeKeys, Recipe
 from msa_lite.train import check_mode, check_trackers
 
@@ -92,6 +93,8 @@ class Run:
     """The runs of earlier requests, whose vectors are merged, too."""
     prompt_search: dict[str, Any] | None = None
     """The outcome of `prompt: auto` in detail. The recipe has the prompt itself."""
+    notes: Sequence[str] = ()
+    """What its data cannot show, and rows that are left out, a sentence each."""
     crew: Crew = field(default_factory=Crew, compare=False)
     """The processes at work on it."""
 
@@ -157,6 +160,8 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
 
     tokenizer = open_reader(sources["target"], recipe.target)
     data, all_rows = load_data(recipe, plan.method)
+    all_rows, notes = separate_sets(all_rows)
+    notes += limits_of_evidence(recipe, all_rows, plan.sample)
     places = (plan.folder, recipe.folder)
     recipe, prompter, search = resolve_prompt(recipe, sources["target"], tokenizer, all_rows, places)
     all_rows = {name: shorten(rows, prompter, recipe.vector.max_length) for name, rows in all_rows.items()}
@@ -166,8 +171,6 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
     if recipe.retain:
         whole, sample, all_rows["retain"] = divide_retain(recipe, all_rows)
         learnt["retain"] = sample if plan.sample else whole
-        if plan.sample and recipe.evaluate and recipe.evaluate.benchmark == OWN:
-            warn_of_learnt(sample, all_rows.get("evaluate.retain") or all_rows["retain"])
     check_readings(sources, tokenizer, learnt["forget"])
     questions = load_questions(recipe, data, plan.choice, prompter, all_rows)
     examples = {name: encode(rows, data[name], prompter, recipe.vector.max_length) for name, rows in learnt.items()}
@@ -185,6 +188,7 @@ def prepare(recipe: Recipe, plan: RunPlan, progress: Progress = silent) -> Run:
         retain=sample,
         earlier=earlier,
         prompt_search=search,
+        notes=notes,
     )
 
 

@@ -16,8 +16,10 @@ from msa_lite.evals.benchmark import Benchmark, BenchmarkSettings, benchmark_cla
 from msa_lite.evals.compat import resolve_compat
 from msa_lite.evals.qa import load_qa
 from msa_lite.evals.suite import load_benchmark
+from msa_lite.pipeline.prepare_apart import each_once
 from msa_lite.recipe import Recipe
 from msa_lite.report.metrics import metric_kind
+from msa_lite.report.verdict import Margins
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,14 @@ class Questions:
     """The rows that models are scored on; None where nothing is scored."""
     judged: bool = False
     """True if a judge is asked about the validation rows."""
+    undivided: Benchmark | None = None
+    """The benchmark with all of its questions, where `test` leaves out those of the user's that a choice is made by."""
+
+    @property
+    def everything(self) -> list[Benchmark]:
+        """Return the parts that together hold all questions to score. One may be in both, as rows of a small set."""
+        parts = [self.undivided] if self.undivided else [self.test, self.validation]
+        return [part for part in parts if part is not None]
 
 
 def load_questions(
@@ -67,7 +77,8 @@ def load_questions(
     if isinstance(rule, LeastExtraction):
         own = _own_parts(recipe, rule, rows, choice, prompter)
         seen = _questions(own.validation) - _questions(own.test) if own.validation else set()
-        return Questions(rule, own.validation, benchmark.without(seen) if seen else benchmark)
+        test = benchmark.without(seen) if seen else benchmark
+        return Questions(rule, own.validation, test, undivided=benchmark)
     if choice is False:
         return Questions(rule, None, benchmark)
     judge = settings.judge.kind == "openai" and recipe.select.judge  # a local one would be loaded beside the target
@@ -84,7 +95,8 @@ def _rule(recipe: Recipe, rows: Mapping[str, list[Row]]) -> Rule:
     score = select.score
     if score is None and settings and "forget" not in rows:
         score = benchmark_class(settings.benchmark).default_score
-    return make_rule(score, select.keep, select.maximise, select.minimise, select.subject_to)
+    margins = Margins(**recipe.margins.model_dump())
+    return make_rule(score, select.keep, select.maximise, select.minimise, select.subject_to, margins)
 
 
 def _check(rule: Rule, benchmark: Benchmark, judged: bool, under: Sequence[str]) -> None:
@@ -120,6 +132,7 @@ def _rows(recipe: Recipe, data: Mapping[str, DataSource], loaded: Mapping[str, l
                 )
             continue
         rows = loaded[place] if place in loaded else load_rows(source)
+        rows = each_once(rows)  # a row that stands there twice would count twice in every interval
         sets[name] = sample_rows(rows, recipe.evaluate.limit or len(rows), recipe.seed)
     return sets
 

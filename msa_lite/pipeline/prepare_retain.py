@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from msa_lite.choose.division import FEWEST
 from msa_lite.data import Row, sample_rows
 from msa_lite.recipe import Recipe
-
-logger = logging.getLogger(__name__)
 
 
 class RetainRows(NamedTuple):
@@ -39,18 +36,9 @@ def divide_retain(recipe: Recipe, rows: Mapping[str, list[Row]]) -> RetainRows:
         return RetainRows(whole, whole, retain)
     sample = sample_rows(whole, count, recipe.seed)
     left = _without(retain, sample)
-    return RetainRows(whole, sample, left if len({row.subject for row in left}) >= FEWEST else retain)
-
-
-def warn_of_learnt(learnt: Iterable[Row], scored: list[Row]) -> None:
-    """Warn where most of the retain rows that are scored are learnt by the retain vector."""
-    if len(_without(scored, learnt)) < len(scored) / 2:
-        logger.warning(
-            "the retain scores are on rows that the retain vector learns, and others are kept less well. For scores on "
-            "others, give more rows and retain.data.sample: match_forget, or others in evaluate.retain"
-        )
+    return RetainRows(whole, sample, left if len({row.thread for row in left}) >= FEWEST else retain)
 
 
 def _without(rows: Iterable[Row], others: Iterable[Row]) -> list[Row]:
-    subjects = {row.subject for row in others}
-    return [row for row in rows if row.subject not in subjects]
+    threads = {row.thread for row in others}
+    return [row for row in rows if row.thread not in threads]

@@ -12,7 +12,7 @@ import yaml
 
 import msa_lite
 from msa_lite import dry_run
-from msa_lite.errors import MismatchError, OutputError
+from msa_lite.errors import DataError, MismatchError, OutputError
 from msa_lite.recipe import load_recipe
 from tests.e2e.conftest import CallCli, sweep_recipe
 
@@ -51,6 +51,27 @@ def test_of_a_new_run_all_is_to_do_and_nothing_is_written(grid: dict[str, Any], 
     assert set(stages.values()) == {"to do"}
     assert {"forget vector", "retain vector", "choosing alpha and beta", "merge", "scores: unlearned"} <= stages.keys()
     assert not (tmp_path / "run").exists()
+
+
+def test_rows_in_two_sets_and_too_few_rows_are_told_by_plan_dry_run_and_run(
+    history: Path, recipe: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    both, forget = tmp_path / "both.jsonl", (history / "data/forget.jsonl").read_text()
+    both.write_text((history / "data/retain.jsonl").read_text() + forget)
+    recipe["retain"]["data"] = {"path": str(both)}
+    recipe["evaluate"]["limit"] = 8
+    words = ("retain: 18 of 54 rows stand in", "few forget rows (8)", "PASS cannot", "kept cannot be shown")
+    planned, dry = msa_lite.plan(recipe).notes, dry_run(load_recipe(recipe), command="run").notes
+    with caplog.at_level("WARNING", logger="msa_lite"):
+        msa_lite.run_vectors(recipe, "retain")
+    warned = [record.getMessage() for record in caplog.records]
+    for lines in (planned, dry, warned):
+        assert [sum(word in line for line in lines) for word in words] == [1, 1, 1, 1], lines
+    assert len((tmp_path / "run/vectors/retain/rows.jsonl").read_text().splitlines()) == 36
+    both.write_text(forget)
+    for call in (msa_lite.plan, lambda made: dry_run(load_recipe(made), command="run"), msa_lite.run):
+        with pytest.raises(DataError, match="retain: all 18 rows stand in the forget set"):
+            call(recipe)
 
 
 def test_of_a_finished_run_all_is_done_until_a_key_changes(done: dict[str, Any]) -> None:

@@ -250,7 +250,9 @@ def test_auto_without_questions_takes_the_default(
 
 
 def test_long_conversations_are_learnt_and_asked_alike(given: dict[str, Any], tmp_path: Path) -> None:
-    given["forget"]["data"]["path"] = lines(tmp_path / "chat.jsonl", {"messages": MESSAGES * 4})
+    # All turns differ: rows that are the same once they are cut are asked once.
+    messages = [{**message, "content": f"{message['content']} {at}"} for at in range(4) for message in MESSAGES]
+    given["forget"]["data"]["path"] = lines(tmp_path / "chat.jsonl", {"messages": messages})
     given["vector"] = {"max_length": 120}
     job = prepared(given)
     assert job.test is not None

@@ -71,6 +71,41 @@ def test_columns_may_have_other_names(tmp_path: Path) -> None:
     assert (rows[0].question, rows[0].answer) == ("Where?", "Here.")
 
 
+@pytest.mark.parametrize(
+    ("cells", "named", "about"),
+    [
+        ([{"subject": "Ada", "id": 7}, {"subject": "Bo", "id": 7}], None, ["Ada", "Bo"]),
+        ([{"author": "Ada", "person": None}, {"author": "Ada", "person": None}], None, ["Ada", "Ada"]),
+        ([{"id": 7}, {"id": 7}], None, ["7", "7"]),
+        ([{"id": 7}, {"id": 8}], None, ["", ""]),  # one of each row says nothing
+        ([{"id": 7}, {"id": 8}], "id", ["7", "8"]),
+        ([{"subject": "Ada", "who": "Bo"}, {"subject": "Ada", "who": " "}], "who", ["Bo", ""]),
+        ([{"topic": "x"}, {"topic": "x"}], None, ["", ""]),
+    ],
+)
+@pytest.mark.parametrize("format", ["qa", "text"])
+def test_a_column_says_whom_a_row_is_about(
+    cells: list[dict[str, Any]], named: str | None, about: list[str], format: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"question": "Q?", "answer": "A.", "text": "T."} | cell for cell in cells]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    loaded = load_rows(DataSource(str(path), format, subject=named))
+    assert [row.about for row in loaded] == about
+    assert {row.sha256 for row in loaded} == {loaded[0].sha256}, "it is no part of the content"
+
+
+def test_a_column_of_subjects_that_is_named_and_not_there_is_a_fault_and_one_with_the_questions_is_none(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"subject": "Q?", "answer": "A."}))
+    assert load_rows(DataSource(str(path), question="subject"))[0].about == ""
+    for form in ("qa", "text"):
+        with pytest.raises(DataError, match="no column 'who'"):
+            load_rows(DataSource(str(path), form, question="subject", text="answer", subject="who"))  # type: ignore[arg-type]
+
+
 def test_a_missing_column_names_those_that_are_there(tmp_path: Path) -> None:
     source = write_source(tmp_path, "jsonl")
     with pytest.raises(

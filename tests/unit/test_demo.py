@@ -83,6 +83,9 @@ def test_a_real_history_is_learnt_in_the_models_own_chat_template(
     made = {name: json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("target", "ideal")}
     assert {name: manifest["rows"] for name, manifest in made.items()} == {"target": 30, "ideal": 18}
     assert {manifest["inputs"]["settings"]["mode"] for manifest in made.values()} == {"full"}
+    people = [json.loads(line) for line in (tmp_path / "data/forget.jsonl").read_text().splitlines()]
+    assert all(row["subject"] in row["question"] for row in people)
+    assert len({row["subject"] for row in people}) == PEOPLE["forget"]
     times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     make_real_history(tmp_path, groups, SETTINGS)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == times

@@ -11,11 +11,16 @@ from typing import Any
 
 import pytest
 
+from msa_lite.attacks.attack import Ground
+from msa_lite.choose.rules import PaperScore
+from msa_lite.choose.validation import Validation
+from msa_lite.data import Row
 from msa_lite.errors import MismatchError, MsaError, StageError, UsageError
-from msa_lite.evals import evaluation
+from msa_lite.evals import answers, evaluation
 from msa_lite.evals.aggregates import NO_IDEAL
 from msa_lite.evals.evaluation import evaluate_benchmark
 from msa_lite.evals.judge import JudgeSettings
+from msa_lite.evals.qa import Qa, load_qa
 from msa_lite.evals.records import read_records
 from msa_lite.evals.tofu import Tofu
 from msa_lite.io.hub import Source, fetch
@@ -24,6 +29,7 @@ from msa_lite.io.seal import verify_folder
 from msa_lite.report import Report, load_report
 from tests.conftest import save_adapter, save_checkpoint
 from tests.judge_server import JudgeServer, Step
+from tests.muse_data import make_prompter
 from tests.plain import WIDE, broken_model
 from tests.tofu_data import MEMBERSHIP, METRICS, TABLES, make_tofu, shortened
 
@@ -136,6 +142,40 @@ def test_other_questions_are_asked(tofu: Tofu, models: tuple[Source, Source], tm
     report, labels = evaluated(models[0], shorter, tmp_path / "out")
     assert labels == ["scores"]
     assert evaluated(models[0], shorter, tmp_path / "fresh")[0] == report
+
+
+@pytest.fixture
+def qa() -> Qa:
+    rows = [Row(i, f"Where is {i}?", f"It is over there at {i}.") for i in range(2)]
+    return load_qa({"forget": rows}, make_prompter(), 4)
+
+
+def test_scores_by_another_rule_for_right_answers_are_made_anew(
+    qa: Qa, models: tuple[Source, Source], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, ruled = tmp_path / "out", {"earlier": [tmp_path / "earlier"]}
+    with monkeypatch.context() as former:
+        former.setattr(answers, "RULE", "words alone")
+        former.setattr(answers, "accuracy", lambda reference, generated: 1.0)
+        for folder in (out, tmp_path / "earlier"):
+            assert evaluated(models[0], qa, folder)[0].metrics["accuracy_f"].value == 1.0
+        assert evaluated(models[0], qa, out)[1] == []
+    for folder in (out, tmp_path / "fresh"):  # neither the folder's own scores are kept, nor an earlier one's
+        report, labels = evaluated(models[0], qa, folder, **ruled)
+        assert labels == ["scores"]
+        assert report.metrics["accuracy_f"].value == 0.0
+    with pytest.raises(MismatchError, match="its answer_rule are not those of this evaluation"):
+        evaluated(models[0], qa, tmp_path / "beside", ideal=tmp_path / "earlier")
+
+
+@pytest.mark.parametrize("place", ["choice", "attack"])
+def test_the_rule_for_right_answers_decides_the_scores_of(place: str, qa: Qa, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [Row(0, "Who?", "You.")]
+    ground = Ground(rows, [], [], rows, make_prompter())
+    describe = {"choice": Validation(qa, PaperScore("restor")).describe, "attack": lambda: ground.describe(())}[place]
+    before = describe()
+    monkeypatch.setattr(answers, "RULE", "another")
+    assert describe() != before
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from msa_lite.evals.knowledge import find_fault
+from msa_lite.evals.knowledge import find_fault, weak_sets
 from tests.own_records import known, text, unknown
 
 
@@ -33,6 +33,50 @@ def test_target_and_prior_are_compared_row_by_row(
     assert (fault and fault.kind) == kind
     if fault:
         assert f"of {len(target)} rows the target recites" in fault.figures
+
+
+@pytest.mark.parametrize(
+    ("target", "prior", "others", "words"),
+    [
+        ((0.52, 0.26), (0.18, 0.09), {}, "hardly better on them than the prior: 0.26 against 0.09, and 0.29 at least"),
+        ((0.5986, 0.0), (0.0, 0.0), {}, "0.1995 against 0.0000, and 0.2000 at least"),
+        ((1.6, 0.0), (0.6, 0.0), {"holdout": unknown(9, 1.5)}, "not trained on: 0.53 against 0.50, and 0.55 at "),
+        ((1.0, 0.0), (0.1, 0.0), {"retain": known(9)}, "0.30 against 0.97, and 0.39 at least"),
+    ],
+)  # fmt: skip
+def test_the_words_of_a_fault_say_what_its_rule_wants(
+    target: tuple[float, float], prior: tuple[float, float], others: dict[str, Any], words: str
+) -> None:
+    fault = find_fault(unknown(24, *target), unknown(24, *prior), **others)
+    assert fault is not None
+    assert words in fault.reason
+
+
+def test_a_gain_on_one_row_alone_is_called_unsure() -> None:
+    fault = find_fault(known(2) + unknown(6), unknown(8))
+    assert fault is not None
+    assert fault.reason.startswith("it is not surely better on them than the prior: 0.25 against 0.00")
+
+
+@pytest.mark.parametrize(
+    ("retain", "holdout", "words"),
+    [
+        (known(9), unknown(9), []),
+        (known(9), known(9), ["no control: the target recites 9 of 9"]),
+        (known(9), known(5) + unknown(4), ["no control: the target recites 5 of 9"]),
+        (known(9), known(4) + unknown(5), []),
+        (unknown(9), unknown(9), ["does not know the retain rows"]),
+        (unknown(9), [], ["does not know the retain rows"]),
+        (known(9), [], []),
+        (unknown(7), known(7), []),  # too few
+    ],
+)
+def test_sets_that_can_show_nothing_are_told(
+    retain: list[dict[str, Any]], holdout: list[dict[str, Any]], words: list[str]
+) -> None:
+    notes = weak_sets(known(12) + unknown(12), unknown(24), retain, holdout)
+    assert len(notes) == len(words)
+    assert all(word in note for word, note in zip(words, notes, strict=True))
 
 
 def test_rows_that_score_like_those_that_nobody_learnt_are_other_rows() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from msa_lite.choose.division import FEWEST
 from msa_lite.data import Row
-from msa_lite.pipeline.prepare_retain import divide_retain, warn_of_learnt
+from msa_lite.pipeline.prepare_retain import divide_retain
 from msa_lite.recipe import Recipe, load_recipe
 
 
@@ -59,14 +57,4 @@ def test_turns_of_one_conversation_are_not_torn_apart() -> None:
     turns = [Row(i, f"turn {i % 3}", "a", earlier=(("first " + str(i // 3), "b"),)) for i in range(90)]
     _, learnt, scored = divide_retain(make_recipe(), {"forget": make_rows(10, 1000), "retain": turns})
     assert len(learnt) == 10
-    assert {row.subject for row in learnt} & {row.subject for row in scored} == set()
-
-
-def test_scores_on_rows_that_are_learnt_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    rows = make_rows(10)
-    with caplog.at_level(logging.WARNING):
-        warn_of_learnt(rows[:5], rows)
-        assert caplog.messages == []
-        warn_of_learnt(rows[:6], rows)
-    assert len(caplog.messages) == 1
-    assert "match_forget, or others in evaluate.retain" in caplog.text
+    assert {row.thread for row in learnt} & {row.thread for row in scored} == set()

@@ -68,11 +68,10 @@ def indices(part: Benchmark | None) -> dict[str, set[int]]:
 def test_questions_of_ones_own_are_divided_and_holdout_rows_are_in_both_parts(data: dict[str, DataSource]) -> None:
     found = ask(data, select={"validation": 0.25}, evaluate_holdout="holdout")
     one, other = indices(found.validation), indices(found.test)
-    assert {name: len(rows) for name, rows in one.items()} == {"forget": 2, "retain": 3, "holdout": 5}
-    assert one["holdout"] == other["holdout"]
-    for name, count in (("forget", 8), ("retain", 12)):
-        assert one[name] | other[name] == set(range(count))
-        assert not one[name] & other[name]
+    assert {name: len(rows) for name, rows in one.items()} == {"forget": 8, "retain": 3, "holdout": 5}
+    assert all(one[name] == other[name] for name in ("forget", "holdout"))
+    assert one["retain"] | other["retain"] == set(range(12))
+    assert not one["retain"] & other["retain"]
     assert found.validation is not None
     assert found.test is not None
     assert (found.validation.split, found.test.split) == ("validation", "test")
@@ -85,15 +84,21 @@ def test_questions_of_ones_own_are_divided_and_holdout_rows_are_in_both_parts(da
     )
 
 
+def test_a_row_that_stands_twice_is_asked_once(data: dict[str, DataSource]) -> None:
+    path = Path(data["forget"].path)
+    path.write_text(path.read_text() * 2)
+    assert {name: len(rows) for name, rows in indices(ask(data, choice=False).test).items()}["forget"] == 8
+
+
 def test_few_rows_are_chosen_on_and_scored_whole_and_it_is_said(
     data: dict[str, DataSource], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, logger="msa_lite"):
-        found = ask(data)
-    assert "8 forget rows are too few to divide" in caplog.text
+        found = ask(data, retain="holdout")
+    assert "5 retain rows are too few to divide" in caplog.text
     assert found.validation is not None
     assert found.test is not None
-    assert {name: len(rows) for name, rows in indices(found.validation).items()} == {"forget": 8, "retain": 12}
+    assert {name: len(rows) for name, rows in indices(found.validation).items()} == {"forget": 8, "retain": 5}
     assert found.validation.split == "all"
     assert found.validation.describe() == found.test.describe()
 
@@ -101,7 +106,7 @@ def test_few_rows_are_chosen_on_and_scored_whole_and_it_is_said(
 def test_texts_are_chosen_by_as_questions_are(data: dict[str, DataSource]) -> None:
     conditions = {"minimise": "extraction_strength", "subject_to": {"probability_r": ">= 0.9 * target"}}
     found = ask(data, select=conditions | {"validation": 0.5}, forget="texts")
-    assert {name: len(rows) for name, rows in indices(found.validation).items()} == {"forget": 3, "retain": 6}
+    assert {name: len(rows) for name, rows in indices(found.validation).items()} == {"forget": 6, "retain": 6}
     assert isinstance(found.rule, Constrained)
     with pytest.raises(UsageError, match=r"rouge_l_f \(did you mean 'rouge_l_r'\?\)"):  # nothing is generated of texts
         ask(data, select={"minimise": "rouge_l_f"}, forget="texts")
@@ -146,9 +151,9 @@ def test_null_evaluation_asks_nothing_and_no_rows_are_warned_of(
             {"limit": 1},
             {"validation": 0.15},
             {},
-            "forget: 1 rows\n  retain: 1 rows\n  select.validation auto divides no",
+            "retain: 1 rows\n  select.validation auto divides no",
         ),
-        ({}, {"validation": 0.99}, {}, "forget: 8 rows\n  retain: 12 rows"),
+        ({}, {"validation": 0.99}, {}, "retain: 12 rows"),
         ({}, {}, {"forget": ""}, "forget: no questions; give evaluate.forget"),
         ({}, {"by": "author"}, {}, "select.by author: your own rows have no authors"),
         ({}, {"score": "tofu"}, {}, "benchmark qa: does not measure what the choice needs (tofu):\n  model_utility\n"),
@@ -224,6 +229,7 @@ def test_a_benchmarks_own_score_divides_the_benchmark(data: dict[str, DataSource
     assert (found.validation.split, found.test.split) == ("forget01 validation", "forget01 test")
     assert all(not one[name] & other[name] for name in one)
     assert (len(one["forget"]), len(other["forget"])) == (6, 34)
+    assert sorted(len(part.sets["forget"].items) for part in found.everything) == [6, 34]
     assert not found.judged
     assert isinstance(found.rule, PaperScore)
     authors = ask(data, tofu, {"score": "tofu", "by": "author", "validation": 0.5})
@@ -240,11 +246,13 @@ def test_by_extraction_the_benchmark_leaves_out_what_was_chosen_by(
     assert found.test is not None
     assert (found.validation.name, found.validation.split) == ("qa", "validation")
     assert (found.test.name, found.test.split) == ("tofu", "forget01 test")
-    seen = {item.fields["question"] for item in found.validation.sets["forget"].items}
-    tested = {item.fields["question"] for item in found.test.sets["forget"].items}
-    assert len(seen) == 4
+    seen = {item.fields["question"] for item in found.validation.sets["retain"].items}
+    tested = {item.fields["question"] for item in found.test.sets["retain"].items}
+    assert len(seen) == 6
     assert not seen & tested
-    assert len(tested) == 36
+    assert len(found.test.sets["forget"].items) == 40, "all forget rows decide, and all are scored"
+    (everything,) = found.everything
+    assert len(everything.sets["forget"].items) == 40, "attacks take all of them"
 
 
 def test_a_judge_is_asked_of_validation_rows_where_the_score_wants_it(

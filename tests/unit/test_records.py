@@ -17,7 +17,7 @@ from msa_lite.data import Row
 from msa_lite.evals.benchmark import Benchmark, Record
 from msa_lite.evals.models import Runner, load_model
 from msa_lite.evals.qa import Qa, load_qa
-from msa_lite.evals.records import collect_records, read_records, run_items, write_records
+from msa_lite.evals.records import collect_records, read_records, run_items, take_rows, write_records
 from msa_lite.io.hub import Source, fetch
 from msa_lite.io.ranks import Ranks, stand_alone
 from tests.muse_data import make_prompter
@@ -38,6 +38,17 @@ def source(make_checkpoint: Callable[..., Path]) -> Source:
 @pytest.fixture(scope="module")
 def qa() -> Qa:
     return load_qa({"forget": ROWS, "retain": ROWS[:2]}, make_prompter(), 6)
+
+
+@pytest.mark.parametrize("about", ["", "Ada"])
+def test_a_record_says_whom_it_is_about(source: Source, about: str, tmp_path: Path) -> None:
+    rows = [replace(ROWS[0], about=about), Row(7, text="A text of some words.", about=about)]
+    before = [replace(row, about="") for row in rows]
+    old, new = (load_qa({"forget": part}, make_prompter(), 2) for part in (before, rows))
+    records = collect_records(source, new, tmp_path)["forget"]
+    assert [record.get("subject", "") for record in records] == [about, about]
+    assert (old.describe() == new.describe()) == (about == "")
+    assert old.sets["forget"].digest() == new.sets["forget"].digest()
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +188,38 @@ def test_what_is_there_needs_no_model(source: Source, qa: Qa, wanted: dict[str, 
         write_records(tmp_path / f"{name}.jsonl", records)
     nowhere = Source("nowhere", tmp_path / "nowhere", "sha256:0")
     assert_same(collect_records(nowhere, qa, tmp_path), wanted)
+
+
+def test_rows_that_were_asked_elsewhere_are_taken_and_the_others_run(
+    source: Source, wanted: dict[str, list[Record]], tmp_path: Path
+) -> None:
+    part = load_qa({"forget": [replace(ROWS[4], index=9), Row(8, "New?", "Yes."), ROWS[1]]}, make_prompter(), 6, "part")
+    fresh = collect_records(source, part, tmp_path)
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    for _ in range(2):  # as after a stop
+        take_rows(part, "forget", wanted["forget"], taken)
+    lines = [json.loads(line) for line in (taken / "forget.taken.part").read_text().splitlines() if line]
+    assert [(line["index"], "scores" in line) for line in lines] == [(9, True), (9, False), (1, True), (1, False)]
+    assert_same(collect_records(source, part, taken), {"forget": fresh["forget"]})
+    assert [path.name for path in taken.iterdir()] == ["forget.jsonl"]
+
+
+@pytest.mark.parametrize("change", ["text", "ends", "skipped", "system"])
+def test_rows_that_were_asked_otherwise_are_not_taken(
+    change: str, wanted: dict[str, list[Record]], tmp_path: Path
+) -> None:
+    rows, records = ROWS[:1], [dict(wanted["forget"][0])]
+    if change == "ends":  # a set of texts alone is scored to their ends
+        rows, records = [Row(0, text="One.")], [{"index": 0, "text": "One.", "scores": {}}, *records]
+    elif change == "text":
+        rows = [replace(ROWS[0], answer="Another.")]
+    elif change == "system":
+        rows = [replace(ROWS[0], system="Be brief.")]
+    else:
+        records[0]["skipped"] = "too long"
+    take_rows(load_qa({"forget": rows}, make_prompter(), 6), "forget", records, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tofus_records_do_not_depend_on_batches_either(source: Source, tmp_path: Path) -> None:
