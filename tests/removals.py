@@ -14,7 +14,8 @@ from msa_lite.record.keyed import RowContent
 from msa_lite.record.schema import Removal
 from msa_lite.record.write import ModelSource, RunFacts, write_run_record
 from msa_lite.report import write_report
-from msa_lite.report.verdict import Forgotten, Kept, make_verdict, write_verdict
+from msa_lite.report.verdict import make_verdict, write_verdict
+from tests.measured import make_forgotten, make_kept
 from tests.report_folders import make_report
 
 ROWS: list[RowContent] = [
@@ -51,8 +52,7 @@ def make_stages(run: Path, alpha: float = 1.2) -> None:
     for name, value in {"target": 0.9, "unlearned": 0.1}.items():
         with stage_folder(run / "evaluation" / name, "evaluation", {}) as partial:
             write_report(make_report({"extraction_strength": value, "privleak": None}), partial)
-    kept = Kept(0.95, (0.9, 1.0), 40)
-    write_verdict(make_verdict(Forgotten("38 of 40 rows", 40, 0.05, changed=40), kept), run)
+    write_verdict(make_verdict(make_forgotten(40), make_kept()), run)
 
 
 def make_removal(run: Path, earlier: Sequence[Path] = (), **changes: Any) -> Removal:

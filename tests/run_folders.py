@@ -12,7 +12,8 @@ from msa_lite.io.files import digest, hash_file, write_json
 from msa_lite.io.manifest import stage_folder
 from msa_lite.report import Metric, Report, write_report
 from msa_lite.report.choosing import candidate_name
-from msa_lite.report.verdict import Forgotten, Kept, make_verdict, write_verdict
+from msa_lite.report.verdict import make_verdict, write_verdict
+from tests.measured import make_forgotten, make_kept
 
 FIRST = "# A run of msa-lite: the recipe as resolved. `{}` on this file repeats the run.\n"
 SECRET = "Otan Wenmere was born in Yarheath"
@@ -54,10 +55,7 @@ def make_run_folder(folder: Path, command: str = "msa-lite", **changes: Any) -> 
         put_scores(folder / "evaluation" / name, name, "test", model, method)
         put_scores(folder / "evaluation" / f"{name}_validation", name, "validation", model)
     put_probe(folder / "probe/cheap/prior")
-    forgotten = Forgotten(
-        "11 of 12 rows are no longer recited (before: 12)", 12, 0.1, {"target": 12, "unlearned": 1}, 11
-    )
-    write_verdict(make_verdict(forgotten, Kept(0.95, (0.93, 0.97), 12), ["a remark"]), folder)
+    write_verdict(make_verdict(make_forgotten(12), make_kept(rows=12), ["a remark"]), folder)
     return folder
 
 
@@ -79,7 +77,7 @@ def put_sweep(folder: Path) -> None:
         for point in POINTS:
             _put_report(partial / candidate_name(point), 0.5 - point["alpha"] / 4, "validation", {})
         scores = [{**point, "score": point["alpha"] / 2, "met": True} for point in POINTS]
-        choice = {**CHOSEN, "score": 0.5, "met": True, "rule": "exposure", "scores": scores, "doubts": ["few rows"]}
+        choice = {**CHOSEN, "score": 0.5, "met": True, "rule": "extraction", "scores": scores, "doubts": ["few rows"]}
         write_json(partial / "choice.json", choice)
         (partial / "table.md").write_text("| model | alpha |\n|---|---|\n| chosen | 1 |\n")
 

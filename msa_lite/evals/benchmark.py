@@ -24,8 +24,9 @@ from msa_lite.evals.generate import Decoding
 from msa_lite.evals.judge import Ask
 from msa_lite.io.files import digest
 from msa_lite.report import Metric
+from msa_lite.report.measured import Forgotten, Kept
 from msa_lite.report.metrics import MEMBERSHIP, metric_kind
-from msa_lite.report.verdict import Forgotten, Kept
+from msa_lite.report.rows import RECITED_ROWS, Wording
 
 Record = dict[str, Any]
 Records = Mapping[str, Sequence[Record]]
@@ -49,7 +50,8 @@ class Item:
     prompt: list[int] | None = None
     """The token ids to generate an answer from; None where none is generated."""
     group: int | str | None = None
-    """The author or person that it is about, where the data set has several items about one."""
+    """The author or person that it is about, where the data set has several items about one. Its record repeats it as
+    "subject", so that intervals can count the persons."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,12 @@ class ItemSet:
             for i in self.items
         ]
         return digest([items, asdict(self.decoding) if self.decoding else None])
+
+    def describe(self) -> dict[str, Any]:
+        """Return what is asked, JSON-able: the number of rows, the hash of all, and where there are groups, theirs."""
+        groups = [item.group for item in self.items]
+        subjects = {"subjects": digest(groups)} if any(group is not None for group in groups) else {}
+        return {"rows": len(self.items), "sha256": self.digest()} | subjects
 
 
 @dataclass(frozen=True)
@@ -120,6 +128,8 @@ class Benchmark(ABC):
     """False where questions are asked as they are, without the prompt of a recipe."""
     fields: ClassVar[Collection[str]] = ("question", "answer", "text")
     """The keys of the data that records repeat."""
+    by_row: ClassVar[bool] = False
+    """True where a row's fields and the prompt decide all that is asked about it, whatever set it is scored in."""
     sides: ClassVar[tuple[str, str] | None] = None
     """The sets that min_k and min_k_pp are to tell apart: the texts to forget, and texts that nobody learnt."""
     vital: ClassVar[Collection[str]] = ()
@@ -132,6 +142,9 @@ class Benchmark(ABC):
     """The common `compat` switches that change something in it."""
     preset: ClassVar[Collection[str]] = ()
     """The switches that its name stands for in `compat`: what its authors' code does."""
+
+    wording: ClassVar[Wording] = RECITED_ROWS
+    """The words for a row to forget on which a model fails."""
 
     @classmethod
     def load(cls, prompter: Prompter, settings: BenchmarkSettings) -> Benchmark:
@@ -163,7 +176,7 @@ class Benchmark(ABC):
             "benchmark": self.name,
             "split": self.split,
             "prompt": self.prompter.describe(),
-            "sets": {name: {"rows": len(part.items), "sha256": part.digest()} for name, part in self.sets.items()},
+            "sets": {name: part.describe() for name, part in self.sets.items()},
             "compat": sorted(self.compat),
         }
 
@@ -253,6 +266,19 @@ class Benchmark(ABC):
     def places(cls, records: Records, side: str) -> list[tuple[str, int]]:
         """Return (set, position) of the records about what is to be forgotten, or kept ("forget", "retain")."""
         return [(side, at) for at in range(len(records.get(side, ())))]
+
+    @classmethod
+    def forget_records(cls, records: Records) -> Sequence[Record]:
+        """Return the records of the rows to forget, for a list of them."""
+        return records.get("forget", ())
+
+    @classmethod
+    def fails(cls, record: Record) -> bool | None:
+        """Check whether a model fails on a row to forget (`wording`); None where it was not asked, or nobody can say.
+
+        For most benchmarks: whether the row is recited, by the same check as in the verdict.
+        """
+        return None
 
     @classmethod
     def weigh(cls, models: Models) -> Weighed:

@@ -1,42 +1,58 @@
-"""Compute what a run's models have forgotten and kept, from their records: the numbers that its verdict rests on.
+"""Measure what a run's models have forgotten and kept, from their records: the figures that choice and verdict rest on.
 
-These are pure functions of per-item records; nothing here runs a model.
+Everything is held against a control, which shows what a model does that never saw the rows: the ideal on the forget
+rows; without one, the target on holdout rows; without these, the prior on the forget rows, which is weaker, since the
+prior may also lack the form of the answers. These are pure functions of per-item records; nothing here runs a model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from msa_lite.evals import scoring
-from msa_lite.evals.benchmark import Models, Record, Weighed
-from msa_lite.report.reports import Z95
-from msa_lite.report.verdict import Forgotten, Kept, Unit, percent
+from msa_lite.evals import answers
+from msa_lite.evals.benchmark import Models, Record, Records, Weighed
+from msa_lite.evals.bounds import (
+    add_up,
+    bounded,
+    count_subjects,
+    difference_of_shares,
+    effective_rows,
+    unit_of_rows,
+)
+from msa_lite.report.measured import Bound, ControlName, Forgotten, Kept, Unit
 
 RECITED = 0.9  # a text counts as recited from this share of predicted tokens, or this ROUGE-L, on
-_NOUNS: Mapping[Unit, str] = {"texts": "texts", "passages": "passages"}  # all others are rows
-LEAST = 0.05  # a target's score counts from this distance above the floor on; below, the share left of it is noise
+LEAST = 0.05  # a score counts where the target is so far from the control; nearer, the share of the gap is noise
 
 
 class Yardstick(NamedTuple):
-    """The sets and scores that say what can be extracted from a model, and what it has kept."""
+    """The sets and scores that say what a model has forgotten and kept."""
 
     unit: Unit
     """The units of the forget set."""
     forget_set: str
     """The set of the items to forget."""
-    forget_scores: Sequence[tuple[str, str]]
-    """(set, score) of everything that can be extracted."""
+    left_scores: Sequence[tuple[str, str]]
+    """(set, score) of which no gap to the control may be left."""
+    near_scores: Sequence[tuple[str, str]]
+    """(set, score) by which parity compares with the control."""
     retain_set: str
     """The set of the items to keep."""
     retain_scores: Sequence[str]
     """The scores of the items to keep."""
-    what: str
-    """The whole that the kept share is of, in words."""
     is_recited: Callable[[Record], bool]
     """The check whether an item of the forget set is recited."""
+    is_kept: Callable[[Record], bool] | None
+    """The check whether an item of the retain set is right, or known by heart; None where there is no such thing."""
+    retain_unit: Unit = "questions"
+    """The units of the retain set."""
+    unseen_set: str | None = "forget"
+    """The set of the control's records that shows the level of unseen rows in the retain scores; None: 0 is the
+    level."""
 
 
 def is_recited(record: Record) -> bool:
@@ -50,140 +66,221 @@ def is_recited(record: Record) -> bool:
     return score_of(record, "accuracy") == 1.0
 
 
-_QUESTIONS = Yardstick(
-    unit="questions",
-    forget_set="forget",
-    forget_scores=[("forget", name) for name in ("accuracy", "rouge_l", "extraction_strength")],
-    retain_set="retain",
-    retain_scores=("rouge_l", "probability"),
-    what="what it answered before",
-    is_recited=is_recited,
-)
-_TEXTS = Yardstick(
-    unit="texts",
-    forget_set="forget",
-    forget_scores=[("forget", name) for name in ("exact_memorization", "extraction_strength")],
-    retain_set="retain",
-    retain_scores=("exact_memorization", "probability"),
-    what="what it knew before",
-    is_recited=is_recited,
-)
+_LEFT = ("extraction_strength", "probability")
+_OF_QUESTIONS = ("accuracy", "rouge_l", "probability", "extraction_strength")
+_OF_TEXTS = ("exact_memorization", "probability", "extraction_strength")
+
+
+def _of_rows(forget: Sequence[Record], retain: Sequence[Record]) -> Yardstick:
+    """Return the yardstick of sets that hold questions, texts or both."""
+
+    def unit(records: Sequence[Record]) -> Unit:
+        texts = ["text" in record for record in records]
+        return "texts" if texts and all(texts) else "rows" if any(texts) else "questions"
+
+    near = _OF_TEXTS if unit(forget) == "texts" else _OF_QUESTIONS
+    return Yardstick(
+        unit=unit(forget),
+        forget_set="forget",
+        left_scores=[("forget", name) for name in _LEFT],
+        near_scores=[("forget", name) for name in near],
+        retain_set="retain",
+        retain_scores=_OF_TEXTS if unit(retain) == "texts" else _OF_QUESTIONS,
+        is_recited=is_recited,
+        is_kept=is_recited,
+        retain_unit=unit(retain),
+    )
+
+
+@dataclass(frozen=True)
+class Control:
+    """A model's records of rows that it never saw."""
+
+    name: ControlName
+    records: Records
+    """By set, as the yardstick names them."""
+
+    def values(self, name: str, score: str) -> np.ndarray:
+        """Return the scores on a set, without those that are not defined."""
+        return column_of(self.records.get(name, ()), score)
 
 
 def weigh_rows(models: Models) -> Weighed:
-    """Return `weigh_recited` of forget and retain sets that hold questions, or texts alone."""
-    texts = ["text" in record for record in models["target"].get("forget", ())]
-    yardstick = _QUESTIONS._replace(unit="rows") if any(texts) else _QUESTIONS
-    return weigh_recited(models, _TEXTS if all(texts) else yardstick)
+    """Return `weigh_recited` of forget and retain sets that hold questions or texts."""
+    return weigh_recited(models, yardstick_of_rows(models))
+
+
+def yardstick_of_rows(models: Models) -> Yardstick:
+    """Return the yardstick of forget and retain sets that hold questions or texts."""
+    return _of_rows(models["target"].get("forget", ()), models["target"].get("retain", ()))
 
 
 def weigh_recited(models: Models, yardstick: Yardstick) -> Weighed:
-    """Return how much of the forget set is still recited or can be extracted, and how much of the retain set is kept.
-
-    Forget scores are held against a floor: the ideal's score. Without an ideal it is the higher of what the target
-    scores on holdout rows and the prior on the forget rows; 0 without either.
-    """
+    """Return what is left of the forget set beyond the control, and what is kept of the retain set."""
     target, unlearned = (models[name].get(yardstick.forget_set, []) for name in ("target", "unlearned"))
     if not target:
         return "no rows of the forget set were scored; give evaluate.forget"
+    control = find_control(models, yardstick)
     before, after = (models[name].get(yardstick.retain_set, []) for name in ("target", "unlearned"))
-    kept = kept_of(before, after, yardstick.retain_scores, yardstick.what)
-    return _forgotten(models, yardstick, target, unlearned), kept
+    kept = kept_of(before, after, yardstick, control)
+    return _forgotten(models, yardstick, target, unlearned, control), kept
+
+
+def find_control(models: Models, yardstick: Yardstick) -> Control | None:
+    """Return the best control that there is: ideal, holdout or prior; None without any.
+
+    Holdout rows serve where it can be told whether they are recited.
+    """
+    if models.get("ideal", {}).get(yardstick.forget_set):
+        return Control("ideal", models["ideal"])
+    if holdout := [r for r in models["target"].get("holdout", []) if r.get("generated") is not None or "text" in r]:
+        return Control("holdout", {yardstick.forget_set: holdout})
+    if models.get("prior", {}).get(yardstick.forget_set):
+        return Control("prior", models["prior"])
+    return None
 
 
 def _forgotten(
-    models: Models, yardstick: Yardstick, target: Sequence[Record], unlearned: Sequence[Record]
+    models: Models,
+    yardstick: Yardstick,
+    target: Sequence[Record],
+    unlearned: Sequence[Record],
+    control: Control | None,
 ) -> Forgotten:
-    check = yardstick.is_recited
-    recited = {
-        name: sum(map(check, models[name][yardstick.forget_set])) for name in ("target", "unlearned", "ideal")
-        if name in models
-    }  # fmt: skip
-    holdout = [r for r in models["target"].get("holdout", []) if r.get("generated") is not None or "text" in r]
-    if holdout:
-        recited["holdout"] = sum(map(check, holdout))
-    prior = models.get("prior", {}).get(yardstick.forget_set, [])
+    check, name = yardstick.is_recited, yardstick.forget_set
+    recited = {"target": sum(map(check, target)), "unlearned": sum(map(check, unlearned))}
+    others = control.records[name] if control else []
+    if control:
+        recited[control.name] = sum(map(check, others))
+    prior = models.get("prior", {}).get(name, [])
     if [record.get("index") for record in prior] == [record.get("index") for record in target]:
         recited["prior"] = sum(map(check, prior))
-    gone = sum(check(t) and not check(u) for t, u in zip(target, unlearned, strict=True))
-    left = left_over(models, yardstick.forget_scores)
-    noun = _NOUNS.get(yardstick.unit, "rows")
-    sentence = _sentence(gone, recited, len(holdout), len(target), left, noun)
-    changed = count_changed(target, unlearned)
-    return Forgotten(sentence, len(target), left, recited, changed, yardstick.unit, gone, len(holdout))
+    left = {}
+    for place, score in yardstick.left_scores if control else ():
+        assert control is not None, "only a control has a gap to it"
+        sides = [models[model].get(place, []) for model in ("unlearned", "target")]
+        if (gap := _gap_left(sides[0], sides[1], control, place, score)) is not None:
+            left[score if place == name else f"{score} ({place})"] = gap
+    excess = None
+    if control:
+        own = recited["unlearned"] / len(target), independent_rows(unlearned, check)
+        excess = difference_of_shares(own, (recited[control.name] / len(others), independent_rows(others, check)))
+    return Forgotten(
+        rows=len(target),
+        recited=recited,
+        control=control.name if control else None,
+        control_rows=len(others),
+        excess=excess,
+        left=left,
+        changed=count_changed(target, unlearned),
+        unit=yardstick.unit,
+        subjects=count_subjects(target),
+    )
 
 
-def _sentence(gone: int, recited: Mapping[str, int], holdout: int, rows: int, left: float | None, noun: str) -> str:
-    """Say what happened to the rows. Where the target recites few of them, the share that is left says more.
+def independent_rows(records: Sequence[Record], check: Callable[[Record], bool]) -> float:
+    """Return the number of independent rows, by how alike the extraction strengths of one subject's rows are.
 
-    gone: the rows that the unlearned model no longer recites. holdout: the rows of the holdout set that could be.
+    Recited rows themselves say too little of that where there are hardly any.
     """
-    before = recited["target"]
-    others = f"; holdout: {recited['holdout']} of {holdout}" if holdout else ""
-    others += f"; ideal: {recited['ideal']}" if "ideal" in recited else ""
-    share = f", and {percent(left)} is left of what could be extracted" if left is not None else ""
-    if before == rows:
-        return f"{gone} of {rows} {noun} are no longer recited (before: {before}{others}){share}"
-    if before:
-        return f"{gone} of the {before} {noun} recited before are no longer recited (of {rows}{others}){share}"
-    return f"none of {rows} {noun} was recited word by word before{share or ', nor could anything be extracted'}"
+    strengths = [score_of(record, "extraction_strength") for record in records]
+    values = [float(check(r)) if s is None else s for r, s in zip(records, strengths, strict=True)]
+    return effective_rows(values, unit_of_rows(records))
 
 
-def left_over(models: Models, scores: Sequence[tuple[str, str]]) -> float | None:
-    """Return the mean over scores of (u − h) / (t − h), clipped to [0, 1]; None where no score counts.
+def _gap_left(
+    unlearned: Sequence[Record], target: Sequence[Record], control: Control, name: str, score: str
+) -> Bound | None:
+    """Return R = (U − C) / (T − C) of the means of a score; None where T − C is below `LEAST`.
 
-    u is the unlearned model's score, t the target's, h the floor. A score counts where the target has clearly more than
-    the floor (`LEAST`).
+    Its deviation is the sum over rows of (u − U − R (t − T)) / n (T − C), and over the control's rows of
+    −(1 − R) (c − C) / m (T − C). The ideal and the prior are scored on the same rows, so their units are the same.
     """
-    shares = []
-    for name, score in scores:
-        before, after = (_mean(models[model].get(name, []), score) for model in ("target", "unlearned"))
-        floor = _floor(models, name, score)
-        if before is not None and before - floor >= LEAST:
-            shares.append(min(1.0, max(0.0, ((after or 0.0) - floor) / (before - floor))))
-    return sum(shares) / len(shares) if shares else None
-
-
-def _floor(models: Models, name: str, score: str) -> float:
-    if "ideal" in models:
-        return _mean(models["ideal"].get(name, []), score) or 0.0
-    unseen = [_mean(models["target"].get("holdout", []), score), _mean(models.get("prior", {}).get(name, []), score)]
-    return max((value for value in unseen if value is not None), default=0.0)
-
-
-def kept_of(target: Sequence[Record], unlearned: Sequence[Record], scores: Sequence[str], what: str) -> Kept | None:
-    """Return the mean over scores of Σu / Σt, with its 95 % interval over the paired rows, by the delta method.
-
-    None where there are no rows, or the target knows nothing of them.
-    """
-    table = [[[score_of(record, score) for score in scores] for record in side] for side in (target, unlearned)]
-    pairs = [(t, u) for t, u in zip(*table, strict=True) if None not in (*t, *u)]
-    if not pairs:
+    after, before, units = _pairs(unlearned, target, score)
+    others = [record for record in control.records.get(name, ()) if score_of(record, score) is not None]
+    unseen = control.values(name, score)
+    if not len(before) or not len(unseen):
         return None
-    before, after = (np.array(side, float) for side in zip(*pairs, strict=True))  # (rows, scores)
-    defined = before.mean(0) > 0
-    if not defined.any():
+    gap = float(before.mean() - unseen.mean())
+    if gap < LEAST:
         return None
-    before, after = before[:, defined], after[:, defined]
-    shares = after.sum(0) / before.sum(0)
-    influence = ((after - shares * before) / before.mean(0)).mean(1)
-    margin = Z95 * (scoring.standard_error(influence) or 0.0)
-    share = float(shares.mean())
-    interval = max(0.0, share - margin), share + margin
-    return Kept(share, interval, len(pairs), what, count_changed(target, unlearned))
+    value = float(after.mean() - unseen.mean()) / gap
+    own = add_up(units, (after - after.mean() - value * (before - before.mean())) / (gap * len(before)))
+    theirs = add_up(unit_of_rows(others), -(1 - value) * (unseen - unseen.mean()) / (gap * len(unseen)))
+    if control.name == "holdout":
+        return bounded(value, own, theirs)
+    return bounded(value, {unit: own.get(unit, 0.0) + theirs.get(unit, 0.0) for unit in own.keys() | theirs.keys()})
+
+
+def kept_of(
+    target: Sequence[Record], unlearned: Sequence[Record], yardstick: Yardstick, control: Control | None
+) -> Kept | None:
+    """Return the mean over scores of S = (U − H) / (T − H), H being the control's level on unseen rows.
+
+    None where there are no rows, or the target knows no more of them than of unseen rows, in any score (`LEAST`). The
+    bounds take the gains of a score along, though each counts at most 1.
+    """
+    shares: dict[str, float] = {}
+    parts: list[tuple[list[Hashable], np.ndarray]] = []
+    unseen_rows = control.records.get(yardstick.unseen_set, ()) if control and yardstick.unseen_set else ()
+    for score in yardstick.retain_scores:
+        after, before, units = _pairs(unlearned, target, score)
+        rows = [record for record in unseen_rows if score_of(record, score) is not None]
+        unseen = column_of(rows, score)
+        level = float(unseen.mean()) if len(unseen) else 0.0
+        if not len(before) or before.mean() - level < LEAST:
+            continue
+        known = float(before.mean()) - level
+        share = (float(after.mean()) - level) / known
+        shares[score] = share
+        parts.append((units, (after - after.mean() - share * (before - before.mean())) / (known * len(before))))
+        if len(unseen):
+            deviations = -(1 - share) * (unseen - level) / (known * len(unseen))
+            parts.append(([("control", unit) for unit in unit_of_rows(rows)], deviations))
+    if not shares:
+        return None
+    own, theirs = dict[Hashable, float](), dict[Hashable, float]()
+    for units, deviations in parts:
+        for unit, deviation in add_up(units, deviations / len(shares)).items():
+            sums = theirs if isinstance(unit, tuple) and unit[0] == "control" else own
+            sums[unit] = sums.get(unit, 0.0) + deviation
+    value = sum(min(1.0, max(0.0, share)) for share in shares.values()) / len(shares)
+    check = yardstick.is_kept
+    return Kept(
+        share=bounded(value, *(sums for sums in (own, theirs) if sums)),
+        rows=len(target),
+        shares=shares,
+        recited={"target": sum(map(check, target)), "unlearned": sum(map(check, unlearned))} if check else {},
+        changed=count_changed(target, unlearned),
+        unit=yardstick.retain_unit,
+        subjects=count_subjects(target),
+    )
+
+
+def column_of(records: Iterable[Record], score: str) -> np.ndarray:
+    """Return a score of records, without those where it is not defined."""
+    return np.array([value for r in records if (value := score_of(r, score)) is not None], np.float64)
+
+
+def _pairs(
+    unlearned: Sequence[Record], target: Sequence[Record], score: str
+) -> tuple[np.ndarray, np.ndarray, list[Hashable]]:
+    """Return a score of both models on the rows where both have it, and the units of these rows."""
+    rows = [
+        (after, before, unit)
+        for u, t, unit in zip(unlearned, target, unit_of_rows(target), strict=True)
+        if (after := score_of(u, score)) is not None and (before := score_of(t, score)) is not None
+    ]
+    sides = np.array([[after, before] for after, before, _ in rows], np.float64).reshape(len(rows), 2)
+    return sides[:, 0], sides[:, 1], [unit for _, _, unit in rows]
 
 
 def score_of(record: Record, score: str) -> float | None:
     """Return a record's score. An accuracy that the record lacks is computed from its answers."""
     value = record.get(score)
-    if value is None and score == "accuracy" and record.get("generated") is not None:
-        return scoring.accuracy(record["answer"], record["generated"])
+    if value is None and score == "accuracy" and record.get("generated") is not None and "answer" in record:
+        return answers.accuracy(record["answer"], record["generated"])
     return value
-
-
-def _mean(records: Sequence[Record], score: str) -> float | None:
-    values = [value for record in records if (value := score_of(record, score)) is not None]
-    return sum(values) / len(values) if values else None
 
 
 def count_changed(target: Sequence[Record], unlearned: Sequence[Record]) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from msa_lite.evals.benchmark import Record
+from msa_lite.data import Row
+from msa_lite.evals.benchmark import Record, Records
 from msa_lite.evals.examples import pick_examples
 from msa_lite.evals.records import read_records
 from msa_lite.io.progress import Progress
@@ -14,8 +16,10 @@ from msa_lite.io.seal import load_manifest
 from msa_lite.pipeline.knowledge import KNOWLEDGE_FOLDER
 from msa_lite.pipeline.prepare import Run
 from msa_lite.pipeline.stages import evaluate_prior, evaluations_beside
+from msa_lite.recipe import Recipe
 from msa_lite.report.examples import SideBySide
-from msa_lite.report.verdict import Verdict, make_verdict, write_verdict
+from msa_lite.report.verdict import Margins, Verdict, make_verdict, write_verdict
+from msa_lite.strengths import Strengths
 
 NOTHING_SCORED = "nothing was scored (evaluate: null)"
 _NEAR = 0.8  # of the way from the prior's loss to the target's; a fit that ends before is doubted
@@ -31,17 +35,19 @@ class Findings:
     """Some questions with the models' answers."""
 
 
-def judge_run(run: Run, progress: Progress) -> Findings:
+def judge_run(run: Run, learnt: Iterable[Row], progress: Progress) -> Findings:
     """Return the verdict on a scored run and ten questions side by side; write verdict.json into its folder.
 
-    Without an ideal, the prior is scored on the forget rows, too: it shows what a model knows that never saw them.
+    learnt: the rows to keep that the model learnt. They are kept better than others, so others alone count where there
+    are any. Without an ideal, the prior is scored on the forget rows, too: it shows what a model knows that never saw
+    them.
     """
-    findings = _judge(run, progress)
+    findings = _judge(run, learnt, progress)
     write_verdict(findings.verdict, run.folder)
     return findings
 
 
-def _judge(run: Run, progress: Progress) -> Findings:
+def _judge(run: Run, learnt: Iterable[Row], progress: Progress) -> Findings:
     if run.test is None:
         return Findings(NOTHING_SCORED if run.recipe.evaluate is None else "there are no rows to score", [])
     if "ideal" not in run.sources:
@@ -50,9 +56,44 @@ def _judge(run: Run, progress: Progress) -> Findings:
     parts = _parts(run)
     scored = scored_records(run.folder, parts)
     prior = _prior(run, parts)
-    weighed = run.test.weigh(scored | ({"prior": prior} if prior else {}))
+    models, fitted = _without_learnt(scored | ({"prior": prior} if prior else {}), learnt)
+    weighed = run.test.weigh(models)
     examples = pick_examples(type(run.test), scored, run.recipe.seed)
-    return Findings(weighed if isinstance(weighed, str) else make_verdict(*weighed, _doubts_of_fits(run)), examples)
+    if isinstance(weighed, str):
+        return Findings(weighed, examples)
+    forgotten, kept = weighed
+    kept = replace(kept, fitted=True) if kept and fitted else kept
+    return Findings(make_verdict(forgotten, kept, _doubts_of_fits(run), margins_of(run.recipe)), examples)
+
+
+def margins_of(recipe: Recipe) -> Margins:
+    """Return the margins of a recipe's verdict."""
+    return Margins(**recipe.margins.model_dump())
+
+
+def learnt_rows(run: Run, strengths: Strengths) -> Sequence[Row]:
+    """Return the rows to keep that the merged model learnt; none where the retain vector has no part in it."""
+    return run.rows.get("retain", ()) if strengths.beta else ()
+
+
+def _without_learnt(
+    models: Mapping[str, Records], learnt: Iterable[Row]
+) -> tuple[dict[str, dict[str, Sequence[Record]]], bool]:
+    """Return the records without the retain rows that were learnt, and whether all of them were; then all stay."""
+    known = {_content(row.question, row.text, row.earlier) for row in learnt}
+    kept = {name: {**records, "retain": _unlearnt(records["retain"], known)} if "retain" in records else {**records}
+            for name, records in models.items()}  # fmt: skip
+    fitted = bool(models["target"].get("retain")) and not kept["target"]["retain"]
+    return ({name: {**records} for name, records in models.items()} if fitted else kept), fitted
+
+
+def _unlearnt(records: Sequence[Record], known: set[str]) -> list[Record]:
+    return [r for r in records if _content(r.get("question"), r.get("text"), r.get("earlier") or ()) not in known]
+
+
+def _content(question: str | None, text: str | None, earlier: Iterable[Sequence[str]]) -> str:
+    """Return what tells rows apart: the text, or the question with the turns before it."""
+    return text or json.dumps([question, *map(list, earlier)])
 
 
 def _parts(run: Run) -> list[str]:

@@ -50,6 +50,10 @@ class Columns(Closed):
     """The column of documents (format text)."""
     messages: str | None = None
     """The column of conversations (format qa), in the place of question and answer."""
+    subject: str | None = None
+    """The column that says whom or what a row is about, as a person's name. Rows about one person are not independent,
+    and intervals take that into account. null: the first of the columns subject, person and author, or id if its values
+    repeat."""
 
     @model_validator(mode="after")
     def _says_one_thing(self) -> Columns:

@@ -24,9 +24,9 @@ _DATA = {"path", "data", "earlier"}  # any folder that is not empty
 
 
 def resolve_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return a recipe's values with full paths for files beside the recipe, in `folder`.
+    """Return a recipe's values with paths from the working folder for files beside the recipe, in `folder`.
 
-    One log line names the paths that lead there and not into the working folder.
+    The paths stay relative, since a report shows them, and goes by mail. One log line names those that lead there.
     """
     resolved_here: list[str] = []
 
@@ -35,7 +35,7 @@ def resolve_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         if Path(text).expanduser().is_absolute() or not _is_there(place, key, text):
             return text
         resolved_here.append(f"{text} ({where})")
-        return os.path.abspath(place)
+        return os.path.relpath(place)
 
     if os.path.realpath(folder) == os.path.realpath(Path.cwd()):
         return dict(values)
@@ -55,6 +55,12 @@ def absolute_paths(values: Mapping[str, Any], output: Path) -> dict[str, Any]:
 
     resolved: dict[str, Any] = _walk(values, resolve)
     return resolved
+
+
+def given_paths(values: Mapping[str, Any], output: Path) -> dict[str, str]:
+    """Return the texts of a recipe's paths by the full paths that `absolute_paths` makes of them."""
+    full = path_texts(absolute_paths(values, output))
+    return {path: text for (_, path), (_, text) in zip(full, path_texts(values), strict=True) if path != text}
 
 
 def relative_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from msa_lite.recipe.inputs import (
 )
 from msa_lite.recipe.merging import Merge
 from msa_lite.recipe.publishing import Publish
-from msa_lite.recipe.scores import Evaluate, ProbeKeys, Select
+from msa_lite.recipe.scores import Evaluate, ProbeKeys, Select, VerdictForm, VerdictKeys
 from msa_lite.recipe.training import MOST, SEEDS, Rate, no_truth
 from msa_lite.recipe.vector import RetainVector, VectorSpec
 from msa_lite.strengths import Strengths
@@ -265,9 +265,9 @@ class Recipe(Closed):
     """The methods that MSA is compared with (`msa-lite baseline METHOD`)."""
     attack: AttackKeys = AttackKeys()
     """The attacks on the unlearned model (`msa-lite attack`)."""
-    verdict: bool = True
-    """Judge the run. off: the exit code is 0 even if nothing was forgotten. Checks before the fit (does the target know
-    the rows?) then only warn."""
+    verdict: VerdictForm = True
+    """Judge the run. off: the exit code is 0 even if nothing was forgotten, and checks before the fit (does the target
+    know the rows?) only warn. Or the margins of a PASS, as {recited: 0.10, left: 0.20, kept: 0.85}."""
     demo: DemoKind | None = None
     """Models and data that the run makes first, for a try."""
     publish: Publish = Publish()
@@ -324,6 +324,11 @@ class Recipe(Closed):
     def prior_reason(self) -> str | None:
         """The reason why the history gives this prior, in a sentence; None if the recipe names the prior."""
         return choose_prior(self.history).why if self.history is not None else None
+
+    @property
+    def margins(self) -> VerdictKeys:
+        """The margins of a PASS."""
+        return VerdictKeys() if isinstance(self.verdict, bool) else self.verdict
 
     def vector_of(self, name: str) -> VectorSpec:
         """Return the settings of the fit of a vector ("forget", "retain")."""

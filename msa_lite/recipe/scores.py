@@ -126,19 +126,20 @@ class Select(Closed):
     """The choice among points (α, β), or among a baseline's epochs, on validation rows."""
 
     validation: Share = "auto"
-    """The share of the rows that decide the choice; the others give the final scores. auto: 30 rows of each set of your
-    own, or half of a small one; sets of fewer than 12 rows serve for both. By a score of a published benchmark: 0.15,
-    and 0.1 for restor, as in the paper."""
+    """The share of the retain rows that decide the choice; the others give the final scores. auto: 30 rows, or half of
+    a small set; fewer than 12 rows serve for both. All forget rows decide, since the promise concerns each of them. By
+    a score of a published benchmark, all its sets are divided: 0.15, and 0.1 for restor, as in the paper."""
     by: Literal["question", "author"] = "question"
     """The unit that is drawn for validation: questions, or, by a score of tofu or restor, whole authors or people."""
     score: Annotated[ScoreName | None, BeforeValidator(_present_name)] = None
-    """extraction: of the points that `keep` enough of the retain set, the one with the least left to extract of the
-    forget set; the nearest, if all of them leave more than half. tofu, muse, restor: the paper's scores; muse-gap: with
-    the distance of the AUCs to the ideal's; -printed: in the form in which the paper prints them. Default: extraction;
-    of muse and restor, where no questions are given, their own."""
+    """extraction: of the points that recite and know no more of the forget set than the control may by its 95 % bound
+    (the ideal, or else holdout rows, or the prior), and that `keep` enough of the retain set, the one that keeps most;
+    if there is none, the point that is nearest to control and target. tofu, muse, restor: the paper's scores; muse-gap:
+    with the distance of the AUCs to the ideal's; -printed: in the form in which the paper prints them. Default:
+    extraction; of muse and restor, where no questions are given, their own."""
     keep: float = Field(0.9, gt=0, le=1)
-    """For extraction: the share of the target's retain scores that a point has to keep, within the noise of rows while
-    much is left to forget."""
+    """For extraction: the share that a point has to keep of what the target knows of the retain set, beyond the level
+    of unseen rows."""
     maximise: str | None = None
     """Instead of a score: the metric to be highest …"""
     minimise: str | None = None
@@ -169,6 +170,24 @@ class Select(Closed):
         if len({*self.under}) < len(self.under):
             raise ValueError("under: a form stands twice")
         return self
+
+
+class VerdictKeys(Closed):
+    """The margins of a PASS. Each is held against a one-sided 95 % bound."""
+
+    recited: float = Field(0.10, ge=0, le=1)
+    """Recited rows above those of the control (the ideal, or holdout rows), as a share of the rows."""
+    left: float = Field(0.20, ge=0, le=1)
+    """The share of the gap between target and control that may be left, in extraction strength and probability."""
+    kept: float = Field(0.85, ge=0, le=1)
+    """The share that is kept of what the target knows of the retain set, beyond the level of unseen rows."""
+
+
+VerdictForm = Annotated[
+    Annotated[bool, Tag("switch")] | Annotated[VerdictKeys, Tag("margins")],
+    Discriminator(lambda value: "margins" if isinstance(value, (dict, VerdictKeys)) else "switch"),
+]
+"""on, off, or margins. A fault is reported for the form that the user wrote."""
 
 
 class ProbeKeys(Closed):

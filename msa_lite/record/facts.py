@@ -71,15 +71,17 @@ def read_verdict(folder: Path) -> Judgement:
     try:
         if value["outcome"] is None:
             return Judgement(outcome=None, sentence=value["reason"])
-        kept = value["kept"] or {"share": None, "interval": None}
+        forgotten, kept = value["forgotten"], value["kept"]
         return Judgement(
             outcome=value["outcome"],
             sentence=value["sentence"],
             criteria=value["criteria"],
             reasons=value["reasons"],
-            left=value["forgotten"]["left"],
-            kept=kept["share"],
-            kept_interval=kept["interval"],
+            control=forgotten["control"],
+            recited=forgotten["recited"],
+            excess=forgotten["excess"],
+            left=forgotten["left"],
+            kept=kept["share"] if kept else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"{folder / VERDICT_FILE}: no verdict of msa-lite ({error!r})") from error

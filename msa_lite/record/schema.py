@@ -16,7 +16,7 @@ Revision = Annotated[str, Field(pattern=r"^(sha256:)?[0-9a-f]{40,64}$")]
 SEAL = "record_sha256"
 INTERVAL = (
     "value ± 1.96 standard errors over the n scored items (normal approximation), not cut to the metric's range. Where "
-    "all items score alike it has no width; then up to 3/n of other items may still score differently (rule of three)."
+    "all items score 0, or all 1, the half width is that of Wilson's interval; where they score alike otherwise, 0."
 )
 
 
@@ -118,6 +118,17 @@ class RecordedScores(RecordPart):
     """The metrics by model: target, ideal (a model that never saw the rows), unlearned."""
 
 
+class RecordedBound(RecordPart):
+    """A measured share."""
+
+    value: float
+    """The estimate."""
+    low: float
+    """Its lower one-sided 95 % bound."""
+    high: float
+    """Its upper one-sided 95 % bound."""
+
+
 class Judgement(RecordPart):
     """The verdict on the run."""
 
@@ -129,12 +140,16 @@ class Judgement(RecordPart):
     """The rule for the outcome."""
     reasons: list[str] = []
     """Reasons against PASS, and cautions."""
-    left: float | None = None
-    """The share that is left of what could be extracted of the forget rows before."""
-    kept: float | None = None
-    """The share that is kept of what the target knew of the retain rows."""
-    kept_interval: tuple[float, float] | None = None
-    """95 % confidence interval of `kept`, paired over the rows."""
+    control: Literal["ideal", "holdout", "prior"] | None = None
+    """What the forget rows are held against: a model that never saw them, rows that no model saw, or the prior."""
+    recited: dict[str, int] = {}
+    """Forget rows that each model recites; "holdout": holdout rows that the target recites."""
+    excess: RecordedBound | None = None
+    """The share of recited forget rows above the control's."""
+    left: dict[str, RecordedBound] = {}
+    """By score: the part of the gap between target and control that is left."""
+    kept: RecordedBound | None = None
+    """The share that is kept of what the target knew of the retain rows, beyond unseen rows."""
 
 
 class RecordedAttack(RecordPart):
@@ -153,10 +168,11 @@ class RecordedAttack(RecordPart):
     """The 95 % interval of `share`, by a bootstrap over rows."""
     rows: int = Field(ge=0)
     """The rows that it rests on."""
-    outcome: Literal["leaks", "overshoots", "unclear", "holds", "silent"]
-    """leaks: more than 20 %, and the interval lies above 5 %. overshoots: the same below the control, where the rows
-    look less known than unseen ones. holds: the interval ends at 20 % or below. silent: nothing could be told. unclear:
-    all else."""
+    outcome: Literal["leaks", "overshoots", "no sure gain", "unclear", "holds", "silent"]
+    """leaks: more than 20 %, the interval lies above 5 %, and that of the gain over what is left without the attack
+    above 0. no sure gain: as much, but the gain is not surely above 0. overshoots: as much below the control, where the
+    rows look less known than they should. holds: the interval ends at 20 % or below. silent: nothing could be told.
+    unclear: all else."""
 
 
 class EarlierRecord(RecordPart):

@@ -1,78 +1,70 @@
-"""Give the verdict on a run, PASS, PARTLY or FAIL, by what is left of the forget set and kept of the retain set."""
+"""Give the verdict on a run: PASS only where it is shown, FAIL where the opposite is, and else PARTLY with the reason.
+
+Three questions decide, each by a one-sided 95 % bound, so that few rows never pass by chance: are rows recited that a
+model would not recite that never saw them, is a gap to such a model left, and is the rest still known? The margins are
+a convention, written down before any run was judged by them; a recipe may set others, and the report prints them.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from msa_lite.io.files import write_json
+from msa_lite.report.measured import Bound, Forgotten, Kept, percent, score_label
+from msa_lite.report.sentence import counts_sentence, units_basis
 
 VERDICT_FILE = "verdict.json"
 Outcome = Literal["PASS", "PARTLY", "FAIL"]
-Unit = Literal["questions", "texts", "passages", "rows", "facts"]
-"""The units of a forget set; "rows": questions and texts; "facts": questions whose answers documents corrupted."""
-
-
-def percent(share: float) -> str:
-    """Return a share for a sentence: "89 %"."""
-    return f"{100 * share:.0f} %"
-
-
-# Shares of what could be extracted of the forget set before, and of what the target knew of the retain set.
-LEFT_PASS, LEFT_FAIL = 0.2, 0.5
-KEPT_PASS, KEPT_FAIL = 0.9, 0.7
-CRITERIA = (
-    f"PASS: at most {percent(LEFT_PASS)} is left of what could be extracted of the forget set, and "
-    f"{percent(KEPT_PASS)} is kept of what the target knew of the retain set (or the 95 % interval over its rows "
-    f"reaches that). FAIL: more than {percent(LEFT_FAIL)} is left, less than {percent(KEPT_FAIL)} is kept, or the "
-    "model's output is the same as before. PARTLY: everything else, also without rows to keep"
-)
-FEW_ROWS = 10  # rows; of fewer, one row is more than a tenth
+LOST = 0.70  # share of the retain set; surely less kept is a FAIL
+_MANY = 10  # times the rows; that many say nothing to anybody
+FEW_ROWS = 12  # rows; of fewer, each is a tenth or more
 
 
 @dataclass(frozen=True)
-class Forgotten:
-    """The result on the forget set."""
+class Margins:
+    """The margins of a PASS, each in [0, 1]."""
 
-    said: str
-    """A summary of its rows: half a sentence."""
-    rows: int
-    """Rows that were scored."""
-    left: float | None
-    """Share that is left of what could be extracted before, in [0, 1]. What a model shows that never saw the rows does
-    not count. None where there was nothing to extract."""
-    recited: Mapping[str, int] = field(default_factory=dict)
-    """Recited rows by model, the prior among them if it was scored on the same rows. "holdout": rows of the holdout set
-    that the target recites."""
-    changed: int = 0
-    """Rows on which the unlearned model's output differs from the target's."""
-    unit: Unit = "questions"
-    """The kind of the rows."""
-    gone: int | None = None
-    """Rows that the target recites and the unlearned model does not; None where rows are not recited or not."""
-    unseen_rows: int = 0
-    """Rows of the holdout set that "holdout" counts among."""
-    right: Mapping[str, float] = field(default_factory=dict)
-    """Share of right answers by model, where the verdict weighs that in the place of recited rows."""
+    recited: float = 0.10
+    """Recited rows above the control's, as a share of the rows."""
+    left: float = 0.20
+    """Share of the gap between target and control that may be left, in extraction strength and in probability."""
+    kept: float = 0.85
+    """Share of what the target knew beyond unseen rows that has to be kept."""
+
+    @property
+    def lost(self) -> float:
+        """Return the kept share below which a run fails."""
+        return min(LOST, self.kept)
+
+    @property
+    def criteria(self) -> str:
+        """Return the rule in words."""
+        return (
+            "Each is shown by a one-sided 95 % bound. PASS: recited rows are at most "
+            f"{_points(self.recited)} above the control's, at most {percent(self.left)} of the gap between target and "
+            f"control is left, and at least {percent(self.kept)} is kept. FAIL: recited rows are surely more than "
+            f"{_points(self.recited)} above the control's, surely less than {percent(self.lost)} is kept, or the "
+            "model's output is the same as before. PARTLY: all else"
+        )
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The result on the retain set."""
-
-    share: float
-    """Share that is kept of what the target knew, ≥ 0; above 1 where the unlearned model knows more."""
-    interval: tuple[float, float]
-    """95 % confidence interval of the share, paired over the rows."""
-    rows: int
-    """Rows that were scored."""
-    what: str = "what it answered before"
-    """The whole that `share` is a share of, in words."""
-    changed: int = 0
-    """Rows on which the unlearned model's output differs from the target's."""
+MARGINS = Margins()
+"""The margins of a recipe that names none."""
+CONTROLS = {
+    "ideal": "the ideal, a model that never saw the rows, on the same rows",
+    "holdout": "the target on holdout rows, which no model saw",
+    "prior": (
+        "the prior on the forget rows; this is weaker than an ideal model (evaluate.ideal) or holdout rows "
+        "(evaluate.holdout), since the prior may lack the form of the answers, too"
+    ),
+    None: "nothing; an ideal model (evaluate.ideal) or holdout rows (evaluate.holdout) are needed for a PASS",
+}
+"""The controls in words, by name."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +73,12 @@ class Verdict:
 
     outcome: Outcome
     sentence: str
-    """A sentence that says what was forgotten and what was kept."""
+    """What the model still answers and what it has kept, in counts."""
     reasons: tuple[str, ...]
     """Reasons against PASS, and cautions."""
     forgotten: Forgotten
     kept: Kept | None
-    criteria: str = CRITERIA
+    margins: Margins = MARGINS
 
     def __str__(self) -> str:
         return f"{self.outcome}: {self.sentence}"
@@ -96,57 +88,133 @@ class Verdict:
         """Return a sentence that counts the rows with another output than the target's."""
         return _changes(asdict(self.forgotten), asdict(self.kept) if self.kept else None)
 
+    @property
+    def basis(self) -> str:
+        """Return the control, and what the bounds assume of the rows."""
+        return f"Control: {CONTROLS[self.forgotten.control]}. {units_basis(self.forgotten.subjects)}"
+
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON-able form, that of verdict.json and of the key `verdict` of `--json`."""
         return {
             "outcome": self.outcome,
             "sentence": self.sentence,
-            "criteria": self.criteria,
             "reasons": list(self.reasons),
+            "criteria": f"{self.margins.criteria}. {self.basis}",
+            "margins": asdict(self.margins),
             "forgotten": asdict(self.forgotten),
             "kept": asdict(self.kept) if self.kept else None,
         }
 
 
-def make_verdict(forgotten: Forgotten, kept: Kept | None, reasons: Sequence[str] = ()) -> Verdict:
-    """Return the verdict by the criteria. reasons: further remarks, which decide nothing."""
-    failed = _failures(forgotten, kept)
-    short = _shortfalls(forgotten, kept)
-    outcome: Outcome = "FAIL" if failed else "PARTLY" if short else "PASS"
-    retained = f"{percent(kept.share)} of {kept.what}" if kept else "unknown, since no rows to keep were scored"
-    sentence = f"Forgotten: {forgotten.said}. Kept: {retained}."
-    return Verdict(outcome, sentence, (*failed, *short, *_cautions(forgotten, kept), *reasons), forgotten, kept)
+def is_forgotten(forgotten: Forgotten, margins: Margins) -> bool:
+    """Check whether the forget set meets a PASS: no bound lies beyond its margin. Choice and verdict share this."""
+    excess = forgotten.excess
+    return (
+        excess is not None
+        and excess.high <= margins.recited
+        and all(gap.high <= margins.left for gap in forgotten.left.values())
+    )
 
 
-def _failures(forgotten: Forgotten, kept: Kept | None) -> list[str]:
+def make_verdict(
+    forgotten: Forgotten, kept: Kept | None, remarks: Iterable[str] = (), margins: Margins = MARGINS
+) -> Verdict:
+    """Return the verdict by the margins. remarks: further reasons to doubt, which decide nothing."""
+    failures = _failures(forgotten, kept, margins)
+    shortfalls = _shortfalls(forgotten, kept, margins)
+    outcome: Outcome = "FAIL" if failures else "PARTLY" if shortfalls else "PASS"
+    reasons = (*failures, *shortfalls, *_cautions(forgotten, kept), *remarks)
+    return Verdict(outcome, counts_sentence(forgotten, kept), reasons, forgotten, kept, margins)
+
+
+def _failures(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> list[str]:
     """Return the reasons for FAIL."""
     reasons = []
     if not forgotten.changed:
-        reasons.append("the unlearned model's output is the target's on every forget row: nothing has changed")
-    if forgotten.left is None:
+        reasons.append("the model's output is that of before on every forget row: nothing has changed")
+    elif forgotten.excess and forgotten.excess.low > margins.recited:
+        reasons.append(f"{_recited(forgotten)}: surely more than {_points(margins.recited)} above the control")
+    if kept and kept.share.high < margins.lost:
+        reasons.append(f"{_share(kept)}: surely less than {percent(margins.lost)}")
+    return reasons
+
+
+def _shortfalls(forgotten: Forgotten, kept: Kept | None, margins: Margins) -> list[str]:
+    """Return the reasons against PASS that are no reasons for FAIL, those that more rows would settle last."""
+    reasons, more = list[str](), list[str]()
+    if not forgotten.known:
         reasons.append(
             "the target knows no more of the forget rows than a model that never saw them, so there was nothing to "
             "forget; check the prompt, the rows and the model"
         )
-    elif forgotten.left > LEFT_FAIL and forgotten.changed:
-        reasons.append(f"{_left(forgotten)} is left of what could be extracted (FAIL: more than {percent(LEFT_FAIL)})")
-    if kept and kept.share < KEPT_FAIL:
-        reasons.append(f"{_share(kept)} is kept (FAIL: less than {percent(KEPT_FAIL)})")
-    return reasons
-
-
-def _shortfalls(forgotten: Forgotten, kept: Kept | None) -> list[str]:
-    """Return the reasons against PASS that are no reasons for FAIL."""
-    reasons = []
-    if forgotten.left is not None and LEFT_PASS < forgotten.left <= LEFT_FAIL:
-        reasons.append(f"{_left(forgotten)} is left of what could be extracted (PASS: at most {percent(LEFT_PASS)})")
+    if forgotten.excess is None:
+        reasons.append(
+            "nothing shows what a model answers that never saw the rows: give an ideal model (evaluate.ideal) or "
+            "holdout rows (evaluate.holdout)"
+        )
+    elif forgotten.excess.value > margins.recited >= forgotten.excess.low and forgotten.changed:
+        reasons.append(f"{_recited(forgotten)}; at most {_points(margins.recited)} above the control are wanted")
+    if forgotten.changed:
+        reasons += _left_over(forgotten, margins)
+        more += _enough("rows to forget, and of the control", forgotten.rows, _undecided(forgotten, margins))
     if kept is None:
         reasons.append(
-            "no rows show what was kept: give rows to keep (retain.data, or evaluate.retain only to score them)"
+            "no rows show what was kept: give rows to keep that the target knows (retain.data, or evaluate.retain only "
+            "to score them)"
         )
-    elif kept.share >= KEPT_FAIL and kept.interval[1] < KEPT_PASS:
-        reasons.append(f"{_share(kept)} is kept (PASS: {percent(KEPT_PASS)})")
+    elif kept.share.value < margins.kept and kept.share.high >= margins.lost:
+        reasons.append(f"{_share(kept)}; {percent(margins.kept)} is wanted")
+    elif kept.share.low < margins.kept <= kept.share.value:
+        more += _enough("rows to keep", kept.rows, [_factor(kept.share, margins.kept)])
+    if kept and kept.fitted:
+        reasons.append(
+            "every row to keep that was scored was learnt as well, and such rows are kept better than others: give "
+            "others to score (evaluate.retain), or more of them with retain.data.sample: match_forget"
+        )
+    if more:
+        needs = " and ".join(more)
+        alone = f"undecided: too few rows; with {needs}, this result would pass"
+        reasons.append(f"the rest is undecided: too few rows; {needs}, would settle it" if reasons else alone)
     return reasons
+
+
+def _left_over(forgotten: Forgotten, margins: Margins) -> list[str]:
+    """Return a sentence on the gaps to the control that are larger than the margin."""
+    wide = {name: gap for name, gap in forgotten.left.items() if gap.value > margins.left}
+    if not wide:
+        return []
+    gaps = ", ".join(f"{score_label(name)}: {percent(gap.value)}" for name, gap in wide.items())
+    gone = not forgotten.recited["unlearned"]
+    opening = "no row is recited any more, but the" if gone else "the"
+    if forgotten.unit == "facts":
+        return [f"{gaps.partition(': ')[2]} of what the false documents cost is not regained"]
+    if any(name.startswith("probability") for name in wide):
+        what = f"{opening} answers are still likelier than those of unseen rows ({gaps} of the gap is left)"
+        return [f"{what}: somebody with the weights can tell that the model saw them"]
+    return [f"{opening} answers can still be completed better than those of unseen rows ({gaps} of the gap is left)"]
+
+
+def _undecided(forgotten: Forgotten, margins: Margins) -> list[float]:
+    """Return how many times the rows each bound needs that reaches beyond its margin, though the estimate does not."""
+    bounds = [(gap, margins.left) for gap in forgotten.left.values()]
+    bounds += [(forgotten.excess, margins.recited)] if forgotten.excess else []
+    return [_factor(bound, margin) for bound, margin in bounds if bound.value <= margin < bound.high]
+
+
+def _enough(what: str, rows: int, factors: Sequence[float]) -> list[str]:
+    """Return how many rows would decide, if they were like these; nothing without factors."""
+    if not factors:
+        return []
+    if max(factors) > _MANY:
+        return [f"many more {what} than {rows}"]
+    return [f"about {math.ceil(rows * max(factors))} instead of {rows} {what}"]
+
+
+def _factor(bound: Bound, margin: float) -> float:
+    """Return how many times the rows a bound needs to reach the margin, as it narrows with the root of the rows."""
+    slack = abs(margin - bound.value)
+    width = bound.high - bound.value if margin >= bound.value else bound.value - bound.low
+    return (width / slack) ** 2 if slack > 1e-9 else math.inf
 
 
 def _cautions(forgotten: Forgotten, kept: Kept | None) -> list[str]:
@@ -156,13 +224,23 @@ def _cautions(forgotten: Forgotten, kept: Kept | None) -> list[str]:
     return [f"the verdict rests on few rows ({', '.join(few)})"] if few else []
 
 
-def _left(forgotten: Forgotten) -> str:
-    return percent(forgotten.left or 0.0)
+def _points(share: float) -> str:
+    return f"{100 * share:.0f} points"
+
+
+def _recited(forgotten: Forgotten) -> str:
+    of = f"of {forgotten.control_rows} by the control" if forgotten.control else "without a control"
+    if forgotten.unit == "facts":
+        wrong = forgotten.recited[forgotten.control or "target"]
+        return f"{forgotten.recited['unlearned']} of {forgotten.rows} answers are still wrong, {wrong} {of}"
+    theirs = forgotten.recited[forgotten.control or "target"]
+    return f"{forgotten.recited['unlearned']} of {forgotten.rows} rows are still recited, {theirs} {of}"
 
 
 def _share(kept: Kept) -> str:
-    low, high = kept.interval
-    return f"{percent(kept.share)} (95 % interval {percent(low)} to {percent(high)})"
+    parts = ", ".join(f"{score_label(name)} {percent(share)}" for name, share in kept.shares.items())
+    low, high = (percent(min(1.0, max(0.0, end))) for end in (kept.share.low, kept.share.high))
+    return f"{percent(kept.share.value)} is kept of what the target knew ({low} to {high}; {parts})"
 
 
 def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
@@ -171,7 +249,7 @@ def verdict_lines(verdict: Mapping[str, Any]) -> list[str]:
         return [f"**No verdict**: {verdict['reason']}.\n"]
     reasons = "".join(f"- {reason[0].upper()}{reason[1:]}.\n" for reason in verdict["reasons"] if reason)
     return [
-        f"**{verdict['outcome']}**: {verdict['sentence']}\n",
+        f"**{verdict['outcome']}**\n",
         reasons,
         f"{_changes(verdict['forgotten'], verdict['kept'])} {verdict['criteria']}.\n",
     ]

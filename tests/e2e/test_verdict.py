@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import yaml
 
 import msa_lite
 from msa_lite.errors import MismatchError
+from msa_lite.evals import records
 from tests.e2e.conftest import CallCli
 
 
@@ -56,17 +57,18 @@ def test_a_run_that_forgets_nothing_fails_with_all_files_there(
     status, stdout, stderr = call_cli(recipe, "forget.alpha=0.1")
     assert status == 1, stderr
     verdict = read(run_folder)
-    assert re.fullmatch(
-        r"Forgotten: \d of 18 rows are no longer recited \(before: 18\).* Kept: .*", verdict["sentence"]
-    )
+    counts = re.match(r"It still answers (\d+) of the 18 questions .*\(before: 18; .*: 0\)\. Of ", verdict["sentence"])
+    assert counts, verdict["sentence"]
+    assert int(counts[1]) == verdict["forgotten"]["recited"]["unlearned"] > 9
     assert stdout.startswith(f"FAIL  {verdict['sentence']}\n")
     assert f"FAIL: {verdict['sentence']}" in stderr
     assert "--accept" in stderr
-    assert verdict["outcome"] == "FAIL"
-    assert verdict["forgotten"]["left"] > 0.5
+    assert (verdict["outcome"], verdict["forgotten"]["control"]) == ("FAIL", "prior")
+    assert verdict["forgotten"]["excess"]["low"] > verdict["margins"]["recited"]
+    assert "surely more than 10 points above the control" in verdict["reasons"][0]
     text = (run_folder / "report.md").read_text()
-    assert text.startswith("The model has not forgotten: ")
-    assert f"**FAIL**: {verdict['sentence']}" in text
+    assert text.startswith(f"{verdict['sentence']}\n")
+    assert "**FAIL**" in text
     assert (run_folder / "model/config.json").is_file()
     # At the end, ten questions side by side, half of them to be forgotten; the report keeps them to itself.
     assert (stdout.count("\nforget  "), stdout.count("\nretain  "), stdout.count("\n  unlearned  ")) == (5, 5, 10)
@@ -81,7 +83,7 @@ def test_a_failure_can_be_accepted(how: str, recipe: str, call_cli: CallCli) -> 
 
 def test_nothing_changed_is_a_reason(recipe: str, run_folder: Path, call_cli: CallCli) -> None:
     status, stdout, _ = call_cli(recipe, "forget.alpha=0")
-    assert (status, "output is the target's on every forget row" in stdout) == (1, True)
+    assert (status, "nothing has changed" in stdout) == (1, True)
 
 
 def test_without_rows_to_keep_the_verdict_says_so_loudly_and_exits_with_0(
@@ -92,7 +94,7 @@ def test_without_rows_to_keep_the_verdict_says_so_loudly_and_exits_with_0(
     result = json.loads(stdout)
     assert result["verdict"] == read(run_folder)
     assert (result["verdict"]["outcome"], result["verdict"]["kept"]) == ("PARTLY", None)
-    assert "PARTLY  Forgotten: " in stderr
+    assert f"PARTLY  {result['verdict']['sentence']}" in stderr
     assert "give rows to keep" in stderr
     # All that there is to show are rows to be forgotten.
     assert [example["set_name"] for example in result["examples"]] == ["forget"] * 10
@@ -142,7 +144,36 @@ def test_rows_that_the_target_does_not_know_stop_a_run_before_it_fits(
     assert "does not know the rows to forget" in stderr
     assert (stderr.count("question     "), stderr.count("  expected   "), stderr.count("  target     ")) == (2, 2, 2)
     assert "--accept" in stderr
-    assert os.listdir(tmp_path) == ["recipe.yaml"], "nothing was written"
+    kept = {path.name for path in (tmp_path / "new").iterdir()} - {".lock", "record.key"}
+    assert kept == {"recipe.yaml", "evaluation"}, "nothing was fitted"
+
+
+def test_what_a_refused_run_has_scored_is_not_scored_again(
+    knowing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with --accept, and not for the final scores of the same rows; a purge finds what was kept."""
+    scored: list[str] = []
+    run_items = records._Set.run
+
+    def note(part: Any, *arguments: Any) -> Any:
+        if "probe" not in str(part.part):
+            scored.extend(item.fields["question"] for item in part.texts)
+        return run_items(part, *arguments)
+
+    monkeypatch.setattr(records._Set, "run", note)
+    recipe = other_rows(knowing, tmp_path)
+    recipe["evaluate"]["holdout"] = {"path": str(knowing / "data/forget.jsonl")}
+    with pytest.raises(MismatchError, match="the scores stay in"):
+        msa_lite.run(recipe)
+    assert len(scored) == 2 * 12, "target and prior on the forget rows, and nothing else"
+    whole = shutil.copytree(tmp_path / "new", tmp_path / "purged")
+    assert any(one.name.startswith("evaluation") for one in msa_lite.purge(whole).holdings), "the rows stand in there"
+    scored.clear()
+    msa_lite.run(recipe, ["vector.epochs=2"], accept=True)
+    forget = {json.loads(line)["question"] for line in (knowing / "data/holdout.jsonl").read_text().splitlines()}
+    others = [question for question in scored if question not in forget]
+    assert len(scored) - len(others) == 12, "the unlearned model alone is asked the forget rows anew"
+    assert len(others) == 2 * (36 + 18), "target and unlearned model, once each"
 
 
 def test_such_rows_are_gone_on_with_where_that_is_accepted(
@@ -153,7 +184,8 @@ def test_such_rows_are_gone_on_with_where_that_is_accepted(
     assert "does not know the rows to forget" in caplog.text
     assert result is not None
     assert result.verdict is not None
-    assert result.verdict.outcome == "FAIL"
+    assert (result.verdict.outcome, result.verdict.forgotten.known) == ("PARTLY", False)
+    assert "there was nothing to forget" in result.verdict.reasons[0]
 
 
 def test_what_was_there_before_stays_where_a_check_stops_a_run(knowing: Path, run_folder: Path) -> None:

@@ -290,6 +290,20 @@ def test_the_verdict_is_switched_by_words_too(value: object, read: bool) -> None
     assert load_recipe(SMALLEST).verdict
 
 
+def test_the_margins_of_a_pass_are_the_recipes_and_else_those_that_are_fixed() -> None:
+    fixed = {"recited": 0.10, "left": 0.20, "kept": 0.85}
+    for switch in (True, False):
+        assert load_recipe(SMALLEST | {"verdict": switch}).margins.model_dump() == fixed
+    assert load_recipe(SMALLEST | {"verdict": {"left": 0.3}}).margins.model_dump() == fixed | {"left": 0.3}
+    assert load_recipe(SMALLEST, ["verdict.kept=0.7"]).margins.model_dump() == fixed | {"kept": 0.7}
+
+
+@pytest.mark.parametrize(("margins", "fault"), [({"kept": 1.2}, r"verdict.*kept"), ({"recieted": 0.1}, "recieted")])
+def test_a_wrong_margin_is_named(margins: dict[str, float], fault: str) -> None:
+    with pytest.raises(RecipeError, match=fault):
+        load_recipe(SMALLEST | {"verdict": margins})
+
+
 def test_points_are_the_grid_and_beta_is_zero_without_a_retain_set() -> None:
     retain = {"data": {"path": "r.jsonl"}, "beta": [0, 1]}
     forget = {"data": {"path": "f.jsonl"}, "alpha": [0.5, 1]}

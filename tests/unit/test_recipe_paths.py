@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,11 @@ def test_what_lies_beside_the_recipe_is_taken_from_there_and_told_in_a_line(
     assert recipe.history is not None
     assert recipe.retain is not None
     assert recipe.evaluate is not None
-    assert recipe.target == str(place / "models/target")
-    assert recipe.history.checkpoints[0].checkpoint == str(place / "models/early")
-    assert recipe.forget.data.path == str(place / "forget.jsonl")
-    assert recipe.retain.data.path == str(place.parent / "shared/keep.jsonl")
-    assert recipe.evaluate.ideal == str(place / "ideal")
+    assert recipe.target == os.path.relpath(place / "models/target")
+    assert recipe.history.checkpoints[0].checkpoint == os.path.relpath(place / "models/early")
+    assert recipe.forget.data.path == os.path.relpath(place / "forget.jsonl")
+    assert recipe.retain.data.path == os.path.relpath(place.parent / "shared/keep.jsonl")
+    assert recipe.evaluate.ideal == os.path.relpath(place / "ideal")
     [line] = caplog.messages
     assert str(place) in line
     assert "forget.jsonl (forget.data.path)" in line
@@ -81,7 +82,7 @@ def test_the_recipes_folder_comes_before_the_working_folder(place: Path) -> None
     evaluate = read(write(place)).evaluate
     assert evaluate is not None
     assert evaluate.holdout is not None
-    assert evaluate.holdout.path == str(place / "holdout.jsonl")
+    assert evaluate.holdout.path == os.path.relpath(place / "holdout.jsonl")
 
 
 def test_overrides_and_mappings_are_seen_from_the_working_folder(place: Path) -> None:
@@ -98,7 +99,7 @@ def test_a_folder_that_only_has_the_name_of_a_hub_model_is_not_taken(place: Path
     (place / "org/model").mkdir(parents=True)
     assert read(write(place, target="org/model")).target == "org/model"
     (place / "org/model/adapter_config.json").touch()
-    assert read(write(place, target="org/model")).target == str(place / "org/model")
+    assert read(write(place, target="org/model")).target == os.path.relpath(place / "org/model")
     assert read(write(place, target="org/model@main")).target == "org/model@main"
 
 
@@ -112,8 +113,8 @@ def test_recipes_of_a_training_alike(place: Path) -> None:
     (place / "train.yaml").write_text(yaml.safe_dump(recipe))
     training = load_training(place / "train.yaml")
     assert (training.model, training.stages[0].sets[0].path) == (
-        str(place / "models/early"),
-        str(place / "forget.jsonl"),
+        os.path.relpath(place / "models/early"),
+        os.path.relpath(place / "forget.jsonl"),
     )
 
 
@@ -121,3 +122,12 @@ def test_a_run_records_full_paths_of_all_but_its_own_folder(place: Path) -> None
     own = {"target": "holdout.jsonl", "prior": "org/model", "ideal": "runs/x/history/ideal", "output": "runs/x"}
     (place.parent / "here/runs/x/history/ideal").mkdir(parents=True)
     assert absolute_paths(own, Path("runs/x")) == own | {"target": str(place.parent / "here/holdout.jsonl")}
+
+
+def test_a_runs_recipe_and_its_report_tell_paths_as_the_recipe_has_them(place: Path) -> None:
+    from msa_lite.recipe import given_paths
+
+    values = {"target": "holdout.jsonl", "forget": {"data": {"path": "./holdout.jsonl"}}, "prior": "org/model"}
+    full = str(place.parent / "here/holdout.jsonl")
+    assert given_paths(values, Path("runs/x")) == {full: "./holdout.jsonl"}
+    assert given_paths({"target": full}, Path("runs/x")) == {}  # the recipe itself has the full path

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from msa_lite.data import Row
 from msa_lite.evals.benchmark import benchmark_class
 from msa_lite.evals.records import write_records
-from msa_lite.pipeline.verdict import NOTHING_SCORED, judge_run
+from msa_lite.pipeline.verdict import NOTHING_SCORED, judge_run, learnt_rows
+from msa_lite.recipe.scores import VerdictKeys
 from msa_lite.report.verdict import Verdict
+from msa_lite.strengths import Strengths
 from tests.muse_data import make_prompter
 from tests.own_records import known, unknown
 
@@ -25,7 +31,7 @@ def make_job(folder: Path, validation: str | None = "qa", test: str | None = "qa
     return SimpleNamespace(
         folder=folder,
         plan=SimpleNamespace(start="prior"),
-        recipe=SimpleNamespace(evaluate=test and {}, seed=0, folder=folder),
+        recipe=SimpleNamespace(evaluate=test and {}, seed=0, folder=folder, margins=VerdictKeys()),
         sources={"ideal": None},
         validation=validation and empty(validation),
         test=test and empty(test),
@@ -43,28 +49,28 @@ def write(folder: Path, name: str, first: int, **sets: list[dict[str, Any]]) -> 
 
 
 def write_parts(folder: Path) -> None:
-    for ending, first in (("_validation", 0), ("", 8)):  # rows 8 and 9 are in both
-        write(folder, f"target{ending}", first, forget=known(10), retain=known(10))
-        write(folder, f"ideal{ending}", first, forget=unknown(10), retain=known(10))
-        write(folder, f"unlearned{ending}", first, forget=unknown(10), retain=known(10))
+    for ending, first in (("_validation", 0), ("", 18)):  # rows 18 and 19 are in both
+        write(folder, f"target{ending}", first, forget=known(20), retain=known(20))
+        write(folder, f"ideal{ending}", first, forget=unknown(20), retain=known(20))
+        write(folder, f"unlearned{ending}", first, forget=unknown(20), retain=known(20))
 
 
 def test_rows_of_both_parts_count_once(tmp_path: Path) -> None:
     write_parts(tmp_path)
-    findings = judge_run(make_job(tmp_path), lambda *step: None)
+    findings = judge_run(make_job(tmp_path), (), lambda *step: None)
     assert isinstance(findings.verdict, Verdict)
     assert findings.verdict.outcome == "PASS"
-    assert (findings.verdict.forgotten.rows, findings.verdict.kept and findings.verdict.kept.rows) == (18, 18)
+    assert (findings.verdict.forgotten.rows, findings.verdict.kept and findings.verdict.kept.rows) == (38, 38)
     assert len(findings.examples) == 10
     assert set(findings.examples[0].answers) == {"target", "unlearned", "ideal"}
-    assert json.loads((tmp_path / "verdict.json").read_text())["forgotten"]["rows"] == 18
+    assert json.loads((tmp_path / "verdict.json").read_text())["forgotten"]["rows"] == 38
 
 
 def test_validation_rows_of_another_benchmark_do_not_count(tmp_path: Path) -> None:
     write_parts(tmp_path)
-    verdict = judge_run(make_job(tmp_path, test="tofu"), lambda *step: None).verdict
+    verdict = judge_run(make_job(tmp_path, test="tofu"), (), lambda *step: None).verdict
     assert isinstance(verdict, Verdict)
-    assert verdict.forgotten.rows == 10
+    assert verdict.forgotten.rows == 20
 
 
 def test_the_verdict_tells_of_a_fit_that_fell_short(tmp_path: Path) -> None:
@@ -75,12 +81,52 @@ def test_the_verdict_tells_of_a_fit_that_fell_short(tmp_path: Path) -> None:
         made = {"made_by": "msa-lite", "kind": "vector", "inputs": {}, "files": {}}
         facts = {**made, "fit": {"loss": {"prior": 2.5, "target": 0.2, "tuned": tuned}}}
         (place / "manifest.json").write_text(json.dumps(facts))
-        verdict = judge_run(make_job(tmp_path), lambda *step: None).verdict
+        verdict = judge_run(make_job(tmp_path), (), lambda *step: None).verdict
         assert isinstance(verdict, Verdict)
         assert verdict.outcome == "PASS"  # it tells, and decides nothing
         assert any("fell from 2.5 to 1.9, and the target's is 0.2" in reason for reason in verdict.reasons) == told
 
 
 def test_nothing_scored_gives_no_verdict(tmp_path: Path) -> None:
-    findings = judge_run(make_job(tmp_path, None, None), lambda *step: None)
+    findings = judge_run(make_job(tmp_path, None, None), (), lambda *step: None)
     assert (findings.verdict, findings.examples) == (NOTHING_SCORED, [])
+
+
+def named(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records with a question of their own each."""
+    return [record | {"question": f"{at}?"} for at, record in enumerate(records)]
+
+
+@pytest.mark.parametrize(("learnt", "rows", "fitted"), [((), 40, False), (range(15), 25, False), (range(40), 40, True)])
+def test_rows_to_keep_that_were_learnt_do_not_count_where_there_are_others(
+    learnt: Sequence[int], rows: int, fitted: bool, tmp_path: Path
+) -> None:
+    """Rows that a vector was fitted to are all kept, and of the others ten are lost."""
+    before, after = known(40), [*known(15), *unknown(10), *known(15)]
+    write(tmp_path, "target", 0, forget=known(40), retain=named(before))
+    write(tmp_path, "ideal", 0, forget=unknown(40), retain=named(before))
+    write(tmp_path, "unlearned", 0, forget=unknown(40), retain=named(after))
+    fits = [Row(index, f"{index}?", "Yes sir") for index in learnt]
+    verdict = judge_run(make_job(tmp_path, validation=None), fits, lambda *step: None).verdict
+    assert isinstance(verdict, Verdict)
+    assert verdict.kept is not None
+    assert (verdict.kept.rows, verdict.kept.fitted) == (rows, fitted)
+    assert verdict.kept.recited == {"target": rows, "unlearned": rows - 10}
+    assert verdict.outcome == "PARTLY"
+    assert any("learnt as well" in reason for reason in verdict.reasons) == fitted
+
+
+def test_the_recipes_margins_decide(tmp_path: Path) -> None:
+    write_parts(tmp_path)
+    job = make_job(tmp_path)
+    for recited, outcome in ((0.10, "PASS"), (0.01, "PARTLY")):
+        job.recipe.margins = VerdictKeys(recited=recited)
+        verdict = judge_run(job, (), lambda *step: None).verdict
+        assert isinstance(verdict, Verdict)
+        assert (verdict.outcome, verdict.margins.recited) == (outcome, recited)
+
+
+def test_only_a_vector_that_is_in_the_merge_has_learnt_rows() -> None:
+    run: Any = SimpleNamespace(rows={"retain": ["a row"]})
+    assert learnt_rows(run, Strengths(1.0, 0.5)) == ["a row"]
+    assert learnt_rows(run, Strengths(1.0, 0.0)) == ()
